@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
+import pytest
 
 from scripts.synthetic_trace import write
+from specctl.logs.node_table import TABLE_COLUMNS, node_table
 from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import DenseLog
+from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy import FullTree
 
 
@@ -34,6 +37,20 @@ def random_traces(
 def random_log(folder: Path, **options: Any) -> DenseLog:
     """The same, opened for replay."""
     return DenseLog.open(random_traces(folder, **options))
+
+
+def log_fixtures(**options: Any) -> tuple[Any, Any]:
+    """Fixtures of a module: the trace set of `random_traces`, and its log."""
+
+    @pytest.fixture(scope="module")
+    def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
+        return random_traces(tmp_path_factory.mktemp("dense") / "traces", **options)
+
+    @pytest.fixture(scope="module")
+    def log(traces: TraceSet) -> DenseLog:
+        return DenseLog.open(traces)
+
+    return traces, log
 
 
 @dataclass(frozen=True)
@@ -122,3 +139,28 @@ def plain_walk(
         rounds.append((accepted, len(nodes), rank))
         here += accepted + 1
     return rounds
+
+
+def target_log(
+    log: DenseLog, *, forgotten: bool = False, without_path: frozenset[str] = frozenset()
+) -> DenseLog:
+    """The log with the target's distribution, which of these random trees is the drafter's own.
+
+    Args:
+        forgotten: leave the distribution out at depth 1.
+        without_path: prompts whose text leaves every tree at once.
+    """
+
+    def known(chunk: LogChunk) -> LogChunk:
+        gone = np.isin(chunk.positions.row_prompts.astype(str), sorted(without_path))
+        sizes = np.diff(chunk.root.numpy(), append=chunk.num_nodes)
+        on_path = chunk.on_path.clone()
+        on_path[np.repeat(gone, sizes)] = False
+        on_path[chunk.root] = True
+        cut = replace(chunk, on_path=on_path, matched=np.where(gone, 0, chunk.matched))
+        nodes = node_table(cut)
+        seen = (nodes.parent >= 0) & nodes.on_path[nodes.parent] & (not forgotten)
+        logp = np.where(seen, nodes.draft_logp, np.nan).astype(np.float32)
+        return replace(cut, extra=chunk.extra | {"target_logp": logp})
+
+    return replace(log, held=tuple(map(known, log.chunks(extra=TABLE_COLUMNS))))

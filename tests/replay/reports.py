@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from scripts.synthetic_trace import DIGESTS, concatenated, table
 from specctl.collect.trace_writer import TraceWriter, make_header
@@ -102,8 +103,6 @@ def round_table(prompt: Prompt) -> Any:
 
 
 def node_table(prompt: Prompt, index: int, remaining: int) -> Any:
-    import pyarrow as pa
-
     position = prompt.positions[index]
     values = {
         "request_id": f"{prompt.prompt_id}/0",
@@ -120,10 +119,8 @@ def node_table(prompt: Prompt, index: int, remaining: int) -> Any:
         "expanded": np.array(LEVEL) < DEPTH,
         "verified": np.isin(np.arange(7), (0, *position.path)),
     }
-    whole = table("nodes", values, 7)
-    labels = pa.array([label(node, position, remaining) for node in range(7)])
-    column = whole.schema.get_field_index("path_accepted")
-    return whole.set_column(column, whole.schema.field(column), labels)
+    labels = [label(node, position, remaining) for node in range(7)]
+    return with_column(table("nodes", values, 7), "path_accepted", labels)
 
 
 def label(node: int, position: Position, remaining: int) -> bool | None:
@@ -142,32 +139,31 @@ def close(value: float, expected: float) -> bool:
 
 def live_traces(
     folder: Path,
-    index: np.ndarray,
-    parent: np.ndarray,
-    depth: np.ndarray,
-    match: list[bool | None],
+    parent: Sequence[int] = (-1,),
+    index: Sequence[int] | None = None,
+    depth: Sequence[int] | None = None,
+    match: Sequence[bool | None] | None = None,
     *,
-    offered_depth: int = 3,
+    offered_depth: int = 0,
 ) -> TraceSet:
-    """Two equal live rounds of one request."""
-    import pyarrow as pa
-
-    size, names = len(index), {"request_id": "a/0", "prompt_id": "a", "kind": "live"}
-    rounds = {
-        **names,
-        "round_idx": np.arange(2),
-        "offered_depth": offered_depth,
-        "num_drafted": size - 1,
-    }
-    rounds |= {"num_accepted": 1, "num_emitted": 2, "tcr": 1, "phi": 1.0, "phi_depth": 3}
-    rounds |= {"num_verified": 2, "policy_digest": "-"}
+    """Two equal live rounds of one request; of plain decoding, unless told of a draft."""
+    size = len(parent)
+    depths = np.array(depth or (0,))
+    names = {"request_id": "a/0", "prompt_id": "a", "kind": "live", "policy_digest": "-"}
+    rounds = {**names, "round_idx": np.arange(2), "offered_depth": offered_depth}
+    rounds |= {"num_drafted": size - 1, "num_verified": 2, "num_accepted": 1, "num_emitted": 2}
+    rounds |= {"tcr": 1, "phi": 1.0, "phi_depth": 3}
     nodes = {"request_id": "a/0", "round_idx": np.repeat([0, 1], size)}
-    nodes |= {"node_idx": np.tile(index, 2), "parent_idx": np.tile(parent, 2)}
-    nodes |= {"depth": np.tile(depth, 2), "joint_logp": np.tile(-depth.astype(float), 2)}
-    whole = table("nodes", nodes, 2 * size)
-    column = whole.schema.get_field_index("node_match")
-    whole = whole.set_column(column, whole.schema.field(column), pa.array(match * 2, pa.bool_()))
+    nodes |= {"node_idx": np.tile(index or (0,), 2), "parent_idx": np.tile(parent, 2)}
+    nodes |= {"depth": np.tile(depths, 2), "joint_logp": np.tile(-depths.astype(float), 2)}
+    whole = with_column(table("nodes", nodes, 2 * size), "node_match", list(match or [None]) * 2)
     header = make_header(POLICY, Sampling(), collect={"target": "t", "drafter": "d"}, **DIGESTS)
     with TraceWriter.open(folder, header) as writer:
         writer.commit(["a"], {"rounds": table("rounds", rounds, 2), "nodes": whole})
     return TraceSet.open(folder)
+
+
+def with_column(whole: pa.Table, name: str, values: list[bool | None]) -> pa.Table:
+    """The table with a column of flags."""
+    at = whole.schema.get_field_index(name)
+    return whole.set_column(at, whole.schema.field(at), pa.array(values, pa.bool_()))

@@ -33,7 +33,7 @@ from specctl.policy import (
 from specctl.replay.batch_simulation import Load, Packing, Simulation, simulate
 from specctl.replay.rounds import Rounds, replay
 from specctl.replay.submissions import Submissions, submissions_of
-from tests.replay.logs import PlainTree, plain_trees, random_log, random_traces, static_tree
+from tests.replay.logs import PlainTree, log_fixtures, plain_trees, random_traces, static_tree
 from tests.replay.serving import TREE, likeliest, linear, per_request, requests_of, serve_plainly
 from tests.trees import check_tree, joint_logp
 
@@ -64,10 +64,7 @@ LOADS = {
 }
 
 
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> DenseLog:
-    folder = tmp_path_factory.mktemp("dense") / "traces"
-    return random_log(folder, num_prompts=NUM_PROMPTS, depth=4, top_k=3)
+traces, log = log_fixtures(num_prompts=NUM_PROMPTS, depth=4, top_k=3)
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ from specctl.replay.batch_simulation import Load, Simulation, simulate
 from specctl.replay.submissions import submissions_of
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.load import Pair, load_pair
+from specctl.runtime.load import Pair
 from specctl.runtime.requests import RoundRecord
 from tests.replay.serving import linear, requests_of
 
@@ -43,11 +43,6 @@ GATED = SparseGates(depth=4, width=2, max_width=4, gate_levels=(1, 3), threshold
 BATCH_SIZE = 3
 Row = tuple[str, int, int]
 """Prompt, nodes verified, draft tokens accepted and emitted, of one request in one round."""
-
-
-@pytest.fixture(scope="module")
-def pair() -> Pair:
-    return load_pair("embedded", "embedded", device="cpu")
 
 
 def prompts() -> list[Prompt]:

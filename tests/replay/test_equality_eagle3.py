@@ -9,14 +9,9 @@ import pytest
 
 from specctl.collect.prompts import Prompt
 from specctl.logs.tree_log import DenseLog
-from specctl.runtime.load import Pair, load_pair
+from specctl.runtime.load import Pair
 from tests.replay.equality import POLICIES, check_equal, dense_log, single_turns
 from tests.runtime.equality import spread
-
-
-@pytest.fixture(scope="module")
-def pair() -> Pair:
-    return load_pair("embedded", "embedded", device="cpu", dtype="float32")
 
 
 @pytest.fixture(scope="module")

@@ -37,11 +37,11 @@ from specctl.replay.fit_inputs import (
 )
 from specctl.replay.rounds import Rounds, replay
 from specctl.replay.submissions import submissions_of
-from specctl.train.cart import COLUMNS, fit_cart
-from specctl.train.configs import CartConfig
+from specctl.train.cart import COLUMNS
 from specctl.train.echo import EchoReport
 from tests.cli.command import Outcome, refuses, specctl
-from tests.replay.logs import PlainTree, plain_trees, random_traces, static_tree
+from tests.replay.logs import PlainTree, log_fixtures, plain_trees, static_tree
+from tests.replay.reports import live_traces
 from tests.replay.serving import linear
 from tests.replay.tune_cases import linear_file
 
@@ -52,15 +52,7 @@ USAGE, INPUT = 2, 4
 SMALL = ("--depth", 4, "--width", 2, "--max-width", 3, "--threads", 1)
 
 
-@pytest.fixture(scope="module")
-def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
-    folder = tmp_path_factory.mktemp("dense") / "traces"
-    return random_traces(folder, num_prompts=NUM_PROMPTS, depth=DEPTH, top_k=3)
-
-
-@pytest.fixture(scope="module")
-def log(traces: TraceSet) -> DenseLog:
-    return DenseLog.open(traces)
+traces, log = log_fixtures(num_prompts=NUM_PROMPTS, depth=DEPTH, top_k=3)
 
 
 # --------------------------------------------------------------------------- labels
@@ -86,15 +78,6 @@ def test_labels_equal_the_plain_telling(traces: TraceSet) -> None:
     assert set(COLUMNS) <= set(rounds.columns)
 
 
-def test_a_fit_on_them_gives_bins_of_the_base(traces: TraceSet) -> None:
-    found = rounds_to_fit(traces, BASE)
-    base = StaticTree(depth=3, top_k=3, num_tokens=8)
-    config = CartConfig(base=base, filter="all", held_out_frac=0.25, max_leaf_depth=2)
-    fitted = fit_cart(found.rounds, config)
-    assert fitted.policy.shape.base == base
-    assert fitted.data.prompts == {"train": 7, "held_out": 1}
-
-
 def test_phi_is_the_meta_path_entropy_of_the_base_alone(traces: TraceSet) -> None:
     """Equal entropies at every node of a path would hide depth: compare two bases."""
     shallow = rounds_to_fit(traces, "eagle2:depth=2:top_k=3:num_tokens=8").rounds.collect()
@@ -109,14 +92,7 @@ def test_only_a_static_tree_can_be_the_base(traces: TraceSet) -> None:
 
 
 def test_live_traces_keep_their_own_tree(tmp_path: Path) -> None:
-    from specctl.collect.trace_writer import TraceWriter, make_header
-    from specctl.policy import Policy
-    from specctl.runtime.requests import Sampling
-
-    digests = {f"{n}_digest": "sha256:" + 64 * "0" for n in ("target", "drafter", "tokenizer")}
-    header = make_header(Policy(shape=StaticTree()), Sampling(), collect={}, **digests)
-    TraceWriter.open(tmp_path / "live", header).close()
-    live = TraceSet.open(tmp_path / "live")
+    live = live_traces(tmp_path / "live")
     assert isinstance(rounds_to_fit(live, None).rounds, pl.LazyFrame)
     with pytest.raises(UsageError, match="--base"):
         rounds_to_fit(live, BASE)
@@ -192,9 +168,9 @@ def chains(log: DenseLog) -> DenseLog:
 
 
 def rows_of(rounds: Rounds) -> list[tuple[int, ...]]:
-    o = rounds.outcomes
-    columns = (o.accepted, o.verified, o.levels, o.wanted, o.missing, o.censored)
-    return list(zip(rounds.request.tolist(), *(c.tolist() for c in columns), strict=True))
+    names = ("accepted", "verified", "levels", "wanted", "missing", "censored")
+    columns = (getattr(rounds.outcomes, name).tolist() for name in names)
+    return list(zip(rounds.request.tolist(), *columns, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -290,11 +266,10 @@ def test_costs_are_sums_by_prompt(chains: DenseLog) -> None:
     assert costs.support == 1.0
 
 
-def test_reading_tells_its_progress(tmp_path: Path) -> None:
-    log = DenseLog.open(random_traces(tmp_path / "traces", num_prompts=1, depth=2, top_k=2))
+def test_reading_tells_its_progress(log: DenseLog) -> None:
     seen: list[int] = []
     read_chains(log, on_positions=seen.append)
-    assert sum(seen) == 128
+    assert sum(seen) == 128 * NUM_PROMPTS
 
 
 # --------------------------------------------------------------------------- the verb

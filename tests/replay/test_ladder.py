@@ -32,9 +32,8 @@ from specctl.replay.rounds import replay
 from specctl.results import Ladder, LadderResult, LossSplit, Rung
 from specctl.stats import Interval, split_prompts
 from tests.cli.command import passes, refuses
-from tests.replay.logs import random_traces
+from tests.replay.logs import random_traces, target_log
 from tests.replay.positions import linear_clock
-from tests.replay.target_logs import target_log
 
 CONFIG = LadderConfig(num_kept=15, num_nodes=4000, num_folds=2)
 POLICIES = [

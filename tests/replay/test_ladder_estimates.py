@@ -27,19 +27,9 @@ from specctl.replay.ladder.estimates import (
 )
 from specctl.replay.ladder.limits import rank_log
 from specctl.replay.summary import summarise
-from tests.replay.logs import plain_trees, random_traces
-from tests.replay.target_logs import target_log
+from tests.replay.logs import log_fixtures, plain_trees, target_log
 
-
-@pytest.fixture(scope="module")
-def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
-    folder = tmp_path_factory.mktemp("dense") / "traces"
-    return random_traces(folder, num_prompts=6, depth=4, top_k=3, seed=5)
-
-
-@pytest.fixture(scope="module")
-def log(traces: TraceSet) -> DenseLog:
-    return DenseLog.open(traces)
+traces, log = log_fixtures(num_prompts=6, depth=4, top_k=3, seed=5)
 
 
 def only_chunk(log: DenseLog) -> LogChunk:

@@ -16,7 +16,7 @@ from specctl.replay.batch_simulation import Load, simulate
 from specctl.replay.outcomes import online_steps
 from specctl.replay.rounds import Rounds, replay, replay_chunk
 from specctl.replay.submissions import submissions_of
-from tests.replay.logs import PlainTree, plain_trees, random_traces
+from tests.replay.logs import PlainTree, log_fixtures, plain_trees
 from tests.replay.serving import linear, per_request
 
 DEPTH = 6
@@ -24,15 +24,7 @@ Told = list[tuple[int, int, int]]
 """Accepted draft tokens, submitted nodes and drafted levels of each round."""
 
 
-@pytest.fixture(scope="module")
-def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
-    folder = tmp_path_factory.mktemp("dense") / "traces"
-    return random_traces(folder, num_prompts=3, depth=DEPTH, top_k=3)
-
-
-@pytest.fixture(scope="module")
-def log(traces: TraceSet) -> DenseLog:
-    return DenseLog.open(traces)
+traces, log = log_fixtures(num_prompts=3, depth=DEPTH, top_k=3)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Replay against a telling in plain Python, node by node, position by position."""
+"""Replay against a telling in plain Python, node by node; summaries against replay."""
 
 from __future__ import annotations
 
@@ -25,19 +25,13 @@ from specctl.policy import (
 from specctl.replay.outcomes import is_ranked, needs_entropy
 from specctl.replay.rounds import Rounds, replay
 from specctl.replay.run import refuse_in_vain
+from specctl.replay.summary import static_accepted, static_verified, summarise
+from specctl.replay.walk import walk
 from tests.policy.scorers import SCORED, random_network, steps
-from tests.replay.logs import plain_trees, plain_walk, random_log, random_traces, static_tree
+from tests.replay.logs import log_fixtures, plain_trees, plain_walk, random_log, static_tree
+from tests.replay.reports import live_traces
 
-
-@pytest.fixture(scope="module")
-def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
-    folder = tmp_path_factory.mktemp("dense") / "traces"
-    return random_traces(folder, num_prompts=2, depth=5, top_k=4)
-
-
-@pytest.fixture(scope="module")
-def log(traces: TraceSet) -> DenseLog:
-    return DenseLog.open(traces)
+traces, log = log_fixtures(num_prompts=2, depth=5, top_k=4)
 
 
 def told(rounds: Rounds) -> list[tuple[int, int, int]]:
@@ -160,14 +154,8 @@ def test_the_full_tree_submits_the_whole_log(traces: TraceSet, log: DenseLog) ->
 
 
 def test_live_traces_are_refused(tmp_path: Path) -> None:
-    from specctl.collect.trace_writer import TraceWriter, make_header
-    from specctl.runtime.requests import Sampling
-
-    digests = {f"{n}_digest": "sha256:" + 64 * "0" for n in ("target", "drafter", "tokenizer")}
-    header = make_header(Policy(shape=Chain()), Sampling(), collect={}, **digests)
-    TraceWriter.open(tmp_path / "live", header).close()
     with pytest.raises(TraceError, match="--dense"):
-        DenseLog.open(TraceSet.open(tmp_path / "live"))
+        DenseLog.open(live_traces(tmp_path / "live"))
 
 
 # --------------------------------------------------------------------------- scored trees
@@ -204,3 +192,32 @@ def test_a_frontier_of_its_own_meets_what_the_log_lacks(plain_log: DenseLog) -> 
 def test_bounds_are_close_for_chains_alone() -> None:
     assert [name for name, shape in SCORED.items() if is_ranked(shape)] == ["c2t chain"]
     assert all(needs_entropy(Policy(shape=shape)) for shape in SCORED.values())
+
+
+# --------------------------------------------------------------------------- the summary
+
+CHAIN_LENGTHS = [(1, length, length + 1) for length in (1, 3, 5)]
+TREE_SIZES = [(3, d, max(n, d + 1)) for d in (1, 2, 4, 5) for n in (2, 6, 17, 41)]
+
+
+@pytest.mark.parametrize(("top_k", "depth", "num_tokens"), CHAIN_LENGTHS + TREE_SIZES)
+def test_a_summary_scores_static_settings_as_replay_does(
+    log: DenseLog, top_k: int, depth: int, num_tokens: int
+) -> None:
+    summary = summarise(log, top_k=top_k)
+    [wanted] = replay(
+        log, [Policy(shape=StaticTree(depth=depth, top_k=top_k, num_tokens=num_tokens))]
+    )
+    accepted = static_accepted(summary, depth, num_tokens)
+    visited = walk(summary.positions, accepted + 1)
+    assert accepted[visited].tolist() == wanted.outcomes.accepted.tolist()
+    verified = static_verified(summary, depth, num_tokens)[visited]
+    assert verified.tolist() == wanted.outcomes.verified.tolist()
+
+
+def test_summaries_beyond_the_log_are_refused(log: DenseLog) -> None:
+    for asked in ({"top_k": 5}, {"top_k": 2, "depth": 6}):
+        with pytest.raises(UsageError, match="deeper or wider"):
+            summarise(log, **asked)
+    with pytest.raises(UsageError, match="depth 1 to 5"):
+        static_accepted(summarise(log, top_k=3), 6, 42)

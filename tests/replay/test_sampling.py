@@ -20,7 +20,7 @@ from specctl.policy import FullTree, Policy, StaticTree
 from specctl.replay.rounds import replay
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings, converse
-from specctl.runtime.load import Pair, load_pair
+from specctl.runtime.load import Pair
 from specctl.runtime.requests import Sampling
 from tests.replay.equality import RoundLog, rounds_of
 
@@ -33,11 +33,6 @@ Counts = np.ndarray
 
 def settings(seed: int) -> DecodeSettings:
     return DecodeSettings(16, Sampling(temperature=0.8, top_p=0.95, seed=seed))
-
-
-@pytest.fixture(scope="module")
-def pair() -> Pair:
-    return load_pair("embedded", "embedded", device="cpu", dtype="float32")
 
 
 @pytest.fixture(scope="module")

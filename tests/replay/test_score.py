@@ -12,7 +12,7 @@ from specctl.policy import Chain, Policy, RootOnly, StaticTree
 from specctl.replay.rounds import Rounds, replay
 from specctl.replay.score import score
 from specctl.results import PolicyScores
-from tests.replay.logs import random_log, random_traces
+from tests.replay.logs import log_fixtures, random_traces
 
 POLICIES = {
     "ar": Policy(shape=RootOnly()),
@@ -21,10 +21,7 @@ POLICIES = {
 }
 
 
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> DenseLog:
-    folder = tmp_path_factory.mktemp("dense") / "traces"
-    return random_log(folder, num_prompts=6, depth=5, top_k=3)
+traces, log = log_fixtures(num_prompts=6, depth=5, top_k=3)
 
 
 @pytest.fixture(scope="module")

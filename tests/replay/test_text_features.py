@@ -21,18 +21,13 @@ from specctl.policy.rules import BaseShape
 from specctl.replay.outcomes import text_columns
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings, converse
-from specctl.runtime.load import Pair, load_pair
+from specctl.runtime.load import Pair
 from specctl.runtime.requests import RoundRecord
 from tests.replay.equality import SETTINGS, check_equal, single_turns
 from tests.replay.text_policies import POLICY, TEXT, scored
 
 WHOLE = FullTree(depth=4, top_k=3, width=27, nested=False)
 """Every node of four levels, so that no score asks for more."""
-
-
-@pytest.fixture(scope="module")
-def pair() -> Pair:
-    return load_pair("embedded", "embedded", device="cpu", dtype="float32")
 
 
 @pytest.fixture(scope="module")

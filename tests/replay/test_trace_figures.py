@@ -199,10 +199,10 @@ def test_live_fate_follows_the_targets_choices(tmp_path: Path) -> None:
          └ 2 yes ┬ 5 yes, not submitted ─ 9 unknown
                  └ 6 no
     """
-    index = np.array([0, 1, 2, 4, 5, 6, 9])
-    parent = np.array([-1, 0, 0, 1, 2, 2, 5])
+    columns = {"parent": (-1, 0, 0, 1, 2, 2, 5), "index": (0, 1, 2, 4, 5, 6, 9)}
+    columns |= {"depth": (0, 1, 1, 2, 2, 2, 3)}
     match = [None, False, True, None, True, False, None]
-    traces = live_traces(tmp_path / "live", index, parent, np.array([0, 1, 1, 2, 2, 2, 3]), match)
+    traces = live_traces(tmp_path / "live", **columns, match=match, offered_depth=3)
     found = trace_figures(traces).confidence.nodes
     counted = [(d.num_accepted, d.num_rejected, d.num_unknown) for d in found]
     assert counted == [(2, 2, 0), (2, 4, 0), (0, 0, 2)]

@@ -29,7 +29,7 @@ from specctl.replay.tune.evaluators import (
 from specctl.replay.tune.search import rung_sizes
 from specctl.replay.tune.tuning import prepare
 from specctl.stats import Split
-from tests.replay.logs import random_traces
+from tests.replay.logs import log_fixtures, random_traces
 from tests.replay.tune_cases import linear, linear_file, path_of_two, search
 
 STATICS = [
@@ -42,15 +42,7 @@ STOP = Policy(shape=SignalStop(signal="confidence", threshold=0.3, window=4))
 OTHERS = [Policy(shape=RootOnly()), STOP]
 
 
-@pytest.fixture(scope="module")
-def traces(tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
-    folder = tmp_path_factory.mktemp("dense") / "traces"
-    return random_traces(folder, num_prompts=24, depth=4, top_k=3)
-
-
-@pytest.fixture(scope="module")
-def log(traces: TraceSet) -> DenseLog:
-    return DenseLog.open(traces)
+traces, log = log_fixtures(num_prompts=24, depth=4, top_k=3)
 
 
 def sequential(log: DenseLog, **changes: float) -> LogEvaluator:

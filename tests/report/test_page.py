@@ -363,10 +363,7 @@ def test_results_that_cannot_be_read_are_named(tmp_path: Path, content: str, fou
 
 
 def test_traces_without_a_draft_are_refused(tmp_path: Path) -> None:
-    import numpy as np
-
-    root = np.zeros(1, np.int64)
-    traces = live_traces(tmp_path / "live", root, root - 1, root, [None], offered_depth=0)
+    traces = live_traces(tmp_path / "live")
     with pytest.raises(TraceEmptyError, match="plain decoding alone"):
         trace_figures(traces)
 

@@ -7,12 +7,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-import torch
 
-from specctl.artifacts.onnx_twin import twin_bytes
 from specctl.errors import TraceEmptyError, UsageError
 from specctl.policy import ElasticBudget, SparseGates, build_shape
-from specctl.runtime.twins import GATES, TwinSession
 from specctl.stats import UNKNOWN, Interval
 from specctl.train.configs import EchoConfig
 from specctl.train.echo import (
@@ -56,10 +53,9 @@ def test_an_area_by_hand() -> None:
 
 
 def test_a_class_of_few_rows_has_no_area() -> None:
-    rows = rows_by_hand([0.9, 0.5, 0.4], [True, False, False], [0, 1, 2])
-    assert area_by_prompt(rows, 1, min_rows=2, seed=0) == UNKNOWN
-    always = rows_by_hand([0.9, 0.5, 0.4], [True, True, True], [0, 1, 2])
-    assert area_by_prompt(always, 1, min_rows=1, seed=0) == UNKNOWN
+    for reached, least in (([True, False, False], 2), ([True, True, True], 1)):
+        rows = rows_by_hand([0.9, 0.5, 0.4], reached, [0, 1, 2])
+        assert area_by_prompt(rows, 1, min_rows=least, seed=0) == UNKNOWN
 
 
 def test_intervals_are_of_prompts_not_rows() -> None:
@@ -68,12 +64,11 @@ def test_intervals_are_of_prompts_not_rows() -> None:
     An interval over rows would shrink by a factor of 3; the bootstrap's own error is about 5%.
     """
     frame = planted(num_prompts=24, per_prompt=8)
-    rows = level_rows(frame)
-    often = level_rows(pl.concat([frame] * 10))
-    once, ten = (area_by_prompt(r, 1, min_rows=5, seed=0) for r in (rows, often))
+    once, ten = (
+        area_by_prompt(level_rows(pl.concat([frame] * n)), 1, min_rows=5, seed=0) for n in (1, 10)
+    )
     assert once.value == pytest.approx(ten.value)
-    width = (once.high - once.low), (ten.high - ten.low)
-    assert width[1] == pytest.approx(width[0], rel=0.15)
+    assert ten.high - ten.low == pytest.approx(once.high - once.low, rel=0.15)
     assert once.low < once.value < once.high
 
 
@@ -175,7 +170,7 @@ def test_thresholds_by_cost_are_the_cheapest_tried() -> None:
     assert asked[-1] == asked[-2], "the report is of the held-out prompts"
     assert not any(prompts & asked[-1] for prompts in asked[:-2])
     with pytest.raises(UsageError, match="specctl profile"):
-        fit_echo(planted(), CONFIG.model_copy(update={"thresholds": "cost"}), Replay())
+        fit_echo(planted(), config, Replay())
 
 
 # --------------------------------------------------------------------------- what is reported
@@ -203,10 +198,8 @@ def test_report_states_what_it_is_of(fit: Fit[EchoReport]) -> None:
     assert report.levels[0].auc.value > 0.9
     assert report.levels[1].auc.value < 0.6
     assert report.levels[0].reached_frac == pytest.approx(0.5, abs=0.05)
-    assert (
-        sum(report.densities[0].reached) + sum(report.densities[0].missed)
-        == (report.rows["held_out"])
-    )
+    first = report.densities[0]
+    assert sum(first.reached) + sum(first.missed) == report.rows["held_out"]
     gated = report.replayed["gates"]
     assert (gated.draft_yield, gated.mean_acceptance_length) == (2.0, 3.0)
     assert gated.verified_yield == pytest.approx(200 / 800)
@@ -233,9 +226,3 @@ def test_gates_of_the_report_are_judged_on_what_reaches_them(fit: Fit[EchoReport
     for gate in (first, second):
         assert gate.true_rate > 0.8
         assert gate.false_rate < 0.25
-
-
-def test_the_twin_takes_the_first_gate_that_closes(fit: Fit[EchoReport]) -> None:
-    given = np.log(np.array([[0.9, 0.9], [0.1, 0.01], [0.9, 0.01], [0.1, 0.9]], np.float32))
-    session = TwinSession(twin_bytes(fit.policy), GATES, torch.device("cpu"))
-    assert session(torch.from_numpy(given)).tolist() == [0, 1, 4, 1]

@@ -1,8 +1,9 @@
-"""`fit mars` on the embedded pair: the sweep, the exactness of what it copies and foresees."""
+"""`fit mars` on the embedded pair, and paired answers made by hand."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,13 @@ import pytest
 from specctl.artifacts import load_artifact
 from specctl.collect.dense import collect_dense
 from specctl.collect.prompts import load_prompts
-from specctl.errors import EvidenceError, UsageError
+from specctl.errors import (
+    EvidenceError,
+    OutputError,
+    TraceCorruptError,
+    TraceMismatchError,
+    UsageError,
+)
 from specctl.logs.fit_data import Openings
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import Chain, FullTree, Policy
@@ -21,9 +28,17 @@ from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair, load_pair
 from specctl.train.configs import Contract, MarsConfig, PairedConfig
 from specctl.train.mars import check_mode, fit_mars, hazards, opening_of, screened, sweep, unchanged
-from specctl.train.paired import Plan, RunFolder, first_difference, run_prompts
+from specctl.train.paired import (
+    Plan,
+    RunFolder,
+    compare_answers,
+    first_difference,
+    losses_of,
+    run_prompts,
+)
 from specctl.train.quality import Sweep
 from specctl.train.report import save_fit
+from tests.train.cases import answer, by_key
 
 BASE = Policy(shape=Chain(num_draft_tokens=4))
 NEW_TOKENS = 32
@@ -56,14 +71,10 @@ def test_copied_answers_are_those_that_decoding_would_give(
     runs = RunFolder.open(tmp_path / "runs", plan.header(pair.fingerprint), resume=False)
     fresh = run_prompts(pair, found.policies[1], plan, runs)
     swept = found.relaxed[1]
-    copied = [key for key, answer in swept.items() if answer.is_copied]
-    decoded = [key for key, answer in swept.items() if not answer.is_copied]
-    assert copied, "nothing was copied: equality would prove nothing"
-    assert decoded, "nothing was relaxed: equality would prove nothing"
-    for key in swept:
-        assert fresh[key].token_ids == swept[key].token_ids
-        assert fresh[key].calls == swept[key].calls
-        assert fresh[key].num_relaxed == swept[key].num_relaxed
+    assert {item.is_copied for item in swept.values()} == {True, False}, "equality proves nothing"
+    for key, here in swept.items():
+        for name in ("token_ids", "calls", "num_relaxed"):
+            assert getattr(fresh[key], name) == getattr(here, name)
 
 
 def test_closeness_in_another_form_says_nothing(pair: Pair, found: Sweep) -> None:
@@ -78,9 +89,9 @@ def test_closeness_in_another_form_says_nothing(pair: Pair, found: Sweep) -> Non
 
 def test_texts_leave_the_strict_one_where_they_are_first_relaxed(found: Sweep) -> None:
     for answers in found.relaxed:
-        for key, answer in answers.items():
-            differs = first_difference(found.strict[key], answer) is not None
-            assert differs == (answer.num_relaxed > 0)
+        for key, relaxed in answers.items():
+            differs = first_difference(found.strict[key], relaxed) is not None
+            assert differs == (relaxed.num_relaxed > 0)
 
 
 def test_dense_traces_foretell_who_leaves_the_strict_text_and_where(
@@ -120,14 +131,12 @@ def test_traces_cut_the_lax_end_of_the_sweep(pair: Pair) -> None:
         screened(CONFIG, found, 1.5)
 
 
-def folder_of(path: Path) -> RunFolder:
-    return RunFolder.open(path, {}, resume=False)
-
-
 def test_a_certified_theta_becomes_an_artifact_that_loads(
     pair: Pair, plan: Plan, found: Sweep, tmp_path: Path
 ) -> None:
-    fit = fit_mars(found, CONFIG, plan.setup(pair), folder_of(tmp_path / "runs"))
+    fit = fit_mars(
+        found, CONFIG, plan.setup(pair), RunFolder.open(tmp_path / "runs", {}, resume=False)
+    )
     assert fit.data.chosen is not None
     save_fit(fit, tmp_path / "policy", pair.fingerprint, found.digest)
     artifact = load_artifact(tmp_path / "policy", expect=pair.fingerprint)
@@ -151,8 +160,8 @@ def test_a_certified_theta_becomes_an_artifact_that_loads(
 def test_a_refused_contract_publishes_nothing(found: Sweep, tmp_path: Path) -> None:
     strict = Contract(max_loss=0.02, confidence=0.9)
     config = CONFIG.model_copy(update={"contract": strict})
-    refused = Sweep(found.base, found.policies, found.strict, found.relaxed, strict)
-    folder = folder_of(tmp_path / "runs")
+    refused = replace(found, contract=strict)
+    folder = RunFolder.open(tmp_path / "runs", {}, resume=False)
     with pytest.raises(EvidenceError, match=r"theta 0.6.*over 8 prompts"):
         fit_mars(refused, config, {}, folder)
     assert json.loads((folder.path / "report.json").read_text())["chosen"] is None
@@ -168,3 +177,97 @@ def test_modes_that_the_sampling_contradicts_are_refused() -> None:
     assert PairedConfig().loss_kind == "binary"
     assert PairedConfig(num_seeds=3, temperature=1.0).loss_kind == "bounded"
     assert PairedConfig(loss="net").loss_kind == "net"
+
+
+POLICY = Policy(shape=Chain())
+HEADER = {"runs_version": 1, "prompts_digest": "sha256:0", "num_seeds": 1}
+
+
+STRICT = by_key(
+    answer("a", (1, 2, 3), right=True),
+    answer("b", (1, 2, 3), right=True),
+    answer("c", (1, 2, 3), right=False),
+    answer("d", (1, 2, 3, 4, 5)),
+)
+RELAXED = by_key(
+    answer("a", right=True, calls=1, num_relaxed=1),
+    answer("b", (1, 9), right=False, calls=1, num_relaxed=1),
+    answer("c", (1, 2, 3, 4), right=True, calls=1, num_relaxed=1),
+    answer("d", (1, 2, 3, 4, 5), calls=1, num_relaxed=1),
+)
+
+
+def test_comparison_by_hand() -> None:
+    found = compare_answers(STRICT, RELAXED)
+    assert (found.num_prompts, found.num_checked) == (4, 3)
+    assert found.tokens_per_call.value == (2 + 1 + 3 + 4) / 4
+    assert found.speedup.value == pytest.approx((10 / 4) / (10 / 8))
+    assert (found.accuracy, found.strict_accuracy) == (pytest.approx(2 / 3), pytest.approx(2 / 3))
+    assert (found.lost, found.gained) == (1, 1)
+    assert found.difference.value == 0
+    assert found.recovery.value == 1
+    assert found.diverged.value == 0.5
+    assert found.median_divergence == (1 + 3) / 2
+    assert found.relaxed_per_100 == pytest.approx(100 * 4 / 14)
+
+
+def test_a_prefix_of_an_answer_is_another_answer() -> None:
+    assert first_difference(answer("a", (1, 2)), answer("a", (1, 2))) is None
+    assert first_difference(answer("a", (1, 2)), answer("a", (1, 2, 3))) == 2
+    assert first_difference(answer("a", (1, 2)), answer("a", (3, 2))) == 0
+
+
+def test_losses_are_of_the_prompts_that_can_be_checked() -> None:
+    assert losses_of(STRICT, RELAXED, "binary").tolist() == [0, 1, 0]
+    assert losses_of(STRICT, RELAXED, "net").tolist() == [0, 1, -1]
+    with pytest.raises(EvidenceError, match="checkable"):
+        losses_of(by_key(answer("a", (1, 2))), by_key(answer("a", (1, 2))), "binary")
+
+
+def test_seeds_are_averaged_within_a_prompt() -> None:
+    strict = by_key(*(answer("a", (1, 2), right=True, seed=s) for s in range(4)))
+    relaxed = by_key(*(answer("a", (1, 2), right=s > 0, seed=s) for s in range(4)))
+    assert losses_of(strict, relaxed, "bounded").tolist() == [0.25]
+    assert compare_answers(strict, relaxed).num_checked == 1
+
+
+# --------------------------------------------------------------------------- the folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """One answer of one policy."""
+    opened = RunFolder.open(tmp_path / "runs", HEADER, resume=False)
+    opened.append(POLICY, answer("a", (1, 2)))
+    return opened
+
+
+def test_answers_survive_and_a_torn_line_does_not(folder: RunFolder) -> None:
+    folder.append(POLICY, answer("b", (1, 2)))
+    [file] = folder.path.glob("*.jsonl")
+    whole = file.read_bytes()
+    for size in range(len(whole.splitlines()[0]) + 1, len(whole)):
+        file.write_bytes(whole[:size])
+        again = RunFolder.open(folder.path, HEADER, resume=True)
+        assert list(again.answers(POLICY)) == [("a", 0)]
+    again.append(POLICY, answer("c", (3,)))
+    assert list(again.answers(POLICY)) == [("a", 0), ("c", 0)]
+
+
+def test_a_damaged_line_is_refused_with_its_number(folder: RunFolder) -> None:
+    assert folder.answers(Policy(shape=Chain(num_draft_tokens=7))) == {}, "policies stand apart"
+    [file] = folder.path.glob("*.jsonl")
+    file.write_bytes(file.read_bytes() + b'{"prompt_id": 3}\n')
+    with pytest.raises(TraceCorruptError, match="line 2"):
+        folder.answers(POLICY)
+
+
+def test_folders_are_not_mixed_up(folder: RunFolder, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--resume"):
+        RunFolder.open(folder.path, HEADER, resume=False)
+    with pytest.raises(TraceMismatchError, match="another num_seeds"):
+        RunFolder.open(folder.path, {**HEADER, "num_seeds": 2}, resume=True)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("precious")
+    with pytest.raises(OutputError, match="other files"):
+        RunFolder.open(tmp_path / "other", HEADER, resume=False)

@@ -1,4 +1,4 @@
-"""`fit c2t` and `fit gbdt`: beta by its rule, what is reported, what is refused."""
+"""`fit c2t` and `fit gbdt`: beta by its rule, curves of thresholds, what is refused."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from specctl.errors import UsageError
+from specctl.errors import TraceEmptyError, UsageError
 from specctl.logs.node_sample import LoggedNodes
-from specctl.policy import FfnScorer, ScoredTree, TreesScorer
+from specctl.policy import FfnScorer, JointThreshold, ScoredTree, TreesScorer, build_shape
+from specctl.stats import calibration_errors
 from specctl.train.c2t import fit_c2t
 from specctl.train.configs import NodeConfig, RichNodeConfig
+from specctl.train.curves import BETAS, CalibrationTally, Curve, equal_mass, trace_curve
 from specctl.train.gbdt import fit_gbdt, fit_trees, validation_rows
 from specctl.train.report import Fit
-from specctl.train.scored import RECALLS, log_odds, read_sides
-from tests.train.cases import GBDT_FEATURES, NODE_PROMPTS, c2t_config, gbdt_config
+from specctl.train.scored import RECALLS, choose_beta, log_odds, read_sides
+from tests.train.cases import DEPTH, GBDT_FEATURES, NODE_PROMPTS, TOP_K, c2t_config, gbdt_config
 
 Fits = dict[str, Fit[Any]]
 SCORED = {"c2t": FfnScorer, "gbdt": TreesScorer, "distilled": FfnScorer}
@@ -29,9 +32,8 @@ def shape_of(fit: Fit[Any]) -> ScoredTree:
 @pytest.mark.parametrize("name", SCORED)
 def test_the_policy_is_as_configured(name: str, fits: Fits) -> None:
     shape = shape_of(fits[name])
-    assert (shape.predicts, shape.depth, shape.first_top_k, shape.second_top_k) == (
-        ("conditional", 4, 3, 3)
-    )
+    sizes = shape.depth, shape.first_top_k, shape.second_top_k
+    assert (shape.predicts, *sizes) == ("conditional", 4, 3, 3)
     assert isinstance(shape.scorer, SCORED[name])
     wanted = NodeConfig().features if name == "c2t" else GBDT_FEATURES
     assert shape.scorer.features == wanted
@@ -119,9 +121,8 @@ def test_trees_come_near_the_drafter_and_lean_on_its_probability(fits: Fits) -> 
     data = fits["gbdt"].data
     assert set(data.quality) == {"trees", "network of labels", "drafter"}
     assert data.fidelity is None
-    assert data.quality["trees"].log_loss == pytest.approx(
-        data.quality["drafter"].log_loss, abs=0.02
-    )
+    drafter = data.quality["drafter"].log_loss
+    assert data.quality["trees"].log_loss == pytest.approx(drafter, abs=0.02)
     assert data.joint_ece < 0.03
     assert max(data.boosted.gains, key=data.boosted.gains.__getitem__) == "draft_logp"
     assert data.boosted.gains.keys() == set(GBDT_FEATURES)
@@ -162,3 +163,133 @@ def test_defaults_follow_the_label_and_the_log(config: type[NodeConfig], predict
     rich = config is RichNodeConfig
     assert ("suffix_length" in found["features"]) == rich
     assert found.get("negatives") == (None if not rich else 10.0 if predicts == "joint" else 0.0)
+
+
+def scored(predicts: str, beta: float, **options: bool) -> ScoredTree:
+    """A rough scorer that the drafter's probabilities do not order."""
+    scorer = FfnScorer(
+        features=("draft_logp", "parent_entropy", "depth"),
+        mean=(-2.0, 1.5, 2.0),
+        scale=(2.0, 0.5, 1.0),
+        w1=((1.0, -0.3, -0.2), (0.5, 0.4, 0.3)),
+        b1=(0.5, -0.1),
+        w2=(1.5, -1.0),
+        b2=(-0.8,),
+    )
+    return ScoredTree(
+        scorer=scorer,
+        predicts=predicts,
+        beta=beta,
+        depth=DEPTH,
+        **{"first_top_k": TOP_K, "second_top_k": TOP_K, **options},
+    )
+
+
+@pytest.mark.parametrize(("predicts", "keep_leaves"), [("joint", True), ("conditional", False)])
+def test_thresholds_keep_what_their_rules_submit(
+    predicts: str,
+    keep_leaves: bool,  # noqa: FBT001  parametrised
+    source: LoggedNodes,
+) -> None:
+    curve = trace_curve(source, build_shape(scored(predicts, 0.0, keep_leaves=keep_leaves)))
+    kept = []
+    for index in (60, 80, 95, 110):
+        rule = build_shape(scored(predicts, BETAS[index], keep_leaves=keep_leaves))
+        submitted = accepted = 0
+        for batch in source.batches(rule):
+            chosen = batch.submitted.clamp(min=0)
+            submitted += int((batch.submitted > 0).sum())
+            accepted += int((batch.accepted.gather(1, chosen) & (batch.submitted > 0)).sum())
+        point = curve.point(index)
+        assert curve.kept[:, index].sum() == submitted
+        assert curve.accepted[:, index].sum() == accepted
+        assert point.num_tokens == pytest.approx(1 + submitted / 2048)
+        assert point.recall == pytest.approx(accepted / curve.longest.sum())
+        kept.append(submitted)
+    assert kept[0] > 2 * kept[-1] > 0
+
+
+JOINT = build_shape(JointThreshold(depth=DEPTH, top_k=TOP_K, min_prob=0.0))
+
+
+@pytest.fixture(scope="module")
+def joint(source: LoggedNodes) -> Curve:
+    return trace_curve(source, JOINT)
+
+
+def test_unpruned_tree_loses_nothing_where_its_frontier_is_the_log(joint: Curve) -> None:
+    assert joint.num_missing == 0
+    assert joint.accepted[:, 0].sum() <= joint.longest.sum()
+    assert joint.point(0).recall > 0.98
+    assert joint.point(0).positive_rate > 0.98
+    assert joint.kept.shape == (16, len(BETAS))
+    assert (np.diff(joint.kept, axis=1) <= 0).all()
+
+
+def test_drafted_probabilities_of_such_logs_are_calibrated(joint: Curve) -> None:
+    """The target takes a child with the drafter's probability. 61,000 nodes of 2048 positions;
+    scores that were off by 0.05 would show."""
+    whole, *levels = joint.calibration.by_depth()
+    assert [level.depth for level in levels] == [1, 2, 3, 4]
+    assert whole.num_nodes == sum(level.num_nodes for level in levels) > 30_000
+    assert whole.ece < 0.01
+    assert levels[0].ece < 0.04
+    assert sum(row.num_nodes for row in whole.bins) == whole.num_nodes
+
+
+def test_a_recall_has_a_threshold_and_a_size(joint: Curve) -> None:
+    index = joint.index_of_recall(0.7)
+    assert index is not None
+    assert joint.point(index).recall >= 0.7 > joint.point(index + 1).recall
+    assert choose_beta(joint, c2t_config(recall=0.7)) == joint.betas[index]
+    [tokens] = joint.tokens_at_recall(0.7)
+    assert joint.point(index + 1).num_tokens <= tokens <= joint.point(index).num_tokens
+    assert joint.index_of_recall(1.01) is None
+    assert np.isnan(joint.tokens_at_recall(1.01)).all()
+
+
+def test_intervals_hold_the_point_and_shrink_to_it_for_equal_prompts(joint: Curve) -> None:
+    bounds = joint.intervals(70, seed=0)
+    point = joint.point(70)
+    for name, interval in bounds.items():
+        assert interval.low < getattr(point, name) < interval.high
+
+
+def test_no_prompts_are_refused(source: LoggedNodes) -> None:
+    with pytest.raises(TraceEmptyError, match="curve of thresholds"):
+        trace_curve(source, build_shape(scored("joint", 0.0)), [])
+
+
+def test_areas_agree_with_scikit_learn(source: LoggedNodes, joint: Curve) -> None:
+    from sklearn.metrics import roc_auc_score
+
+    scores, labels = [], []
+    for batch in source.batches(JOINT):
+        known = batch.known.clone()
+        known[:, 0] = False
+        scores.append(batch.scores[known])  # type: ignore[index]
+        labels.append(batch.accepted[known])
+    area = roc_auc_score(torch.cat(labels), torch.cat(scores))
+    assert joint.calibration.auc() == pytest.approx(area, abs=1e-4)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.04])
+def test_error_of_known_size_is_found_and_chance_is_taken_off(shift: float) -> None:
+    """20,000 scores in 15 bins: chance alone gives gaps of 0.011 on average, and their mean a
+    standard error of 0.0035. Four of these are allowed, so 0 and 0.04 are told apart."""
+    random = np.random.default_rng(3)
+    prob = random.uniform(0.2, 0.8, 20_000)
+    accepted = random.random(20_000) < prob
+    order = np.argsort(prob)
+    cells = [np.ones(20_000), accepted[order].astype(float), (prob + shift)[order]]
+    debiased, plain = calibration_errors(*equal_mass(*cells))
+    assert plain > 0.006
+    assert abs(debiased - shift) < 0.014
+
+
+def test_empty_depths_are_left_out(source: LoggedNodes) -> None:
+    tally = CalibrationTally(9)
+    [batch, *_] = source.batches(build_shape(JointThreshold(depth=2, top_k=2, min_prob=0.0)))
+    assert batch.scores is not None
+    tally.add(batch, batch.scores)
+    assert [level.depth for level in tally.by_depth()] == [None, 1, 2]
