@@ -144,12 +144,8 @@ def plain_walk(
 def target_log(
     log: DenseLog, *, forgotten: bool = False, without_path: frozenset[str] = frozenset()
 ) -> DenseLog:
-    """The log with the target's distribution, which of these random trees is the drafter's own.
-
-    Args:
-        forgotten: leave the distribution out at depth 1.
-        without_path: prompts whose text leaves every tree at once.
-    """
+    """The log with a known target: the drafter itself, but for depth 1 if `forgotten`; prompts
+    `without_path` leave every tree at once."""
 
     def known(chunk: LogChunk) -> LogChunk:
         gone = np.isin(chunk.positions.row_prompts.astype(str), sorted(without_path))

@@ -126,12 +126,7 @@ def serve_plainly(
     step_us: Callable[[list[int]], float],
     prompt_us: Callable[[int], float],
 ) -> list[Served]:
-    """What `DecodeLoop` does, with a clock; requests in the order of service.
-
-    Args:
-        requests: trees and prompt length of every request of the log.
-        step_us: of the sizes that the active requests verify.
-    """
+    """What `DecodeLoop` does to trees behind prompts of some length, with a clock."""
     logged, times = load.draw(len(requests), seed)
     everyone = [
         Served(number, *requests[of], 0.0 if times is None else float(times[number]))

@@ -37,6 +37,9 @@ from tests.replay.logs import PlainTree, log_fixtures, plain_trees, random_trace
 from tests.replay.serving import TREE, likeliest, linear, per_request, requests_of, serve_plainly
 from tests.trees import check_tree, joint_logp
 
+Made = dict[str, Submissions]
+Alone = dict[str, Rounds]
+Told = tuple[Submissions, list[tuple[list[PlainTree], int]]]
 NUM_PROMPTS = 5
 PROMPT_TOKENS = 32
 POLICIES = {
@@ -68,13 +71,13 @@ traces, log = log_fixtures(num_prompts=NUM_PROMPTS, depth=4, top_k=3)
 
 
 @pytest.fixture(scope="module")
-def prepared(log: DenseLog) -> dict[str, Submissions]:
+def prepared(log: DenseLog) -> Made:
     found = submissions_of(log, list(POLICIES.values()), keep_nodes=True)
     return dict(zip(POLICIES, found, strict=True))
 
 
 @pytest.fixture(scope="module")
-def replayed(log: DenseLog) -> dict[str, Rounds]:
+def replayed(log: DenseLog) -> Alone:
     return dict(zip(POLICIES, replay(log, list(POLICIES.values())), strict=True))
 
 
@@ -93,8 +96,8 @@ def simulated(run: Simulation) -> list[list[tuple[int, int]]]:
 
 @pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("name", POLICIES)
-def test_rounds_of_a_request_do_not_depend_on_its_batch(
-    name: str, load: str, prepared: dict[str, Submissions], replayed: dict[str, Rounds]
+def test_rounds_do_not_depend_on_the_batch(
+    name: str, load: str, prepared: Made, replayed: Alone
 ) -> None:
     run = simulate(prepared[name], LOADS[load], linear(), seed=4)
     alone = replayed[name]
@@ -104,9 +107,7 @@ def test_rounds_of_a_request_do_not_depend_on_its_batch(
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_one_slot_takes_the_time_that_replay_gives(
-    name: str, prepared: dict[str, Submissions], replayed: dict[str, Rounds]
-) -> None:
+def test_one_slot_takes_the_time_of_replay(name: str, prepared: Made, replayed: Alone) -> None:
     clock = linear(verify_cached_token_us=0.5, draft_fixed_us=30.0, draft_token_us=2.0)
     run = simulate(prepared[name], LOADS["one"], clock)
     wanted = clock.replayed_us(replayed[name]).sum()
@@ -116,9 +117,7 @@ def test_one_slot_takes_the_time_that_replay_gives(
 
 @pytest.mark.parametrize("budget", [PerRequest(), SurvivalBudget(max_tokens=3 * 9)])
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_budget_of_all_wants_is_none(
-    name: str, budget: Budget, prepared: dict[str, Submissions]
-) -> None:
+def test_a_budget_of_all_wants_is_none(name: str, budget: Budget, prepared: Made) -> None:
     load, clock = Load(3, num_requests=8), linear()
     counted = simulate(prepared[name], load, clock)
     shared = simulate(prepared[name], load, clock, budget=budget)
@@ -128,9 +127,7 @@ def test_a_budget_of_all_wants_is_none(
 
 @pytest.mark.parametrize("name", ["eagle2", "hetero", "opt_tree", "chain", "stop"])
 @pytest.mark.parametrize("max_tokens", [3, 4, 7, 12])
-def test_a_budget_is_kept_and_drops_no_root(
-    name: str, max_tokens: int, prepared: dict[str, Submissions]
-) -> None:
+def test_a_budget_is_kept_and_drops_no_root(name: str, max_tokens: int, prepared: Made) -> None:
     budget = SurvivalBudget(max_tokens=max_tokens)
     run = simulate(prepared[name], Load(3, num_requests=9), linear(), budget=budget)
     largest = run.rounds.processed("ragged").max()
@@ -144,8 +141,8 @@ def test_a_budget_is_kept_and_drops_no_root(
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_budgets_see_of_the_submitted_trees_what_they_see_of_the_whole_pool(
-    budget: str, log: DenseLog, prepared: dict[str, Submissions]
+def test_budgets_share_submitted_trees_as_whole_pools(
+    budget: str, log: DenseLog, prepared: Made
 ) -> None:
     rule = build_budget(BUDGETS[budget], batch_size=6, max_tokens=8)
     [chunk] = log.chunks()
@@ -164,9 +161,7 @@ def test_budgets_see_of_the_submitted_trees_what_they_see_of_the_whole_pool(
         assert (part >= 0).sum() < sizes.sum() or budget == "marginal"
 
 
-def test_a_batch_holds_the_submitted_trees_as_they_were(
-    log: DenseLog, prepared: dict[str, Submissions]
-) -> None:
+def test_a_batch_holds_the_submitted_trees_as_they_were(log: DenseLog, prepared: Made) -> None:
     """Trees of different sizes, padded to the largest as the runtime pads them."""
     [chunk] = log.chunks()
     nodes, rows = prepared["stop"].nodes, np.arange(5, 640, 80)
@@ -188,14 +183,7 @@ def test_a_batch_holds_the_submitted_trees_as_they_were(
         assert torch.equal(batch.on_path[place, : len(picked)], on_path)
 
 
-def test_a_node_is_kept_in_24_bytes(prepared: dict[str, Submissions]) -> None:
-    made = prepared["eagle2"]
-    assert made.nodes is not None
-    assert made.nodes.nodes.itemsize == 24
-    assert len(made.nodes.nodes) == made.outcomes.verified.sum()
-
-
-def test_equal_seeds_give_equal_runs_and_others_do_not(prepared: dict[str, Submissions]) -> None:
+def test_equal_seeds_give_equal_runs_and_others_do_not(prepared: Made) -> None:
     def run(seed: int, load: Load) -> tuple[list[int], list[float]]:
         found = simulate(prepared["eagle2"], load, linear(), seed=seed)
         return found.logged.tolist(), found.timeline.finish_us.tolist()
@@ -205,9 +193,7 @@ def test_equal_seeds_give_equal_runs_and_others_do_not(prepared: dict[str, Submi
         assert len({str(run(seed, load)) for seed in range(6)}) == 6
 
 
-def test_threads_and_separate_passes_change_nothing(
-    log: DenseLog, prepared: dict[str, Submissions]
-) -> None:
+def test_threads_and_separate_passes_change_nothing(log: DenseLog, prepared: Made) -> None:
     load = Load(4, num_requests=9)
     for name, policy in POLICIES.items():
         [alone] = submissions_of(log, [policy], keep_nodes=True, num_threads=2)
@@ -219,9 +205,7 @@ def test_threads_and_separate_passes_change_nothing(
 
 
 @pytest.fixture(scope="module")
-def told(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> tuple[Submissions, list[tuple[list[PlainTree], int]]]:
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     """A log of uneven texts, ready for simulation and as plain trees with the prompt's length."""
     folder = tmp_path_factory.mktemp("plain") / "traces"
     traces = random_traces(folder, num_prompts=3, depth=4, top_k=3, seed=5)
@@ -243,7 +227,7 @@ def told(
     seed=st.integers(0, 99),
 )
 def test_serving_equals_the_plain_telling(
-    told: tuple[Submissions, list[tuple[list[PlainTree], int]]],
+    told: Told,
     batch_size: int,
     rate: float | None,
     num_requests: int,

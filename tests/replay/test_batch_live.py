@@ -1,8 +1,4 @@
-"""Simulated batches equal live ones: round by round, slot by slot, for budgets too.
-
-On the embedded pair, with its own dense log. A budget orders near-equal nodes of a batch by scores
-that a batch rounds a little differently; the prompts are ones where no such pair decides.
-"""
+"""Simulated batches equal live ones, round by round, on prompts where no near-tie decides."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Serving by hand: times, what a cost model is given, queueing laws, figures, refusals.
-
-`test_batch_laws` holds the simulation against a plain telling of serving, arrivals included.
-"""
+"""Serving by hand: times, what a cost model is given, queueing, figures, refusals."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import numpy as np
 import pytest
 
 from specctl.errors import UsageError
-from specctl.policy import ElasticBudget, PerRequest, SurvivalBudget
+from specctl.policy import ElasticBudget, SurvivalBudget
 from specctl.replay.batch_figures import (
     GOODPUT_RATIOS,
     RATIOS,
@@ -24,7 +21,6 @@ from specctl.replay.batch_figures import (
 )
 from specctl.replay.batch_simulation import (
     Load,
-    run_batches,
     simulate,
     simulate_runs,
     steps_of_batch,
@@ -41,10 +37,7 @@ ONE_AFTER_THE_OTHER = 3
 
 
 def test_two_requests_by_hand() -> None:
-    """Reading takes 200 us for A and 150 for B, a round of n tokens 100 + 10 n:
-
-    0 A read 200 B read 350 [A 3, B 2] 500 [A 3, B 2] 650 [B 2] 770
-    """
+    """0 A read 200 B read 350 [A 3, B 2] 500 [A 3, B 2] 650 [B 2] 770."""
     load = Load(2, num_requests=2)
     run = simulate(by_hand(A, B), load, linear(), seed=ONE_AFTER_THE_OTHER)
     assert requests_of(run) == {
@@ -110,54 +103,13 @@ def test_packing_leaves_padding_out(packing: str, processed: list[int], read: li
     assert steps.num_emitted.tolist() == read
 
 
-def test_the_last_slot_moves_into_the_hole() -> None:
-    """a b c d, b and d finish: c moves into b's place, as in `DecodeLoop._release`."""
-    made = by_hand(*((5, [(0, 1)] * size) for size in (2, 1, 3, 1, 2)))
-    verify = made.verification(PerRequest(), 4)
-    rounds, _, _ = run_batches(made.positions, np.arange(5), verify, 4)
-    steps = np.split(rounds.serial, rounds.first[1:])
-    assert [step.tolist() for step in steps] == [[0, 1, 2, 3], [0, 2, 4], [4, 2]]
-
-
 def test_one_server_queues_as_pollaczek_and_khinchine_say() -> None:
-    """M/D/1: every request takes 200 + 130 us, so the mean wait is ρ S / 2 (1 - ρ).
-
-    Of 8,000 requests at ρ = 1/2 the standard error is 4% (20 runs of a plain recursion); arrivals
-    that do not wait would be off by 100%, exponential service by as much upwards.
-    """
+    """M/D/1: the mean wait is ρ S / 2 (1 - ρ); the standard error of 8,000 requests is 4%."""
     service_us, load = 330.0, 0.5
     offered = Load(1, arrival_rate_per_s=1e6 * load / service_us, num_requests=8000)
     times = simulate(by_hand((10, [(0, 3)])), offered, linear()).timeline
     waits_us = times.finish_us - times.arrival_us - service_us
     assert waits_us.mean() == pytest.approx(service_us * load / (2 * (1 - load)), rel=0.15)
-
-
-def test_little_on_a_long_run() -> None:
-    """Mean number in the system = arrival rate · mean time in it.
-
-    The number is averaged at 5,000 random instants and the rate is the nominal one: of 2,000
-    requests the standard error is 2.2% for the rate and about 2% for the instants, and 10% is
-    more than three of both together.
-    """
-    load = Load(4, arrival_rate_per_s=1000.0, num_requests=2000)
-    run = simulate(by_hand(*TEXTS), load, linear())
-    times = run.timeline
-    at = np.random.default_rng(1).uniform(0, times.arrival_us[-1], 5000)
-    arrived = np.searchsorted(times.arrival_us, at, "right")
-    left = np.searchsorted(np.sort(times.finish_us), at, "right")
-    sojourn_us = (times.finish_us - times.arrival_us).mean()
-    assert (arrived - left).mean() == pytest.approx(1000 * sojourn_us / 1e6, rel=0.1)
-    assert 0.2 < run.rounds.batch_sizes.mean() / 4 < 0.8
-
-
-@pytest.mark.parametrize("rate", [None, 500.0])
-def test_slots_are_held_as_long_as_requests_hold_them(rate: float | None) -> None:
-    run = simulate(by_hand(*TEXTS), Load(3, rate, num_requests=30), linear(), seed=3)
-    times = run.timeline
-    held = (run.rounds.batch_sizes * (times.end_us - times.start_us)).sum()
-    lives = (times.finish_us - np.repeat(times.start_us, times.num_joined)).sum()
-    assert held == pytest.approx(lives) if rate is None else held <= lives + 1e-6
-    assert (times.start_us[1:] >= times.end_us[:-1] - 1e-6).all()
 
 
 def test_default_numbers_of_requests() -> None:
@@ -205,8 +157,6 @@ def test_budgets_that_cannot_be_simulated_are_refused(budget: object, named: str
         simulate(by_hand(A, B), Load(3), linear(), budget=budget)
 
 
-# --------------------------------------------------------------------------- figures
-
 UNEVEN = [(10 + n, [(n % 3, 2 + n)] * (20 + 3 * n)) for n in range(7)]
 
 
@@ -215,10 +165,7 @@ def values(figures: BatchFigures) -> dict[str, float]:
 
 
 def test_figures_by_hand() -> None:
-    """0 A read 200 B read 350 [A 3, B 2] 500 [A 3, B 2] 650 [B 2] 770; see `test_batch_serving`.
-
-    Texts of 4 and 5 tokens; after their first token A takes 450 us and B 420.
-    """
+    """The same two requests; after their first token A takes 450 us and B 420."""
     run = simulate(by_hand(A, B), Load(2, num_requests=2), linear(), seed=3)
     found = figures_of("hand", [run], tpot_limit_us=120.0)
     assert values(found) == pytest.approx(

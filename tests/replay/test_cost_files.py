@@ -16,12 +16,13 @@ from specctl.replay.cost import LinearCost, TableCost, load_cost_model, save_cos
 from specctl.replay.cost.files import doubts, validity
 from tests.replay.costs import FINGERPRINT, MACHINE, PUBLISHED, table_model
 
+Model = TableCost | LinearCost
 Change = Callable[[dict[str, Any]], object]
 TABLE = table_model()
 GRAPHS = table_model(rounds="graphs", token_tiers=(8, 16, 32))
 
 
-def edited(folder: Path, change: Change, model: TableCost | LinearCost = TABLE) -> Path:
+def edited(folder: Path, change: Change, model: Model = TABLE) -> Path:
     """A valid model with one thing changed; NaN is written as Python writes it."""
     value = json.loads(model.to_bytes())
     change(value)
@@ -41,7 +42,7 @@ def put(value: Any, *place: Any) -> Change:
 
 
 @pytest.mark.parametrize("model", [TABLE, PUBLISHED])
-def test_round_trip(model: TableCost | LinearCost, tmp_path: Path) -> None:
+def test_round_trip(model: Model, tmp_path: Path) -> None:
     path = tmp_path / "cost_model.json"
     save_cost_model(model, path)
     assert load_cost_model(path) == model
@@ -56,7 +57,7 @@ def test_digest_follows_the_timings(tmp_path: Path) -> None:
 
 
 US = ("verify", "us")
-REFUSED: list[tuple[TableCost | LinearCost, Change, str]] = [
+REFUSED: list[tuple[Model, Change, str]] = [
     *(
         (TABLE, change, words)
         for change, words in [
@@ -96,7 +97,7 @@ REFUSED: list[tuple[TableCost | LinearCost, Change, str]] = [
 
 @pytest.mark.parametrize(("model", "change", "words"), REFUSED, ids=[row[2] for row in REFUSED])
 def test_refusals_name_field_and_index(
-    model: TableCost | LinearCost, change: Change, words: str, tmp_path: Path
+    model: Model, change: Change, words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match=words) as refusal:
         load_cost_model(edited(tmp_path, change, model))
@@ -140,7 +141,7 @@ ON_GPU = MACHINE.model_copy(update={"cuda": "13.0"})
 
 LATE = {"now": NOW + timedelta(days=9999)}
 ORDINARY = "times of the ordinary loop on CUDA, where rounds are captured by default; measure those"
-DOUBTS: dict[str, tuple[TableCost | LinearCost, dict[str, Any], list[str]]] = {
+DOUBTS: dict[str, tuple[Model, dict[str, Any], list[str]]] = {
     "none here": (TABLE, {"pair": FINGERPRINT, "here": MACHINE.model_dump()}, []),
     "another machine": (
         TABLE,

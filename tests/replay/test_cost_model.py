@@ -111,7 +111,7 @@ def test_drafting_without_a_drafters_timings_is_refused() -> None:
     context=st.floats(1, 400),
     more=st.integers(1, 60),
 )
-def test_step_cost_equals_the_models_rounds(
+def test_step_costs_are_the_models_rounds(
     limit: int, batch: int, context: float, more: int
 ) -> None:
     model = table_model(capture_limit_tokens=limit)

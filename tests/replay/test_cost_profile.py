@@ -1,5 +1,4 @@
-"""Profiling a tiny random pair, ordinary and through a tape: it measures what is there, predicts
-live rounds, and pads as captured rounds are padded."""
+"""Profiling a tiny random pair: it measures what is there and predicts live rounds."""
 
 from __future__ import annotations
 
@@ -132,9 +131,6 @@ def charged(request: pytest.FixtureRequest) -> Charged:
         return Charged(pair, clock, profile(pair, SMALL, graphs=graphs))
 
 
-# --------------------------------------------------------------------------- what is measured
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_a_profile_is_whole_and_ticks(mode: str) -> None:
     ticks: list[int] = []
@@ -221,9 +217,6 @@ def test_a_capture_that_fails_is_no_measurement(caplog: pytest.LogCaptureFixture
             probe.run(None, Samples())
 
 
-# --------------------------------------------------------------------------- what is predicted
-
-
 @pytest.mark.parametrize("batch_size", [1, 2])
 @pytest.mark.parametrize(
     ("charged", "shape"),
@@ -234,9 +227,7 @@ def test_a_capture_that_fails_is_no_measurement(caplog: pytest.LogCaptureFixture
 def test_live_runs_take_what_was_predicted(
     shape: Any, batch_size: int, charged: Charged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the virtual clock nothing is noise: what a run's forwards cost must come out of its
-    counts, padding, last rounds and emptying batches included. A table of the ordinary loop is off
-    for graphs by what drafters read: as many tokens as a tree is deep, after last rounds too."""
+    """On a virtual clock, padding, last rounds and emptying batches included."""
     monkeypatch.setattr(time, "perf_counter", charged.clock)
     began = charged.clock.now_us
     recorder, prompts, _ = run_live(charged.pair, shape, batch_size, charged.graphs())
@@ -265,8 +256,6 @@ def test_replayed_rounds_have_a_clock() -> None:
     ]
     assert PUBLISHED.replayed_us(run) == pytest.approx(expected)
 
-
-# --------------------------------------------------------------------------- padding of graphs
 
 SLOPE = grid([[[10, 74]], [[20, 84]], [[40, 104]]], batch=(1, 2, 4), sizes=(1, 65))
 """One us a token of a request, ten a request."""
@@ -301,9 +290,6 @@ def test_the_drafter_reads_as_deep_as_the_tree_after_last_rounds_too() -> None:
     last = Steps(1, 4, 64, levels=4, level_width=1, num_emitted=0)
     assert GRAPHS.draft_us(last) == pytest.approx(3 + 3 * 2 + 0.5 + 10)
     assert table_model().draft_us(last) == pytest.approx(3 + 3 * 2 + 0.5)
-
-
-# --------------------------------------------------------------------------- the verb
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,4 @@
-"""Replay equals live runs: prompts outside any training, greedy, fp32, the EAGLE-3 head.
-
-Every round's accepted and verified tokens and drafted levels.
-"""
+"""Replay equals live runs with the EAGLE-3 head: greedy, fp32, prompts outside any training."""
 
 from __future__ import annotations
 

@@ -55,9 +55,6 @@ SMALL = ("--depth", 4, "--width", 2, "--max-width", 3, "--threads", 1)
 traces, log = log_fixtures(num_prompts=NUM_PROMPTS, depth=DEPTH, top_k=3)
 
 
-# --------------------------------------------------------------------------- labels
-
-
 def label(tree: PlainTree) -> tuple[int, int | None, bool]:
     """Accepted length, rank of its end and whether both are known, node by node."""
     nodes = static_tree(tree, 3, 3, 8)
@@ -96,9 +93,6 @@ def test_live_traces_keep_their_own_tree(tmp_path: Path) -> None:
     assert isinstance(rounds_to_fit(live, None).rounds, pl.LazyFrame)
     with pytest.raises(UsageError, match="--base"):
         rounds_to_fit(live, BASE)
-
-
-# --------------------------------------------------------------------------- gates
 
 
 @pytest.fixture(scope="module")
@@ -157,9 +151,6 @@ def test_replayed_sums_are_of_the_named_prompts(log: DenseLog) -> None:
     assert sums.time_us is None
     [timed] = Replayer(log, lambda run: 2.0 + 0.0 * run.request)([policy], chosen)
     assert timed.time_us == 2.0 * rows.sum()
-
-
-# --------------------------------------------------------------------------- chains
 
 
 @pytest.fixture(scope="module")
@@ -270,9 +261,6 @@ def test_reading_tells_its_progress(log: DenseLog) -> None:
     seen: list[int] = []
     read_chains(log, on_positions=seen.append)
     assert sum(seen) == 128 * NUM_PROMPTS
-
-
-# --------------------------------------------------------------------------- the verb
 
 
 def fit(folder: Path, out: Path, *options: object) -> Outcome:

@@ -97,9 +97,6 @@ def naive_batch(found: list[Text], batch_size: int, schedule: ChainSchedule) -> 
     return totals
 
 
-# --------------------------------------------------------------------------- by hand
-
-
 def test_a_chain_of_two_by_hand() -> None:
     """`a`: 1 (+2), 4 (0), 5 (1, the end). `b`: 1 (0), 2 (1). Eight tokens after the first two."""
     rounds = replay_chain(by_hand(), 2)
@@ -124,16 +121,12 @@ def test_the_oracle_by_hand() -> None:
 
 
 def test_a_chain_longer_than_the_log_is_marked_and_bounded() -> None:
-    """At position 1 of `a` all three offered tokens were accepted; five might have been, which
-    would end the text in one round. Any other round is known."""
+    """At position 1 of `a` all three offered tokens were accepted; five might have been."""
     rounds = replay_chain(by_hand(), 5)
     assert rounds.outcomes.censored.tolist() == [1, 0, 0, 0]
     assert rounds.bounds.calls_low.tolist() == [1, 2]
     assert rounds.bounds.calls_high.tolist() == [2, 2]
     assert score(["chain 5"], [rounds])[0].pooled.is_marked
-
-
-# --------------------------------------------------------------------------- laws
 
 
 @settings(max_examples=40, deadline=None)
@@ -183,9 +176,6 @@ def test_bounds_hold_the_truth_of_a_deeper_log(found: list[Text], depth: int) ->
         assert len(bounded.request) <= bounded.bounds.calls_high.sum()
 
 
-# --------------------------------------------------------------------------- batches and time
-
-
 def test_the_table_looks_up_like_vllm() -> None:
     """Sizes 4 and 5 keep the 2 before them, 10 and more the 0."""
     lengths = TABLE.lengths()
@@ -219,11 +209,7 @@ def test_lengths_out_of_range(length: int, of: Callable[[int], object]) -> None:
 
 
 def test_a_batch_shrinks_and_its_length_grows_by_hand() -> None:
-    """Two requests: 2 draft tokens each while both run, 5 once one is left.
-
-    step 0: a at 1 (+2 of 3), b at 1 (0). step 1: a at 4 (0), b at 2 (1, ends).
-    step 2: a alone at 5, five drafted, 1 accepted, ends.
-    """
+    """Three steps: 2 draft tokens each while both requests run, 5 once one is left."""
     clock = Recorder()
     run = wave_figures(by_hand(), TABLE, batch_size=2, clock=clock)
     assert (run["num_steps"], run["calls"], run["verified_tokens"]) == (3, 5, 4 * 3 + 6)
@@ -257,8 +243,7 @@ class Recorder:
 
 
 def test_time_under_the_linear_form_by_hand() -> None:
-    """One request at a time, chains of 2, five rounds of 3 tokens. A round costs
-    1 (step) + 100 (fixed) + 3 · 10 (tokens) + 2 · context (cached) + 20 (draft) + 2 · 5."""
+    """Five rounds of 3 tokens, one request at a time, chains of 2."""
     clock = linear_clock(verify_cached_token_us=2.0).model
     run = wave_figures(by_hand(), ChainSchedule.fixed(2), clock=clock)
     context = 1 + 4 + 5 + 2 + 3  # without the root

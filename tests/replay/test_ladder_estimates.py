@@ -37,9 +37,6 @@ def only_chunk(log: DenseLog) -> LogChunk:
     return chunk
 
 
-# ---------------------------------------------------------------------------- nodes
-
-
 def test_node_tables_equal_plain_python(traces: TraceSet, log: DenseLog) -> None:
     nodes, start = node_table(only_chunk(log)), 0
     for row, tree in enumerate(t for request in plain_trees(traces) for t in request):
@@ -81,12 +78,8 @@ def test_features_have_their_units(log: DenseLog) -> None:
     assert log_rank == pytest.approx(np.log([1, 2, 3]))
 
 
-# --------------------------------------------------------------------------- sample
-
-
 def test_a_sample_is_every_labelled_node_or_uniform(log: DenseLog) -> None:
-    """Mean acceptance of 400 nodes over 60 seeds: its standard error is 0.0025, so a sample
-    that favoured accepted nodes by a tenth (0.017 of 0.17) would be seen at 6 of them."""
+    """The standard error of the mean over 60 seeds is 0.0025."""
     nodes = node_table(only_chunk(log))
     whole = sample_labelled(log, num_nodes=10**6, seed=0)
     assert len(whole.nodes.row) == nodes.labelled.sum()
@@ -100,16 +93,12 @@ def test_a_sample_is_every_labelled_node_or_uniform(log: DenseLog) -> None:
     assert again.nodes.draft_logp.tolist() == samples[3].nodes.draft_logp.tolist()
 
 
-# ----------------------------------------------------------------------------- fits
-
-
 def coins(seed: int, prob: np.ndarray) -> np.ndarray:
     return np.random.default_rng(seed).random(len(prob)) < prob
 
 
 def test_a_logistic_probability_is_recovered() -> None:
-    """20,000 labels of sigmoid(2 x - 1); the worst error of the fit stays within 0.03, where a
-    fit without its slope would miss by 0.3."""
+    """20,000 labels of sigmoid(2 x - 1); without its slope a fit would miss by 0.3."""
     x = np.random.default_rng(0).normal(size=(20_000, 1)).astype(np.float32)
     prob = 1 / (1 + np.exp(-(2 * x[:, 0] - 1)))
     fit = fit_logistic(x, coins(1, prob))
@@ -146,9 +135,6 @@ def test_labels_of_one_kind_are_refused(label: int) -> None:
     for fit in (fit_logistic, lambda f, a: fit_boosted(f, a, seed=0)):
         with pytest.raises(TraceEmptyError, match="9 of one kind"):
             fit(features, accepted)
-
-
-# ------------------------------------------------------------------------ estimates
 
 
 def by_draft(log: DenseLog) -> Estimates:
@@ -214,9 +200,7 @@ def test_no_prompt_is_estimated_by_a_model_that_saw_it(log: DenseLog) -> None:
     assert set(first.oracle_features) == set(ORACLE_FEATURES) - absent
 
 
-def test_sampled_texts_use_the_targets_distribution_at_depth_1_and_nowhere_else(
-    log: DenseLog,
-) -> None:
+def test_sampled_texts_use_the_targets_distribution_at_depth_1_alone(log: DenseLog) -> None:
     known = target_log(log)
     oracle = estimated(
         sample_labelled(known, num_nodes=6000, seed=0), is_sampled=True

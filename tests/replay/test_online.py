@@ -12,12 +12,10 @@ from specctl.errors import UsageError
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy import EntropyStop, Policy, StaticTree, SurvivalBudget, build_shape
-from specctl.replay.batch_simulation import Load, simulate
 from specctl.replay.outcomes import online_steps
 from specctl.replay.rounds import Rounds, replay, replay_chunk
 from specctl.replay.submissions import submissions_of
 from tests.replay.logs import PlainTree, log_fixtures, plain_trees
-from tests.replay.serving import linear, per_request
 
 DEPTH = 6
 Told = list[tuple[int, int, int]]
@@ -102,7 +100,7 @@ RECORDS = [
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=range(len(RECORDS)))
-def test_replay_equals_the_plain_telling(
+def test_replay_equals_a_plain_telling(
     traces: TraceSet, log: DenseLog, record: EntropyStop
 ) -> None:
     [found] = replay(log, [Policy(shape=record)])
@@ -181,18 +179,6 @@ def test_bounds_hold_whatever_the_log_lacks(log: DenseLog, record: EntropyStop, 
     )
     assert all((np.diff(rows, axis=0) >= 0).all() for rows in ordered)
     assert (found.calls_low > 1).all()
-
-
-def test_a_batch_is_simulated_from_each_requests_own_rounds(log: DenseLog) -> None:
-    policy = Policy(shape=EntropyStop(window=DEPTH, min_samples=1))
-    [submissions] = submissions_of(log, [policy])
-    load = Load(batch_size=2, num_requests=5)
-    run = simulate(submissions, load, linear())
-    [alone] = replay(log, [policy])
-    calls = np.bincount(alone.request)
-    verified = np.bincount(alone.request, alone.outcomes.verified)
-    assert per_request(run, np.ones_like(run.rounds.row)).tolist() == calls[run.logged].tolist()
-    assert per_request(run, run.rounds.verified).tolist() == verified[run.logged].tolist()
 
 
 def test_what_replay_cannot_tell_of_it_is_refused(log: DenseLog) -> None:

@@ -127,9 +127,7 @@ NARROW = {
 
 
 @pytest.mark.parametrize("name", NARROW)
-def test_the_narrow_frontier_of_a_log_that_is_not_nested_is_missed(
-    tmp_path: Path, name: str
-) -> None:
+def test_the_narrow_frontier_of_an_unnested_log_is_missed(tmp_path: Path, name: str) -> None:
     policy = Policy(shape=NARROW[name])
     [nested] = replay(random_log(tmp_path / "a", depth=5, top_k=3), [policy])
     [plain] = replay(random_log(tmp_path / "b", depth=5, top_k=3, nested=False), [policy])
@@ -156,9 +154,6 @@ def test_the_full_tree_submits_the_whole_log(traces: TraceSet, log: DenseLog) ->
 def test_live_traces_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="--dense"):
         DenseLog.open(live_traces(tmp_path / "live"))
-
-
-# --------------------------------------------------------------------------- scored trees
 
 
 @pytest.fixture(scope="module")
@@ -193,8 +188,6 @@ def test_bounds_are_close_for_chains_alone() -> None:
     assert [name for name, shape in SCORED.items() if is_ranked(shape)] == ["c2t chain"]
     assert all(needs_entropy(Policy(shape=shape)) for shape in SCORED.values())
 
-
-# --------------------------------------------------------------------------- the summary
 
 CHAIN_LENGTHS = [(1, length, length + 1) for length in (1, 3, 5)]
 TREE_SIZES = [(3, d, max(n, d + 1)) for d in (1, 2, 4, 5) for n in (2, 6, 17, 41)]

@@ -1,9 +1,4 @@
-"""Replay under sampling: coupled to life, and equal to it in law.
-
-The logged text is the target's own draw. With a live run's seeds it is the live text, so replay
-must agree round for round; with other seeds only the laws agree, which a permutation test holds
-against each other: under the null hypothesis swapping a prompt's two sides changes nothing.
-"""
+"""Replay under sampling: with a live run's seeds equal round for round, with others in law."""
 
 from __future__ import annotations
 
@@ -24,6 +19,7 @@ from specctl.runtime.load import Pair
 from specctl.runtime.requests import Sampling
 from tests.replay.equality import RoundLog, rounds_of
 
+Prompts = list[Prompt]
 SHAPE, TREE = FullTree(depth=5, top_k=6), StaticTree(depth=5, top_k=6, num_tokens=24)
 WEAKER = StaticTree(depth=2, top_k=6, num_tokens=8)
 NUM_LENGTHS = TREE.depth + 1
@@ -36,18 +32,18 @@ def settings(seed: int) -> DecodeSettings:
 
 
 @pytest.fixture(scope="module")
-def prompts() -> list[Prompt]:
+def prompts() -> Prompts:
     return [p for p in load_prompts("embedded") if len(p.turns) == 1][::2][:100]
 
 
 @pytest.fixture(scope="module")
-def log(pair: Pair, prompts: list[Prompt], tmp_path_factory: pytest.TempPathFactory) -> DenseLog:
+def log(pair: Pair, prompts: Prompts, tmp_path_factory: pytest.TempPathFactory) -> DenseLog:
     folder: Path = tmp_path_factory.mktemp("sampled") / "traces"
     collect_dense(pair, prompts, settings(1), folder, SHAPE, batch_size=8)
     return DenseLog.open(TraceSet.open(folder))
 
 
-def live(pair: Pair, prompts: list[Prompt], seed: int) -> RoundLog:
+def live(pair: Pair, prompts: Prompts, seed: int) -> RoundLog:
     rounds = RoundLog()
     decoder = Decoder(pair, Policy(shape=TREE), batch_size=8, observer=rounds)
     list(converse(decoder, prompts, settings(seed)))
@@ -58,7 +54,7 @@ def replayed(log: DenseLog, shape: StaticTree) -> dict[str, list[tuple[int, int,
     return rounds_of(replay(log, [Policy(shape=shape)])[0])
 
 
-def counts(rounds: dict[str, list[tuple[int, int, int]]], prompts: list[Prompt]) -> Counts:
+def counts(rounds: dict[str, list[tuple[int, int, int]]], prompts: Prompts) -> Counts:
     return np.stack(
         [
             np.bincount([a for a, *_ in rounds.get(p.prompt_id, [])], minlength=NUM_LENGTHS)
@@ -69,8 +65,7 @@ def counts(rounds: dict[str, list[tuple[int, int, int]]], prompts: list[Prompt])
 
 def p_value(ours: Counts, theirs: Counts, num: int = 999) -> float:
     """Of equal laws, by swapping sides prompt by prompt; the statistic is the distance of the two
-    survival curves (rounds that accept at least j, from all rounds on), each j weighed by its
-    variance over prompts."""
+    survival curves, each point weighed by its variance over prompts."""
     at_least = np.tril(np.ones((NUM_LENGTHS, NUM_LENGTHS)))
     differences = (ours - theirs) @ at_least
     scale = np.sqrt((differences**2).sum(0)) + 1e-9
@@ -80,22 +75,18 @@ def p_value(ours: Counts, theirs: Counts, num: int = 999) -> float:
     return float((1 + (drawn >= seen).sum()) / (1 + num))
 
 
-def test_with_the_same_seeds_every_round_is_the_live_one(
-    pair: Pair, prompts: list[Prompt], log: DenseLog
+def test_with_equal_seeds_every_round_is_the_live_one(
+    pair: Pair, prompts: Prompts, log: DenseLog
 ) -> None:
-    """Two tokens that tie within rounding may arrive in another order in another batch. In float32
-    that turns one draw in a million (docs/LOG.md), one of these texts in thousands."""
     found, wanted = replayed(log, TREE), live(pair, prompts, seed=1).rounds
     differing = [name for name in wanted if found.get(name) != wanted[name]]
     assert not differing
 
 
 def test_with_other_seeds_the_law_is_the_live_one(
-    pair: Pair, prompts: list[Prompt], log: DenseLog
+    pair: Pair, prompts: Prompts, log: DenseLog
 ) -> None:
-    """False alarm 1 in 1000. Power: the second assertion, a tree that accepts less, is found at
-    that level; a shift of 0.3 tokens of the mean accepted length is about three standard errors
-    (100 prompts, some 4 rounds each, standard deviation 1.8 a round)."""
+    """False alarm 1 in 1000; a shift of 0.3 tokens is about three standard errors."""
     life = counts(live(pair, prompts, seed=2).rounds, prompts)
     assert p_value(counts(replayed(log, TREE), prompts), life) > 0.001
     assert p_value(counts(replayed(log, WEAKER), prompts), life) == 0.001

@@ -34,9 +34,7 @@ def scored(runs: list[Rounds]) -> list[PolicyScores]:
     return score(list(POLICIES), runs, clock=lambda run: 100.0 + run.outcomes.verified)
 
 
-def test_pooled_figures_are_sums_over_rounds(
-    runs: list[Rounds], scored: list[PolicyScores]
-) -> None:
+def test_pooled_figures_are_sums_of_rounds(runs: list[Rounds], scored: list[PolicyScores]) -> None:
     for run, found in zip(runs, scored, strict=True):
         o, pooled = run.outcomes, found.pooled
         calls, accepted = len(run.request), int(o.accepted.sum())

@@ -26,17 +26,18 @@ from specctl.runtime.requests import RoundRecord
 from tests.replay.equality import SETTINGS, check_equal, single_turns
 from tests.replay.text_policies import POLICY, TEXT, scored
 
+Prompts = list[Prompt]
 WHOLE = FullTree(depth=4, top_k=3, width=27, nested=False)
 """Every node of four levels, so that no score asks for more."""
 
 
 @pytest.fixture(scope="module")
-def prompts() -> list[Prompt]:
+def prompts() -> Prompts:
     return single_turns()[:200:12]
 
 
 @pytest.fixture(scope="module")
-def folder(pair: Pair, prompts: list[Prompt], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(pair: Pair, prompts: Prompts, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("text") / "traces"
     collect_dense(pair, prompts, SETTINGS, out, WHOLE, batch_size=8)
     return out
@@ -49,7 +50,7 @@ def log(folder: Path) -> DenseLog:
 
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_every_round_is_the_live_one(
-    batch_size: int, pair: Pair, prompts: list[Prompt], log: DenseLog
+    batch_size: int, pair: Pair, prompts: Prompts, log: DenseLog
 ) -> None:
     check_equal(POLICY, pair, prompts, log, batch_size=batch_size)
 
@@ -69,8 +70,8 @@ class Seen:
             self.rounds[key] = record.pool.recent[row].tolist(), values[row, there]
 
 
-def test_the_log_gives_the_features_that_live_rounds_had(
-    pair: Pair, prompts: list[Prompt], log: DenseLog
+def test_the_log_gives_the_features_of_live_rounds(
+    pair: Pair, prompts: Prompts, log: DenseLog
 ) -> None:
     live, num_seen, largest = Seen(), 0, torch.zeros(len(TEXT))
     list(converse(Decoder(pair, POLICY, batch_size=3, observer=live), prompts, SETTINGS))
@@ -116,7 +117,7 @@ def test_some_prompts_of_a_log_keep_their_text(log: DenseLog) -> None:
 
 
 def test_a_log_read_without_tokens_and_live_traces_are_refused(
-    pair: Pair, prompts: list[Prompt], folder: Path, log: DenseLog, tmp_path: Path
+    pair: Pair, prompts: Prompts, folder: Path, log: DenseLog, tmp_path: Path
 ) -> None:
     assert text_columns([Policy(shape=StaticTree(depth=2, top_k=2, num_tokens=4))]) == ()
     with pytest.raises(TraceError, match=r"dense traces, which hold every token"):

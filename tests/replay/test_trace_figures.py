@@ -28,6 +28,7 @@ from specctl.stats import Resamples
 from tests.replay.logs import random_traces
 from tests.replay.reports import TWO_PROMPTS, Position, Prompt, close, live_traces, write_log
 
+Probs = list[float]
 OFF_BOUNDS = st.integers(1, 996).map(lambda numerator: numerator / 997)
 """Probabilities that no rounding moves across the bound of a bin."""
 
@@ -164,9 +165,7 @@ def test_confidence_does_not_depend_on_the_size_of_blocks(
     accepted=st.lists(OFF_BOUNDS, min_size=1, max_size=30),
     rejected=st.lists(OFF_BOUNDS, min_size=1, max_size=30),
 )
-def test_auc_is_that_of_all_pairs_up_to_the_stated_resolution(
-    accepted: list[float], rejected: list[float]
-) -> None:
+def test_auc_is_that_of_all_pairs_within_its_resolution(accepted: Probs, rejected: Probs) -> None:
     probs = np.array([*accepted, *rejected])
     num = len(probs)
     counts = ConfidenceCounts(1, 1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specctl.artifacts import Origin, load_artifact, save_artifact
-from specctl.errors import ArtifactError, UsageError
+from specctl.errors import UsageError
 from specctl.policy import (
     Chain,
     EntropyBins,
@@ -28,7 +28,7 @@ from specctl.replay.tune.candidates import (
     parse_families,
     static_families,
 )
-from tests.artifacts.examples import EVIDENCE, FFN, PAIR, POLICIES, sha
+from tests.artifacts.examples import EVIDENCE, FFN, PAIR, POLICIES
 from tests.replay.tune_cases import COSTS, SUPPORT
 
 CONDITIONS = Conditions(
@@ -133,9 +133,6 @@ def test_refusals_name_what_is_known(families: list[str], grids: list[str], name
         _ = [grow(family, CONDITIONS) for family in parse_families(families, grids)]
 
 
-# --------------------------------------------------------------------------- artifacts
-
-
 @pytest.fixture
 def save(tmp_path: Path) -> Save:
     """Writes an artifact of a policy."""
@@ -170,12 +167,6 @@ def test_an_artifact_of_another_kind_is_one_setting(save: Save) -> None:
     folder = str(save(policy))
     assert [candidate.policy for candidate in grown(folder).candidates] == [policy]
     assert not parse_families([folder], (), PAIR)[0].is_static
-
-
-def test_artifacts_of_another_pair_are_refused(save: Save) -> None:
-    other = PAIR.model_copy(update={"drafter_digest": sha("9")})
-    with pytest.raises(ArtifactError, match="E_TARGET"):
-        parse_families([str(save(POLICIES["hetero"]))], (), other)
 
 
 def test_lossy_artifacts_are_refused(save: Save) -> None:

@@ -166,9 +166,7 @@ def test_a_fitted_artifact_is_varied(
     assert best["held_out"]["support"] == 1.0
 
 
-def test_a_winning_budget_takes_its_costs_along(
-    traces: TraceSet, costs: Path, tmp_path: Path
-) -> None:
+def test_a_winning_budget_takes_its_costs(traces: TraceSet, costs: Path, tmp_path: Path) -> None:
     """The evaluator states that budgets win; the artifact must then run without a cost model."""
 
     def time_us(policy: Policy, prompt: str) -> float:
@@ -196,9 +194,6 @@ def test_the_grids_are_shown_without_traces() -> None:
     one = passes("tune", "--show-grid", "--family", "svip", "--grid", "window=5").out
     assert " 5 " in one
     assert "chain" not in one
-
-
-# --------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
@@ -252,7 +247,7 @@ def test_artifacts_of_another_pair_are_refused(folder: Path, costs: Path, tmp_pa
     assert "E_TARGET" in refused(folder, costs, "--family", tmp_path / "hetero", *SMALL)
 
 
-def test_an_artifact_fitted_on_held_out_prompts_is_warned_of(
+def test_an_artifact_fitted_on_held_out_prompts_is_named(
     traces: TraceSet, costs: Path, tmp_path: Path
 ) -> None:
     """With one seed and as large a held-out side there is nothing to warn of."""

@@ -53,9 +53,6 @@ def batched(log: DenseLog, load: Load, **options: Any) -> LogEvaluator:
     return LogEvaluator(log, linear(), Objective(), load, **options)
 
 
-# --------------------------------------------------------------------------- parts of a log
-
-
 def test_a_part_holds_its_prompts_and_nothing_else(log: DenseLog) -> None:
     wanted = ("p000003", "p000017")
     [run] = replay(log.only(wanted), [STOP])
@@ -65,13 +62,6 @@ def test_a_part_holds_its_prompts_and_nothing_else(log: DenseLog) -> None:
     for name in ("accepted", "verified", "levels"):
         ours, theirs = getattr(run.outcomes, name), getattr(whole.outcomes, name)
         np.testing.assert_array_equal(ours, theirs[inside])
-
-
-def test_prompts_that_are_not_there_give_nothing(log: DenseLog) -> None:
-    assert list(log.only(["absent"]).chunks()) == []
-
-
-# --------------------------------------------------------------------------- one at a time
 
 
 def test_sums_are_those_of_replay(log: DenseLog, traces: TraceSet) -> None:
@@ -137,9 +127,6 @@ def test_halving_agrees_with_exhaustive_search(log: DenseLog, traces: TraceSet) 
     )
 
 
-# --------------------------------------------------------------------------- a planted optimum
-
-
 def test_the_planted_optimum_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The text follows the likeliest child twice at every position, and then leaves the draft.
 
@@ -160,22 +147,11 @@ def test_the_planted_optimum_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
     assert chosen.held_out.mean_acceptance_length.value == pytest.approx(1 + 86 / 43)
 
 
-# --------------------------------------------------------------------------- batches
-
-
 def by_name(found: Evaluation, names: tuple[str, ...]) -> list[list[float]]:
     return [column(found.sums, name).tolist() for name in names]
 
 
 COUNTS = ("calls", "tokens", "accepted", "verified")
-
-
-def test_counts_of_a_batch_of_one_are_those_of_replay(log: DenseLog, traces: TraceSet) -> None:
-    policies, prompts = [*STATICS, *OTHERS], traces.prompt_ids
-    alone = sequential(log)(policies, prompts)
-    for ours, theirs in zip(batched(log, Load(1))(policies, prompts), alone, strict=True):
-        assert by_name(ours, COUNTS) == by_name(theirs, COUNTS)
-        np.testing.assert_allclose(column(ours.sums, "request_us"), column(theirs.sums, "time_us"))
 
 
 def test_static_settings_are_simulated_as_any_other(log: DenseLog, traces: TraceSet) -> None:

@@ -72,11 +72,7 @@ class Recording:
 
 @dataclass
 class Stated:
-    """An evaluator with a stated time of every policy on every prompt, for 100 tokens.
-
-    Attributes:
-        time_us: of a policy and a prompt. luck_us: added, by policy, run and prompt.
-    """
+    """An evaluator with a stated time of every policy on every prompt, for 100 tokens."""
 
     time_us: Callable[[Policy, str], float]
     support: Callable[[Policy], float] = lambda policy: 1.0

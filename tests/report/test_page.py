@@ -175,9 +175,6 @@ class Outline(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-# ---------------------------------------------------------------------------------- structure
-
-
 def test_page_loads_nothing(html: str) -> None:
     outline = Outline(html)
     assert not {name for name, _ in outline.tags} & {"script", "link", "img", "iframe", "object"}
@@ -260,9 +257,6 @@ def luminance(colour: str) -> float:
     return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-# -------------------------------------------------------------------------------------- words
-
-
 def reading_of(page: Page, key: str) -> str:
     [section] = [section for section in page.sections if section.key == key]
     return " ".join((section.reading, section.missing, *section.notes, section.basis))
@@ -302,9 +296,7 @@ SAID: list[tuple[Given, str, str]] = [
 
 
 @pytest.mark.parametrize(("given", "key", "words"), SAID, ids=[words[:30] for *_, words in SAID])
-def test_the_strongest_evidence_speaks(
-    given: Given, key: str, words: str, evidence: TraceFigures
-) -> None:
+def test_strong_evidence_speaks(given: Given, key: str, words: str, evidence: TraceFigures) -> None:
     found = reading_of(build_page(evidence, given), key)
     assert words in found
     assert not words.startswith("Run ") or found.startswith(words)
@@ -329,9 +321,6 @@ def test_results_alone_make_a_page() -> None:
     keys = [section.key for section in page.sections]
     assert keys == ["recommendation", "policies", "ladder", "caveats"]
     assert page.title.endswith("tiny + small")
-
-
-# ----------------------------------------------------------------------------------- refusals
 
 
 def test_pages_of_nothing_or_of_two_pairs_are_refused(tmp_path: Path) -> None:
@@ -368,9 +357,6 @@ def test_traces_without_a_draft_are_refused(tmp_path: Path) -> None:
         trace_figures(traces)
 
 
-# ------------------------------------------------------------------------------------ drawing
-
-
 def test_points_without_a_value_are_not_drawn() -> None:
     nan = float("nan")
     series = Series("a", [1, 2, 3], [1.0, nan, 2.0], [0.5, nan, nan], [1.5, nan, 3.0])
@@ -404,9 +390,6 @@ def test_charts_leave_no_style_and_no_colour_to_themselves(html: str) -> None:
     assert len(charts) > 10
     for chart in charts:
         assert not re.search(r"style=|#[0-9a-f]{6}\b|<script|<style", chart)
-
-
-# ------------------------------------------------------------------------------------ browser
 
 
 def chromium(folder: Path, page: Path, *options: str) -> tuple[str, str]:

@@ -36,8 +36,6 @@ from specctl.train.quality import Sweep
 from specctl.train.report import Fit
 from tests.replay.logs import random_traces
 
-# --------------------------------------------------------------------------- rounds, for cart
-
 SCHEMA = {
     "prompt_id": pl.String, "offered_depth": pl.Int16, "top_k": pl.Int16, "phi": pl.Float32,
     "phi_depth": pl.Int16, "num_accepted": pl.Int32, "fully_accepted": pl.Boolean, "tcr": pl.Int32,
@@ -80,8 +78,6 @@ def noisy_rounds(num_rounds: int = 3000, num_prompts: int = 20, seed: int = 0) -
     )
 
 
-# --------------------------------------------------------------------------- nodes, for scorers
-
 DEPTH, TOP_K = 4, 3
 NODE_PROMPTS = tuple(f"p{number:06d}" for number in range(16))
 
@@ -114,8 +110,6 @@ def gbdt_config(**changes: Any) -> GbdtConfig:
     nodes = RichNodeConfig(**dict(base.nodes))
     return GbdtConfig(**{**dict(base), "nodes": nodes, "trees": trees, **changes})
 
-
-# --------------------------------------------------------------------------- levels, for echo
 
 ECHO = EchoConfig(depth=4, width=2, max_width=4, min_rows=20)
 
@@ -161,8 +155,6 @@ def planted(num_prompts: int = 40, per_prompt: int = 60, seed: int = 0) -> pl.Da
         }
     )
 
-
-# --------------------------------------------------------------------------- tokens, for adasd
 
 STOP_PROMPTS = tuple(f"prompt-{i}" for i in range(40))
 ADASD = AdasdConfig(window=6, weights=(0.0, 8.0), seed=3)
@@ -211,9 +203,6 @@ def stop_fit() -> StopFit:
     return fit_stop(tokens(), measure(likes), ADASD)
 
 
-# --------------------------------------------------------------------------- answers, for contracts
-
-
 def answer(
     name: str, token_ids: tuple[int, ...] = (1, 2, 3), *, right: bool | None = None, **more: Any
 ) -> Answer:
@@ -243,8 +232,6 @@ def swept(policies: Sequence[Policy], contract: Contract, *lost: int) -> Sweep:
     relaxed = tuple(graded(n, 2) for n in lost)
     return Sweep(policies[0], tuple(policies), graded(0, 3), relaxed, contract)
 
-
-# --------------------------------------------------------------------------- one of each
 
 FITS: dict[str, Callable[[LoggedNodes], Fit[Any]]] = {
     "cart": lambda _: fit_cart(noisy_rounds(), CartConfig()),

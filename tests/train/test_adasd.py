@@ -67,9 +67,6 @@ def test_a_cold_start_has_no_prior() -> None:
     assert (shape.prior_weight, shape.prior_accepted) == (0.0, None)
 
 
-# --------------------------------------------------------------------------- the clip
-
-
 def sweep(fit: StopFit, *lost: int) -> Sweep:
     policies = [clipped(fit.shape, fit.distance, CLIPS, clip) for clip in CLIPS.clips]
     return swept(policies, CLIPS.contract, *lost)
@@ -78,7 +75,7 @@ def sweep(fit: StopFit, *lost: int) -> Sweep:
 @pytest.mark.parametrize(
     ("lost", "num_certified"), [((0, 0, 0), 3), ((0, 9, 0), 1), ((1, 1, 20), 2), ((9, 0, 0), 0)]
 )
-def test_clips_are_certified_from_the_smallest_on(
+def test_small_clips_are_certified_first(
     fit: StopFit, lost: tuple[int, ...], num_certified: int
 ) -> None:
     """200 prompts: at most one loss is within 2 % at confidence .9."""
@@ -110,10 +107,7 @@ def test_runs_that_could_certify_nothing_are_refused() -> None:
         check_runs(Plan([Prompt("b", "", ("Hello",))]), PAIR, PAIR)
 
 
-# --------------------------------------------------------------------------- the artifact
-
-
-def test_a_certified_acceptance_is_lossy_and_says_what_is_promised(
+def test_a_certified_acceptance_is_lossy_and_states_its_promise(
     fit: StopFit, tmp_path: Path
 ) -> None:
     clip = judge_clips(sweep(fit, 0, 1, 20), CLIPS, {"device": "a CPU"}, tmp_path)

@@ -161,8 +161,6 @@ def test_every_training_round_keeps_its_bin_under_the_rule(fit: Fit[CartReport])
     )
 
 
-# ------------------------------------------------------------------ refusals
-
 NOISY = noisy_rounds(300)
 EMPTY, DEFAULT = TraceEmptyError, CartConfig()
 NONE_ACCEPTED = {"num_accepted": pl.lit(0), "fully_accepted": False, "tcr": pl.lit(None, pl.Int32)}

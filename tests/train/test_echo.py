@@ -37,9 +37,6 @@ def fit(fits: dict[str, Fit[Any]]) -> Fit[EchoReport]:
     return fits["echo"]
 
 
-# --------------------------------------------------------------------------- areas
-
-
 def rows_by_hand(scores: list[float], reached: list[bool], prompts: list[int]) -> LevelRows:
     logp = np.log(np.array(scores))[:, None].astype(np.float32)
     return LevelRows(logp, np.array(reached, np.int64), np.array(prompts))
@@ -59,10 +56,7 @@ def test_a_class_of_few_rows_has_no_area() -> None:
 
 
 def test_intervals_are_of_prompts_not_rows() -> None:
-    """Rows of a prompt are alike: repeating each of them ten times tells nothing new.
-
-    An interval over rows would shrink by a factor of 3; the bootstrap's own error is about 5%.
-    """
+    """Repeating rows tells nothing new; an interval over rows would shrink by a factor of 3."""
     frame = planted(num_prompts=24, per_prompt=8)
     once, ten = (
         area_by_prompt(level_rows(pl.concat([frame] * n)), 1, min_rows=5, seed=0) for n in (1, 10)
@@ -73,20 +67,13 @@ def test_intervals_are_of_prompts_not_rows() -> None:
 
 
 def test_an_interval_covers_the_truth_in_most_draws() -> None:
-    """The area of 60 fresh draws' intervals against that of a very large draw.
-
-    A 95% interval misses more than 9 of 60 with probability 0.0004; one that is half as wide
-    covers about 67% and passes with probability 0.0006.
-    """
+    """A 95% interval misses more than 9 of 60 draws with probability 0.0004."""
     truth = area_by_prompt(level_rows(planted(300, 60, seed=99)), 1, min_rows=1, seed=0).value
     misses = 0
     for seed in range(60):
         auc = area_by_prompt(level_rows(planted(30, 12, seed=seed)), 1, min_rows=1, seed=0)
         misses += not auc.low <= truth <= auc.high
     assert misses <= 9
-
-
-# --------------------------------------------------------------------------- gates
 
 
 def test_youden_by_hand() -> None:
@@ -155,9 +142,6 @@ def test_no_sweet_spot_is_refused_with_a_delta_that_finds_a_gate() -> None:
         fit_echo(planted(), few, Replay())
 
 
-# --------------------------------------------------------------------------- by cost
-
-
 def test_thresholds_by_cost_are_the_cheapest_tried() -> None:
     config = CONFIG.model_copy(update={"thresholds": "cost"})
     replay = Replay({1: 0.0, 4: 0.2})
@@ -171,9 +155,6 @@ def test_thresholds_by_cost_are_the_cheapest_tried() -> None:
     assert not any(prompts & asked[-1] for prompts in asked[:-2])
     with pytest.raises(UsageError, match="specctl profile"):
         fit_echo(planted(), config, Replay())
-
-
-# --------------------------------------------------------------------------- what is reported
 
 
 def test_recall_by_hand() -> None:

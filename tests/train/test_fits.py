@@ -44,6 +44,7 @@ from tests.train.cases import (
 )
 
 Fits = dict[str, Fit[Any]]
+Folders = dict[str, Path]
 TWINS = tuple(name for name in FITS if name != "adasd")
 
 
@@ -121,11 +122,8 @@ def test_one_prompt_is_refused(source: LoggedNodes) -> None:
             fit()
 
 
-# --------------------------------------------------------------------------- the artifact
-
-
 @pytest.fixture(scope="module")
-def folders(fits: Fits, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(fits: Fits, tmp_path_factory: pytest.TempPathFactory) -> Folders:
     place = tmp_path_factory.mktemp("artifacts")
     for name, fit in fits.items():
         save_fit(fit, place / name, PAIR, sha("d"))
@@ -133,9 +131,7 @@ def folders(fits: Fits, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
 
 
 @pytest.mark.parametrize("name", FITS)
-def test_the_artifact_says_what_the_report_says(
-    name: str, fits: Fits, folders: dict[str, Path]
-) -> None:
+def test_the_artifact_says_what_the_report_says(name: str, fits: Fits, folders: Folders) -> None:
     fit, folder = fits[name], folders[name]
     artifact = load_artifact(folder, expect=PAIR)
     assert artifact.policy == fit.policy
@@ -156,9 +152,7 @@ def test_the_artifact_says_what_the_report_says(
 
 
 @pytest.mark.parametrize("name", FITS)
-def test_the_card_holds_pair_traces_summary_tables_and_limits(
-    name: str, fits: Fits, folders: dict[str, Path]
-) -> None:
+def test_the_card_holds_what_the_report_holds(name: str, fits: Fits, folders: Folders) -> None:
     card, report = (folders[name] / "README.md").read_text(), fits[name].report
     for words in (PAIR.target, sha("d"), "Lossless", "specctl run", "embedded", *report.limits):
         assert words in card
@@ -200,7 +194,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", TWINS)
-def test_a_twin_that_decides_otherwise_stops_the_publication(
+def test_a_twin_that_decides_otherwise_is_not_published(
     name: str, fits: Fits, tmp_path: Path
 ) -> None:
     fit, [(field, change)] = fits[name], OTHERS[name].items()
@@ -215,8 +209,6 @@ def test_a_twin_that_decides_otherwise_stops_the_publication(
         save_fit(replace(fit, check_twin=None), tmp_path / "policy", PAIR, sha("d"))
     assert not (tmp_path / "policy").exists()
 
-
-# --------------------------------------------------------------------------- the configurations
 
 CONFIGS = [
     found
@@ -252,7 +244,7 @@ def test_defaults_are_a_configuration_and_bad_values_are_none(config: type[BaseM
             config(**fields)
 
 
-def test_a_configuration_in_the_manifest_is_read_back(fits: Fits, folders: dict[str, Path]) -> None:
+def test_a_configuration_in_the_manifest_is_read_back(fits: Fits, folders: Folders) -> None:
     kinds = {"cart": configs.CartConfig, "c2t": configs.C2TConfig, "echo": configs.EchoConfig}
     for name, kind in kinds.items():
         fit = dict(load_artifact(folders[name]).manifest.fit or {})

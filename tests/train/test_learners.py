@@ -69,8 +69,6 @@ def probes(scorer: TreesScorer) -> np.ndarray:
 
 
 def test_trees_equal_lightgbm_on_every_probe(booster: Any) -> None:
-    """Leaves are rounded to a grid of some 2^-20, 30 of them are added; a wrong leaf is off by
-    more than a thousand times that."""
     scorer = trees_scorer(booster, NAMES)
     x = probes(scorer)
     wanted = booster.predict(x, raw_score=True, num_iteration=booster.best_iteration)
@@ -128,8 +126,6 @@ def test_constraints_and_gains_by_name(booster: Any) -> None:
     assert gains["draft_logp"] > gains["parent_entropy"] > gains["depth"]
 
 
-# --------------------------------------------------------------------------- the network
-
 QUICK = FfnConfig(hidden=8, epochs=4, min_steps=1, batch_size=512, lr=1e-2)
 Rows = tuple[Singles, Bools]
 
@@ -154,11 +150,7 @@ def probs(scorer: FfnScorer, features: Singles) -> Singles:
 
 
 def test_offset_undoes_the_sampling_of_negatives() -> None:
-    """Kept at r = 1/20, a network speaks of odds 20 times too high unless log r is added.
-
-    Power: the mean of 40,000 labels at 4 % has a standard error of 2.5 % of itself; bounds are
-    10 %, the error without the offset is 700 %, and with its sign turned it is 95 % down.
-    """
+    """Kept at r = 1/20, a network speaks of odds 20 times too high unless log r is added."""
     features, accepted = rare_nodes(100_000)
     kept = accepted | (np.random.default_rng(1).random(len(accepted)) < 0.05)
     rows, frac = (features[kept], accepted[kept]), (kept & ~accepted).sum() / (~accepted).sum()

@@ -65,7 +65,7 @@ def found(pair: Pair, plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> S
     return sweep(pair, BASE, plan, CONFIG, runs)
 
 
-def test_copied_answers_are_those_that_decoding_would_give(
+def test_copied_answers_are_those_of_decoding(
     pair: Pair, plan: Plan, found: Sweep, tmp_path: Path
 ) -> None:
     runs = RunFolder.open(tmp_path / "runs", plan.header(pair.fingerprint), resume=False)
@@ -94,7 +94,7 @@ def test_texts_leave_the_strict_one_where_they_are_first_relaxed(found: Sweep) -
             assert differs == (relaxed.num_relaxed > 0)
 
 
-def test_dense_traces_foretell_who_leaves_the_strict_text_and_where(
+def test_dense_traces_foretell_who_leaves_where(
     pair: Pair, plan: Plan, found: Sweep, tmp_path: Path
 ) -> None:
     shape = FullTree(depth=4, top_k=1)
@@ -131,7 +131,7 @@ def test_traces_cut_the_lax_end_of_the_sweep(pair: Pair) -> None:
         screened(CONFIG, found, 1.5)
 
 
-def test_a_certified_theta_becomes_an_artifact_that_loads(
+def test_a_certified_theta_becomes_an_artifact(
     pair: Pair, plan: Plan, found: Sweep, tmp_path: Path
 ) -> None:
     fit = fit_mars(
@@ -229,9 +229,6 @@ def test_seeds_are_averaged_within_a_prompt() -> None:
     relaxed = by_key(*(answer("a", (1, 2), right=s > 0, seed=s) for s in range(4)))
     assert losses_of(strict, relaxed, "bounded").tolist() == [0.25]
     assert compare_answers(strict, relaxed).num_checked == 1
-
-
-# --------------------------------------------------------------------------- the folder
 
 
 @pytest.fixture

@@ -27,8 +27,6 @@ def losses(num_lost: int, num_prompts: int) -> Floats:
     return found
 
 
-# --------------------------------------------------------------------------- numbers
-
 TABLE = {  # (bound, true loss): prompts in notes/state-of-the-art.md 4a, the fewest that do
     (0.05, 0.02): (192, 184),
     (0.02, 0.01): (714, 708),
@@ -94,8 +92,6 @@ def test_gains_offset_losses_in_net_losses_alone() -> None:
     assert p_value_of(found, 0.03, "net") < 0.1 < p_value_of(losses(27, 900), 0.03, "net")
 
 
-# --------------------------------------------------------------------------- the promise
-
 REPETITIONS, PROMPTS, MAX_LOSS = 4000, 250, 0.05
 CONTRACT = Contract(max_loss=MAX_LOSS, confidence=0.9)
 ALLOWED = int(binom.ppf(1 - 1e-6, REPETITIONS, CONTRACT.level))
@@ -110,11 +106,7 @@ def num_certified(found: list[Floats], contract: Contract) -> int:
 
 
 def false_certificates(true_losses: tuple[float, ...], kind: str, seed: int = 0) -> int:
-    """Repetitions in which a setting that loses at least `MAX_LOSS` is certified.
-
-    Settings share their prompts' fates, as paired runs do: a prompt is lost where one uniform
-    lies in the setting's own stretch of [0, 1).
-    """
+    """Repetitions that certify too high a loss; settings share the fates of their prompts."""
     generator = np.random.default_rng(seed)
     contract = CONTRACT.model_copy(update={"kind": kind})
     wrong = 0
@@ -139,7 +131,7 @@ def false_certificates(true_losses: tuple[float, ...], kind: str, seed: int = 0)
     ],
     ids=str,
 )
-def test_boundary_loss_is_certified_in_no_more_than_the_stated_share(
+def test_boundary_loss_is_certified_as_rarely_as_stated(
     kind: str, true_losses: tuple[float, ...]
 ) -> None:
     """Quality need not be monotone in theta."""
@@ -164,9 +156,6 @@ def test_a_rule_that_loses_quality_is_refused() -> None:
     for _ in range(2000):
         found = [(generator.random(PROMPTS) < 0.15) * 1.0 for _ in range(3)]
         assert num_certified(found, CONTRACT) == 0
-
-
-# --------------------------------------------------------------------------- the sequence
 
 
 def test_sequence_ends_at_the_first_failure() -> None:

@@ -41,9 +41,7 @@ def test_the_policy_is_as_configured(name: str, fits: Fits) -> None:
 
 
 @pytest.mark.parametrize("name", SCORED)
-def test_beta_is_the_highest_that_keeps_the_recall_on_training_prompts(
-    name: str, fits: Fits
-) -> None:
+def test_beta_is_the_highest_that_keeps_the_training_recall(name: str, fits: Fits) -> None:
     data = fits[name].data
     assert data.train.recall >= 0.7
     assert data.train.beta == data.beta == data.held_out.beta
@@ -56,9 +54,7 @@ def test_beta_is_the_highest_that_keeps_the_recall_on_training_prompts(
 
 @pytest.mark.parametrize("name", SCORED)
 def test_it_finds_the_distribution_of_the_log(name: str, fits: Fits) -> None:
-    """Children are taken with the drafter's probability, so the joint probability is the best
-    score there is: the fit must come near it, and be calibrated. The area's standard error over
-    these prompts is about 0.005."""
+    """The joint probability is the best score there is; the area's standard error is 0.005."""
     data = fits[name].data
     assert data.auc > data.joint_auc - 0.02
     assert data.calibration[0].ece < 0.03
@@ -112,9 +108,6 @@ def test_what_the_log_cannot_give_is_refused(
     }
     with pytest.raises(UsageError, match=says):
         fits[name]()
-
-
-# --------------------------------------------------------------------------- trees and networks
 
 
 def test_trees_come_near_the_drafter_and_lean_on_its_probability(fits: Fits) -> None:
@@ -227,8 +220,7 @@ def test_unpruned_tree_loses_nothing_where_its_frontier_is_the_log(joint: Curve)
 
 
 def test_drafted_probabilities_of_such_logs_are_calibrated(joint: Curve) -> None:
-    """The target takes a child with the drafter's probability. 61,000 nodes of 2048 positions;
-    scores that were off by 0.05 would show."""
+    """Scores that were off by 0.05 would show."""
     whole, *levels = joint.calibration.by_depth()
     assert [level.depth for level in levels] == [1, 2, 3, 4]
     assert whole.num_nodes == sum(level.num_nodes for level in levels) > 30_000
@@ -275,8 +267,7 @@ def test_areas_agree_with_scikit_learn(source: LoggedNodes, joint: Curve) -> Non
 
 @pytest.mark.parametrize("shift", [0.0, 0.04])
 def test_error_of_known_size_is_found_and_chance_is_taken_off(shift: float) -> None:
-    """20,000 scores in 15 bins: chance alone gives gaps of 0.011 on average, and their mean a
-    standard error of 0.0035. Four of these are allowed, so 0 and 0.04 are told apart."""
+    """Chance alone gives gaps of 0.011; the mean's standard error is 0.0035."""
     random = np.random.default_rng(3)
     prob = random.uniform(0.2, 0.8, 20_000)
     accepted = random.random(20_000) < prob
