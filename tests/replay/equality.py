@@ -92,6 +92,9 @@ def check_equal(
     list(converse(decoder, prompts, SETTINGS))
     [replayed] = replay(log, [policy])
     assert not replayed.outcomes.missing.any()
+    bounds = replayed.bounds
+    assert (bounds.calls_low == bounds.calls_high).all()
+    assert (bounds.verified_low == bounds.verified_high).all()
     found = {p: rounds for p, rounds in rounds_of(replayed).items() if p in live.rounds}
     assert len(found) == len(prompts) == len(live.rounds)
     assert {p: (found[p], live.rounds[p]) for p in found if found[p] != live.rounds[p]} == {}

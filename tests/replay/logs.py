@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -123,22 +122,6 @@ def static_tree(tree: PlainTree, depth: int, top_k: int, num_tokens: int) -> lis
             frontier = sorted(candidates, key=lambda n: -tree.joint[n])[:top_k]
     best = sorted(range(len(pool)), key=lambda i: (-tree.joint[pool[i]], i))
     return [pool[i] for i in best[:num_tokens]]
-
-
-def plain_walk(
-    trees: list[PlainTree], submit: Callable[[PlainTree], list[int]]
-) -> list[tuple[int, int, int]]:
-    """(accepted, submitted, rank of the deepest accepted) of each round of one request."""
-    rounds, here = [], 0
-    while here < len(trees):
-        tree = trees[here]
-        nodes = submit(tree)
-        path = [node for node in nodes if tree.on_path[node] and node > 0]
-        accepted = min(len(path), tree.remaining)
-        rank = nodes.index(path[-1]) if path else 0
-        rounds.append((accepted, len(nodes), rank))
-        here += accepted + 1
-    return rounds
 
 
 def target_log(

@@ -125,21 +125,6 @@ def test_a_budget_of_all_wants_is_none(name: str, budget: Budget, prepared: Made
     assert shared.timeline.end_us.tolist() == counted.timeline.end_us.tolist()
 
 
-@pytest.mark.parametrize("name", ["eagle2", "hetero", "opt_tree", "chain", "stop"])
-@pytest.mark.parametrize("max_tokens", [3, 4, 7, 12])
-def test_a_budget_is_kept_and_drops_no_root(name: str, max_tokens: int, prepared: Made) -> None:
-    budget = SurvivalBudget(max_tokens=max_tokens)
-    run = simulate(prepared[name], Load(3, num_requests=9), linear(), budget=budget)
-    largest = run.rounds.processed("ragged").max()
-    assert largest == max_tokens or (name == "stop" and largest < max_tokens)
-    assert run.rounds.verified.min() >= 1
-    trimmed = run.rounds.verified < prepared[name].outcomes.verified[run.rounds.row]
-    assert trimmed.any() != (name == "chain" and max_tokens == 12)
-    if max_tokens == 3:  # roots alone: plain decoding
-        assert run.rounds.accepted.sum() == 0
-        assert (run.emitted == 1).all()
-
-
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_budgets_share_submitted_trees_as_whole_pools(
     budget: str, log: DenseLog, prepared: Made

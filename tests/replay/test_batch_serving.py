@@ -19,14 +19,9 @@ from specctl.replay.batch_figures import (
     figures_of,
     steady_window,
 )
-from specctl.replay.batch_simulation import (
-    Load,
-    simulate,
-    simulate_runs,
-    steps_of_batch,
-)
+from specctl.replay.batch_simulation import Load, simulate, simulate_runs, steps_of_batch
 from specctl.replay.outcomes import Outcomes
-from tests.replay.serving import by_hand, linear, requests_of
+from tests.replay.serving import by_hand, linear
 
 # (accepted, verified) at every position. A: two rounds, of 2 tokens and of 1. B: 2, 1 and 1.
 A = (10, [(1, 3), (9, 9), (0, 3)])
@@ -34,27 +29,6 @@ B = (5, [(1, 2), (9, 9), (0, 2), (0, 2)])
 TEXTS = [(10 + n, [(n % 3, 3)] * (5 + 2 * n)) for n in range(7)]
 ONE_AFTER_THE_OTHER = 3
 """A seed whose shuffle of two keeps their order."""
-
-
-def test_two_requests_by_hand() -> None:
-    """0 A read 200 B read 350 [A 3, B 2] 500 [A 3, B 2] 650 [B 2] 770."""
-    load = Load(2, num_requests=2)
-    run = simulate(by_hand(A, B), load, linear(), seed=ONE_AFTER_THE_OTHER)
-    assert requests_of(run) == {
-        "prompt_id": ["p0", "p1"],
-        "arrival_us": [0.0, 0.0],
-        "first_token_us": [200.0, 350.0],
-        "finish_us": [650.0, 770.0],
-        "num_tokens": [4, 5],
-        "calls": [2, 3],
-        "verified_tokens": [6, 6],
-        "num_accepted": [1, 1],
-    }
-    assert run.timeline.start_us.tolist() == [0, 500, 650]
-    assert run.timeline.end_us.tolist() == [500, 650, 770]
-    assert run.timeline.num_joined.tolist() == [2, 0, 0]
-    assert run.rounds.batch_sizes.tolist() == [2, 2, 1]
-    assert run.rounds.processed("ragged").tolist() == [5, 5, 2]
 
 
 @pytest.mark.parametrize(

@@ -53,23 +53,16 @@ class VirtualTime:
 
 
 def run_live(
-    pair: Pair, shape: Any, batch_size: int, graphs: GraphSettings | None = None
-) -> tuple[StepRecorder, list[int], int]:
-    """What a recorder saw, the lengths of the prompts, and the calls of all requests."""
+    pair: Pair, shape: Any, batch_size: int, graphs: GraphSettings | None
+) -> tuple[Steps, list[int]]:
+    """What a recorder saw, and the lengths of the prompts."""
     recorder, requests = StepRecorder(), toy_requests(5, max_new_tokens=9)
-    loop = DecodeLoop(
-        pair.target.model,
-        pair.drafter,
-        Policy(shape=shape),
-        batch_size=batch_size,
-        max_text_tokens=64,
-        eos_ids=(),
-        observer=recorder,
-        graphs=graphs,
-    )
+    options = {"batch_size": batch_size, "max_text_tokens": 64, "eos_ids": (), "graphs": graphs}
+    policy = Policy(shape=shape)
+    loop = DecodeLoop(pair.target.model, pair.drafter, policy, observer=recorder, **options)
     assert loop.round.is_static == (graphs is not None)
-    done = list(loop.run(requests))
-    return recorder, [len(r.prompt_ids) for r in requests], sum(c.metrics.calls for c in done)
+    list(loop.run(requests))
+    return recorder.steps(), [len(request.prompt_ids) for request in requests]
 
 
 OPTIONS = ("--device", "cpu", "--batch-sizes", "1", "--contexts", "8", "--tokens", "1,5")
@@ -77,12 +70,8 @@ QUICK = (*OPTIONS, "--widths", "1,2", "--quick")
 
 
 TREE = StaticTree(depth=3, top_k=3, num_tokens=10)
-SHAPES = [
-    RootOnly(),
-    Chain(num_draft_tokens=2),
-    TREE,
-    EntropyBins(base=TREE, edges=(9.0, 10.0, 11.0)),
-]
+BINS = EntropyBins(base=TREE, edges=(9.0, 10.0, 11.0))
+SHAPES = [RootOnly(), Chain(num_draft_tokens=2), TREE, BINS]
 MODES = ("ordinary", "graphs")
 
 
@@ -161,9 +150,8 @@ def test_a_target_alone_has_no_draft() -> None:
 
 
 def test_an_engines_sizes_stand_in_place_of_the_runtimes() -> None:
-    points = SMALL.model_copy(
-        update={"context_tokens": (8,), "batch_sizes": (1,), "capture_limit_tokens": 8}
-    )
+    changes = {"context_tokens": (8,), "batch_sizes": (1,), "capture_limit_tokens": 8}
+    points = SMALL.model_copy(update=changes)
     model = profile(toy(), points, graphs=GraphSettings(capture=TapeCapture()))
     assert (model.rounds, model.token_tiers, model.capture_limit_tokens) == ("graphs", (), 8)
 
@@ -230,23 +218,20 @@ def test_live_runs_take_what_was_predicted(
     """On a virtual clock, padding, last rounds and emptying batches included."""
     monkeypatch.setattr(time, "perf_counter", charged.clock)
     began = charged.clock.now_us
-    recorder, prompts, _ = run_live(charged.pair, shape, batch_size, charged.graphs())
+    steps, prompts = run_live(charged.pair, shape, batch_size, charged.graphs())
     wall_us = charged.clock.now_us - began
-    drafts = not isinstance(shape, RootOnly)
-    found = predict(charged.model, recorder.steps(), prompts, drafts=drafts)
+    found = predict(charged.model, steps, prompts, drafts=not isinstance(shape, RootOnly))
     assert found.wall_us == pytest.approx(wall_us, rel=0.005)
 
 
 def test_replayed_rounds_have_a_clock() -> None:
-    outcomes = SimpleNamespace(
-        verified=np.array([10, 4]), levels=np.array([3, 2]), expanded=np.array([6, 3])
+    counts = {"verified": [10, 4], "levels": [3, 2], "expanded": [6, 3]}
+    places = {"context_tokens": [65, 70], "emitted": [2, 3], "is_last": [False, True]}
+    outcomes, run = (
+        SimpleNamespace(**{name: np.array(values) for name, values in of.items()})
+        for of in (counts, places)
     )
-    run = SimpleNamespace(
-        outcomes=outcomes,
-        context_tokens=np.array([65, 70]),
-        emitted=np.array([2, 3]),
-        is_last=np.array([False, True]),
-    )
+    run.outcomes = outcomes
     fixed = 5885.90713 + 2135.26175 + 1206.83946
     per_cached = 0.0392645679 + 0.00237768493
     # 3 levels of width 3: the root's one and 2 of 3 nodes; 2 levels of width 3: 1 + 3.
@@ -292,17 +277,17 @@ def test_the_drafter_reads_as_deep_as_the_tree_after_last_rounds_too() -> None:
     assert table_model().draft_us(last) == pytest.approx(3 + 3 * 2 + 0.5)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"tokens": (2, 4)}, r"--tokens: expected 1 first"),
-        ({"batch_sizes": (2,)}, r"--batch-sizes: expected 1 first"),
-        ({"widths": (2, 3)}, r"--widths: expected 1 first"),
-        ({"tokens": (1, 99)}, r"--tokens: expected at most 31 at these widths"),
-        ({"widths": (1, 65)}, r"--widths: expected at most 64"),
-        ({"context_tokens": (8, 500)}, r"--contexts: expected at most 248"),
-    ],
-)
+GRIDS = [
+    ({"tokens": (2, 4)}, r"--tokens: expected 1 first"),
+    ({"batch_sizes": (2,)}, r"--batch-sizes: expected 1 first"),
+    ({"widths": (2, 3)}, r"--widths: expected 1 first"),
+    ({"tokens": (1, 99)}, r"--tokens: expected at most 31 at these widths"),
+    ({"widths": (1, 65)}, r"--widths: expected at most 64"),
+    ({"context_tokens": (8, 500)}, r"--contexts: expected at most 248"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), GRIDS)
 def test_grids_beyond_the_pair_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         check_grid(toy(), ProfileGrid(**{**vars(SMALL), **changes}))

@@ -96,11 +96,6 @@ def test_live_traces_keep_their_own_tree(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(traces: TraceSet) -> Path:
-    return Path(traces.parts[0].place.name)
-
-
-@pytest.fixture(scope="module")
 def found(log: DenseLog) -> PositionRows:
     return gate_rows(log, SHAPE)
 

@@ -26,7 +26,6 @@ from specctl.replay.ladder.limits import (
     tree_times,
 )
 from specctl.replay.ladder.tally import column, tally
-from specctl.replay.outcomes import Outcomes
 from specctl.replay.walk import fewest, most, walk
 from tests.replay.positions import LENGTHS, check_positions, linear_clock, positions_of
 
@@ -129,26 +128,6 @@ def test_the_programme_is_the_least_over_all_sequences(lengths: list[int], rando
     assert (taken <= limit).all()
     reached = [cost[row, taken[row]] + after(row, int(taken[row])) for row in range(rows)]
     assert reached == total.tolist()
-
-
-@given(LENGTHS, st.randoms(use_true_random=False))
-def test_no_policy_beats_the_clairvoyant_on_any_request(lengths: list[int], random: Any) -> None:
-    """Whatever a policy accepts within the logged path, at whatever width and size."""
-    positions, rows, clock = positions_of(lengths), sum(lengths), linear_clock()
-    reach = np.array([random.randint(0, 4) for _ in range(rows)], np.int32)
-    reach = np.minimum(reach, positions.remaining)
-    accepted = np.array([random.randint(0, most) for most in reach.tolist()], np.int32)
-    levels = accepted + np.array([random.randint(0, 2) for _ in range(rows)])
-    verified = levels + 1 + np.array([random.randint(0, 3) for _ in range(rows)])
-    drafted = Outcomes.of(accepted, verified=verified, levels=levels)
-    policy = tally(positions, drafted, clock, level_width=random.randint(1, 3))
-    ceiling, bound = (
-        tally(positions, clairvoyant(positions, within, clock), clock, level_width=1)
-        for within in (np.full_like(reach, 4), reach)
-    )
-    times = [column(sums, "time_us") for sums in (ceiling, bound, policy)]
-    assert (times[0] <= times[1] + 1e-9).all()
-    assert (times[1] <= times[2] + 1e-9).all()
 
 
 def test_costs_of_accepted_paths_read_nothing_at_the_end() -> None:

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from specctl.errors import TraceError, UsageError
 from specctl.logs import tree_log
 from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import DenseLog, SegmentFiles
+from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy import (
     Chain,
+    EntropyStop,
     FullTree,
     Mars,
     Policy,
@@ -21,14 +23,16 @@ from specctl.policy import (
     ScoredTree,
     SignalStop,
     StaticTree,
+    SurvivalBudget,
 )
 from specctl.replay.outcomes import is_ranked, needs_entropy
-from specctl.replay.rounds import Rounds, replay
+from specctl.replay.rounds import Rounds, replay, replay_chunk
 from specctl.replay.run import refuse_in_vain
+from specctl.replay.submissions import submissions_of
 from specctl.replay.summary import static_accepted, static_verified, summarise
 from specctl.replay.walk import walk
 from tests.policy.scorers import SCORED, random_network, steps
-from tests.replay.logs import log_fixtures, plain_trees, plain_walk, random_log, static_tree
+from tests.replay.logs import log_fixtures, plain_trees, random_log
 from tests.replay.reports import live_traces
 
 traces, log = log_fixtures(num_prompts=2, depth=5, top_k=4)
@@ -37,27 +41,6 @@ traces, log = log_fixtures(num_prompts=2, depth=5, top_k=4)
 def told(rounds: Rounds) -> list[tuple[int, int, int]]:
     o = rounds.outcomes
     return list(zip(o.accepted.tolist(), o.verified.tolist(), o.tcr.tolist(), strict=True))
-
-
-SHAPES = [(1, 1, 2), (3, 1, 4), (5, 1, 6), (2, 2, 4), (4, 3, 9), (5, 4, 6), (5, 4, 21), (5, 4, 999)]
-
-
-@pytest.mark.parametrize(("depth", "top_k", "num_tokens"), SHAPES)
-def test_static_shapes_equal_the_plain_telling(
-    traces: TraceSet, log: DenseLog, depth: int, top_k: int, num_tokens: int
-) -> None:
-    shape = StaticTree(depth=depth, top_k=top_k, num_tokens=num_tokens)
-    shapes = [shape, Chain(num_draft_tokens=depth)] if top_k == 1 else [shape]
-    wanted = [
-        step
-        for trees in plain_trees(traces)
-        for step in plain_walk(trees, lambda t: static_tree(t, depth, top_k, num_tokens))
-    ]
-    for kind in shapes:
-        [found] = replay(log, [Policy(shape=kind)])
-        assert told(found) == wanted
-        assert not found.outcomes.missing.any()
-        assert (found.bounds.calls_low == found.bounds.calls_high).all()
 
 
 def test_the_text_is_emitted_exactly_once(log: DenseLog) -> None:
@@ -71,7 +54,8 @@ def test_the_text_is_emitted_exactly_once(log: DenseLog) -> None:
 
 
 def test_threads_and_chunks_change_nothing(log: DenseLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    policies = [Policy(shape=StaticTree(depth=4, top_k=3, num_tokens=9)), Policy(shape=Chain())]
+    shapes = StaticTree(depth=4, top_k=3, num_tokens=9), Chain(), ASKING["midpoint"]
+    policies = [Policy(shape=shape) for shape in shapes]
     whole = replay(log, policies)
     monkeypatch.setattr(tree_log, "CHUNK_NODES", 1000)  # a chunk a request
     for one, two in zip(whole, replay(log, policies, num_threads=2), strict=True):
@@ -79,38 +63,39 @@ def test_threads_and_chunks_change_nothing(log: DenseLog, monkeypatch: pytest.Mo
         assert one.request.tolist() == two.request.tolist()
 
 
-def test_what_the_log_lacks_is_counted_and_bounded(tmp_path: Path) -> None:
-    """A shallow log of the same trees: the deep log tells what the bounds must contain."""
-    deep = random_log(tmp_path / "deep", num_prompts=4, depth=5, top_k=4, seed=3)
-    policy = Policy(shape=StaticTree(depth=5, top_k=4, num_tokens=12))
-    wanted = replay(deep, [policy])[0]
-    shallow = replace(deep, files=tuple(map(cut_at_level_3, deep.files)))
-    [found] = replay(shallow, [policy])
-    assert found.outcomes.missing.sum() > 0
-    assert found.outcomes.censored.sum() > 0
-    truth = np.bincount(wanted.request)
-    assert (found.bounds.calls_low <= truth).all()
-    assert (found.bounds.calls_high >= truth).all()
-    verified = np.bincount(wanted.request, wanted.outcomes.verified)
-    assert (found.bounds.verified_low <= verified).all()
-    assert (found.bounds.verified_high >= verified).all()
-    assert (found.bounds.calls_low < found.bounds.calls_high).any()
+def shallower(chunk: LogChunk, depth: int) -> LogChunk:
+    """The chunk as if only `depth` levels had been logged."""
+    level, parents = torch.full((chunk.num_nodes,), 0), chunk.root
+    for below in range(1, 6):
+        children = chunk.first_child[parents]
+        parents = (children[children >= 0][:, None] + torch.arange(4)).flatten()
+        level[parents] = below
+    return replace(chunk, first_child=chunk.first_child.masked_fill(level >= depth, -1))
 
 
-def cut_at_level_3(files: SegmentFiles) -> SegmentFiles:
-    """The same commit without the nodes below level 3."""
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
+ASKING = {
+    "static": StaticTree(depth=5, top_k=4, num_tokens=12),
+    "midpoint": EntropyStop(window=5, min_samples=1),
+    "rejected": EntropyStop(window=5, min_samples=1, between="rejected"),
+    "tree": EntropyStop(window=5, min_samples=1, top_k=2, num_tokens=9),
+}
 
-    nodes, rounds = pq.read_table(files["nodes"]), pq.read_table(files["rounds"])
-    kept = nodes.filter(pc.less_equal(nodes["depth"], 3))
-    sizes = np.diff(np.flatnonzero(np.append(kept["parent_idx"].to_numpy() < 0, True)))
-    at = rounds.column_names.index("num_drafted")
-    rounds = rounds.set_column(at, "num_drafted", [(sizes - 1).astype(np.int32)])
-    cut = {table: path.with_name(f"cut-{path.name}") for table, path in files.items()}
-    pq.write_table(kept, cut["nodes"])
-    pq.write_table(rounds, cut["rounds"])
-    return cut
+
+@pytest.mark.parametrize("name", ASKING)
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_bounds_hold_whatever_the_log_lacks(log: DenseLog, name: str, depth: int) -> None:
+    [chunk] = log.chunks()
+    whole, part = (
+        replay_chunk(Policy(shape=ASKING[name]), of) for of in (chunk, shallower(chunk, depth))
+    )
+    assert part.outcomes.missing.any()
+    for figure, weights in (("calls", None), ("verified", whole.outcomes.verified)):
+        low, high = (getattr(part.bounds, f"{figure}_{end}") for end in ("low", "high"))
+        truth = np.bincount(whole.request, weights)
+        assert (low > 1).all()
+        assert (low <= truth).all()
+        assert (truth <= high).all()
+        assert (low < high).any()
 
 
 def test_a_policy_wider_than_the_log_is_marked(log: DenseLog) -> None:
@@ -141,6 +126,15 @@ def test_the_narrow_frontier_of_an_unnested_log_is_missed(tmp_path: Path, name: 
 def test_a_lossy_policy_is_refused(log: DenseLog) -> None:
     with pytest.raises(UsageError, match="lossless"):
         replay(log, [Policy(shape=Chain(), acceptance=Mars())])
+
+
+def test_what_replay_cannot_tell_of_it_is_refused(log: DenseLog) -> None:
+    record = EntropyStop(window=5)
+    shared = Policy(shape=record, budget=SurvivalBudget(max_tokens=9))
+    with pytest.raises(UsageError, match="learns from what the budget lets it verify"):
+        submissions_of(log, [shared])
+    with pytest.raises(UsageError, match="learns from what the budget lets it verify"):
+        submissions_of(log, [Policy(shape=StaticTree()), Policy(shape=record)], keep_nodes=True)
 
 
 def test_the_full_tree_submits_the_whole_log(traces: TraceSet, log: DenseLog) -> None:

@@ -49,11 +49,6 @@ PARTS = ("target", "drafter", "tokenizer")
 
 
 @pytest.fixture(scope="module")
-def folder(traces: TraceSet) -> Path:
-    return Path(traces.parts[0].place.name)
-
-
-@pytest.fixture(scope="module")
 def costs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return linear_file(tmp_path_factory.mktemp("costs") / "cost_model.json")
 
