@@ -124,7 +124,6 @@ def serve_plainly(
     submit: Callable[[PlainTree], list[int]],
     share: Share,
     step_us: Callable[[list[int]], float],
-    prompt_us: Callable[[int], float],
 ) -> list[Served]:
     """What `DecodeLoop` does to trees behind prompts of some length, with a clock."""
     logged, times = load.draw(len(requests), seed)
@@ -143,7 +142,7 @@ def serve_plainly(
             request = waiting.popleft()
             if times is None:
                 request.arrival_us = step_start
-            now += prompt_us(request.prompt_tokens)
+            now += 100 + 10 * request.prompt_tokens
             request.first_token_us = now
             active.append(request)
         batch = [(r.trees[r.here], sorted(submit(r.trees[r.here]))) for r in active]

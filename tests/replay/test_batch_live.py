@@ -12,10 +12,12 @@ from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import (
     Budget,
+    Calibration,
     Chain,
     ElasticBudget,
     EntropyStop,
     FullTree,
+    MarginalBudget,
     PerRequest,
     Policy,
     Shape,
@@ -73,15 +75,9 @@ def live_rounds(pair: Pair, policy: Policy, prompt_ids: list[str]) -> list[list[
         next_request(tokenizer, Conversation(asked[prompt_id]), SETTINGS)
         for prompt_id in prompt_ids
     ]
-    loop = DecodeLoop(
-        pair.target.model,
-        pair.drafter,
-        policy,
-        batch_size=BATCH_SIZE,
-        max_text_tokens=max(len(r.prompt_ids) for r in requests) + SETTINGS.max_new_tokens,
-        eos_ids=pair.target.eos_ids,
-        observer=watcher,
-    )
+    longest = max(len(request.prompt_ids) for request in requests) + SETTINGS.max_new_tokens
+    options = {"batch_size": BATCH_SIZE, "max_text_tokens": longest, "eos_ids": pair.target.eos_ids}
+    loop = DecodeLoop(pair.target.model, pair.drafter, policy, observer=watcher, **options)
     assert len(list(loop.run(requests))) == len(requests)
     return watcher.rounds
 
@@ -95,32 +91,26 @@ def simulated_rounds(run: Simulation) -> list[list[Row]]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("shape", "budget"),
-    [
-        (StaticTree(depth=4, top_k=4, num_tokens=12), PerRequest()),
-        (StaticTree(depth=4, top_k=4, num_tokens=12), SurvivalBudget(max_tokens=18)),
-        (StaticTree(depth=4, top_k=4, num_tokens=12), SurvivalBudget(costs=COSTS)),
-        (Chain(num_draft_tokens=4), SurvivalBudget(max_tokens=8)),
-        (EntropyStop(window=4, min_samples=1), PerRequest()),
-        (GATED, PerRequest()),
-        (GATED, ElasticBudget(max_tokens=9, default_width=1)),
-        (GATED, ElasticBudget(max_tokens=18, default_width=2, max_width=4)),
-        (StaticTree(depth=4, top_k=4, num_tokens=12), ElasticBudget(max_tokens=15)),
-    ],
-    ids=[
-        "eagle2",
-        "eagle2+fixed",
-        "eagle2+rate",
-        "chain+fixed",
-        "adasd",
-        "echo",
-        "echo+high_load",
-        "echo+low_load",
-        "eagle2+echo_budget",
-    ],
-)
-def test_rounds_equal_life(pair: Pair, log: DenseLog, shape: Shape, budget: Budget) -> None:
+EAGLE2 = StaticTree(depth=4, top_k=4, num_tokens=12)
+CURVES = Calibration(slopes=(0.7, 1.2), intercepts=(0.3, -0.2))
+CASES: dict[str, tuple[Shape, Budget]] = {
+    "eagle2": (EAGLE2, PerRequest()),
+    "eagle2+fixed": (EAGLE2, SurvivalBudget(max_tokens=18)),
+    "eagle2+rate": (EAGLE2, SurvivalBudget(costs=COSTS)),
+    "eagle2+calibrated": (EAGLE2, SurvivalBudget(max_tokens=18, calibration=CURVES)),
+    "eagle2+marginal": (EAGLE2, MarginalBudget(tokens_per_s=2e4, costs=COSTS)),
+    "chain+fixed": (Chain(num_draft_tokens=4), SurvivalBudget(max_tokens=8)),
+    "adasd": (EntropyStop(window=4, min_samples=1), PerRequest()),
+    "echo": (GATED, PerRequest()),
+    "echo+high_load": (GATED, ElasticBudget(max_tokens=9, default_width=1)),
+    "echo+low_load": (GATED, ElasticBudget(max_tokens=18, default_width=2, max_width=4)),
+    "eagle2+echo_budget": (EAGLE2, ElasticBudget(max_tokens=15)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rounds_equal_life(name: str, pair: Pair, log: DenseLog) -> None:
+    shape, budget = CASES[name]
     policy = Policy(shape=shape, budget=budget)
     [made] = submissions_of(log, [policy])
     load = Load(BATCH_SIZE, num_requests=len(prompts()))

@@ -77,24 +77,24 @@ def test_a_grid_is_every_combination_less_what_is_no_tree_or_outside(
 
 
 def test_budgets_scale_with_the_load_and_carry_costs() -> None:
-    labels, budgets = zip(
-        *(
-            (c.label, c.policy.budget)
-            for c in grown("chain:num_draft_tokens=3+survival").candidates
-        ),
-        strict=True,
+    name = "chain:num_draft_tokens=3"
+    shared, rates, given = (
+        {candidate.label: candidate.policy.budget for candidate in grown(*asked).candidates}
+        for asked in (
+            (f"{name}+survival",),
+            (f"{name}+marginal",),
+            (f"{name}+marginal", "tokens_per_s=150,300"),
+        )
     )
-    assert all(isinstance(budget, SurvivalBudget) for budget in budgets)
-    assert [b.max_tokens for b in budgets] == [None, *(4 * f for f in (2, 3, 4, 6, 8, 12, 16, 24))]
-    assert budgets[0].costs == COSTS
-    assert labels[0] == "chain:num_draft_tokens=3+survival"
-    assert labels[1] == "chain:num_draft_tokens=3+survival:max_tokens=8"
-    rates = [c.policy.budget for c in grown("chain:num_draft_tokens=3+marginal").candidates]
-    assert all(isinstance(budget, MarginalBudget) and budget.costs == COSTS for budget in rates)
+    assert all(isinstance(budget, SurvivalBudget) for budget in shared.values())
+    sizes = [4 * factor for factor in (2, 3, 4, 6, 8, 12, 16, 24)]
+    assert [budget.max_tokens for budget in shared.values()] == [None, *sizes]
+    assert list(shared)[:2] == [f"{name}+survival", f"{name}+survival:max_tokens=8"]
+    assert shared[f"{name}+survival"].costs == COSTS
+    assert all(isinstance(b, MarginalBudget) and b.costs == COSTS for b in rates.values())
     wanted = [200.0 * factor for factor in (0.5, 0.7, 0.85, 0.95, 1.05, 1.15, 1.3)]
-    assert [budget.tokens_per_s for budget in rates] == pytest.approx(wanted)
-    given = grown("chain:num_draft_tokens=3+marginal", "tokens_per_s=150,300").candidates
-    assert [c.policy.budget.tokens_per_s for c in given] == [150, 300]
+    assert [budget.tokens_per_s for budget in rates.values()] == pytest.approx(wanted)
+    assert [budget.tokens_per_s for budget in given.values()] == [150, 300]
 
 
 def test_the_baseline_holds_plain_decoding_and_the_width_of_the_log() -> None:

@@ -31,6 +31,7 @@ from tests.replay.tune_cases import Stated, linear_file
 
 SMALL = ("--held-out", 0.5, "--threads", 1, "--seed", 3)
 SVIP = ("--family", "svip")
+Verb = tuple[object, ...]
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +54,14 @@ def costs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return linear_file(tmp_path_factory.mktemp("costs") / "cost_model.json")
 
 
+@pytest.fixture(scope="module")
+def verb(folder: Path, costs: Path) -> Verb:
+    return ("tune", folder, "--cost-model", costs)
+
+
 def tune(*arguments: object) -> Outcome:
     """A run that must succeed, with the one warning that a linear cost model earns."""
-    outcome = specctl("tune", *arguments)
+    outcome = specctl(*arguments)
     assert outcome.code == 0, outcome
     assert outcome.err == "warning: cost model: linear form from 'by hand', not measured here\n"
     return outcome
@@ -72,20 +78,20 @@ class Written:
 
 
 @pytest.fixture(scope="module")
-def written(folder: Path, costs: Path, tmp_path_factory: pytest.TempPathFactory) -> Written:
+def written(verb: Verb, tmp_path_factory: pytest.TempPathFactory) -> Written:
     out = tmp_path_factory.mktemp("tuned")
-    shown = tune(folder, "-o", out, "--cost-model", costs, *SVIP, *SMALL).out
+    shown = tune(*verb, "-o", out, *SVIP, *SMALL).out
     document = json.loads((out / "tune.json").read_text())
     return Written(" ".join(shown.split()), out, document, load_artifact(out / "policy"))
 
 
-def test_table_and_document_agree(folder: Path, costs: Path, written: Written) -> None:
+def test_table_and_document_agree(verb: Verb, written: Written) -> None:
     document, out = written.document, written.folder
     wrote = f"wrote {out}/policy {written.artifact.digest}"
     for named in (document["chosen"], "svip", f"{document['num_settings']} settings", wrote):
         assert str(named) in written.out
     assert json.loads((out / "policy" / "report.json").read_text()) == document
-    again = json.loads(tune(folder, "--cost-model", costs, *SVIP, *SMALL, "--json").out)
+    again = json.loads(tune(*verb, *SVIP, *SMALL, "--json").out)
     assert again == {**document, "artifact_digest": None}
     assert TuneResult.model_validate_json(json.dumps(document)).to_json() == document
     assert (document["kind"], document["is_simulated"]) == ("tune", False)
@@ -128,11 +134,11 @@ def test_what_is_tuned_runs_and_replays(folder: Path, written: Written) -> None:
     assert replayed["policies"][0]["pooled"]["num_prompts"] == 24
 
 
-def test_a_batch_under_arrivals(folder: Path, costs: Path) -> None:
+def test_a_batch_under_arrivals(verb: Verb) -> None:
     load = ("--batch-size", 2, "--arrival-rate", 5, "--objective", "goodput")
     grids = ("--family", "chain:num_draft_tokens=2+survival", "--grid", "max_tokens=3,6")
     limit = ("--tpot-limit-ms", 2, "--packing", "padded", "--factor", 2)
-    shown = tune(folder, "--cost-model", costs, *load, *grids, *limit, *SMALL, "--json").out
+    shown = tune(*verb, *load, *grids, *limit, *SMALL, "--json").out
     found = json.loads(shown)
     assert found["is_simulated"] is True
     assert found["load"] == {"batch_size": 2, "arrival_rate_per_s": 5}
@@ -143,7 +149,7 @@ def test_a_batch_under_arrivals(folder: Path, costs: Path) -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_a_fitted_artifact_is_varied(
-    batch_size: int, traces: TraceSet, folder: Path, costs: Path, tmp_path: Path
+    batch_size: int, traces: TraceSet, verb: Verb, tmp_path: Path
 ) -> None:
     base = StaticTree(depth=2, top_k=2, num_tokens=5)
     shape = EntropyBins(base=base, edges=(1.5,), gammas=(0.8, 1.0), alpha=1)
@@ -151,7 +157,7 @@ def test_a_fitted_artifact_is_varied(
     save_artifact(tmp_path / "bins", Policy(shape=shape), origin, card="# bins\n")
     grids = ("--grid", "num_tokens=4,5,6", "--grid", "alpha=0,1,2", "--grid", "gammas=0.8/1.0")
     load = ("--batch-size", batch_size, "--family", tmp_path / "bins")
-    shown = tune(folder, "--cost-model", costs, *load, *grids, *SMALL, "--json").out
+    shown = tune(*verb, *load, *grids, *SMALL, "--json").out
     looked = json.loads(shown)["families"][-1]
     # Two more levels than the base's two are one beyond the log's three.
     assert (looked["num_settings"], looked["num_beyond"]) == (6, 3)
@@ -206,9 +212,9 @@ def test_options_are_refused(folder: Path, options: Any, named: str) -> None:
     assert named in refuses(2, "tune", folder, *options)
 
 
-def refused(folder: Path, costs: Path, *options: object) -> str:
+def refused(*arguments: object) -> str:
     """The line of a run that refuses after it has warned of its linear cost model."""
-    outcome = specctl("tune", folder, "--cost-model", costs, *options)
+    outcome = specctl(*arguments)
     assert outcome.code in (2, 3, 4), outcome
     assert outcome.out == ""
     warning, line = outcome.err.splitlines()
@@ -217,11 +223,11 @@ def refused(folder: Path, costs: Path, *options: object) -> str:
     return line
 
 
-def test_families_and_splits_are_refused(folder: Path, costs: Path, tmp_path: Path) -> None:
-    assert "stop" in refused(folder, costs, "--family", "magic")
+def test_families_and_splits_are_refused(folder: Path, verb: Verb, tmp_path: Path) -> None:
+    assert "stop" in refused(*verb, "--family", "magic")
     beyond = ("--family", "chain:num_draft_tokens=9")
-    assert "deeper or wider" in refused(folder, costs, *beyond, *SMALL)
-    line = refused(folder, costs)
+    assert "deeper or wider" in refused(*verb, *beyond, *SMALL)
+    line = refused(*verb)
     assert "8 prompts or more to choose on, and as many to report on" in line
     [advised] = map(int, re.findall(r"collect (\d+) prompts in all", line))
     splits = [
@@ -231,15 +237,19 @@ def test_families_and_splits_are_refused(folder: Path, costs: Path, tmp_path: Pa
     enough = sum(min(len(one.train), len(one.held_out)) >= FEWEST_PROMPTS for one in splits)
     assert enough >= 180, "who collects what is advised is refused again"
     assert advised < 80
-    assert "between 0 and 1" in refused(folder, costs, "--held-out", 1)
+    assert "between 0 and 1" in refused(*verb, "--held-out", 1)
     flat = linear_file(tmp_path / "flat.json", verify_token_us=0.0)
-    assert "flat" in refused(folder, flat, "--family", "eagle2+survival", *SMALL)
+    assert "flat" in refused(
+        "tune", folder, "--cost-model", flat, "--family", "eagle2+survival", *SMALL
+    )
 
 
-def test_artifacts_of_another_pair_are_refused(folder: Path, costs: Path, tmp_path: Path) -> None:
-    pair = TraceSet.open(folder).fingerprint.model_copy(update={"drafter_digest": sha("9")})
+def test_artifacts_of_another_pair_are_refused(
+    traces: TraceSet, verb: Verb, tmp_path: Path
+) -> None:
+    pair = traces.fingerprint.model_copy(update={"drafter_digest": sha("9")})
     save_artifact(tmp_path / "hetero", POLICIES["hetero"], Origin(pair), card="# hetero\n")
-    assert "E_TARGET" in refused(folder, costs, "--family", tmp_path / "hetero", *SMALL)
+    assert "E_TARGET" in refused(*verb, "--family", tmp_path / "hetero", *SMALL)
 
 
 def test_an_artifact_fitted_on_held_out_prompts_is_named(
@@ -247,9 +257,8 @@ def test_an_artifact_fitted_on_held_out_prompts_is_named(
 ) -> None:
     """With one seed and as large a held-out side there is nothing to warn of."""
     shape = StaticTree(depth=2, top_k=2, num_tokens=5)
-    evidence = Evidence(
-        trace_digest=traces.digest, num_prompts=1, num_rounds=1, splits={}, metrics={}
-    )
+    counts = {"num_prompts": 1, "num_rounds": 1, "splits": {}, "metrics": {}}
+    evidence = Evidence(trace_digest=traces.digest, **counts)
     config = TuneConfig(families=(str(tmp_path / "tree"),), held_out_frac=0.5, seed=4)
     cases = ((4, 0.5, False), (4, 0.6, False), (4, 0.2, True), (3, 0.5, True))
     for seed, share, is_warned in cases:
@@ -260,15 +269,15 @@ def test_an_artifact_fitted_on_held_out_prompts_is_named(
         assert any(f"--seed {seed} --held-out {share}" in line for line in lines) is is_warned
 
 
-def test_a_place_that_cannot_be_written_is_refused_before_the_work(
-    folder: Path, costs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_place_that_cannot_be_written_is_refused_first(
+    verb: Verb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(self: TuneSearch, evaluate: object) -> None:
         raise AssertionError("the search must not start")
 
     monkeypatch.setattr(TuneSearch, "run", never)
     (tmp_path / "file").touch()
-    outcome = specctl("tune", folder, "--cost-model", costs, *SMALL, "-o", tmp_path / "file")
+    outcome = specctl(*verb, *SMALL, "-o", tmp_path / "file")
     assert outcome.code == 6
     assert "choose another --out" in outcome.err
 
@@ -291,49 +300,42 @@ def tried(out: Path, **fits: str | SpecctlError) -> list[Attempt]:
     return list(attempts({name: writes(kind) for name, kind in fits.items()}, out))
 
 
-def test_a_refused_fit_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
+def test_fits_go_on_past_one_that_is_refused_and_not_past_a_full_disk(tmp_path: Path) -> None:
     found = tried(tmp_path, hetero="hetero", echo=NO_SPOT, ddd="ddd")
     assert [attempt.folder is not None for attempt in found] == [True, False, True]
     sentence = found[1].outcome.sentence()
     assert sentence.startswith("fit echo: fit echo: expected a sweet spot, found none")
     digest = load_artifact(tmp_path / "fits" / "hetero").digest
     assert found[0].outcome.sentence() == f"fit hetero: artifact {digest}"
-
-
-def test_a_place_that_cannot_be_written_ends_it(tmp_path: Path) -> None:
     with pytest.raises(OutputError):
-        tried(tmp_path, hetero=NO_ROOM, ddd="ddd")
-    assert not (tmp_path / "fits" / "ddd").exists()
+        tried(tmp_path / "full", hetero=NO_ROOM, ddd="ddd")
+    assert not (tmp_path / "full" / "fits" / "ddd").exists()
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_the_families_are_known_to_tune(tmp_path: Path, is_shared: bool) -> None:  # noqa: FBT001
-    found = tried(tmp_path, hetero="hetero", c2t="c2t_ffn", echo="echo", gbdt=NO_SPOT)
+    kinds = {"hetero": "hetero", "c2t": "c2t_ffn", "echo": "echo"}
+    found = tried(tmp_path, **kinds, gbdt=NO_SPOT)
     names = families_of(found, is_shared=is_shared)
     families = parse_families(names, (), PAIR)
     assert [family.name for family in families] == list(names)
     assert any(family.budget for family in families) == is_shared
-    fitted = [Path(family.name).name for family in families if family.artifact is not None]
-    fits = ["hetero", "c2t", "echo"]
-    budgets = [*(f"{fit}+survival" for fit in fits), "echo+echo_budget"] if is_shared else []
-    assert fitted == fits + budgets
+    fitted = {Path(family.name).name for family in families if family.artifact is not None}
+    budgets = {"hetero+survival", "c2t+survival", "echo+survival", "echo+echo_budget"}
+    assert fitted == {*kinds, *(budgets if is_shared else ())}
 
 
 def test_a_shape_that_learns_is_not_put_under_a_shared_budget(tmp_path: Path) -> None:
-    found = tried(tmp_path, adasd="adasd", hetero="hetero")
-    names = [Path(name).name for name in families_of(found, is_shared=True)]
-    assert {"adasd", "hetero", "hetero+survival"} <= set(names)
+    names = {
+        Path(name).name for name in families_of(tried(tmp_path, adasd="adasd"), is_shared=True)
+    }
+    assert "adasd" in names
     assert "adasd+survival" not in names
 
 
-@pytest.mark.parametrize(
-    "skip",
-    [
-        ["--skip", "c3t"],
-        [f"--skip={n}" for n in ("hetero", "c2t", "gbdt", "distilled", "echo", "adasd")],
-    ],
-)
+@pytest.mark.parametrize("skip", [["c3t"], ["hetero", "c2t", "gbdt", "distilled", "echo", "adasd"]])
 def test_names_to_skip_are_checked_before_anything_is_read(tmp_path: Path, skip: list[str]) -> None:
-    line = refuses(2, "fit", "auto", tmp_path, "-o", tmp_path / "out", "--cost-model", "x", *skip)
+    fit = ("fit", "auto", tmp_path, "-o", tmp_path / "out", "--cost-model", "x")
+    line = refuses(2, *fit, *(f"--skip={name}" for name in skip))
     assert "--skip" in line
     assert not (tmp_path / "out").exists()

@@ -53,17 +53,6 @@ def batched(log: DenseLog, load: Load, **options: Any) -> LogEvaluator:
     return LogEvaluator(log, linear(), Objective(), load, **options)
 
 
-def test_a_part_holds_its_prompts_and_nothing_else(log: DenseLog) -> None:
-    wanted = ("p000003", "p000017")
-    [run] = replay(log.only(wanted), [STOP])
-    [whole] = replay(log, [STOP])
-    assert set(run.positions.row_prompts) == set(wanted)
-    inside = np.isin(whole.positions.row_prompts[whole.visited], wanted)
-    for name in ("accepted", "verified", "levels"):
-        ours, theirs = getattr(run.outcomes, name), getattr(whole.outcomes, name)
-        np.testing.assert_array_equal(ours, theirs[inside])
-
-
 def test_sums_are_those_of_replay(log: DenseLog, traces: TraceSet) -> None:
     """The sweep of static settings included: every figure is the one that `replay` prints."""
     policies = [*STATICS, *OTHERS]

@@ -44,6 +44,11 @@ def noise(prompt: str, policy: Policy, size: float) -> float:
     return size * 12**0.5 * (int.from_bytes(digest) / 2**64 - 0.5)
 
 
+def flat(policy: Policy, prompt: str) -> float:
+    """Every stop is as fast as the best static setting."""
+    return 1000.0 if is_stop(policy) else statics(policy, prompt)
+
+
 def test_rates_by_hand() -> None:
     named = {"tokens": 300, "time_us": 1e6, "request_us": 4e6, "wall_us": 2e6, "good_tokens": 100}
     sums = np.array([named.get(name, 0.0) for name in SUMS])
@@ -69,33 +74,16 @@ def test_objectives_are_refused_by_option(kind: str, limit: float | None, named:
         make_objective(kind, limit)
 
 
-class GoodStops(Stated):
-    """No token of a static setting is in time."""
-
-    are_good = True
-
-    def __call__(
-        self, policies: Sequence[Policy], prompts: Sequence[str], num_runs: int = 1
-    ) -> list[Any]:
-        found = super().__call__(policies, prompts, num_runs)
-        for policy, evaluation in zip(policies, found, strict=True):
-            good = self.are_good and is_stop(policy)
-            evaluation.sums[:, SUMS.index("good_tokens")] *= good
-        return found
-
-
-class NoneGood(GoodStops):
-    are_good = False
-
-
 def test_a_limit_that_no_setting_meets_is_refused_with_what_is_possible() -> None:
+    never = Stated(statics, is_good=lambda policy: False)
     with pytest.raises(UsageError, match=r"found 0.001, while the fastest setting's mean is 0.01"):
-        verdict_of(by=NoneGood(statics), objective=Objective("goodput", 1.0))
+        verdict_of(by=never, objective=Objective("goodput", 1.0))
 
 
 def test_a_static_setting_without_good_tokens_can_be_beaten() -> None:
     """A ratio to nothing is not defined; the lead is."""
-    verdict = verdict_of("svip", by=GoodStops(statics), objective=Objective("goodput", 1.0))
+    by = Stated(statics, is_good=is_stop)
+    verdict = verdict_of("svip", by=by, objective=Objective("goodput", 1.0))
     assert verdict.beats_static
     assert verdict.policies[0].held_out.rate.value == 0
     assert np.isnan(verdict.standing(verdict.chosen).train.against)
@@ -121,13 +109,10 @@ def test_rungs_are_heads_of_one_order_and_keep_the_best_share() -> None:
     this, evaluate = search("svip", train=100), Recording(Stated(statics))
     verdict, _ = this.run(evaluate)
     _, *rungs, _ = evaluate.calls
-    assert [len(prompts) for _, prompts in rungs] == [12, 34, 100]
-    assert rungs[0][1] == rungs[1][1][:12]
-    assert rungs[1][1] == rungs[2][1][:34]
-    assert [number for number, _ in rungs] == [24, 8, 3]
-    assert [(r.num_prompts, r.num_settings) for r in verdict.rungs] == [
-        *((12, 24), (34, 8), (100, 3))
-    ]
+    assert [(number, len(prompts)) for number, prompts in rungs] == [(24, 12), (8, 34), (3, 100)]
+    assert [(r.num_settings, r.num_prompts) for r in verdict.rungs] == [(24, 12), (8, 34), (3, 100)]
+    everyone = rungs[-1][1]
+    assert all(prompts == everyone[: len(prompts)] for _, prompts in rungs)
     assert sum(number for number, _ in evaluate.calls) == this.num_scorings
 
 
@@ -165,7 +150,7 @@ def test_luck_on_training_prompts_is_not_written() -> None:
     """Twenty-four equal settings, noise only: the luckiest leads in training and not after."""
 
     def time_us(policy: Policy, prompt: str) -> float:
-        return (1000.0 if is_stop(policy) else statics(policy, prompt)) + noise(prompt, policy, 99)
+        return flat(policy, prompt) + noise(prompt, policy, 99)
 
     verdict, chosen = search("svip").run(Stated(time_us))
     assert verdict.winner_on_train.startswith("svip"), "the case needs a lucky setting"
@@ -181,8 +166,7 @@ def test_false_wins_are_as_rare_as_the_interval_says() -> None:
     for seed in range(60):
 
         def time_us(policy: Policy, prompt: str, seed: int = seed) -> float:
-            own = 1000.0 if is_stop(policy) else statics(policy, prompt)
-            return own + noise(f"{seed}{prompt}", policy, 60)
+            return flat(policy, prompt) + noise(f"{seed}{prompt}", policy, 60)
 
         verdict, _ = this.run(Stated(time_us))
         wins += verdict.beats_static
@@ -200,10 +184,7 @@ def wins_by_luck_of_runs(num_runs: int, seeds: int) -> int:
         def luck_us(policy: Policy, run: int, prompt: str, seed: int = seed) -> float:
             return noise(f"{seed}/{run}/{prompt[:5]}", policy, 10)  # by side, not by prompt
 
-        def time_us(policy: Policy, prompt: str) -> float:
-            return 1000.0 if is_stop(policy) else statics(policy, prompt)
-
-        wins += this.run(Stated(time_us, luck_us=luck_us))[0].beats_static
+        wins += this.run(Stated(flat, luck_us=luck_us))[0].beats_static
     return wins
 
 

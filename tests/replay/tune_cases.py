@@ -77,25 +77,22 @@ class Stated:
     time_us: Callable[[Policy, str], float]
     support: Callable[[Policy], float] = lambda policy: 1.0
     luck_us: Callable[[Policy, int, str], float] = lambda policy, run, prompt: 0.0
+    is_good: Callable[[Policy], bool] = lambda policy: True
 
     def __call__(
         self, policies: Sequence[Policy], prompts: Sequence[str], num_runs: int = 1
     ) -> list[Evaluation]:
+        rows = [(prompt, run) for run in range(num_runs) for prompt in prompts]
         return [
-            Evaluation(
-                np.stack(
-                    [self._sums(p, prompt, run) for run in range(num_runs) for prompt in prompts]
-                ),
-                self.support(p),
-            )
-            for p in policies
+            Evaluation(np.stack([self._sums(policy, *row) for row in rows]), self.support(policy))
+            for policy in policies
         ]
 
     def _sums(self, policy: Policy, prompt: str, run: int) -> np.ndarray:
         time_us = self.time_us(policy, prompt) + self.luck_us(policy, run, prompt)
-        named = dict.fromkeys(("time_us", "request_us", "wall_us"), time_us)
-        counts = {"calls": 40, "tokens": 100, "accepted": 60, "verified": 160, "good_tokens": 100}
-        figures = {**named, **counts}
+        figures = dict.fromkeys(("time_us", "request_us", "wall_us"), time_us)
+        figures |= {"calls": 40, "tokens": 100, "accepted": 60, "verified": 160}
+        figures |= {"good_tokens": 100 * self.is_good(policy)}
         return np.array([figures.get(name, 0) for name in SUMS], np.float64)
 
 

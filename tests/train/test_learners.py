@@ -86,12 +86,6 @@ def test_sums_are_exact_in_any_order(booster: Any) -> None:
     assert torch.equal(values.flip(1).cumsum(1)[:, -1], values.cumsum(1)[:, -1])
 
 
-def test_what_sampling_left_out_is_added_once(booster: Any) -> None:
-    x = rows_of(1).features
-    plain, corrected = (said(trees_scorer(booster, NAMES, kept), x) for kept in (0.0, -2.5))
-    np.testing.assert_allclose(corrected, plain - 2.5, atol=5e-5)
-
-
 def test_same_seed_same_trees(booster: Any) -> None:
     again = boosted(rows_of(0), CONFIG.model_copy(update={"threads": 2}))
     assert trees_scorer(again, NAMES) == trees_scorer(booster, NAMES)
