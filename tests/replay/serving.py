@@ -69,10 +69,8 @@ def requests_of(run: Simulation) -> dict[str, Any]:
         "arrival_us": times.arrival_us.tolist(),
         "first_token_us": times.first_token_us.tolist(),
         "finish_us": times.finish_us.tolist(),
-        "num_tokens": run.num_tokens.tolist(),
         "calls": per_request(run, np.ones_like(run.rounds.row)).tolist(),
         "verified_tokens": per_request(run, run.rounds.verified).tolist(),
-        "num_accepted": per_request(run, run.rounds.accepted).tolist(),
     }
 
 

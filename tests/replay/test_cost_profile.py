@@ -326,14 +326,6 @@ def test_refusals_come_before_the_work(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def cuda_toy() -> Pair:
-    pair = toy()
-    for model in (pair.target.model, pair.drafter.model):
-        model.model.cuda()
-        model.device = torch.device("cuda", 0)
-    return pair
-
-
 @pytest.mark.cuda
 def test_captured_rounds_are_timed_by_default() -> None:
     """On the embedded pair, whose heads the kernels know; replays take less than eager rounds."""
@@ -345,11 +337,5 @@ def test_captured_rounds_are_timed_by_default() -> None:
     assert captured.token_tiers[0] == graphs.flat_tokens
     assert captured.draft.level.us[0][0][0] < ordinary.draft.level.us[0][0][0]
     assert captured.draft.loop.us[0][0][0] > 0
-
-
-@pytest.mark.cuda
-def test_a_profile_on_a_gpu() -> None:
-    record = profile(cuda_toy(), SMALL)
-    assert record.machine.device == torch.cuda.get_device_name(0)
-    assert record.machine.cuda is not None
-    assert record.verify.us[0][0][0] > 1
+    assert ordinary.machine.device == torch.cuda.get_device_name(0)
+    assert ordinary.machine.cuda is not None

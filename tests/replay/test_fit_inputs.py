@@ -83,12 +83,11 @@ def test_phi_is_the_meta_path_entropy_of_the_base_alone(traces: TraceSet) -> Non
     assert shallow["phi_depth"].unique().to_list() == [2]
 
 
-def test_only_a_static_tree_can_be_the_base(traces: TraceSet) -> None:
+def test_the_base_is_a_static_tree_and_live_traces_keep_their_own(
+    traces: TraceSet, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match="static tree"):
         rounds_to_fit(traces, "chain")
-
-
-def test_live_traces_keep_their_own_tree(tmp_path: Path) -> None:
     live = live_traces(tmp_path / "live")
     assert isinstance(rounds_to_fit(live, None).rounds, pl.LazyFrame)
     with pytest.raises(UsageError, match="--base"):
@@ -112,17 +111,13 @@ def told_plainly(tree: PlainTree) -> tuple[int, list[float]]:
 
 
 def test_rows_equal_the_plain_telling(traces: TraceSet, found: PositionRows) -> None:
-    wanted = [told_plainly(tree) for trees in plain_trees(traces) for tree in trees]
-    remaining = [tree.remaining for trees in plain_trees(traces) for tree in trees]
-    whole = [
-        not (accepted >= left and accepted < SHAPE.depth)
-        for (accepted, _), left in zip(wanted, remaining, strict=True)
-    ]
-    assert found.num_left_out == whole.count(False) > 0
-    kept = [one for one, is_whole in zip(wanted, whole, strict=True) if is_whole]
-    assert found.rows["accepted"].to_list() == [accepted for accepted, _ in kept]
+    trees = [tree for request in plain_trees(traces) for tree in request]
+    wanted = [(*told_plainly(tree), tree.remaining) for tree in trees]
+    kept = [one for one in wanted if not one[2] <= one[0] < SHAPE.depth]
+    assert found.num_left_out == len(wanted) - len(kept) > 0
+    assert found.rows["accepted"].to_list() == [accepted for accepted, *_ in kept]
     levels = found.rows.select(pl.col("^level_.*$")).to_numpy()
-    assert np.array_equal(levels, np.array([best for _, best in kept], np.float32))
+    assert np.array_equal(levels, np.array([best for _, best, _ in kept], np.float32))
     assert len(set(found.rows["accepted"].to_list())) > 3, "too tame to tell"
 
 
@@ -137,12 +132,10 @@ def test_replayed_sums_are_of_the_named_prompts(log: DenseLog) -> None:
     chosen = rounds.positions.prompt_ids[1:4]
     rows = np.isin(rounds.positions.row_prompts[rounds.visited], chosen)
     [sums] = Replayer(log)([policy], chosen)
-    outcomes = rounds.outcomes
-    assert sums.calls == rows.sum()
-    assert sums.tokens == rounds.emitted[rows].sum()
-    assert sums.accepted == outcomes.accepted[rows].sum()
-    assert sums.verified == outcomes.verified[rows].sum()
-    assert sums.utilisation == pytest.approx((outcomes.accepted[rows] / 3).mean())
+    accepted, verified = rounds.outcomes.accepted[rows], rounds.outcomes.verified[rows]
+    assert (sums.calls, sums.tokens) == (rows.sum(), rounds.emitted[rows].sum())
+    assert (sums.accepted, sums.verified) == (accepted.sum(), verified.sum())
+    assert sums.utilisation == pytest.approx((accepted / 3).mean())
     assert sums.time_us is None
     [timed] = Replayer(log, lambda run: 2.0 + 0.0 * run.request)([policy], chosen)
     assert timed.time_us == 2.0 * rows.sum()
@@ -159,22 +152,19 @@ def rows_of(rounds: Rounds) -> list[tuple[int, ...]]:
     return list(zip(rounds.request.tolist(), *columns, strict=True))
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        RootOnly(),
-        Chain(num_draft_tokens=3),
-        Chain(num_draft_tokens=DEPTH + 2),
-        SignalStop(signal="entropy", threshold=1.0, window=DEPTH),
-        EntropyStop(window=DEPTH, min_samples=1),
-        EntropyStop(window=DEPTH + 1, min_samples=1),
-    ],
-    ids=["ar", "chain", "deeper than the log", "stop", "online", "online, deeper"],
-)
-def test_chains_replay_as_in_the_whole_log(
-    log: DenseLog, chains: DenseLog, shape: Chain | SignalStop | EntropyStop
-) -> None:
-    policy = Policy(shape=shape)
+CHAINS = {
+    "ar": RootOnly(),
+    "chain": Chain(num_draft_tokens=3),
+    "deeper than the log": Chain(num_draft_tokens=DEPTH + 2),
+    "stop": SignalStop(signal="entropy", threshold=1.0, window=DEPTH),
+    "online": EntropyStop(window=DEPTH, min_samples=1),
+    "online, deeper": EntropyStop(window=DEPTH + 1, min_samples=1),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_chains_replay_as_in_the_whole_log(log: DenseLog, chains: DenseLog, name: str) -> None:
+    policy = Policy(shape=CHAINS[name])
     [whole], [part] = replay(log, [policy]), replay(chains, [policy])
     assert rows_of(part) == rows_of(whole)
     for name in ("calls_low", "calls_high", "verified_low", "verified_high"):
@@ -187,25 +177,19 @@ def test_trees_are_missed_and_not_guessed(chains: DenseLog) -> None:
 
 
 def test_chunks_join_without_a_seam(log: DenseLog, chains: DenseLog) -> None:
-    [chunk] = chains.held
-    twice = join_chunks([chunk, chunk])
-    held = replace(chains, held=(twice,))
+    held = replace(chains, held=(join_chunks(chains.held * 2),))
     policy = Policy(shape=EntropyStop(window=DEPTH, min_samples=1))
     [once], [doubled] = replay(chains, [policy]), replay(held, [policy])
-    rows, size = rows_of(doubled), len(rows_of(once))
-    assert rows[:size] == rows_of(once)
-    assert [row[1:] for row in rows[size:]] == [row[1:] for row in rows_of(once)]
-    assert [row[0] for row in rows[size:]] == [row[0] + NUM_PROMPTS for row in rows_of(once)]
+    again = [(request + NUM_PROMPTS, *row) for request, *row in rows_of(once)]
+    assert rows_of(doubled) == rows_of(once) + again
 
 
 def plain_tokens(traces: TraceSet, window: int) -> list[tuple[str, bool, float, float]]:
     """Node by node: accepted tokens and the first rejected one of every round."""
-    rounds = traces.scan("rounds").select(pl.col("prompt_id").cast(pl.String)).collect()
-    names = rounds["prompt_id"].unique(maintain_order=True).to_list()
     table = traces.scan("nodes").select("request_id", "round_idx", "parent_entropy", DISTANCE)
     nodes = table.collect().partition_by("request_id", "round_idx", maintain_order=True)
     found, first = [], 0
-    for name, trees in zip(names, plain_trees(traces), strict=True):
+    for name, trees in zip(traces.prompt_ids, plain_trees(traces), strict=True):
         here = 0
         while here < len(trees):
             tree, values = trees[here], nodes[first + here]
@@ -270,12 +254,12 @@ def test_verb_writes_an_artifact_that_replays(folder: Path, tmp_path: Path) -> N
     artifact = load_artifact(out)
     assert isinstance(artifact.policy.shape, SparseGates)
     assert artifact.policy.budget == ElasticBudget(max_tokens=20, default_width=2, max_width=3)
+    assert "20 nodes a round" in (out / "README.md").read_text()
     assert artifact.digest in shown
     assert "held-out AUC" in shown
     [made] = submissions_of(DenseLog.open(TraceSet.open(folder)), [artifact.policy])
     rounds = simulate(made, Load(4, num_requests=8), linear()).rounds
-    verified = rounds.per_step(rounds.verified)
-    assert verified.max() == 20
+    assert rounds.per_step(rounds.verified).max() == 20
     assert (rounds.verified >= 1).all()
 
 

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specctl.logs.positions import join_positions
 from specctl.replay.cost.model import Steps
 from specctl.replay.ladder.limits import (
     NOT_THERE,
@@ -26,22 +25,9 @@ from specctl.replay.ladder.limits import (
     tree_times,
 )
 from specctl.replay.ladder.tally import column, tally
-from specctl.replay.walk import fewest, most, walk
-from tests.replay.positions import LENGTHS, check_positions, linear_clock, positions_of
-
-
-@given(LENGTHS, st.randoms(use_true_random=False))
-def test_a_walk_visits_what_stepping_visits(lengths: list[int], random: object) -> None:
-    positions = positions_of(lengths)
-    advance = np.array([random.randint(1, 5) for _ in range(sum(lengths))], np.int32)
-    wanted, row = np.zeros(sum(lengths), bool), 0
-    for length in lengths:
-        here = row
-        while here < row + length:
-            wanted[here] = True
-            here += advance[here]
-        row += length
-    assert walk(positions, advance).tolist() == wanted.tolist()
+from specctl.replay.outcomes import Outcomes
+from specctl.replay.walk import fewest, most
+from tests.replay.positions import LENGTHS, linear_clock, positions_of
 
 
 @given(LENGTHS, st.randoms(use_true_random=False))
@@ -60,23 +46,6 @@ def test_bounds_are_the_extremes_over_all_walks(lengths: list[int], random: obje
 
     assert fewest(positions, cost, low, high).tolist() == [best(r, "min") for r in range(rows)]
     assert most(positions, cost, low, high).tolist() == [best(r, "max") for r in range(rows)]
-
-
-def test_parts_are_joined_under_one_table_of_names() -> None:
-    joined = join_positions([positions_of([2, 3]), positions_of([1], prompt=1)])
-    check_positions(joined)
-    assert joined.start.tolist() == [0, 2, 5, 6]
-    assert joined.prompt_ids == ("p0", "p1")
-    assert joined.prompt.tolist() == [0, 1, 1]
-    assert joined.request.tolist() == [0, 0, 1, 1, 1, 2]
-
-
-def test_a_round_costs_what_the_rates_say() -> None:
-    clock = linear_clock(verify_cached_token_us=0.5)
-    us = clock.share_us(Steps(1, [1, 6], 10, levels=[0, 3], level_width=2, num_emitted=1))
-    plain = 1 + 100 + 10 * 1 + 0.5 * 10
-    drafted = 1 + 100 + 10 * 6 + 0.5 * 10 + 20 + 5 + 2 * (2 * 5)
-    assert us.tolist() == [plain, drafted]
 
 
 def test_a_request_of_a_batch_pays_its_share() -> None:
@@ -176,11 +145,8 @@ def ranked_of(contexts: Table) -> Ranked:
     return Ranked(positions, 2, matched, prob, depth, np.zeros(depth.shape, bool))
 
 
-CONDITIONALS = st.lists(
-    st.lists(st.integers(0, 16).map(lambda n: n / 16), min_size=7, max_size=7),
-    min_size=1,
-    max_size=2,
-)
+SIXTEENTHS = st.integers(0, 16).map(lambda n: n / 16)
+CONDITIONALS = st.lists(st.lists(SIXTEENTHS, min_size=7, max_size=7), min_size=1, max_size=2)
 STAIRS = st.lists(st.sampled_from([0.0, 0.0, 4.0, 16.0]), min_size=7, max_size=7)
 
 
@@ -195,10 +161,15 @@ def test_the_best_tree_is_the_best_of_all_closed_subsets(
     decided = best_trees(ranked, times, price)
     for row, probs in enumerate(contexts):
         worth = [1 + sum(probs[n] for n in s) - price * cost_of(s, times) for s in closed_subsets()]
-        size, levels = np.asarray(decided.verified)[row] - 1, np.asarray(decided.levels)[row]
-        inside = ranked.depth[row] <= levels
-        gained = 1 + ranked.prob[row][inside][:size].sum(dtype=np.float64)
-        assert gained - price * times.us[0, levels, size] == pytest.approx(max(worth), abs=1e-9)
+        tokens, us = figures(ranked, times, decided, row)
+        assert tokens - price * us == pytest.approx(max(worth), abs=1e-9)
+
+
+def figures(ranked: Ranked, times: TreeTimes, decided: Outcomes, row: int) -> tuple[float, float]:
+    """Expected tokens and time of the tree that was decided on."""
+    size, levels = np.asarray(decided.verified)[row] - 1, np.asarray(decided.levels)[row]
+    inside = ranked.prob[row][ranked.depth[row] <= levels]
+    return 1 + float(inside[:size].sum(dtype=np.float64)), float(times.us[0, levels, size])
 
 
 def stair_times(ranked: Ranked, stairs: list[float]) -> TreeTimes:
@@ -226,13 +197,8 @@ def test_the_settled_price_gives_the_best_long_run_rate(
 
     def rate_of(price: float) -> float:
         decided = best_trees(ranked, times, price)
-        tokens = time_us = 0.0
-        for row in range(2):
-            size, levels = np.asarray(decided.verified)[row] - 1, np.asarray(decided.levels)[row]
-            inside = ranked.depth[row] <= levels
-            tokens += 1 + float(ranked.prob[row][inside][:size].sum(dtype=np.float64))
-            time_us += times.us[0, levels, size]
-        return tokens / time_us
+        easy, hard = (figures(ranked, times, decided, row) for row in range(2))
+        return (easy[0] + hard[0]) / (easy[1] + hard[1])
 
     best = max(rate(choice) for choice in product(closed_subsets(), repeat=2))
     price, found = settle(rate_of, 1e-3)

@@ -61,6 +61,7 @@ def test_threads_and_chunks_change_nothing(log: DenseLog, monkeypatch: pytest.Mo
     for one, two in zip(whole, replay(log, policies, num_threads=2), strict=True):
         assert told(one) == told(two)
         assert one.request.tolist() == two.request.tolist()
+        assert one.positions.row_prompts.tolist() == two.positions.row_prompts.tolist()
 
 
 def shallower(chunk: LogChunk, depth: int) -> LogChunk:

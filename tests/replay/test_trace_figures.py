@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,14 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specctl.logs.tree_log import DenseLog, Support
-from specctl.policy import Chain, Policy, StaticTree
+from specctl.policy import Policy, StaticTree
 from specctl.replay.rounds import replay
 from specctl.replay.score import score
 from specctl.replay.trace_figures import (
     EDGES,
     NUM_BINS,
     ConfidenceCounts,
-    bins_of,
     reference_tree,
     settings_of,
     trace_figures,
@@ -31,6 +31,7 @@ from tests.replay.reports import TWO_PROMPTS, Position, Prompt, close, live_trac
 Probs = list[float]
 OFF_BOUNDS = st.integers(1, 996).map(lambda numerator: numerator / 997)
 """Probabilities that no rounding moves across the bound of a bin."""
+PROBS = st.lists(OFF_BOUNDS, min_size=1, max_size=30)
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +42,10 @@ def evidence(tmp_path_factory: pytest.TempPathFactory) -> TraceFigures:
 def test_acceptance_by_depth_leaves_out_what_the_text_did_not_tell(evidence: TraceFigures) -> None:
     # Depth 2 is asked of a's three positions; at p3 the text ended, so two are at risk.
     first, second = evidence.depths
-    assert (first.num_at_risk, first.num_accepted, first.num_censored) == (5, 3, 0)
-    assert (second.num_at_risk, second.num_accepted, second.num_censored) == (2, 1, 1)
-    assert close(first.conditional_prob.value, 3 / 5)
-    assert close(second.conditional_prob.value, 1 / 2)
+    for depth, at_risk, accepted, censored in ((first, 5, 3, 0), (second, 2, 1, 1)):
+        counted = depth.num_at_risk, depth.num_accepted, depth.num_censored
+        assert counted == (at_risk, accepted, censored)
+        assert close(depth.conditional_prob.value, accepted / at_risk)
     assert close(second.marginal_prob.value, 3 / 5 * 1 / 2)
 
 
@@ -56,21 +57,19 @@ def test_marginal_acceptance_is_the_plain_share_where_nothing_is_censored(tmp_pa
     assert close(evidence.depths[1].marginal_prob.value, 1 / 5)
 
 
-def test_node_auc_by_hand(evidence: TraceFigures) -> None:
+def fates(depths: Any) -> list[tuple[int, int, int]]:
+    return [(depth.num_accepted, depth.num_rejected, depth.num_unknown) for depth in depths]
+
+
+def test_confidence_by_hand(evidence: TraceFigures) -> None:
     # Depth 1, accepted .6 .25 .6; rejected .6 three times, .25 four times; 21 pairs, ties half:
     # each .6 wins 4 + 3/2, the .25 ties 4/2.
-    first, second = evidence.confidence.nodes
-    assert (first.num_accepted, first.num_rejected, first.num_unknown) == (3, 7, 0)
-    assert close(first.auc.value, (2 * 5.5 + 2) / 21)
+    nodes, layers = evidence.confidence.nodes, evidence.confidence.layers
+    assert close(nodes[0].auc.value, (2 * 5.5 + 2) / 21)
     # Depth 2: n4 of p1 is accepted, both children of n1 at p3 unknown, the other 17 rejected.
-    assert (second.num_accepted, second.num_rejected, second.num_unknown) == (1, 17, 2)
-
-
-def test_layer_confidence_has_one_row_a_round_and_depth(evidence: TraceFigures) -> None:
-    first, second = evidence.confidence.layers
-    assert (first.num_accepted, first.num_rejected, first.num_unknown) == (3, 2, 0)
-    assert (second.num_accepted, second.num_rejected, second.num_unknown) == (1, 3, 1)
-    assert close(first.auc.value, 0.5)  # the best node has .6 everywhere: it tells nothing
+    assert fates(nodes) == [(3, 7, 0), (1, 17, 2)]
+    assert fates(layers) == [(3, 2, 0), (1, 3, 1)], "one row a round and depth"
+    assert close(layers[0].auc.value, 0.5)  # the best node has .6 everywhere: it tells nothing
 
 
 def test_reference_rounds_tcr_and_tau_by_hand(evidence: TraceFigures) -> None:
@@ -113,22 +112,16 @@ def test_static_settings_and_reference_equal_replay(tmp_path: Path) -> None:
     log, found = DenseLog.open(traces), trace_figures(traces)
     assert found.tree is not None
     points = [found.statics[i] for i in range(0, len(found.statics), 5)]
-    shapes = [
-        Chain(num_draft_tokens=p.depth)
-        if p.top_k == 1
-        else StaticTree(depth=p.depth, top_k=p.top_k, num_tokens=p.num_tokens)
-        for p in points
-    ]
+    shapes = [StaticTree(depth=p.depth, top_k=p.top_k, num_tokens=p.num_tokens) for p in points]
     tree = reference_tree(log.support)
     assert found.tree.startswith(f"eagle2:depth={tree.depth}:")
     policies = [Policy(shape=shape) for shape in (*shapes, tree)]
     *scored, reference = score(["-"] * len(policies), replay(log, policies))
     for point, other in zip(points, scored, strict=True):
+        ratios = other.pooled.ratios
         assert point.calls == other.pooled.calls
-        assert close(point.tau.value, other.pooled.ratios["mean_acceptance_length"].value)
-        assert close(
-            point.verified_per_token.value, other.pooled.ratios["verified_per_token"].value
-        )
+        assert close(point.tau.value, ratios["mean_acceptance_length"].value)
+        assert close(point.verified_per_token.value, ratios["verified_per_token"].value)
     assert found.num_reference == reference.pooled.calls
     assert close(found.tau.value, reference.pooled.ratios["mean_acceptance_length"].value)
 
@@ -151,10 +144,7 @@ def test_confidence_does_not_depend_on_the_size_of_blocks(
 
 
 @settings(max_examples=50, deadline=None)
-@given(
-    accepted=st.lists(OFF_BOUNDS, min_size=1, max_size=30),
-    rejected=st.lists(OFF_BOUNDS, min_size=1, max_size=30),
-)
+@given(PROBS, PROBS)
 def test_auc_is_that_of_all_pairs_within_its_resolution(accepted: Probs, rejected: Probs) -> None:
     probs = np.array([*accepted, *rejected])
     num = len(probs)
@@ -164,15 +154,6 @@ def test_auc_is_that_of_all_pairs_within_its_resolution(accepted: Probs, rejecte
     [found] = counts.separations(Resamples.draw(1))
     wins = [(a > r) + 0.5 * (a == r) for a in accepted for r in rejected]
     assert abs(found.auc.value - np.mean(wins)) <= found.auc_resolution + 1e-9
-
-
-def test_bins_cover_all_probabilities_once() -> None:
-    assert (np.diff(EDGES) > 0).all()
-    assert (EDGES[0], EDGES[-1]) == (0.0, 1.0)
-    logs = np.log(np.array([1e-30, 0.005, 0.5, 0.9999, 1.0], np.float32))
-    found = bins_of(logs)
-    assert ((found >= 0) & (found < NUM_BINS)).all()
-    assert (np.diff(found) >= 0).all()
 
 
 def test_densities_integrate_to_one() -> None:
@@ -192,15 +173,12 @@ def test_live_fate_follows_the_targets_choices(tmp_path: Path) -> None:
     columns |= {"depth": (0, 1, 1, 2, 2, 2, 3)}
     match = [None, False, True, None, True, False, None]
     traces = live_traces(tmp_path / "live", **columns, match=match, offered_depth=3)
-    found = trace_figures(traces).confidence.nodes
-    counted = [(d.num_accepted, d.num_rejected, d.num_unknown) for d in found]
-    assert counted == [(2, 2, 0), (2, 4, 0), (0, 0, 2)]
+    assert fates(trace_figures(traces).confidence.nodes) == [(2, 2, 0), (2, 4, 0), (0, 0, 2)]
 
 
 def test_reference_tree_stays_within_the_log() -> None:
-    assert reference_tree(Support(3, 3, 2, nested=True)) == StaticTree(
-        depth=2, top_k=3, num_tokens=13
-    )
+    small = StaticTree(depth=2, top_k=3, num_tokens=13)
+    assert reference_tree(Support(3, 3, 2, nested=True)) == small
     assert reference_tree(Support(10, 10, 11, nested=True)) == StaticTree()
 
 

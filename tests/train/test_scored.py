@@ -72,9 +72,8 @@ def test_sides_share_no_prompt_and_a_third_part_stops_the_boosting(source: Logge
     assert set(sides.train.prompt_ids) == set(sides.split.train)
     assert set(sides.held_out.prompt_ids) == set(sides.split.held_out)
     assert not set(sides.split.train) & set(sides.split.held_out)
-    rows = sides.train
-    validation = validation_rows(rows, config)
-    stops, trains = (set(rows.prompt[chosen].tolist()) for chosen in (validation, ~validation))
+    rows, stopping = sides.train.prompt, validation_rows(sides.train, config)
+    stops, trains = set(rows[stopping].tolist()), set(rows[~stopping].tolist())
     assert stops
     assert trains
     assert not stops & trains
@@ -101,13 +100,10 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 def test_what_the_log_cannot_give_is_refused(
     name: str, nodes: dict[str, Any], changes: dict[str, Any], says: str, source: LoggedNodes
 ) -> None:
-    chosen = gbdt_config().nodes.model_copy(update=nodes)
-    fits: dict[str, Any] = {
-        "c2t": lambda: fit_c2t(source, NODE_PROMPTS, c2t_config(nodes, **changes)),
-        "gbdt": lambda: fit_gbdt(source, NODE_PROMPTS, gbdt_config(nodes=chosen, **changes)),
-    }
+    made, fit = {"c2t": (c2t_config(), fit_c2t), "gbdt": (gbdt_config(), fit_gbdt)}[name]
+    config = made.model_copy(update={"nodes": made.nodes.model_copy(update=nodes), **changes})
     with pytest.raises(UsageError, match=says):
-        fits[name]()
+        fit(source, NODE_PROMPTS, config)
 
 
 def test_trees_come_near_the_drafter_and_lean_on_its_probability(fits: Fits) -> None:
@@ -158,38 +154,19 @@ def test_defaults_follow_the_label_and_the_log(config: type[NodeConfig], predict
     assert found.get("negatives") == (None if not rich else 10.0 if predicts == "joint" else 0.0)
 
 
-def scored(predicts: str, beta: float, **options: bool) -> ScoredTree:
-    """A rough scorer that the drafter's probabilities do not order."""
-    scorer = FfnScorer(
-        features=("draft_logp", "parent_entropy", "depth"),
-        mean=(-2.0, 1.5, 2.0),
-        scale=(2.0, 0.5, 1.0),
-        w1=((1.0, -0.3, -0.2), (0.5, 0.4, 0.3)),
-        b1=(0.5, -0.1),
-        w2=(1.5, -1.0),
-        b2=(-0.8,),
-    )
-    return ScoredTree(
-        scorer=scorer,
-        predicts=predicts,
-        beta=beta,
-        depth=DEPTH,
-        **{"first_top_k": TOP_K, "second_top_k": TOP_K, **options},
-    )
-
-
-@pytest.mark.parametrize(("predicts", "keep_leaves"), [("joint", True), ("conditional", False)])
+@pytest.mark.parametrize(
+    "options", [{"predicts": "joint"}, {"predicts": "conditional", "keep_leaves": False}], ids=str
+)
 def test_thresholds_keep_what_their_rules_submit(
-    predicts: str,
-    keep_leaves: bool,  # noqa: FBT001  parametrised
-    source: LoggedNodes,
+    options: dict[str, Any], fits: Fits, source: LoggedNodes
 ) -> None:
-    curve = trace_curve(source, build_shape(scored(predicts, 0.0, keep_leaves=keep_leaves)))
-    kept = []
+    def rule(beta: float) -> Any:
+        return build_shape(shape_of(fits["c2t"]).model_copy(update={"beta": beta, **options}))
+
+    curve, kept = trace_curve(source, rule(0.0)), []
     for index in (60, 80, 95, 110):
-        rule = build_shape(scored(predicts, BETAS[index], keep_leaves=keep_leaves))
         submitted = accepted = 0
-        for batch in source.batches(rule):
+        for batch in source.batches(rule(BETAS[index])):
             chosen = batch.submitted.clamp(min=0)
             submitted += int((batch.submitted > 0).sum())
             accepted += int((batch.accepted.gather(1, chosen) & (batch.submitted > 0)).sum())
@@ -240,16 +217,9 @@ def test_a_recall_has_a_threshold_and_a_size(joint: Curve) -> None:
     assert np.isnan(joint.tokens_at_recall(1.01)).all()
 
 
-def test_intervals_hold_the_point_and_shrink_to_it_for_equal_prompts(joint: Curve) -> None:
-    bounds = joint.intervals(70, seed=0)
-    point = joint.point(70)
-    for name, interval in bounds.items():
-        assert interval.low < getattr(point, name) < interval.high
-
-
 def test_no_prompts_are_refused(source: LoggedNodes) -> None:
     with pytest.raises(TraceEmptyError, match="curve of thresholds"):
-        trace_curve(source, build_shape(scored("joint", 0.0)), [])
+        trace_curve(source, JOINT, [])
 
 
 def test_areas_agree_with_scikit_learn(source: LoggedNodes, joint: Curve) -> None:
