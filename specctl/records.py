@@ -104,4 +104,6 @@ def describe_violation(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     field = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ")  # pydantic's, before one of ours
+    if first["type"] == "extra_forbidden":
+        message = "there is no such field"
     return f"{field}: {message}" if field else message

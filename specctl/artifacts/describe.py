@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from specctl.artifacts.load import Artifact
 
 _MAX_JSON_CHARS = 400
+_MAX_CELL_CHARS = 60
 
 
 @dataclass(frozen=True)
@@ -89,11 +91,28 @@ def _metric(found: Metric) -> str:
 
 
 def _decisions(policy: Policy) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Columns and rows: one row a bin of HeteroSpec; of other shapes their record."""
+    """Columns and rows: one row a bin of HeteroSpec; of other shapes one row a setting."""
     shape = policy.shape
     if not isinstance(shape, EntropyBins):
-        return ("shape",), ((_json(shape),),)
+        settings = tuple(_settings(shape.model_dump(mode="json")))
+        return ("setting", "value"), tuple((name, shown(text)) for name, text in settings)
     edges = [f"{edge:.4f}" for edge in shape.edges]
     plans = zip(["-", *edges], [*edges, "-"], shape.plan_depths, shape.plan_tokens, strict=True)
     columns = ("bin", "Φ from (nats)", "Φ to (nats)", "depth (levels)", "tokens (root counted)")
     return columns, tuple((str(i), *map(str, plan)) for i, plan in enumerate(plans))
+
+
+def _settings(record: dict[str, Any], within: str = "") -> Iterator[tuple[str, str]]:
+    """Names and values of all fields; of a table that is longer than a line only its size."""
+    for name, value in record.items():
+        text = canonical_json(value)
+        if isinstance(value, dict) and value:
+            yield from _settings(value, f"{within}{name}.")
+        elif isinstance(value, list) and len(text) > _MAX_CELL_CHARS:
+            sizes, inner = [], value
+            while isinstance(inner, list) and inner:
+                sizes.append(str(len(inner)))
+                inner = inner[0]
+            yield within + name, f"{' x '.join(sizes)} values"
+        else:
+            yield within + name, value if isinstance(value, str) else text

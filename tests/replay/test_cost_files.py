@@ -75,7 +75,7 @@ REFUSED: list[tuple[Model, Change, str]] = [
             (put([0, 4, 8], "verify", "sizes"), r"verify\.sizes\.0: "),
             (put(-1.0, "verify", "iqr_us", 0, 0, 1), r"verify\.iqr_us\.0\.0\.1"),
             (lambda m: m.pop("verify"), r"verify: Field required"),
-            (put(1, "extra"), r"extra: Extra inputs"),
+            (put(1, "extra"), r"extra: there is no such field"),
             (put(2, "cost_model_version"), r"cost_model_version: Input should be 1"),
             (lambda m: m.pop("cost_model_version"), r"cost_model_version: Field required"),
             (put("polynomial", "kind"), r"polynomial"),
