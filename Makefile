@@ -52,7 +52,7 @@ nightly: $(READY)  ## Set up and run the long campaigns: faults, storms, fuzzing
 	SPECCTL_TEST_PROMPTS=200 $(BIN)/pytest -n 2 --dist loadscope tests/runtime/test_equality*.py \
 	  tests/replay/test_equality*.py
 	$(BIN)/python -m scripts.inject_faults
-	$(BIN)/python -m scripts.fuzz_artifacts
+	$(BIN)/python -m scripts.fuzz_artifacts --executions 1000000 --out benchmarks/results
 
 bench: $(READY)  ## Set up and run every benchmark, one after the other.
 	@for bench in benchmarks/bench_*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done

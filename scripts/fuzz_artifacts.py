@@ -133,7 +133,7 @@ def campaigns(executions: int, seed: int) -> Any:
     shares = sum(target.share for target in TARGETS.values())
     for name, target in TARGETS.items():
         campaign = Campaign(name, target, seed)
-        part = executions * target.share // shares
+        part = -(-executions * target.share // shares)  # at least as many as asked for
         start = time.process_time()
         campaign.run(part)
         row = campaign.row(part)
