@@ -142,13 +142,6 @@ def test_a_profile_is_whole_and_ticks(mode: str) -> None:
     assert model.draft.loop.us[0][0][0] > 0
 
 
-def test_a_target_alone_has_no_draft() -> None:
-    pair = toy()
-    model = profile(Pair(pair.target, None, "none", pair.drafter_digest), SMALL)
-    assert model.draft is None
-    assert model.verify.sizes == (1,)
-
-
 def test_an_engines_sizes_stand_in_place_of_the_runtimes() -> None:
     changes = {"context_tokens": (8,), "batch_sizes": (1,), "capture_limit_tokens": 8}
     points = SMALL.model_copy(update=changes)
@@ -269,12 +262,6 @@ def test_a_budget_still_sees_a_slope_below_the_smallest_tier() -> None:
     assert cost.token_counts == (1, 2, 3, 4, 5, 6, 7, 8, 13)
     own = [10, 11, 12, 13, 14, 15, 16, 17, 22]
     assert cost.step_us == pytest.approx([us + around for us in own])
-
-
-def test_the_drafter_reads_as_deep_as_the_tree_after_last_rounds_too() -> None:
-    last = Steps(1, 4, 64, levels=4, level_width=1, num_emitted=0)
-    assert GRAPHS.draft_us(last) == pytest.approx(3 + 3 * 2 + 0.5 + 10)
-    assert table_model().draft_us(last) == pytest.approx(3 + 3 * 2 + 0.5)
 
 
 GRIDS = [

@@ -25,13 +25,12 @@ from specctl.policy import (
     StaticTree,
     SurvivalBudget,
 )
-from specctl.replay.outcomes import is_ranked, needs_entropy
 from specctl.replay.rounds import Rounds, replay, replay_chunk
 from specctl.replay.run import refuse_in_vain
 from specctl.replay.submissions import submissions_of
 from specctl.replay.summary import static_accepted, static_verified, summarise
 from specctl.replay.walk import walk
-from tests.policy.scorers import SCORED, random_network, steps
+from tests.policy.scorers import random_network, steps
 from tests.replay.logs import log_fixtures, plain_trees, random_log
 from tests.replay.reports import live_traces
 
@@ -177,11 +176,6 @@ def test_a_frontier_of_its_own_meets_what_the_log_lacks(plain_log: DenseLog) -> 
     [run] = replay(plain_log, [tree(0.01, scorer=least, predicts="conditional")])
     assert run.outcomes.missing.any()
     assert (run.bounds.calls_low < run.bounds.calls_high).any()
-
-
-def test_bounds_are_close_for_chains_alone() -> None:
-    assert [name for name, shape in SCORED.items() if is_ranked(shape)] == ["c2t chain"]
-    assert all(needs_entropy(Policy(shape=shape)) for shape in SCORED.values())
 
 
 CHAIN_LENGTHS = [(1, length, length + 1) for length in (1, 3, 5)]

@@ -23,8 +23,8 @@ from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings, converse
 from specctl.runtime.load import Pair
 from specctl.runtime.requests import RoundRecord
-from tests.replay.equality import SETTINGS, check_equal, single_turns
-from tests.replay.text_policies import POLICY, TEXT, scored
+from tests.replay.equality import SETTINGS, single_turns
+from tests.replay.text_policies import POLICY, TEXT
 
 Prompts = list[Prompt]
 WHOLE = FullTree(depth=4, top_k=3, width=27, nested=False)
@@ -46,13 +46,6 @@ def folder(pair: Pair, prompts: Prompts, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="module")
 def log(folder: Path) -> DenseLog:
     return DenseLog.open(TraceSet.open(folder))
-
-
-@pytest.mark.parametrize("batch_size", [1, 4])
-def test_every_round_is_the_live_one(
-    batch_size: int, pair: Pair, prompts: Prompts, log: DenseLog
-) -> None:
-    check_equal(POLICY, pair, prompts, log, batch_size=batch_size)
 
 
 class Seen:
@@ -94,18 +87,6 @@ def test_the_log_gives_the_features_of_live_rounds(
     assert not live.rounds
     assert num_seen > 50
     assert largest[:3].tolist() == [4.0, 3.0, 1.0], "too tame to tell"
-
-
-def test_the_text_decides(log: DenseLog) -> None:
-    """The same scorer without the text submits other nodes, so that equality means something."""
-    differing = 0
-    for chunk in log.chunks(extra=text_columns([POLICY])):
-        drafts = [
-            logged_draft(build_shape(scored(weight)), chunk, slice(None)) for weight in (0.0, 0.5)
-        ]
-        sizes = [(draft.submitted >= 0).sum(1) for draft in drafts]
-        differing += int((sizes[0] != sizes[1]).sum())
-    assert differing > 20
 
 
 def test_some_prompts_of_a_log_keep_their_text(log: DenseLog) -> None:

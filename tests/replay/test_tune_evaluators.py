@@ -26,11 +26,9 @@ from specctl.replay.tune.evaluators import (
     Objective,
     request_sums,
 )
-from specctl.replay.tune.search import rung_sizes
 from specctl.replay.tune.tuning import prepare
-from specctl.stats import Split
 from tests.replay.logs import log_fixtures, random_traces
-from tests.replay.tune_cases import linear, linear_file, path_of_two, search
+from tests.replay.tune_cases import linear, linear_file, path_of_two
 
 STATICS = [
     Policy(shape=Chain(num_draft_tokens=1)),
@@ -97,23 +95,6 @@ def test_a_log_that_lacks_expansions_says_so(tmp_path: Path) -> None:
     assert wanted[0] == wanted[3] == 0, "the log is of that tree"
     assert not found[1].is_supported, "the likeliest chain leaves the best three of a level"
     assert 0 < lacking[4] < wanted[4], "of a round that stops, expansions are counted"
-
-
-def test_halving_agrees_with_exhaustive_search(log: DenseLog, traces: TraceSet) -> None:
-    """A window of 4 doubles the work of a round here, so ranks are clear of noise."""
-    this = search("confidence", grids=["threshold=0.1,0.3,0.5,0.7,0.9"])
-    this = replace(this, split=Split(traces.prompt_ids, ()))
-    evaluate = sequential(log, draft_token_us=150.0)
-    results = [
-        this.halve(this.adaptive(1.0), evaluate, sizes)[0] for sizes in (rung_sizes(24), (24,))
-    ]
-    assert rung_sizes(24) == (8, 24)
-    halved, full = (max(trials, key=lambda trial: trial.rate) for trials in results)
-    assert len(results[0]) < len(results[1]) == 15
-    assert halved.candidate.label == full.candidate.label
-    np.testing.assert_array_equal(
-        np.sort(halved.evaluation.sums, 0), np.sort(full.evaluation.sums, 0)
-    )
 
 
 def test_the_planted_optimum_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

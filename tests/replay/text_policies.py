@@ -8,30 +8,16 @@ from specctl.policy import FfnScorer, Policy, ScoredTree
 TEXT = tuple(name for name, feature in NODE_FEATURES.items() if feature.reads_text)
 
 
-def repeats(weight: float, *, scale: float = 1.0) -> FfnScorer:
-    """Likely where the drafter says so, and likelier by what the text says."""
-    names = ("draft_logp", *TEXT)
-    return FfnScorer(
-        features=names,
-        mean=(0.0,) * len(names),
-        scale=(1.0,) * len(names),
-        w1=((scale, *(0.0,) * len(TEXT)), (0.0, *(weight,) * len(TEXT))),
-        b1=(8.0, 0.0),
-        w2=(1.0, 1.0),
-        b2=(-7.5,),
-    )
-
-
-def scored(weight: float) -> ScoredTree:
-    return ScoredTree(
-        scorer=repeats(weight),
-        predicts="conditional",
-        beta=0.15,
-        depth=4,
-        first_top_k=3,
-        second_top_k=4,
-        num_tokens=12,
-    )
-
-
-POLICY = Policy(shape=scored(0.5))
+NAMES = ("draft_logp", *TEXT)
+REPEATS = FfnScorer(
+    features=NAMES,
+    mean=(0.0,) * len(NAMES),
+    scale=(1.0,) * len(NAMES),
+    w1=((1.0, *(0.0,) * len(TEXT)), (0.0, *(0.5,) * len(TEXT))),
+    b1=(8.0, 0.0),
+    w2=(1.0, 1.0),
+    b2=(-7.5,),
+)
+"""Likely where the drafter says so, and likelier by what the text says."""
+SIZES = {"depth": 4, "first_top_k": 3, "second_top_k": 4, "num_tokens": 12}
+POLICY = Policy(shape=ScoredTree(scorer=REPEATS, predicts="conditional", beta=0.15, **SIZES))
