@@ -11,14 +11,7 @@ import pytest
 
 from specctl.errors import UsageError
 from specctl.policy import ElasticBudget, SurvivalBudget
-from specctl.replay.batch_figures import (
-    GOODPUT_RATIOS,
-    RATIOS,
-    BatchFigures,
-    compare_runs,
-    figures_of,
-    steady_window,
-)
+from specctl.replay import batch_figures
 from specctl.replay.batch_simulation import Load, simulate, simulate_runs, steps_of_batch
 from specctl.replay.outcomes import Outcomes
 from tests.replay.serving import by_hand, linear
@@ -134,14 +127,14 @@ def test_budgets_that_cannot_be_simulated_are_refused(budget: object, named: str
 UNEVEN = [(10 + n, [(n % 3, 2 + n)] * (20 + 3 * n)) for n in range(7)]
 
 
-def values(figures: BatchFigures) -> dict[str, float]:
+def values(figures: batch_figures.BatchFigures) -> dict[str, float]:
     return {name: interval.value for name, interval in figures.whole.items()}
 
 
 def test_figures_by_hand() -> None:
     """The same two requests; after their first token A takes 450 us and B 420."""
     run = simulate(by_hand(A, B), Load(2, num_requests=2), linear(), seed=3)
-    found = figures_of("hand", [run], tpot_limit_us=120.0)
+    found = batch_figures.figures_of("hand", [run], tpot_limit_us=120.0)
     assert values(found) == pytest.approx(
         {
             "tokens_per_s": 1e6 * 9 / 770,
@@ -167,9 +160,9 @@ def test_figures_by_hand() -> None:
 
 def test_padding_and_idle_time_show() -> None:
     run = simulate(by_hand(A, B), Load(2, num_requests=2), linear(), seed=3, packing="padded")
-    assert values(figures_of("hand", [run]))["padding_share"] == pytest.approx(2 / 14)
+    assert values(batch_figures.figures_of("hand", [run]))["padding_share"] == pytest.approx(2 / 14)
     late = simulate(by_hand(A, B), Load(2, arrivals_us=(0.0, 1000.0)), linear(), seed=3)
-    found = values(figures_of("hand", [late]))  # A 0 to 460, B 1000 to 1510
+    found = values(batch_figures.figures_of("hand", [late]))  # A 0 to 460, B 1000 to 1510
     assert found["occupancy"] == pytest.approx((460 + 510) / (2 * 1510))
     assert found["tokens_per_s"] == pytest.approx(1e6 * 9 / 1510)
 
@@ -178,10 +171,10 @@ def test_the_steady_part_by_hand() -> None:
     """One slot, five times A of 460 us: the first and the last are left out."""
     made = by_hand(*[A] * 5)
     run = simulate(made, Load(1, num_requests=5), linear())
-    window = steady_window(run)
+    window = batch_figures.steady_window(run)
     assert window is not None
     assert (window.steps, window.requests) == (slice(2, 8), slice(1, 4))
-    found = figures_of("hand", [run])
+    found = batch_figures.figures_of("hand", [run])
     assert found.steady is not None
     assert found.steady["tokens_per_s"].value == pytest.approx(1e6 * 3 * 4 / (3 * 460))
 
@@ -189,7 +182,7 @@ def test_the_steady_part_by_hand() -> None:
 def test_the_steady_part_has_no_ramp_and_no_drain() -> None:
     made = by_hand(*UNEVEN)
     run = simulate(made, Load(4), linear(), seed=1)
-    window = steady_window(run)
+    window = batch_figures.steady_window(run)
     assert window is not None
     sizes = run.rounds.batch_sizes
     assert (sizes[window.steps] == 4).all()
@@ -198,7 +191,7 @@ def test_the_steady_part_has_no_ramp_and_no_drain() -> None:
     assert run.timeline.end_us[window.steps.stop - 1] == run.timeline.arrival_us[-1]
     assert sizes[-1] < 4
     assert run.timeline.num_joined[0] == 4  # the first prompts are not counted
-    found = figures_of("hand", [run])
+    found = batch_figures.figures_of("hand", [run])
     assert found.steady is not None
     assert found.steady["occupancy"].value == pytest.approx(1.0)
     assert found.whole["occupancy"].value < 1
@@ -208,8 +201,8 @@ def test_the_steady_part_has_no_ramp_and_no_drain() -> None:
 @pytest.mark.parametrize("num_requests", [1, 5, 8])
 def test_too_few_requests_have_no_steady_part(num_requests: int) -> None:
     run = simulate(by_hand(*UNEVEN), Load(4, num_requests=num_requests), linear())
-    assert steady_window(run) is None
-    assert figures_of("hand", [run]).to_json()["steady"] is None
+    assert batch_figures.steady_window(run) is None
+    assert batch_figures.figures_of("hand", [run]).to_json()["steady"] is None
 
 
 def test_steady_rate_does_not_depend_on_how_long_the_run_is() -> None:
@@ -218,7 +211,7 @@ def test_steady_rate_does_not_depend_on_how_long_the_run_is() -> None:
 
     def rates(num_requests: int) -> tuple[float, float]:
         runs = simulate_runs(made, Load(6, num_requests=num_requests), linear(), num_runs=6)
-        found = figures_of("hand", runs)
+        found = batch_figures.figures_of("hand", runs)
         assert found.steady is not None
         return found.steady["tokens_per_s"].value, found.whole["tokens_per_s"].value
 
@@ -231,18 +224,18 @@ def test_intervals_come_from_independent_runs() -> None:
     load = Load(3, arrival_rate_per_s=900.0)
     runs = simulate_runs(by_hand(*UNEVEN), load, linear(), num_runs=6, seed=2)
     assert [run.seed for run in runs] == [(2, number) for number in range(6)]
-    found = figures_of("hand", runs, tpot_limit_us=150.0)
+    found = batch_figures.figures_of("hand", runs, tpot_limit_us=150.0)
     assert found.steady is not None
-    assert set(found.steady) == set(found.whole) == set(RATIOS)
+    assert set(found.steady) == set(found.whole) == set(batch_figures.RATIOS)
     rate = found.steady["tokens_per_s"]
     assert rate.low < rate.value < rate.high
-    assert found == figures_of("hand", runs, tpot_limit_us=150.0)
-    assert not set(GOODPUT_RATIOS) & set(figures_of("hand", runs).whole)
+    assert found == batch_figures.figures_of("hand", runs, tpot_limit_us=150.0)
+    assert not set(batch_figures.GOODPUT_RATIOS) & set(batch_figures.figures_of("hand", runs).whole)
     json.dumps(found.to_json(), allow_nan=False)
 
 
 def test_one_run_claims_no_interval() -> None:
-    found = figures_of("hand", [simulate(by_hand(*UNEVEN), Load(3), linear())])
+    found = batch_figures.figures_of("hand", [simulate(by_hand(*UNEVEN), Load(3), linear())])
     assert all(math.isnan(i.low) and math.isnan(i.high) for i in found.whole.values())
     assert all(math.isfinite(i.value) for i in found.whole.values())
 
@@ -253,15 +246,15 @@ def test_runs_of_equal_seeds_are_compared_in_pairs() -> None:
     plain = simulate_runs(made, load, linear(), num_runs=4)
     rates = {"verify_fixed_us": 55.0, "verify_token_us": 11.0, "step_us": 55.0}
     slower = simulate_runs(made, load, linear(**rates), num_runs=4)
-    found = compare_runs(slower, plain)
+    found = batch_figures.compare_runs(slower, plain)
     assert found["tokens_per_s"].value == pytest.approx(1 / 1.1)
     assert found["tpot_p99_us"].value == pytest.approx(1.1)
     assert found["tpot_us"].low == pytest.approx(found["tpot_us"].high)
     with pytest.raises(UsageError, match="equal seeds"):
-        compare_runs(plain, simulate_runs(made, load, linear(), num_runs=4, seed=9))
+        batch_figures.compare_runs(plain, simulate_runs(made, load, linear(), num_runs=4, seed=9))
     short = simulate_runs(made, Load(3, num_requests=6), linear(), num_runs=2)
     with pytest.raises(UsageError, match="more requests"):
-        compare_runs(short, short)
+        batch_figures.compare_runs(short, short)
 
 
 def test_a_log_that_is_too_small_marks_the_figures() -> None:
@@ -270,7 +263,7 @@ def test_a_log_that_is_too_small_marks_the_figures() -> None:
     lacking = replace(made, outcomes=replace(seen, missing=ones))
     closing = replace(made, outcomes=replace(seen, censored=ones))
     found = {
-        name: figures_of(name, [simulate(log, Load(2), linear())])
+        name: batch_figures.figures_of(name, [simulate(log, Load(2), linear())])
         for name, log in {"whole": made, "lacking": lacking, "closing": closing}.items()
     }
     assert [f.is_marked for f in found.values()] == [False, True, True]

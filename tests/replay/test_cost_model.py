@@ -15,16 +15,9 @@ from sklearn.isotonic import isotonic_regression
 from specctl.errors import InvariantError, UsageError
 from specctl.policy.budgets import StepCost
 from specctl.replay.config import ProfileGrid
+from specctl.replay.cost import profile
 from specctl.replay.cost.model import HeldOut, Steps, require_slope
 from specctl.replay.cost.probe import Samples, probed_tree, tree_capacity
-from specctl.replay.cost.profile import (
-    fit_grid,
-    held_out_error,
-    is_noisy,
-    isotonic,
-    render,
-    tree_shapes,
-)
 from tests.replay.costs import PUBLISHED, VERIFY, grid, table_model
 
 TABLE, LINEAR = table_model(), PUBLISHED
@@ -187,11 +180,11 @@ PLANES = st.integers(2, 5).flatmap(
 def test_the_formula_is_scikit_learns_regression(values: list[float]) -> None:
     """Small whole numbers, so that pools tie and meet."""
     wanted = isotonic_regression(values)
-    assert isotonic(np.array(values)) == pytest.approx(wanted, rel=1e-12)
+    assert profile.isotonic(np.array(values)) == pytest.approx(wanted, rel=1e-12)
 
 
 def test_medians_and_spread_by_hand() -> None:
-    fitted = fit_grid({(1, 8, 1): [5, 1, 3], (1, 8, 4): [9, 9, 100, 9]})
+    fitted = profile.fit_grid({(1, 8, 1): [5, 1, 3], (1, 8, 4): [9, 9, 100, 9]})
     assert (fitted.batch_sizes, fitted.context_tokens, fitted.sizes) == ((1,), (8,), (1, 4))
     assert fitted.us == (((3.0, 9.0),),)
     assert fitted.iqr_us == (((2.0, 22.75),),)  # quartiles 2 and 4; 9 and 31.75
@@ -201,7 +194,7 @@ def test_a_fall_in_size_is_pooled_and_one_in_context_is_levelled() -> None:
     raw = {(1, 8, 1): [10.0], (1, 8, 2): [8.0], (1, 8, 4): [20.0]}
     raw |= {(1, 64, 1): [7.0], (1, 64, 2): [9.0], (1, 64, 4): [26.0]}
     # At 8: [9, 9, 20]. What 64 adds to the raw times is [-3, 1, 6].
-    assert fit_grid(raw).us == (((9.0, 9.0, 20.0), (9.0, 10.0, 26.0)),)
+    assert profile.fit_grid(raw).us == (((9.0, 9.0, 20.0), (9.0, 10.0, 26.0)),)
 
 
 @settings(max_examples=100, deadline=None)
@@ -210,7 +203,7 @@ def test_fits_are_sorted_along_both_axes_and_beyond(rows: list[list[float]]) -> 
     plane = np.array(rows)
     contexts, sizes = range(10, 10 + len(plane)), range(1, 1 + plane.shape[1])
     raw = {(1, c, s): [plane[i, j]] for i, c in enumerate(contexts) for j, s in enumerate(sizes)}
-    fitted = fit_grid(raw)
+    fitted = profile.fit_grid(raw)
     found = fitted.read(np.arange(1, 12), 1, np.arange(8, 30)[:, None])
     slack = 1e-3 + 1e-9 * found.max()  # grids are rounded to a tenth of a nanosecond
     assert (found > 0).all()
@@ -225,13 +218,13 @@ def test_held_out_error_by_hand() -> None:
     kept, held = samples.at("verify", (1, 4)), samples.at("verify", (2, 3))
     assert (set(kept), set(held)) == ({(1, 8, 1), (1, 8, 4)}, {(1, 8, 2), (1, 8, 3)})
     held[1, 8, 2] = [16.0]  # the line says 20
-    error = held_out_error(fit_grid(kept), held)
+    error = profile.held_out_error(profile.fit_grid(kept), held)
     assert (error.num_points, error.mape, error.worst) == (2, 0.125, 0.25)
 
 
 def test_a_grid_with_a_hole_is_a_bug() -> None:
     with pytest.raises(InvariantError, match="4 points"):
-        fit_grid({(1, 8, 1): [1.0], (1, 8, 2): [1.0], (1, 64, 1): [1.0]})
+        profile.fit_grid({(1, 8, 1): [1.0], (1, 8, 2): [1.0], (1, 64, 1): [1.0]})
 
 
 def test_held_out_sizes_lie_between_fitted_ones() -> None:
@@ -240,7 +233,7 @@ def test_held_out_sizes_lie_between_fitted_ones() -> None:
 
 
 def test_trees_meet_every_size_and_every_width() -> None:
-    shapes = tree_shapes((1, 2, 5, 48, 64), (1, 4, 10))
+    shapes = profile.tree_shapes((1, 2, 5, 48, 64), (1, 4, 10))
     assert {shape.num_tokens for shape in shapes} == {2, 5, 48, 64}
     assert {shape.top_k for shape in shapes if shape.num_tokens == 5} == {1, 4, 10}
     assert all(shape.num_tokens <= tree_capacity(shape.top_k) for shape in shapes)
@@ -257,9 +250,9 @@ def test_axes_increase_from_one_on(axis: tuple[int, ...]) -> None:
 def test_a_profile_whose_points_contradict_each_other_is_called_noisy() -> None:
     quiet = HeldOut(num_points=4, mape=0.05, worst=0.2)
     loud = HeldOut(num_points=4, mape=0.15, worst=0.2)
-    assert not is_noisy(table_model(held_out={"verify": quiet}))
-    assert is_noisy(table_model(held_out={"verify": quiet, "prefill": loud}))
+    assert not profile.is_noisy(table_model(held_out={"verify": quiet}))
+    assert profile.is_noisy(table_model(held_out={"verify": quiet, "prefill": loud}))
     spread = tuple(tuple(tuple(0.3 * us for us in r) for r in p) for p in VERIFY.us)
-    assert is_noisy(table_model(verify=VERIFY.model_copy(update={"iqr_us": spread})))
-    shown = render(table_model(held_out={"verify": loud}), Path("c")).renderables
+    assert profile.is_noisy(table_model(verify=VERIFY.model_copy(update={"iqr_us": spread})))
+    shown = profile.render(table_model(held_out={"verify": loud}), Path("c")).renderables
     assert any("measure again on a quiet machine" in str(line) for line in shown)

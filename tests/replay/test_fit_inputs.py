@@ -25,16 +25,8 @@ from specctl.policy import (
     SparseGates,
     StaticTree,
 )
+from specctl.replay import fit_inputs
 from specctl.replay.batch_simulation import Load, simulate
-from specctl.replay.fit_inputs import (
-    DISTANCE,
-    Replayer,
-    gate_rows,
-    prompt_costs,
-    rounds_to_fit,
-    target_steps,
-    tokens_tested,
-)
 from specctl.replay.rounds import Rounds, replay
 from specctl.replay.submissions import submissions_of
 from specctl.train.cart import COLUMNS
@@ -64,7 +56,7 @@ def label(tree: PlainTree) -> tuple[int, int | None, bool]:
 
 
 def test_labels_equal_the_plain_telling(traces: TraceSet) -> None:
-    found = rounds_to_fit(traces, BASE, num_threads=2)
+    found = fit_inputs.rounds_to_fit(traces, BASE, num_threads=2)
     told = [label(tree) for request in plain_trees(traces) for tree in request]
     rounds = found.rounds.collect()
     assert found.num_left_out == sum(not whole for *_, whole in told) > 0
@@ -77,8 +69,10 @@ def test_labels_equal_the_plain_telling(traces: TraceSet) -> None:
 
 def test_phi_is_the_meta_path_entropy_of_the_base_alone(traces: TraceSet) -> None:
     """Equal entropies at every node of a path would hide depth: compare two bases."""
-    shallow = rounds_to_fit(traces, "eagle2:depth=2:top_k=3:num_tokens=8").rounds.collect()
-    deep = rounds_to_fit(traces, BASE).rounds.collect()
+    shallow = fit_inputs.rounds_to_fit(
+        traces, "eagle2:depth=2:top_k=3:num_tokens=8"
+    ).rounds.collect()
+    deep = fit_inputs.rounds_to_fit(traces, BASE).rounds.collect()
     assert shallow["phi"].mean() < deep["phi"].mean()
     assert shallow["phi_depth"].unique().to_list() == [2]
 
@@ -87,16 +81,16 @@ def test_the_base_is_a_static_tree_and_live_traces_keep_their_own(
     traces: TraceSet, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match="static tree"):
-        rounds_to_fit(traces, "chain")
+        fit_inputs.rounds_to_fit(traces, "chain")
     live = live_traces(tmp_path / "live")
-    assert isinstance(rounds_to_fit(live, None).rounds, pl.LazyFrame)
+    assert isinstance(fit_inputs.rounds_to_fit(live, None).rounds, pl.LazyFrame)
     with pytest.raises(UsageError, match="--base"):
-        rounds_to_fit(live, BASE)
+        fit_inputs.rounds_to_fit(live, BASE)
 
 
 @pytest.fixture(scope="module")
 def found(log: DenseLog) -> PositionRows:
-    return gate_rows(log, SHAPE)
+    return fit_inputs.gate_rows(log, SHAPE)
 
 
 def told_plainly(tree: PlainTree) -> tuple[int, list[float]]:
@@ -123,7 +117,7 @@ def test_rows_equal_the_plain_telling(traces: TraceSet, found: PositionRows) -> 
 
 def test_gates_of_the_shape_do_not_matter(log: DenseLog, found: PositionRows) -> None:
     other = SHAPE.model_copy(update={"gate_levels": (1, 3), "thresholds": (1.0, 1.0)})
-    assert gate_rows(log, other).rows.equals(found.rows)
+    assert fit_inputs.gate_rows(log, other).rows.equals(found.rows)
 
 
 def test_replayed_sums_are_of_the_named_prompts(log: DenseLog) -> None:
@@ -131,19 +125,19 @@ def test_replayed_sums_are_of_the_named_prompts(log: DenseLog) -> None:
     [rounds] = replay(log, [policy])
     chosen = rounds.positions.prompt_ids[1:4]
     rows = np.isin(rounds.positions.row_prompts[rounds.visited], chosen)
-    [sums] = Replayer(log)([policy], chosen)
+    [sums] = fit_inputs.Replayer(log)([policy], chosen)
     accepted, verified = rounds.outcomes.accepted[rows], rounds.outcomes.verified[rows]
     assert (sums.calls, sums.tokens) == (rows.sum(), rounds.emitted[rows].sum())
     assert (sums.accepted, sums.verified) == (accepted.sum(), verified.sum())
     assert sums.utilisation == pytest.approx((accepted / 3).mean())
     assert sums.time_us is None
-    [timed] = Replayer(log, lambda run: 2.0 + 0.0 * run.request)([policy], chosen)
+    [timed] = fit_inputs.Replayer(log, lambda run: 2.0 + 0.0 * run.request)([policy], chosen)
     assert timed.time_us == 2.0 * rows.sum()
 
 
 @pytest.fixture(scope="module")
 def chains(log: DenseLog) -> DenseLog:
-    return read_chains(log, extra=(DISTANCE,))
+    return read_chains(log, extra=(fit_inputs.DISTANCE,))
 
 
 def rows_of(rounds: Rounds) -> list[tuple[int, ...]]:
@@ -186,7 +180,9 @@ def test_chunks_join_without_a_seam(log: DenseLog, chains: DenseLog) -> None:
 
 def plain_tokens(traces: TraceSet, window: int) -> list[tuple[str, bool, float, float]]:
     """Node by node: accepted tokens and the first rejected one of every round."""
-    table = traces.scan("nodes").select("request_id", "round_idx", "parent_entropy", DISTANCE)
+    table = traces.scan("nodes").select(
+        "request_id", "round_idx", "parent_entropy", fit_inputs.DISTANCE
+    )
     nodes = table.collect().partition_by("request_id", "round_idx", maintain_order=True)
     found, first = [], 0
     for name, trees in zip(traces.prompt_ids, plain_trees(traces), strict=True):
@@ -198,7 +194,9 @@ def plain_tokens(traces: TraceSet, window: int) -> list[tuple[str, bool, float, 
                 node = tree.children[node][0]
                 if accepted == tree.remaining:
                     break  # the text ends here: nothing was rejected
-                entropy, distance = (values[c][node] for c in ("parent_entropy", DISTANCE))
+                entropy, distance = (
+                    values[c][node] for c in ("parent_entropy", fit_inputs.DISTANCE)
+                )
                 found.append((name, tree.on_path[node], entropy, distance))
                 if not tree.on_path[node]:
                     break
@@ -214,7 +212,7 @@ def test_tested_tokens_are_those_of_the_plain_telling(
 ) -> None:
     wanted = sorted(plain_tokens(traces, window))
     for source in (log, chains):
-        found = tokens_tested(source, window)
+        found = fit_inputs.tokens_tested(source, window)
         columns = (found.prompt_id, found.accepted, found.entropy, found.distance)
         rows = sorted(zip(*(c.tolist() for c in columns), strict=True))
         assert [row[:2] for row in rows] == [row[:2] for row in wanted]
@@ -227,7 +225,7 @@ def test_tested_tokens_are_those_of_the_plain_telling(
 def test_costs_are_sums_by_prompt(chains: DenseLog) -> None:
     policy = Policy(shape=Chain(num_draft_tokens=3))
     [run] = replay(chains, [policy])
-    [costs] = prompt_costs(chains, [policy], target_steps(0.25))
+    [costs] = fit_inputs.prompt_costs(chains, [policy], fit_inputs.target_steps(0.25))
     assert costs.time.tolist() == pytest.approx((costs.calls * 1.75).tolist())
     assert costs.levels.tolist() == (3 * costs.calls).tolist()
     assert costs.verified.tolist() == (4 * costs.calls).tolist()

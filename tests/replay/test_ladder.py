@@ -16,14 +16,7 @@ from specctl.errors import UsageError
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, Policy, StaticTree, SurvivalBudget
 from specctl.replay.config import LadderConfig
-from specctl.replay.ladder.build import (
-    LIMITS,
-    TalliedLadder,
-    TalliedRung,
-    build_ladder,
-    measure,
-    tally_rungs,
-)
+from specctl.replay.ladder import build
 from specctl.replay.ladder.estimates import Estimates
 from specctl.replay.ladder.static import chains, fastest, static_submissions, tally_static, trees
 from specctl.replay.ladder.tally import column, tally_rounds, tokens_per_us
@@ -60,7 +53,9 @@ def sides_of(log: DenseLog) -> Split:
 def built(
     log: DenseLog, *policies: tuple[str, Policy], clock: Any = CLOCK, **options: Any
 ) -> Ladder:
-    return build_ladder(log, prompt_ids(log), clock, policies, **{"config": CONFIG, **options})
+    return build.build_ladder(
+        log, prompt_ids(log), clock, policies, **{"config": CONFIG, **options}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +77,7 @@ def test_the_rungs_stand_in_order(ladder: Ladder) -> None:
 
 def test_on_every_request_the_bounds_hold(log: DenseLog) -> None:
     sides = sides_of(log)
-    tallied = tally_rungs(log, sides, CLOCK, POLICIES, is_sampled=False, config=CONFIG)
+    tallied = build.tally_rungs(log, sides, CLOCK, POLICIES, is_sampled=False, config=CONFIG)
     time_us = {rung.label: column(rung.sums, "time_us") for rung in tallied.rungs}
     for label in time_us.keys() - {"R_clair", "R_ceil"}:
         assert (time_us[label] >= time_us["R_clair"] - 1e-6).all(), label
@@ -162,10 +157,10 @@ def measured(**others: tuple[float, float]) -> tuple[dict[str, Rung], LossSplit]
     rungs = []
     for label, (kind, usual) in TIMES.items():
         sums = [[10, 100, 90, 50, 40, us] for us in others.get(label, usual)]
-        rungs.append(TalliedRung(kind, label, "", np.array(sums, float)))
+        rungs.append(build.TalliedRung(kind, label, "", np.array(sums, float)))
     prompt = np.array([0, 1], np.int32)
-    tallied = TalliedLadder(rungs, "static", prompt, Estimates({}, {}, (), {}))
-    found, split = measure(tallied, seed=0)
+    tallied = build.TalliedLadder(rungs, "static", prompt, Estimates({}, {}, (), {}))
+    found, split = build.measure(tallied, seed=0)
     return {rung.label: rung for rung in found}, split
 
 
@@ -232,7 +227,7 @@ def test_the_command_writes_table_json_and_picture(folder: Path, tmp_path: Path)
     stored = json.loads((tmp_path / "out" / "ladder.json").read_text())
     assert stored["kind"] == "ladder"
     assert LadderResult.model_validate_json(json.dumps(stored)).to_json() == stored
-    assert [rung["label"] for rung in stored["rungs"]][-4:] == list(LIMITS.values())
+    assert [rung["label"] for rung in stored["rungs"]][-4:] == list(build.LIMITS.values())
     assert stored["rungs"][0]["tokens_per_s"]["low"] > 0
     assert (tmp_path / "out" / "ladder.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads(passes("ladder", folder, *options, "--json").out) == stored

@@ -13,17 +13,7 @@ from specctl.logs import tree_log
 from specctl.logs.node_table import TABLE_COLUMNS, SampledNodes, node_table, sample_labelled
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, LogChunk
-from specctl.replay.ladder.estimates import (
-    DRAFTER_FEATURES,
-    LEAST_PROB,
-    ORACLE_FEATURES,
-    Estimates,
-    fit_boosted,
-    fit_estimates,
-    fit_logistic,
-    joint_acceptance,
-    quality,
-)
+from specctl.replay.ladder import estimates as fits
 from specctl.replay.ladder.limits import rank_log
 from specctl.replay.summary import summarise
 from tests.replay.logs import log_fixtures, plain_trees, target_log
@@ -66,7 +56,7 @@ def test_columns_that_contradict_the_tree_are_refused(column: str, log: DenseLog
 def test_features_have_their_units(log: DenseLog) -> None:
     nodes = node_table(only_chunk(log)).take(np.array([1, 2, 3]))
     prob = np.exp(nodes.draft_logp.astype(np.float64))
-    log_odds, entropy, depth, log_rank = nodes.features(DRAFTER_FEATURES).T
+    log_odds, entropy, depth, log_rank = nodes.features(fits.DRAFTER_FEATURES).T
     assert log_odds == pytest.approx(np.log(prob / (1 - prob)), rel=1e-5)
     assert entropy.tolist() == nodes.entropy.tolist()
     assert depth.tolist() == [1, 1, 1]
@@ -95,11 +85,11 @@ def test_a_logistic_probability_is_recovered() -> None:
     """20,000 labels of sigmoid(2 x - 1); without its slope a fit would miss by 0.3."""
     x = np.random.default_rng(0).normal(size=(20_000, 1)).astype(np.float32)
     prob = 1 / (1 + np.exp(-(2 * x[:, 0] - 1)))
-    fit = fit_logistic(x, coins(1, prob))
+    fit = fits.fit_logistic(x, coins(1, prob))
     at = np.linspace(-1.5, 2, 8, dtype=np.float32)[:, None]
     truth = 1 / (1 + np.exp(-(2 * at[:, 0] - 1)))
     assert fit(at) == pytest.approx(truth, abs=0.04)
-    boosted = fit_boosted(x, coins(1, prob), seed=0)
+    boosted = fits.fit_boosted(x, coins(1, prob), seed=0)
     assert boosted(at) == pytest.approx(truth, abs=0.12)
 
 
@@ -107,16 +97,16 @@ def test_the_isotonic_step_mends_a_probability_that_is_not_logistic() -> None:
     x = np.random.default_rng(2).uniform(-3, 3, size=(20_000, 1)).astype(np.float32)
     prob = np.where(x[:, 0] > 1, 0.9, 0.2)
     accepted = coins(3, prob)
-    fit = fit_logistic(x, accepted)
+    fit = fits.fit_logistic(x, accepted)
     straight = LogisticRegression().fit(x, accepted).predict_proba(x)[:, 1]
-    assert quality(fit(x), accepted).calibration_error < 0.02
-    assert quality(straight.astype(np.float32), accepted).calibration_error > 0.05
+    assert fits.quality(fit(x), accepted).calibration_error < 0.02
+    assert fits.quality(straight.astype(np.float32), accepted).calibration_error > 0.05
 
 
 def test_quality_by_hand() -> None:
     prob = np.array([0.1, 0.1, 0.8, 0.8], np.float32)
     accepted = np.array([False, True, True, True])
-    found = quality(prob, accepted)
+    found = fits.quality(prob, accepted)
     wanted = -(np.log(0.9) + np.log(0.1) + 2 * np.log(0.8)) / 4
     assert found.log_loss == pytest.approx(wanted, rel=1e-6)
     assert found.calibration_error == pytest.approx((0.1 + 0.9 + 0.2 + 0.2) / 4, rel=1e-6)
@@ -126,16 +116,16 @@ def test_quality_by_hand() -> None:
 @pytest.mark.parametrize("label", [1, 0])
 def test_labels_of_one_kind_are_refused(label: int) -> None:
     features, accepted = np.zeros((9, 1), np.float32), np.full(9, bool(label))
-    for fit in (fit_logistic, lambda f, a: fit_boosted(f, a, seed=0)):
+    for fit in (fits.fit_logistic, lambda f, a: fits.fit_boosted(f, a, seed=0)):
         with pytest.raises(TraceEmptyError, match="9 of one kind"):
             fit(features, accepted)
 
 
-def by_draft(log: DenseLog) -> Estimates:
+def by_draft(log: DenseLog) -> fits.Estimates:
     """The drafter taken at its word."""
     [chunk] = log.chunks()
     folds = dict.fromkeys(chunk.positions.prompt_ids, 0)
-    return Estimates({"draft": lambda nodes, _: np.exp(nodes.draft_logp)}, folds, (), {})
+    return fits.Estimates({"draft": lambda nodes, _: np.exp(nodes.draft_logp)}, folds, (), {})
 
 
 def test_ranking_by_the_drafters_own_word_is_the_summary(log: DenseLog) -> None:
@@ -145,7 +135,7 @@ def test_ranking_by_the_drafters_own_word_is_the_summary(log: DenseLog) -> None:
     for width in (1, 2, 3):
         found, summary = ranked["draft", width], summarise(log, top_k=width)
         ranks = summary.path_rank[:, -1].astype(int)  # of unlikely nodes no order is promised
-        row, place = np.nonzero(found.on_path & (found.prob >= LEAST_PROB))
+        row, place = np.nonzero(found.on_path & (found.prob >= fits.LEAST_PROB))
         assert (ranks[row, found.depth[row, place] - 1] == place + 1).all()
         assert len(row) > len(found.matched) / 2
         assert found.prob.shape == (len(found.matched), 25)
@@ -156,7 +146,7 @@ def test_no_child_outranks_its_parent(log: DenseLog) -> None:
     nodes = node_table(only_chunk(log))
     features = estimated(sample_labelled(log, num_nodes=5000, seed=0)).conditionals["features"]
     fold, wanted = np.zeros_like(nodes.row), np.ones(len(nodes.row), bool)
-    joint = joint_acceptance(features, nodes, fold, wanted)
+    joint = fits.joint_acceptance(features, nodes, fold, wanted)
     below = nodes.parent >= 0
     assert (joint[below] <= joint[nodes.parent[below]]).all()
     assert (joint[~below] == 1).all()
@@ -168,10 +158,10 @@ def altered(sample: SampledNodes, prompt: str) -> SampledNodes:
     return replace(sample, nodes=replace(sample.nodes, on_path=turned))
 
 
-def estimated(sample: SampledNodes, *, is_sampled: bool = False) -> Estimates:
+def estimated(sample: SampledNodes, *, is_sampled: bool = False) -> fits.Estimates:
     """Fitted with three training prompts, in two folds."""
     train = frozenset(sample.prompt_ids[:3])
-    return fit_estimates(sample, train, num_folds=2, is_sampled=is_sampled, seed=0)
+    return fits.fit_estimates(sample, train, num_folds=2, is_sampled=is_sampled, seed=0)
 
 
 def test_no_prompt_is_estimated_by_a_model_that_saw_it(log: DenseLog) -> None:
@@ -191,7 +181,7 @@ def test_no_prompt_is_estimated_by_a_model_that_saw_it(log: DenseLog) -> None:
     # The change is seen where it may be.
     assert first.quality["features"] != rest[0].quality["features"]
     absent = {"root_target_entropy", "root_target_margin"}
-    assert set(first.oracle_features) == set(ORACLE_FEATURES) - absent
+    assert set(first.oracle_features) == set(fits.ORACLE_FEATURES) - absent
 
 
 def test_sampled_texts_use_the_targets_distribution_at_depth_1_alone(log: DenseLog) -> None:

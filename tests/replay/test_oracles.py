@@ -13,17 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specctl.replay.cost.model import Steps
-from specctl.replay.ladder.limits import (
-    NOT_THERE,
-    Ranked,
-    TreeTimes,
-    best_trees,
-    cheapest,
-    clairvoyant,
-    round_costs,
-    settle,
-    tree_times,
-)
+from specctl.replay.ladder import limits
 from specctl.replay.ladder.tally import column, tally
 from specctl.replay.outcomes import Outcomes
 from specctl.replay.walk import fewest, most
@@ -63,7 +53,7 @@ def test_the_clairvoyant_by_hand() -> None:
     """
     positions = positions_of([5])
     reach = np.array([0, 3, 2, 1, 0], np.int32)
-    decided = clairvoyant(positions, reach, linear_clock())
+    decided = limits.clairvoyant(positions, reach, linear_clock())
     assert decided.accepted.tolist()[:2] == [0, 3]
     found = tally(positions, decided, linear_clock(), level_width=1).sum(0)
     assert [column(found, name) for name in ("calls", "verified", "tokens")] == [2, 5, 5]
@@ -73,7 +63,7 @@ def test_the_clairvoyant_by_hand() -> None:
 def test_of_equal_ways_the_one_that_drafts_less_is_taken() -> None:
     """Two plain rounds of 1, or one round of 2 that costs 2."""
     cost, limit = np.array([[1.0, 2.0], [1.0, 9.0]]), np.array([1, 0], np.int32)
-    total, taken = cheapest(positions_of([2]), cost, limit)
+    total, taken = limits.cheapest(positions_of([2]), cost, limit)
     assert (total.tolist(), taken.tolist()) == ([2.0, 1.0], [0, 0])
 
 
@@ -92,7 +82,7 @@ def test_the_programme_is_the_least_over_all_sequences(lengths: list[int], rando
     def least(row: int) -> float:
         return min(cost[row, k] + after(row, k) for k in range(limit[row] + 1))
 
-    total, taken = cheapest(positions, cost, limit)
+    total, taken = limits.cheapest(positions, cost, limit)
     assert total.tolist() == [least(row) for row in range(rows)]
     assert (taken <= limit).all()
     reached = [cost[row, taken[row]] + after(row, int(taken[row])) for row in range(rows)]
@@ -109,7 +99,7 @@ def test_costs_of_accepted_paths_read_nothing_at_the_end() -> None:
             seen.append(np.broadcast_arrays(steps.num_emitted, steps.num_tokens)[0])
             return clock.share_us(steps)
 
-    round_costs(positions_of([3]), np.array([2, 1, 0], np.int32), Spy())  # type: ignore[arg-type]
+    limits.round_costs(positions_of([3]), np.array([2, 1, 0], np.int32), Spy())  # type: ignore[arg-type]
     assert seen[0].tolist() == [[1, 2, 0], [1, 0, 0], [0, 0, 0]]
 
 
@@ -135,14 +125,14 @@ def joint(conditional: list[float]) -> list[float]:
     return found
 
 
-def ranked_of(contexts: Table) -> Ranked:
+def ranked_of(contexts: Table) -> limits.Ranked:
     """One request a context, whose tree has these joint probabilities."""
     order = [sorted(range(1, len(PARENTS)), key=lambda n: (-p[n], n)) for p in contexts]
     prob = np.array([[p[n] for n in o] for p, o in zip(contexts, order, strict=True)], np.float32)
     depth = np.array([[depth_of(n) for n in o] for o in order], np.int8)
     positions = positions_of([1] * len(contexts))
     matched = np.zeros(len(contexts), np.int32)
-    return Ranked(positions, 2, matched, prob, depth, np.zeros(depth.shape, bool))
+    return limits.Ranked(positions, 2, matched, prob, depth, np.zeros(depth.shape, bool))
 
 
 SIXTEENTHS = st.integers(0, 16).map(lambda n: n / 16)
@@ -158,27 +148,29 @@ def test_the_best_tree_is_the_best_of_all_closed_subsets(
     contexts = [joint(c) for c in conditionals]
     ranked = ranked_of(contexts)
     times = stair_times(ranked, stairs)
-    decided = best_trees(ranked, times, price)
+    decided = limits.best_trees(ranked, times, price)
     for row, probs in enumerate(contexts):
         worth = [1 + sum(probs[n] for n in s) - price * cost_of(s, times) for s in closed_subsets()]
         tokens, us = figures(ranked, times, decided, row)
         assert tokens - price * us == pytest.approx(max(worth), abs=1e-9)
 
 
-def figures(ranked: Ranked, times: TreeTimes, decided: Outcomes, row: int) -> tuple[float, float]:
+def figures(
+    ranked: limits.Ranked, times: limits.TreeTimes, decided: Outcomes, row: int
+) -> tuple[float, float]:
     """Expected tokens and time of the tree that was decided on."""
     size, levels = np.asarray(decided.verified)[row] - 1, np.asarray(decided.levels)[row]
     inside = ranked.prob[row][ranked.depth[row] <= levels]
     return 1 + float(inside[:size].sum(dtype=np.float64)), float(times.us[0, levels, size])
 
 
-def stair_times(ranked: Ranked, stairs: list[float]) -> TreeTimes:
+def stair_times(ranked: limits.Ranked, stairs: list[float]) -> limits.TreeTimes:
     sizes, levels = 50 + np.cumsum(stairs), 7.0 * np.arange(4)
     us = (sizes[None, :] + levels[:, None])[None]
-    return TreeTimes(us, np.zeros(ranked.positions.num_rows, np.int64))
+    return limits.TreeTimes(us, np.zeros(ranked.positions.num_rows, np.int64))
 
 
-def cost_of(chosen: tuple[int, ...], times: TreeTimes) -> float:
+def cost_of(chosen: tuple[int, ...], times: limits.TreeTimes) -> float:
     return float(times.us[0, max((depth_of(n) for n in chosen), default=0), len(chosen)])
 
 
@@ -196,12 +188,12 @@ def test_the_settled_price_gives_the_best_long_run_rate(
         return tokens / sum(cost_of(s, times) for s in choice)
 
     def rate_of(price: float) -> float:
-        decided = best_trees(ranked, times, price)
+        decided = limits.best_trees(ranked, times, price)
         easy, hard = (figures(ranked, times, decided, row) for row in range(2))
         return (easy[0] + hard[0]) / (easy[1] + hard[1])
 
     best = max(rate(choice) for choice in product(closed_subsets(), repeat=2))
-    price, found = settle(rate_of, 1e-3)
+    price, found = limits.settle(rate_of, 1e-3)
     assert found == pytest.approx(best, rel=1e-6)
     assert price == pytest.approx(best, rel=1e-3)
 
@@ -212,7 +204,7 @@ def test_what_is_accepted_is_what_is_inside() -> None:
     ranked = replace(ranked, on_path=path)
     clock = linear_clock(draft_fixed_us=0.0, draft_token_us=0.0)
     accepted = [
-        int(best_trees(ranked, tree_times(ranked, clock), price).accepted[0])
+        int(limits.best_trees(ranked, limits.tree_times(ranked, clock), price).accepted[0])
         for price in (0.001, 0.06, 0.075, 0.085, 0.095)
     ]
     assert accepted == [3, 3, 2, 1, 0]
@@ -221,7 +213,9 @@ def test_what_is_accepted_is_what_is_inside() -> None:
 def test_empty_slots_are_never_taken() -> None:
     ranked = ranked_of([[1, 0.9, 0.2, 0.8, 0.1, 0.1, 0.7]])
     wide = np.pad(ranked.prob, ((0, 0), (0, 3)))
-    deep = np.pad(ranked.depth, ((0, 0), (0, 3)), constant_values=NOT_THERE)
+    deep = np.pad(ranked.depth, ((0, 0), (0, 3)), constant_values=limits.NOT_THERE)
     padded = replace(ranked, prob=wide, depth=deep, on_path=np.zeros(deep.shape, bool))
     clock = linear_clock(verify_token_us=0.0)
-    assert np.asarray(best_trees(padded, tree_times(padded, clock), 1e-9).verified) == [7]
+    assert np.asarray(
+        limits.best_trees(padded, limits.tree_times(padded, clock), 1e-9).verified
+    ) == [7]

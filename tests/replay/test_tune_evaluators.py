@@ -19,13 +19,7 @@ from specctl.replay.ladder.tally import column
 from specctl.replay.rounds import replay
 from specctl.replay.score import score
 from specctl.replay.submissions import submissions_of
-from specctl.replay.tune.evaluators import (
-    FIGURES,
-    Evaluation,
-    LogEvaluator,
-    Objective,
-    request_sums,
-)
+from specctl.replay.tune import evaluators
 from specctl.replay.tune.tuning import prepare
 from tests.replay.logs import log_fixtures, random_traces
 from tests.replay.tune_cases import linear, linear_file, path_of_two
@@ -43,12 +37,12 @@ OTHERS = [Policy(shape=RootOnly()), STOP]
 traces, log = log_fixtures(num_prompts=24, depth=4, top_k=3)
 
 
-def sequential(log: DenseLog, **changes: float) -> LogEvaluator:
-    return LogEvaluator(log, linear(**changes), Objective())
+def sequential(log: DenseLog, **changes: float) -> evaluators.LogEvaluator:
+    return evaluators.LogEvaluator(log, linear(**changes), evaluators.Objective())
 
 
-def batched(log: DenseLog, load: Load, **options: Any) -> LogEvaluator:
-    return LogEvaluator(log, linear(), Objective(), load, **options)
+def batched(log: DenseLog, load: Load, **options: Any) -> evaluators.LogEvaluator:
+    return evaluators.LogEvaluator(log, linear(), evaluators.Objective(), load, **options)
 
 
 def test_sums_are_those_of_replay(log: DenseLog, traces: TraceSet) -> None:
@@ -65,8 +59,8 @@ def test_sums_are_those_of_replay(log: DenseLog, traces: TraceSet) -> None:
         assert column(sums, "verified") == pooled.verified_tokens
         assert column(sums, "time_us") == pytest.approx(pooled.time_us)
         rate = pooled.ratios["tokens_per_s"].value
-        assert Objective().rate(sums) == pytest.approx(rate)
-        assert FIGURES["tokens_per_s"](sums) == pytest.approx(rate)
+        assert evaluators.Objective().rate(sums) == pytest.approx(rate)
+        assert evaluators.FIGURES["tokens_per_s"](sums) == pytest.approx(rate)
         assert ours.support == 1.0
 
 
@@ -77,7 +71,7 @@ def test_prompts_come_in_the_order_asked(log: DenseLog) -> None:
 
 
 def test_good_tokens_are_of_whole_requests(log: DenseLog, traces: TraceSet) -> None:
-    evaluate = replace(sequential(log), objective=Objective("goodput", 700.0))
+    evaluate = replace(sequential(log), objective=evaluators.Objective("goodput", 700.0))
     [found] = evaluate(STATICS[1:2], traces.prompt_ids)
     tpot = column(found.sums, "request_us") / column(found.sums, "tokens")
     good = column(found.sums, "good_tokens")
@@ -117,7 +111,7 @@ def test_the_planted_optimum_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
     assert chosen.held_out.mean_acceptance_length.value == pytest.approx(1 + 86 / 43)
 
 
-def by_name(found: Evaluation, names: tuple[str, ...]) -> list[list[float]]:
+def by_name(found: evaluators.Evaluation, names: tuple[str, ...]) -> list[list[float]]:
     return [column(found.sums, name).tolist() for name in names]
 
 
@@ -130,7 +124,7 @@ def test_static_settings_are_simulated_as_any_other(log: DenseLog, traces: Trace
     submitted = submissions_of(log.only(prompts), STATICS)
     for ours, of in zip(found, submitted, strict=True):
         run = simulate(of, load, linear())
-        sums = request_sums(run, Objective())
+        sums = evaluators.request_sums(run, evaluators.Objective())
         names = np.array(of.positions.prompt_ids)[of.positions.prompt[run.logged]]
         theirs = np.stack([sums[names == prompt].sum(0) for prompt in prompts])
         np.testing.assert_allclose(ours.sums, theirs)
@@ -141,7 +135,10 @@ def test_shares_add_up_to_the_run(log: DenseLog, load: Load) -> None:
     part = log.only(["p000001", "p000002", "p000003", "p000004", "p000005"])
     [of] = submissions_of(part, [STOP])
     run = simulate(of, load, linear())
-    sums, times = request_sums(run, Objective("goodput", 900.0)).sum(0), run.timeline
+    sums, times = (
+        evaluators.request_sums(run, evaluators.Objective("goodput", 900.0)).sum(0),
+        run.timeline,
+    )
     busy_us = float((times.end_us - times.start_us).sum())
     assert column(sums, "time_us") == pytest.approx(busy_us)
     duration_us = times.end_us[-1] - times.start_us[0]

@@ -16,26 +16,12 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
+from specctl import results
 from specctl.errors import InputError, TraceEmptyError, TraceMismatchError
 from specctl.formatting import Table, listed
 from specctl.replay.trace_figures import trace_figures
 from specctl.report import Given, Page, build_page, read_given, write_page
 from specctl.report.charts import Chart, Series
-from specctl.results import (
-    Bound,
-    HeldOutStanding,
-    LadderResult,
-    PolicyFigures,
-    PolicyScores,
-    ReplayScores,
-    Rung,
-    SideSizes,
-    Standing,
-    TraceFigures,
-    TunedLoad,
-    TunedObjective,
-    TuneResult,
-)
 from specctl.stats import Interval
 from tests.replay.logs import random_traces
 from tests.replay.reports import TWO_PROMPTS, live_traces, write_log
@@ -52,7 +38,7 @@ FACTS: dict[str, Any] = {
 }
 
 
-SIZES = SideSizes(train=30, held_out=31)
+SIZES = results.SideSizes(train=30, held_out=31)
 
 
 def example(record: Any, /, **given: Any) -> Any:
@@ -78,49 +64,51 @@ def around(value: float, apart: float = 0.1) -> Interval:
     return Interval(value, value - apart, value + apart)
 
 
-def replay_results(*, timed: bool = True, label: str = "eagle2") -> ReplayScores:
+def replay_results(*, timed: bool = True, label: str = "eagle2") -> results.ReplayScores:
     policies = []
     for name, calls, rate, is_marked in (("chain", 300, 100.0, False), (label, 200, 150.0, True)):
         ratios = {"mean_acceptance_length": around(3.0), "verified_per_token": around(2.0)}
         ratios |= {"tokens_per_s": around(rate, 5.0)} if timed else {}
         against = {"calls": around(0.9)} | ({"time_us": around(0.8)} if timed else {})
         pooled = example(
-            PolicyFigures,
+            results.PolicyFigures,
             policy=name,
             num_prompts=40,
             calls=calls,
             expansion_support=0.98 if is_marked else 1.0,
             is_marked=is_marked,
             ratios=ratios,
-            bounds={"calls": Bound(low=calls - 3.0, high=calls + 9.0)},
+            bounds={"calls": results.Bound(low=calls - 3.0, high=calls + 9.0)},
             against=against,
         )
-        policies.append(PolicyScores(policy=name, pooled=pooled, by_category=()))
-    return example(ReplayScores, baseline="chain", policies=tuple(policies), **FACTS)
+        policies.append(results.PolicyScores(policy=name, pooled=pooled, by_category=()))
+    return example(results.ReplayScores, baseline="chain", policies=tuple(policies), **FACTS)
 
 
-def ladder_results(*, policy_gain: float = 1.2) -> LadderResult:
+def ladder_results(*, policy_gain: float = 1.2) -> results.LadderResult:
     rates = {"plain ar": 40.0, "tree static": 100.0, "policy mine": 100 * policy_gain}
     rates |= {"features R_feat": 150.0, "ceiling R_ceil": 400.0}
     rungs = []
     for name, rate in rates.items():
         kind, label = name.split()
         told = {"tokens_per_s": around(rate, 3.0), "against_static": around(rate / 100.0)}
-        rungs.append(example(Rung, kind=kind, label=label, setting="as given", **told))
+        rungs.append(example(results.Rung, kind=kind, label=label, setting="as given", **told))
     told = {"rungs": tuple(rungs), "best_static": "static", "num_prompts": SIZES}
-    return example(LadderResult, **told, **FACTS)
+    return example(results.LadderResult, **told, **FACTS)
 
 
-def tune_results(*, beats: bool = True) -> TuneResult:
+def tune_results(*, beats: bool = True) -> results.TuneResult:
     policies = []
     for name, rate, gain in (("static", 100.0, 1.0), ("fancy", 130.0, 1.3)):
-        held_out = example(HeldOutStanding, rate=around(rate), against=around(gain))
-        policies.append(example(Standing, policy=name, family=name, held_out=held_out))
+        held_out = example(results.HeldOutStanding, rate=around(rate), against=around(gain))
+        policies.append(example(results.Standing, policy=name, family=name, held_out=held_out))
     return example(
-        TuneResult,
-        load=TunedLoad(batch_size=4, arrival_rate_per_s=2.5),
+        results.TuneResult,
+        load=results.TunedLoad(batch_size=4, arrival_rate_per_s=2.5),
         approximations="Batches are simulated.",
-        objective=example(TunedObjective, kind="latency", meaning="tokens/s that a request sees"),
+        objective=example(
+            results.TunedObjective, kind="latency", meaning="tokens/s that a request sees"
+        ),
         chosen="fancy" if beats else "static",
         beats_static=beats,
         baseline="static",
@@ -133,13 +121,13 @@ def tune_results(*, beats: bool = True) -> TuneResult:
 
 
 @pytest.fixture(scope="module")
-def evidence(tmp_path_factory: pytest.TempPathFactory) -> TraceFigures:
+def evidence(tmp_path_factory: pytest.TempPathFactory) -> results.TraceFigures:
     traces = random_traces(tmp_path_factory.mktemp("log") / "traces", num_prompts=6, depth=4)
     return trace_figures(traces)
 
 
 @pytest.fixture(scope="module")
-def full_page(evidence: TraceFigures) -> Page:
+def full_page(evidence: results.TraceFigures) -> Page:
     return build_page(evidence, Given(replay_results(), ladder_results(), tune_results()))
 
 
@@ -209,7 +197,9 @@ def test_hostile_texts_are_shown_as_texts(tmp_path: Path) -> None:
     assert page.to_json()["facts"]["target"].startswith(HOSTILE)
 
 
-def test_json_twin_is_json_and_holds_the_figures(full_page: Page, evidence: TraceFigures) -> None:
+def test_json_twin_is_json_and_holds_the_figures(
+    full_page: Page, evidence: results.TraceFigures
+) -> None:
     twin = json.loads(json.dumps(full_page.to_json(), allow_nan=False))
     depth = twin["sections"]["depth"]["data"][0]
     assert depth["num_at_risk"] == evidence.depths[0].num_at_risk
@@ -274,7 +264,9 @@ SAID: list[tuple[Given, str, str]] = [
 
 
 @pytest.mark.parametrize(("given", "key", "words"), SAID, ids=[words[:30] for *_, words in SAID])
-def test_strong_evidence_speaks(given: Given, key: str, words: str, evidence: TraceFigures) -> None:
+def test_strong_evidence_speaks(
+    given: Given, key: str, words: str, evidence: results.TraceFigures
+) -> None:
     found = reading_of(build_page(evidence, given), key)
     assert words in found
     assert not words.startswith("Run ") or found.startswith(words)

@@ -11,52 +11,43 @@ import pytest
 from specctl.errors import TraceEmptyError, UsageError
 from specctl.policy import SparseGates, build_shape
 from specctl.stats import UNKNOWN, Interval
+from specctl.train import echo
 from specctl.train.configs import EchoConfig
-from specctl.train.echo import (
-    EchoReport,
-    Gate,
-    LevelRows,
-    area_by_prompt,
-    choose_gates,
-    fit_echo,
-    gates_at,
-    recall,
-    youden_threshold,
-)
 from specctl.train.report import Fit
 from tests.train.cases import ECHO as CONFIG
 from tests.train.cases import Replay, planted
 
 
-def level_rows(frame: pl.DataFrame) -> LevelRows:
-    return LevelRows.of_prompts(frame, frame["prompt_id"].unique().to_list())
+def level_rows(frame: pl.DataFrame) -> echo.LevelRows:
+    return echo.LevelRows.of_prompts(frame, frame["prompt_id"].unique().to_list())
 
 
 @pytest.fixture(scope="module")
-def fit(fits: dict[str, Fit[Any]]) -> Fit[EchoReport]:
+def fit(fits: dict[str, Fit[Any]]) -> Fit[echo.EchoReport]:
     return fits["echo"]
 
 
-def rows_by_hand(scores: list[float], reached: list[bool], prompts: list[int]) -> LevelRows:
+def rows_by_hand(scores: list[float], reached: list[bool], prompts: list[int]) -> echo.LevelRows:
     logp = np.log(np.array(scores))[:, None].astype(np.float32)
-    return LevelRows(logp, np.array(reached, np.int64), np.array(prompts))
+    return echo.LevelRows(logp, np.array(reached, np.int64), np.array(prompts))
 
 
 def test_an_area_by_hand() -> None:
     """Against .4, .6 and .5 the .9 wins three pairs, the .5 one and a half: 4.5 of 6."""
     rows = rows_by_hand([0.9, 0.5, 0.4, 0.6, 0.5], [True, True, False, False, False], [0] * 5)
-    assert area_by_prompt(rows, 1, min_rows=1, seed=0).value == pytest.approx(4.5 / 6)
+    assert echo.area_by_prompt(rows, 1, min_rows=1, seed=0).value == pytest.approx(4.5 / 6)
     # A class of few rows has none.
     for reached, least in (([True, False, False], 2), ([True, True, True], 1)):
         rows = rows_by_hand([0.9, 0.5, 0.4], reached, [0, 1, 2])
-        assert area_by_prompt(rows, 1, min_rows=least, seed=0) == UNKNOWN
+        assert echo.area_by_prompt(rows, 1, min_rows=least, seed=0) == UNKNOWN
 
 
 def test_intervals_are_of_prompts_not_rows() -> None:
     """Repeating rows tells nothing new; an interval over rows would shrink by a factor of 3."""
     frame = planted(num_prompts=24, per_prompt=8)
     once, ten = (
-        area_by_prompt(level_rows(pl.concat([frame] * n)), 1, min_rows=5, seed=0) for n in (1, 10)
+        echo.area_by_prompt(level_rows(pl.concat([frame] * n)), 1, min_rows=5, seed=0)
+        for n in (1, 10)
     )
     assert once.value == pytest.approx(ten.value)
     assert ten.high - ten.low == pytest.approx(once.high - once.low, rel=0.15)
@@ -67,11 +58,11 @@ def test_youden_by_hand() -> None:
     """J is 3/4 - 0 at .55 and 1 - 1/3 at .4: the cut lies between .55 and .5."""
     scores = np.array([0.9, 0.6, 0.55, 0.4, 0.5, 0.3, 0.2])
     label = np.array([True, True, True, True, False, False, False])
-    assert youden_threshold(scores, label) == pytest.approx((0.55 + 0.5) / 2)
-    assert youden_threshold(scores, ~label) == 0.0, "a confidence that misleads cuts nothing"
+    assert echo.youden_threshold(scores, label) == pytest.approx((0.55 + 0.5) / 2)
+    assert echo.youden_threshold(scores, ~label) == 0.0, "a confidence that misleads cuts nothing"
 
 
-def test_gates_find_what_was_planted(fit: Fit[EchoReport]) -> None:
+def test_gates_find_what_was_planted(fit: Fit[echo.EchoReport]) -> None:
     assert isinstance(fit.policy.shape, SparseGates)
     assert fit.policy.shape.gate_levels == (1, 4)
     one, four = fit.policy.shape.thresholds
@@ -91,13 +82,13 @@ def test_a_later_gate_is_judged_on_what_earlier_ones_let_pass() -> None:
     last = np.where(fails, 0.05, 0.5) * rng.uniform(0.8, 1.0, n)
     accepted = np.where(fails, 0, np.where(rng.random(n) < 0.5, 3, 4))
     logp = np.log(np.stack([one, one, one, last], 1)).astype(np.float32)
-    rows = LevelRows(logp, accepted, np.arange(n) % 50)
-    areas = [area_by_prompt(rows, d, min_rows=20, seed=0) for d in range(1, 5)]
+    rows = echo.LevelRows(logp, accepted, np.arange(n) % 50)
+    areas = [echo.area_by_prompt(rows, d, min_rows=20, seed=0) for d in range(1, 5)]
     assert areas[3].value > 0.8
-    [first, behind] = gates_at([1, 4], rows, min_rows=20, seed=0)
+    [first, behind] = echo.gates_at([1, 4], rows, min_rows=20, seed=0)
     assert first.threshold == pytest.approx(0.5)
     assert behind.auc.value < 0.55
-    assert [gate.level for gate in choose_gates(rows, areas, CONFIG)] == [1]
+    assert [gate.level for gate in echo.choose_gates(rows, areas, CONFIG)] == [1]
 
 
 def test_priority_is_root_then_target_then_area() -> None:
@@ -107,32 +98,32 @@ def test_priority_is_root_then_target_then_area() -> None:
     noise = {1: 1.0, 2: 0.8, 3: 0.05, 4: 0.5, 5: 0.9}
     columns = [accepted + noise[d] * rng.normal(size=4000) for d in range(1, 6)]
     logp = (np.stack(columns, 1) - 12).astype(np.float32)
-    rows = LevelRows(logp, accepted, np.arange(4000) % 80)
+    rows = echo.LevelRows(logp, accepted, np.arange(4000) % 80)
     areas = [Interval(v, v, v) for v in (0.82, 0.85, 0.99, 0.9, 0.83)]
     for number, levels in [(1, [1]), (2, [1, 5]), (3, [1, 3, 5])]:
         config = EchoConfig(depth=5, delta=0.6, max_gates=number, min_rows=20)
-        chosen = choose_gates(rows, areas, config)
+        chosen = echo.choose_gates(rows, areas, config)
         assert [gate.level for gate in chosen] == levels
     low = [Interval(0.5, 0.5, 0.5), *areas[1:]]
-    chosen = choose_gates(rows, low, config.model_copy(update={"max_gates": 1}))
+    chosen = echo.choose_gates(rows, low, config.model_copy(update={"max_gates": 1}))
     assert [gate.level for gate in chosen] == [5], "a root below the bar gives way to the target"
 
 
 def test_no_sweet_spot_is_refused_with_a_delta_that_finds_a_gate() -> None:
     with pytest.raises(TraceEmptyError, match=r"level 1 0\.9.*level 4 .*--delta 0\.9") as refusal:
-        fit_echo(planted(), CONFIG.model_copy(update={"delta": 0.999}), Replay())
+        echo.fit_echo(planted(), CONFIG.model_copy(update={"delta": 0.999}), Replay())
     delta = float(str(refusal.value).partition("--delta ")[2].partition(",")[0])
-    again = fit_echo(planted(), CONFIG.model_copy(update={"delta": delta}), Replay())
+    again = echo.fit_echo(planted(), CONFIG.model_copy(update={"delta": delta}), Replay())
     assert again.policy.shape.gate_levels
     few = CONFIG.model_copy(update={"min_rows": 10_000})
     with pytest.raises(TraceEmptyError, match=r"level 1 -.*--min-rows"):
-        fit_echo(planted(), few, Replay())
+        echo.fit_echo(planted(), few, Replay())
 
 
 def test_thresholds_by_cost_are_the_cheapest_tried() -> None:
     config = CONFIG.model_copy(update={"thresholds": "cost"})
     replay = Replay({1: 0.0, 4: 0.2})
-    fit = fit_echo(planted(), config, replay)
+    fit = echo.fit_echo(planted(), config, replay)
     one, four = fit.policy.shape.thresholds
     assert one == 0.0, "a gate that does not pay never closes"
     tried = [p.shape.thresholds[1] for p, _ in replay.asked if p.shape.gate_levels == (1, 4)]
@@ -141,22 +132,22 @@ def test_thresholds_by_cost_are_the_cheapest_tried() -> None:
     assert asked[-1] == asked[-2], "the report is of the held-out prompts"
     assert not any(prompts & asked[-1] for prompts in asked[:-2])
     with pytest.raises(UsageError, match="specctl profile"):
-        fit_echo(planted(), config, Replay())
+        echo.fit_echo(planted(), config, Replay())
 
 
 def test_recall_by_hand() -> None:
     """Prompt 0: 4 of 4 kept and 3 cut to 0; prompt 1: 2 cut to 1, its level widened."""
     logp = np.log([[0.9, 0.9], [0.1, 0.9], [0.9, 0.1], [0.9, 0.9]]).astype(np.float32)
-    rows = LevelRows(logp, np.array([4, 3, 2, 0]), np.array([0, 0, 1, 1]))
-    gates = [Gate(1, 0.5, UNKNOWN), Gate(2, 0.5, UNKNOWN)]
-    found = recall(gates, rows)
+    rows = echo.LevelRows(logp, np.array([4, 3, 2, 0]), np.array([0, 0, 1, 1]))
+    gates = [echo.Gate(1, 0.5, UNKNOWN), echo.Gate(2, 0.5, UNKNOWN)]
+    found = echo.recall(gates, rows)
     assert found.num_prompts == 2
     assert found.loss_frac == pytest.approx((3 / 7 + 1 / 2) / 2)
     assert found.widened_loss_frac == pytest.approx((2 / 7 + 0) / 2)
     assert found.loss_bound == pytest.approx((2 * found.loss_frac + 1) / 3)
 
 
-def test_report_states_what_it_is_of(fit: Fit[EchoReport]) -> None:
+def test_report_states_what_it_is_of(fit: Fit[echo.EchoReport]) -> None:
     report = fit.data
     assert sum(report.prompts.values()) == 40
     assert sum(report.rows.values()) == 2400
@@ -175,13 +166,13 @@ def test_report_states_what_it_is_of(fit: Fit[EchoReport]) -> None:
     assert any("gate at level 4" in line for line in fit.report.summary)
 
 
-def test_order_of_rows_does_not_matter(fit: Fit[EchoReport]) -> None:
+def test_order_of_rows_does_not_matter(fit: Fit[echo.EchoReport]) -> None:
     shuffled = planted().sample(fraction=1.0, shuffle=True, seed=3)
-    again = fit_echo(shuffled, CONFIG, Replay(), num_left_out=7)
+    again = echo.fit_echo(shuffled, CONFIG, Replay(), num_left_out=7)
     assert again.report.json_bytes() == fit.report.json_bytes()
 
 
-def test_gates_of_the_report_are_judged_on_what_reaches_them(fit: Fit[EchoReport]) -> None:
+def test_gates_of_the_report_are_judged_on_what_reaches_them(fit: Fit[echo.EchoReport]) -> None:
     first, second = fit.data.gates
     assert first.num_rows == fit.data.rows["held_out"]
     assert second.num_rows == round(first.num_rows * (1 - first.closes_frac))

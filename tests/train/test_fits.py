@@ -27,30 +27,16 @@ from specctl.train.echo import fit_echo
 from specctl.train.gbdt import fit_gbdt
 from specctl.train.report import Fit, save_fit
 from tests.artifacts.examples import PAIR, sha
-from tests.train.cases import (
-    ADASD,
-    ECHO,
-    FITS,
-    NODE_PROMPTS,
-    STOP_PROMPTS,
-    Replay,
-    c2t_config,
-    gbdt_config,
-    likes,
-    measure,
-    noisy_rounds,
-    planted,
-    tokens,
-)
+from tests.train import cases
 
 Fits = dict[str, Fit[Any]]
 Folders = dict[str, Path]
-TWINS = tuple(name for name in FITS if name != "adasd")
+TWINS = tuple(name for name in cases.FITS if name != "adasd")
 
 
-@pytest.mark.parametrize("name", FITS)
+@pytest.mark.parametrize("name", cases.FITS)
 def test_same_data_and_seed_give_the_same_bytes(name: str, source: LoggedNodes, fits: Fits) -> None:
-    again = FITS[name](source)
+    again = cases.FITS[name](source)
     assert again.policy == fits[name].policy
     assert again.report.json_bytes() == fits[name].report.json_bytes()
 
@@ -72,34 +58,42 @@ class Spoiled:
 def spoiled(name: str, source: LoggedNodes) -> Fit[Any]:
     """The fit, with nonsense on its held-out prompts."""
     if name == "cart":
-        frame = noisy_rounds()
+        frame = cases.noisy_rounds()
         held_out = split_prompts(frame["prompt_id"], held_out_frac=0.2, seed=0).held_out
         tcr = pl.when(pl.col("prompt_id").is_in(held_out)).then(99).otherwise(pl.col("tcr"))
         return fit_cart(frame.with_columns(tcr.alias("tcr")), configs.CartConfig())
     if name == "echo":
-        frame = planted()
+        frame = cases.planted()
         held_out = split_prompts(frame["prompt_id"], held_out_frac=0.2, seed=0).held_out
         none = pl.when(pl.col("prompt_id").is_in(held_out)).then(0).otherwise("accepted")
-        return fit_echo(frame.with_columns(none.cast(pl.Int32).alias("accepted")), ECHO, Replay())
+        return fit_echo(
+            frame.with_columns(none.cast(pl.Int32).alias("accepted")), cases.ECHO, cases.Replay()
+        )
     if name == "adasd":
-        split = split_prompts(STOP_PROMPTS, held_out_frac=ADASD.held_out_frac, seed=ADASD.seed)
+        split = split_prompts(
+            cases.STOP_PROMPTS, held_out_frac=cases.ADASD.held_out_frac, seed=cases.ADASD.seed
+        )
 
         def rigged(policy: Policy, prompt: str) -> float:
-            return likes(policy, prompt) if prompt in split.train else 9 - likes(policy, prompt)
+            return (
+                cases.likes(policy, prompt)
+                if prompt in split.train
+                else 9 - cases.likes(policy, prompt)
+            )
 
-        given = tokens()
+        given = cases.tokens()
         held = np.isin(given.prompt_id, split.held_out)
         moved = replace(given, entropy=np.where(held, 50.0, given.entropy))
-        return adasd_fit(fit_stop(moved, measure(rigged), ADASD))
-    config = c2t_config()
-    split = split_prompts(NODE_PROMPTS, held_out_frac=config.held_out_frac, seed=config.seed)
+        return adasd_fit(fit_stop(moved, cases.measure(rigged), cases.ADASD))
+    config = cases.c2t_config()
+    split = split_prompts(cases.NODE_PROMPTS, held_out_frac=config.held_out_frac, seed=config.seed)
     broken: Any = Spoiled(source, set(split.held_out))
     if name == "c2t":
-        return fit_c2t(broken, NODE_PROMPTS, config)
-    return fit_gbdt(broken, NODE_PROMPTS, gbdt_config(distill=name == "distilled"))
+        return fit_c2t(broken, cases.NODE_PROMPTS, config)
+    return fit_gbdt(broken, cases.NODE_PROMPTS, cases.gbdt_config(distill=name == "distilled"))
 
 
-@pytest.mark.parametrize("name", FITS)
+@pytest.mark.parametrize("name", cases.FITS)
 def test_held_out_prompts_choose_nothing(name: str, source: LoggedNodes, fits: Fits) -> None:
     found = spoiled(name, source)
     assert found.policy == fits[name].policy
@@ -107,16 +101,16 @@ def test_held_out_prompts_choose_nothing(name: str, source: LoggedNodes, fits: F
 
 
 def test_one_prompt_is_refused(source: LoggedNodes) -> None:
-    one = noisy_rounds().with_columns(prompt_id=pl.lit("only"))
-    lone = planted().with_columns(prompt_id=pl.lit("only"))
-    some = tokens()
+    one = cases.noisy_rounds().with_columns(prompt_id=pl.lit("only"))
+    lone = cases.planted().with_columns(prompt_id=pl.lit("only"))
+    some = cases.tokens()
     single = replace(some, prompt_id=np.full(len(some.accepted), "only", object))
     for fit in (
         lambda: fit_cart(one, configs.CartConfig()),
-        lambda: fit_echo(lone, ECHO, Replay()),
-        lambda: fit_stop(single, measure(likes), ADASD),
-        lambda: fit_c2t(source, NODE_PROMPTS[:1], c2t_config()),
-        lambda: fit_gbdt(source, NODE_PROMPTS[:1], gbdt_config()),
+        lambda: fit_echo(lone, cases.ECHO, cases.Replay()),
+        lambda: fit_stop(single, cases.measure(cases.likes), cases.ADASD),
+        lambda: fit_c2t(source, cases.NODE_PROMPTS[:1], cases.c2t_config()),
+        lambda: fit_gbdt(source, cases.NODE_PROMPTS[:1], cases.gbdt_config()),
     ):
         with pytest.raises(TraceEmptyError, match="at least 2 prompts"):
             fit()
@@ -130,7 +124,7 @@ def folders(fits: Fits, tmp_path_factory: pytest.TempPathFactory) -> Folders:
     return {name: place / name for name in fits}
 
 
-@pytest.mark.parametrize("name", FITS)
+@pytest.mark.parametrize("name", cases.FITS)
 def test_the_artifact_says_what_the_report_says(name: str, fits: Fits, folders: Folders) -> None:
     fit, folder = fits[name], folders[name]
     artifact = load_artifact(folder, expect=PAIR)
@@ -151,7 +145,7 @@ def test_the_artifact_says_what_the_report_says(name: str, fits: Fits, folders: 
     assert describe_artifact(artifact)
 
 
-@pytest.mark.parametrize("name", FITS)
+@pytest.mark.parametrize("name", cases.FITS)
 def test_the_card_holds_what_the_report_holds(name: str, fits: Fits, folders: Folders) -> None:
     card, report = (folders[name] / "README.md").read_text(), fits[name].report
     for words in (PAIR.target, sha("d"), "Lossless", "specctl run", "embedded", *report.limits):
@@ -163,7 +157,7 @@ def test_the_card_holds_what_the_report_holds(name: str, fits: Fits, folders: Fo
         assert card.count("\n| ") >= len(table.rows)
 
 
-@pytest.mark.parametrize("name", FITS)
+@pytest.mark.parametrize("name", cases.FITS)
 def test_the_record_is_read_back_and_shown(name: str, fits: Fits) -> None:
     report = fits[name].report
     again = type(report.data).model_validate_json(report.json_bytes())

@@ -11,14 +11,8 @@ from scipy.stats import binom
 
 from specctl.errors import EvidenceError, UsageError
 from specctl.stats import Floats, p_value_of
+from specctl.train import quality
 from specctl.train.configs import Contract
-from specctl.train.quality import (
-    binomial_prompts,
-    certify,
-    count_passing,
-    max_certifiable,
-    zero_loss_prompts,
-)
 
 
 def losses(num_lost: int, num_prompts: int) -> Floats:
@@ -50,7 +44,7 @@ def test_prompts_needed_at_80_percent_power(case: tuple[float, float]) -> None:
     """The notes' sizes do, but a few percent fewer prompts do as well; ours are the fewest."""
     stated, fewest = TABLE[case]
     assert power(stated, *case) >= 0.8
-    assert binomial_prompts(*case, confidence=0.9) == fewest
+    assert quality.binomial_prompts(*case, confidence=0.9) == fewest
     assert power(fewest, *case) >= 0.8
     assert max(power(size, *case) for size in range(fewest - 60, fewest)) < 0.8
     assert fewest <= stated <= 1.05 * fewest
@@ -59,18 +53,21 @@ def test_prompts_needed_at_80_percent_power(case: tuple[float, float]) -> None:
 @pytest.mark.parametrize("max_loss", ZERO_LOSS)
 def test_prompts_needed_without_any_loss(max_loss: float) -> None:
     size = ZERO_LOSS[max_loss]
-    assert zero_loss_prompts(max_loss, 0.9) == size
+    assert quality.zero_loss_prompts(max_loss, 0.9) == size
     assert p_value_of(losses(0, size), max_loss, "binary") <= 0.1
     assert p_value_of(losses(0, size - 1), max_loss, "binary") > 0.1
     assert size == math.ceil(math.log(0.1) / math.log1p(-max_loss))
 
 
 def test_humaneval_certifies_no_less_than_1_4_percent() -> None:
-    assert max_certifiable(losses(0, 164), 0.9, "binary") == pytest.approx(0.0139, abs=1e-4)
+    assert quality.max_certifiable(losses(0, 164), 0.9, "binary") == pytest.approx(0.0139, abs=1e-4)
 
 
 def test_no_number_of_prompts_certifies_a_loss_that_is_too_high() -> None:
-    assert [binomial_prompts(0.02, true, confidence=0.9) for true in (0.02, 0.03)] == [None, None]
+    assert [quality.binomial_prompts(0.02, true, confidence=0.9) for true in (0.02, 0.03)] == [
+        None,
+        None,
+    ]
 
 
 def test_binomial_p_value_is_exact() -> None:
@@ -102,7 +99,7 @@ of 4000, 12.3 %. A procedure that certifies wrongly in 14.5 % is seen with proba
 def num_certified(found: list[Floats], contract: Contract) -> int:
     """As `certify` counts, without the bounds that it reports besides."""
     p_values = [p_value_of(x, contract.max_loss, contract.kind) for x in found]
-    return count_passing(p_values, contract)
+    return quality.count_passing(p_values, contract)
 
 
 def false_certificates(true_losses: tuple[float, ...], kind: str, seed: int = 0) -> int:
@@ -160,7 +157,7 @@ def test_a_rule_that_loses_quality_is_refused() -> None:
 
 def test_sequence_ends_at_the_first_failure() -> None:
     found = [losses(0, 200), losses(40, 200), losses(0, 200)]
-    trials = certify(found, CONTRACT).trials
+    trials = quality.certify(found, CONTRACT).trials
     assert [trial.certified for trial in trials] == [True, False, False]
     assert [trial.is_tested for trial in trials] == [True, True, False]
 
@@ -176,7 +173,7 @@ def test_sequence_ends_at_the_first_failure() -> None:
 def test_refusal_says_how_many_prompts_it_would_need(
     num_lost: int, num_prompts: int, max_loss: float, needed: int | None, says: str
 ) -> None:
-    refused = certify([losses(num_lost, num_prompts)], Contract(max_loss=max_loss))
+    refused = quality.certify([losses(num_lost, num_prompts)], Contract(max_loss=max_loss))
     assert (refused.num_certified, refused.needed) == (0, needed)
     with pytest.raises(EvidenceError, match=says):
         refused.require_any(["theta 0.96"])
@@ -186,7 +183,7 @@ def test_refusal_says_how_many_prompts_it_would_need(
 def test_needed_prompts_of_other_kinds_give_the_power(kind: str) -> None:
     found = losses(2, 200)
     contract = Contract(max_loss=0.03, kind=kind)
-    needed = certify([found], contract).needed
+    needed = quality.certify([found], contract).needed
     assert needed is not None
     generator, passed = np.random.default_rng(5), 0
     for _ in range(300):
@@ -204,4 +201,4 @@ def test_losses_of_another_kind_and_no_settings_are_refused(found: list[float], 
     with pytest.raises(UsageError):
         p_value_of(np.array(found, float), 0.05, kind)
     with pytest.raises(UsageError, match="settings to test"):
-        certify([], CONTRACT)
+        quality.certify([], CONTRACT)
