@@ -12,16 +12,9 @@ from hypothesis import strategies as st
 
 from specctl.logs.tree_log import DenseLog, Support
 from specctl.policy import Policy, StaticTree
+from specctl.replay import trace_figures as figures
 from specctl.replay.rounds import replay
 from specctl.replay.score import score
-from specctl.replay.trace_figures import (
-    EDGES,
-    NUM_BINS,
-    ConfidenceCounts,
-    reference_tree,
-    settings_of,
-    trace_figures,
-)
 from specctl.report.trace_sections import SHOWN_WIDTH, densities
 from specctl.results import TraceFigures
 from specctl.stats import Resamples
@@ -36,7 +29,7 @@ PROBS = st.lists(OFF_BOUNDS, min_size=1, max_size=30)
 
 @pytest.fixture(scope="module")
 def evidence(tmp_path_factory: pytest.TempPathFactory) -> TraceFigures:
-    return trace_figures(write_log(tmp_path_factory.mktemp("log") / "traces"))
+    return figures.trace_figures(write_log(tmp_path_factory.mktemp("log") / "traces"))
 
 
 def test_acceptance_by_depth_leaves_out_what_the_text_did_not_tell(evidence: TraceFigures) -> None:
@@ -52,7 +45,7 @@ def test_acceptance_by_depth_leaves_out_what_the_text_did_not_tell(evidence: Tra
 def test_marginal_acceptance_is_the_plain_share_where_nothing_is_censored(tmp_path: Path) -> None:
     # The last positions take nothing and no path runs to the end of a text.
     positions = [Position((1, 3), 1.0), Position((1,), 1.0), *[Position((), 1.0)] * 3]
-    evidence = trace_figures(write_log(tmp_path / "log", [Prompt("a", "", positions)]))
+    evidence = figures.trace_figures(write_log(tmp_path / "log", [Prompt("a", "", positions)]))
     assert [depth.num_censored for depth in evidence.depths] == [0, 0]
     assert close(evidence.depths[1].marginal_prob.value, 1 / 5)
 
@@ -100,7 +93,7 @@ def test_phi_sums_the_entropies_of_the_likeliest_path(evidence: TraceFigures) ->
 
 def test_static_settings_by_hand(evidence: TraceFigures) -> None:
     points = {(p.top_k, p.depth, p.num_tokens): p for p in evidence.statics}
-    assert set(points) == set(settings_of(Support(2, 2, 2, nested=True)))
+    assert set(points) == set(figures.settings_of(Support(2, 2, 2, nested=True)))
     # The chain of 1 takes n1 at p1 and p3 of a, nothing of b; root and five best nodes hold n4.
     assert [points[key].calls for key in ((1, 1, 2), (2, 2, 6))] == [4, 3]
     front = {key for key, point in points.items() if point.on_front}
@@ -109,11 +102,11 @@ def test_static_settings_by_hand(evidence: TraceFigures) -> None:
 
 def test_static_settings_and_reference_equal_replay(tmp_path: Path) -> None:
     traces = random_traces(tmp_path / "log", num_prompts=4, depth=5, top_k=4)
-    log, found = DenseLog.open(traces), trace_figures(traces)
+    log, found = DenseLog.open(traces), figures.trace_figures(traces)
     assert found.tree is not None
     points = [found.statics[i] for i in range(0, len(found.statics), 5)]
     shapes = [StaticTree(depth=p.depth, top_k=p.top_k, num_tokens=p.num_tokens) for p in points]
-    tree = reference_tree(log.support)
+    tree = figures.reference_tree(log.support)
     assert found.tree.startswith(f"eagle2:depth={tree.depth}:")
     policies = [Policy(shape=shape) for shape in (*shapes, tree)]
     *scored, reference = score(["-"] * len(policies), replay(log, policies))
@@ -129,7 +122,7 @@ def test_static_settings_and_reference_equal_replay(tmp_path: Path) -> None:
 def test_unsupported_settings_are_kept_off_the_front(tmp_path: Path) -> None:
     # Without nesting, narrow trees ask for nodes that the log's own frontier passed over.
     traces = random_traces(tmp_path / "log", depth=5, top_k=4, nested=False)
-    points = trace_figures(traces).statics
+    points = figures.trace_figures(traces).statics
     lacking = [point for point in points if not point.is_supported]
     assert lacking
     assert not any(point.on_front for point in lacking)
@@ -140,7 +133,7 @@ def test_confidence_does_not_depend_on_the_size_of_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evidence: TraceFigures, block_rows: int
 ) -> None:
     monkeypatch.setattr("specctl.logs.tree_log.CHUNK_NODES", block_rows)
-    assert trace_figures(write_log(tmp_path / "log")).confidence == evidence.confidence
+    assert figures.trace_figures(write_log(tmp_path / "log")).confidence == evidence.confidence
 
 
 @settings(max_examples=50, deadline=None)
@@ -148,7 +141,7 @@ def test_confidence_does_not_depend_on_the_size_of_blocks(
 def test_auc_is_that_of_all_pairs_within_its_resolution(accepted: Probs, rejected: Probs) -> None:
     probs = np.array([*accepted, *rejected])
     num = len(probs)
-    counts = ConfidenceCounts(1, 1)
+    counts = figures.ConfidenceCounts(1, 1)
     fate = np.array([1] * len(accepted) + [0] * len(rejected), np.int8)
     counts.add(np.zeros(num, np.int32), np.ones(num, np.int64), np.log(probs), fate)
     [found] = counts.separations(Resamples.draw(1))
@@ -157,9 +150,9 @@ def test_auc_is_that_of_all_pairs_within_its_resolution(accepted: Probs, rejecte
 
 
 def test_densities_integrate_to_one() -> None:
-    counts = tuple(np.random.default_rng(0).integers(0, 9, NUM_BINS).tolist())
-    assert close(float(densities(counts, EDGES).sum()) * SHOWN_WIDTH, 1.0)
-    assert densities((0,) * NUM_BINS, EDGES).sum() == 0
+    counts = tuple(np.random.default_rng(0).integers(0, 9, figures.NUM_BINS).tolist())
+    assert close(float(densities(counts, figures.EDGES).sum()) * SHOWN_WIDTH, 1.0)
+    assert densities((0,) * figures.NUM_BINS, figures.EDGES).sum() == 0
 
 
 def test_live_fate_follows_the_targets_choices(tmp_path: Path) -> None:
@@ -173,15 +166,19 @@ def test_live_fate_follows_the_targets_choices(tmp_path: Path) -> None:
     columns |= {"depth": (0, 1, 1, 2, 2, 2, 3)}
     match = [None, False, True, None, True, False, None]
     traces = live_traces(tmp_path / "live", **columns, match=match, offered_depth=3)
-    assert fates(trace_figures(traces).confidence.nodes) == [(2, 2, 0), (2, 4, 0), (0, 0, 2)]
+    assert fates(figures.trace_figures(traces).confidence.nodes) == [
+        (2, 2, 0),
+        (2, 4, 0),
+        (0, 0, 2),
+    ]
 
 
 def test_reference_tree_stays_within_the_log() -> None:
     small = StaticTree(depth=2, top_k=3, num_tokens=13)
-    assert reference_tree(Support(3, 3, 2, nested=True)) == small
-    assert reference_tree(Support(10, 10, 11, nested=True)) == StaticTree()
+    assert figures.reference_tree(Support(3, 3, 2, nested=True)) == small
+    assert figures.reference_tree(Support(10, 10, 11, nested=True)) == StaticTree()
 
 
 def test_intervals_are_nothing_but_the_value_for_one_prompt(tmp_path: Path) -> None:
-    evidence = trace_figures(write_log(tmp_path / "log", TWO_PROMPTS[:1]))
+    evidence = figures.trace_figures(write_log(tmp_path / "log", TWO_PROMPTS[:1]))
     assert evidence.tau.low == evidence.tau.value == evidence.tau.high

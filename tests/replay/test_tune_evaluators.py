@@ -24,12 +24,9 @@ from specctl.replay.tune.tuning import prepare
 from tests.replay.logs import log_fixtures, random_traces
 from tests.replay.tune_cases import linear, linear_file, path_of_two
 
-STATICS = [
-    Policy(shape=Chain(num_draft_tokens=1)),
-    Policy(shape=Chain(num_draft_tokens=4)),
-    Policy(shape=StaticTree(depth=3, top_k=2, num_tokens=6)),
-    Policy(shape=StaticTree(depth=4, top_k=3, num_tokens=12)),
-]
+CHAINS = (Chain(num_draft_tokens=1), Chain(num_draft_tokens=4))
+TREES = (StaticTree(depth=3, top_k=2, num_tokens=6), StaticTree(depth=4, top_k=3, num_tokens=12))
+STATICS = [Policy(shape=shape) for shape in (*CHAINS, *TREES)]
 STOP = Policy(shape=SignalStop(signal="confidence", threshold=0.3, window=4))
 OTHERS = [Policy(shape=RootOnly()), STOP]
 
@@ -53,10 +50,9 @@ def test_sums_are_those_of_replay(log: DenseLog, traces: TraceSet) -> None:
     scored = score([str(i) for i in range(len(runs))], runs, clock=linear().replayed_us)
     for ours, theirs in zip(found, scored, strict=True):
         pooled, sums = theirs.pooled, ours.sums.sum(0)
-        assert column(sums, "calls") == pooled.calls == ours.num_rounds
-        assert column(sums, "tokens") == pooled.num_tokens
-        assert column(sums, "accepted") == pooled.num_accepted
-        assert column(sums, "verified") == pooled.verified_tokens
+        counts = pooled.calls, pooled.num_tokens, pooled.num_accepted, pooled.verified_tokens
+        assert tuple(column(sums, name) for name in COUNTS) == counts
+        assert ours.num_rounds == pooled.calls
         assert column(sums, "time_us") == pytest.approx(pooled.time_us)
         rate = pooled.ratios["tokens_per_s"].value
         assert evaluators.Objective().rate(sums) == pytest.approx(rate)
@@ -135,10 +131,8 @@ def test_shares_add_up_to_the_run(log: DenseLog, load: Load) -> None:
     part = log.only(["p000001", "p000002", "p000003", "p000004", "p000005"])
     [of] = submissions_of(part, [STOP])
     run = simulate(of, load, linear())
-    sums, times = (
-        evaluators.request_sums(run, evaluators.Objective("goodput", 900.0)).sum(0),
-        run.timeline,
-    )
+    times, goodput = run.timeline, evaluators.Objective("goodput", 900.0)
+    sums = evaluators.request_sums(run, goodput).sum(0)
     busy_us = float((times.end_us - times.start_us).sum())
     assert column(sums, "time_us") == pytest.approx(busy_us)
     duration_us = times.end_us[-1] - times.start_us[0]

@@ -13,22 +13,10 @@ from specctl.logs.fit_data import PromptCosts, ReplayedTotals, TestedTokens
 from specctl.logs.node_sample import LoggedNodes, logged_nodes
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import Chain, EntropyStop, Policy
+from specctl.train import configs
 from specctl.train.adasd import StopFit, adasd_fit, fit_stop
 from specctl.train.c2t import fit_c2t
 from specctl.train.cart import fit_cart
-from specctl.train.configs import (
-    AdasdConfig,
-    C2TConfig,
-    CartConfig,
-    ClipConfig,
-    Contract,
-    EchoConfig,
-    FfnConfig,
-    GbdtConfig,
-    NodeConfig,
-    RichNodeConfig,
-    TreesConfig,
-)
 from specctl.train.echo import fit_echo
 from specctl.train.gbdt import fit_gbdt
 from specctl.train.paired import Answer
@@ -50,18 +38,12 @@ def rounds_frame(
     prompts: Sequence[str],
 ) -> pl.DataFrame:
     """A table of the given rounds, drafted by the default base tree."""
-    size = len(phi)
-    columns = {
-        "prompt_id": prompts,
-        "offered_depth": [BASE_DEPTH] * size,
-        "top_k": [BASE_TOP_K] * size,
-        "phi": phi,
-        "phi_depth": [BASE_DEPTH] * size,
-        "num_accepted": accepted,
-        "fully_accepted": [count == BASE_DEPTH for count in accepted],
-        "tcr": tcr,
-    }
-    return pl.DataFrame(columns, schema=SCHEMA)
+    rows = zip(prompts, phi, accepted, tcr, strict=True)
+    columns = [
+        (prompt, BASE_DEPTH, BASE_TOP_K, value, BASE_DEPTH, count, count == BASE_DEPTH, rank)
+        for prompt, value, count, rank in rows
+    ]
+    return pl.DataFrame(columns, schema=SCHEMA, orient="row")
 
 
 def noisy_rounds(num_rounds: int = 3000, num_prompts: int = 20, seed: int = 0) -> pl.DataFrame:
@@ -70,12 +52,9 @@ def noisy_rounds(num_rounds: int = 3000, num_prompts: int = 20, seed: int = 0) -
     phi = rng.gamma(2.0, 2.5, num_rounds).astype(np.float32)
     accepted = np.minimum(BASE_DEPTH, rng.poisson(6.0 * np.exp(-phi / 8.0)))
     rank = 1 + accepted + rng.poisson(phi)
-    return rounds_frame(
-        phi.tolist(),
-        accepted.tolist(),
-        [int(r) if a else None for r, a in zip(rank, accepted, strict=True)],
-        [f"prompt-{i}" for i in rng.integers(0, num_prompts, num_rounds)],
-    )
+    tcr = [int(r) if a else None for r, a in zip(rank, accepted, strict=True)]
+    prompts = [f"prompt-{i}" for i in rng.integers(0, num_prompts, num_rounds)]
+    return rounds_frame(phi.tolist(), accepted.tolist(), tcr, prompts)
 
 
 DEPTH, TOP_K = 4, 3
@@ -93,25 +72,25 @@ def node_source(folder: Path, **options: Any) -> LoggedNodes:
     return logged_nodes(node_traces(folder, **options))
 
 
-def c2t_config(nodes: dict[str, Any] | None = None, **changes: Any) -> C2TConfig:
+def c2t_config(nodes: dict[str, Any] | None = None, **changes: Any) -> configs.C2TConfig:
     """A fit of a second, of as much as such logs hold."""
     sizes = {"depth": DEPTH, "first_top_k": TOP_K, "second_top_k": TOP_K}
-    ffn = FfnConfig(hidden=8, epochs=6, min_steps=1, batch_size=256)
-    chosen = NodeConfig(**{**sizes, **(nodes or {})})
-    return C2TConfig(nodes=chosen, **{"ffn": ffn, "recall": 0.7, "held_out_frac": 0.4, **changes})
+    ffn = configs.FfnConfig(hidden=8, epochs=6, min_steps=1, batch_size=256)
+    fields = {"ffn": ffn, "recall": 0.7, "held_out_frac": 0.4, **changes}
+    return configs.C2TConfig(nodes=configs.NodeConfig(**(sizes | (nodes or {}))), **fields)
 
 
 GBDT_FEATURES = ("joint_logp", "draft_logp", "parent_entropy", "depth")
 
 
-def gbdt_config(**changes: Any) -> GbdtConfig:
+def gbdt_config(**changes: Any) -> configs.GbdtConfig:
     base = c2t_config({"features": GBDT_FEATURES, "negatives": 0.0})
-    trees = TreesConfig(num_trees=40, num_leaves=7, min_rows=30, patience=5)
-    nodes = RichNodeConfig(**dict(base.nodes))
-    return GbdtConfig(**{**dict(base), "nodes": nodes, "trees": trees, **changes})
+    trees = configs.TreesConfig(num_trees=40, num_leaves=7, min_rows=30, patience=5)
+    nodes = configs.RichNodeConfig(**dict(base.nodes))
+    return configs.GbdtConfig(**{**dict(base), "nodes": nodes, "trees": trees, **changes})
 
 
-ECHO = EchoConfig(depth=4, width=2, max_width=4, min_rows=20)
+ECHO = configs.EchoConfig(depth=4, width=2, max_width=4, min_rows=20)
 
 
 class Replay:
@@ -134,11 +113,8 @@ class Replay:
 
 
 def planted(num_prompts: int = 40, per_prompt: int = 60, seed: int = 0) -> pl.DataFrame:
-    """Levels 1 and 4 tell what is accepted, 2 and 3 are noise on the way.
-
-    Half of the rounds fail at level 1, where confidence is below .3; of the others half fail at
-    level 4, where it is below .1. Levels 2 and 3 say the same whatever happens.
-    """
+    """Half of the rounds fail at level 1, where confidence is below .3; of the others half fail at
+    level 4, where it is below .1; levels 2 and 3 say the same whatever happens."""
     rng = np.random.default_rng(seed)
     n = num_prompts * per_prompt
     fails, stops = rng.random(n) < 0.5, rng.random(n) < 0.5
@@ -147,18 +123,14 @@ def planted(num_prompts: int = 40, per_prompt: int = 60, seed: int = 0) -> pl.Da
     two, three = rng.uniform(0.2, 0.3, n), rng.uniform(0.2, 0.3, n)
     accepted = np.where(fails, 0, np.where(stops, 3, 4))
     levels = {f"level_{d}": np.log(v) for d, v in enumerate((one, two, three, four), 1)}
-    return pl.DataFrame(
-        {
-            "prompt_id": np.repeat([f"p{i}" for i in range(num_prompts)], per_prompt),
-            "accepted": accepted.astype(np.int32),
-            **{name: values.astype(np.float32) for name, values in levels.items()},
-        }
-    )
+    columns = {name: values.astype(np.float32) for name, values in levels.items()}
+    prompts = np.repeat([f"p{i}" for i in range(num_prompts)], per_prompt)
+    return pl.DataFrame({"prompt_id": prompts, "accepted": accepted.astype(np.int32), **columns})
 
 
 STOP_PROMPTS = tuple(f"prompt-{i}" for i in range(40))
-ADASD = AdasdConfig(window=6, weights=(0.0, 8.0), seed=3)
-CLIPS = ClipConfig(clips=(0.1, 0.2, 0.3), contract=Contract(max_loss=0.02))
+ADASD = configs.AdasdConfig(window=6, weights=(0.0, 8.0), seed=3)
+CLIPS = configs.ClipConfig(clips=(0.1, 0.2, 0.3), contract=configs.Contract(max_loss=0.02))
 
 
 def tokens(num_tokens: int = 4000) -> TestedTokens:
@@ -178,11 +150,9 @@ def measure(price: Price) -> Callable[[Sequence[Policy]], list[PromptCosts]]:
     """Every prompt emits 100 tokens in 25 calls; what they cost is made up."""
 
     def spent(policy: Policy) -> PromptCosts:
-        ones = np.ones(len(STOP_PROMPTS))
+        counts = (np.full(len(STOP_PROMPTS), count) for count in (25.0, 100.0, 75.0, 100.0))
         cost = np.array([price(policy, name) for name in STOP_PROMPTS])
-        return PromptCosts(
-            STOP_PROMPTS, 25 * ones, 100 * ones, 75 * ones, 100 * ones, 100 * cost, 1.0
-        )
+        return PromptCosts(STOP_PROMPTS, *counts, 100 * cost, 1.0)
 
     return lambda policies: [spent(policy) for policy in policies]
 
@@ -219,22 +189,20 @@ def by_key(*answers: Answer) -> dict[tuple[str, int], Answer]:
 
 def graded(lost: int, calls: int, num_prompts: int = 200) -> dict[tuple[str, int], Answer]:
     """All right but the first `lost`."""
+    given = {f"q{i:03}": i >= lost for i in range(num_prompts)}
     return by_key(
-        *(
-            answer(f"q{i:03}", (1, 2, 3, 4 + (i < lost)), right=i >= lost, calls=calls)
-            for i in range(num_prompts)
-        )
+        *(answer(n, (1, 2, 3, 5 - right), right=right, calls=calls) for n, right in given.items())
     )
 
 
-def swept(policies: Sequence[Policy], contract: Contract, *lost: int) -> Sweep:
+def swept(policies: Sequence[Policy], contract: configs.Contract, *lost: int) -> Sweep:
     """A sweep in which the n-th setting loses so many of 200 answers."""
     relaxed = tuple(graded(n, 2) for n in lost)
     return Sweep(policies[0], tuple(policies), graded(0, 3), relaxed, contract)
 
 
 FITS: dict[str, Callable[[LoggedNodes], Fit[Any]]] = {
-    "cart": lambda _: fit_cart(noisy_rounds(), CartConfig()),
+    "cart": lambda _: fit_cart(noisy_rounds(), configs.CartConfig()),
     "c2t": lambda source: fit_c2t(source, NODE_PROMPTS, c2t_config()),
     "gbdt": lambda source: fit_gbdt(source, NODE_PROMPTS, gbdt_config()),
     "distilled": lambda source: fit_gbdt(source, NODE_PROMPTS, gbdt_config(distill=True)),

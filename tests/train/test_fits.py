@@ -55,42 +55,39 @@ class Spoiled:
             yield replace(batch, accepted=accepted)
 
 
+def spoiled_frame(frame: pl.DataFrame, column: str, value: int) -> pl.DataFrame:
+    """The rounds with one value of a column on all held-out prompts."""
+    held_out = split_prompts(frame["prompt_id"], held_out_frac=0.2, seed=0).held_out
+    spoiled = pl.when(pl.col("prompt_id").is_in(held_out)).then(value).otherwise(pl.col(column))
+    return frame.with_columns(spoiled.cast(frame.schema[column]).alias(column))
+
+
+def spoiled_stop() -> Fit[Any]:
+    config = cases.ADASD
+    split = split_prompts(cases.STOP_PROMPTS, held_out_frac=config.held_out_frac, seed=config.seed)
+
+    def rigged(policy: Policy, prompt: str) -> float:
+        price = cases.likes(policy, prompt)
+        return price if prompt in split.train else 9 - price
+
+    given = cases.tokens()
+    held = np.isin(given.prompt_id, split.held_out)
+    moved = replace(given, entropy=np.where(held, 50.0, given.entropy))
+    return adasd_fit(fit_stop(moved, cases.measure(rigged), config))
+
+
 def spoiled(name: str, source: LoggedNodes) -> Fit[Any]:
     """The fit, with nonsense on its held-out prompts."""
     if name == "cart":
-        frame = cases.noisy_rounds()
-        held_out = split_prompts(frame["prompt_id"], held_out_frac=0.2, seed=0).held_out
-        tcr = pl.when(pl.col("prompt_id").is_in(held_out)).then(99).otherwise(pl.col("tcr"))
-        return fit_cart(frame.with_columns(tcr.alias("tcr")), configs.CartConfig())
+        return fit_cart(spoiled_frame(cases.noisy_rounds(), "tcr", 99), configs.CartConfig())
     if name == "echo":
-        frame = cases.planted()
-        held_out = split_prompts(frame["prompt_id"], held_out_frac=0.2, seed=0).held_out
-        none = pl.when(pl.col("prompt_id").is_in(held_out)).then(0).otherwise("accepted")
-        return fit_echo(
-            frame.with_columns(none.cast(pl.Int32).alias("accepted")), cases.ECHO, cases.Replay()
-        )
+        frame = spoiled_frame(cases.planted(), "accepted", 0)
+        return fit_echo(frame, cases.ECHO, cases.Replay())
     if name == "adasd":
-        split = split_prompts(
-            cases.STOP_PROMPTS, held_out_frac=cases.ADASD.held_out_frac, seed=cases.ADASD.seed
-        )
-
-        def rigged(policy: Policy, prompt: str) -> float:
-            return (
-                cases.likes(policy, prompt)
-                if prompt in split.train
-                else 9 - cases.likes(policy, prompt)
-            )
-
-        given = cases.tokens()
-        held = np.isin(given.prompt_id, split.held_out)
-        moved = replace(given, entropy=np.where(held, 50.0, given.entropy))
-        return adasd_fit(fit_stop(moved, cases.measure(rigged), cases.ADASD))
+        return spoiled_stop()
     config = cases.c2t_config()
     split = split_prompts(cases.NODE_PROMPTS, held_out_frac=config.held_out_frac, seed=config.seed)
-    broken: Any = Spoiled(source, set(split.held_out))
-    if name == "c2t":
-        return fit_c2t(broken, cases.NODE_PROMPTS, config)
-    return fit_gbdt(broken, cases.NODE_PROMPTS, cases.gbdt_config(distill=name == "distilled"))
+    return cases.FITS[name](Spoiled(source, set(split.held_out)))
 
 
 @pytest.mark.parametrize("name", cases.FITS)

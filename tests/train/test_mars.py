@@ -9,16 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specctl import errors
 from specctl.artifacts import load_artifact
 from specctl.collect.dense import collect_dense
 from specctl.collect.prompts import load_prompts
-from specctl.errors import (
-    EvidenceError,
-    OutputError,
-    TraceCorruptError,
-    TraceMismatchError,
-    UsageError,
-)
 from specctl.logs.fit_data import Openings
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import Chain, FullTree, Policy
@@ -26,16 +20,9 @@ from specctl.policy.mars import bound
 from specctl.replay.fit_inputs import logged_openings
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair, load_pair
+from specctl.train import paired
 from specctl.train.configs import Contract, MarsConfig, PairedConfig
 from specctl.train.mars import check_mode, fit_mars, hazards, opening_of, screened, sweep, unchanged
-from specctl.train.paired import (
-    Plan,
-    RunFolder,
-    compare_answers,
-    first_difference,
-    losses_of,
-    run_prompts,
-)
 from specctl.train.quality import Sweep
 from specctl.train.report import save_fit
 from tests.train.cases import answer, by_key
@@ -53,23 +40,25 @@ def pair() -> Pair:
 
 
 @pytest.fixture(scope="module")
-def plan() -> Plan:
+def plan() -> paired.Plan:
     prompts = load_prompts("embedded")
-    return Plan([*prompts[:4], *prompts[70:74], *prompts[-4:]], DecodeSettings(NEW_TOKENS), 1, 12)
+    return paired.Plan(
+        [*prompts[:4], *prompts[70:74], *prompts[-4:]], DecodeSettings(NEW_TOKENS), 1, 12
+    )
 
 
 @pytest.fixture(scope="module")
-def found(pair: Pair, plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+def found(pair: Pair, plan: paired.Plan, tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     folder = tmp_path_factory.mktemp("mars") / "runs"
-    runs = RunFolder.open(folder, plan.header(pair.fingerprint), resume=False)
+    runs = paired.RunFolder.open(folder, plan.header(pair.fingerprint), resume=False)
     return sweep(pair, BASE, plan, CONFIG, runs)
 
 
 def test_copied_answers_are_those_of_decoding(
-    pair: Pair, plan: Plan, found: Sweep, tmp_path: Path
+    pair: Pair, plan: paired.Plan, found: Sweep, tmp_path: Path
 ) -> None:
-    runs = RunFolder.open(tmp_path / "runs", plan.header(pair.fingerprint), resume=False)
-    fresh = run_prompts(pair, found.policies[1], plan, runs)
+    runs = paired.RunFolder.open(tmp_path / "runs", plan.header(pair.fingerprint), resume=False)
+    fresh = paired.run_prompts(pair, found.policies[1], plan, runs)
     swept = found.relaxed[1]
     assert {item.is_copied for item in swept.values()} == {True, False}, "equality proves nothing"
     for key, here in swept.items():
@@ -90,12 +79,12 @@ def test_closeness_in_another_form_says_nothing(pair: Pair, found: Sweep) -> Non
 def test_texts_leave_the_strict_one_where_they_are_first_relaxed(found: Sweep) -> None:
     for answers in found.relaxed:
         for key, relaxed in answers.items():
-            differs = first_difference(found.strict[key], relaxed) is not None
+            differs = paired.first_difference(found.strict[key], relaxed) is not None
             assert differs == (relaxed.num_relaxed > 0)
 
 
 def test_dense_traces_foretell_who_leaves_where(
-    pair: Pair, plan: Plan, found: Sweep, tmp_path: Path
+    pair: Pair, plan: paired.Plan, found: Sweep, tmp_path: Path
 ) -> None:
     shape = FullTree(depth=4, top_k=1)
     collect_dense(pair, plan.prompts, plan.settings, tmp_path / "traces", shape, batch_size=12)
@@ -104,7 +93,7 @@ def test_dense_traces_foretell_who_leaves_where(
     told = logged_openings(traces, pair.fingerprint, BASE, config.acceptance(0.5))
     bounds = [bound(config.acceptance(theta)) for theta in config.thetas]
     for hazard, least, answers in zip(hazards(told, bounds), bounds, found.relaxed, strict=True):
-        places = [first_difference(found.strict[key], answers[key]) for key in answers]
+        places = [paired.first_difference(found.strict[key], answers[key]) for key in answers]
         lived = sorted(place for place in places if place is not None)
         assert lived
         assert hazard.diverged.value == len(lived) / len(answers)
@@ -125,17 +114,17 @@ def test_traces_cut_the_lax_end_of_the_sweep(pair: Pair) -> None:
     assert [h.diverged.value for h in hazard] == [0.0, 0.5]
     assert hazard[1].median_place == 5
     assert hazard[1].per_token.value == 1 / (6 + 10)
-    with pytest.raises(UsageError, match="at least 1"):
+    with pytest.raises(errors.UsageError, match="at least 1"):
         screened(CONFIG.model_copy(update={"thetas": (0.1,)}), found, 0.5)
-    with pytest.raises(UsageError, match="0 to 1"):
+    with pytest.raises(errors.UsageError, match="0 to 1"):
         screened(CONFIG, found, 1.5)
 
 
 def test_a_certified_theta_becomes_an_artifact(
-    pair: Pair, plan: Plan, found: Sweep, tmp_path: Path
+    pair: Pair, plan: paired.Plan, found: Sweep, tmp_path: Path
 ) -> None:
     fit = fit_mars(
-        found, CONFIG, plan.setup(pair), RunFolder.open(tmp_path / "runs", {}, resume=False)
+        found, CONFIG, plan.setup(pair), paired.RunFolder.open(tmp_path / "runs", {}, resume=False)
     )
     assert fit.data.chosen is not None
     save_fit(fit, tmp_path / "policy", pair.fingerprint, found.digest)
@@ -161,18 +150,18 @@ def test_a_refused_contract_publishes_nothing(found: Sweep, tmp_path: Path) -> N
     strict = Contract(max_loss=0.02, confidence=0.9)
     config = CONFIG.model_copy(update={"contract": strict})
     refused = replace(found, contract=strict)
-    folder = RunFolder.open(tmp_path / "runs", {}, resume=False)
-    with pytest.raises(EvidenceError, match=r"theta 0.6.*over 8 prompts"):
+    folder = paired.RunFolder.open(tmp_path / "runs", {}, resume=False)
+    with pytest.raises(errors.EvidenceError, match=r"theta 0.6.*over 8 prompts"):
         fit_mars(refused, config, {}, folder)
     assert json.loads((folder.path / "report.json").read_text())["chosen"] is None
 
 
 def test_modes_that_the_sampling_contradicts_are_refused() -> None:
-    with pytest.raises(UsageError, match="alg1"):
+    with pytest.raises(errors.UsageError, match="alg1"):
         check_mode("alg1", greedy=False)
-    with pytest.raises(UsageError, match="temperature"):
+    with pytest.raises(errors.UsageError, match="temperature"):
         check_mode("code_v1", greedy=True)
-    with pytest.raises(UsageError, match="greedy answers repeat"):
+    with pytest.raises(errors.UsageError, match="greedy answers repeat"):
         PairedConfig(num_seeds=3)
     assert PairedConfig().loss_kind == "binary"
     assert PairedConfig(num_seeds=3, temperature=1.0).loss_kind == "bounded"
@@ -198,7 +187,7 @@ RELAXED = by_key(
 
 
 def test_comparison_by_hand() -> None:
-    found = compare_answers(STRICT, RELAXED)
+    found = paired.compare_answers(STRICT, RELAXED)
     assert (found.num_prompts, found.num_checked) == (4, 3)
     assert found.tokens_per_call.value == (2 + 1 + 3 + 4) / 4
     assert found.speedup.value == pytest.approx((10 / 4) / (10 / 8))
@@ -212,59 +201,59 @@ def test_comparison_by_hand() -> None:
 
 
 def test_a_prefix_of_an_answer_is_another_answer() -> None:
-    assert first_difference(answer("a", (1, 2)), answer("a", (1, 2))) is None
-    assert first_difference(answer("a", (1, 2)), answer("a", (1, 2, 3))) == 2
-    assert first_difference(answer("a", (1, 2)), answer("a", (3, 2))) == 0
+    assert paired.first_difference(answer("a", (1, 2)), answer("a", (1, 2))) is None
+    assert paired.first_difference(answer("a", (1, 2)), answer("a", (1, 2, 3))) == 2
+    assert paired.first_difference(answer("a", (1, 2)), answer("a", (3, 2))) == 0
 
 
 def test_losses_are_of_the_prompts_that_can_be_checked() -> None:
-    assert losses_of(STRICT, RELAXED, "binary").tolist() == [0, 1, 0]
-    assert losses_of(STRICT, RELAXED, "net").tolist() == [0, 1, -1]
-    with pytest.raises(EvidenceError, match="checkable"):
-        losses_of(by_key(answer("a", (1, 2))), by_key(answer("a", (1, 2))), "binary")
+    assert paired.losses_of(STRICT, RELAXED, "binary").tolist() == [0, 1, 0]
+    assert paired.losses_of(STRICT, RELAXED, "net").tolist() == [0, 1, -1]
+    with pytest.raises(errors.EvidenceError, match="checkable"):
+        paired.losses_of(by_key(answer("a", (1, 2))), by_key(answer("a", (1, 2))), "binary")
 
 
 def test_seeds_are_averaged_within_a_prompt() -> None:
     strict = by_key(*(answer("a", (1, 2), right=True, seed=s) for s in range(4)))
     relaxed = by_key(*(answer("a", (1, 2), right=s > 0, seed=s) for s in range(4)))
-    assert losses_of(strict, relaxed, "bounded").tolist() == [0.25]
-    assert compare_answers(strict, relaxed).num_checked == 1
+    assert paired.losses_of(strict, relaxed, "bounded").tolist() == [0.25]
+    assert paired.compare_answers(strict, relaxed).num_checked == 1
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> RunFolder:
+def folder(tmp_path: Path) -> paired.RunFolder:
     """One answer of one policy."""
-    opened = RunFolder.open(tmp_path / "runs", HEADER, resume=False)
+    opened = paired.RunFolder.open(tmp_path / "runs", HEADER, resume=False)
     opened.append(POLICY, answer("a", (1, 2)))
     return opened
 
 
-def test_answers_survive_and_a_torn_line_does_not(folder: RunFolder) -> None:
+def test_answers_survive_and_a_torn_line_does_not(folder: paired.RunFolder) -> None:
     folder.append(POLICY, answer("b", (1, 2)))
     [file] = folder.path.glob("*.jsonl")
     whole = file.read_bytes()
     for size in range(len(whole.splitlines()[0]) + 1, len(whole)):
         file.write_bytes(whole[:size])
-        again = RunFolder.open(folder.path, HEADER, resume=True)
+        again = paired.RunFolder.open(folder.path, HEADER, resume=True)
         assert list(again.answers(POLICY)) == [("a", 0)]
     again.append(POLICY, answer("c", (3,)))
     assert list(again.answers(POLICY)) == [("a", 0), ("c", 0)]
 
 
-def test_a_damaged_line_is_refused_with_its_number(folder: RunFolder) -> None:
+def test_a_damaged_line_is_refused_with_its_number(folder: paired.RunFolder) -> None:
     assert folder.answers(Policy(shape=Chain(num_draft_tokens=7))) == {}, "policies stand apart"
     [file] = folder.path.glob("*.jsonl")
     file.write_bytes(file.read_bytes() + b'{"prompt_id": 3}\n')
-    with pytest.raises(TraceCorruptError, match="line 2"):
+    with pytest.raises(errors.TraceCorruptError, match="line 2"):
         folder.answers(POLICY)
 
 
-def test_folders_are_not_mixed_up(folder: RunFolder, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--resume"):
-        RunFolder.open(folder.path, HEADER, resume=False)
-    with pytest.raises(TraceMismatchError, match="another num_seeds"):
-        RunFolder.open(folder.path, {**HEADER, "num_seeds": 2}, resume=True)
+def test_folders_are_not_mixed_up(folder: paired.RunFolder, tmp_path: Path) -> None:
+    with pytest.raises(errors.UsageError, match="--resume"):
+        paired.RunFolder.open(folder.path, HEADER, resume=False)
+    with pytest.raises(errors.TraceMismatchError, match="another num_seeds"):
+        paired.RunFolder.open(folder.path, {**HEADER, "num_seeds": 2}, resume=True)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("precious")
-    with pytest.raises(OutputError, match="other files"):
-        RunFolder.open(tmp_path / "other", HEADER, resume=False)
+    with pytest.raises(errors.OutputError, match="other files"):
+        paired.RunFolder.open(tmp_path / "other", HEADER, resume=False)
