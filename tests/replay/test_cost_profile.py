@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +18,7 @@ from benchmarks.predicted_time import StepRecorder, predict
 from specctl.errors import UsageError
 from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
 from specctl.replay.config import ProfileGrid
-from specctl.replay.cost import Steps, TableCost, load_cost_model
+from specctl.replay.cost import Steps, load_cost_model
 from specctl.replay.cost.probe import RoundProbe, Samples, probed_tree
 from specctl.replay.cost.profile import check_grid, profile, timed_rounds
 from specctl.runtime.capture import GraphSettings, Recording, bucket_of, token_tiers
@@ -94,30 +93,21 @@ class ChargingTape(TapeCapture):
         return recording._replace(replay=replay)
 
 
-@dataclass(frozen=True)
-class Charged:
-    """A pair whose target takes 1,000 us a token and whose drafter takes 300, and its profile."""
-
-    pair: Pair
-    clock: VirtualTime
-    model: TableCost
-
-    def graphs(self) -> GraphSettings | None:
-        """Fresh captures of the mode that was timed."""
-        if self.model.rounds == "ordinary":
-            return None
-        return GraphSettings(capture=ChargingTape(self.clock))
-
-
 @pytest.fixture(scope="module")
-def charged(request: pytest.FixtureRequest) -> Charged:
+def charged(request: pytest.FixtureRequest) -> SimpleNamespace:
+    """A pair whose target takes 1,000 us a token and whose drafter takes 300, and its profile."""
     clock, pair = VirtualTime(), toy()
     clock.charge(pair.target.model, 1000)
     clock.charge(pair.drafter.model, 300)
-    graphs = None if request.param == "ordinary" else GraphSettings(capture=ChargingTape(clock))
+
+    def graphs() -> GraphSettings | None:
+        """Fresh captures of the mode that is timed."""
+        return None if request.param == "ordinary" else GraphSettings(capture=ChargingTape(clock))
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "perf_counter", clock)
-        return Charged(pair, clock, profile(pair, SMALL, graphs=graphs))
+        model = profile(pair, SMALL, graphs=graphs())
+    return SimpleNamespace(pair=pair, clock=clock, model=model, graphs=graphs)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -150,7 +140,7 @@ def test_an_engines_sizes_stand_in_place_of_the_runtimes() -> None:
 
 
 @pytest.mark.parametrize("charged", MODES, indirect=True)
-def test_a_known_cost_is_found_where_it_is(charged: Charged) -> None:
+def test_a_known_cost_is_found_where_it_is(charged: SimpleNamespace) -> None:
     """Every part holds its own models' work and nobody else's."""
     model, few = charged.model, 12.0
     verify = 1000 * np.array([[1, 4, 8], [2, 8, 16]])
@@ -206,7 +196,7 @@ def test_a_capture_that_fails_is_no_measurement(caplog: pytest.LogCaptureFixture
     ids=lambda given: getattr(given, "kind", given),
 )
 def test_live_runs_take_what_was_predicted(
-    shape: Any, batch_size: int, charged: Charged, monkeypatch: pytest.MonkeyPatch
+    shape: Any, batch_size: int, charged: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a virtual clock, padding, last rounds and emptying batches included."""
     monkeypatch.setattr(time, "perf_counter", charged.clock)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -67,25 +67,17 @@ def tune(*arguments: object) -> Outcome:
     return outcome
 
 
-@dataclass(frozen=True)
-class Written:
-    """A run of `tune -o`: what it printed, and its folder with the document and the artifact."""
-
-    out: str
-    folder: Path
-    document: Any
-    artifact: Artifact
-
-
 @pytest.fixture(scope="module")
-def written(verb: Verb, tmp_path_factory: pytest.TempPathFactory) -> Written:
+def written(verb: Verb, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A run of `tune -o`: what it printed, and its folder with the document and the artifact."""
     out = tmp_path_factory.mktemp("tuned")
     shown = tune(*verb, "-o", out, *SVIP, *SMALL).out
     document = json.loads((out / "tune.json").read_text())
-    return Written(" ".join(shown.split()), out, document, load_artifact(out / "policy"))
+    made = {"folder": out, "document": document, "artifact": load_artifact(out / "policy")}
+    return SimpleNamespace(out=" ".join(shown.split()), **made)
 
 
-def test_table_and_document_agree(verb: Verb, written: Written) -> None:
+def test_table_and_document_agree(verb: Verb, written: SimpleNamespace) -> None:
     document, out = written.document, written.folder
     wrote = f"wrote {out}/policy {written.artifact.digest}"
     for named in (document["chosen"], "svip", f"{document['num_settings']} settings", wrote):
@@ -98,7 +90,7 @@ def test_table_and_document_agree(verb: Verb, written: Written) -> None:
     assert sum(document["num_prompts"].values()) == 24
 
 
-def test_the_manifest_carries_the_evidence(written: Written) -> None:
+def test_the_manifest_carries_the_evidence(written: SimpleNamespace) -> None:
     document, manifest = written.document, written.artifact.manifest
     evidence, fit, chosen = manifest.evidence, manifest.fit, document["policies"][0]
     assert evidence is not None
@@ -125,7 +117,7 @@ def run_elsewhere(*options: object) -> Any:
     return json.loads(outcome.out)
 
 
-def test_what_is_tuned_runs_and_replays(folder: Path, written: Written) -> None:
+def test_what_is_tuned_runs_and_replays(folder: Path, written: SimpleNamespace) -> None:
     policy = written.folder / "policy"
     rows = run_elsewhere("--compare", f"ar,{policy}", "--limit", 2, "--max-new-tokens", 8)
     assert rows[1]["equal_to_ar"] is True

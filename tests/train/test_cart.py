@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from specctl.errors import SpecctlError, TraceEmptyError, TraceSchemaError, UsageError
-from specctl.policy import EntropyBins, StaticTree, build_shape
+from specctl.policy import StaticTree, build_shape
 from specctl.records import floor_float32
 from specctl.stats import spearman, split_prompts
 from specctl.train import cart
@@ -20,18 +20,15 @@ from specctl.train.partition import aggregate, cart_edges, exact_edges, fit_tree
 from specctl.train.report import Fit
 from tests.train.cases import SCHEMA, noisy_rounds, rounds_frame
 
+Fitted = Fit[cart.CartReport]
+
 
 @pytest.fixture(scope="module")
-def fit() -> Fit[cart.CartReport]:
+def fit() -> Fitted:
     return cart.fit_cart(noisy_rounds(), CartConfig())
 
 
-def edges_of(fit: Fit[cart.CartReport]) -> tuple[float, ...]:
-    assert isinstance(fit.policy.shape, EntropyBins)
-    return fit.policy.shape.edges
-
-
-def test_paper_settings_give_eight_bins_and_the_settled_plans(fit: Fit[cart.CartReport]) -> None:
+def test_paper_settings_give_eight_bins_and_the_settled_plans(fit: Fitted) -> None:
     assert len(fit.data.bins) == 8
     assert [row.depth for row in fit.data.bins] == [9, 8, 7, 6, 6, 6, 6, 6]
     assert [row.num_tokens for row in fit.data.bins] == [18, 31, 49, 48, 48, 48, 48, 48]
@@ -47,7 +44,7 @@ FORMS: dict[str, Callable[[pl.DataFrame], Any]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_form_of_a_table_does_not_matter(form: str, fit: Fit[cart.CartReport]) -> None:
+def test_the_form_of_a_table_does_not_matter(form: str, fit: Fitted) -> None:
     assert cart.fit_cart(FORMS[form](noisy_rounds()), CartConfig()).policy == fit.policy
 
 
@@ -85,7 +82,7 @@ def test_figures_of_bins_by_hand() -> None:
     assert report.held_out.constant_mse == pytest.approx((1.25**2 + 1.75**2 + 2.75**2) / 3)
 
 
-def test_shares_and_counts_add_up(fit: Fit[cart.CartReport]) -> None:
+def test_shares_and_counts_add_up(fit: Fitted) -> None:
     for side in ("train", "held_out"):
         assert sum(getattr(row, side).share_frac for row in fit.data.bins) == pytest.approx(1.0)
     rounds = sum(row.train.num_rounds + row.held_out.num_rounds for row in fit.data.bins)
@@ -112,17 +109,12 @@ def test_spearman_skips_unknown_and_constant_values() -> None:
     assert spearman(np.ones(4, np.float32), np.arange(4.0)) is None
 
 
-def test_rounds_of_another_tree_or_depth_are_left_out_and_counted(
-    fit: Fit[cart.CartReport],
-) -> None:
+def test_rounds_of_another_tree_or_depth_are_left_out_and_counted(fit: Fitted) -> None:
     other = noisy_rounds(400, seed=5).with_columns(tcr=pl.lit(1, pl.Int32))
-    strange = [
-        {"offered_depth": 9}, {"top_k": 4}, {"phi_depth": 5}, {"phi_depth": None}, {"phi": None},
-        {"phi": float("nan")},
-    ]  # fmt: skip
+    strange = [("offered_depth", 9), ("top_k", 4), ("phi_depth", 5), ("phi_depth", None)]
     parts = [
         other.with_columns(pl.lit(value).cast(SCHEMA[name]).alias(name))
-        for [(name, value)] in map(dict.items, strange)
+        for name, value in (*strange, ("phi", None), ("phi", float("nan")))
     ]
     found = cart.fit_cart(pl.concat([noisy_rounds(), *parts]), CartConfig())
     assert found.policy == fit.policy
@@ -141,7 +133,7 @@ def test_few_rounds_give_fewer_bins() -> None:
     assert 3 <= len(report.bins) < 8
 
 
-def test_bins_without_worth_are_reported_with_a_warning(fit: Fit[cart.CartReport]) -> None:
+def test_bins_without_worth_are_reported_with_a_warning(fit: Fitted) -> None:
     held_out = fit.data.held_out.model_copy(update={"r_squared": -0.1})
     worthless = fit.data.model_copy(update={"held_out": held_out})
     assert cart.report_of(worthless).summary[-1].startswith("warning: on held-out rounds")
@@ -155,15 +147,11 @@ ONE_SIDE = {"fully_accepted": pl.col("prompt_id") == "prompt-1"}
 HINT = "--filter all --label accepted"
 REFUSED: dict[str, tuple[pl.DataFrame, CartConfig, type[SpecctlError], str]] = {
     "nothing accepted": (
-        NOISY.with_columns(**NONE_ACCEPTED),
-        CartConfig(filter="all"),
-        EMPTY,
+        NOISY.with_columns(**NONE_ACCEPTED), CartConfig(filter="all"), EMPTY,
         f"0 of 300 .*nothing_accepted 300.*{HINT}",
     ),
     "nothing fully accepted": (
-        NOISY.with_columns(fully_accepted=False),
-        DEFAULT,
-        EMPTY,
+        NOISY.with_columns(fully_accepted=False), DEFAULT, EMPTY,
         f"0 of 300 .*not_fully_accepted 300.*{HINT}",
     ),
     "no rounds": (NOISY.clear(), DEFAULT, EMPTY, "no rounds"),
@@ -195,7 +183,8 @@ def test_too_many_gammas_for_the_bins_are_refused_by_exact_too() -> None:
     frame = NOISY.with_columns(tcr=pl.when(pl.col("phi") > 5).then(9).otherwise(2))
     with pytest.raises(TraceEmptyError, match="found 2 from"):
         cart.fit_cart(frame, CartConfig(method="exact"))
-    assert edges_of(cart.fit_cart(frame, CartConfig(method="exact", gammas=(0.3, 0.6))))
+    fewer = cart.fit_cart(frame, CartConfig(method="exact", gammas=(0.3, 0.6)))
+    assert len(fewer.policy.shape.edges) > 0
 
 
 def test_the_interval_of_the_error_is_over_prompts_not_rounds() -> None:
@@ -213,9 +202,8 @@ def test_the_interval_of_the_error_is_over_prompts_not_rounds() -> None:
 
 def squared_error(phi: np.ndarray, label: np.ndarray, edges: list[float]) -> float:
     bins = cart.bins_of(phi, edges)
-    return sum(
-        float(((p := label[bins == b]) - p.mean()).__pow__(2).sum()) for b in np.unique(bins)
-    )
+    parts = [label[bins == one] for one in np.unique(bins)]
+    return sum(float(np.square(part - part.mean()).sum()) for part in parts)
 
 
 def brute_force(phi: np.ndarray, label: np.ndarray, num_bins: int, min_rows: int = 1) -> float:
@@ -236,19 +224,6 @@ def test_floor_is_the_largest_float32_not_above(value: float) -> None:
     assert float(np.float32(floored)) == floored <= value
     assert float(np.nextafter(np.float32(floored), np.float32(np.inf))) > value
     assert floor_float32(floored) == floored
-
-
-def test_by_hand_greedy_cart_misses_the_optimum() -> None:
-    #  Φ      1    2    3    4 .. 8     the best four bins are {1} {2} {3} {4..8}, error 0.
-    #  label  0    6    0    6 .. 6     CART first cuts after 3 (error 24, the least), then may
-    #                                   cut {1 2 3} only once: one bin keeps a 0 and a 6, error 18.
-    phi = np.arange(1, 9, dtype=np.float32)
-    label = np.array([0.0, 6, 0, 6, 6, 6, 6, 6])
-    greedy = cart_edges(phi, label, depth=2, min_rows=1, seed=0)
-    exact = exact_edges(phi, label, num_bins=4, min_rows=1)
-    assert 3.5 in greedy
-    assert squared_error(phi, label, greedy) == pytest.approx(18.0)
-    assert exact == [1.5, 2.5, 3.5]
 
 
 @pytest.mark.parametrize("seed", range(8))
