@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +29,7 @@ from specctl.replay.rounds import Rounds, replay
 from specctl.replay.submissions import Submissions, submissions_of
 from tests.replay.logs import PlainTree, log_fixtures, plain_trees, random_traces, static_tree
 from tests.replay.serving import TREE, likeliest, linear, per_request, requests_of, serve_plainly
+from tests.trees import check_tree, joint_logp
 
 Made = dict[str, Submissions]
 Alone = dict[str, Rounds]
@@ -104,6 +106,16 @@ def test_a_budget_of_all_wants_is_none(name: str, budget: Budget, prepared: Made
     shared = simulate(prepared[name], load, clock, budget=budget)
     assert simulated(shared) == simulated(counted)
     assert shared.timeline.end_us.tolist() == counted.timeline.end_us.tolist()
+
+
+def test_a_batch_holds_trees_of_different_sizes_side_by_side(prepared: Made) -> None:
+    nodes = prepared["stop"].nodes
+    assert nodes is not None
+    batch = nodes.batch(np.arange(5, 640, 80))
+    check_tree(batch.pool.tree)
+    assert torch.equal(batch.pool.joint_logp, joint_logp(batch.pool.tree))
+    assert torch.equal(batch.submitted >= 0, batch.pool.tree.valid)
+    assert len(set(batch.pool.tree.num_nodes.tolist())) > 2
 
 
 def test_equal_seeds_give_equal_runs_and_others_do_not(prepared: Made) -> None:

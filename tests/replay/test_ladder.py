@@ -248,6 +248,7 @@ FLAT = LINEAR.replace("verify_token_us=4", "verify_token_us=0")
         (("--linear", f"{LINEAR},other_us=1"), "--linear"),
         (("--linear", FLAT), "flat"),
         (("--linear", LINEAR, "--held-out", "0"), "--held-out"),
+        (("--linear", LINEAR, "--held-out", "1"), "--held-out"),
         (("--linear", LINEAR, "--held-out", "nan"), "--held-out"),
     ],
 )

@@ -170,6 +170,7 @@ def test_no_prompt_is_estimated_by_a_model_that_saw_it(log: DenseLog) -> None:
     first = estimated(sample)
     held_out = sample.prompt_ids[4]
     fold = first.fold_of[held_out]
+    assert np.bincount(list(first.fold_of.values())).tolist() == [3, 3]
     seen = next(name for name in sample.prompt_ids[:3] if first.fold_of[name] != fold)
     rest = [estimated(altered(sample, prompt)) for prompt in (held_out, seen)]
     for name in ("features", "oracle"):
