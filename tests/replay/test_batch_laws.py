@@ -51,7 +51,6 @@ LOADS = {
     "open": Load(3, arrival_rate_per_s=60.0, num_requests=NUM_PROMPTS),
 }
 
-
 traces, log = log_fixtures(num_prompts=NUM_PROMPTS, depth=4, top_k=3)
 
 

@@ -43,7 +43,6 @@ SHAPE = SparseGates(depth=4, width=2, max_width=3, gate_levels=(1,), thresholds=
 USAGE, INPUT = 2, 4
 SMALL = ("--depth", 4, "--width", 2, "--max-width", 3, "--threads", 1)
 
-
 traces, log = log_fixtures(num_prompts=NUM_PROMPTS, depth=DEPTH, top_k=3)
 
 

@@ -38,7 +38,6 @@ LINEAR = (
 )
 CLOCK = linear_clock(verify_token_us=4.0, draft_fixed_us=10.0, draft_token_us=1.0)
 
-
 traces, log = log_fixtures(num_prompts=8, depth=4, top_k=3, seed=6)
 
 

@@ -20,7 +20,6 @@ POLICIES = {
     "tree": Policy(shape=StaticTree(depth=4, top_k=3, num_tokens=9)),
 }
 
-
 traces, log = log_fixtures(num_prompts=6, depth=5, top_k=3)
 
 

@@ -30,7 +30,6 @@ STATICS = [Policy(shape=shape) for shape in (*CHAINS, *TREES)]
 STOP = Policy(shape=SignalStop(signal="confidence", threshold=0.3, window=4))
 OTHERS = [Policy(shape=RootOnly()), STOP]
 
-
 traces, log = log_fixtures(num_prompts=24, depth=4, top_k=3)
 
 

@@ -28,10 +28,8 @@ from specctl.train.report import save_fit
 from tests.train.cases import answer, by_key
 
 BASE = Policy(shape=Chain(num_draft_tokens=4))
-NEW_TOKENS = 32
-CONFIG = MarsConfig(
-    form="prob_ratio", thetas=(0.6, 0.3, 0.1), contract=Contract(max_loss=0.4, confidence=0.8)
-)
+LAX = Contract(max_loss=0.4, confidence=0.8)
+CONFIG = MarsConfig(form="prob_ratio", thetas=(0.6, 0.3, 0.1), contract=LAX)
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +40,8 @@ def pair() -> Pair:
 @pytest.fixture(scope="module")
 def plan() -> paired.Plan:
     prompts = load_prompts("embedded")
-    return paired.Plan(
-        [*prompts[:4], *prompts[70:74], *prompts[-4:]], DecodeSettings(NEW_TOKENS), 1, 12
-    )
+    few = [*prompts[:4], *prompts[70:74], *prompts[-4:]]
+    return paired.Plan(few, DecodeSettings(32), 1, 12)
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +120,8 @@ def test_traces_cut_the_lax_end_of_the_sweep(pair: Pair) -> None:
 def test_a_certified_theta_becomes_an_artifact(
     pair: Pair, plan: paired.Plan, found: Sweep, tmp_path: Path
 ) -> None:
-    fit = fit_mars(
-        found, CONFIG, plan.setup(pair), paired.RunFolder.open(tmp_path / "runs", {}, resume=False)
-    )
+    runs = paired.RunFolder.open(tmp_path / "runs", {}, resume=False)
+    fit = fit_mars(found, CONFIG, plan.setup(pair), runs)
     assert fit.data.chosen is not None
     save_fit(fit, tmp_path / "policy", pair.fingerprint, found.digest)
     artifact = load_artifact(tmp_path / "policy", expect=pair.fingerprint)
