@@ -89,9 +89,7 @@ def lines(out: Path) -> list[str]:
     return python(HIDE + DECODE + BENCHES, str(out)).splitlines()
 
 
-def test_runtime_decodes_where_the_libraries_of_fitting_are_not_installed(
-    lines: list[str],
-) -> None:
+def test_runtime_decodes_where_the_libraries_of_fitting_are_not_installed(lines: list[str]) -> None:
     """Every family, by rules and by the kernels that graphs are made of: one text."""
     shown = json.loads(lines[0])
     assert shown["loaded"] == []

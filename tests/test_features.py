@@ -50,23 +50,6 @@ def test_values_are_what_the_names_say() -> None:
     assert pool.expanded[0].tolist() == [True, True, True] + [False] * 4
 
 
-#   text   . 7 5 6 8 . 5 6 9 . 5 ■6        6 ┬ 9 ── .     after "5 6": 8 once, 9 once
-#                                            ├ 8 ── 5     after "5 6 8": . once
-#                                            └ 5          6 5 stands nowhere
-TOKENS = torch.tensor([[6, 9, 8, 5, 0, 5]])
-PARENT = torch.tensor([[ROOT, 0, 0, 0, 1, 2]])
-TEXT_IDS = [0, 7, 5, 6, 8, 0, 5, 6, 9, 0, 5, 6]
-
-
-def test_a_path_that_repeats_the_text_is_found() -> None:
-    found = suffix_match(TOKENS, PARENT, recent_tokens([TEXT_IDS], torch.device("cpu")))
-    # "0 5 6 9" matches four tokens, "5 6 8" three: before it stands 7, not 0.
-    assert found.length[0].tolist() == [0, 4, 3, 1, 4, 1]
-    assert found.offered[0].tolist() == [0, 3, 3, 3, 3, 3]
-    assert found.support[0].tolist() == [0.0, 1.0, 0.0, 0.0, 1.0, 0.0]
-    assert found.repeats[0].tolist() == [0, 1, 1, 0, 1, 0]
-
-
 def test_a_short_text_and_empty_slots_match_nothing() -> None:
     recent = recent_tokens([[6]], torch.device("cpu"))
     assert recent[0].tolist() == [NO_TEXT] * (RECENT_TOKENS - 1) + [6]

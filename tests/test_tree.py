@@ -4,23 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from specctl.tree import PAD, ROOT, TokenTree, take
-from tests.trees import ancestor_mask, check_tree, joint_logp, pack_bits
-
-
-@st.composite
-def random_trees(draw_from: st.DrawFn) -> TokenTree:
-    size = draw_from(st.integers(1, 12))
-    padding = draw_from(st.integers(0, 3))
-    parent = [ROOT] + [draw_from(st.integers(0, i - 1)) for i in range(1, size)] + [PAD] * padding
-    depth = [0] * len(parent)
-    for node in range(1, size):
-        depth[node] = depth[parent[node]] + 1
-    tokens = torch.arange(len(parent))[None]
-    return TokenTree(tokens, torch.tensor([parent]), torch.tensor([depth]), -tokens * 0.125)
+from tests.trees import check_tree, joint_logp
 
 
 def drawn_tree() -> TokenTree:
@@ -47,27 +33,6 @@ def test_take_renumbers_a_subtree() -> None:
     assert taken.token_ids[0, :3].tolist() == [0, 1, 4]
     assert taken.parent[0].tolist() == [ROOT, 0, 1, PAD]
     assert taken.num_nodes.tolist() == [3]
-
-
-@settings(max_examples=60, deadline=None)
-@given(random_trees())
-def test_references_of_derived_shapes_equal_walks(tree: TokenTree) -> None:
-    check_tree(tree)
-    parent = tree.parent[0].tolist()
-    mask = ancestor_mask(tree.parent, int(tree.depth.max()))[0]
-    for node in range(len(parent)):
-        above, at = {node}, node
-        while parent[at] >= 0:
-            at = parent[at]
-            above.add(at)
-        assert set(mask[node].nonzero().flatten().tolist()) == above
-
-
-@given(st.lists(st.booleans(), min_size=1, max_size=150))
-def test_pack_bits_holds_every_bit(bits: list[bool]) -> None:
-    words = pack_bits(torch.tensor(bits)).tolist()
-    assert len(words) == -(-len(bits) // 64)
-    assert [(words[j // 64] >> (j % 64)) & 1 for j in range(len(bits))] == [int(b) for b in bits]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from pathlib import Path
 from specctl.embedded import EMBEDDED, PROMPTS, RECORD
 
 REPOSITORY = Path(__file__).parent.parent
-MAX_PAIR_BYTES = 20_000_000
 
 
 def test_wheel_contains_the_pair(tmp_path: Path) -> None:
@@ -23,8 +22,3 @@ def test_wheel_contains_the_pair(tmp_path: Path) -> None:
     assert wanted <= names
     assert sum("model.safetensors" in name for name in wanted) == 3
     assert not any(name.startswith(("tests/", "scripts/")) for name in names)
-
-
-def test_pair_is_small_enough_to_ship() -> None:
-    sizes = [path.stat().st_size for folder in EMBEDDED.values() for path in folder.iterdir()]
-    assert sum(sizes) <= MAX_PAIR_BYTES

@@ -180,10 +180,7 @@ def padded_tree(tokens: list[int], parent: list[int], logp: list[float]) -> Toke
     for up in parent:
         depth.append(depth[up] + 1 if up >= 0 else 0)
     return TokenTree(
-        torch.tensor([tokens]),
-        torch.tensor([parent]),
-        torch.tensor([depth]),
-        torch.tensor([logp]),
+        torch.tensor([tokens]), torch.tensor([parent]), torch.tensor([depth]), torch.tensor([logp])
     )
 
 

@@ -10,10 +10,10 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from specctl.collect.dense import attention as module
-from specctl.collect.dense.attention import Nodes, Prefix, TreeMemory, merged_attention
+from specctl.collect.dense.attention import Nodes, Prefix, merged_attention
 from specctl.collect.dense.drafters import DenseSmallModel
-from specctl.runtime.attention import ATTENTION, Prompt
-from specctl.runtime.cached_model import CachedModel, SlotCache
+from specctl.runtime.attention import ATTENTION
+from specctl.runtime.cached_model import CachedModel
 from tests.collect.attention import exact_attention
 from tests.runtime.families import FAMILIES
 from tests.runtime.toy import VOCAB, toy_model
@@ -54,15 +54,6 @@ def test_merged_equals_exact_in_float64(sizes: dict[str, int]) -> None:
     merged = merged_attention(query, prefix, nodes, 0.3)
     exact = exact_attention(query, prefix, nodes, 0.3)
     torch.testing.assert_close(merged, exact, atol=1e-12, rtol=1e-12)
-
-
-def test_a_tree_does_not_see_text_behind_its_root() -> None:
-    query, prefix, nodes = random_parts(rows=3, width=2, size=9, nodes=4)
-    before = merged_attention(query, prefix, nodes, 0.3)
-    prefix.keys[:, 8], prefix.values[:, 8] = 99.0, 99.0  # the last entry: the last tree's alone
-    after = merged_attention(query, prefix, nodes, 0.3)
-    assert torch.equal(before[:2], after[:2])
-    assert not torch.allclose(before[2], after[2])
 
 
 def test_scores_of_any_size_do_not_overflow() -> None:
@@ -124,13 +115,3 @@ def test_tree_logits_equal_each_path_alone(
                     here = found[level][row, column]
                     torch.testing.assert_close(here, alone, atol=2e-5, rtol=1e-4)
     assert model.config._attn_implementation == ATTENTION  # as it was before
-
-
-def test_positions_follow_the_stable_prefix() -> None:
-    cache = SlotCache(1, 1, 8)
-    cache.stage(Prompt(), 8)
-    cache.update(torch.zeros(1, 1, 8, 4), torch.zeros(1, 1, 8, 4), 0)
-    trees = TreeMemory(cache, range(3, 6))
-    for level in (1, 2):
-        trees.descend(torch.zeros(3, 2, dtype=torch.int64))
-        assert trees.positions(2).tolist() == [[s + level - 1] * 2 for s in (3, 4, 5)]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from polars.testing import assert_frame_equal
 
 from specctl.collect.dense import attention, collect_dense, trees
 from specctl.collect.dense.trees import DenseDrafting, columns_of
-from specctl.collect.prompts import Prompt
+from specctl.collect.prompts import Prompt, load_prompts
 from specctl.collect.responses import load_responses
 from specctl.collect.shipping import Shipping
 from specctl.errors import (
@@ -27,7 +27,6 @@ from specctl.errors import (
     TraceMismatchError,
     UsageError,
 )
-from specctl.logs.trace_files import Segment
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import FullTree
 from specctl.runtime.conversations import DecodeSettings
@@ -220,16 +219,20 @@ def _accepted(nodes: pl.DataFrame) -> int:
     return last.filter(pl.col("verified"))["token_id"].to_list()[-1]
 
 
-def test_resume_goes_on_where_it_stopped(
+def test_interrupt_keeps_finished_prompts_and_resume_goes_on(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specctl.collect.dense.collection.FLUSH_S", 0.0)
+    calls, original = [], DenseDrafting.tables
 
-    def interrupt(_: Segment) -> None:
-        signal.raise_signal(signal.SIGINT)  # which waits until the commit is through
+    def third_time(self: DenseDrafting, *args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 3:  # the second turn of b
+            raise KeyboardInterrupt
+        return original(self, *args)
 
+    monkeypatch.setattr(DenseDrafting, "tables", third_time)
     with pytest.raises(KeyboardInterrupt):
-        collect(pair, tmp_path, on_commit=interrupt)
+        collect(pair, tmp_path)
     assert TraceSet.open(tmp_path / "traces").prompt_ids == ("a",)
     with pytest.raises(OutputError, match="--resume"):
         collect(pair, tmp_path)
@@ -246,24 +249,6 @@ def test_resume_goes_on_where_it_stopped(
         )
         mine, theirs = (rows.sort(order, maintain_order=True) for rows in (mine, theirs))
         assert_frame_equal(mine, theirs, categorical_as_str=True)
-
-
-def test_interrupt_keeps_finished_prompts(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = []
-    original = DenseDrafting.tables
-
-    def third_time(self: DenseDrafting, *args: Any) -> Any:
-        calls.append(args)
-        if len(calls) == 3:  # the second turn of b
-            raise KeyboardInterrupt
-        return original(self, *args)
-
-    monkeypatch.setattr(DenseDrafting, "tables", third_time)
-    with pytest.raises(KeyboardInterrupt):
-        collect(pair, tmp_path)
-    assert TraceSet.open(tmp_path / "traces").prompt_ids == ("a",)
 
 
 def test_another_file_of_responses_is_another_run(pair: Pair, tmp_path: Path) -> None:
@@ -328,8 +313,6 @@ def test_a_text_that_its_tokens_do_not_spell_is_refused(pair: Pair, tmp_path: Pa
         def __getattr__(self, name: str) -> Any:
             return getattr(self.inner, name)
 
-    from dataclasses import replace
-
     spaced = replace(pair, target=replace(pair.target, tokenizer=Spacing(pair.target.tokenizer)))
     with pytest.raises(PromptLineError, match="line 1: expected a response that its tokens spell"):
         collect(spaced, tmp_path)
@@ -355,15 +338,11 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 
 
 def test_production_logs_are_prompts_and_responses_at_once(pair: Pair, tmp_path: Path) -> None:
-    from specctl.collect.prompts import load_prompts
-
     rows: Rows = [{"prompt": "Say hello", "response": "Hello there."}]
     prompts = load_prompts(responses_file(tmp_path, rows))
     assert collect(pair, tmp_path, rows, prompts=prompts).num_committed == 1
 
 
 def test_a_pair_without_a_drafter_is_refused(pair: Pair, tmp_path: Path) -> None:
-    from dataclasses import replace
-
     with pytest.raises(UsageError, match="a drafter"):
         collect(replace(pair, drafter=None), tmp_path)

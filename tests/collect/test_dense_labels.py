@@ -13,7 +13,6 @@ tree of 2   2 ─ 3 ┬ 0          3 on the path; below it the text ended
 from __future__ import annotations
 
 import math
-from dataclasses import fields
 
 import pytest
 import torch
@@ -21,7 +20,6 @@ from torch import Tensor
 
 from specctl.collect.dense.labels import (
     NO_TOKEN,
-    Labels,
     PathDistances,
     TargetDistributions,
     continuations,
@@ -80,22 +78,6 @@ def rows_of(table: str, sampling: Sampling | None = None) -> dict[str, list[obje
     return found
 
 
-def test_continuations_end_with_the_text() -> None:
-    assert continuations(TEXT, ROOTS, 3).tolist() == [[2, 3, NO_TOKEN], [3, NO_TOKEN, NO_TOKEN]]
-
-
-def test_labels_follow_the_text_to_its_end() -> None:
-    wanted = Labels(
-        on_path=torch.tensor([[1, 1, 0, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0]]),
-        unknown=torch.tensor([[0, 0, 0, 0, 0, 0, 1], [0, 0, 0, 1, 1, 0, 0]]),
-        seen=torch.tensor([[0, 1, 1, 1, 1, 0, 1], [0, 1, 0, 1, 1, 0, 0]]),
-        continued=torch.tensor([[0, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 0, 0, 0]]),
-    )
-    for field in fields(Labels):
-        assert getattr(LABELS, field.name).int().tolist() == getattr(wanted, field.name).tolist()
-    assert LABELS.num_accepted.tolist() == [2, 1]
-
-
 def test_below_an_unknown_node_all_is_unknown() -> None:
     parent, depth = torch.tensor([[-1, 0, 1, 2]]), torch.tensor([[0, 1, 2, 3]])
     tree = TokenTree(torch.tensor([[1, 2, 4, 4]]), parent, depth, torch.zeros(1, 4))
@@ -133,6 +115,7 @@ def test_rounds_are_those_of_the_hand_worked_text() -> None:
 
 def test_nodes_are_those_of_the_hand_worked_text() -> None:
     rows = rows_of("nodes")
+    seen = LABELS.seen[TREE.valid].tolist()
     yes, no, none = True, False, None
     wanted = {
         "round_idx": [0] * 7 + [1] * 4,
@@ -153,6 +136,9 @@ def test_nodes_are_those_of_the_hand_worked_text() -> None:
     assert {name: rows[name] for name in wanted} == wanted
     distance = [none, 0.1, 0.1, 0.2, 0.2, none, 0.3, none, 0.4, 0.5, 0.5]
     assert rows["js_distance"] == pytest.approx(distance)
+    for name in rows:
+        if name.startswith("target_"):
+            assert [value is not None for value in rows[name]] == seen, name
 
 
 def test_log_probabilities_are_those_that_were_drawn_from() -> None:
@@ -167,14 +153,6 @@ def test_log_probabilities_are_those_that_were_drawn_from() -> None:
     assert drawn["target_entropy"][1] == pytest.approx(entropy)
     assert drawn["target_logp"][10] == -math.inf  # token 1 after text token 3 was cut
     assert drawn["target_rank"] == raw["target_rank"]  # ranks and logits are raw
-
-
-def test_nothing_of_the_target_stands_off_the_path() -> None:
-    rows = rows_of("nodes")
-    seen = LABELS.seen[TREE.valid].tolist()
-    for name in rows:
-        if name.startswith("target_") or name == "js_distance":
-            assert [value is not None for value in rows[name]] == seen, name
 
 
 class LevelDrafter:

@@ -76,9 +76,7 @@ def test_traces_of_several_machines_name_all_of_them(folders: tuple[Path, Path])
     assert domain_of(with_domain(folders[0], None)).hardware is None
 
 
-def test_a_header_without_a_domain_is_unknown(
-    folders: tuple[Path, Path],
-) -> None:
+def test_a_header_without_a_domain_is_unknown(folders: tuple[Path, Path]) -> None:
     old = domain_of(with_domain(folders[0], None))
     assert old.dtype == "float32"
     assert old.model_copy(update={"dtype": None, "batch_size": None}) == Domain(

@@ -170,13 +170,12 @@ def two_writers_of_the_same(root: Path | str) -> None:
     assert trace_set.read_listing(root).num_repeats == len(prompts)
 
 
-def test_two_writers_that_take_the_same_prompts_double_nothing(tmp_path: Path) -> None:
-    two_writers_of_the_same(tmp_path / "set")
-
-
-def test_and_in_a_bucket(s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_writers_that_take_the_same_prompts_double_nothing(
+    s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    two_writers_of_the_same(s3_url)
+    for root in (tmp_path / "set", s3_url):
+        two_writers_of_the_same(root)
 
 
 def test_mutant_without_the_rule_for_repeats_is_caught(

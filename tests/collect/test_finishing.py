@@ -145,11 +145,7 @@ class Interrupt:
 
     CODES = frozenset(
         function.__code__
-        for function in (
-            collection._collect,
-            FinishedPrompts.add,
-            FinishedPrompts.commit,
-        )
+        for function in (collection._collect, FinishedPrompts.add, FinishedPrompts.commit)
     )
 
     def __init__(self, at: int) -> None:

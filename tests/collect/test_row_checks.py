@@ -199,8 +199,8 @@ def test_nulls_that_no_writer_makes_are_named(tmp_path: Path) -> None:
 
     def empty(path: Path) -> None:
         rows = pq.ParquetFile(path).read()
+        field = rows.schema.field("num_accepted").with_nullable(True)
         index = rows.schema.get_field_index("num_accepted")
-        field = rows.schema.field(index).with_nullable(True)
         pq.write_table(rows.set_column(index, field, pa.nulls(len(rows), pa.int32())), path)
 
     replaced(root, "rounds", empty)

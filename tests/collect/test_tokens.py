@@ -143,17 +143,14 @@ def counts(rounds: Rounds) -> list[object]:
     return [value.tolist() for value in vars(rounds).values() if hasattr(value, "tolist")]
 
 
-def test_replay_does_not_need_tokens(logs: dict[str, DenseLog]) -> None:
-    policy = Policy(shape=StaticTree(depth=4, top_k=3, num_tokens=10))
-    keep, hashed, drop = (counts(replay(logs[name], [policy])[0]) for name in logs)
-    assert keep
-    assert keep == hashed == drop
-
-
-def test_text_features_need_equality_alone(logs: dict[str, DenseLog]) -> None:
-    keep, hashed = (counts(replay(logs[name], [TEXT_POLICY])[0]) for name in ("keep", "hash"))
-    assert keep
-    assert keep == hashed
+def test_replay_needs_no_tokens_and_text_features_their_equality_alone(
+    logs: dict[str, DenseLog],
+) -> None:
+    tree = Policy(shape=StaticTree(depth=4, top_k=3, num_tokens=10))
+    for policy, modes in ((tree, ("hash", "drop")), (TEXT_POLICY, ("hash",))):
+        keep, *others = (counts(replay(logs[name], [policy])[0]) for name in ("keep", *modes))
+        assert keep
+        assert all(other == keep for other in others)
     with pytest.raises(TraceError, match="--tokens keep or hash, found --tokens drop"):
         replay(logs["drop"], [TEXT_POLICY])
 

@@ -30,7 +30,7 @@ from specctl.errors import (
     TraceMismatchError,
     UsageError,
 )
-from specctl.logs.trace_files import RECORD_KEY, open_place, parse_segment_key
+from specctl.logs.trace_files import RECORD_KEY, open_place
 from specctl.logs.trace_set import TraceSet, count_once, list_snapshots, read_listing
 from specctl.policy import Chain, Policy
 from specctl.records import canonical_json
@@ -360,12 +360,6 @@ def test_altered_files_are_refused_by_readers_and_writers(root: Path, name: str)
         with pytest.raises(TraceCorruptError, match=words):
             TraceWriter.open(root, header(), resume=True)
     assert (root / "trace.json").exists() == (name != "no header"), "no other one is made"
-
-
-def test_names_below_rounds_may_be_passed_over(root: Path) -> None:
-    stray("x.parquet")(root)
-    assert TraceSet.open(root, skip_damaged=True).prompt_ids == ("a", "b", "c")
-    assert parse_segment_key("x", f"rounds/20260101T000000000Z-{'0' * 64}.parquet")
 
 
 def test_a_file_that_one_may_not_read_is_no_damage(

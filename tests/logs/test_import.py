@@ -242,10 +242,7 @@ def test_a_malformed_line_is_named(tmp_path: Path, bad: Any, says: str) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (
-            json.dumps(GOOD).encode() + b'\n{"id": "caf\xe9"}\n',
-            "line 2: .* UTF-8 text, .*xe9",
-        ),
+        (json.dumps(GOOD).encode() + b'\n{"id": "caf\xe9"}\n', "line 2: .* UTF-8 text, .*xe9"),
         (json.dumps(GOOD).encode() + b'\n{"id": "b"', "line 2: .* without a line end"),
         (b"", "an empty file"),
         (b"\n \n", "an empty file"),
@@ -295,17 +292,11 @@ def test_lists_without_use(tmp_path: Path, row: Any, says: str) -> None:
         ({"offered_depths": {"eagle": 1}}, "eagle=1, 2 accepted"),
         ({"offered_depths": {"medusa": 4}}, "medusa=4, no such drafter"),
         ({"questions": Path("q.jsonl")}, "--questions"),
-        ({"format": "csv"}, "spec-bench"),
     ],
 )
 def test_options(tmp_path: Path, options: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         import_rows(tmp_path, GOOD, **options)
-
-
-def test_traces_need_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--out"):
-        imported(write_rows(tmp_path / "s", GOOD))
 
 
 @pytest.mark.parametrize("text", ["", "eagle", "eagle=", "eagle=-1", "=4", "eagle=1e3", "5"])

@@ -39,9 +39,7 @@ def test_spec_bench_by_hand(tmp_path: Path) -> None:
     """Question 1: mean 9/5, question 2: 4/1. Pooled 13/6; mean of means 2.9."""
     short = choice(new_tokens=[4], wall_time=[0.25], decoding_steps=[1], accept_lengths=[4])
     source = write_rows(
-        tmp_path / "a.jsonl",
-        answer(1, choice(), category="math"),
-        answer(2, short, category="qa"),
+        tmp_path / "a.jsonl", answer(1, choice(), category="math"), answer(2, short, category="qa")
     )
     found = summary(source)
     figures = found["all"]
@@ -92,15 +90,10 @@ def test_spec_bench_question_file(tmp_path: Path) -> None:
         ('{"question_id": 2, "choices": [{"wall_time": [NaN]}]}', "finite numbers, found NaN"),
     ],
 )
-def test_spec_bench_refusals(tmp_path: Path, row: Any, says: str) -> None:
+def test_answers_that_are_malformed(tmp_path: Path, row: Any, says: str) -> None:
     line = refused(write_rows(tmp_path / "a.jsonl", answer(1, choice()), row))
     assert "line 2" in line
     assert says in line
-
-
-def test_spec_bench_without_rounds(tmp_path: Path) -> None:
-    source = write_rows(tmp_path / "a.jsonl", answer(1, choice(accept_lengths=[])))
-    assert "at least one round" in refused(source)
 
 
 # --------------------------------------------------------------------------- rates
@@ -192,10 +185,17 @@ def test_vllm_requests_that_contradict_themselves(
     assert says in line
 
 
-def test_vllm_requests_without_steps(tmp_path: Path) -> None:
-    source = write_rows(tmp_path / "r.jsonl", response(None), response(metrics(0, 0)))
-    assert "--per-request-spec-decode-metrics" in refused(source)
-    assert "a valid dictionary" in refused(write_rows(tmp_path / "s.jsonl", response(3)))
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([response(None), response(metrics(0, 0))], "--per-request-spec-decode-metrics"),
+        ([response(3)], "a valid dictionary"),
+        ([answer(1, choice(accept_lengths=[]))], "at least one round"),
+        (["# HELP x y", "vllm:num_requests_running 0"], "above 0, found none"),
+    ],
+)
+def test_files_that_tell_of_no_round(tmp_path: Path, rows: list[Any], says: str) -> None:
+    assert says in refused(write_rows(tmp_path / "source", *rows))
 
 
 # --------------------------------------------------------------------------- vLLM, Prometheus
@@ -262,11 +262,6 @@ def test_counters_that_are_malformed_or_contradict_each_other(
     tmp_path: Path, lines: list[str], says: str
 ) -> None:
     assert re.search(says, refused(scrape(tmp_path / "m.txt", *lines)))
-
-
-def test_a_server_without_speculation(tmp_path: Path) -> None:
-    source = write_rows(tmp_path / "m.txt", "# HELP x y", "vllm:num_requests_running 0")
-    assert "above 0, found none" in refused(source)
 
 
 def test_options_of_other_formats(tmp_path: Path) -> None:

@@ -12,13 +12,7 @@ from urllib.parse import quote
 import pytest
 
 from specctl.errors import StoreError, UsageError
-from specctl.stores import (
-    TransientError,
-    UnknownOutcomeError,
-    UnreadableError,
-    open_store,
-    s3,
-)
+from specctl.stores import TransientError, UnknownOutcomeError, UnreadableError, open_store, s3
 from specctl.stores.s3 import ENDPOINTS, REGIONS
 from tests.cli.command import passes, refuses
 from tests.servers import S3_ENVIRONMENT

@@ -146,18 +146,8 @@ def test_creation_knows_how_it_ended(
         create(store, KEY, b"another's")
 
 
-def test_an_answer_that_was_lost_is_never_anothers_success(
-    store: ObjectStore, direct: ObjectStore, wire: Wire
-) -> None:
-    direct.put_new(KEY, b"another's")
-    wire.faults = ["answer lost", "cut"]
-    with pytest.raises(KeyTakenError):
-        create(store, KEY, b"mine")
-    assert direct.get(KEY, max_bytes=9) == b"another's"
-
-
 @pytest.mark.parametrize("fault", ["lost", "answer lost", "cut", "drip"])
-def test_reading_is_tried_again_and_told_apart(
+def test_reading_and_listing_are_tried_again_and_told_apart(
     store: ObjectStore, direct: ObjectStore, wire: Wire, fault: Fault
 ) -> None:
     direct.put_new(KEY, b"mine")
@@ -166,12 +156,5 @@ def test_reading_is_tried_again_and_told_apart(
         store.get(KEY, max_bytes=9)
     wire.faults = [fault, fault]
     assert read(store, KEY, max_bytes=9) == b"mine"
-
-
-@pytest.mark.parametrize("fault", ["lost", "answer lost", "cut", "drip"])
-def test_listing_is_tried_again(
-    store: ObjectStore, direct: ObjectStore, wire: Wire, fault: Fault
-) -> None:
-    direct.put_new(KEY, b"mine")
     wire.faults = [fault, fault]
     assert [one.key for one in store.objects("log")] == [KEY]

@@ -31,16 +31,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     return open_store(request.getfixturevalue("s3_url"))
 
 
-def test_what_was_put_is_read_back(store: ObjectStore) -> None:
-    store.put_new("a/b.json", b"one")
-    assert store.get("a/b.json", max_bytes=3) == b"one"
-
-
 def test_a_taken_key_is_refused_and_untouched(store: ObjectStore) -> None:
-    store.put_new("a", b"one")
+    store.put_new("a/b.json", b"one")
     with pytest.raises(KeyTakenError):
-        store.put_new("a", b"two")
-    assert store.get("a", max_bytes=9) == b"one"
+        store.put_new("a/b.json", b"two")
+    assert store.get("a/b.json", max_bytes=3) == b"one"
 
 
 def test_absent_and_too_large_are_told_apart(store: ObjectStore) -> None:
@@ -134,8 +129,8 @@ def test_a_file_is_put_once(store: ObjectStore, tmp_path: Path, bytes_there: byt
 
 
 @pytest.mark.parametrize("place", ["s3://bucket/qwen@prod", "a@b", "./s3:/x@y"])
-def test_an_at_in_a_path_is_no_secret(place: str, tmp_path: Path) -> None:
-    open_store(place)
+def test_an_at_in_a_path_is_no_secret(place: str) -> None:
+    assert "@" in open_store(place).url
 
 
 def test_a_folder_that_no_message_could_name_is_refused() -> None:
