@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,23 +13,14 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from specctl.policy import EntropyStop, JensenShannon, build_acceptance, build_shape
-from specctl.policy.adasd import (
-    JensenShannonRule,
-    Running,
-    RunningMeans,
-    Samples,
-    distances,
-    first_rejected,
-    samples_of,
-)
+from specctl.policy.adasd import JensenShannonRule, Running, RunningMeans, Samples, samples_of
 from specctl.policy.growing import new_pool
-from specctl.policy.verification import DraftLaw, Outcome, StrictAcceptance, Verification
+from specctl.policy.verification import DraftLaw, Outcome, Verification
 from specctl.tree import TokenTree
 from tests.policy.drafts import (
     LEVELS,
     Round,
     chain_law,
-    paths_of,
     play,
     random_law,
     tree_of_nodes,
@@ -49,61 +41,40 @@ def memory_of(accepted: list[float], rejected: list[float], extra: int = 0) -> T
 # --------------------------------------------------------------------------- the running means
 
 
-class PlainMeans:
-    """The same by lists: every value keeps its age."""
-
-    def __init__(self, record: RunningMeans) -> None:
-        self.record = record
-        self.rounds: list[list[list[float]]] = [[], []]
-
-    def add(self, accepted: list[float], rejected: list[float]) -> None:
-        for rounds, values in zip(self.rounds, (accepted, rejected), strict=True):
-            rounds.append(values)
-
-    def mean(self, side: int) -> float:
-        prior = (self.record.prior_accepted, self.record.prior_rejected)[side]
-        seen = sum(map(len, self.rounds[side]))
-        weighted = [(self.record.prior_weight * self.fade(seen), prior or 0.0)]
-        for values in self.rounds[side]:
-            seen -= len(values)  # tokens of later rounds; those of one round are of one age
-            weighted += [(self.fade(seen), value) for value in values]
-        total = sum(weight for weight, _ in weighted)
-        return sum(w * v for w, v in weighted) / total if total else math.nan
-
-    def fade(self, tokens: int) -> float:
-        return 1.0 if self.record.half_life is None else 0.5 ** (tokens / self.record.half_life)
-
-
-values = st.lists(st.floats(0, 8, width=32), max_size=4)
+VALUES = st.floats(0, 8, width=32)
 
 
 @settings(max_examples=60)
 @given(
-    st.lists(st.tuples(values, st.lists(st.floats(0, 8, width=32), max_size=1)), max_size=6),
+    st.lists(st.tuples(st.lists(VALUES, max_size=4), st.lists(VALUES, max_size=1)), max_size=6),
     st.sampled_from([None, 1.0, 5.0]),
     st.sampled_from([0.0, 4.0]),
 )
 def test_means_are_those_of_plain_lists(
     rounds: list[tuple[list[float], list[float]]], half_life: float | None, weight: float
 ) -> None:
-    priors = {"prior_accepted": 0.5, "prior_rejected": 2.5} if weight else {}
-    record = RunningMeans(half_life=half_life, prior_weight=weight, **priors)
-    plain, running, memory = PlainMeans(record), Running(record, torch.device("cpu")), None
-    memory = torch.zeros(1, 6, dtype=torch.float64)
+    """A value fades by the tokens of later rounds; those of one round are of one age."""
+    priors = (0.5, 2.5) if weight else (None, None)
+    record = RunningMeans(
+        half_life=half_life,
+        prior_weight=weight,
+        prior_accepted=priors[0],
+        prior_rejected=priors[1],
+    )
+    running, memory = Running(record, torch.device("cpu")), torch.zeros(1, 6, dtype=torch.float64)
     for accepted, rejected in rounds:
-        plain.add(accepted, rejected)
         padded = [*accepted, *([99.0] * (4 - len(accepted))), *(rejected or [99.0])]
         used = torch.arange(5) < len(accepted)
         last = torch.tensor([[False] * 4 + [bool(rejected)]])
-        shown = Samples(torch.tensor([padded]).double(), used[None], last)
-        memory = running.noted(memory, shown)
-    found = running.means(memory)[0].tolist()
-    for side in (0, 1):
-        wanted = plain.mean(side)
-        same = (
-            math.isnan(found[side]) if math.isnan(wanted) else found[side] == pytest.approx(wanted)
-        )
-        assert same, (side, found, wanted)
+        memory = running.noted(memory, Samples(torch.tensor([padded]).double(), used[None], last))
+    for side, found in enumerate(running.means(memory)[0].tolist()):
+        total, weights, later = 0.0, 0.0, 0
+        for values in [*(both[side] for both in reversed(rounds)), None]:
+            fade = 1.0 if half_life is None else 0.5 ** (later / half_life)
+            total += fade * (weight * (priors[side] or 0.0) if values is None else sum(values))
+            weights += fade * (weight if values is None else len(values))
+            later += len(values or [])
+        assert found == pytest.approx(total / weights if weights else math.nan, nan_ok=True)
 
 
 def test_a_warm_start_counts_towards_the_samples_that_are_needed() -> None:
@@ -149,9 +120,7 @@ def outcome(path: list[int], values: Tensor | None = None) -> Outcome:
 def test_a_round_shows_the_path_and_the_first_token_behind_it(
     path: list[int], accepted: list[float], rejected: int
 ) -> None:
-    done = outcome(path)
-    assert first_rejected(TREE, done.path).tolist() == [rejected]
-    shown = samples_of(NODE_VALUES, done)
+    shown = samples_of(NODE_VALUES, outcome(path))
     assert shown.values[shown.accepted].tolist() == pytest.approx(accepted)
     wanted = [float(NODE_VALUES[0, rejected])] if rejected >= 0 else []
     assert shown.values[shown.rejected].tolist() == pytest.approx(wanted)
@@ -160,29 +129,36 @@ def test_a_round_shows_the_path_and_the_first_token_behind_it(
 # --------------------------------------------------------------------------- where drafts stop
 
 
-def drafted(record: EntropyStop, memory: Tensor) -> Round:
-    return play(build_shape(record), [chain_law] * len(memory), memory)
+def drafted(record: EntropyStop, *memories: Tensor) -> Round:
+    return play(build_shape(record), [chain_law] * len(memories), torch.cat(memories))
 
 
 @pytest.mark.parametrize(
-    ("accepted", "rejected", "between", "levels"),
+    ("fields", "seen", "levels"),
     [
-        ([0.2] * 2, [1.0], "midpoint", 4),
-        ([0.2] * 2, [1.0, 1.2], "midpoint", 3),
-        ([0.2] * 2, [0.6, 0.6], "midpoint", 2),
-        ([0.1] * 2, [0.1, 0.2], "midpoint", 1),
-        ([], [1.3, 1.4], "rejected", 3),
-        ([], [1.3], "rejected", 4),
+        # Too little is known of what is rejected where one value is.
+        (
+            {"min_samples": 2},
+            [([0.2] * 2, r) for r in ([1.0], [1.0, 1.2], [0.6] * 2)],
+            [4, 3, 2],
+        ),
+        ({"min_samples": 2, "between": "rejected"}, [([], [1.3]), ([], [1.3, 1.4])], [4, 3]),
+        ({}, [([0.2], [r]) for r in (9.0, 1.0, 0.6, 0.1)], [4, 3, 2, 1]),
+        # Left out where uncertain, at the last level too; the first token is not tested.
+        ({"keep_last": False}, [([0.2], [r]) for r in (9.0, 1.0, 0.6, 0.1)], [4, 2, 1, 1]),
+        ({"keep_last": False, "window": 3}, [([0.2], [1.0])], [2]),
     ],
 )
-def test_a_chain_stops_behind_the_first_token_above_the_threshold(
-    accepted: list[float], rejected: list[float], between: str, levels: int
+def test_every_chain_stops_behind_the_first_token_above_its_own_threshold(
+    fields: dict[str, Any], seen: list[tuple[list[float], list[float]]], levels: list[int]
 ) -> None:
-    """Entropies .325 .500 1.376 .325; two samples of each class are asked for."""
-    record = EntropyStop(window=4, min_samples=2, between=between)
-    given = drafted(record, memory_of(accepted, rejected))
-    assert paths_of(given.tree)[-1] == (0,) * levels
-    assert given.drafter.num_expansions == levels - 1, "nothing is drafted behind the last token"
+    """Entropies .325 .500 1.376 .325."""
+    record = EntropyStop(**{"window": 4, "min_samples": 1, **fields})
+    memories = [memory_of(*row) for row in seen]
+    assert drafted(record, *memories).tree.num_nodes.tolist() == [1 + size for size in levels]
+    if record.keep_last:
+        drafter = drafted(record, memories[-1]).drafter
+        assert drafter.num_expansions == levels[-1] - 1, "nothing is drafted behind the last token"
 
 
 def test_a_threshold_that_is_met_exactly_does_not_stop() -> None:
@@ -190,25 +166,6 @@ def test_a_threshold_that_is_met_exactly_does_not_stop() -> None:
     exactly = float(drafted(record, memory_of([], [])).pool.entropy[0, 3])
     for threshold, size in ((exactly, 5), (math.nextafter(exactly, 0), 4)):
         assert drafted(record, memory_of([], [threshold])).tree.num_nodes.tolist() == [size]
-
-
-def test_every_row_has_its_own_threshold() -> None:
-    memory = torch.cat([memory_of([0.2], [r]) for r in (0.6, 1.0, 9.0)])
-    tree = drafted(EntropyStop(window=4, min_samples=1), memory).tree
-    assert tree.num_nodes.tolist() == [3, 4, 5]
-
-
-@pytest.mark.parametrize(("rejected", "kept"), [(1.0, 2), (0.6, 1), (0.1, 1), (9.0, 4)])
-def test_the_uncertain_token_may_be_left_out(rejected: float, kept: int) -> None:
-    """At .1 even the first token is uncertain; it is not tested."""
-    record = EntropyStop(window=4, min_samples=1, keep_last=False)
-    tree = drafted(record, memory_of([0.2], [rejected])).tree
-    assert paths_of(tree)[-1] == (0,) * kept
-
-
-def test_the_last_level_is_tested_too_where_it_may_be_left_out() -> None:
-    record = EntropyStop(window=3, min_samples=1, keep_last=False)
-    assert paths_of(drafted(record, memory_of([0.2], [1.0])).tree)[-1] == (0, 0)
 
 
 def test_a_tree_stops_by_its_best_node_and_drops_the_whole_level() -> None:
@@ -282,36 +239,28 @@ def rule(eos_ids: tuple[int, ...] = (), **fields: object) -> JensenShannonRule:
     return built
 
 
-def test_distances_are_those_of_the_laws_at_the_parent() -> None:
-    found = distances(chain(STEPS, [1, 2, 3], [0, 0, 0, 0], TIGHT))[0, 1:]
-    assert found.tolist() == pytest.approx([0.0, FAR, 0.0], abs=1e-3)
-
-
 @pytest.mark.parametrize(
-    ("memory", "own", "admitted"),
+    ("memory", "fields", "own", "admitted"),
     [
-        (TIGHT, [1, 2, 3, 0], [True, True, True]),
-        (TIGHT, [0, 2, 0, 0], [True, True, True]),
-        (TIGHT, [0, 0, 0, 0], [True, False, True]),
-        (HALFWAY, [0, 0, 0, 0], [True, True, True]),
-        (memory_of([], [], 2), [0, 2, 0, 0], [False, True, False]),
-        (memory_of([0.9], [], 2), [0, 2, 0, 0], [False, True, False]),
+        (TIGHT, {}, [1, 2, 3, 0], [True, True, True]),
+        (TIGHT, {}, [0, 2, 0, 0], [True, True, True]),
+        (TIGHT, {}, [0, 0, 0, 0], [True, False, True]),
+        (HALFWAY, {}, [0, 0, 0, 0], [True, True, True]),
+        (memory_of([], [], 2), {}, [0, 2, 0, 0], [False, True, False]),
+        (memory_of([0.9], [], 2), {}, [0, 2, 0, 0], [False, True, False]),
+        # Nothing passes beyond the clip.
+        (HALFWAY, {"max_threshold": 0.05}, [0, 0, 0, 0], [True, False, True]),
+        (HALFWAY, {"max_threshold": 0.0}, [0, 2, 0, 0], [False, True, False]),
     ],
 )
 def test_a_token_passes_where_it_matches_or_the_laws_are_near(
-    memory: Tensor, own: list[int], admitted: list[bool]
+    memory: Tensor, fields: dict[str, Any], own: list[int], admitted: list[bool]
 ) -> None:
-    judged = rule().judge(chain(STEPS, [1, 2, 3], own, memory))
+    judged = rule(**fields).judge(chain(STEPS, [1, 2, 3], own, memory))
     assert judged.admitted[0].tolist() == [False, *admitted]
     assert judged.target_ids[0].tolist() == own, "what follows is the target's own token"
-
-
-def test_nothing_passes_beyond_the_clip() -> None:
-    given_ = chain(STEPS, [1, 2, 3], [0, 0, 0, 0], HALFWAY)
-    clipped = rule(max_threshold=0.05).judge(given_).admitted[0].tolist()
-    assert clipped == [False, True, False, True]
-    strict = StrictAcceptance().judge(given_).admitted
-    assert torch.equal(rule(max_threshold=0.0).judge(given_).admitted, strict)
+    assert judged.evidence is not None
+    assert judged.evidence[0, 1:].tolist() == pytest.approx([0.0, FAR, 0.0], abs=1e-3)
 
 
 @pytest.mark.parametrize(("drafted_id", "own_id"), [(4, 0), (0, 4)])
@@ -324,13 +273,11 @@ def test_a_denied_token_is_neither_accepted_nor_skipped(drafted_id: int, own_id:
     assert rule(eos_ids=(4,)).judge(matching).admitted[0, 1], "a match needs no relaxation"
 
 
-def tree_verification(own: list[int]) -> Verification:
-    r"""5 ─┬─ 0 ─┬─ 2
-    └─ 1  └─ 3     all laws flat, hence at distance 0."""
-    tree = tree_of_nodes(5, (0, 0), (1, 0), (2, 1), (3, 1))
-    law = torch.tensor([[FLAT] * 5]).log()
+def near(tree: TokenTree, own: Tensor) -> Verification:
+    """The target's tokens where both laws are flat at every node."""
+    law = torch.tensor(FLAT).log().expand(*tree.parent.shape, -1)
     draft_law = DraftLaw(law, torch.arange(VOCAB))
-    return verification(tree, law, torch.tensor([own]), memory=HALFWAY, draft_law=draft_law)
+    return verification(tree, law, own, memory=HALFWAY, draft_law=draft_law)
 
 
 @pytest.mark.parametrize(
@@ -344,7 +291,10 @@ def tree_verification(own: list[int]) -> Verification:
 def test_in_a_tree_the_matching_child_comes_first_then_the_likeliest(
     own: list[int], admitted: list[int]
 ) -> None:
-    assert rule().judge(tree_verification(own)).admitted[0].int().tolist() == admitted
+    r"""5 ─┬─ 0 ─┬─ 2
+    └─ 1  └─ 3     all laws flat, hence at distance 0."""
+    tree = tree_of_nodes(5, (0, 0), (1, 0), (2, 1), (3, 1))
+    assert rule().judge(near(tree, torch.tensor([own]))).admitted[0].int().tolist() == admitted
 
 
 @pytest.mark.parametrize(
@@ -376,13 +326,9 @@ def test_what_an_acceptance_learns_is_distance_and_sequences() -> None:
 
 def test_random_trees_never_admit_two_children() -> None:
     generator = torch.Generator().manual_seed(0)
+    record = EntropyStop(window=4, top_k=3, num_tokens=20)
     for seed in range(20):
-        record = EntropyStop(window=4, top_k=3, num_tokens=20)
         tree = play(build_shape(record), [random_law(seed, VOCAB)]).tree
         own = torch.randint(0, VOCAB, tree.parent.shape, generator=generator)
-        law = torch.randn(*tree.parent.shape, VOCAB, generator=generator)
-        draft_law = DraftLaw(law, torch.arange(VOCAB))
-        given_ = verification(tree, law, own, memory=HALFWAY, draft_law=draft_law)
-        admitted = rule().judge(given_).admitted
-        parents = tree.parent[admitted].tolist()
+        parents = tree.parent[rule().judge(near(tree, own)).admitted].tolist()
         assert len(parents) == len(set(parents)) >= 5
