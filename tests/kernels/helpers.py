@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -53,9 +54,17 @@ def tensors_of(*parts: object) -> list[Tensor]:
             found.append(part)
         elif isinstance(part, tuple | list):
             found += tensors_of(*part)
+        elif isinstance(part, dict):
+            found += tensors_of(*part.values())
         elif hasattr(part, "__dict__"):
             found += tensors_of(*vars(part).values())
     return found
+
+
+def on_device(value: Found, device: torch.device) -> Found:
+    """A copy; its tensors are moved one by one, so that views stay as they lie."""
+    memo = {id(tensor): tensor.clone().to(device) for tensor in tensors_of(value)}
+    return copy.deepcopy(value, memo)  # type: ignore[arg-type]
 
 
 # --------------------------------------------------------------------------- graphs

@@ -11,14 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from specctl.errors import UsageError
 from specctl.kernels.bookkeeping import (
     FACTS,
     Opened,
     Settled,
     Walked,
     lay_out,
-    new_opened,
     new_settled,
     open_level,
     open_tree,
@@ -221,22 +219,6 @@ def test_programs_run_in_any_order(
             CASES[name](device)
 
 
-def test_above_capacity(backend: str, device: torch.device) -> None:
-    if backend == "reference":
-        pytest.skip("the reference has room")
-    with pytest.raises(UsageError, match="lay_out, nodes of a tree: expected at most 1024"):
-        lay_out(*moved_axis(Axis(1, 1025), device), num_tokens=9, last_place=9)
-    found = Walked(*moved(drawn_round(Round(2, 129, 4, 5, 6), torch.float32, seed=0), device))
-    buffers = settled_of(moved(junk_settled(2, 129), device))
-    with pytest.raises(UsageError, match="settle, nodes of a path: expected at most 128, found 12"):
-        settle(found, buffers)
-
-
-def moved_axis(case: Axis, device: torch.device) -> tuple[BuiltTree, Tensor, Tensor]:
-    tree, *rest = drawn_axis(case, seed=0)
-    return BuiltTree(*moved(tree, device)), *moved(rest, device)  # type: ignore[return-value]
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("batch", [1, 8, 32, 128])
 def test_real_sizes(batch: int) -> None:
@@ -295,104 +277,3 @@ def test_a_round_by_hand() -> None:
     assert settled.read_ids.tolist() == [[5, 6, 0]]
     assert settled.read_place.tolist() == [[40, 41, 42]]
     assert (settled.last.tolist(), settled.next_root.tolist()) == ([1], [6])
-
-
-# --------------------------------------------------------------------------- refusals
-
-
-def level(**changed: object) -> None:
-    """A good call of `open_level`, but for what is changed."""
-    chosen, sizes = drawn_level(Level(2, 3, num_words=2, depth=2, parents=3, top_k=4), seed=0)
-    given = {**chosen._asdict(), **sizes, "opened": new_opened(2, 3, 2, CPU), **changed}
-    above = given["above"]
-    given["above"] = above[:2] if above is chosen.above else above  # type: ignore[index]
-    open_level(**given)  # type: ignore[arg-type]
-
-
-def test_a_good_level_is_not_refused() -> None:
-    level()
-
-
-OPENED = new_opened(2, 3, 2, CPU)
-LONG = torch.zeros(2, 3, dtype=torch.int64)
-BAD_LEVELS: list[tuple[dict[str, object], str]] = [
-    ({"slots": LONG[0]}, "slots: expected int64 of 2 x any, found int64 of 3"),
-    ({"keep": LONG}, "keep: expected bool of 2 x 3, found int64"),
-    ({"vacant": torch.zeros(3).bool()}, "vacant: expected bool of 2, found bool of 3"),
-    ({"stable": torch.zeros(2)}, "stable: expected int64 of 2"),
-    ({"above": torch.zeros(2, 3, 1, dtype=torch.int32)}, "above: expected int32 of 2 x any x 2"),
-    ({"above": None}, "above: expected the words of the level before.* found nothing"),
-    ({"above": OPENED.words, "opened": OPENED}, "above: .* another buffer .* found the same"),
-    ({"behind": 62}, "nodes: expected at most 64, found 65"),
-    ({"opened": new_opened(2, 2, 2, CPU)}, "width: expected at most 2, found 3"),
-    ({"opened": new_opened(3, 3, 2, CPU)}, "opened.slots: expected int64 of 2 x any"),
-    ({"opened": OPENED._replace(place=LONG.float())}, "opened.place: expected int64 of 2 x 3"),
-    ({"opened": OPENED._replace(parent=LONG.T.contiguous().T)}, "opened.parent: expected dense r"),
-    (
-        {"opened": OPENED._replace(words=torch.zeros(2, 3, 4, dtype=torch.int32)[..., ::2])},
-        "opened.words: expected dense rows",
-    ),
-]
-
-
-@pytest.mark.parametrize(("changed", "message"), BAD_LEVELS, ids=[m for _, m in BAD_LEVELS])
-def test_bad_levels_are_refused(changed: dict[str, object], message: str) -> None:
-    with pytest.raises(UsageError, match=f"kernel open_level, {message}"):
-        level(**changed)
-
-
-def test_bad_roots_are_refused() -> None:
-    pool, opened = junk_pool(DRAW, 2, 4), new_opened(2, 3, 2, CPU)
-    ids, vacant = torch.zeros(2, dtype=torch.int64), torch.zeros(2).bool()
-    with pytest.raises(UsageError, match="open_tree, root_ids: expected int64 of 2"):
-        open_tree(pool, vacant, vacant, opened)
-    with pytest.raises(UsageError, match="open_tree, entries of opened: expected at least 1"):
-        open_tree(pool, ids, vacant, new_opened(2, 0, 2, CPU))
-    with pytest.raises(UsageError, match=r"open_tree, pool.depth: expected dense rows, strides"):
-        open_tree(pool._replace(depth=pool.depth.clone()), ids, vacant, opened)
-
-
-def test_bad_trees_are_refused() -> None:
-    tree, prefix, positions = drawn_axis(Axis(2, 3), seed=0)
-    sizes = {"num_tokens": 6, "last_place": 9}
-
-    def refused(message: str, **changed: object) -> None:
-        given = tree._replace(**{k: v for k, v in changed.items() if k in BuiltTree._fields})
-        options = sizes | {k: v for k, v in changed.items() if k in sizes}
-        with pytest.raises(UsageError, match=f"kernel lay_out, {message}"):
-            lay_out(given, prefix, positions, **options)  # type: ignore[arg-type]
-
-    refused("depth: expected int64 of 2 x 3", depth=tree.depth[:, :2])
-    refused("num_nodes: expected int64 of 2", num_nodes=prefix.float())
-    refused("ancestor_bits: expected int32 of 2 x 3 x 1", ancestor_bits=tree.depth)
-    refused("num_tokens: expected at least 1", num_tokens=0)
-    none, *of_none = drawn_axis(Axis(2, 3), seed=0)
-    empty = BuiltTree(*(part[:0] for part in none))
-    with pytest.raises(UsageError, match="rows: expected at least 1, found 0"):
-        lay_out(empty, *(part[:0] for part in of_none), **sizes)
-    with pytest.raises(UsageError, match="entries of parent: expected at least 1, found 0"):
-        lay_out(*drawn_axis(Axis(2, 0), seed=0), **sizes)
-    many, *of_many = drawn_axis(Axis(1025, 1), seed=0)
-    with pytest.raises(UsageError, match="rows: expected at most 1024, found 1025"):
-        lay_out(many, *of_many, **sizes)
-
-
-def test_bad_rounds_are_refused() -> None:
-    found, settled = drawn_round(Round(2, 3, 4, 5, 6), torch.float32, 0), new_settled(4, 3, CPU)
-    with pytest.raises(UsageError, match="settle, best: expected float32 or bfloat16 or float16"):
-        settle(found._replace(best=found.best.double()), settled)
-    with pytest.raises(UsageError, match="settle, node_at: expected int64 of 2 x any"):
-        settle(found._replace(node_at=found.stable), settled)
-    with pytest.raises(UsageError, match="settle, path: expected int64 of any x any"):
-        settle(found._replace(path=found.stable), settled)
-    with pytest.raises(UsageError, match="settle, entries of node_at: expected at least 1"):
-        settle(found._replace(node_at=found.node_at[:, :0]), settled)
-    with pytest.raises(UsageError, match=r"settle, settled.outcome: expected int64 of 2 x 9"):
-        settle(found, new_settled(2, 4, CPU))
-    with pytest.raises(UsageError, match=r"settle, settled.last: expected int64 of 4, found int64"):
-        settle(found, settled._replace(last=settled.last[:3]))
-    few = Settled(*(part[:1] for part in settled))
-    with pytest.raises(UsageError, match=r"settle, settled.outcome: expected int64 of 2 x 9"):
-        settle(found, few)
-    with pytest.raises(UsageError, match=r"settle, settled.read_ids: expected dense rows"):
-        settle(found, settled._replace(read_ids=torch.zeros(4, 6, dtype=torch.int64)[:, ::2]))

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from specctl.errors import UsageError
 from specctl.kernels.commit_kv import commit_kv
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int8)
@@ -97,18 +96,3 @@ def test_nothing_to_move(device: torch.device) -> None:
     commit_kv(storage, index[:, 0], index[:, :0])
     commit_kv(storage[:, :0], index[:0, 0], index[:0])
     assert bool((storage == 1).all())
-
-
-def test_complex_numbers_are_refused(backend: str, device: torch.device) -> None:
-    if backend == "reference":
-        pytest.skip("the reference moves any dtype")
-    storage = torch.zeros(1, 1, 1, 2, 2, dtype=torch.complex128, device=device)
-    index = torch.zeros(1, 1, dtype=torch.int64, device=device)
-    with pytest.raises(UsageError, match=r"a dtype of 1, 2, 4 or 8 bytes, found torch\.complex128"):
-        commit_kv(storage, index[:, 0], index)
-
-
-def test_entries_that_are_not_dense_are_refused() -> None:
-    storage = torch.zeros(1, 1, 1, 2, 4)[..., ::2]
-    with pytest.raises(UsageError, match="last stride 1"):
-        commit_kv(storage, torch.tensor([0]), torch.tensor([[0]]))

@@ -50,8 +50,3 @@ def test_unknown_words_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(dispatch.VARIABLE, "fast")
     with pytest.raises(UsageError, match="SPECCTL_KERNELS: expected auto or reference or fused"):
         runs_fused("some_op", torch.zeros(1))
-
-
-def test_mixed_devices_are_refused() -> None:
-    with pytest.raises(UsageError, match="one device, found cpu, meta; move"):
-        runs_fused("some_op", torch.zeros(1), torch.zeros(1, device="meta"))

@@ -12,16 +12,10 @@ import torch
 from specctl.errors import UsageError
 from specctl.kernels.dispatch import forced
 from tests.kernels.calls import Call, calls
-from tests.kernels.helpers import captured, overwrite, poisoned, tensors_of
+from tests.kernels.helpers import captured, on_device, overwrite, poisoned, tensors_of
 
 CALLS = calls()
 QUICK = [name for name, call in CALLS.items() if sum(t.numel() for t in call.tensors) < 2_000_000]
-
-
-def on(call: Call, device: torch.device) -> Call:
-    """A copy of the call; its tensors are moved one by one, so that views stay as they lie."""
-    memo = {id(tensor): tensor.clone().to(device) for tensor in call.tensors}
-    return copy.deepcopy(call, memo)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("package", sorted({call.package for call in CALLS.values()}))
@@ -53,7 +47,7 @@ def test_twins_agree(name: str, backend: str, device: torch.device) -> None:
     """Results, and all that an op writes in place or must leave alone."""
     if backend == "interpreter" and sum(t.numel() for t in CALLS[name].tensors) > 200_000:
         pytest.skip("too slow as Python")
-    mine, theirs = on(CALLS[name], device), on(CALLS[name], torch.device("cpu"))
+    mine, theirs = on_device(CALLS[name], device), on_device(CALLS[name], torch.device("cpu"))
     with poisoned():
         found = mine.public()(*mine.args, **mine.options)
     with forced("reference"):
@@ -75,14 +69,14 @@ def test_twins_agree(name: str, backend: str, device: torch.device) -> None:
 def test_a_thousand_launches_beside_other_work_give_the_same_bits(name: str) -> None:
     """Ops that read what they write: a missing barrier shows where blocks are held up."""
     there, busy = torch.device("cuda"), torch.cuda.Stream()
-    fresh, wanted = on(CALLS[name], there), None
+    fresh, wanted = on_device(CALLS[name], there), None
     work = torch.ones(2048, 2048, device=there)
     differs = torch.zeros((), dtype=torch.bool, device=there)
     with forced("fused"):
         for _ in range(1000):
             with torch.cuda.stream(busy):
                 work @ work
-            given = on(fresh, there)
+            given = on_device(fresh, there)
             found = tensors_of(given.public()(*given.args, **given.options), *given.tensors)
             wanted = wanted or found
             for one, other in zip(found, wanted, strict=True):
@@ -95,13 +89,13 @@ def test_a_thousand_launches_beside_other_work_give_the_same_bits(name: str) -> 
 def test_a_graph_reads_what_is_there_at_its_replay(name: str) -> None:
     """Captured without waiting for the device, then replayed on other inputs."""
     there = torch.device("cuda")
-    given = on(CALLS[name], there)
+    given = on_device(CALLS[name], there)
     with forced("fused"):
         graph, found = captured(lambda: given.public()(*given.args, **given.options))
         fresh = calls(seed=1)[name]
         overwrite(given.tensors, fresh.tensors)
         graph.replay()
-        eager = on(fresh, there)
+        eager = on_device(fresh, there)
         wanted = eager.public()(*eager.args, **eager.options)
     torch.cuda.synchronize()
     for one, other in zip(

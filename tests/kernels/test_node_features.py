@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from specctl.errors import UsageError
 from specctl.kernels.checks import FLOATS
 from specctl.kernels.dispatch import wanted_backend
 from specctl.kernels.node_features import NodeFeatures, node_features
@@ -171,13 +170,3 @@ def test_margin_and_ratio() -> None:
     assert found.ratio.tolist() == [0.75, never, never, never]
     alone = node_features(torch.tensor([[3.0]]), 1, 1)
     assert (alone.margin.item(), alone.ratio.item()) == (float("inf"), never)
-
-
-def test_bad_input_is_refused() -> None:
-    x = torch.zeros(2, 5)
-    with pytest.raises(UsageError, match="expected float32, float16 or bfloat16, found int64"):
-        node_features(x.long(), 1, 1)
-    with pytest.raises(UsageError, match="top_k: expected at most 5, found 6"):
-        node_features(x, 6, 1)
-    with pytest.raises(UsageError, match="entropy_top_k: expected at least 1, found 0"):
-        node_features(x, 1, 0)

@@ -9,15 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from specctl.errors import UsageError
 from specctl.features import NODE_FEATURES, phi
 from specctl.kernels.dispatch import forced
 from specctl.kernels.policy_eval import choose_bins, close_gates, new_gate_state, prune_level
 from specctl.kernels.policy_eval.layout import (
     COLUMNS,
-    BinTable,
-    GateTable,
-    Network,
     PruneTable,
     layout_of,
     pack,
@@ -405,49 +401,3 @@ def test_a_graph_decides_by_the_policy_that_is_written() -> None:
                 prune_level(buffer_of(tree, there), pool, fresh, None, **options),
             )
             assert all(map(torch.equal, (*found[0], *found[1]), (*wanted[0], *wanted[1])))
-
-
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        (BinTable([1.0, 1.0], [1, 2, 3], [4, 5, 6], 1), "edges: expected ascending"),
-        (BinTable([0.1], [1, 2], [4, 5], 1), "edges: expected float32 numbers"),
-        (BinTable([1.0], [1], [4, 5], 1), "2 depths and tokens, found"),
-        (BinTable(list(range(256)), [1] * 257, [4] * 257, 1), "1 to 255, found 256"),
-        (GateTable({65: -1.0}, 8), "levels of 1 to 64"),
-        (PruneTable(-1.0, "network"), "a network iff it scores"),
-    ],
-)
-def test_what_does_not_fit_is_refused(
-    table: BinTable | GateTable | PruneTable, message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        pack(table)
-
-
-@pytest.mark.parametrize(
-    ("features", "hidden", "message"),
-    [(17, 4, "features: expected 1 to 16, found 17"), (3, 65, "hidden units: expected 1 to 64")],
-)
-def test_networks_beyond_room_are_refused(features: int, hidden: int, message: str) -> None:
-    columns = (COLUMNS * 3)[:features]
-    w1, row = np.zeros((features, hidden)), np.zeros(hidden)
-    with pytest.raises(UsageError, match=message):
-        pack(PruneTable(-1.0, "network", network=Network(columns, w1, row, row, 0.0)))
-
-
-def test_calls_that_do_not_fit_are_refused() -> None:
-    bins, network = buffer_of(hetero((1.0,)), CPU), buffer_of(c2t(1, 4), CPU)
-    pool, scores = level_pool(torch.zeros(2, 4), 0), torch.zeros(2, 5)
-    with pytest.raises(UsageError, match="expected bins, found pruned"):
-        choose_bins(network, pool)
-    with pytest.raises(UsageError, match="expected a policy of its layout"):
-        network.write(bins)
-    options = {"depth": 1, "width": 2}
-    with pytest.raises(UsageError, match="4 nodes"):
-        prune_level(network, pool, scores, torch.zeros(2, 3), start=1, **options)
-    with pytest.raises(UsageError, match="slots: expected at most 4, found 5"):
-        prune_level(network, pool, scores[:, :4], None, start=1, **options)
-    trees = pack(PruneTable(-1.0, "given"))
-    with pytest.raises(UsageError, match="extra: expected 1 columns"):
-        prune_level(trees, pool, scores, None, start=1, **options)

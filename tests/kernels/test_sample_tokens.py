@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from specctl.errors import UsageError
 from specctl.kernels.checks import FLOATS
 from specctl.kernels.sample_tokens import sample_tokens
 from specctl.noise import noise_keys, signed_seed
@@ -77,19 +76,3 @@ def test_it_draws_what_the_runtime_draws() -> None:
     drawn = sampling.gumbel_draw(logits, seeds, positions)
     never = torch.zeros(21, dtype=torch.bool)
     assert torch.equal(sample_tokens(logits, noise_keys(seeds, positions), never), drawn)
-
-
-def test_other_dtypes_and_shapes_are_refused() -> None:
-    logits, keys = torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64)
-    with pytest.raises(
-        UsageError, match="kernel sample_tokens, logits: expected float32 or bfloat16"
-    ):
-        sample_tokens(logits.double(), keys, keys > 0)
-    with pytest.raises(
-        UsageError, match="kernel sample_tokens, keys: expected int64 of 2, found int64 of"
-    ):
-        sample_tokens(logits, keys[:1], keys > 0)
-    with pytest.raises(
-        UsageError, match="kernel sample_tokens, greedy: expected bool of 2, found int64"
-    ):
-        sample_tokens(logits, keys, keys)

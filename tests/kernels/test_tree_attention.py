@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from specctl.errors import UsageError
 from specctl.kernels.checks import FLOATS
 from specctl.kernels.dispatch import forced
 from specctl.kernels.tree_attention import pack_ancestors, tree_attention
@@ -360,43 +359,3 @@ def test_no_tokens_give_none() -> None:
     arguments |= {"query": arguments["query"][:0], "ancestors": arguments["ancestors"][:0]}
     arguments["offsets"] = torch.zeros(2, dtype=torch.int32)
     assert tree_attention(**arguments).shape == (0, 2, 16)
-
-
-WRONG = {
-    "keys: expected float32": ("keys", lambda x: x.half()),
-    "values: expected float32 of 1 x 2": ("values", lambda x: x[:, :, 1:]),
-    "prefixes: expected int32 or int64 of 1": ("prefixes", lambda x: x.float()),
-    "offsets: expected int32 or int64 of 2": ("offsets", lambda x: x[1:]),
-    "ancestors: expected int32": ("ancestors", lambda x: x.long()),
-    "tail entries: expected at most 32, found 33": ("max_nodes", lambda _: 33),
-    "query, keys and values contiguous": (
-        "query",
-        lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
-    ),
-    "a multiple of 2 query heads": ("query", lambda x: torch.cat([x, x[:, :1]], 1)),
-    "ancestors, prefixes and offsets contiguous": ("ancestors", lambda x: x.repeat(1, 2)[:, ::2]),
-}
-
-
-@pytest.mark.parametrize("message", WRONG)
-def test_refused_before_anything_runs(message: str) -> None:
-    arguments = given(LAYOUTS["one tree"], HEADS["alone"], torch.float32).on(CPU)
-    name, spoil = WRONG[message]
-    arguments[name] = spoil(arguments[name])
-    with pytest.raises(UsageError, match=message):
-        tree_attention(**arguments)
-
-
-def test_heads_too_wide_are_refused() -> None:
-    tensor = torch.zeros(1, 1, 1, 257)
-    with pytest.raises(UsageError, match="head size: expected at most 256, found 257"):
-        tree_attention(
-            tensor[0],
-            tensor,
-            tensor,
-            torch.zeros(1, dtype=torch.int64),
-            torch.tensor([0, 1]),
-            torch.ones(1, 1, dtype=torch.int32),
-            scaling=1.0,
-            max_nodes=1,
-        )

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from specctl.errors import UsageError
 from specctl.features import DraftPool, path_sum
 from specctl.kernels.tree_build import (
     Best,
@@ -170,42 +169,3 @@ def _assert_equal_pools(ours: Pool, theirs: DraftPool) -> None:
         assert torch.equal(getattr(written(ours, end), name), getattr(theirs, name)), name
     sums = path_sum(theirs.topk_entropy, theirs.tree.parent, 4)
     assert torch.equal(written(ours, end).path_entropy, sums)
-
-
-POOL = empty_pool(Growth(2, 2, 2, 3), CPU)
-FRONTIER, SCORES = torch.zeros(2, 1, dtype=torch.int64), torch.zeros(2, 9)
-CHILDREN = drawn_children(np.random.default_rng(0), 2, 1, 3)
-LEVEL = {"pool": POOL, "frontier": FRONTIER, "keep": FRONTIER.bool(), "children": CHILDREN}
-LEVEL |= {"start": 1, "depth": 1, "num_best": 2}
-REFUSED = [
-    (append_level, LEVEL | {"start": 8}, "append_level, slots: expected at most 10, found 11"),
-    (append_level, LEVEL | {"keep": FRONTIER}, "append_level, keep: expected bool of 2 x 1"),
-    (
-        append_level,
-        LEVEL | {"children": CHILDREN._replace(entropy=SCORES)},
-        "children.entropy: expected float32 of 2 x 1",
-    ),
-    (
-        link_tree,
-        {"pool": POOL._replace(depth=POOL.depth.clone()), "submitted": FRONTIER, "max_depth": 3},
-        r"pool.depth.*dense rows",
-    ),
-    (
-        link_tree,
-        {"pool": POOL, "submitted": FRONTIER, "max_depth": 3, "positions": torch.zeros(2)},
-        "positions: expected int64 of 2",
-    ),
-    (select_nodes, {"scores": SCORES.double(), "num_tokens": 3}, "scores: expected float32"),
-    (select_nodes, {"scores": SCORES, "num_tokens": 0}, "num_tokens .*: expected at least 1"),
-    (
-        select_nodes,
-        {"scores": SCORES, "num_tokens": 3, "limit": torch.ones(3, dtype=torch.int64)},
-        "limit: expected int64 of 2",
-    ),
-]
-
-
-@pytest.mark.parametrize(("op", "given", "message"), REFUSED, ids=[m for _, _, m in REFUSED])
-def test_refused(op: object, given: dict[str, object], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        op(**given)  # type: ignore[operator]

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from specctl.errors import UsageError
 from specctl.kernels.verify_tree import Acceptance, Judged, RunnerUp, Walk, verify_tree, walk_tree
 from specctl.policy import build_acceptance
 from specctl.policy.mars import Mars, MarsRule, bound, top_two
@@ -311,20 +310,6 @@ def test_depth_is_cut_where_the_caller_says(device: torch.device) -> None:
     assert [field.tolist() for field in walk] == [[[0, 1, 2]], [[1, 2, 3]]]
 
 
-@pytest.mark.parametrize(("slots", "depth"), [(1025, 3), (8, 65)])
-def test_trees_above_capacity_are_refused(
-    slots: int, depth: int, backend: str, device: torch.device
-) -> None:
-    if backend == "reference":
-        pytest.skip("the reference has room")
-    parent = torch.full((1, slots), -2, device=device)
-    for acceptance in (None, Judged(parent > 0)):
-        with pytest.raises(UsageError, match=r"kernel walk_tree, .*expected at most"):
-            walk_tree(parent, parent, parent, depth, acceptance)
-    with pytest.raises(UsageError, match=r"kernel verify_tree, .*expected at most"):
-        verify_tree(parent, parent > 0, depth)
-
-
 def test_pairs_within_longer_rows(device: torch.device) -> None:
     """Pairs that are the first of five per node, as top-k leaves them."""
     batch = random_batch(4, 12, 13, 4)
@@ -482,35 +467,3 @@ def test_a_runner_up_that_ties_is_as_mars_judges() -> None:
     assert isinstance(rule, MarsRule)
     assert (top_two(logits, given.target_ids, given.greedy).second != logits.argmax(-1)).all()
     assert_as_judged(rule, given, walk(given, runner_up_of(record, given)))
-
-
-# --------------------------------------------------------------------------- refusals
-
-
-def test_other_dtypes_and_shapes_are_refused() -> None:
-    tree = torch.tensor([[-1, 0]])
-    with pytest.raises(UsageError, match="token_ids: expected int64 of 1 x 2, found int32 of 1 x"):
-        walk_tree(tree, tree.int(), tree, 1)
-    with pytest.raises(UsageError, match="target_ids: expected int64 of 1 x 2, found int64 of 1 x"):
-        walk_tree(tree, tree, tree[:, :1], 1)
-    two = RunnerUp(
-        torch.zeros(1, 2, 2).long(), torch.zeros(1, 2, 2), tree[0, :1] > 0, torch.ones(1)
-    )
-    with pytest.raises(UsageError, match="form: expected ratio or difference, found 'odds'"):
-        walk_tree(tree, tree, tree, 1, replace(two, form="odds"))
-    with pytest.raises(UsageError, match="denied: expected bool of any, found int64 of 1 x 2"):
-        walk_tree(tree, tree, tree, 1, replace(two, denied=tree))
-    with pytest.raises(
-        UsageError, match="filtered: expected float32 or bfloat16 or float16 of any"
-    ):
-        walk_tree(tree, tree, tree, 1, replace(two, filtered=tree))
-    with pytest.raises(UsageError, match="node_at: expected the rows of filtered, found none"):
-        walk_tree(tree, tree, tree, 1, replace(two, filtered=torch.zeros(2, 9)))
-    with pytest.raises(UsageError, match="verify_tree, admitted: expected bool of 1 x 2"):
-        verify_tree(tree, tree, 1)
-
-
-def test_an_acceptance_on_another_device_is_refused() -> None:
-    tree = torch.tensor([[-1, 0]])
-    with pytest.raises(UsageError, match="tensors on one device, found cpu, meta"):
-        walk_tree(tree, tree, tree, 1, Judged(torch.zeros(1, 2, device="meta").bool()))

@@ -1,0 +1,310 @@
+"""What ops refuse before anything runs: good calls, and how each is spoilt."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specctl.errors import UsageError
+from specctl.kernels.bookkeeping import (
+    lay_out,
+    new_opened,
+    new_settled,
+    open_level,
+    open_tree,
+    settle,
+)
+from specctl.kernels.commit_kv import commit_kv
+from specctl.kernels.node_features import node_features
+from specctl.kernels.policy_eval import choose_bins, prune_level
+from specctl.kernels.policy_eval.layout import (
+    COLUMNS,
+    BinTable,
+    GateTable,
+    Network,
+    PolicyBuffer,
+    PruneTable,
+    pack,
+)
+from specctl.kernels.sample_tokens import sample_tokens
+from specctl.kernels.token_ranks import token_ranks
+from specctl.kernels.tree_attention import tree_attention
+from specctl.kernels.tree_build import append_level, link_tree, select_nodes
+from specctl.kernels.verify_tree import Judged, RunnerUp, verify_tree, walk_tree
+from specctl.policy import EntropyBins, ScoredTree
+from tests.kernels.drawn import (
+    BASE,
+    Axis,
+    Growth,
+    Level,
+    Round,
+    buffer_of,
+    drawn_axis,
+    drawn_children,
+    drawn_level,
+    drawn_round,
+    empty_pool,
+    junk_pool,
+    level_pool,
+)
+from tests.kernels.helpers import CPU, on_device
+from tests.policy.scorers import random_network
+
+Given = dict[str, Any]
+LONG = torch.zeros(2, 3, dtype=torch.int64)
+ROWS = torch.zeros(2, dtype=torch.int64)
+SCORES = torch.zeros(2, 9)
+BINS = buffer_of(EntropyBins(base=BASE, edges=(1.0,), gammas=(0.5, 1.0)), CPU)
+NETWORK = buffer_of(ScoredTree(scorer=random_network(1, 4), beta=0.5, depth=3), CPU)
+OPENED = new_opened(2, 3, 2, CPU)
+CHOSEN, LEVEL = drawn_level(Level(2, 3, num_words=2, depth=2, parents=3, top_k=4), seed=0)
+POOL = empty_pool(Growth(2, 2, 2, 3), CPU)
+LINKS = torch.tensor([[-1, 0]])
+TWO = RunnerUp(torch.zeros(1, 2, 2).long(), torch.zeros(1, 2, 2), LINKS[0, :1] > 0, torch.ones(1))
+KEYS = torch.zeros(1, 2, 8, 4)
+GOOD: dict[Callable[..., Any], tuple[Any, ...]] = {
+    node_features: (torch.zeros(2, 5), 1, 1),
+    token_ranks: (torch.zeros(2, 3), ROWS[:, None]),
+    sample_tokens: (torch.zeros(2, 4), ROWS, ROWS > 0),
+    append_level: (
+        *(POOL, LONG[:, :1], LONG[:, :1].bool()),
+        *(drawn_children(np.random.default_rng(0), 2, 1, 3), 1, 1, 2),
+    ),
+    link_tree: (POOL, LONG[:, :1], 3, ROWS),
+    select_nodes: (SCORES, 3, None),
+    open_tree: (junk_pool(np.random.default_rng(0), 2, 4), ROWS, ROWS > 0, OPENED),
+    open_level: (
+        *CHOSEN._replace(above=CHOSEN.above[:2]),  # type: ignore[index]
+        *(new_opened(2, 3, 2, CPU), *LEVEL.values()),
+    ),
+    lay_out: (*drawn_axis(Axis(2, 3), seed=0), 6, 9),
+    settle: (drawn_round(Round(2, 3, 4, 5, 6), torch.float32, 0), new_settled(4, 3, CPU)),
+    walk_tree: (LINKS, LINKS, LINKS, 1, TWO),
+    verify_tree: (LINKS, LINKS > 0, 1),
+    commit_kv: (torch.zeros(1, 1, 1, 2, 4), torch.tensor([0]), torch.tensor([[0]])),
+    choose_bins: (BINS, level_pool(torch.zeros(2, 4), 0)),
+    prune_level: (NETWORK, level_pool(torch.zeros(2, 4), 0), torch.zeros(2, 5), None, 1, 1, 2),
+    tree_attention: (
+        *(torch.zeros(2, 4, 4), KEYS, KEYS, ROWS[:1], torch.tensor([0, 2])),
+        *(torch.ones(2, 1, dtype=torch.int32), 1.0, 2),
+    ),
+    pack: (BinTable([1.0], [1, 2], [4, 5], 1),),
+    PolicyBuffer.write: (NETWORK, NETWORK),
+}
+
+
+def arguments(op: Callable[..., Any], changes: Given) -> Given:
+    """Those of a good call but for what is changed: `opened.place` is a field of `opened`, and a
+    function makes a value of the one that is there."""
+    given = dict(zip(signature(op).parameters, GOOD[op], strict=False))
+    for path, change in changes.items():
+        name, _, field = path.partition(".")
+        old = getattr(given[name], field) if field else given.get(name)
+        new = change(old) if callable(change) else change
+        if field:
+            holder = given[name]
+            fields = {field: new}
+            new = (
+                holder._replace(**fields)
+                if isinstance(holder, tuple)
+                else replace(holder, **fields)
+            )
+        given[name] = new
+    return given
+
+
+def axis_of(rows: int, columns: int) -> Given:
+    """Arguments of `lay_out`."""
+    return dict(
+        zip(("tree", "prefix", "positions"), drawn_axis(Axis(rows, columns), 0), strict=True)
+    )
+
+
+def network(features: int, hidden: int) -> PruneTable:
+    w1, row = np.zeros((features, hidden)), np.zeros(hidden)
+    columns = (COLUMNS * 3)[:features]
+    return PruneTable(-1.0, "network", network=Network(columns, w1, row, row, 0.0))
+
+
+def apart(values: torch.Tensor) -> torch.Tensor:
+    """The same numbers, every second column of something wider."""
+    return values.repeat_interleave(2, -1)[..., ::2]
+
+
+def refusal_of(op: Callable[..., Any], given: Given) -> str:
+    """What the call is told, nothing if it is good."""
+    try:
+        op(**given)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("op", GOOD, ids=lambda op: op.__name__)
+def test_a_good_call_is_not_refused(op: Callable[..., Any]) -> None:
+    assert refusal_of(op, arguments(op, {})) == ""
+
+
+REFUSED: list[tuple[Callable[..., Any], Given, str]] = [
+    (node_features, {"logits": torch.zeros(2, 5).long()}, "float16 or bfloat16, found int64"),
+    (node_features, {"top_k": 6}, "top_k: expected at most 5, found 6"),
+    (node_features, {"entropy_top_k": 0}, "entropy_top_k: expected at least 1, found 0"),
+    (token_ranks, {"tokens": LONG[:1]}, "tokens: .* of 2 x any, found int64 of 1 x 3"),
+    (token_ranks, {"tokens": SCORES}, "tokens: expected int64"),
+    (token_ranks, {"logits": SCORES.double()}, "expected float32 or bfloat16 or float16"),
+    (sample_tokens, {"logits": SCORES.double()}, "logits: expected float32 or bfloat16"),
+    (sample_tokens, {"keys": ROWS[:1]}, "keys: expected int64 of 2, found int64 of"),
+    (sample_tokens, {"greedy": ROWS}, "greedy: expected bool of 2, found int64"),
+    # --- trees
+    (append_level, {"start": 8}, "slots: expected at most 10, found 11"),
+    (append_level, {"keep": LONG[:, :1]}, "keep: expected bool of 2 x 1"),
+    (append_level, {"children.entropy": SCORES}, "children.entropy: expected float32 of 2 x 1"),
+    (link_tree, {"pool.depth": torch.clone}, "pool.depth.*dense rows"),
+    (link_tree, {"positions": torch.zeros(2)}, "positions: expected int64 of 2"),
+    (select_nodes, {"scores": SCORES.double()}, "scores: expected float32"),
+    (select_nodes, {"num_tokens": 0}, "num_tokens .*: expected at least 1"),
+    (select_nodes, {"limit": LONG[0]}, "limit: expected int64 of 2"),
+    (walk_tree, {"token_ids": LINKS.int()}, "token_ids: expected int64 of 1 x 2, found int32 of 1"),
+    (walk_tree, {"target_ids": LINKS[:, :1]}, "target_ids: expected int64 of 1 x 2, found int64"),
+    (walk_tree, {"acceptance.form": "odds"}, "form: expected ratio or difference, found 'odds'"),
+    (walk_tree, {"acceptance.denied": LINKS}, "denied: expected bool of any, found int64 of 1 x 2"),
+    (walk_tree, {"acceptance.filtered": LINKS}, "filtered: expected float32 or .* float16 of any"),
+    (walk_tree, {"acceptance.filtered": SCORES}, "node_at: expected the rows of filtered, found n"),
+    (verify_tree, {"admitted": LINKS}, "verify_tree, admitted: expected bool of 1 x 2"),
+    # --- bookkeeping
+    (open_tree, {"root_ids": ROWS > 0}, "root_ids: expected int64 of 2"),
+    (open_tree, {"opened": new_opened(2, 0, 2, CPU)}, "entries of opened: expected at least 1"),
+    (open_tree, {"pool.depth": torch.clone}, "pool.depth: expected dense rows, strides"),
+    (open_level, {"slots": LONG[0]}, "slots: expected int64 of 2 x any, found int64 of 3"),
+    (open_level, {"keep": LONG}, "keep: expected bool of 2 x 3, found int64"),
+    (open_level, {"vacant": LONG[0] > 0}, "vacant: expected bool of 2, found bool of 3"),
+    (open_level, {"stable": torch.zeros(2)}, "stable: expected int64 of 2"),
+    (open_level, {"above": lambda x: x[..., :1]}, "above: expected int32 of 2 x any x 2"),
+    (open_level, {"above": None}, "above: expected the words of the level before.* found nothing"),
+    (open_level, {"above": OPENED.words, "opened": OPENED}, "above: .* another .* found the same"),
+    (open_level, {"behind": 62}, "nodes: expected at most 64, found 65"),
+    (open_level, {"opened": new_opened(2, 2, 2, CPU)}, "width: expected at most 2, found 3"),
+    (open_level, {"opened": new_opened(3, 3, 2, CPU)}, "opened.slots: expected int64 of 2 x any"),
+    (open_level, {"opened.place": LONG.float()}, "opened.place: expected int64 of 2 x 3"),
+    (open_level, {"opened.parent": LONG.T.contiguous().T}, "opened.parent: expected dense r"),
+    (open_level, {"opened.words": apart}, "opened.words: expected dense rows"),
+    (lay_out, {"tree.depth": LONG[:, :2]}, "depth: expected int64 of 2 x 3"),
+    (lay_out, {"tree.num_nodes": torch.zeros(2)}, "num_nodes: expected int64 of 2"),
+    (lay_out, {"tree.ancestor_bits": LONG}, "ancestor_bits: expected int32 of 2 x 3 x 1"),
+    (lay_out, {"num_tokens": 0}, "num_tokens: expected at least 1"),
+    (lay_out, axis_of(2, 0), "entries of parent: expected at least 1, found 0"),
+    (lay_out, axis_of(1025, 1), "rows: expected at most 1024, found 1025"),
+    (
+        lay_out,
+        {"tree": lambda tree: type(tree)(*(part[:0] for part in tree)), "prefix": ROWS[:0],
+         "positions": ROWS[:0]},
+        "rows: expected at least 1, found 0",
+    ),
+    (settle, {"found.best": torch.zeros(8).double()}, "best: expected float32 or bfloat16 or"),
+    (settle, {"found.node_at": ROWS}, "node_at: expected int64 of 2 x any"),
+    (settle, {"found.path": ROWS}, "path: expected int64 of any x any"),
+    (settle, {"found.node_at": lambda x: x[:, :0]}, "entries of node_at: expected at least 1"),
+    (settle, {"settled": new_settled(2, 4, CPU)}, "settled.outcome: expected int64 of 2 x 9"),
+    (settle, {"settled": new_settled(1, 3, CPU)}, "settled.outcome: expected int64 of 2 x 9"),
+    (settle, {"settled.last": LONG[0]}, "settled.last: expected int64 of 4, found int64"),
+    (settle, {"settled.read_ids": apart}, "settled.read_ids: expected dense rows"),
+    # --- the cache and what reads it
+    (commit_kv, {"storage": apart}, "last stride 1"),
+    (tree_attention, {"keys": KEYS.half()}, "keys: expected float32"),
+    (tree_attention, {"values": KEYS[:, :, 1:]}, "values: expected float32 of 1 x 2"),
+    (tree_attention, {"prefixes": SCORES[0, :1]}, "prefixes: expected int32 or int64 of 1"),
+    (tree_attention, {"offsets": ROWS[:1]}, "offsets: expected int32 or int64 of 2"),
+    (tree_attention, {"ancestors": LONG[:, :1]}, "ancestors: expected int32"),
+    (tree_attention, {"max_nodes": 33}, "tail entries: expected at most 32, found 33"),
+    (tree_attention, {"query": apart}, "query, keys and values contiguous"),
+    (tree_attention, {"query": torch.zeros(2, 5, 4)}, "a multiple of 2 query heads"),
+    (
+        tree_attention,
+        {"ancestors": lambda x: x.repeat(1, 4)[:, ::2]},
+        "ancestors, prefixes and offsets contiguous",
+    ),
+    (
+        tree_attention,
+        {name: torch.zeros(1, 2, 2, 257) for name in ("keys", "values")}
+        | {"query": torch.zeros(2, 2, 257)},
+        "head size: expected at most 256, found 257",
+    ),
+    # --- policies
+    (choose_bins, {"params": NETWORK}, "expected bins, found pruned"),
+    (PolicyBuffer.write, {"packed": BINS}, "expected a policy of its layout"),
+    (prune_level, {"of_parent": torch.zeros(2, 3)}, "4 nodes"),
+    (prune_level, {"scores": torch.zeros(2, 4)}, "slots: expected at most 4, found 5"),
+    (prune_level, {"params": pack(PruneTable(-1.0, "given"))}, "extra: expected 1 columns"),
+    (pack, {"table": BinTable([1.0, 1.0], [1, 2, 3], [4, 5, 6], 1)}, "edges: expected ascending"),
+    (pack, {"table": BinTable([0.1], [1, 2], [4, 5], 1)}, "edges: expected float32 numbers"),
+    (pack, {"table": BinTable([1.0], [1], [4, 5], 1)}, "2 depths and tokens, found"),
+    (pack, {"table": BinTable([*range(256)], [1] * 257, [4] * 257, 1)}, "1 to 255, found 256"),
+    (pack, {"table": GateTable({65: -1.0}, 8)}, "levels of 1 to 64"),
+    (pack, {"table": PruneTable(-1.0, "network")}, "a network iff it scores"),
+    (pack, {"table": network(17, 4)}, "features: expected 1 to 16, found 17"),
+    (pack, {"table": network(3, 65)}, "hidden units: expected 1 to 64"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "changes", "message"), REFUSED, ids=[m for *_, m in REFUSED])
+def test_refused(op: Callable[..., Any], changes: Given, message: str) -> None:
+    told = refusal_of(op, arguments(op, changes))
+    assert re.search(message, told), told
+    assert op in (pack, PolicyBuffer.write) or f"kernel {op.__name__}" in told
+
+
+def links(slots: int) -> Given:
+    parent = torch.full((1, slots), -2)
+    return {"parent": parent, "token_ids": parent, "target_ids": parent}
+
+
+LARGE: list[tuple[Callable[..., Any], Given, str]] = [
+    (lay_out, axis_of(1, 1025), "nodes of a tree: expected at most 1024"),
+    (
+        settle,
+        {"found": drawn_round(Round(2, 129, 4, 5, 6), torch.float32, 0),
+         "settled": new_settled(2, 129, CPU)},
+        "nodes of a path: expected at most 128, found 129",
+    ),
+    *(
+        (
+            walk_tree,
+            links(slots) | {"max_depth": depth, "acceptance": acceptance},
+            "expected at most",
+        )
+        for slots, depth in ((1025, 3), (8, 65))
+        for acceptance in (None, Judged(torch.zeros(1, slots).bool()))
+    ),
+    *(
+        (
+            verify_tree,
+            {"parent": links(slots)["parent"], "admitted": torch.zeros(1, slots).bool(),
+             "max_depth": depth},
+            "expected at most",
+        )
+        for slots, depth in ((1025, 3), (8, 65))
+    ),
+    (
+        commit_kv,
+        {"storage": torch.zeros(1, 1, 1, 2, 2, dtype=torch.complex128)},
+        r"a dtype of 1, 2, 4 or 8 bytes, found torch\.complex128",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "changes", "message"), LARGE)
+def test_refused_by_the_fused_kernel(
+    op: Callable[..., Any], changes: Given, message: str, backend: str, device: torch.device
+) -> None:
+    if backend == "reference":
+        pytest.skip("the reference has room")
+    given = on_device(arguments(op, changes), device)
+    told = refusal_of(op, given)
+    assert re.search(f"kernel {op.__name__}, .*{message}", told), told
