@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specctl.runtime import load
-from tests.cli.command import copy_model, passes, write_artifact, write_lines
+from tests.cli.command import COST, copy_model, passes, write_artifact, write_lines
+from tests.logs.import_cases import request, write_rows
+from tests.replay.logs import random_traces
+from tests.train.cases import node_traces
 
 SMALL = ("--max-new-tokens", 8, "--device", "cpu")
 """Options that keep a test's decoding short."""
@@ -85,6 +89,61 @@ def perfect_traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = ("--drafter", "embedded:target", "--max-new-tokens", 24, "--device", "cpu")
     passes("collect", prompt, "-o", folder / "perfect", *options)
     return folder / "perfect"
+
+
+@pytest.fixture(scope="session")
+def chains(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Dense chains, enough tokens for two means: 24 prompts of 24 tokens."""
+    folder = tmp_path_factory.mktemp("adasd")
+    lines = (f"Tom has {n} pens and buys {n + 3} more. How many has he now?" for n in range(24))
+    prompts = write_lines(folder / "prompts.txt", *lines)
+    options = ("--dense", "--depth", 6, "--top-k", 1, "--max-new-tokens", 24, "--batch-size", 8)
+    passes("collect", prompts, "-o", folder / "traces", *options, "--device", "cpu")
+    return folder / "traces"
+
+
+@pytest.fixture(scope="session")
+def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prompts whose answers can be checked."""
+    records = (
+        json.dumps({"prompt_id": f"s{n}", "turns": [f"What is {n} + {n}?"], "answer": str(2 * n)})
+        for n in range(4)
+    )
+    return write_lines(tmp_path_factory.mktemp("prompts") / "sums.jsonl", *records)
+
+
+@pytest.fixture(scope="session")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dense") / "traces"
+    random_traces(folder, num_prompts=6, depth=6, top_k=3)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Dense traces for scorers of nodes: four levels, three children."""
+    folder = tmp_path_factory.mktemp("nodes") / "traces"
+    node_traces(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two texts. eagle accepts 3, 0, 2, 0, 1 from the positions of `a`, and 0, 1 of `b`."""
+    folder = tmp_path_factory.mktemp("imported")
+    a = request("a", 6, prompt=1, eagle=[1, 4, 1, 3, 1, 2], ngram=[1, 1, 1, 1, 2, 1])
+    b = request("b", 3, prompt=2, eagle=[1, 1, 2], ngram=[1, 1, 1])
+    rows = ({**a, "category": "qa"}, {**b, "category": "code"})
+    source = write_rows(folder / "log.jsonl", *rows)
+    passes("import", source, "-o", folder / "out", "--offered-depth", "eagle=3,ngram=4")
+    return folder / "out"
+
+
+@pytest.fixture(scope="session")
+def cost(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cost") / "cost_model.json"
+    path.write_text(json.dumps(COST))
+    return path
 
 
 @pytest.fixture(autouse=True)

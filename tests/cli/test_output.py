@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,14 +22,7 @@ from specctl.stores.local import LocalStore
 from tests.cli.command import passes, specctl, write_artifact, write_lines
 from tests.cli.conftest import SMALL
 
-KEYS = {
-    "policy",
-    "tokens_per_s",
-    "calls",
-    "verified_tokens",
-    "mean_acceptance_length",
-    "equal_to_ar",
-}
+COUNTS = ("policy", "calls", "verified_tokens", "mean_acceptance_length", "artifact_digest")
 
 
 def test_json_holds_any_text_and_obeys_none(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,7 +40,7 @@ def in_a_shell(
 ) -> subprocess.CompletedProcess[str]:
     """A command with outputs that only a process of its own can have."""
     path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    line = command.replace("specctl", f"{sys.executable} -m specctl", 1)
+    line = re.sub("^specctl", f"{sys.executable} -m specctl", command)
     return subprocess.run(
         ["bash", "-o", "pipefail", "-c", line],
         env={**os.environ, "PYTHONPATH": path, **environment},
@@ -88,10 +83,8 @@ def test_what_a_module_logs_is_a_warning_like_any_other() -> None:
         "import logging; from specctl.console import prepare_output; prepare_output(); "
         "logging.getLogger('specctl.policy').warning('offline')"
     )
-    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path}
-    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
-    assert (ran.returncode, ran.stderr) == (0, b"warning: offline\n")
+    ran = in_a_shell(f"{sys.executable} -c {shlex.quote(code)}")
+    assert (ran.returncode, ran.stderr) == (0, "warning: offline\n")
 
 
 def test_compare_prints_a_table_and_whether_texts_are_equal(prompts: Path, tmp_path: Path) -> None:
@@ -103,7 +96,9 @@ def test_compare_prints_a_table_and_whether_texts_are_equal(prompts: Path, tmp_p
     assert "fixture" in shown, "a figure of the embedded pair must say so"
     rows = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [row["policy"] for row in rows] == ["ar", "chain", "eagle2", "hetero"]
-    assert all(row.keys() >= KEYS and row["equal_to_ar"] is True for row in rows)
+    assert all(
+        row.keys() >= {*COUNTS, "tokens_per_s"} and row["equal_to_ar"] is True for row in rows
+    )
     assert [row["artifact_digest"] is None for row in rows] == [True, True, True, False]
     for name in ("ar", "chain", "eagle2", "hetero"):
         assert name in shown
@@ -115,6 +110,18 @@ def read_texts(out: Path, policy: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / f"{policy}.jsonl").read_text().splitlines()]
 
 
+def test_every_backend_of_decisions_gives_the_same_figures(prompts: Path, tmp_path: Path) -> None:
+    hetero, found = write_artifact(tmp_path / "hetero", "hetero"), []
+    for decisions in ("torch", "onnx"):
+        out = tmp_path / decisions
+        options = ("--compare", f"ar,{hetero}", "--decisions", decisions, "-o", out, *SMALL)
+        rows = json.loads(passes("run", prompts, *options, "--json").out)
+        found.append([[row[name] for name in COUNTS] for row in rows])
+        assert json.loads((out / "run.json").read_text())["decisions"] == decisions
+        assert rows[1]["equal_to_ar"] is True
+    assert found[0] == found[1]
+
+
 def test_run_json_is_one_list_of_rows(prompts: Path) -> None:
     rows = json.loads(passes("run", prompts, "--limit", 2, "--json", *SMALL).out)
     assert [row["policy"] for row in rows] == ["eagle2"]
@@ -122,13 +129,9 @@ def test_run_json_is_one_list_of_rows(prompts: Path) -> None:
     assert rows[0]["equal_to_ar"] is None
 
 
-def test_equality_is_not_claimed_without_ar(prompts: Path) -> None:
-    shown = passes("run", prompts, "--limit", 1, "--policy", "chain", *SMALL).out
-    assert "not checked" in shown
-
-
 def test_stream_prints_the_text_of_every_prompt(prompts: Path, tmp_path: Path) -> None:
     options = ("--limit", 2, "--policy", "chain", "-o", tmp_path, *SMALL)
+    assert "not checked" in passes("run", prompts, *options).out, "equality, without ar"
     shown = passes("run", prompts, "--stream", *options).out
     for line in read_texts(tmp_path, "chain"):
         assert f"--- {line['prompt_id']}/0\n{line['texts'][0]}" in shown
@@ -159,18 +162,11 @@ def counts(summary: dict[str, Any]) -> tuple[int, int, int]:
 
 
 def test_show_traces(traces: Path) -> None:
-    shown = json.loads(passes("show", traces, "--json").out)
+    shown, text = json.loads(passes("show", traces, "--json").out), passes("show", traces).out
     assert shown["summary"]["num_prompts"] == 4
-    assert shown["digest"] in passes("show", traces).out
-
-
-def test_show_artifact(tmp_path: Path) -> None:
-    folder = write_artifact(tmp_path / "policy", "hetero")
-    shown = json.loads(passes("show", folder, "--json").out)
-    text = passes("show", folder).out
     assert shown["digest"] in text
-    assert "lossless" in text
-    assert shown["manifest"]["policy"]["shape"]["kind"] == "hetero"
+    [line] = [one for one in text.splitlines() if "emitted" in one]
+    assert "the first of each request not counted" in line
 
 
 @pytest.fixture(scope="module")
@@ -192,16 +188,15 @@ def test_fit_writes_an_artifact_that_show_and_run_take(mixed_traces: Path, tmp_p
     out = tmp_path / "policy"
     fit = ("fit", "cart", mixed_traces, "-o", out, *ALL_ROUNDS)
     report = json.loads(passes(*fit, "--json").out)
-    assert report["artifact_digest"] in passes("show", out).out
+    text = passes("show", out).out
+    assert report["artifact_digest"] in text
+    assert "lossless" in text
+    shown = json.loads(passes("show", out, "--json").out)
+    assert shown["manifest"]["policy"]["shape"]["kind"] == "hetero"
     edges = shape_of(out)["edges"], (out / "policy.safetensors").read_bytes()
     assert "wrote" in passes(*fit).out
     assert edges == (shape_of(out)["edges"], (out / "policy.safetensors").read_bytes())
-    names = {
-        "config.json",
-        "policy.safetensors",
-        "policy.onnx",
-        "README.md",
-    }
+    names = {"config.json", "policy.safetensors", "policy.onnx", "README.md"}
     assert {path.name for path in out.iterdir()} == names | {"report.json", "report.png"}
     prompts = write_lines(tmp_path / "p.txt", "Hello!")
     options = ("--compare", f"ar,{out}", "--drafter", "embedded:target", *SMALL)

@@ -126,6 +126,12 @@ MADE: dict[str, Callable[[Path], Path]] = {
 }
 """What stands at a path that a command names by one of these words."""
 GIVEN = {
+    "DENSE": "dense",
+    "NODES": "nodes",
+    "CHAINS": "chains",
+    "SUMS": "sums",
+    "IMPORTED": "imported",
+    "COST": "cost",
     "PROMPTS": "prompts",
     "TRACES": "traces",
     "BLIND": "blind_traces",
@@ -168,16 +174,97 @@ CASES: list[tuple[int, str, str]] = [
     *[
         (USAGE, f"fit cart TRACES -o OUT {options}", says)
         for options, says in [
-            ("--label luck", "label"),
+            ("--label luck", "--label: expected 'tcr' or 'accepted'"),
             ("--filter some", "filter"),
             ("--method magic", "method"),
             ("--max-leaf-depth 99", "--max-leaf-depth"),
-            ("--gammas '0.3;0.6'", "--gammas"),
+            ("--gammas '0.3;0.6'", "--gammas: expected comma-separated numbers"),
             ("--held-out 1.5", "--held-out"),
             ("--alpha -1", "alpha"),
             ("--index-base 2", "--index-base"),
         ]
     ],
+    *[
+        (USAGE, f"fit {verb} NODES -o OUT {option} {value}", f"{option}: expected .*{says}")
+        for verb, option, value, says in [
+            ("c2t", "--hidden", "1", "greater than or equal to 2"),
+            ("c2t", "--hidden", "49", "less than or equal to 48"),
+            ("c2t", "--lr", "2", "less than or equal to 1"),
+            ("c2t", "--lr", "nan", "a number"),
+            ("c2t", "--beta", "1.5", "less than or equal to 1"),
+            ("c2t", "--recall", "0", "greater than 0"),
+            ("c2t", "--predicts", "luck", "'joint' or 'conditional'"),
+            ("c2t", "--features", "joint_prob,colour", "different names among"),
+            ("c2t", "--depth", "12", "at most 4"),
+            ("c2t", "--held-out", "1", "less than 1"),
+            ("c2t", "--num-tokens", "1", "greater than or equal to 2"),
+            ("c2t", "--max-rows", "5", "greater than or equal to 1000"),
+            ("gbdt", "--num-leaves", "64", "less than or equal to 63"),
+            ("gbdt", "--shrinkage", "0", "greater than 0"),
+            ("gbdt", "--negatives", "-1", "greater than or equal to 0"),
+            ("echo", "--delta", "2", "less than or equal to 1"),
+            ("adasd", "--window", "9", "at most 4"),
+            ("adasd", "--between", "mean", "'midpoint' or 'rejected'"),
+            ("adasd", "--weights", "4,-1", "greater than or equal to 0"),
+            ("adasd", "--half-life", "0", "greater than 0"),
+        ]
+    ],
+    *[
+        (USAGE, f"fit mars embedded -o OUT --max-new-tokens 12 --device cpu {options}", says)
+        for options, says in [
+            ("--thetas 0.2,0.5", "strictest"),
+            ("--thetas 0.5,nan", "--thetas: expected comma-separated"),
+            ("--thetas high", "--thetas: expected comma-separated"),
+            ("--deny a", "--deny: expected comma-separated"),
+            ("--deny -1", "--deny: expected greater than or equal to 0"),
+            ("--mode code_v1 --form ratio", "temperature"),
+            ("--mode alg2", "--mode: expected"),
+            ("--num-seeds 2", "--num-seeds"),
+            ("--max-loss 0", "--max-loss: expected greater than 0"),
+            ("--loss half", "one-sided"),
+            ("--shape triangle", "triangle"),
+        ]
+    ],
+    *[
+        (USAGE, f"replay IMPORTED -p {options}", says)
+        for options, says in [
+            ("eagle2", "more than accepted lengths"),
+            ("svip", "more than accepted lengths"),
+            ("chain+survival", "more than accepted lengths"),
+            ("nonsense", "nonsense"),
+            ("ar,oracle,ar", "each of them once"),
+            ("oracle --drafter medusa", "'medusa'"),
+            ("oracle --drafter eagle --drafter eagle", "each of them once"),
+            ("ar --baseline 2", "--baseline"),
+            ("ar --arrival-rate 3", "--arrival-rate"),
+            ("ar --tpot-limit-ms 3", "--tpot-limit-ms"),
+            ("ar --batch-size 2 --by-category", "--by-category"),
+            ("ar --k-table [[2,3,4]]", "batch size 1"),
+            ("ar --batch-size 0", "--batch-size"),
+        ]
+    ],
+    (USAGE, "replay IMPORTED IMPORTED -p ar", "one import by itself"),
+    *[
+        (USAGE, f"replay DENSE {options}", says)
+        for options, says in [
+            ("", "--policy"),
+            ("-p nonsense", "nonsense"),
+            ("-p ar -p ar", "each of them once"),
+            ("-p ar --baseline 2", "--baseline"),
+            ("-p ar --batch-size 2", "specctl profile"),
+            ("-p ar --batch-size 2 --by-category", "--by-category"),
+            ("-p ar --tpot-limit-ms 5", "--tpot-limit-ms"),
+            ("-p ar --drafter eagle", "--drafter"),
+            ("-p ar --k-table [[1,4,5]]", "--k-table"),
+        ]
+    ],
+    (USAGE, "run PROMPTS --decisions triton SMALL", "auto, fused, torch, onnx, found 'triton'"),
+    (USAGE, "run PROMPTS --decisions fused SMALL", "found no graphs on cpu"),
+    (
+        USAGE,
+        "run PROMPTS --decisions onnx --compare ar,eagle2 SMALL",
+        "decisions onnx, shape eagle2",
+    ),
     # Policies.
     *[
         (USAGE, f"run PROMPTS --policy {policy} SMALL", says)
@@ -247,6 +334,24 @@ CASES: list[tuple[int, str, str]] = [
     (INPUT, "fit cart FOLDER -o OUT", "trace.json"),
     (INPUT, "fit cart ABSENT -o OUT", "trace.json"),
     (INPUT, "fit cart TRACES BLIND -o OUT", "drafter_digest"),
+    (INPUT, "fit c2t BLIND -o OUT", "accepted and rejected draft tokens, found 0 accepted"),
+    (INPUT, "fit c2t SURE -o OUT", "at least 2 prompts"),
+    (INPUT, "fit c2t TRACES -o OUT --features suffix_length,depth", "dense"),
+    (INPUT, "fit gbdt TRACES -o OUT", "dense"),
+    (INPUT, "fit adasd TRACES -o OUT", "--dense"),
+    (
+        INPUT,
+        "fit adasd CHAINS -o OUT --prompts SUMS --drafter embedded:small --device cpu",
+        "the traces' pair",
+    ),
+    (INPUT, "fit adasd CHAINS -o OUT --prompts PROMPTS --clips 0.2 SMALL", "checkable"),
+    (INPUT, "fit mars PROMPTS -o OUT SMALL", "checkable answers"),
+    (INPUT, "fit mars embedded embedded -o OUT SMALL", "no other file"),
+    (INPUT, "fit mars embedded -o OUT --traces TRACES SMALL", "--dense"),
+    (INPUT, "replay TRACES -p ar", "collect with --dense"),
+    (INPUT, "replay DENSE -p ar --cost-model /nowhere.json", "cost model /nowhere.json"),
+    (INPUT, "replay HEADER -p ar", "positions.parquet"),
+    (INPUT, "show HEADER", "positions.parquet"),
     (INPUT, "show FOLDER", "found an empty folder"),
     (INPUT, "show ABSENT", "no folder"),
     # Artifacts.
@@ -327,7 +432,10 @@ def test_bad_input_is_refused_and_nothing_is_written(
         request.getfixturevalue("registry")
     for word in shlex.split(command):
         name, _, rest = word.partition("/")
-        if name in MADE:
+        if word == "HEADER":
+            header = request.getfixturevalue("imported") / "import.json"
+            words.append(Path(shutil.copy(header, new_folder(tmp_path / word))).parent)
+        elif name in MADE:
             path = tmp_path / name
             words.append((path if path.exists() else MADE[name](path)) / rest)
         elif word in GIVEN:

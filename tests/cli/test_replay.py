@@ -1,4 +1,4 @@
-"""`specctl replay` and `fit cart` on dense traces, from the command line."""
+"""`specctl replay` and `show` of dense traces, of imported acceptance and of a served batch."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cli.command import COST, passes, refuses, specctl
-from tests.replay.logs import random_traces
+from tests.cli.command import USAGE, passes, specctl
+from tests.replay.costs import table_model
+
+CHAIN = "chain:num_draft_tokens=2"
 
 
-@pytest.fixture(scope="module")
-def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dense") / "traces"
-    random_traces(folder, num_prompts=6, depth=6, top_k=3)
-    return folder
+def replayed(folder: Path, *options: object) -> dict[str, Any]:
+    found = specctl("replay", folder, *options, "--json")
+    assert found.code == 0, found.err
+    document: dict[str, Any] = json.loads(found.out)
+    return document
+
+
+def by_label(document: dict[str, Any]) -> dict[str, Any]:
+    return {policy["policy"]: policy.get("pooled", policy) for policy in document["policies"]}
 
 
 def test_a_table_for_people(dense: Path) -> None:
@@ -28,9 +35,8 @@ def test_a_table_for_people(dense: Path) -> None:
 
 
 def test_json_for_scripts_and_a_file_of_the_same(dense: Path, tmp_path: Path) -> None:
-    options = ("-p", "ar", "-p", "chain", "--baseline", "2", "-o", tmp_path / "out", "--json")
-    found = specctl("replay", dense, *options)
-    document = json.loads(found.out)
+    options = ("-p", "ar", "-p", "chain", "--baseline", "2", "-o", tmp_path / "out")
+    document = replayed(dense, *options)
     assert document == json.loads((tmp_path / "out" / "replay.json").read_text())
     assert document["baseline"] == "chain"
     assert document["support"] == {"top_k": 3, "width": 3, "depth": 6, "nested": True}
@@ -46,15 +52,6 @@ def test_threads_change_nothing(dense: Path) -> None:
     assert one == two
 
 
-def test_a_cost_model_adds_times_and_says_whose_they_are(dense: Path, tmp_path: Path) -> None:
-    cost = tmp_path / "cost_model.json"
-    cost.write_text(json.dumps(COST))
-    found = specctl("replay", dense, "-p", "ar", "-p", "chain", "--cost-model", cost, "--json")
-    plain, _ = json.loads(found.out)["policies"]
-    assert plain["pooled"]["time_us"] == pytest.approx(768 * 1060.0)
-    assert "'made up', not measured here" in found.err
-
-
 def test_what_the_log_lacks_is_said(dense: Path) -> None:
     found = specctl("replay", dense, "-p", "eagle2:depth=8:top_k=3:num_tokens=12")
     assert "num_tokens=12*" in found.out
@@ -66,26 +63,8 @@ def test_fit_and_replay_of_the_fit(dense: Path, tmp_path: Path) -> None:
     options = ("--filter", "all", "--max-leaf-depth", "2", "--held-out", "0.3", "--json")
     fitted = specctl("fit", "cart", dense, "-o", tmp_path / "hetero", "--base", base, *options)
     assert fitted.code == 0, fitted.err
-    found = specctl("replay", dense, "-p", base, "-p", tmp_path / "hetero", "--json")
-    assert [p["policy"] for p in json.loads(found.out)["policies"]] == [base, "hetero"]
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "message"),
-    [
-        (("-p", "nonsense"), 2, "nonsense"),
-        (("-p", "ar", "-p", "ar"), 2, "each of them once"),
-        (("-p", "ar", "--baseline", "2"), 2, "--baseline"),
-        (("-p", "ar", "--cost-model", "/nowhere.json"), 4, "cost model /nowhere.json"),
-        ((), 2, "--policy"),
-    ],
-)
-def test_refusals(dense: Path, options: tuple[str, ...], code: int, message: str) -> None:
-    assert message in refuses(code, "replay", dense, *options)
-
-
-def test_live_traces_are_refused(traces: Path) -> None:
-    assert "collect with --dense" in refuses(4, "replay", traces, "-p", "ar")
+    document = replayed(dense, "-p", base, "-p", tmp_path / "hetero")
+    assert [found["policy"] for found in document["policies"]] == [base, "hetero"]
 
 
 def test_the_process_loads_no_models(dense: Path) -> None:
@@ -105,3 +84,130 @@ def test_show_says_positions_of_dense_traces(dense: Path) -> None:
     assert "positions" in shown
     assert "mean path" in shown
     assert "τ" not in shown, "positions overlap: no acceptance length is read off them"
+
+
+def test_a_cost_model_adds_times_and_says_whose_they_are(dense: Path, cost: Path) -> None:
+    found = specctl("replay", dense, "-p", "ar", "--cost-model", cost, "--json")
+    [plain] = json.loads(found.out)["policies"]
+    assert plain["pooled"]["time_us"] == pytest.approx(768 * 1060.0)
+    assert "'made up', not measured here" in found.err
+
+
+# --------------------------------------------------------------------------- imported
+
+
+def test_chains_of_every_drafter_by_hand(imported: Path) -> None:
+    """Chains of 2: `a` 1 (+2), 4 (0), 5 (1) and `b` 1 (0), 2 (1); ngram accepts once, at 4."""
+    document = replayed(imported, "-p", "ar", "-p", CHAIN, "-p", "oracle")
+    found = by_label(document)
+    words = ("ar", f"eagle/{CHAIN}", f"ngram/{CHAIN}", "eagle/oracle", "ngram/oracle")
+    assert tuple(found) == words
+    counts = {word: (f["calls"], f["verified_tokens"]) for word, f in found.items()}
+    assert counts == dict(zip(words, [(7, 7), (5, 15), (6, 18), (4, 9), (6, 7)], strict=True))
+    assert found[words[1]]["against"]["calls"]["value"] == pytest.approx(5 / 7)
+    assert document["drafters"]["eagle"] == {"offered_depth": 3, "offered_depth_inferred": False}
+    assert document["source"]["name"] == "log.jsonl"
+
+
+def test_tables_name_the_drafters_and_what_they_offered(imported: Path) -> None:
+    shown = passes("replay", imported, "-p", CHAIN, "-p", "ar", "--by-category").out
+    for named in ("log.jsonl (specdecode-bench), code: 1 prompts", "eagle 3, ngram 4"):
+        assert named in shown
+    assert f"× is relative to eagle/{CHAIN}" in shown
+    header = json.loads(passes("show", imported, "--json").out)
+    assert header["header"]["drafters"]["eagle"]["offered_depth"] == 3
+    text = passes("show", imported).out
+    assert header["digest"] in text
+    assert "ngram" in text
+
+
+def test_a_chain_beyond_the_log_is_marked_with_bounds(imported: Path) -> None:
+    """`a` accepted all three offered tokens at 1: five more would have ended the text there."""
+    long = ("-p", "chain:num_draft_tokens=5", "--drafter", "eagle")
+    (figures,) = by_label(replayed(imported, *long)).values()
+    assert figures["is_marked"]
+    assert figures["bounds"]["calls"] == {"low": 3.0, "high": 4.0}
+    shown = " ".join(passes("replay", imported, *long).out.split())
+    assert "calls between 3 and 4" in shown
+
+
+def test_a_batch_of_one_is_the_replay_without_a_batch(imported: Path, cost: Path) -> None:
+    """Waves of one request are the same rounds, at the same times."""
+    options = ("-p", "ar", "-p", CHAIN, "-p", "oracle", "--cost-model", cost)
+    alone = by_label(replayed(imported, *options))
+    waves = by_label(replayed(imported, *options, "--k-table", "[[1,9,2]]"))
+    for label, figures in alone.items():
+        for name in ("calls", "verified_tokens", "num_tokens"):
+            assert waves[label][name] == figures[name], (label, name)
+        assert waves[label]["time_us"] == pytest.approx(figures["time_us"])
+    same = ("calls", "verified_tokens", "time_us")
+    chain, table = waves[f"eagle/{CHAIN}"], waves["eagle/k-table"]
+    assert [table[name] for name in same] == [chain[name] for name in same]
+
+
+def test_a_table_by_batch_size_by_hand(imported: Path, cost: Path) -> None:
+    """Two draft tokens while both run, three once `a` is left, at its position 5.
+
+    Steps of 2 + 4, 2 + 4 and 1 + 3 tokens; each costs 1150 + 10 a token + 1 a draft token.
+    """
+    options = ("--batch-size", 2, "--k-table", "[[1,1,3],[2,4,2]]", "--drafter", "eagle")
+    document = replayed(imported, "-p", "ar", *options, "--cost-model", cost)
+    table = by_label(document)["eagle/k-table"]
+    assert (table["num_steps"], table["calls"], table["verified_tokens"]) == (3, 5, 16)
+    assert table["time_us"] == pytest.approx(3 * 1150 + 16 * 10 + 11 * 1)
+    assert document["load"]["order"] == "waves"
+    assert "until it is empty" in " ".join(
+        passes("replay", imported, "-p", "ar", *options).out.split()
+    )
+
+
+def test_times_of_a_measured_table_and_whose_they_are(imported: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cost_model.json"
+    path.write_bytes(table_model().to_bytes())
+    options = ("-p", CHAIN, "--cost-model", path)
+    found = specctl("replay", imported, *options)
+    assert found.code == 0
+    for named in ("does not name its own", "stand for eagle and ngram", "'Test CPU'"):
+        assert named in found.err
+    assert "tokens/s" in found.out
+
+
+def test_what_is_printed_is_what_is_written(imported: Path, tmp_path: Path) -> None:
+    for load in ((), ("--batch-size", 2)):
+        document = replayed(imported, "-p", CHAIN, *load, "-o", tmp_path)
+        assert document == json.loads((tmp_path / "replay.json").read_text())
+
+
+# --------------------------------------------------------------------------- dense, at a load
+
+
+TREE = "eagle2:depth=3:top_k=3:num_tokens=8"
+
+
+def test_rare_arrivals_are_served_alone(dense: Path, cost: Path) -> None:
+    """As in the replay, but for two texts that are served twice (`test_batch_laws` is exact)."""
+    options = ("-p", TREE, "--cost-model", cost)
+    alone = by_label(replayed(dense, *options))[TREE]["ratios"]["mean_acceptance_length"]
+    served = replayed(dense, *options, "--arrival-rate", 1e-3)["policies"][0]
+    assert served["num_requests"] == 8  # the log of six once, then two again
+    whole = served["whole"]["mean_acceptance_length"]["value"]
+    assert whole == pytest.approx(alone["value"], rel=0.1)
+    assert served["whole"]["requests_per_step"]["value"] == 1.0
+    never = specctl("replay", dense, *options, "--arrival-rate", 0.0)
+    assert (never.code, never.out) == (USAGE, "")
+    assert "arrival_rate_per_s" in never.err.splitlines()[-1]
+
+
+def test_a_served_batch_with_budgets_and_goodput(dense: Path, cost: Path, tmp_path: Path) -> None:
+    budgets = ("-p", f"{TREE}+survival:max_tokens=12", "-p", f"{TREE}+survival")
+    load = ("--batch-size", 3, "--cost-model", cost)
+    options = ("-p", "ar", *budgets, *load, "--tpot-limit-ms", 1)
+    document = replayed(dense, *options, "-o", tmp_path)
+    assert document == json.loads((tmp_path / "replay.json").read_text())
+    plain, fixed, _ = document["policies"]
+    assert plain["steady"]["verified_per_step"]["value"] == 3.0
+    assert fixed["steady"]["verified_per_step"]["value"] <= 12
+    assert plain["steady"]["goodput_share"]["value"] == 0.0
+    assert fixed["against"]["tokens_per_s"]["low"] > 1
+    shown = " ".join(specctl("replay", dense, "-p", budgets[1], *load).out.split())
+    assert "batch size 3, closed loop, 8 runs of 24 requests" in shown
