@@ -28,7 +28,7 @@ from specctl.artifacts.signing import (
     pae,
     parse_envelope,
 )
-from specctl.errors import ArtifactError, OutputError, UsageError
+from specctl.errors import ArtifactError, UsageError
 
 KIND, PAYLOAD = "application/vnd.test+json", b'{"a":1}'
 
@@ -157,14 +157,6 @@ def test_a_key_that_others_may_touch_is_refused(tmp_path: Path, mode: int) -> No
     (tmp_path / "key").chmod(mode)
     with pytest.raises(UsageError, match="chmod 600"):
         SigningKey.load(tmp_path / "key")
-
-
-def test_a_key_is_never_replaced(tmp_path: Path) -> None:
-    first = SigningKey.generate()
-    first.save(tmp_path / "key")
-    with pytest.raises(OutputError, match="never replaced"):
-        SigningKey.generate().save(tmp_path / "key")
-    assert SigningKey.load(tmp_path / "key").key_id == first.key_id
 
 
 def test_a_passphrase_encrypts_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

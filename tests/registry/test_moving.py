@@ -93,11 +93,6 @@ def test_a_race_lost_to_the_same_alias_is_a_conflict(
     assert registry_on(store).log(NAME).state.aliases[alias].digest == found
 
 
-def test_the_expected_version_is_compared(store: MemoryStore) -> None:
-    assert code_of(promote, writer_on(store), NAME, "prod", TWO, expect=THREE) == "E_ALIAS_CONFLICT"
-    promote(writer_on(store), NAME, "prod", TWO, expect=ONE)
-
-
 def test_only_published_whole_versions_are_pointed_to(store: MemoryStore) -> None:
     """Family 37: an alias to a missing digest."""
     writer = writer_on(store)
@@ -165,13 +160,6 @@ def test_a_note_that_no_reader_would_accept_stops_a_push_before_it_stores(
 
 
 # ------------------------------------------------------------------ rollbacks
-
-
-def test_a_rollback_is_a_new_generation_with_a_reason(store: MemoryStore) -> None:
-    moved = rollback(moved_through(store, TWO), NAME, "prod", note=WHY)
-    assert (moved.entry.action.kind, moved.entry.reason) == ("rollback", WHY.reason)
-    assert prod(store) == Pointer(ONE, 5)
-    assert len(registry_on(store).log(NAME).entries) == 6
 
 
 STEPS = st.tuples(st.sampled_from(["promote", "renew", "back", "back to"]), st.integers(0, 2))

@@ -128,13 +128,6 @@ def test_the_trust_file_of_today_counts(store: MemoryStore, tmp_path: Path) -> N
         assert code_of(pull_offline, URL, PROD, reader_in(tmp_path, record)) == "E_SIG"
 
 
-def test_an_unsigned_pull_is_not_enough_once_signatures_are_required(
-    reader: Reader, tmp_path: Path
-) -> None:
-    assert pull_offline(URL, PROD, reader)
-    assert code_of(pull_offline, URL, PROD, reader_in(tmp_path, RECORD)) == "E_SIG"
-
-
 def test_an_entry_that_expired_since_is_refused(
     store: MemoryStore, chain: Package, tmp_path: Path
 ) -> None:
@@ -156,13 +149,15 @@ HARMS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("harm", HARMS)
 def test_a_note_that_another_user_may_have_put_there_is_not_read(reader: Reader, harm: str) -> None:
+    assert pull_offline(URL, PROD, reader)
     HARMS[harm](reader.cache._note(URL, PROD))
     assert code_of(pull_offline, URL, PROD, reader) == "E_OFFLINE"
 
 
-def test_a_note_of_another_owner_is_not_read(
-    reader: Reader, monkeypatch: pytest.MonkeyPatch
+def test_a_note_of_another_owner_or_without_the_signatures_of_today_is_not_read(
+    reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert code_of(pull_offline, URL, PROD, reader_in(tmp_path, RECORD)) == "E_SIG"
     monkeypatch.setattr(os, "getuid", lambda: 4711)
     assert code_of(pull_offline, URL, PROD, reader) == "E_OFFLINE"
 

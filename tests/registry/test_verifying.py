@@ -69,15 +69,6 @@ DAMAGE: dict[str, tuple[Callable[[MemoryStore], object], str, str]] = {
 }
 
 
-def test_a_sound_registry_has_no_findings(store: MemoryStore) -> None:
-    done = verify(registry_on(store), Trust())
-    assert done.sentence() == "no damage: 1 name, 3 entries, 2 artifacts checked"
-    assert done.to_json() == {
-        "num_names": 1, "num_entries": 3, "num_artifacts": 2, "findings": []
-    }  # fmt: skip
-    done.refuse("registry", expired_too=True)
-
-
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_every_kind_of_damage_is_found_and_hides_no_other(store: MemoryStore, kind: str) -> None:
     harm, code, place = DAMAGE[kind]
