@@ -19,11 +19,12 @@ from specctl.replay.config import LadderConfig
 from specctl.replay.ladder import build
 from specctl.replay.ladder.estimates import Estimates
 from specctl.replay.ladder.static import chains, fastest, static_submissions, tally_static, trees
-from specctl.replay.ladder.tally import column, tally_rounds, tokens_per_us
+from specctl.replay.ladder.tally import LoadClock, column, tally_rounds, tokens_per_us
 from specctl.replay.rounds import replay
 from specctl.results import Ladder, LadderResult, LossSplit, Rung
 from specctl.stats import Interval, Split, split_prompts
 from tests.cli.command import passes, refuses
+from tests.replay.costs import DRAFT, grid, table_model
 from tests.replay.logs import log_fixtures, random_traces, target_log
 from tests.replay.positions import linear_clock
 
@@ -37,6 +38,10 @@ LINEAR = (
     "draft_fixed_us=10,draft_token_us=1,step_us=1"
 )
 CLOCK = linear_clock(verify_token_us=4.0, draft_fixed_us=10.0, draft_token_us=1.0)
+SELECT = grid([[[0.5, 2.5]], [[1.5, 6.5]]], batch=(1, 3), sizes=(1, 5))
+MEASURED = LoadClock(table_model(draft=DRAFT.model_copy(update={"select": SELECT})))
+"""Choosing what to submit takes longer from a wide level, as on a machine."""
+
 
 traces, log = log_fixtures(num_prompts=8, depth=4, top_k=3, seed=6)
 
@@ -83,18 +88,19 @@ def test_on_every_request_the_bounds_hold(log: DenseLog) -> None:
     assert (time_us["R_clair"] >= time_us["R_ceil"] - 1e-6).all()
 
 
+@pytest.mark.parametrize("clock", [CLOCK, MEASURED], ids=["linear", "table"])
 @pytest.mark.parametrize("kind", ["chain", "tree"])
 def test_the_static_rung_is_the_best_of_its_grid_charged_as_replayed(
-    log: DenseLog, kind: str
+    log: DenseLog, kind: str, clock: LoadClock
 ) -> None:
-    """Against replaying every setting on its own."""
+    """Against replaying every setting on its own, trees of one level among them."""
     shapes = chains(log.support) if kind == "chain" else trees(log.support, 15)[::3]
     policies = [Policy(shape=shape) for shape in shapes]
-    sums = [tally_rounds(run, CLOCK) for run in replay(log, policies)]
+    sums = [tally_rounds(run, clock) for run in replay(log, policies)]
     for index, of in static_submissions(log, policies):
-        assert tally_static(of, CLOCK) == pytest.approx(sums[index])
+        assert tally_static(of, clock) == pytest.approx(sums[index])
     rates = [float(tokens_per_us(found.sum(0))) for found in sums]
-    best, rate, num_settings = fastest(log, shapes, CLOCK, lambda: None)
+    best, rate, num_settings = fastest(log, shapes, clock, lambda: None)
     assert (best, num_settings) == (shapes[int(np.argmax(rates))], len(shapes))
     assert rate == pytest.approx(max(rates), rel=1e-12)
 

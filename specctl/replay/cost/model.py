@@ -45,7 +45,8 @@ class Steps:
         num_tokens: verified over the batch, roots counted, and padding where there is some.
         context_tokens: text per request up to its root, mean over the batch.
         levels: drafted; 0 for a plain round.
-        level_width: nodes per request that each level below the first evaluates.
+        level_width: nodes per request that each level below the first evaluates; of drafts of one
+            level without meaning.
         num_emitted: tokens per request that the drafter reads after the round, padding included;
             0 where it reads none because every request ended.
         max_tokens: per request that the policy verifies at most, roots counted, which captured
@@ -144,7 +145,8 @@ class CostModel(Record, ABC):
 
     def draft_us(self, steps: Steps) -> Floats:
         """Drafting: all levels, the choice of nodes, and reading the committed tokens."""
-        levels, width = _f(steps.levels), np.maximum(_f(steps.level_width), 1)
+        levels = _f(steps.levels)
+        width = np.where(levels > 1, np.maximum(_f(steps.level_width), 1), 1)
         batch, context = _f(steps.batch_size), _f(steps.context_tokens)
         emitted = _f(steps.num_emitted)
         if not np.any(levels > 0):
