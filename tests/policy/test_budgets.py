@@ -67,21 +67,6 @@ def marginal(tokens_per_us: float, costs: StepCost | None) -> MarginalBudget:
 
 
 @pytest.mark.parametrize(
-    ("max_tokens", "kept"),
-    [
-        (2, ({0}, {0})),
-        (3, ({0, 1}, {0})),
-        (4, ({0, 1, 2}, {0})),
-        (5, ({0, 1, 2}, {0, 1})),
-        (6, ({0, 1, 2}, {0, 1, 2})),
-        (99, ({0, 1, 2}, {0, 1, 2})),
-    ],
-)
-def test_likeliest_slots_of_the_batch(max_tokens: int, kept: Choice) -> None:
-    assert shared(survival(max_tokens=max_tokens), *draft(*PAIR)) == kept
-
-
-@pytest.mark.parametrize(
     ("budget", "size"),
     [
         (survival(costs=STAIRS), 2),

@@ -79,42 +79,9 @@ def test_what_a_gate_frees_deepens_others_before_it_widens(
     assert share(given, max_tokens, default_width=1, max_width=3) == tuple(kept)
 
 
-def test_by_row_is_the_papers_loop_and_starves_the_last() -> None:
-    given = round_of(GATED, [lost, fair, sure])
-    kept = share(given, 4, default_width=1, order="row")
-    assert kept == ({0}, {0, 1}, {0})
-
-
-def test_requests_are_widened_in_turns_by_confidence() -> None:
-    """Both truncated: .45 before .4; two nodes each, then what is left, .25 before .2."""
-
-    def other(path: tuple[int, ...]) -> list[float]:
-        return [0.45, 0.35, 0.2]
-
-    given = round_of(GATED, [lost, other])
-    sizes = {
-        budget: [len(row) - 1 for row in share(given, budget, default_width=1, max_width=2)]
-        for budget in range(2, 9)
-    }
-    assert sizes == {2: [0, 0], 3: [0, 1], 4: [0, 2], 5: [1, 2], 6: [2, 2], 7: [3, 2], 8: [3, 3]}
-
-
 def test_ties_go_to_the_earlier_row() -> None:
     given = round_of(Chain(num_draft_tokens=2), [fair, fair, fair])
     assert share(given, 5, default_width=1) == ({0, 1}, {0, 1}, {0})
-
-
-def test_a_level_narrower_than_the_tree_stays_closed() -> None:
-    """Of b's children none may be taken at level 2, because b itself waits for the widening."""
-
-    def branch(path: tuple[int, ...]) -> list[float]:
-        return {(): [0.5, 0.45, 0.05], (1,): [0.9, 0.05, 0.05]}.get(path, [0.4, 0.3, 0.3])
-
-    given = round_of(StaticTree(depth=2, top_k=2, num_tokens=7), [branch])
-    # a .5 (1), b .45 (2); aa .2 (3), ab .15 (4), ba .405 (5), bb .0225 (6).
-    assert share(given, 3, default_width=1) == ({0, 1, 3},)
-    assert share(given, 4, default_width=1) == ({0, 1, 2, 3},)
-    assert share(given, 5, default_width=1) == ({0, 1, 2, 3, 5},)
 
 
 # --------------------------------------------------------------------------- told plainly
@@ -198,22 +165,6 @@ def test_more_budget_takes_no_node_away(name: str) -> None:
     choices = [share(given, size, default_width=2) for size in range(9, 80, 5)]
     for less, more in pairwise(choices):
         assert all(few <= many for few, many in zip(less, more, strict=True))
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_the_order_of_requests_does_not_matter(name: str) -> None:
-    turned = [*LAWS[4:], *LAWS[:4]]
-    for size in (12, 25, 40):
-        straight = share(round_of(SHAPES[name], LAWS), size)
-        assert share(round_of(SHAPES[name], turned), size) == (*straight[4:], *straight[:4])
-
-
-def test_a_budget_larger_than_everything_leaves_the_shape_alone() -> None:
-    for shape in SHAPES.values():
-        given = round_of(shape, LAWS)
-        assert share(given, 5000) == tuple(
-            frozenset(n for n in row if n >= 0) for row in given[2].tolist()
-        )
 
 
 # --------------------------------------------------------------------------- refusals
