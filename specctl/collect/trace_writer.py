@@ -115,13 +115,12 @@ def check_place(place: Place, *, resume: bool) -> None:
         if HEADER_NAME not in names and names - FOLDERS:
             found = f"{min(names - FOLDERS)!r} and no {HEADER_NAME}"
             raise refuse("an empty folder or a trace set", found, "choose another folder")
-    if place.holds(HEADER_NAME):
-        if not resume:
-            raise refuse(
-                "an empty folder", "traces", "go on with --resume, or choose another folder"
-            )
-    elif place.keys(ROUNDS):
+    if not place.keys(ROUNDS):
+        return  # nothing was finished: a header alone is of a run that was refused or stopped
+    if not place.holds(HEADER_NAME):
         read_header(place)  # unless another writer has just begun, refuses: restore the header
+    elif not resume:
+        raise refuse("an empty folder", "traces", "go on with --resume, or choose another folder")
 
 
 class TraceWriter:
@@ -160,8 +159,8 @@ class TraceWriter:
 
         Args:
             path: a folder or `s3://bucket/prefix`.
-            resume: accept a set that already holds traces. A place that is empty or absent is
-                started either way.
+            resume: accept a set that already holds traces. A place that is absent, or without a
+                finished prompt, is started either way.
 
         Raises:
             OutputError: the place cannot be written, holds something else, or traces and `resume`

@@ -231,8 +231,15 @@ def test_places_that_are_not_ours_are_refused_untouched(root: Path, tmp_path: Pa
         assert before == (sorted(place.rglob("*")) if place.is_dir() else [])
 
 
-def test_resume_starts_a_folder_killed_before_its_header(tmp_path: Path) -> None:
+@pytest.mark.parametrize("left", ["no header", "header"])
+def test_a_folder_without_a_finished_prompt_is_started(tmp_path: Path, left: str) -> None:
+    """As a killed writer leaves it, or one whose first prompt was refused."""
     (tmp_path / "set" / "tmp").mkdir(parents=True)
+    if left == "header":
+        TraceWriter.open(tmp_path / "set", header())
+    for resume in (False, True):
+        check_place(open_place(tmp_path / "set"), resume=resume)
+        TraceWriter.open(tmp_path / "set", header(), resume=resume)
     assert TraceSet.open(collect(tmp_path / "set", "a")).prompt_ids == ("a",)
 
 
