@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -31,7 +31,7 @@ class Failing:
     """A source that fails first."""
 
     source: Source
-    failures: list[BaseException] = field(default_factory=lambda: [RuntimeError("a bug")])
+    failures: list[BaseException]
 
     def newest(self) -> Version | None:
         if self.failures:
@@ -39,26 +39,19 @@ class Failing:
         return self.source.newest()
 
 
-def test_the_thread_looks_by_itself_and_outlives_what_it_finds(
-    shared: Shared, caplog: pytest.LogCaptureFixture
-) -> None:
-    loop = loop_of(LARGE)
-    shared.move("small")
-    with Watch(Failing(shared.source()), loop, interval_s=0.01) as watch:
-        wait_until(watch.poll)
-    assert loop.policy == GOOD["small"]
-    assert "a bug" in caplog.text
-    assert watch.last_error is None
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_is_gone_freezes_no_policy(shared: Shared) -> None:
-    """What ends a thread in silence: `poll` looks by itself from then on."""
+@pytest.mark.parametrize("failure", [RuntimeError("a bug"), SystemExit()], ids=repr)
+def test_what_a_look_finds_freezes_no_policy(
+    failure: BaseException, shared: Shared, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread outlives a bug; where one ended in silence, `poll` looks by itself."""
     loop = loop_of(LARGE)
     shared.move("small")
-    with Watch(Failing(shared.source(), [SystemExit()]), loop) as watch:
+    with Watch(Failing(shared.source(), [failure]), loop, interval_s=0.01) as watch:
         wait_until(watch.poll)
     assert loop.policy == GOOD["small"]
+    assert str(failure) in caplog.text
+    assert watch.last_error is None
 
 
 def test_poll_waits_for_no_look(shared: Shared) -> None:
