@@ -14,30 +14,15 @@ from typing import Any
 
 import pytest
 
-from specctl.artifacts import Domain, PairFingerprint, load_artifact
+from specctl.artifacts import Domain, PairFingerprint, load, load_artifact
 from specctl.artifacts.files import MAX_BYTES, check_is_artifact, kind_of
-from specctl.artifacts.load import (
-    MAX_SLOTS,
-    MAX_TABLE_BYTES,
-    full_slots,
-    table_bytes,
-)
 from specctl.artifacts.strict_json import MAX_KEY_CHARS, MAX_VALUES, most_values, parse_strict
 from specctl.artifacts.tensors import MAX_NUMBERS, read_tensors, write_tensors
 from specctl.errors import ArtifactError
 from specctl.policy import FullTree, build_shape
 from specctl.policy.growing import pool_capacity
 from specctl.policy.scorers import MAX_TREE_NODES, build_log_odds
-from tests.artifacts.examples import (
-    PAIR,
-    POLICIES,
-    SECRETS,
-    read_manifest,
-    replace_file,
-    sha,
-    write_artifact,
-    write_manifest,
-)
+from tests.artifacts import examples
 from tests.policy.scorers import random_trees
 
 Refused = Callable[..., ArtifactError]
@@ -143,12 +128,14 @@ def test_every_change_of_the_manifest_is_refused_or_another_identity(folder: Pat
 
 
 def test_another_artifact_than_the_one_asked_for_is_refused(folder: Path, refused: Refused) -> None:
-    refused(folder, "E_DIGEST", digest=sha("f"))
+    refused(folder, "E_DIGEST", digest=examples.sha("f"))
 
 
 def test_names_of_models_are_not_compared(folder: Path) -> None:
-    renamed = PairFingerprint(**{**PAIR.model_dump(), "target": "elsewhere", "drafter": "copy"})
-    assert load_artifact(folder, expect=renamed).policy == POLICIES["hetero"]
+    renamed = PairFingerprint(
+        **{**examples.PAIR.model_dump(), "target": "elsewhere", "drafter": "copy"}
+    )
+    assert load_artifact(folder, expect=renamed).policy == examples.POLICIES["hetero"]
 
 
 def test_another_k_is_another_feature(
@@ -160,7 +147,7 @@ def test_another_k_is_another_feature(
 
 def test_a_twin_that_parts_is_told_where(folder: Path, refused: Refused) -> None:
     data = (folder / "policy.onnx").read_bytes()
-    replace_file(folder, "policy.onnx", data[:10] + bytes([data[10] ^ 1]) + data[11:])
+    examples.replace_file(folder, "policy.onnx", data[:10] + bytes([data[10] ^ 1]) + data[11:])
     assert f"{len(data)} bytes, other from byte 10 on" in str(refused(folder, "E_TWIN"))
 
 
@@ -171,10 +158,12 @@ def test_active_text_in_a_card_is_said_and_loads(
     text: str, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="specctl.artifacts"):
-        replace_file(folder, "README.md", "# Title\n\n| a < b | `x<y>` |\n\ttab é λ*".encode())
+        examples.replace_file(
+            folder, "README.md", "# Title\n\n| a < b | `x<y>` |\n\ttab é λ*".encode()
+        )
         load_artifact(folder)
         assert not caplog.text
-        replace_file(folder, "README.md", text.encode())
+        examples.replace_file(folder, "README.md", text.encode())
         load_artifact(folder)
     assert "W_TEXT README.md" in caplog.text
     assert "\x1b" not in caplog.text
@@ -200,33 +189,33 @@ def documented() -> list[tuple[str, set[str]]]:
 def broken_files(folder: Path) -> Iterator[tuple[str, str]]:
     """Breaks a sound folder step by step, the last one first; gives the step and its code."""
     domain = Domain(hardware=("another",)).model_dump(mode="json")
-    write_manifest(folder, {**read_manifest(folder), "domain": domain})
+    examples.write_manifest(folder, {**examples.read_manifest(folder), "domain": domain})
     tensors = read_tensors((folder / "policy.safetensors").read_bytes())
     kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("selftest.")}
-    replace_file(folder, "policy.safetensors", write_tensors(kept))
+    examples.replace_file(folder, "policy.safetensors", write_tensors(kept))
     yield "self-test", "E_SELFTEST"
-    replace_file(folder, "policy.onnx", b"no graph")
+    examples.replace_file(folder, "policy.onnx", b"no graph")
     yield "twin", "E_TWIN"
-    replace_file(folder, "README.md", SECRETS["hub"].encode())
+    examples.replace_file(folder, "README.md", examples.SECRETS["hub"].encode())
     yield "privacy", "E_PRIVACY"
-    replace_file(folder, "report.json", b"{")
+    examples.replace_file(folder, "report.json", b"{")
     yield "report", "E_MANIFEST"
-    write_manifest(folder, {**read_manifest(folder), "lossless": False})
+    examples.write_manifest(folder, {**examples.read_manifest(folder), "lossless": False})
     yield "class", "E_CLASS"
-    manifest = read_manifest(folder)
+    manifest = examples.read_manifest(folder)
     manifest["policy"]["shape"]["gammas"] = [0.5] * 9
-    write_manifest(folder, manifest)
+    examples.write_manifest(folder, manifest)
     yield "policy", "E_POLICY"
-    replace_file(folder, "policy.safetensors", b"no tensors")
+    examples.replace_file(folder, "policy.safetensors", b"no tensors")
     yield "tensors", "E_WEIGHTS"
-    write_manifest(folder, {**read_manifest(folder), "features": ["phi"] * 33})
+    examples.write_manifest(folder, {**examples.read_manifest(folder), "features": ["phi"] * 33})
     yield "features", "E_COST"
-    pair = {**read_manifest(folder)["pair"], "target_digest": sha("9")}
-    write_manifest(folder, {**read_manifest(folder), "pair": pair})
+    pair = {**examples.read_manifest(folder)["pair"], "target_digest": examples.sha("9")}
+    examples.write_manifest(folder, {**examples.read_manifest(folder), "pair": pair})
     yield "pair", "E_TARGET"
     (folder / "policy.onnx").write_bytes(b"unlisted")
     yield "digests", "E_DIGEST"
-    write_manifest(folder, {**read_manifest(folder), "artifact_version": 99})
+    examples.write_manifest(folder, {**examples.read_manifest(folder), "artifact_version": 99})
     yield "manifest", "E_SCHEMA"
     (folder / "README.md").unlink()
     yield "files", "E_MISSING"
@@ -240,7 +229,7 @@ def test_the_first_step_that_fails_is_the_one_that_speaks(folder: Path, checked:
     seen = []
     for step, code in broken_files(folder):
         with pytest.raises(ArtifactError) as caught:
-            load_artifact(folder, expect=PAIR)
+            load_artifact(folder, expect=examples.PAIR)
         checked(caught.value, code)
         assert code in codes[step]
         seen.append(step)
@@ -250,7 +239,7 @@ def test_the_first_step_that_fails_is_the_one_that_speaks(folder: Path, checked:
 
 
 def test_loading_imports_no_library_of_the_trainer_and_no_unpickler(tmp_path: Path) -> None:
-    folder = write_artifact(tmp_path / "a")
+    folder = examples.write_artifact(tmp_path / "a")
     script = f"""
 import sys, pickle, torch
 def refuse(*args, **kwargs): raise AssertionError("unpickled")
@@ -269,9 +258,11 @@ assert not set(heavy) & set(sys.modules), set(heavy) & set(sys.modules)
 def test_estimates_of_cost_are_what_is_built() -> None:
     trees = random_trees(1, 20, 9)
     tables = build_log_odds(trees).alive  # type: ignore[attr-defined]
-    assert table_bytes(trees) == sum(table.numel() * 8 for table in tables) < MAX_TABLE_BYTES
+    assert (
+        load.table_bytes(trees) == sum(table.numel() * 8 for table in tables) < load.MAX_TABLE_BYTES
+    )
     for shape in (FullTree(), FullTree(depth=3, top_k=4, width=2), FullTree(nested=False)):
-        assert full_slots(shape) == pool_capacity(build_shape(shape)) < MAX_SLOTS
+        assert load.full_slots(shape) == pool_capacity(build_shape(shape)) < load.MAX_SLOTS
     assert 6 * MAX_TREE_NODES < MAX_NUMBERS
 
 

@@ -17,17 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specctl.artifacts.signing import (
-    MAX_ENVELOPE_BYTES,
-    MAX_SIGNATURES,
-    PASSPHRASE,
-    SigningKey,
-    add_signature,
-    envelope_bytes,
-    load_public,
-    pae,
-    parse_envelope,
-)
+from specctl.artifacts import signing
 from specctl.errors import ArtifactError, UsageError
 
 KIND, PAYLOAD = "application/vnd.test+json", b'{"a":1}'
@@ -42,9 +32,9 @@ def by_the_standard(kind: bytes, body: bytes) -> bytes:
 def test_the_encoding_is_that_of_the_protocol() -> None:
     """The example of the protocol's own page, and an independent writing of its definition."""
     example = b"DSSEv1 29 http://example.com/HelloWorld 11 hello world"
-    assert pae("http://example.com/HelloWorld", b"hello world") == example
+    assert signing.pae("http://example.com/HelloWorld", b"hello world") == example
     for kind, body in ((KIND, PAYLOAD), ("a", b""), ("a", b"1 b"), ("a 1", b"b"), ("é", b"\0 1")):
-        assert pae(kind, body) == by_the_standard(kind.encode(), body)
+        assert signing.pae(kind, body) == by_the_standard(kind.encode(), body)
 
 
 @given(st.text(), st.binary(), st.text(), st.binary())
@@ -52,11 +42,11 @@ def test_two_payloads_never_share_an_encoding(
     kind: str, body: bytes, other_kind: str, other_body: bytes
 ) -> None:
     same = (kind, body) == (other_kind, other_body)
-    assert (pae(kind, body) == pae(other_kind, other_body)) == same
+    assert (signing.pae(kind, body) == signing.pae(other_kind, other_body)) == same
 
 
 def test_a_signature_is_of_the_encoding_and_any_ed25519_verifies_it() -> None:
-    key = SigningKey.generate()
+    key = signing.SigningKey.generate()
     tree = json.loads(key.sign(KIND, PAYLOAD))
     assert set(tree) == {"payload", "payloadType", "signatures"}
     assert base64.b64decode(tree["payload"]) == PAYLOAD
@@ -70,22 +60,22 @@ def test_a_signature_is_of_the_encoding_and_any_ed25519_verifies_it() -> None:
 @given(st.binary(max_size=64), st.lists(st.binary(min_size=1, max_size=70), max_size=4))
 def test_what_is_written_is_read(payload: bytes, signatures: list[bytes]) -> None:
     given_ones = tuple((f"key-{i}", data) for i, data in enumerate(signatures))
-    found = parse_envelope(envelope_bytes(KIND, payload, given_ones))
+    found = signing.parse_envelope(signing.envelope_bytes(KIND, payload, given_ones))
     read = tuple((one.key_id, one.signature) for one in found.signatures)
     assert (found.payload_type, found.payload, read) == (KIND, payload, given_ones)
 
 
 def test_a_second_key_signs_the_same_payload() -> None:
-    first, second = SigningKey.generate(), SigningKey.generate()
-    both = add_signature(first.sign(KIND, PAYLOAD), second)
-    found = parse_envelope(both)
+    first, second = signing.SigningKey.generate(), signing.SigningKey.generate()
+    both = signing.add_signature(first.sign(KIND, PAYLOAD), second)
+    found = signing.parse_envelope(both)
     assert [one.key_id for one in found.signatures] == [first.key_id, second.key_id]
-    assert parse_envelope(add_signature(both, first)).payload == PAYLOAD
-    assert len(parse_envelope(add_signature(both, first)).signatures) == 2
+    assert signing.parse_envelope(signing.add_signature(both, first)).payload == PAYLOAD
+    assert len(signing.parse_envelope(signing.add_signature(both, first)).signatures) == 2
 
 
 def changed(**fields: Any) -> bytes:
-    tree = json.loads(SigningKey.generate().sign(KIND, PAYLOAD))
+    tree = json.loads(signing.SigningKey.generate().sign(KIND, PAYLOAD))
     return json.dumps({**tree, **fields}).encode()
 
 
@@ -115,13 +105,13 @@ SIG = {"keyid": "k", "sig": "AAAA"}
         changed(signatures=[{"keyid": "k"}]),
         changed(signatures=[{**SIG, "sig": "AA-_"}]),
         changed(signatures=[SIG, SIG]),
-        changed(signatures=[{**SIG, "keyid": str(i)} for i in range(MAX_SIGNATURES + 1)]),
-        changed(payload="A" * (MAX_ENVELOPE_BYTES + 4)),
+        changed(signatures=[{**SIG, "keyid": str(i)} for i in range(signing.MAX_SIGNATURES + 1)]),
+        changed(payload="A" * (signing.MAX_ENVELOPE_BYTES + 4)),
     ],
 )
 def test_anything_else_is_refused(data: bytes) -> None:
     with pytest.raises(ArtifactError) as refusal:
-        parse_envelope(data)
+        signing.parse_envelope(data)
     assert refusal.value.code == "E_SIG"
     assert "\n" not in str(refusal.value)
     assert len(str(refusal.value)) < 1000
@@ -131,21 +121,21 @@ def test_anything_else_is_refused(data: bytes) -> None:
 
 
 def test_a_key_comes_back_from_its_file(tmp_path: Path) -> None:
-    key = SigningKey.generate()
+    key = signing.SigningKey.generate()
     assert key.save(tmp_path / "key") == tmp_path / "key.pub"
-    loaded = SigningKey.load(tmp_path / "key")
+    loaded = signing.SigningKey.load(tmp_path / "key")
     assert loaded.key_id == key.key_id == "ed25519:" + hashlib.sha256(key.public_key).hexdigest()
-    assert load_public(tmp_path / "key.pub") == key.public_key
-    assert parse_envelope(loaded.sign(KIND, b"text")).is_signed_by(key.public_key)
-    assert not parse_envelope(SigningKey.generate().sign(KIND, b"text")).is_signed_by(
-        key.public_key
-    )
+    assert signing.load_public(tmp_path / "key.pub") == key.public_key
+    assert signing.parse_envelope(loaded.sign(KIND, b"text")).is_signed_by(key.public_key)
+    assert not signing.parse_envelope(
+        signing.SigningKey.generate().sign(KIND, b"text")
+    ).is_signed_by(key.public_key)
 
 
 def test_a_private_key_is_its_owners_alone_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        SigningKey.generate().save(tmp_path / "key")
+        signing.SigningKey.generate().save(tmp_path / "key")
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
@@ -153,22 +143,22 @@ def test_a_private_key_is_its_owners_alone_whatever_the_umask(tmp_path: Path) ->
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o601])
 def test_a_key_that_others_may_touch_is_refused(tmp_path: Path, mode: int) -> None:
-    SigningKey.generate().save(tmp_path / "key")
+    signing.SigningKey.generate().save(tmp_path / "key")
     (tmp_path / "key").chmod(mode)
     with pytest.raises(UsageError, match="chmod 600"):
-        SigningKey.load(tmp_path / "key")
+        signing.SigningKey.load(tmp_path / "key")
 
 
 def test_a_passphrase_encrypts_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(PASSPHRASE, "open sesame")
-    key = SigningKey.generate()
+    monkeypatch.setenv(signing.PASSPHRASE, "open sesame")
+    key = signing.SigningKey.generate()
     key.save(tmp_path / "key")
     assert b"ENCRYPTED" in (tmp_path / "key").read_bytes()
-    assert SigningKey.load(tmp_path / "key").key_id == key.key_id
+    assert signing.SigningKey.load(tmp_path / "key").key_id == key.key_id
     for wrong in ("", "close sesame"):
-        monkeypatch.setenv(PASSPHRASE, wrong)
-        with pytest.raises(UsageError, match=PASSPHRASE):
-            SigningKey.load(tmp_path / "key")
+        monkeypatch.setenv(signing.PASSPHRASE, wrong)
+        with pytest.raises(UsageError, match=signing.PASSPHRASE):
+            signing.SigningKey.load(tmp_path / "key")
 
 
 def test_another_kind_of_key_is_refused(tmp_path: Path) -> None:
@@ -180,11 +170,11 @@ def test_another_kind_of_key_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").chmod(0o600)
     for name in ("ec", "text", "absent", "."):
         with pytest.raises(UsageError):
-            SigningKey.load(tmp_path / name)
+            signing.SigningKey.load(tmp_path / name)
         with pytest.raises(UsageError):
-            load_public(tmp_path / name)
+            signing.load_public(tmp_path / name)
 
 
 def test_a_private_key_does_not_show_itself() -> None:
     raw = ed25519.Ed25519PrivateKey.generate()
-    assert raw.private_bytes_raw().hex() not in repr(SigningKey(raw))
+    assert raw.private_bytes_raw().hex() not in repr(signing.SigningKey(raw))

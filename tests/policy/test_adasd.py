@@ -17,17 +17,9 @@ from specctl.policy.adasd import JensenShannonRule, Running, RunningMeans, Sampl
 from specctl.policy.growing import new_pool
 from specctl.policy.verification import DraftLaw, Outcome, Verification
 from specctl.tree import TokenTree
-from tests.policy.drafts import (
-    LEVELS,
-    Round,
-    chain_law,
-    play,
-    random_law,
-    tree_of_nodes,
-    verification,
-)
+from tests.policy import drafts
 
-ENTROPY = [-sum(p * math.log(p) for p in law if p) for law in LEVELS]
+ENTROPY = [-sum(p * math.log(p) for p in law if p) for law in drafts.LEVELS]
 """Nats of the chain's four levels: .325, .500, 1.376, .325."""
 
 
@@ -129,8 +121,8 @@ def test_a_round_shows_the_path_and_the_first_token_behind_it(
 # --------------------------------------------------------------------------- where drafts stop
 
 
-def drafted(record: EntropyStop, *memories: Tensor) -> Round:
-    return play(build_shape(record), [chain_law] * len(memories), torch.cat(memories))
+def drafted(record: EntropyStop, *memories: Tensor) -> drafts.Round:
+    return drafts.play(build_shape(record), [drafts.chain_law] * len(memories), torch.cat(memories))
 
 
 @pytest.mark.parametrize(
@@ -174,12 +166,12 @@ def test_a_tree_stops_by_its_best_node_and_drops_the_whole_level() -> None:
     def law(path: tuple[int, ...]) -> list[float]:
         if path[:1] == (1,):
             return [0.25] * 4
-        return LEVELS[len(path)]
+        return drafts.LEVELS[len(path)]
 
     memory, levels = memory_of([0.2], [1.0]), {}
     for keep_last in (True, False):
         record = EntropyStop(window=4, top_k=2, num_tokens=12, min_samples=1, keep_last=keep_last)
-        levels[keep_last] = int(play(build_shape(record), [law], memory).tree.depth.max())
+        levels[keep_last] = int(drafts.play(build_shape(record), [law], memory).tree.depth.max())
     assert levels == {True: 3, False: 2}
 
 
@@ -193,7 +185,7 @@ def test_trees_need_a_size_and_chains_take_none() -> None:
 def test_what_a_stop_learns_is_entropy() -> None:
     rule = build_shape(EntropyStop(window=4, min_samples=1))
     memory = torch.zeros(1, 6, dtype=torch.float64)
-    _, pool, submitted, _ = given = play(rule, [chain_law])
+    _, pool, submitted, _ = given = drafts.play(rule, [drafts.chain_law])
     path = torch.tensor([[0, 1, 2, -1, -1]])
     done = Outcome(pool, submitted, given.tree, path, torch.zeros_like(submitted))
     wanted = memory_of(ENTROPY[:2], ENTROPY[2:3])
@@ -210,11 +202,11 @@ def chain(
     laws: list[tuple[list[float], list[float]]], draft: list[int], own: list[int], memory: Tensor
 ) -> Verification:
     """At each step the drafter's and the target's law, the token drafted, the target's."""
-    tree = tree_of_nodes(5, *((token, step) for step, token in enumerate(draft)))
+    tree = drafts.tree_of_nodes(5, *((token, step) for step, token in enumerate(draft)))
     at_parent = torch.tensor([[FLAT, *(q for q, _ in laws)]]).log()
     after = torch.tensor([[*(p for _, p in laws), FLAT]]).log()
     draft_law = DraftLaw(at_parent, torch.arange(VOCAB))
-    return verification(tree, after, torch.tensor([own]), memory=memory, draft_law=draft_law)
+    return drafts.verification(tree, after, torch.tensor([own]), memory=memory, draft_law=draft_law)
 
 
 def plain_distance(p: list[float], q: list[float]) -> float:
@@ -277,7 +269,7 @@ def near(tree: TokenTree, own: Tensor) -> Verification:
     """The target's tokens where both laws are flat at every node."""
     law = torch.tensor(FLAT).log().expand(*tree.parent.shape, -1)
     draft_law = DraftLaw(law, torch.arange(VOCAB))
-    return verification(tree, law, own, memory=HALFWAY, draft_law=draft_law)
+    return drafts.verification(tree, law, own, memory=HALFWAY, draft_law=draft_law)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +285,7 @@ def test_in_a_tree_the_matching_child_comes_first_then_the_likeliest(
 ) -> None:
     r"""5 ─┬─ 0 ─┬─ 2
     └─ 1  └─ 3     all laws flat, hence at distance 0."""
-    tree = tree_of_nodes(5, (0, 0), (1, 0), (2, 1), (3, 1))
+    tree = drafts.tree_of_nodes(5, (0, 0), (1, 0), (2, 1), (3, 1))
     assert rule().judge(near(tree, torch.tensor([own]))).admitted[0].int().tolist() == admitted
 
 
@@ -328,7 +320,7 @@ def test_random_trees_never_admit_two_children() -> None:
     generator = torch.Generator().manual_seed(0)
     record = EntropyStop(window=4, top_k=3, num_tokens=20)
     for seed in range(20):
-        tree = play(build_shape(record), [random_law(seed, VOCAB)]).tree
+        tree = drafts.play(build_shape(record), [drafts.random_law(seed, VOCAB)]).tree
         own = torch.randint(0, VOCAB, tree.parent.shape, generator=generator)
         parents = tree.parent[rule().judge(near(tree, own)).admitted].tolist()
         assert len(parents) == len(set(parents)) >= 5

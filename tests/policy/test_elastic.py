@@ -6,29 +6,20 @@ from itertools import pairwise
 
 import pytest
 
+from specctl import policy
 from specctl.errors import UsageError
-from specctl.policy import (
-    Chain,
-    ElasticBudget,
-    JointThreshold,
-    Shape,
-    SparseGates,
-    StaticTree,
-    build_budget,
-    build_shape,
-)
 from specctl.tree import take
 from tests.policy.drafts import Choice, Probabilities, Round, chosen, num_tokens, play, random_law
 from tests.trees import check_tree
 
 
-def round_of(shape: Shape, laws: list[Probabilities]) -> Round:
-    return play(build_shape(shape), laws)
+def round_of(shape: policy.Shape, laws: list[Probabilities]) -> Round:
+    return play(policy.build_shape(shape), laws)
 
 
 def share(given: Round, max_tokens: int, **fields: object) -> Choice:
-    budget = ElasticBudget(max_tokens=max_tokens, **fields)  # type: ignore[arg-type]
-    rule = build_budget(budget, batch_size=len(given[2]), max_tokens=given[2].shape[1])
+    budget = policy.ElasticBudget(max_tokens=max_tokens, **fields)  # type: ignore[arg-type]
+    rule = policy.build_budget(budget, batch_size=len(given[2]), max_tokens=given[2].shape[1])
     kept = rule.share(*given[:3])
     assert kept.shape == given[2].shape
     check_tree(take(given[1].tree, kept))
@@ -50,7 +41,7 @@ def lost(path: tuple[int, ...]) -> list[float]:
     return [0.4, 0.35, 0.25]
 
 
-GATED = SparseGates(depth=3, width=1, max_width=3, gate_levels=(1,), thresholds=(0.5,))
+GATED = policy.SparseGates(depth=3, width=1, max_width=3, gate_levels=(1,), thresholds=(0.5,))
 # Pool indices: level 1 at 1 to 3, level 2 at 4 to 6, level 3 at 7 to 9. `lost` is truncated at
 # level 1 and may be widened there to 1, 2, 3; the others deepen along 1, 4, 7.
 LOST, FAIR, SURE = 0, 1, 2
@@ -80,7 +71,7 @@ def test_what_a_gate_frees_deepens_others_before_it_widens(
 
 
 def test_ties_go_to_the_earlier_row() -> None:
-    given = round_of(Chain(num_draft_tokens=2), [fair, fair, fair])
+    given = round_of(policy.Chain(num_draft_tokens=2), [fair, fair, fair])
     assert share(given, 5, default_width=1) == ({0, 1}, {0, 1}, {0})
 
 
@@ -136,10 +127,12 @@ def told_plainly(
 
 
 SHAPES = {
-    "echo": SparseGates(depth=4, width=2, max_width=5, gate_levels=(1, 3), thresholds=(0.3, 0.1)),
-    "eagle2": StaticTree(depth=3, top_k=3, num_tokens=12),
-    "threshold": JointThreshold(depth=4, top_k=4, min_prob=0.03),
-    "chain": Chain(num_draft_tokens=4),
+    "echo": policy.SparseGates(
+        depth=4, width=2, max_width=5, gate_levels=(1, 3), thresholds=(0.3, 0.1)
+    ),
+    "eagle2": policy.StaticTree(depth=3, top_k=3, num_tokens=12),
+    "threshold": policy.JointThreshold(depth=4, top_k=4, min_prob=0.03),
+    "chain": policy.Chain(num_draft_tokens=4),
 }
 LAWS = [random_law(seed, sharpness=1.0 + seed % 4) for seed in range(9)]
 
@@ -172,4 +165,4 @@ def test_more_budget_takes_no_node_away(name: str) -> None:
 
 def test_a_budget_below_the_batch_is_refused() -> None:
     with pytest.raises(UsageError, match=r"echo_budget.*at least the batch size, 4"):
-        build_budget(ElasticBudget(max_tokens=3), batch_size=4, max_tokens=12)
+        policy.build_budget(policy.ElasticBudget(max_tokens=3), batch_size=4, max_tokens=12)

@@ -28,6 +28,7 @@ from specctl.policy import (
 )
 from specctl.policy.echo import log_threshold
 from specctl.policy.pruning import PrunedShape
+from specctl.policy.rules import Level, fresh_start, stop_rows
 from tests.policy.drafts import (
     A,
     Probabilities,
@@ -448,6 +449,16 @@ def test_a_cap_is_not_drafted_beyond() -> None:
     assert rule.max_depth == 3, "levels of 3, 3 and 1 nodes fill 8 tokens"
     _, tree, _ = grow(rule, [random_law(1)])
     assert tree.depth[0].tolist() == [0, 1, 1, 1, 2, 2, 2, 3]
+
+
+def test_a_row_stops_once() -> None:
+    """What a deeper level, drafted for other rows, says of a stopped row does not count."""
+    rule = build_shape(StaticTree(depth=3, top_k=2, num_tokens=7))
+    plan = rule.begin(fresh_start(2))
+    pool, _, _ = grow(rule, [hand_law, hand_law])
+    for depth, stopped in ((1, [True, False]), (2, [True, True]), (3, [True, False])):
+        stop_rows(plan, Level(depth, pool, 1), torch.tensor(stopped))
+    assert plan.max_depth.tolist() == [1, 2]
 
 
 def test_defaults_of_ddd_are_the_papers() -> None:

@@ -7,13 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from specctl.artifacts import signing
 from specctl.artifacts.manifest import CARD, MANIFEST, TENSORS, digest_of
-from specctl.artifacts.signing import (
-    MAX_ENVELOPE_BYTES,
-    STATEMENT_TYPE,
-    envelope_bytes,
-    statement_bytes,
-)
 from specctl.errors import ArtifactError, StoreError
 from specctl.records import canonical_json
 from specctl.registry import content as room
@@ -27,8 +22,8 @@ ONE, TWO = package("one"), package("two")
 
 def statement(digest: str, name: str) -> bytes:
     """An envelope that nobody signed."""
-    payload = statement_bytes(digest, name, "2026-01-01T00:00:00Z", None)
-    return envelope_bytes(STATEMENT_TYPE, payload)
+    payload = signing.statement_bytes(digest, name, "2026-01-01T00:00:00Z", None)
+    return signing.envelope_bytes(signing.STATEMENT_TYPE, payload)
 
 
 def put(content: Content, *envelopes: bytes) -> Content:
@@ -142,8 +137,8 @@ def put_junk(folder: Path, good: str) -> None:
     (folder / f"{'1' * 64}.json").symlink_to("/etc/hostname")
     (folder / f"{'2' * 64}.json").mkdir()
     os.mkfifo(folder / f"{'3' * 64}.json")
-    (folder / f"{'4' * 64}.json").write_bytes(b"x" * (MAX_ENVELOPE_BYTES + 1))
-    junk = (envelope_bytes("text/x", str(number).encode()) for number in range(10_000))
+    (folder / f"{'4' * 64}.json").write_bytes(b"x" * (signing.MAX_ENVELOPE_BYTES + 1))
+    junk = (signing.envelope_bytes("text/x", str(number).encode()) for number in range(10_000))
     named = ((f"{digest_of(one)[7:]}.json", one) for one in junk)
     first = [(name, one) for name, one in named if name < good][:100]
     assert len(first) == 100
