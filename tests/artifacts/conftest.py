@@ -8,11 +8,8 @@ from typing import Any
 
 import pytest
 
-from specctl.artifacts import load_artifact
 from specctl.errors import ArtifactError
 from tests.artifacts.hostile import sound
-
-Refused = Callable[..., ArtifactError]
 
 
 @pytest.fixture
@@ -21,21 +18,11 @@ def folder(tmp_path: Path) -> Path:
     return sound(tmp_path / "artifact")
 
 
-@pytest.fixture
-def refused() -> Refused:
-    """Asserts that loading a folder stops with one line of a code and the folder."""
-
-    def load(folder: Path, code: str, **options: Any) -> ArtifactError:
-        with pytest.raises(ArtifactError) as caught:
-            load_artifact(folder, **options)
-        assert caught.value.artifact == str(folder)
-        return check_refusal(caught.value, code)
-
-    return load
-
-
-def check_refusal(error: ArtifactError, code: str) -> ArtifactError:
-    """Asserts that a refusal says its facts, in one line that is printable and not endless."""
+def refused(code: str, attempt: Callable[..., Any], *given: Any, **options: Any) -> ArtifactError:
+    """The refusal of an attempt, which says its facts in one line, printable and not endless."""
+    with pytest.raises(ArtifactError) as caught:
+        attempt(*given, **options)
+    error = caught.value
     assert error.code == code, str(error)
     assert all((error.field, error.expected, error.found, error.fix)), vars(error)
     assert str(error).startswith(f"{code} {error.what}: expected {error.expected}, found ")
@@ -43,9 +30,3 @@ def check_refusal(error: ArtifactError, code: str) -> ArtifactError:
     assert str(error).isprintable()
     assert len(str(error)) < 1500
     return error
-
-
-@pytest.fixture
-def checked() -> Callable[[ArtifactError, str], ArtifactError]:
-    """Asserts of a refusal that was caught already; see `check_refusal`."""
-    return check_refusal

@@ -23,9 +23,9 @@ from specctl.policy import FullTree, build_shape
 from specctl.policy.growing import pool_capacity
 from specctl.policy.scorers import MAX_TREE_NODES, build_log_odds
 from tests.artifacts import examples
+from tests.artifacts.conftest import refused
 from tests.policy.scorers import random_trees
 
-Refused = Callable[..., ArtifactError]
 FORMAT = Path(__file__).parents[2] / "docs" / "artifact-format.md"
 
 # ------------------------------------------------------------------ names and folders
@@ -34,17 +34,15 @@ FORMAT = Path(__file__).parents[2] / "docs" / "artifact-format.md"
 @pytest.mark.parametrize(
     "name", ["nowhere", "file", "empty", "a\0b", "half \ud800 a pair"], ids=ascii
 )
-def test_what_is_no_folder_or_empty_is_refused(name: str, tmp_path: Path, checked: Refused) -> None:
+def test_what_is_no_folder_or_empty_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ArtifactError) as caught:
-        load_artifact(tmp_path / name)
-    checked(caught.value, "E_MISSING")
+    refused("E_MISSING", load_artifact, tmp_path / name)
 
 
 @pytest.mark.parametrize("call", ["listdir", "fdopen"])
 def test_a_share_that_goes_away_while_it_is_read_is_a_refusal(
-    call: str, folder: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+    call: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NFS says so of a folder that was replaced on its server, and a disk of a bad sector."""
 
@@ -52,7 +50,7 @@ def test_a_share_that_goes_away_while_it_is_read_is_a_refusal(
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     monkeypatch.setattr(os, call, fail)
-    assert refused(folder, "E_MISSING").found == os.strerror(errno.ESTALE)
+    assert refused("E_MISSING", load_artifact, folder).found == os.strerror(errno.ESTALE)
 
 
 def test_what_the_hub_leaves_is_passed_over_and_never_opened(
@@ -91,14 +89,12 @@ KINDS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", [".cache", ".gitattributes", ".git", ".gitignore"])
-def test_nothing_else_beside_the_files_is_passed_over(
-    name: str, kind: str, folder: Path, refused: Refused
-) -> None:
+def test_nothing_else_beside_the_files_is_passed_over(name: str, kind: str, folder: Path) -> None:
     KINDS[kind](folder / name)
     if (name, kind) in ((".cache", "folder"), (".gitattributes", "file")):
         assert load_artifact(folder)
     else:
-        refused(folder, "E_EXTRA")
+        refused("E_EXTRA", load_artifact, folder)
 
 
 def test_a_folder_of_something_else_is_named(
@@ -127,8 +123,8 @@ def test_every_change_of_the_manifest_is_refused_or_another_identity(folder: Pat
             load_artifact(folder, digest=digest)
 
 
-def test_another_artifact_than_the_one_asked_for_is_refused(folder: Path, refused: Refused) -> None:
-    refused(folder, "E_DIGEST", digest=examples.sha("f"))
+def test_another_artifact_than_the_one_asked_for_is_refused(folder: Path) -> None:
+    refused("E_DIGEST", load_artifact, folder, digest=examples.sha("f"))
 
 
 def test_names_of_models_are_not_compared(folder: Path) -> None:
@@ -138,17 +134,17 @@ def test_names_of_models_are_not_compared(folder: Path) -> None:
     assert load_artifact(folder, expect=renamed).policy == examples.POLICIES["hetero"]
 
 
-def test_another_k_is_another_feature(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
-) -> None:
+def test_another_k_is_another_feature(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specctl.features.ENTROPY_TOP_K", 20)
-    refused(folder, "E_FEATURES")
+    refused("E_FEATURES", load_artifact, folder)
 
 
-def test_a_twin_that_parts_is_told_where(folder: Path, refused: Refused) -> None:
+def test_a_twin_that_parts_is_told_where(folder: Path) -> None:
     data = (folder / "policy.onnx").read_bytes()
     examples.replace_file(folder, "policy.onnx", data[:10] + bytes([data[10] ^ 1]) + data[11:])
-    assert f"{len(data)} bytes, other from byte 10 on" in str(refused(folder, "E_TWIN"))
+    assert f"{len(data)} bytes, other from byte 10 on" in str(
+        refused("E_TWIN", load_artifact, folder)
+    )
 
 
 @pytest.mark.parametrize(
@@ -223,14 +219,12 @@ def broken_files(folder: Path) -> Iterator[tuple[str, str]]:
     yield "names", "E_EXTRA"
 
 
-def test_the_first_step_that_fails_is_the_one_that_speaks(folder: Path, checked: Refused) -> None:
+def test_the_first_step_that_fails_is_the_one_that_speaks(folder: Path) -> None:
     """Each fault is put on top of all that come later, and speaks for them with its own code."""
     codes, order = dict(documented()), [name for name, _ in documented()]
     seen = []
     for step, code in broken_files(folder):
-        with pytest.raises(ArtifactError) as caught:
-            load_artifact(folder, expect=examples.PAIR)
-        checked(caught.value, code)
+        refused(code, load_artifact, folder, expect=examples.PAIR)
         assert code in codes[step]
         seen.append(step)
     assert seen == sorted(seen, key=order.index, reverse=True)
@@ -272,20 +266,18 @@ def num_values(tree: object) -> int:
 
 
 @pytest.mark.parametrize("one", [b"0", b"[]", b"{}", b"[[],[]]", b'{"a":[1,2,{"b":{}}],"c":0}'])
-def test_values_are_bounded_however_they_are_nested(one: bytes, checked: Refused) -> None:
+def test_values_are_bounded_however_they_are_nested(one: bytes) -> None:
     assert num_values(parse_strict(one)) <= most_values(one)
     fits = (MAX_VALUES - 2) // most_values(one)
     assert len(parse_strict(b"[" + b",".join([one] * fits) + b"]")) == fits
-    with pytest.raises(ArtifactError) as caught:
-        parse_strict(b"[" + b",".join([one] * (fits + 3)) + b"]")
-    checked(caught.value, "E_MANIFEST")
+    refused("E_MANIFEST", parse_strict, b"[" + b",".join([one] * (fits + 3)) + b"]")
 
 
-def test_keys_are_no_longer_than_names_and_named_where_they_are_twice(checked: Refused) -> None:
+def test_keys_are_no_longer_than_names_and_named_where_they_are_twice() -> None:
     longest = "k" * MAX_KEY_CHARS
     assert parse_strict(f'{{"{longest}":1}}'.encode()) == {longest: 1}
-    with pytest.raises(ArtifactError) as caught:
-        parse_strict(f'{{"a":[{{"{longest}k":1}}]}}'.encode())
-    assert "256 characters" in str(checked(caught.value, "E_MANIFEST"))
+    assert "256 characters" in str(
+        refused("E_MANIFEST", parse_strict, f'{{"a":[{{"{longest}k":1}}]}}'.encode())
+    )
     with pytest.raises(ArtifactError, match="'lossless' twice"):
         parse_strict(b'{"lossless":true,"lossless":false}')

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from re import _parser as regex_parser  # type: ignore[attr-defined]
 from typing import Any
 
@@ -11,10 +11,9 @@ import pytest
 
 from specctl.artifacts import privacy
 from specctl.artifacts.privacy import check_private
-from specctl.errors import ArtifactError
+from tests.artifacts.conftest import refused
 from tests.artifacts.examples import SECRETS, sha
 
-Checked = Callable[[ArtifactError, str], ArtifactError]
 HARMLESS = {
     "digest": sha("a"),
     "commit": "0123456789abcdef" * 2 + "01234567",
@@ -44,16 +43,8 @@ KINDS = {
 }
 
 
-def refusal(*args: Any) -> ArtifactError:
-    with pytest.raises(ArtifactError) as caught:
-        check_private(*args)
-    return caught.value
-
-
 @pytest.mark.parametrize("name", SECRETS)
-def test_a_secret_is_refused_wherever_it_stands_and_never_repeated(
-    name: str, checked: Checked
-) -> None:
+def test_a_secret_is_refused_wherever_it_stands_and_never_repeated(name: str) -> None:
     secret = SECRETS[name]
     places: list[tuple[Any, ...]] = [
         ({"fit": {"note": secret}}, {}),
@@ -64,7 +55,7 @@ def test_a_secret_is_refused_wherever_it_stands_and_never_repeated(
         ({}, {}, {"rows": {secret: 1}}),
     ]
     for given in places:
-        error = checked(refusal(*given), "E_PRIVACY")
+        error = refused("E_PRIVACY", check_private, *given)
         assert secret not in str(error).replace(", a key", "")
         assert ("report.json" in error.field) == (len(given) == 3)
 
@@ -74,7 +65,7 @@ def test_each_secret_is_called_by_its_kind(kind: str) -> None:
     """Several kinds are looked for in one search; a second one tells them apart."""
     assert KINDS.keys() == privacy.SECRETS.keys()
     for text in (KINDS[kind], f"a line\n  ({KINDS[kind]}) and more"):
-        assert refusal({}, {"README.md": text}).found == kind
+        assert refused("E_PRIVACY", check_private, {}, {"README.md": text}).found == kind
 
 
 @pytest.mark.parametrize(
@@ -90,10 +81,8 @@ def test_each_secret_is_called_by_its_kind(kind: str) -> None:
     ],
     ids=lambda fit: next(iter(fit)),
 )
-def test_names_that_promise_secrets_or_texts_are_refused(
-    fit: dict[str, Any], checked: Checked
-) -> None:
-    checked(refusal({"fit": fit}, {}), "E_PRIVACY")
+def test_names_that_promise_secrets_or_texts_are_refused(fit: dict[str, Any]) -> None:
+    refused("E_PRIVACY", check_private, {"fit": fit}, {})
 
 
 @pytest.mark.parametrize("name", HARMLESS)
@@ -114,7 +103,7 @@ def test_what_is_no_secret_passes(name: str) -> None:
     ids=["deep", "in a list", "a key", "a dotted name"],
 )
 def test_a_refusal_names_the_place(fit: dict[str, Any], place: str) -> None:
-    assert refusal({"fit": fit}, {}).field == place
+    assert refused("E_PRIVACY", check_private, {"fit": fit}, {}).field == place
 
 
 def repeats(tree: Any) -> Iterator[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -42,6 +41,7 @@ from specctl.policy import (
     policy_digest,
 )
 from specctl.records import canonical_json
+from tests.artifacts.conftest import refused
 from tests.artifacts.examples import (
     DOMAIN,
     EVIDENCE,
@@ -54,7 +54,6 @@ from tests.artifacts.examples import (
     write_artifact,
 )
 
-Checked = Callable[[ArtifactError, str], ArtifactError]
 UNTOUCHED = "nothing was touched"
 
 # ------------------------------------------------------------------ the policy
@@ -143,11 +142,9 @@ def test_description_names_policy_pair_and_evidence(name: str, tmp_path: Path) -
 )  # fmt: skip
 def test_what_the_loader_would_refuse_is_not_written(
     policy: Policy, origin: Origin, card: str, code: str, field: str, fix: str,
-    tmp_path: Path, checked: Checked,
+    tmp_path: Path
 ) -> None:  # fmt: skip
-    with pytest.raises(ArtifactError) as caught:
-        save_artifact(tmp_path / "a", policy, origin, card=card)
-    error = checked(caught.value, code)
+    error = refused(code, save_artifact, tmp_path / "a", policy, origin, card=card)
     assert field in error.field
     assert fix in error.fix
     assert error.artifact == str(tmp_path / "a")

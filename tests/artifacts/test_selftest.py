@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,11 @@ from specctl.artifacts import selftest
 from specctl.artifacts.selftest import World, check_selftest, selftest_tensors
 from specctl.errors import ArtifactError
 from specctl.policy import EntropyBins, Policy, ScoredTree, StaticTree
+from tests.artifacts.conftest import refused
 from tests.artifacts.examples import FFN, HETERO, POLICIES, TREES
 from tests.policy.scorers import SCORED_POLICIES, random_network, random_trees
 
 SORT, TOPK = torch.Tensor.sort, torch.Tensor.topk
-Checked = Callable[[ArtifactError, str], ArtifactError]
 
 
 def varied(name: str, part: str, **changes: Any) -> Policy:
@@ -62,12 +61,10 @@ def test_decisions_are_a_function_of_the_policy_and_pass(policy: Policy) -> None
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_policy_that_decides_otherwise_is_refused(name: str, checked: Checked) -> None:
+def test_a_policy_that_decides_otherwise_is_refused(name: str) -> None:
     """Each of these would be another policy under the same evidence."""
     of, other = OTHERS[name]
-    with pytest.raises(ArtifactError) as caught:
-        check_selftest(other, selftest_tensors(POLICIES[of]))
-    checked(caught.value, "E_SELFTEST")
+    refused("E_SELFTEST", check_selftest, other, selftest_tensors(POLICIES[of]))
 
 
 def test_a_machine_that_compares_otherwise_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,13 +110,11 @@ def test_decisions_stay_where_scores_are_shaken() -> None:
     ],
     ids=["leaves alone", "equal leaves", "deaf network", "sums that overflow"],
 )
-def test_a_scorer_that_says_nothing_is_refused(scorer: Any, checked: Checked) -> None:
+def test_a_scorer_that_says_nothing_is_refused(scorer: Any) -> None:
     policy = Policy(shape=ScoredTree(scorer=scorer, beta=0.01))
     stored = selftest_tensors(POLICIES["c2t_ffn"])
-    for attempt in (lambda: selftest_tensors(policy), lambda: check_selftest(policy, stored)):
-        with pytest.raises(ArtifactError) as caught:
-            attempt()
-        checked(caught.value, "E_DEGENERATE")
+    refused("E_DEGENERATE", selftest_tensors, policy)
+    refused("E_DEGENERATE", check_selftest, policy, stored)
 
 
 def test_bins_with_one_plan_are_meant() -> None:
@@ -136,12 +131,10 @@ def test_bins_with_one_plan_are_meant() -> None:
     ids=repr,
 )  # fmt: skip
 def test_rules_that_fail_are_a_refusal(
-    error: Exception, code: str, monkeypatch: pytest.MonkeyPatch, checked: Checked
+    error: Exception, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise error
 
     monkeypatch.setattr(selftest, "grow_tree", fail)
-    with pytest.raises(ArtifactError) as caught:
-        selftest_tensors(POLICIES["chain"])
-    checked(caught.value, code)
+    refused(code, selftest_tensors, POLICIES["chain"])
