@@ -45,14 +45,6 @@ class Growth(NamedTuple):
         return 1 + self.top_k + (self.levels - 1) * self.width * self.top_k + self.spare
 
 
-GROWTHS = {
-    "chain": Growth(1, 5, 1, 1),
-    "odd": Growth(4, 4, 3, 5, spare=3),
-    "eagle2": Growth(2, 4, 10, 10),
-    "widest": Growth(1, 3, 16, 16),
-}
-
-
 def empty_pool(size: Growth, device: torch.device) -> Pool:
     """Nothing but a root; all else is poisoned. Rows lie apart, as slices of a larger buffer."""
     rows, capacity = size.rows, size.capacity

@@ -12,12 +12,10 @@ import torch
 from torch import Tensor
 
 from specctl.kernels.bookkeeping import (
-    FACTS,
     Opened,
     Settled,
     Walked,
     lay_out,
-    new_settled,
     open_level,
     open_tree,
     settle,
@@ -42,7 +40,7 @@ from tests.kernels.drawn import (
     settled_of,
     views,
 )
-from tests.kernels.helpers import CPU, assert_same, moved, poisoned, spread
+from tests.kernels.helpers import assert_same, moved, poisoned, spread
 
 FEW = 8
 """Rows above which one way of standing in memory will do."""
@@ -232,48 +230,3 @@ def test_real_sizes(batch: int) -> None:
         check_lay_out(Axis(batch, 60, spare=batch), there)
         check_lay_out(Axis(1024, 3, spare=700), there)
         check_settle(Round(batch, 9, 60, 711, 60, spare=batch), torch.bfloat16, there)
-
-
-def test_two_trees_and_a_vacant_row_by_hand() -> None:
-    """Rows of 2, 0 and 1 nodes on five places."""
-    tree = drawn_axis(Axis(3, 2), seed=0)[0]
-    ids = torch.tensor([[10, 11], [0, 0], [30, 0]])
-    tree = tree._replace(
-        token_ids=ids,
-        depth=torch.tensor([[0, 1], [0, 0], [0, 0]]),
-        num_nodes=torch.tensor([2, 0, 1]),
-    )
-    prefix, positions = torch.tensor([100, 200, 300]), torch.tensor([7, 8, 9])
-    laid = lay_out(tree, prefix, positions, num_tokens=5, last_place=999)
-    assert laid.offsets.tolist() == [0, 2, 2, 3]
-    assert laid.row.tolist() == [0, 0, 2, 0, 0]
-    assert laid.place.tolist() == [100, 101, 300, 999, 999]
-    assert laid.token_ids.tolist() == [10, 11, 30, 0, 0]
-    assert laid.positions.tolist() == [7, 8, 9, 0, 0]
-    assert laid.node_at.tolist() == [[0, 1], [2, 3], [2, 3]]
-
-
-def test_a_round_by_hand() -> None:
-    """Two nodes accepted of three verified; a fourth logit is nobody's and no number."""
-    found = Walked(
-        path=torch.tensor([[0, 2, -1]]),
-        token_ids=torch.tensor([[5, 6, -1]]),
-        num_nodes=torch.tensor([3]),
-        node_at=torch.tensor([[0, 1, 2]]),
-        best=torch.tensor([1.0, 2.0, 3.0, float("nan")]),
-        parent=torch.tensor([[-1, 0, 0, 1, -2]]),
-        depth=torch.tensor([[0, 1, 1, 2, 3]]),
-        submitted=torch.tensor([[0, 1, 2, 3, -1]]),
-        faulty=torch.tensor([False]),
-        stable=torch.tensor([40]),
-    )
-    settled = new_settled(1, 3, CPU)
-    settle(found, settled)
-    facts = dict(zip(FACTS, settled.outcome[0].tolist(), strict=False))
-    assert facts == {"count": 2, "num_verified": 3, "num_levels": 2, "faulty": 0, "finite": 1,
-                     "wanted": 4}  # fmt: skip
-    assert settled.outcome[0, len(FACTS) :].tolist() == [5, 6, -1]
-    assert settled.path_at.tolist() == [[0, 2, 0]]
-    assert settled.read_ids.tolist() == [[5, 6, 0]]
-    assert settled.read_place.tolist() == [[40, 41, 42]]
-    assert (settled.last.tolist(), settled.next_root.tolist()) == ([1], [6])

@@ -97,12 +97,3 @@ def definition(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, 
 def test_equals_the_definition(regime: str, dtype: torch.dtype, device: torch.device) -> None:
     rows = REGIMES[regime]()
     check(Rows(rows.logits.to(device, dtype), rows.tokens.to(device)))
-
-
-def test_hand_worked(device: torch.device) -> None:
-    logits = torch.tensor([[1.0, 3.0, 3.0, 0.0]], device=device)
-    found = token_ranks(logits, torch.tensor([[2, 3, -1]], device=device))
-    assert found.top_two.tolist() == [[3, 3]]
-    assert found.logits.tolist() == [[3, 0, 0]]
-    assert found.num_larger.tolist() == [[0, 3, 0]]
-    assert found.log_sum_exp.item() == pytest.approx(3.7817, abs=1e-4)

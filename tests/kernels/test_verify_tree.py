@@ -323,11 +323,6 @@ def test_pairs_within_longer_rows(device: torch.device) -> None:
     assert torch.equal(found.path.cpu(), walked(batch, given, batch.max_depth + 1).path)
 
 
-def test_an_admitted_node_below_a_refused_one_is_not_reached(device: torch.device) -> None:
-    parent = torch.tensor([[-1, 0, 1, -2]], device=device)
-    assert verify_tree(parent, parent > 0, 2)[0].tolist() == [0, -1, -1]
-
-
 def at_the_edge() -> list[tuple[Acceptance, bool]]:
     """For a root with one child, token 1, behind a target that wants 0: whether it is entered."""
 

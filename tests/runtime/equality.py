@@ -1,4 +1,4 @@
-"""Texts of many prompts under a policy and a batch: what the equality modules share.
+"""Texts of many prompts under a policy and a batch: what is held to plain decoding.
 
 `make nightly` takes 200 prompts, by SPECCTL_TEST_PROMPTS; other runs 80, of all categories alike.
 
@@ -8,13 +8,9 @@ unequal trees are packed, and the cases that are here for packing say so and are
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -102,30 +98,6 @@ def texts_of(pair: Pair, policy: Policy, requests: Sequence[Request], batch_size
     """Texts of requests that are all there from the start."""
     decoder = Decoder(pair, policy, batch_size=batch_size)
     return {c.request.request_id: c.token_ids for c in decoder.loop(requests).run(requests)}
-
-
-def plain_texts(pair: Pair, requests: Sequence[Request], folders: pytest.TempPathFactory) -> Texts:
-    """Plain decoding in batches of 8, done once for all modules and workers of a session.
-
-    The drafter of `pair` takes no part in it; all of them share one target.
-    """
-    base = folders.getbasetemp()
-    # Each worker of pytest-xdist has a folder of its own in the session's.
-    path = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "plain-at-8.json"
-    with _locked(path.with_suffix(".lock")):
-        if not path.exists():
-            path.write_text(json.dumps(texts_of(pair, PLAIN, requests, batch_size=8)))
-    texts = {name: tuple(ids) for name, ids in json.loads(path.read_text()).items()}
-    assert texts.keys() == {request.request_id for request in requests}
-    return texts
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Alone among processes."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def texts_of_case(

@@ -10,7 +10,6 @@ import torch
 from specctl.errors import UsageError
 from specctl.runtime.capture import (
     GraphCache,
-    GraphCounters,
     GraphSettings,
     TierChoice,
     bucket_of,
@@ -40,15 +39,6 @@ def test_first_use_warms_up_second_is_captured_others_are_replayed() -> None:
     counters = cache.counters
     assert (counters.eager_parts, counters.captures, counters.replays) == (1, 1, 4)
     assert counters.graph_bytes == 7
-
-
-def test_keys_have_graphs_of_their_own() -> None:
-    cache, one, other = GraphCache(TapeCapture(), limit_bytes=100), Work(), Work()
-    for _ in range(3):
-        cache.run(("verify", 1), one)
-        cache.run(("verify", 2), other)
-    assert (one.count.item(), other.count.item()) == (3, 3)
-    assert cache.counters.captures == 2
 
 
 def test_limit_keeps_the_next_ones_eager_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -148,13 +138,6 @@ def test_a_policys_failure_is_no_use_of_its_key() -> None:
         with pytest.raises(PolicyFault):
             cache.run("a", failing)
     assert (cache.counters.captures, cache.counters.eager_parts) == (0, 3)
-
-
-def test_without_a_capture_all_is_eager() -> None:
-    cache, work = GraphCache(None, limit_bytes=100), Work()
-    for _ in range(3):
-        cache.run("a", work)
-    assert (work.num_calls, cache.counters) == (3, GraphCounters())
 
 
 def test_buckets_are_powers_of_two_up_to_the_slots() -> None:

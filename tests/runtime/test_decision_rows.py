@@ -1,8 +1,8 @@
-"""Every decision backend decides alike: the torch rule, onnxruntime, the kernels' op.
+"""Every decision backend decides alike: the torch rule, onnxruntime, for networks the kernels' op.
 
-100,000 rows of each kind, on a CPU and, where there is one, on CUDA. On a CPU the op is its torch
-reference; `tests/kernels` holds the fused one to that. Rows are random, and on thresholds, one
-float32 beside them, infinite, NaN, zero, denormal and huge.
+100,000 rows of each kind, on a CPU and, where there is one, on CUDA; `tests/kernels` holds the ops
+to the rules of bins, gates and trees. Rows are random, and on thresholds, one float32 beside them,
+infinite, NaN, zero, denormal and huge.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from specctl.kernels.policy_eval import choose_bins, close_gates, new_gate_state, prune_level
-from specctl.kernels.tree_build import Best, Pool
+from specctl.kernels.policy_eval import prune_level
+from specctl.kernels.tree_build import Pool
 from specctl.policy import (
     EntropyBins,
     FfnScorer,
@@ -31,7 +31,7 @@ from specctl.policy import (
 )
 from specctl.policy.scorers import folded_layer
 from specctl.runtime.twins import by_twin
-from tests.kernels.drawn import buffer_of, draft_pool, edge_rows, level_pool, phi_pool
+from tests.kernels.drawn import buffer_of, draft_pool, edge_rows, level_pool
 from tests.kernels.helpers import moved
 from tests.policy.scorers import FEATURES, random_trees
 from tests.runtime.onnx_devices import DEVICES, NEEDS_ONNXRUNTIME, open_device
@@ -70,10 +70,6 @@ def test_bins(num_edges: int, device: torch.device) -> None:
     bins = rule.bin_of(value)
     assert len(bins.unique()) == num_edges + 1
     assert torch.equal(asking.bin_of(value), bins)
-    assert torch.equal(
-        choose_bins(buffer_of(shape, device), Pool(*moved(phi_pool(value.cpu()), device))).bins,
-        bins,
-    )
     known = ~value.isnan().cpu().numpy()
     wanted = np.searchsorted(fitted, value.cpu().double().numpy()[known])
     np.testing.assert_array_equal(bins.cpu().numpy()[known], wanted)
@@ -96,20 +92,6 @@ def test_gates(device: torch.device) -> None:
         closed = rule.closes(confidence, level)
         assert 0.05 < float(closed.float().mean()) < 0.95 or bar == -math.inf
         assert torch.equal(asking.closes(confidence, level), closed)
-        exists = confidence > -math.inf
-        assert torch.equal(kernel_closes(shape, confidence, level), closed & exists)
-
-
-def kernel_closes(shape: SparseGates, confidence: Tensor, level: int) -> Tensor:
-    """The same gate by the op, those before it passed."""
-    state = new_gate_state(len(confidence), 9, confidence.device)
-    index = torch.ones(len(confidence), 1, dtype=torch.int64, device=confidence.device)
-    params = buffer_of(shape, confidence.device)
-    sure = torch.zeros_like(confidence)[:, None]
-    if level > 1:
-        close_gates(params, Best(index, sure), state, depth=1, width=1)
-    close_gates(params, Best(index, confidence[:, None]), state, depth=level, width=1)
-    return state.stopped_at == level
 
 
 # --------------------------------------------------------------------------- networks
@@ -252,10 +234,6 @@ def test_trees() -> None:
     assert not bool(wanted.isnan().any())
     assert 0.05 < float((wanted >= rule.min_score).float().mean()) < 0.95
     assert torch.equal(asking.score(draft_pool(pool), 1), wanted)
-    scores, params = torch.zeros_like(pool.joint_logp), buffer_of(shape, device)
-    given = wanted[..., None]
-    prune_level(params, pool, scores, None, start=1, depth=1, width=4, extra=given)
-    assert torch.equal(scores[:, 1:], wanted)
 
 
 def tree_rows(scorer: TreesScorer) -> Pool:

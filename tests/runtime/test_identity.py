@@ -47,13 +47,6 @@ OTHERS = {
 }
 
 
-def test_other_merges_read_the_same_text_otherwise() -> None:
-    """Else the case below would be none."""
-    one, other = tokenizer(), OTHERS["other merges, the same vocabulary"]
-    assert one.get_vocab() == other.get_vocab()
-    assert one.encode("abc") != other.encode("abc")
-
-
 def test_each_tokenizer_has_a_digest_of_its_own() -> None:
     digests = {tokenizer_digest(one) for one in (tokenizer(), *OTHERS.values())}
     assert len(digests) == 1 + len(OTHERS)

@@ -1,11 +1,9 @@
-"""Drawing the target's token: processors, seeds, the inversion that tests count with."""
+"""Drawing the target's token: processors, seeds, refusals."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import (
     LogitsProcessorList,
     TemperatureLogitsWarper,
@@ -18,7 +16,6 @@ from specctl.policy import Chain, Policy
 from specctl.runtime.requests import Request, Sampling
 from specctl.runtime.round import check_finite
 from specctl.runtime.sampling import SamplingTable, process_logits
-from tests.runtime.inversion import invert
 from tests.runtime.toy_loops import decode
 
 
@@ -43,26 +40,6 @@ def test_greedy_rows_pass_through() -> None:
         mixed = SamplingTable.of([Sampling(), other], "cpu").process(logits, row)
         assert torch.equal(mixed[:3], logits[:3])
         assert torch.equal(mixed[3:], process_logits(logits[3:], other))
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    st.lists(st.integers(0, 5), min_size=2, max_size=9).filter(lambda w: sum(w) > 0),
-    st.floats(0, 1, exclude_max=True),
-)
-def test_invert_owns_exactly_its_interval(weights: list[int], coin: float) -> None:
-    logits = torch.tensor([weights], dtype=torch.float64).log()
-    token = int(invert(logits, torch.tensor([coin], dtype=torch.float64)))
-    assert weights[token] > 0, "a token of probability 0 was drawn"
-    total = sum(weights)
-    low, high = sum(weights[:token]) / total, sum(weights[: token + 1]) / total
-    assert low - 1e-12 <= coin <= high + 1e-12
-
-
-def test_invert_at_the_ends() -> None:
-    logits = torch.tensor([[0.0, 0.5, 0.5, 0.0]]).log()
-    ends = torch.tensor([0.0, 1.0 - 2.0**-53], dtype=torch.float64)
-    assert [int(invert(logits, coin[None])) for coin in ends] == [1, 2]
 
 
 def test_another_seed_gives_another_text() -> None:
