@@ -1,4 +1,4 @@
-"""`specctl collect` interrupted and killed: --resume loses nothing and doubles nothing."""
+"""Verbs killed, interrupted and terminated: what was finished is kept, nothing is doubled."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,9 +23,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from specctl import console
+from specctl.collect.dense.collection import FinishedPrompts
+from specctl.collect.recorder import TraceRecorder
+from specctl.errors import SpecctlError
 from specctl.logs.trace_set import TraceSet
 from tests.cli.collecting import STARTED, collect
-from tests.cli.command import passes, refuses, specctl, write_lines
+from tests.cli.command import Outcome, passes, refuses, specctl, write_lines
 
 NUM_KILLS = 10
 NUM_PROMPTS = 48
@@ -151,8 +155,11 @@ def wait_for_a_commit(folder: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.02)
 
 
-def interrupt_the_second_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C in the middle of `run --compare`, when the first policy has decoded its prompts."""
+@pytest.mark.parametrize("is_written", [True, False])
+def test_ctrl_c_keeps_the_policies_that_are_compared_and_promises_no_more(
+    prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_written: bool
+) -> None:
+    """In the middle of `run --compare`, when the first policy has decoded its prompts."""
     ticks = iter([None] * 4)  # the four prompts of the first policy
 
     @contextmanager
@@ -164,23 +171,101 @@ def interrupt_the_second_policy(monkeypatch: pytest.MonkeyPatch) -> None:
         yield tick
 
     monkeypatch.setattr(console, "progress", progress)
-
-
-def test_ctrl_c_keeps_the_policies_that_are_compared(
-    prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    interrupt_the_second_policy(monkeypatch)
-    done = specctl("run", prompts, "--compare", "ar,chain,eagle2", "-o", tmp_path, *OPTIONS[2:])
-    assert (done.code, done.err) == (130, "interrupted: what was finished is kept\n")
+    compare = ("run", prompts, "--compare", "ar,chain,eagle2", *OPTIONS[2:])
+    done = specctl(*compare, *(("-o", tmp_path) if is_written else ()))
+    told = "what was finished is kept" if is_written else "nothing was written"
+    assert (done.code, done.err) == (130, f"interrupted: {told}\n")
     assert "ar" in done.out
-    rows = json.loads((tmp_path / "results.json").read_text())
-    assert [row["policy"] for row in rows] == ["ar"]
+    if is_written:
+        rows = json.loads((tmp_path / "results.json").read_text())
+        assert [row["policy"] for row in rows] == ["ar"]
 
 
-def test_ctrl_c_promises_nothing_where_nothing_is_written(
-    prompts: Path, monkeypatch: pytest.MonkeyPatch
+# --------------------------------------------------------------------------- SIGTERM
+
+TOLD = "terminated: what was finished is kept\n"
+
+
+def terminate(*_: object, **__: object) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("mode", ["--live", "--dense"])
+def test_a_terminated_collection_keeps_what_is_finished(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    interrupt_the_second_policy(monkeypatch)
-    done = specctl("run", prompts, "--compare", "ar,chain,eagle2", *OPTIONS[2:])
-    assert (done.code, done.err) == (130, "interrupted: nothing was written\n")
-    assert "ar" in done.out
+    """The signal comes behind the third prompt, while others are being decoded."""
+    prompts = many_prompts(tmp_path, 12)
+    shape = ("--depth", "2", "--top-k", "2") if mode == "--dense" else ("--policy", "chain")
+    arguments = ("collect", prompts, "-o", tmp_path / "set", mode, *OPTIONS[2:], *shape)
+
+    kind, name = (FinishedPrompts, "add") if mode == "--dense" else (TraceRecorder, "finish_prompt")
+    monkeypatch.setattr(kind, name, then_terminate(getattr(kind, name), at=3))
+    assert specctl(*arguments) == Outcome(143, "", TOLD)
+    assert check(tmp_path / "set") == 3
+    monkeypatch.undo()
+    passes(*arguments, "--resume")
+    assert check(tmp_path / "set") == 12
+
+
+def then_terminate(method: Callable[..., None], at: int) -> Callable[..., None]:
+    """The method, whose n-th call is followed by the signal."""
+    calls = iter(range(1, at + 1))
+
+    def called(*arguments: object) -> None:
+        method(*arguments)
+        if next(calls, None) == at:
+            terminate()
+
+    return called
+
+
+@pytest.fixture
+def verify_ends(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
+    """Lets `traces verify` end in something else."""
+
+    def ends(act: Callable[[], None]) -> None:
+        @contextmanager
+        def progress(*_: object) -> Iterator[None]:
+            act()
+            yield
+
+        monkeypatch.setattr(console, "progress", progress)
+
+    return ends
+
+
+def test_the_handler_is_restored_and_ctrl_c_is_told_apart(
+    verify_ends: Callable[[Callable[[], None]], None], tmp_path: Path
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    verify_ends(terminate)
+    told = "terminated: nothing was written\n"
+    assert specctl("traces", "verify", tmp_path) == Outcome(143, "", told)
+    assert signal.getsignal(signal.SIGTERM) is before
+    verify_ends(lambda: signal.raise_signal(signal.SIGINT))
+    assert specctl("traces", "verify", tmp_path).code == 130
+
+    def refuse() -> None:
+        raise SpecctlError("x", expected="e", found="f", fix="g")
+
+    verify_ends(refuse)
+    assert specctl("traces", "verify", tmp_path).code == 1
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_handlers_of_others_are_left_alone(
+    verify_ends: Callable[[Callable[[], None]], None], tmp_path: Path
+) -> None:
+    """SIGTERM that is ignored stays so; threads other than the main one set none."""
+    found = []
+    verify_ends(lambda: found.append(signal.getsignal(signal.SIGTERM)))
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        specctl("traces", "verify", tmp_path)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    thread = threading.Thread(target=specctl, args=("traces", "verify", tmp_path))
+    thread.start()
+    thread.join()
+    assert found == [signal.SIG_IGN, before]

@@ -10,6 +10,7 @@ import pytest
 from specctl.registry import listing
 from tests.cli.command import (
     ARTIFACT,
+    NAME,
     USAGE,
     new_key,
     passes,
@@ -19,10 +20,7 @@ from tests.cli.command import (
     trust,
     write_artifact,
 )
-from tests.cli.command import NAME as REGISTRY_NAME
 from tests.cli.conftest import SMALL
-
-NAME = "embedded+eagle3@cpu:demo"
 
 
 @pytest.fixture
@@ -119,15 +117,13 @@ def test_a_pulled_folder_is_verified_elsewhere(
 
     def check(out: str, *options: object) -> None:
         place = tmp_path / out
-        specctl("registry", "pull", f"{REGISTRY_NAME}@prod", "-o", place, *options)
-        found = passes(
-            "registry", "verify-signature", place, "--name", REGISTRY_NAME, "--trust", file
-        )
+        specctl("registry", "pull", f"{NAME}@prod", "-o", place, *options)
+        found = passes("registry", "verify-signature", place, "--name", NAME, "--trust", file)
         assert found.out.count("ed25519:") == 2
 
     check("not required")
     passes("registry", "trust", "require", "*", "--trust", file)
     check("required", "--trust", file)
     check("offline", "--trust", file, "--offline")
-    passes("registry", "push", tmp_path / "required", REGISTRY_NAME, *signing)
+    passes("registry", "push", tmp_path / "required", NAME, *signing)
     check("again", "--trust", file)
