@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,13 +105,12 @@ def test_the_unknown_is_no_match_and_nearer_than_what_differs(
     assert len(nothing.differences) == 5
 
 
-def test_names_serve_where_there_is_no_digest(manifests: dict[bool, Manifest]) -> None:
+def test_names_serve_where_there_is_no_digest_and_a_part_is_exact_by_name_at_best(
+    manifests: dict[bool, Manifest],
+) -> None:
     assert one(manifests[True], Wanted(target="TOY-Target", drafter=PAIR.drafter)).exact
     [difference] = one(manifests[True], Wanted(target="qwen")).differences
     assert (difference.field, difference.found) == ("target", "toy target")
-
-
-def test_a_part_of_a_name_is_exact_by_name_at_best(manifests: dict[bool, Manifest]) -> None:
     manifest = changed(manifests[True], hardware=("NVIDIA H200 NVL",), target="Qwen/Qwen3-8B-AWQ")
     match = one(manifest, Wanted(target="qwen3-8b", gpu="h200", workload="chat"))
     assert (match.exact, match.differences, match.score) == (False, (), 0.0)
@@ -178,36 +176,34 @@ def test_all_of_what_runs_must_lie_in_what_was_measured(manifests: dict[bool, Ma
         check_expected(manifest, Expectation(PAIR, here))
 
 
-def test_the_nearest_come_first_and_the_refused_last(manifests: dict[bool, Manifest]) -> None:
-    lossless, lossy = manifests[True], manifests[False]
+def order(wanted: Wanted, *given: Candidate) -> list[str]:
+    return [match.candidate.reference for match in rank(wanted, given)]
+
+
+def test_the_nearest_come_first_those_by_name_later_and_the_refused_last(
+    manifests: dict[bool, Manifest],
+) -> None:
+    lossless, other, far = manifests[True], sha("1"), ("NVIDIA H100",)
     given = {
-        "refused": changed(lossy, drafter_digest=sha("1")),
-        "other pair": changed(lossless, drafter_digest=sha("1")),
-        "far": changed(lossless, drafter_digest=sha("1"), hardware=("NVIDIA H100",)),
-        "other gpu": changed(lossless, hardware=("NVIDIA H100",)),
+        "refused": changed(manifests[False], drafter_digest=other),
+        "other pair": changed(lossless, drafter_digest=other),
+        "far": changed(lossless, drafter_digest=other, hardware=far),
+        "other gpu": changed(lossless, hardware=far),
         "other load": changed(lossless, batch_size=Range(low=1, high=2)),
         "exact": lossless,
         "same score": changed(lossless, batch_size=Range(low=1, high=3)),
     }
-    found = rank(EXACT, [Candidate(name, sha("0"), m) for name, m in given.items()])
-    assert [match.candidate.reference for match in found] == [
+    assert order(EXACT, *(Candidate(name, sha("0"), m) for name, m in given.items())) == [
         *("exact", "other load", "same score", "other gpu", "other pair", "far", "refused")
     ]
-
-
-def test_exact_matches_come_before_those_by_name(manifests: dict[bool, Manifest]) -> None:
-    given = {
-        "a": (changed(manifests[True], target="toy target two"), None),
-        "b": (manifests[True], None),
-        "0": (changed(manifests[True], target="another"), None),
-        "expired": (manifests[True], "it has expired"),
-    }
-    found = rank(
-        Wanted(target="toy target"),
-        [Candidate(name, sha("0"), *one) for name, one in given.items()],
+    named = (
+        Candidate("a", sha("0"), changed(lossless, target="toy target two")),
+        Candidate("b", sha("0"), lossless),
+        Candidate("0", sha("0"), changed(lossless, target="another")),
+        Candidate("expired", sha("0"), lossless, "it has expired"),
     )
-    assert [match.candidate.reference for match in found] == ["b", "a", "0", "expired"]
-    assert [match.loadable for match in found] == [True, True, True, False]
+    assert order(Wanted(target="toy target"), *named) == ["b", "a", "0", "expired"]
+    assert [match.loadable for match in rank(Wanted(), named)] == [True, True, True, False]
 
 
 # --------------------------------------------------------------------------- admission
@@ -227,12 +223,9 @@ def admitted(manifest: Manifest, **domain: Any) -> list[str] | str:
 
 
 def test_an_exact_match_needs_no_flag_and_is_silent(manifests: dict[bool, Manifest]) -> None:
-    def fail(line: str) -> None:
-        raise AssertionError(line)
-
     here = Domain(hardware=("NVIDIA H200",), dtype="bfloat16", batch_size=Range(low=4, high=4))
     for manifest in manifests.values():
-        check_expected(manifest, Expectation(PAIR, here, warn=fail))
+        check_expected(manifest, Expectation(PAIR, here, warn=pytest.fail))
         check_expected(manifest, PAIR)
         check_expected(manifest, None)
 
@@ -274,24 +267,15 @@ def test_every_difference_is_told(manifests: dict[bool, Manifest]) -> None:
 def test_what_an_artifact_does_not_say_is_not_held_against_it_but_told(
     manifests: dict[bool, Manifest],
 ) -> None:
-    def told(manifest: Manifest) -> list[str]:
-        said: list[str] = []
-        check_expected(manifest, Expectation(PAIR, here, warn=said.append))
-        return said
-
     here = Domain(hardware=("any",), dtype="float32", batch_size=Range(low=99, high=99))
-    [line] = told(manifests[True].model_copy(update={"domain": None}))
-    assert line.startswith("W_DOMAIN gpu, dtype, batch_size: the artifact does not say")
-    [line] = told(changed(manifests[True], hardware=None, dtype="float32", batch_size=None))
-    assert line.startswith("W_DOMAIN gpu, batch_size:")
     of_dense_traces = changed(manifests[True], hardware=("any",), dtype="float32", batch_size=None)
-    assert told(of_dense_traces) == []
-
-
-def test_an_artifact_of_another_pair_is_loaded_where_the_user_says_so(tmp_path: Path) -> None:
-    folder, said = write_artifact(tmp_path / "a", "chain"), list[str]()
-    other = PAIR.model_copy(update={"drafter_digest": sha("1")})
-    with pytest.raises(ArtifactError, match="E_TARGET"):
-        load_artifact(folder, expect=other)
-    load_artifact(folder, expect=Expectation(other, allow_mismatch=True, warn=said.append))
-    assert len(said) == 1
+    said: list[str] = []
+    for manifest in (
+        manifests[True].model_copy(update={"domain": None}),
+        changed(manifests[True], hardware=None, dtype="float32", batch_size=None),
+        of_dense_traces,
+    ):
+        check_expected(manifest, Expectation(PAIR, here, warn=said.append))
+    of_nothing, of_some = said
+    assert of_nothing.startswith("W_DOMAIN gpu, dtype, batch_size: the artifact does not say")
+    assert of_some.startswith("W_DOMAIN gpu, batch_size:")

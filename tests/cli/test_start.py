@@ -6,8 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
 
 from tests.cli.command import write_artifact
 
@@ -26,7 +27,7 @@ for words in json.loads(sys.argv[1]):
 print(json.dumps(loaded))
 """
 NAME = "embedded+embedded@cpu:start"
-VERBS = [
+REGISTRY = [
     "registry list",
     "registry list --for org/model --draft eagle3 --gpu h100",
     "registry verify",
@@ -46,44 +47,39 @@ TRACES = [
     "traces merge set -o joined",
     "traces export set -o plain",
 ]
+BEGUN = ["registry init", f"registry push chain {NAME} --alias prod"]
+COLLECTED = ["collect embedded -o set --limit 1 --max-new-tokens 4 --policy chain --device cpu"]
+HELP = ["registry init", "registry list", "--help", "registry --help", "collect --help"]
 
 
-def test_verbs_of_the_registry_start_without_torch(tmp_path: Path) -> None:
-    artifact = write_artifact(tmp_path / "chain", "chain")
-    words = [["registry", "init"], ["registry", "push", str(artifact), NAME, "--alias", "prod"]]
-    environment = {**os.environ, "HOME": str(tmp_path), "SPECCTL_REGISTRY": str(tmp_path / "team")}
-    answer(words, tmp_path, environment)
-    loaded = answer([verb.split() for verb in VERBS], tmp_path, environment)
-    assert loaded == {verb: [] for verb in VERBS}
-    assert (tmp_path / "key.pub").exists(), "the verbs did not do their work"
+@pytest.mark.parametrize(
+    ("before", "verbs", "heavy", "made"),
+    [
+        (BEGUN, REGISTRY, HEAVY, "key.pub"),
+        (COLLECTED, TRACES, HEAVY, "plain/rounds.parquet"),
+        ([], HELP, NUMERIC, "team/registry.json"),
+    ],
+    ids=["registry", "traces", "lists and help"],
+)
+def test_verbs_start_without_what_is_heavy(
+    before: list[str], verbs: list[str], heavy: tuple[str, ...], made: str, tmp_path: Path
+) -> None:
+    if before == BEGUN:
+        write_artifact(tmp_path / "chain", "chain")
+    left_loaded(before, tmp_path, HEAVY)
+    assert left_loaded(verbs, tmp_path, heavy) == {verb: [] for verb in verbs}
+    assert (tmp_path / made).exists(), "the verbs did not do their work"
 
 
-def test_lists_and_help_start_without_numbers(tmp_path: Path) -> None:
-    environment = {**os.environ, "HOME": str(tmp_path), "SPECCTL_REGISTRY": str(tmp_path / "team")}
-    words = ["registry init", "registry list", "--help", "registry --help", "collect --help"]
-    loaded = answer([verb.split() for verb in words], tmp_path, environment, NUMERIC)
-    assert loaded == {verb: [] for verb in words}
-
-
-def test_verbs_of_traces_start_without_torch(tmp_path: Path) -> None:
-    environment = {**os.environ, "HOME": str(tmp_path)}
-    collect = "collect embedded -o set --limit 1 --max-new-tokens 4 --policy chain --device cpu"
-    answer([collect.split()], tmp_path, environment)
-    assert answer([verb.split() for verb in TRACES], tmp_path, environment) == {
-        verb: [] for verb in TRACES
-    }
-    assert (tmp_path / "plain" / "rounds.parquet").exists(), "the verbs did not do their work"
-
-
-def answer(
-    words: list[list[str]], folder: Path, environment: dict[str, str], heavy: Sequence[str] = HEAVY
-) -> dict[str, list[str]]:
+def left_loaded(verbs: list[str], folder: Path, heavy: tuple[str, ...]) -> dict[str, list[str]]:
     """What each of some verbs, run in turn by one process, left loaded."""
-    path = os.pathsep.join([str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    own = {"HOME": str(folder), "SPECCTL_REGISTRY": str(folder / "team"), "PYTHONPATH": path}
+    words = json.dumps([verb.split() for verb in verbs])
     done = subprocess.run(
-        [sys.executable, "-c", CODE, json.dumps(words), json.dumps(heavy)],
+        [sys.executable, "-c", CODE, words, json.dumps(heavy)],
         cwd=folder,
-        env={**environment, "PYTHONPATH": path},
+        env={**os.environ, **own},
         capture_output=True,
         text=True,
         check=True,
