@@ -107,17 +107,13 @@ def test_what_must_not_be_loaded_is_not(
 
 
 @pytest.mark.parametrize("name", SOUND)
-def test_a_sound_artifact_is_loaded_without_pickle_or_onnx(
-    name: str, watched: dict[str, Any]
-) -> None:
+def test_sound_artifacts_load_without_pickle_or_onnx(name: str, watched: dict[str, Any]) -> None:
     """The same watch over what passes, with every kind of twin."""
     assert watched[name]["code"] == "loaded", watched[name]
     assert watched[name]["did"] == []
 
 
-def test_nothing_is_written_beside_what_was_there(
-    rooms: dict[str, Path], watched: dict[str, Any]
-) -> None:
+def test_nothing_is_written_beside_files(rooms: dict[str, Path], watched: dict[str, Any]) -> None:
     assert watched["places"]["before"] == watched["places"]["after"]
     assert len(watched["places"]["before"]) > len(rooms)
 
@@ -145,9 +141,7 @@ def live() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("code", ONE_OF_EACH)
-def test_the_command_line_says_it_and_a_loop_keeps_its_policy(
-    code: str, live: Any, tmp_path: Path
-) -> None:
+def test_the_verb_says_it_and_a_loop_keeps_its_policy(code: str, live: Any, tmp_path: Path) -> None:
     """A fresh copy, published in one step, as whoever publishes well does."""
     hostile, (loop, texts) = FAMILIES[ONE_OF_EACH[code]], live
     policy, folder = loop.policy, tmp_path / "artifact"

@@ -53,9 +53,7 @@ def test_a_share_that_goes_away_while_it_is_read_is_a_refusal(
     assert refused("E_MISSING", load_artifact, folder).found == os.strerror(errno.ESTALE)
 
 
-def test_what_the_hub_leaves_is_passed_over_and_never_opened(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_hub_leaves_is_never_opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`hf download --local-dir` makes a folder of its own there; repositories have attributes."""
     local_folder = pytest.importorskip("huggingface_hub._local_folder")
     digest = load_artifact(folder).digest
@@ -97,9 +95,7 @@ def test_nothing_else_beside_the_files_is_passed_over(name: str, kind: str, fold
         refused("E_EXTRA", load_artifact, folder)
 
 
-def test_a_folder_of_something_else_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_another_kind_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "trace.json").touch()
     with pytest.raises(ArtifactError, match="a trace set"):
         check_is_artifact(tmp_path)

@@ -130,9 +130,7 @@ def test_bins_with_one_plan_are_meant() -> None:
      (IndexError("out of range"), "E_SELFTEST"), (RuntimeError("shapes"), "E_SELFTEST")],
     ids=repr,
 )  # fmt: skip
-def test_rules_that_fail_are_a_refusal(
-    error: Exception, code: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_rules_refuse(error: Exception, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise error
 

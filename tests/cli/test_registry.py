@@ -398,9 +398,7 @@ def test_show_takes_what_run_takes(registry: Path, artifacts: dict[str, Path]) -
         assert "64 lower-case hex digits" in refuses(INPUT, "show", what)
 
 
-def test_show_of_a_bucket_tells_artifacts_from_traces(
-    s3_url: str, traces: Path, tmp_path: Path
-) -> None:
+def test_show_of_a_bucket_finds_its_trace_sets(s3_url: str, traces: Path, tmp_path: Path) -> None:
     passes("traces", "merge", traces, "-o", f"{s3_url}/set")
     frozen = json.loads(passes("traces", "snapshot", f"{s3_url}/set", "--json").out)["reference"]
     assert json.loads(passes("show", frozen, "--json").out)["summary"]["num_prompts"] == 4

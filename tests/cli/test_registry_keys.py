@@ -94,9 +94,7 @@ def test_a_lossy_policy_of_another_pair_runs_under_no_flag(tmp_path: Path, promp
     assert "--allow-mismatch" not in line
 
 
-def test_the_list_says_which_keys_are_trusted_now(
-    key: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_list_says_who_is_trusted_now(key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no key is trusted yet" in passes("registry", "trust", "list").out
     add = ("registry", "trust", "add", f"{key}.pub", "--name", "*", "--role", "publisher")
     passes(*add, "--not-after", "2201-01-01T00:00:00Z")

@@ -280,9 +280,7 @@ def near(tree: TokenTree, own: Tensor) -> Verification:
         ([0, 2, 0, 0, 0], [0, 1, 0, 1, 0]),
     ],
 )
-def test_in_a_tree_the_matching_child_comes_first_then_the_likeliest(
-    own: list[int], admitted: list[int]
-) -> None:
+def test_a_matching_child_comes_before_the_likeliest(own: list[int], admitted: list[int]) -> None:
     r"""5 ─┬─ 0 ─┬─ 2
     └─ 1  └─ 3     all laws flat, hence at distance 0."""
     tree = drafts.tree_of_nodes(5, (0, 0), (1, 0), (2, 1), (3, 1))

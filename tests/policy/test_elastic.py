@@ -62,9 +62,7 @@ LOST, FAIR, SURE = 0, 1, 2
         (99, [{0, 1, 2, 3}, {0, 1, 4, 7}, {0, 1, 4, 7}]),
     ],
 )
-def test_what_a_gate_frees_deepens_others_before_it_widens(
-    max_tokens: int, kept: list[set[int]]
-) -> None:
+def test_what_a_gate_frees_deepens_others_first(max_tokens: int, kept: list[set[int]]) -> None:
     given = round_of(GATED, [lost, fair, sure])
     assert given[0].stopped_at.tolist() == [1, 0, 0]
     assert share(given, max_tokens, default_width=1, max_width=3) == tuple(kept)
@@ -140,9 +138,7 @@ LAWS = [random_law(seed, sharpness=1.0 + seed % 4) for seed in range(9)]
 @pytest.mark.parametrize("order", ["confidence", "row"])
 @pytest.mark.parametrize("widths", [(1, 1), (2, 5), (3, 2)])
 @pytest.mark.parametrize("name", SHAPES)
-def test_every_budget_equals_the_plain_telling(
-    name: str, widths: tuple[int, int], order: str
-) -> None:
+def test_budgets_equal_the_plain_telling(name: str, widths: tuple[int, int], order: str) -> None:
     given = round_of(SHAPES[name], LAWS)
     fields = {"default_width": widths[0], "max_width": widths[1]}
     total = int((given[2] >= 0).sum())

@@ -277,9 +277,7 @@ OWN = [0, 1, 2, 0]
         ([1, 0], rule_of(theta=1.0), -20.0, OWN),
     ],
 )
-def test_released_relaxation(
-    tokens: list[int], rule: MarsRule, shift: float, emitted: list[int]
-) -> None:
+def test_released_rule(tokens: list[int], rule: MarsRule, shift: float, emitted: list[int]) -> None:
     given = drafted(tokens, (0.9,) * len(tokens), torch.tensor(OWN), shift)
     assert first_tokens(rule, given).tolist() == emitted
 

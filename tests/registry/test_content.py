@@ -119,9 +119,7 @@ def test_publishing_again_is_harmless_and_never_replaces(store: MemoryStore) -> 
     ],
     ids=str,
 )
-def test_only_the_files_of_the_manifest_are_published(
-    change: dict[str, bytes | None], code: str
-) -> None:
+def test_only_files_of_a_manifest_are_published(change: dict[str, bytes | None], code: str) -> None:
     files = {n: data for n, data in {**ONE.files, **change}.items() if data is not None}
     store = MemoryStore()
     with pytest.raises(ArtifactError) as refused:

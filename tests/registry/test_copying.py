@@ -126,9 +126,7 @@ def test_damaged_content_is_not_copied(
     assert open_registry(tmp_path / "copy").names() == []
 
 
-def test_a_folder_among_the_histories_that_is_no_name_is_not_copied(
-    source: Registry, tmp_path: Path
-) -> None:
+def test_a_folder_that_is_no_name_is_not_copied(source: Registry, tmp_path: Path) -> None:
     """Whoever may write there cannot stop a backup."""
     (tmp_path / "source" / "log" / "EVIL").mkdir()
     (tmp_path / "source" / "log" / "EVIL" / "x").touch()

@@ -129,9 +129,7 @@ def test_a_broken_history_is_refused(store: MemoryStore, harm: str) -> None:
                  "expected_generation": None, "expected_digest": None}),
      ("action", {"kind": "exec"})],
 )  # fmt: skip
-def test_an_entry_out_of_its_place_is_refused(
-    store: MemoryStore, field: str, value: object
-) -> None:
+def test_an_entry_out_of_place_is_refused(store: MemoryStore, field: str, value: object) -> None:
     replace_entry(store, 2, **{field: value})
     assert refusal(store).isprintable()
 

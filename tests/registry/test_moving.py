@@ -149,9 +149,7 @@ def test_an_alias_is_a_word(store: MemoryStore, alias: str) -> None:
 
 
 @pytest.mark.parametrize("note", [Note("a\x1b[2J"), Note("x" * 300), Note(expires="tomorrow")])
-def test_a_note_that_no_reader_would_accept_stops_a_push_before_it_stores(
-    store: MemoryStore, note: Note
-) -> None:
+def test_a_note_that_readers_refuse_stops_a_push(store: MemoryStore, note: Note) -> None:
     before = dict(store.kept)
     with pytest.raises(RegistryError, match="E_ENTRY") as refused:
         push(writer_on(store), package("four"), NAME, note=note)

@@ -115,9 +115,7 @@ def test_the_last_part_is_read_by_its_colon() -> None:
         ("toy+eagle3@cpu:code", ["drafter", "hardware", "workload"]),
     ],
 )
-def test_words_of_a_name_that_contradict_the_manifest_are_told(
-    name: str, parts: list[str], tmp_path: Path
-) -> None:
+def test_contradictions_of_a_name_are_told(name: str, parts: list[str], tmp_path: Path) -> None:
     found = contradictions(name, read_package(write_artifact(tmp_path / "a", "chain")))
     assert [line.split()[3] for line in found] == parts
 

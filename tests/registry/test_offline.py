@@ -128,9 +128,7 @@ def test_the_trust_file_of_today_counts(store: MemoryStore, tmp_path: Path) -> N
         assert code_of(pull_offline, URL, PROD, reader_in(tmp_path, record)) == "E_SIG"
 
 
-def test_an_entry_that_expired_since_is_refused(
-    store: MemoryStore, chain: Package, tmp_path: Path
-) -> None:
+def test_an_expired_entry_is_refused(store: MemoryStore, chain: Package, tmp_path: Path) -> None:
     clock, reader = HandClock(), reader_in(tmp_path)
     until = Note(expires=clock.after(10)())
     promote(writer_on(store, clock), NAME, "prod", chain.digest, note=until)

@@ -55,9 +55,7 @@ def test_a_reference_without_a_meaning_is_refused(
     assert code_of(pull, registry_on(published), reference, reader_in(tmp_path)) == code
 
 
-def test_a_refused_artifact_leaves_nothing_in_the_cache(
-    published: MemoryStore, tmp_path: Path
-) -> None:
+def test_a_refused_artifact_is_not_in_the_cache(published: MemoryStore, tmp_path: Path) -> None:
     reader = reader_in(tmp_path)
     other = PAIR.model_copy(update={"target_digest": "sha256:" + "e" * 64})
     assert code_of(pull, registry_on(published), PROD, reader, expect=other) == "E_TARGET"
@@ -85,9 +83,7 @@ def test_an_expired_entry_is_refused_whatever_came_after_it(
     assert pull(registry_on(published, clock), PROD, reader_in(tmp_path)).artifact
 
 
-def test_a_version_whose_publication_has_expired_is_not_pointed_to(
-    published: MemoryStore, real: Real
-) -> None:
+def test_an_expired_version_is_not_pointed_to(published: MemoryStore, real: Real) -> None:
     clock = HandClock()
     push(writer_on(published, clock), real[0], NAME, note=Note(expires=clock.after(1)()))
     clock.now_s += 2
@@ -188,9 +184,7 @@ def signed(real: Real) -> MemoryStore:
     return store
 
 
-def test_an_expired_key_does_not_sign_on_with_an_old_date(
-    signed: MemoryStore, real: Real, tmp_path: Path
-) -> None:
+def test_an_expired_key_does_not_sign_on(signed: MemoryStore, real: Real, tmp_path: Path) -> None:
     old, digest = SigningKey.generate(), real[0].digest
     reader = reader_in(tmp_path, trusting(old, until=UNTIL, also=RECORD))
     stolen = Package(digest, real[0].files, (sign_artifact(old, digest, NAME, created=THEN()),))
@@ -205,9 +199,7 @@ def test_an_expired_key_does_not_sign_on_with_an_old_date(
     assert pull(registry_on(first), pinned, reader)
 
 
-def test_every_reader_and_writer_gives_the_verdict_of_a_pull(
-    signed: MemoryStore, real: Real, tmp_path: Path
-) -> None:
+def test_all_give_the_verdict_of_a_pull(signed: MemoryStore, real: Real, tmp_path: Path) -> None:
     old, registry = SigningKey.generate(), registry_on(signed)
     record = trusting(old, until=UNTIL, also=RECORD)
     trust, reader = record, reader_in(tmp_path, record)
@@ -228,9 +220,7 @@ def test_every_reader_and_writer_gives_the_verdict_of_a_pull(
 
 
 @pytest.mark.parametrize("late_s", [0, CLOCK_SKEW_S, CLOCK_SKEW_S + 1])
-def test_an_hour_behind_the_end_of_a_key_is_the_clock(
-    real: Real, tmp_path: Path, late_s: int
-) -> None:
+def test_an_hour_behind_a_keys_end_is_the_clock(real: Real, tmp_path: Path, late_s: int) -> None:
     """Signed in time, behind an entry that another signer dated so long after the key's end."""
     end, old, store = HandClock(), SigningKey.generate(), MemoryStore()
     reader = reader_in(tmp_path, trusting(old, until=end(), also=RECORD))

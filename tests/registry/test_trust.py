@@ -214,9 +214,7 @@ def test_another_trust_file_is_refused(change: dict[str, Any]) -> None:
 # --------------------------------------------------------------------------- the file
 
 
-def test_a_user_without_a_file_believes_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_file_nobody_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert trust_path() == tmp_path / "specctl" / "trust.json"
     assert Trust.load() == Trust()

@@ -230,9 +230,7 @@ def test_a_name_that_cannot_be_read_hides_no_other(
     assert any(where in text or real[1].digest in text for text in found)
 
 
-def test_an_expired_alias_hides_no_other_of_its_version(
-    folder: Path, real: tuple[Package, Package]
-) -> None:
+def test_an_expired_alias_hides_no_other_alias(folder: Path, real: tuple[Package, Package]) -> None:
     """A search names the usable one by each name that it has."""
     clock = HandClock()
     writer = writer_on(LocalStore(folder), clock)
