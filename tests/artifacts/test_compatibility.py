@@ -200,9 +200,6 @@ def test_the_nearest_come_first_and_the_refused_last(manifests: dict[bool, Manif
     assert [match.loadable for match in rank(Wanted(), named)] == [True, True, True, False]
 
 
-# --------------------------------------------------------------------------- admission
-
-
 def admitted(manifest: Manifest, **domain: Any) -> list[str] | str:
     """Warnings with the flag, after the refusal without it; the code where the flag is refused."""
     here = Domain(**{"hardware": ("NVIDIA H200",), "dtype": "bfloat16", **domain})

@@ -28,8 +28,6 @@ from tests.policy.scorers import random_trees
 
 FORMAT = Path(__file__).parents[2] / "docs" / "artifact-format.md"
 
-# ------------------------------------------------------------------ names and folders
-
 
 @pytest.mark.parametrize(
     "name", ["nowhere", "file", "empty", "a\0b", "half \ud800 a pair"], ids=ascii
@@ -108,9 +106,6 @@ def test_a_folder_of_another_kind_is_named(tmp_path: Path, monkeypatch: pytest.M
     check_is_artifact(tmp_path)  # left to the loader, which has typed errors for that
 
 
-# ------------------------------------------------------------------ damage
-
-
 def test_every_change_of_the_manifest_is_refused_or_another_identity(folder: Path) -> None:
     data, digest = (folder / "config.json").read_bytes(), load_artifact(folder).digest
     for at in range(0, len(data), 29):
@@ -159,9 +154,6 @@ def test_active_text_in_a_card_is_said_and_loads(
         load_artifact(folder)
     assert "W_TEXT README.md" in caplog.text
     assert "\x1b" not in caplog.text
-
-
-# ------------------------------------------------------------------ the order of the steps
 
 
 def documented() -> list[tuple[str, set[str]]]:
@@ -240,9 +232,6 @@ heavy = "polars pyarrow sklearn lightgbm rich matplotlib onnx onnxruntime joblib
 assert not set(heavy) & set(sys.modules), set(heavy) & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", script], check=True)
-
-
-# ------------------------------------------------------------------ bounds
 
 
 def test_estimates_of_cost_are_what_is_built() -> None:

@@ -56,8 +56,6 @@ from tests.artifacts.examples import (
 
 UNTOUCHED = "nothing was touched"
 
-# ------------------------------------------------------------------ the policy
-
 
 def test_examples_hold_every_kind() -> None:
     known = {
@@ -120,9 +118,6 @@ def test_description_names_policy_pair_and_evidence(name: str, tmp_path: Path) -
         console = Console(width=80, record=True, file=io.StringIO())
         console.print(render(description, width))
         assert description.title.replace(" ", "") in "".join(console.export_text().split())
-
-
-# ------------------------------------------------------------------ refusals of the writer
 
 
 @pytest.mark.parametrize(
@@ -203,9 +198,6 @@ def test_a_failed_publication_keeps_the_older_artifact(
             write_artifact(tmp_path / "a", "hetero")
     assert load_artifact(tmp_path / "a").policy == POLICIES["chain"]
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
-
-
-# ------------------------------------------------------------------ the manifest
 
 
 def test_facts_come_back(tmp_path: Path) -> None:

@@ -117,9 +117,6 @@ def test_anything_else_is_refused(data: bytes) -> None:
     assert len(str(refusal.value)) < 1000
 
 
-# ------------------------------------------------------------------ key files
-
-
 def test_a_key_comes_back_from_its_file(tmp_path: Path) -> None:
     key = signing.SigningKey.generate()
     assert key.save(tmp_path / "key") == tmp_path / "key.pub"

@@ -100,9 +100,6 @@ def write_artifact(folder: Path, kind: str, **changes: str) -> Path:
     return folder
 
 
-# --------------------------------------------------------------------------- registries
-
-
 def said(*arguments: object) -> Any:
     return json.loads(passes("registry", *arguments, "--json").out)
 

@@ -22,9 +22,6 @@ MARS = ("--shape", "chain", "--form", "prob_ratio", "--thetas", "0.5,0.2", "--ma
 SCORERS = {"c2t": C2T, "gbdt": GBDT}
 
 
-# --------------------------------------------------------------------------- node scorers
-
-
 @pytest.mark.parametrize(
     ("verb", "options"),
     [
@@ -85,9 +82,6 @@ def test_an_interrupted_fit_writes_nothing(
     assert not (tmp_path / "policy").exists()
 
 
-# --------------------------------------------------------------------------- AdaSD
-
-
 def test_without_prompts_adasd_fits_the_lossless_stop(chains: Path, tmp_path: Path) -> None:
     fit = ("fit", "adasd", chains, "-o", tmp_path / "stop", *ADASD)
     found = json.loads(passes(*fit, "--json").out)
@@ -131,9 +125,6 @@ def test_a_contract_that_four_prompts_cannot_keep_is_refused(
     assert "fresh prompts" in line
     assert not (tmp_path / "out").exists()
     assert (tmp_path / "out.runs" / "report.json").is_file(), "what was seen is kept"
-
-
-# --------------------------------------------------------------------------- MARS
 
 
 def fit_mars(out: Path, *more: object) -> tuple[object, ...]:

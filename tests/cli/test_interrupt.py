@@ -181,8 +181,6 @@ def test_ctrl_c_keeps_the_policies_that_are_compared_and_promises_no_more(
         assert [row["policy"] for row in rows] == ["ar"]
 
 
-# --------------------------------------------------------------------------- SIGTERM
-
 TOLD = "terminated: what was finished is kept\n"
 
 

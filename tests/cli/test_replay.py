@@ -93,9 +93,6 @@ def test_a_cost_model_adds_times_and_says_whose_they_are(dense: Path, cost: Path
     assert "'made up', not measured here" in found.err
 
 
-# --------------------------------------------------------------------------- imported
-
-
 def test_chains_of_every_drafter_by_hand(imported: Path) -> None:
     """Chains of 2: `a` 1 (+2), 4 (0), 5 (1) and `b` 1 (0), 2 (1); ngram accepts once, at 4."""
     document = replayed(imported, "-p", "ar", "-p", CHAIN, "-p", "oracle")
@@ -176,9 +173,6 @@ def test_what_is_printed_is_what_is_written(imported: Path, tmp_path: Path) -> N
     for load in ((), ("--batch-size", 2)):
         document = replayed(imported, "-p", CHAIN, *load, "-o", tmp_path)
         assert document == json.loads((tmp_path / "replay.json").read_text())
-
-
-# --------------------------------------------------------------------------- dense, at a load
 
 
 TREE = "eagle2:depth=3:top_k=3:num_tokens=8"

@@ -30,9 +30,6 @@ def memory_of(accepted: list[float], rejected: list[float], extra: int = 0) -> T
     return torch.tensor([row], dtype=torch.float64)
 
 
-# --------------------------------------------------------------------------- the running means
-
-
 VALUES = st.floats(0, 8, width=32)
 
 
@@ -118,9 +115,6 @@ def test_a_round_shows_the_path_and_the_first_token_behind_it(
     assert shown.values[shown.rejected].tolist() == pytest.approx(wanted)
 
 
-# --------------------------------------------------------------------------- where drafts stop
-
-
 def drafted(record: EntropyStop, *memories: Tensor) -> drafts.Round:
     return drafts.play(build_shape(record), [drafts.chain_law] * len(memories), torch.cat(memories))
 
@@ -191,8 +185,6 @@ def test_what_a_stop_learns_is_entropy() -> None:
     wanted = memory_of(ENTROPY[:2], ENTROPY[2:3])
     assert rule.observe(memory, done)[0].tolist() == pytest.approx(wanted[0].tolist(), abs=1e-6)
 
-
-# --------------------------------------------------------------------------- which tokens pass
 
 VOCAB = 6
 FLAT, SHARP = [1 / VOCAB] * VOCAB, [0.9, 0.02, 0.02, 0.02, 0.02, 0.02]

@@ -39,9 +39,6 @@ def marginal(tokens_per_us: float, costs: policy.StepCost | None) -> policy.Marg
     return policy.MarginalBudget(tokens_per_s=tokens_per_us * 1e6, costs=costs)
 
 
-# --------------------------------------------------------------------------- by hand
-
-
 @pytest.mark.parametrize(
     ("budget", "size"),
     [
@@ -70,9 +67,6 @@ def test_of_equal_rates_the_smaller_size_wins_and_of_equal_surplus_the_larger() 
     tokens, cost = torch.tensor([2.0, 2.5, 2.75]), torch.tensor([4.0, 5.0, 6.0])
     assert int(best_surplus(tokens, cost, 0.5)) == 1
     assert int(best_surplus(tokens, cost, 0.25)) == 2
-
-
-# --------------------------------------------------------------------------- every other choice
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -131,9 +125,6 @@ def test_a_line_makes_it_a_threshold(seed: int, bar: float) -> None:
     assert shared(marginal(bar / 10, LINEAR), pool, submitted) == wanted
 
 
-# --------------------------------------------------------------------------- layouts
-
-
 def certain(path: tuple[int, ...]) -> list[float]:
     return [1.0, 0.0]
 
@@ -164,9 +155,6 @@ def test_per_request_leaves_all_as_it_is() -> None:
     pool, submitted = drafts.draft(TREE, [drafts.random_law(1)])
     same = policy.build_budget(policy.PerRequest(), batch_size=1, max_tokens=6)
     assert drafts.share(same, pool, submitted) is submitted
-
-
-# --------------------------------------------------------------------------- calibration
 
 
 def acceptance_prob(record: policy.Calibration, tree: TokenTree) -> torch.Tensor:
@@ -218,8 +206,6 @@ def test_an_identity_calibration_changes_nothing() -> None:
         plain = shared(survival(max_tokens=size), *drafted)
         assert shared(survival(max_tokens=size, calibration=same), *drafted) == plain
 
-
-# --------------------------------------------------------------------------- refusals
 
 FLAT = policy.StepCost(token_counts=(1, 8), step_us=(10.0, 10.0))
 FLAT_END = policy.StepCost(token_counts=(1, 2, 4), step_us=(10.0, 20.0, 20.0))

@@ -26,9 +26,6 @@ def share(given: Round, max_tokens: int, **fields: object) -> Choice:
     return chosen(kept)
 
 
-# --------------------------------------------------------------------------- by hand
-
-
 def sure(path: tuple[int, ...]) -> list[float]:
     return [0.9, 0.06, 0.04]
 
@@ -71,9 +68,6 @@ def test_what_a_gate_frees_deepens_others_first(max_tokens: int, kept: list[set[
 def test_ties_go_to_the_earlier_row() -> None:
     given = round_of(policy.Chain(num_draft_tokens=2), [fair, fair, fair])
     assert share(given, 5, default_width=1) == ({0, 1}, {0, 1}, {0})
-
-
-# --------------------------------------------------------------------------- told plainly
 
 
 def told_plainly(
@@ -154,9 +148,6 @@ def test_more_budget_takes_no_node_away(name: str) -> None:
     choices = [share(given, size, default_width=2) for size in range(9, 80, 5)]
     for less, more in pairwise(choices):
         assert all(few <= many for few, many in zip(less, more, strict=True))
-
-
-# --------------------------------------------------------------------------- refusals
 
 
 def test_a_budget_below_the_batch_is_refused() -> None:

@@ -51,8 +51,6 @@ def admitted(rule: MarsRule, given: Verification) -> list[int]:
     return rule.judge(given).admitted[0].nonzero()[:, 0].tolist()
 
 
-# --------------------------------------------------------------------------- by hand
-
 CHAIN = tree((B, 0), (A, 1))
 """
 root ── B ── A
@@ -135,9 +133,6 @@ def test_padding_is_never_admitted() -> None:
     assert judged.admitted.tolist() == [[False, True, False], [False, True, True]]
 
 
-# --------------------------------------------------------------------------- sampling
-
-
 def test_sound_never_emits_what_top_p_excludes() -> None:
     logits = logits_of(CHAIN, {0: CLOSE})
     law = logits.clone()
@@ -217,9 +212,6 @@ def test_sound_emits_its_defined_law_on_every_tree(theta: float) -> None:
         assert law == defined_law(paths, theta)
         differs += law != emitted_law(paths, StrictAcceptance())
     assert (differs > 0) == (theta < 0.75)  # no second choice is closer than that
-
-
-# --------------------------------------------------------------------------- as released
 
 
 def released(theta: float = 1.0) -> MarsRule:

@@ -157,9 +157,6 @@ def test_a_note_that_readers_refuse_stops_a_push(store: MemoryStore, note: Note)
     assert store.kept == before
 
 
-# ------------------------------------------------------------------ rollbacks
-
-
 STEPS = st.tuples(st.sampled_from(["promote", "renew", "back", "back to"]), st.integers(0, 2))
 
 

@@ -120,9 +120,6 @@ def test_contradictions_of_a_name_are_told(name: str, parts: list[str], tmp_path
     assert [line.split()[3] for line in found] == parts
 
 
-# ------------------------------------------------------------------ places
-
-
 @pytest.mark.parametrize(
     "texts",
     [

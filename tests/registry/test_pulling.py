@@ -91,9 +91,6 @@ def test_an_expired_version_is_not_pointed_to(published: MemoryStore, real: Real
     assert code_of(promote, writer, NAME, "next", real[0].digest) == "E_STALE"
 
 
-# ------------------------------------------------------------------ signatures
-
-
 def test_a_name_that_requires_signatures_has_them_or_is_refused(
     published: MemoryStore, real: Real, tmp_path: Path
 ) -> None:
@@ -168,8 +165,6 @@ def test_a_writer_is_refused_before_readers_are(published: MemoryStore, real: Re
     assert code_of(promote, promoter, NAME, "prod", real[0].digest) == "E_SIG"
     assert len(registry_on(published).log(NAME).entries) == num_entries
 
-
-# ------------------------------------------------------------------ dates of signed entries
 
 THEN, UNTIL = HandClock(1_580_515_200.0), "2020-06-01T00:00:00Z"
 """February 2020, while the old key was good, and the end of that key."""

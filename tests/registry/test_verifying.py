@@ -163,9 +163,6 @@ def test_an_outage_ends_the_check_and_is_no_damage(
                 read(registry_on(store))
 
 
-# ------------------------------------------------------------------ folders that others write to
-
-
 @pytest.fixture
 def folder(tmp_path: Path, real: tuple[Package, Package]) -> Path:
     """`prod` of the name, and another name, in a folder."""
