@@ -47,10 +47,6 @@ def key_of(name: str) -> str:
     return blob_key(digest_of(ONE.files[name]))
 
 
-def test_files_come_back(store: MemoryStore) -> None:
-    assert Content(store).fetch(ONE.digest) == dict(ONE.files)
-
-
 @pytest.mark.parametrize(
     ("key", "data", "code"),
     [

@@ -98,14 +98,6 @@ def test_the_longest_name_can_be_used_and_a_longer_one_is_no_name(tmp_path: Path
         push(writer, package("one"), f"{longest}a")
 
 
-def test_the_last_part_is_read_by_its_colon() -> None:
-    digest = "sha256:" + "0" * 64
-    assert parse_reference(NAME) == Reference(NAME)
-    assert parse_reference(f"{NAME}@prod") == Reference(NAME, alias="prod")
-    assert parse_reference(f"{NAME}@{digest}") == Reference(NAME, digest=digest)
-    assert parse_reference("qwen@h200") == Reference("qwen", alias="h200")
-
-
 @pytest.mark.parametrize(
     ("name", "parts"),
     [

@@ -35,6 +35,7 @@ from specctl.registry.trust import (
     verify_folder,
 )
 from tests.artifacts.examples import write_artifact
+from tests.registry.worlds import code_of
 
 NAME = "qwen3-8b+eagle3@h200:chat"
 DIGEST, OTHER_DIGEST = "sha256:" + "a" * 64, "sha256:" + "b" * 64
@@ -174,11 +175,6 @@ def test_one_bit_is_enough_to_refuse(place: int, bit: int) -> None:
 # --------------------------------------------------------------------------- records
 
 
-def test_a_trust_file_comes_back_from_its_bytes() -> None:
-    found = trust(trusted(KEY, revoked=REVOKED), trusted(OTHER, "promoter"), require=("*",))
-    assert Trust.parse(found.to_bytes()) == found
-
-
 LINE = trusted(KEY).model_dump(mode="json")
 BAD_LINES: tuple[dict[str, Any], ...] = (
     {"key_id": OTHER.key_id},
@@ -207,8 +203,7 @@ def test_another_trust_file_is_refused(change: dict[str, Any]) -> None:
     tree = json.loads(trust(trusted(KEY)).to_bytes())
     assert Trust.parse(json.dumps(tree).encode())
     for wrong in (tree | change, {name: tree[name] for name in tree.keys() - {"require"}}):
-        with pytest.raises(ArtifactError, match="E_SCHEMA"):
-            Trust.parse(json.dumps(wrong).encode())
+        assert code_of(Trust.parse, json.dumps(wrong).encode()) == "E_SCHEMA"
 
 
 # --------------------------------------------------------------------------- the file
@@ -260,8 +255,7 @@ def test_a_refused_edit_changes_nothing(tmp_path: Path) -> None:
             edit_trust(place, change)
     assert place.read_bytes() == before
     place.write_bytes(b"{}")
-    with pytest.raises(ArtifactError, match="E_SCHEMA"):
-        edit_trust(place, lambda one: one)
+    assert code_of(edit_trust, place, lambda one: one) == "E_SCHEMA"
     with pytest.raises(OutputError):
         edit_trust(place / "below" / "trust.json", lambda one: one)
 
@@ -323,25 +317,18 @@ def test_a_folder_that_changed_is_not_vouched_for(folder: Path, tmp_path: Path) 
     sign_folder(folder, KEY, NAME)
     other = write_artifact(tmp_path / "other", "eagle2")
     (other / SIGNATURE).write_bytes((folder / SIGNATURE).read_bytes())
-    with pytest.raises(ArtifactError, match="E_SIG"):
-        verify_folder(other, trust(trusted(KEY)), NAME)
+    assert code_of(verify_folder, other, BELIEVED, NAME) == "E_SIG"
     sign_folder(other, OTHER, NAME)  # a signature of something else is replaced
     verify_folder(other, trust(trusted(OTHER)), NAME)
 
 
-def test_unsigned_and_huge_are_refused(folder: Path) -> None:
-    believed = trust(trusted(KEY))
+def test_absent_huge_and_endless_signatures_are_refused(folder: Path) -> None:
+    """Whoever opens a pipe waits for ever."""
     with pytest.raises(ArtifactError, match="no signature"):
-        verify_folder(folder, believed, NAME)
+        verify_folder(folder, BELIEVED, NAME)
     (folder / SIGNATURE).write_bytes(b" " * (2 << 20))
-    with pytest.raises(ArtifactError, match="E_SI"):
-        verify_folder(folder, believed, NAME)
-
-
-def test_what_would_wait_for_ever_is_no_signature(folder: Path) -> None:
-    """A pipe, or a link to one, in place of the signature: whoever opens it is hung."""
+    assert code_of(verify_folder, folder, BELIEVED, NAME).startswith("E_SI")
+    (folder / SIGNATURE).unlink()
     os.mkfifo(folder / SIGNATURE)
-    with pytest.raises(ArtifactError, match="E_FILETYPE"):
-        verify_folder(folder, trust(trusted(KEY)), NAME)
-    with pytest.raises(ArtifactError, match="E_FILETYPE"):
-        sign_folder(folder, KEY, NAME)
+    assert code_of(verify_folder, folder, BELIEVED, NAME) == "E_FILETYPE"
+    assert code_of(sign_folder, folder, KEY, NAME) == "E_FILETYPE"
