@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -25,28 +26,29 @@ def test_a_cpu_runs_the_reference_and_says_so_once(caplog: pytest.LogCaptureFixt
     assert caplog.messages == ["kernel some_op: reference on cpu"]
 
 
-def test_a_forced_kernel_that_cannot_run_is_refused() -> None:
-    x = torch.zeros(1)
-    with forced("fused"), pytest.raises(UsageError, match="expected triton and CUDA, found tens"):
-        runs_fused("some_op", x)
-    assert wanted_backend() == "auto"
+REFUSED = [
+    ("auto", "fused", True, "expected triton and CUDA, found tens"),
+    ("auto", "fused", False, "found no triton; install it"),
+    ("fused", None, True, "fused kernel some_op"),
+    ("fast", None, True, "SPECCTL_KERNELS: expected auto or reference or fused"),
+]
 
 
-def test_a_missing_triton_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "has_triton", lambda: False)
-    with forced("fused"), pytest.raises(UsageError, match="found no triton; install it"):
+@pytest.mark.parametrize(("variable", "word", "has_triton", "message"), REFUSED)
+def test_what_cannot_run_is_refused(
+    variable: str,
+    word: str | None,
+    has_triton: bool,  # noqa: FBT001
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is forced in code goes before the environment."""
+    monkeypatch.setenv(dispatch.VARIABLE, variable)
+    monkeypatch.setattr(dispatch, "has_triton", lambda: has_triton)
+    by_code = forced(word) if word else nullcontext()  # type: ignore[arg-type]
+    with by_code, pytest.raises(UsageError, match=message):
         runs_fused("some_op", torch.zeros(1))
-
-
-def test_the_environment_forces_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(dispatch.VARIABLE, "fused")
-    with pytest.raises(UsageError, match="fused kernel some_op"):
-        runs_fused("some_op", torch.zeros(1))
+    if variable != "fast":
+        assert wanted_backend() == variable
     with forced("reference"):
         assert not runs_fused("some_op", torch.zeros(1))
-
-
-def test_unknown_words_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(dispatch.VARIABLE, "fast")
-    with pytest.raises(UsageError, match="SPECCTL_KERNELS: expected auto or reference or fused"):
-        runs_fused("some_op", torch.zeros(1))

@@ -1,4 +1,4 @@
-"""`tree_build` against the loops of its docstrings, and against the code of rules and runtime."""
+"""`tree_build` against the loops of its docstrings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from specctl.features import DraftPool, path_sum
 from specctl.kernels.tree_build import (
     Best,
     Children,
@@ -18,15 +17,9 @@ from specctl.kernels.tree_build import (
     select_nodes,
     written,
 )
-from specctl.policy.growing import Children as RuntimeChildren
-from specctl.policy.growing import append_level as runtime_append
-from specctl.policy.growing import new_pool
-from specctl.policy.rules import Frontier, Level, best_nodes, best_of_level
-from specctl.tree import take
 from tests.kernels.drawn import Growth, drawn_children, empty_pool, random_forest
 from tests.kernels.helpers import CPU, assert_same, moved, poisoned, spread
 from tests.kernels.loops import INF, appended, built, selected
-from tests.trees import ancestor_mask, pack_bits
 
 GROWTHS = {
     "chain": Growth(1, 5, 1, 1),
@@ -125,47 +118,3 @@ def test_ties_and_edges(device: torch.device) -> None:
             assert select_nodes(scores.to(device), num_tokens).tolist() == wanted
             apart = select_nodes(spread(scores, device), num_tokens)
         assert apart.tolist() == wanted
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_equal_to_what_the_runtime_does(seed: int) -> None:
-    """Bit by bit, the order of ties too, on pools above and below the rules' `SORTED_WHOLE`."""
-    rows = (3, 40)[seed % 2]
-    size = Growth(rows, 4, 10, 10)
-    draw = np.random.default_rng(seed)
-    ours = empty_pool(size, CPU)
-    theirs = new_pool(ours.token_ids[:, 0], size.capacity)
-    frontier = Frontier(torch.zeros(rows, 1, dtype=torch.int64), torch.ones(rows, 1).bool())
-    for depth in range(1, size.levels + 1):
-        children = drawn_children(draw, rows, frontier.index.shape[1], size.top_k)
-        best = append_level(
-            ours,
-            *(frontier.index, frontier.keep, children),
-            start=theirs.size,
-            depth=depth,
-            num_best=size.width,
-        )
-        runtime_append(theirs, depth, frontier, RuntimeChildren(*children))
-        index = best_of_level(Level(depth, theirs.view(), theirs.level_start), size.width)
-        assert torch.equal(best.index, index)
-        frontier = Frontier(index, torch.from_numpy(draw.random(index.shape) < 0.8))
-    _assert_equal_pools(ours, theirs.view())
-    limit = torch.from_numpy(draw.integers(1, 60, rows))
-    submitted = best_nodes(theirs.view(), 48, limit)
-    assert torch.equal(select_nodes(ours.joint_logp, 48, limit=limit), submitted)
-    built = link_tree(ours, submitted, 4)
-    tree = take(theirs.view().tree, submitted)
-    for name in ("token_ids", "parent", "depth", "draft_logp", "valid", "num_nodes"):
-        assert torch.equal(getattr(built, name), getattr(tree, name)), name
-    words = pack_bits(ancestor_mask(tree.parent, 4))
-    assert torch.equal(built.ancestor_bits.view(torch.int64), words)
-
-
-def _assert_equal_pools(ours: Pool, theirs: DraftPool) -> None:
-    end = theirs.joint_logp.shape[1]
-    for name in ("token_ids", "parent", "depth", "draft_logp"):
-        assert torch.equal(getattr(written(ours, end), name), getattr(theirs.tree, name)), name
-    for name in ("joint_logp", "entropy", "topk_entropy", "sibling_rank", "expanded"):
-        assert torch.equal(getattr(written(ours, end), name), getattr(theirs, name)), name
-    sums = path_sum(theirs.topk_entropy, theirs.tree.parent, 4)
-    assert torch.equal(written(ours, end).path_entropy, sums)

@@ -30,16 +30,6 @@ def fitted(folder: Path, pair: Pair, hardware: str | None = None) -> Path:
     return folder
 
 
-def test_a_folder_takes_over(pair: Pair, tmp_path: Path) -> None:
-    decoder = Decoder(pair, PLAYED, batch_size=2)
-    loop = decoder.loop_for(64)
-    watch = decoder.follow(tmp_path / "policy", loop)
-    assert not watch.poll()
-    fitted(tmp_path / "policy", pair)
-    assert watch.poll()
-    assert loop.policy == FITTED
-
-
 def test_a_folder_that_is_not_there_yet_is_said(
     pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -48,32 +38,30 @@ def test_a_folder_that_is_not_there_yet_is_said(
     assert "no artifact folder polcy yet" in caplog.text
 
 
-def test_what_was_fitted_elsewhere_is_refused_as_at_the_start(pair: Pair, tmp_path: Path) -> None:
-    """The same artifact, by the same rule, whether it is there first or comes later."""
-    folder = fitted(tmp_path / "policy", pair, "NVIDIA H200")
-    with pytest.raises(ArtifactError, match="W_DOMAIN"):
-        Decoder.from_pretrained(
-            "embedded", "embedded", policy=str(folder), device="cpu", batch_size=2
-        )
-    decoder = Decoder(pair, PLAYED, batch_size=2)
-    loop = decoder.loop_for(64)
-    watch = decoder.follow(folder, loop)
-    assert not watch.poll()
-    assert getattr(watch.last_error, "code", None) == "W_DOMAIN"
-    assert loop.policy == PLAYED
-
-
-def test_what_was_fitted_elsewhere_is_allowed_as_at_the_start(
-    pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("allow_mismatch", [False, True])
+def test_what_was_fitted_elsewhere_is_treated_as_at_the_start(
+    allow_mismatch: bool,  # noqa: FBT001
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    folder = fitted(tmp_path / "policy", pair, "NVIDIA H200")
+    """By the same rule, whether it is there first or comes later."""
     decoder = Decoder.from_pretrained(
-        "embedded", "embedded", device="cpu", batch_size=2, allow_mismatch=True
+        "embedded", "embedded", device="cpu", batch_size=2, allow_mismatch=allow_mismatch
     )
     loop = decoder.loop_for(64)
-    assert decoder.follow(folder, loop).poll()
-    assert loop.policy == FITTED
+    played = loop.policy
+    watch = decoder.follow(tmp_path / "policy", loop)
+    assert not watch.poll(), "nothing there for now"
+    folder = fitted(tmp_path / "policy", decoder.pair, "NVIDIA H200")
+    assert watch.poll() == allow_mismatch
+    assert loop.policy == (FITTED if allow_mismatch else played)
     assert "W_DOMAIN" in caplog.text
+    if not allow_mismatch:
+        assert getattr(watch.last_error, "code", None) == "W_DOMAIN"
+        with pytest.raises(ArtifactError, match="W_DOMAIN"):
+            Decoder.from_pretrained(
+                "embedded", "embedded", policy=str(folder), device="cpu", batch_size=2
+            )
 
 
 def test_an_alias_by_the_words_of_the_command_line(
