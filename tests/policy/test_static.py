@@ -1,0 +1,214 @@
+"""Full trees contain smaller static ones; HeteroSpec's bins; the order that both rank nodes by."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specctl.features import meta_path, phi
+from specctl.policy import Chain, EntropyBins, FullTree, StaticTree, build_shape, rules
+from specctl.policy.growing import pool_capacity
+from specctl.policy.rules import rank_keys, rank_order, top_order
+from specctl.tree import TokenTree
+from tests.policy.drafts import Probabilities, grow, hand_law, paths_of, random_law
+from tests.trees import check_tree, joint_logp
+
+ALL = 1024
+"""Nodes that a static tree may submit: more than it drafts here."""
+
+
+def tied_law(seed: int, vocab: int) -> Probabilities:
+    """A law of few distinct values: ties must be broken alike in both trees."""
+    exact = random_law(seed, vocab)
+
+    def law(path: tuple[int, ...]) -> list[float]:
+        steps = [1 + round(3 * value) for value in exact(path)]
+        return [step / sum(steps) for step in steps]
+
+    return law
+
+
+def scores(tree: TokenTree, row: int) -> dict[tuple[int, ...], float]:
+    """Joint log-probability of every path of a tree."""
+    return dict(zip(paths_of(tree, row), joint_logp(tree)[row].tolist(), strict=False))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    top_k=st.integers(1, 4),
+    depth=st.integers(1, 4),
+    width=st.one_of(st.none(), st.integers(1, 6)),
+    tied=st.booleans(),
+)
+def test_every_smaller_static_tree_is_contained(
+    seed: int, top_k: int, depth: int, width: int | None, *, tied: bool
+) -> None:
+    laws = [(tied_law if tied else random_law)(seed + row, 8) for row in range(2)]
+    _, full, _ = grow(build_shape(FullTree(depth=depth, top_k=top_k, width=width)), laws)
+    check_tree(full)
+    for small in range(1, top_k + 1):
+        shape = StaticTree(depth=depth, top_k=small, num_tokens=ALL)
+        chain = Chain(num_draft_tokens=depth)
+        for contained in (shape, chain):
+            _, tree, _ = grow(build_shape(contained), laws)
+            for row in range(2):
+                assert scores(tree, row).items() <= scores(full, row).items()
+
+
+def test_a_narrow_tree_may_expand_what_a_wide_level_does_not() -> None:
+    """The example of `policy.full`: c's children beat b's first, which tree 2 expands."""
+    children = {(): [0.4, 0.31, 0.29, 0.0], (0,): [0.9, 0.05, 0.05, 0.0]}
+    children |= {(1,): [0.4, 0.3, 0.2, 0.1], (2,): [0.51, 0.49, 0.0, 0.0]}
+
+    def law(path: tuple[int, ...]) -> list[float]:
+        return children.get(path, [0.7, 0.1, 0.1, 0.1])
+
+    wide = FullTree(depth=3, top_k=3, nested=False)
+    _, tree, _ = grow(build_shape(wide), [law])
+    assert (1, 0, 0) not in paths_of(tree)  # best three: (0, 0), (2, 0), (2, 1)
+    _, nested, _ = grow(build_shape(wide.model_copy(update={"nested": True})), [law])
+    assert (1, 0, 0) in paths_of(nested)
+    _, narrow, _ = grow(build_shape(StaticTree(depth=3, top_k=2, num_tokens=ALL)), [law])
+    assert (1, 0, 0) in paths_of(narrow)
+
+
+@pytest.mark.parametrize("width", [None, 2, 5])
+def test_without_nesting_it_is_the_static_tree_of_that_width(width: int | None) -> None:
+    laws = [random_law(3), random_law(4)]
+    shape = FullTree(depth=4, top_k=3, width=width, nested=False)
+    pool, tree, _ = grow(build_shape(shape), laws)
+    assert tree.num_slots == pool.tree.num_slots  # all of the pool is submitted
+    expanded = [int((pool.expanded & (pool.tree.depth == d))[0].sum()) for d in range(4)]
+    best = width or 3
+    assert expanded == [1, min(best, 3), best, best]
+
+
+def test_the_pool_fits_its_capacity() -> None:
+    rule = build_shape(FullTree(depth=5, top_k=4, width=7))
+    pool, tree, _ = grow(rule, [random_law(seed, sharpness=0.1) for seed in range(8)])
+    assert pool.tree.num_slots <= pool_capacity(rule) == rule.max_tokens
+    assert bool((tree.num_nodes == pool.tree.num_nodes).all())
+
+
+def test_a_candidate_without_probability_is_not_expanded() -> None:
+    pool, _, _ = grow(build_shape(FullTree(depth=3, top_k=3)), [lambda _: [0.75, 0.25, 0.0, 0.0]])
+    impossible = pool.joint_logp == float("-inf")
+    assert bool(impossible.any())
+    assert not bool((impossible & pool.expanded).any())
+
+
+# --------------------------------------------------------------------------- HeteroSpec
+
+BASE = StaticTree(depth=2, top_k=2, num_tokens=7)
+
+
+def entropy(probabilities: list[float]) -> float:
+    total = sum(probabilities)
+    return -sum(p / total * math.log(p / total) for p in probabilities)
+
+
+def hetero(edges: tuple[float, ...], **changes: object) -> EntropyBins:
+    return EntropyBins(base=BASE, edges=edges, **{"gammas": (0.5, 1.0), "alpha": 2, **changes})
+
+
+def test_phi_adds_the_entropies_that_led_to_the_best_last_node() -> None:
+    pool, _, _ = grow(build_shape(BASE), [hand_law])
+    # Level 2's best node is aa (.36); its path was drawn from the root's and from a's law.
+    expected = entropy(hand_law(())) + entropy(hand_law((0,)))
+    assert float(phi(pool)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_meta_path_by_the_last_tokens_own_probability() -> None:
+    pool, _, _ = grow(build_shape(BASE), [hand_law])
+    by_path, by_token = meta_path(pool), meta_path(pool, conditional=True)
+    assert float(pool.joint_logp[0, by_path].exp()) == pytest.approx(0.36)
+    assert float(pool.tree.draft_logp[0, by_token].exp()) == pytest.approx(0.8)  # b, a
+
+
+def test_plan_of_every_bin_and_its_options() -> None:
+    base = StaticTree(depth=6, top_k=10, num_tokens=60)
+    edges = tuple(map(float, range(1, 8)))
+    shape = EntropyBins(base=base, edges=edges)
+    assert shape.plan_depths == (9, 8, 7, 6, 6, 6, 6, 6)
+    assert shape.plan_tokens == (21, 38, 61, 60, 60, 60, 60, 60)
+    literal = EntropyBins(base=base, edges=edges, index_base=1)
+    assert literal.plan_depths[:3] == (8, 7, 6)
+    capped = EntropyBins(base=base, edges=edges, cap_tokens=True)
+    assert max(capped.plan_tokens) == 60
+    tiny = EntropyBins(base=StaticTree(depth=6, top_k=2, num_tokens=8), edges=edges)
+    assert tiny.plan_tokens[0] == 10, "a chain of the extended depth always fits"
+
+
+def test_lowest_bin_extends_and_prunes() -> None:
+    rule = build_shape(hetero(edges=(50.0,)))
+    pool, tree, _ = grow(rule, [random_law(0)])
+    assert int(pool.tree.depth.max()) == 4  # 2 + alpha 2 - rank 0
+    assert int(tree.num_nodes) == 6  # ceil(0.5 · 7 + 2)
+
+
+def test_highest_bin_is_the_base_tree() -> None:
+    shape = hetero(edges=(0.0, 0.001, 0.002))
+    _, tree, drafter = grow(build_shape(shape), [random_law(0)])
+    _, base, _ = grow(build_shape(BASE), [random_law(0)])
+    assert paths_of(tree) == paths_of(base)
+    assert drafter.num_expansions == 1, "no level is drafted that nobody wants"
+
+
+def test_phi_on_an_edge_goes_left() -> None:
+    pool, _, _ = grow(build_shape(BASE), [random_law(0)])
+    edge = float(phi(pool))
+    _, on_edge, _ = grow(build_shape(hetero(edges=(edge,))), [random_law(0)])
+    below = float(torch.nextafter(torch.tensor(edge), torch.tensor(0.0)))
+    _, above, _ = grow(build_shape(hetero(edges=(below,))), [random_law(0)])
+    assert int(on_edge.num_nodes) == 6  # the low bin
+    assert int(above.num_nodes) == 8  # the high bin: ceil(1.0 · 7 + 1)
+
+
+# --------------------------------------------------------------------------- order
+
+TINY = float(torch.finfo(torch.float32).smallest_normal)
+SCORES = st.sampled_from([0.0, -0.0, -1.0, -1.0000001, -TINY, -TINY / 2, -3e38, float("-inf"), 2.5])
+POOLS = st.integers(1, 40).flatmap(
+    lambda width: st.lists(st.lists(SCORES, min_size=width, max_size=width), min_size=1, max_size=4)
+)
+
+
+def order_by_keys(scores: torch.Tensor, num_best: int) -> torch.Tensor:
+    """The order as of a batch that is too wide to be sorted whole."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rules, "SORTED_WHOLE", 0)
+        return top_order(scores, num_best)
+
+
+@settings(max_examples=300, deadline=None)
+@given(pool=POOLS, num_best=st.integers(1, 50))
+def test_order_is_that_of_the_stable_sort(pool: list[list[float]], num_best: int) -> None:
+    """Ties, zeros and -inf included."""
+    scores = torch.tensor(pool)
+    assert torch.equal(order_by_keys(scores, num_best), rank_order(scores)[:, :num_best])
+
+
+def test_every_float_keeps_its_place() -> None:
+    """All floats of one row, drawn over the whole range of bits, against the sort."""
+    generator = torch.Generator().manual_seed(0)
+    bits = torch.randint(-(2**31), 2**31, (1, 60_000), generator=generator).to(torch.int32)
+    scores = bits.view(torch.float32)
+    scores = scores[torch.isfinite(scores)][None]
+    assert scores.shape[1] > 50_000
+    assert torch.equal(order_by_keys(scores, scores.shape[1]), rank_order(scores))
+
+
+def test_keys_are_distinct() -> None:
+    keys = rank_keys(torch.zeros(2, 500))
+    assert all(len(row.unique()) == 500 for row in keys)
+
+
+def test_narrow_batches_are_sorted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "SORTED_WHOLE", 10)
+    monkeypatch.setattr(rules, "rank_keys", lambda _: pytest.fail("keys where sorting is faster"))
+    assert top_order(torch.tensor([[-1.0, -0.5, -1.0]]), 2).tolist() == [[1, 0]]
