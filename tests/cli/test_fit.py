@@ -37,12 +37,8 @@ def test_a_scorer_is_fitted_shown_and_replayed(
     fit = ("fit", verb, nodes, "-o", tmp_path / "policy", *SCORERS[verb], "--recall", 0.6, *options)
     found = json.loads(passes(*fit, "--json").out)
     config = found["report"]["config"]
-    sizes = (
-        config["nodes"]["depth"],
-        config["nodes"]["first_top_k"],
-        config["nodes"]["second_top_k"],
-    )
-    assert sizes == (4, 3, 3), "as much as the traces hold"
+    sizes = [config["nodes"][name] for name in ("depth", "first_top_k", "second_top_k")]
+    assert sizes == [4, 3, 3], "as much as the traces hold"
     assert config["nodes"]["negatives"] == (10.0 if verb == "c2t" else 0.0)
     first = "joint_prob" if "joint" in options else "draft_logp"
     assert config["nodes"]["features"] == [first, "parent_entropy", "depth"]

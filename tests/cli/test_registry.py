@@ -31,11 +31,13 @@ from tests.cli.command import (
 )
 
 SMALL = ("--limit", 1, "--max-new-tokens", 4, "--device", "cpu", "--json")
+pytestmark = pytest.mark.usefixtures("registry")
+Artifacts = dict[str, Path]
 PAST, END = "2020-01-01T00:00:00Z", "2300-01-01T00:00:00Z"
 
 
 def test_a_policy_is_published_found_used_and_rolled_back(
-    registry: Path, artifacts: dict[str, Path], tmp_path: Path
+    registry: Path, artifacts: Artifacts, tmp_path: Path
 ) -> None:
     first, second = (publish(artifacts, kind) for kind in ("chain", "eagle2"))
     [row] = said("list")
@@ -66,7 +68,7 @@ def test_a_policy_is_published_found_used_and_rolled_back(
 
 
 def test_a_push_under_a_name_that_contradicts_the_manifest_warns_and_goes_on(
-    registry: Path, artifacts: dict[str, Path]
+    artifacts: Artifacts,
 ) -> None:
     told = specctl("registry", "push", artifacts["chain"], "embedded+h@cpu:chat", "--json")
     line = "the name says drafter h, the artifact was made on embedded:eagle3"
@@ -76,7 +78,7 @@ def test_a_push_under_a_name_that_contradicts_the_manifest_warns_and_goes_on(
 
 
 def test_on_s3_the_same_round_trip(
-    s3_url: str, artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    s3_url: str, artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = f"{s3_url}/registry"
     monkeypatch.setenv("SPECCTL_REGISTRY", place)
@@ -95,7 +97,7 @@ def test_on_s3_the_same_round_trip(
 
 
 def test_offline_runs_from_the_cache_and_says_so(
-    registry: Path, artifacts: dict[str, Path], caplog: pytest.LogCaptureFixture
+    registry: Path, artifacts: Artifacts, caplog: pytest.LogCaptureFixture
 ) -> None:
     digest = publish(artifacts, "chain")
     place = f"{registry}/{NAME}@prod"
@@ -112,7 +114,7 @@ def test_offline_runs_from_the_cache_and_says_so(
     assert outcome.err.startswith("warning: offline:")
 
 
-def test_a_reference_composes_like_a_folder(registry: Path, artifacts: dict[str, Path]) -> None:
+def test_a_reference_composes_like_a_folder(registry: Path, artifacts: Artifacts) -> None:
     publish(artifacts, "chain")
     place = f"{registry}/{NAME}@prod+survival:max_tokens=9"
     [ran] = json.loads(passes("run", "--policy", place, *SMALL).out)
@@ -121,7 +123,7 @@ def test_a_reference_composes_like_a_folder(registry: Path, artifacts: dict[str,
 
 
 def test_versions_are_given_as_digest_alias_or_folder(
-    registry: Path, artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = (publish(artifacts, kind) for kind in ("chain", "eagle2"))
     promote = ("registry", "promote", NAME, "prod")
@@ -142,7 +144,7 @@ def test_versions_are_given_as_digest_alias_or_folder(
     assert "take it whole from `specctl registry show NAME`" in line
 
 
-def test_a_push_again_says_what_it_wrote(registry: Path, artifacts: dict[str, Path]) -> None:
+def test_a_push_again_says_what_it_wrote(artifacts: Artifacts) -> None:
     push = ("registry", "push", artifacts["chain"], NAME, "--alias", "prod")
     assert passes(*push).out.startswith(f"alias {NAME}@prod ")
     again = passes(*push).out
@@ -160,29 +162,8 @@ def test_a_new_disk_may_become_a_registry_and_a_used_one_may_not(tmp_path: Path)
     assert "'disk'" in refuses(REGISTRY, "registry", "init", "--registry", tmp_path)
 
 
-def test_a_marker_that_was_cut_is_restored_from_a_copy(registry: Path) -> None:
-    marker = registry / "registry.json"
-    marker.write_bytes(marker.read_bytes()[:20])
-    line = refuses(REGISTRY, "registry", "list")
-    assert "E_VERSION" in line
-    assert "restore it from a copy of this registry" in line
-
-
-def test_the_artifact_in_the_folder_of_a_tuning_is_named(
-    registry: Path, artifacts: dict[str, Path], tmp_path: Path
-) -> None:
-    """`fit auto -o tuned` writes tuned/policy beside its report."""
-    tuned, empty = tmp_path / "tuned", tmp_path / "empty"
-    tuned.mkdir()
-    empty.mkdir()
-    shutil.copytree(artifacts["chain"], tuned / "policy")
-    for words in (("registry", "push", tuned, NAME), ("run", "--policy", tuned)):
-        assert f"name {tuned}/policy, which is one" in refuses(ARTIFACT, *words)
-    assert "an empty folder" in refuses(ARTIFACT, "registry", "push", empty, NAME)
-
-
 def test_a_signature_of_something_else_is_not_published(
-    registry: Path, artifacts: dict[str, Path], tmp_path: Path
+    artifacts: Artifacts, tmp_path: Path
 ) -> None:
     key = new_key(tmp_path, "key")
     signed, other = (shutil.copytree(artifacts[kind], tmp_path / kind) for kind in artifacts)
@@ -198,7 +179,7 @@ def test_a_signature_of_something_else_is_not_published(
 
 
 def test_an_own_folder_that_cannot_be_written_is_named_by_its_variable(
-    registry: Path, artifacts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    artifacts: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(artifacts, "chain")
     (tmp_path / "file").write_text("in the way")
@@ -209,7 +190,7 @@ def test_an_own_folder_that_cannot_be_written_is_named_by_its_variable(
 
 
 def test_without_a_registry_a_name_or_a_home_the_refusal_names_what_to_give(
-    registry: Path, artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a container that was given any number for its user."""
 
@@ -233,7 +214,7 @@ def test_without_a_registry_a_name_or_a_home_the_refusal_names_what_to_give(
 # ------------------------------------------------------------------ damage, expiry, outage
 
 
-def test_damage_ends_with_a_code(registry: Path, artifacts: dict[str, Path]) -> None:
+def test_damage_ends_with_a_code(registry: Path, artifacts: Artifacts) -> None:
     publish(artifacts, "chain")
     blob = next((registry / "blobs" / "sha256").iterdir())
     blob.write_bytes(b"altered")
@@ -247,7 +228,7 @@ def test_damage_ends_with_a_code(registry: Path, artifacts: dict[str, Path]) -> 
 
 
 def test_expiry_is_shown_refused_and_no_damage(
-    registry: Path, artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest, search = publish(artifacts, "chain"), ("list", "--for", "embedded")
     for verb in (("show", NAME), ("log", NAME)):
@@ -286,7 +267,7 @@ def test_an_outage_is_no_damage(s3_url: str, monkeypatch: pytest.MonkeyPatch) ->
 # ------------------------------------------------------------------ words
 
 
-def test_success_is_told(registry: Path, artifacts: dict[str, Path]) -> None:
+def test_success_is_told(registry: Path, artifacts: Artifacts) -> None:
     assert passes("registry", "list").out == f"{registry}: no names yet\n"
     assert passes("registry", "list", "--for", "x").out == f"{registry}: no artifacts yet\n"
     empty = "no damage: 0 names, 0 entries, 0 artifacts checked\n"
@@ -297,7 +278,7 @@ def test_success_is_told(registry: Path, artifacts: dict[str, Path]) -> None:
         assert passes("registry", "verify", *check).out == line
 
 
-def test_piped_output_is_whole_and_in_words(registry: Path, artifacts: dict[str, Path]) -> None:
+def test_piped_output_is_whole_and_in_words(artifacts: Artifacts) -> None:
     digest = publish(artifacts, "chain", "--reason", "a reason " * 20)
     for verb in (("list",), ("show", NAME), ("log", NAME)):
         lines = passes("registry", *verb).out.splitlines()
@@ -312,7 +293,7 @@ def test_piped_output_is_whole_and_in_words(registry: Path, artifacts: dict[str,
     assert "gpu: wanted h100" in ranked
 
 
-def test_a_search_ranks_by_what_is_asked(registry: Path, artifacts: dict[str, Path]) -> None:
+def test_a_search_ranks_by_what_is_asked(artifacts: Artifacts) -> None:
     publish(artifacts, "chain")
     search = ("list", "--for", "embedded", "--draft", "embedded")
     [found] = said(*search, "--gpu", "cpu", "--dtype", "fp32")
@@ -325,7 +306,7 @@ def test_a_search_ranks_by_what_is_asked(registry: Path, artifacts: dict[str, Pa
 
 
 def test_a_narrow_terminal_folds_prose_alone(
-    registry: Path, artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    registry: Path, artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest = publish(artifacts, "chain", "--reason", "because it is so " * 15)
     monkeypatch.setattr(console, "is_terminal", lambda: True)
@@ -344,8 +325,7 @@ def test_a_narrow_terminal_folds_prose_alone(
 
 @pytest.mark.parametrize("signalled", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_verb_says_where_to_look(
-    registry: Path,
-    artifacts: dict[str, Path],
+    artifacts: Artifacts,
     monkeypatch: pytest.MonkeyPatch,
     signalled: signal.Signals,
 ) -> None:
@@ -385,7 +365,7 @@ def test_an_interrupted_verb_says_where_to_look(
 # ------------------------------------------------------------------ `specctl show`
 
 
-def test_show_takes_what_run_takes(registry: Path, artifacts: dict[str, Path]) -> None:
+def test_show_takes_what_run_takes(registry: Path, artifacts: Artifacts) -> None:
     digest = publish(artifacts, "chain")
     for version in ("prod", digest):
         place = f"{registry}/{NAME}@{version}"
