@@ -46,7 +46,7 @@ HELD = {
     "registry": 2700,
     "runtime": 7300,
     "collect": 4100,
-    "logs": 4550,
+    "logs": 4680,  # of these 110 read vLLM's log (part 2)
     "train": 4850,
     "replay": 8050,
     "report": 1350,

@@ -21,7 +21,7 @@ def import_(
         None, "Folder to write", name="--out -o", default="none, which a summary may go without"
     ),
     format: str = option(
-        "auto", "auto, specdecode-bench, spec-bench, vllm-requests, vllm-prometheus"
+        "auto", "auto, specdecode-bench, spec-bench, vllm-requests, vllm-prometheus, vllm-log"
     ),
     drafter: list[str] | None = option(
         None, "Drafter to read, NAME of acc_NAME; repeatable", default="all"

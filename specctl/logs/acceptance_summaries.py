@@ -14,6 +14,8 @@
   which are times and not read). A position's counter rises where at least that many tokens were
   accepted: over drafts it is the *marginal* rate. Counters run since the server's start, over all
   requests; rounds without a draft are not among them.
+- vLLM's log (the same module): a line `SpecDecoding metrics: ...` for each interval in which it
+  served, with sums of tokens, and acceptance by position rounded to three digits.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
@@ -405,3 +408,105 @@ def _counter_figures(path: Path, model: str, counters: Counter[str | int]) -> di
     is_ragged = drafted != drafts * len(at_least)
     figures = chain_figures(drafts, at_least, drafted, accepted, is_ragged=is_ragged)
     return figures if at_least else {**figures, "fixed_length_sweep": None}
+
+
+# ----------------------------------------------------------------- vLLM, log
+
+LOG_MARK = "SpecDecoding metrics: "
+_NUMBER = r"(\d{1,9}(?:\.\d{1,6})?)"
+_MEAN = re.compile(rf"Mean acceptance length: {_NUMBER}")
+_TOKENS = re.compile(r"Accepted: (\d{1,12}) tokens, Drafted: (\d{1,12}) tokens")
+_RATES = re.compile(rf"Per-position acceptance rate: ({_NUMBER}(?:, {_NUMBER})*)")
+_MEAN_ERROR, _RATE_ERROR = 0.005 + 1e-9, 0.0005 + 1e-9
+"""Of figures with two and with three digits behind the point."""
+_MAX_OFF = 20_000
+"""Rounds from the likeliest number that are tried: a mean of 1.1 of a million tokens."""
+
+
+def summarise_engine_log(path: Path, *, on_bytes: OnBytes | None = None) -> dict[str, Any]:
+    """Figures over all intervals of a log.
+
+    The log does not print how many rounds there were. Where every round drafts all positions they
+    follow from the drafted tokens; elsewhere from the mean length, as far as its digits tell.
+
+    Raises:
+        InputError: a malformed interval, by its line; none in which anything was drafted.
+    """
+    num_intervals = rounds = drafted = accepted = 0
+    at_least: list[int] = []
+    is_ragged = False
+    for spot, line in text_lines(path, on_bytes):
+        if LOG_MARK not in line:
+            continue
+        interval = _Interval.parse(line.partition(LOG_MARK)[2], spot)
+        num_intervals += 1
+        if not interval.drafted:
+            continue
+        if at_least and len(at_least) != len(interval.rates):
+            found = f"{len(interval.rates)}, before {len(at_least)}"
+            raise spot.refuse("one number of positions", found, "give each server's log alone")
+        num_rounds, even = interval.rounds(spot)
+        counts = [round(rate * num_rounds) for rate in interval.rates]
+        at_least = [a + b for a, b in zip(at_least or [0] * len(counts), counts, strict=True)]
+        rounds, is_ragged = rounds + num_rounds, is_ragged or not even
+        drafted, accepted = drafted + interval.drafted, accepted + interval.accepted
+    if not rounds:
+        raise InputError(
+            str(path),
+            expected=f"lines {LOG_MARK!r} with drafted tokens",
+            found=f"{num_intervals} such lines, without drafts" if num_intervals else "none",
+            fix="log a server that speculates, without --disable-log-stats, for some minutes",
+        )
+    figures = chain_figures(rounds, at_least, drafted, accepted, is_ragged=is_ragged)
+    return {**NOT_REPLAYED, "num_intervals": num_intervals, **figures}
+
+
+@dataclass(frozen=True)
+class _Interval:
+    """One line: mean tokens a round, sums of draft tokens, and rates by position."""
+
+    mean: float
+    accepted: int
+    drafted: int
+    rates: list[float]
+
+    @classmethod
+    def parse(cls, text: str, spot: Spot) -> Self:
+        tokens = _TOKENS.search(text)
+        if tokens is not None and int(tokens[2]) == 0:  # its rates are then nan
+            return cls(1.0, 0, 0, [])
+        mean, rates = _MEAN.search(text), _RATES.search(text)
+        if mean is None or tokens is None or rates is None:
+            expected = "mean acceptance length, accepted and drafted tokens and rates by position"
+            raise spot.refuse(expected, text.strip()[:80], "use the log of vLLM 0.9 or newer")
+        found = [float(rate) for rate in rates[1].split(", ")]
+        return cls(float(mean[1]), int(tokens[1]), int(tokens[2]), found)
+
+    def rounds(self, spot: Spot) -> tuple[int, bool]:
+        """Rounds of the interval, and whether each of them drafted all positions."""
+        even, rest = divmod(self.drafted, len(self.rates))
+        if rest == 0 and self._fits(even):
+            return even, True
+        if not self.accepted:  # nothing tells; at least so many
+            return even + bool(rest), False
+        likeliest = round(self.accepted / max(self.mean - 1, _MEAN_ERROR))
+        for off in range(_MAX_OFF):
+            for num_rounds in {likeliest - off, likeliest + off}:
+                if even < num_rounds <= self.drafted and self._fits(num_rounds):
+                    return num_rounds, False
+        found = f"{self.accepted} of {self.drafted} tokens, mean {self.mean}, {self.rates[:8]}"
+        raise spot.refuse("figures that fit together", found, "remove the line")
+
+    def _fits(self, num_rounds: int) -> bool:
+        """Whether all that is printed can be of so many rounds."""
+        counts = [round(rate * num_rounds) for rate in self.rates]
+        off = abs(sum(counts) - self.accepted)
+        return (
+            abs(1 + self.accepted / num_rounds - self.mean) <= _MEAN_ERROR
+            and off <= _RATE_ERROR * num_rounds * len(counts)
+            and counts == sorted(counts, reverse=True)
+            and all(
+                abs(count / num_rounds - rate) <= _RATE_ERROR
+                for count, rate in zip(counts, self.rates, strict=True)
+            )
+        )

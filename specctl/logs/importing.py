@@ -11,8 +11,10 @@ from specctl.artifacts.describe import Description
 from specctl.errors import UsageError
 from specctl.logs.acceptance_lists import DRAFTER, read_acceptance
 from specctl.logs.acceptance_summaries import (
+    LOG_MARK,
     summarise_answers,
     summarise_counters,
+    summarise_engine_log,
     summarise_requests,
 )
 from specctl.logs.import_lines import OnBytes, Row, Spot, json_objects, text_lines
@@ -20,8 +22,8 @@ from specctl.logs.imported_log import ImportedLog, publish_new, refuse_used, sav
 from specctl.records import canonical_json
 
 ACCEPTANCE, ANSWERS = "specdecode-bench", "spec-bench"
-REQUESTS, COUNTERS = "vllm-requests", "vllm-prometheus"
-FORMATS = ("auto", ACCEPTANCE, ANSWERS, REQUESTS, COUNTERS)
+REQUESTS, COUNTERS, ENGINE_LOG = "vllm-requests", "vllm-prometheus", "vllm-log"
+FORMATS = ("auto", ACCEPTANCE, ANSWERS, REQUESTS, COUNTERS, ENGINE_LOG)
 RECORDS: dict[str, Callable[[Row], bool]] = {
     ACCEPTANCE: lambda row: "generated_token_ids" in row and any(map(DRAFTER.fullmatch, row)),
     ANSWERS: lambda row: "question_id" in row and isinstance(row.get("choices"), list),
@@ -31,6 +33,11 @@ RECORDS: dict[str, Callable[[Row], bool]] = {
     ),
 }
 """Formats of JSON, and whether a record has their keys."""
+SUMMARIES = {
+    REQUESTS: summarise_requests,
+    COUNTERS: summarise_counters,
+    ENGINE_LOG: summarise_engine_log,
+}
 SUMMARY_NAME = "summary.json"
 OWNERS = {
     "drafters": ("--drafter", ACCEPTANCE),
@@ -113,8 +120,7 @@ def import_file(
     if format == ANSWERS:
         summary = summarise_answers(path, questions=options.questions, on_bytes=on_bytes)
     else:
-        summarise = summarise_requests if format == REQUESTS else summarise_counters
-        summary = summarise(path, on_bytes=on_bytes)
+        summary = SUMMARIES[format](path, on_bytes=on_bytes)
     imported = Imported(format, summary=summary)
     if out is not None:
         content = canonical_json(imported.to_json()).encode()
@@ -131,6 +137,10 @@ def detect_format(path: Path) -> str:
     spot, line = next(text_lines(path), (Spot(str(path), 1), ""))
     if line.startswith(("# HELP ", "# TYPE ", "vllm:")):  # as Prometheus writes
         return COUNTERS
+    if not line.lstrip().startswith(("{", "[")) and any(
+        LOG_MARK in text for _, text in text_lines(path)
+    ):
+        return ENGINE_LOG
     found = repr(line.strip()[:40]) if line else "an empty file"
     if line.lstrip().startswith(("{", "[")):
         spot, row = next(json_objects(path), (spot, {}))

@@ -264,6 +264,86 @@ def test_counters_that_are_malformed_or_contradict_each_other(
     assert re.search(says, refused(scrape(tmp_path / "m.txt", *lines)))
 
 
+# --------------------------------------------------------------------------- vLLM's log
+
+
+def log_line(drafted: list[int], accepted: list[int], num_positions: int) -> str:
+    """As vLLM prints an interval, given the tokens of each of its rounds."""
+    rates = [sum(n > place for n in accepted) / len(accepted) for place in range(num_positions)]
+    return (
+        "(APIServer pid=7) INFO 11-24 05:00:10 [metrics.py:120] SpecDecoding metrics: "
+        f"Mean acceptance length: {1 + sum(accepted) / len(accepted):.2f}, "
+        "Accepted throughput: 0.50 tokens/s, Drafted throughput: 1.50 tokens/s, "
+        f"Accepted: {sum(accepted)} tokens, Drafted: {sum(drafted)} tokens, "
+        f"Per-position acceptance rate: {', '.join(f'{rate:.3f}' for rate in rates)}, "
+        f"Avg Draft acceptance rate: {100 * sum(accepted) / sum(drafted):.1f}%"
+    )
+
+
+def engine_log(path: Path, *intervals: str) -> Path:
+    other = "(APIServer pid=7) INFO 11-24 05:00:10 [loggers.py:310] Engine 000: Running: 1 reqs"
+    path.write_text("\n".join((other, *intervals)) + "\n")
+    return path
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=40), min_size=1, max_size=4).filter(
+        lambda intervals: any(map(any, intervals))
+    )
+)
+def test_a_log_tells_the_rounds_of_full_drafts_exactly(
+    tmp_path_factory: pytest.TempPathFactory, intervals: list[list[int]]
+) -> None:
+    lines = (log_line([3] * len(rounds), rounds, 3) for rounds in intervals)
+    found = summary(engine_log(tmp_path_factory.mktemp("log") / "vllm.log", *lines))
+    rounds = [n for interval in intervals for n in interval]
+    expected = [sum(n > place for n in rounds) for place in range(3)]
+    assert (found["num_intervals"], found["num_rounds"]) == (len(intervals), len(rounds))
+    assert found["marginal_prob"] == [count / len(rounds) for count in expected]
+    assert found["mean_acceptance_length"] == 1 + sum(rounds) / len(rounds)
+    assert not found["fixed_length_sweep"]["is_ragged"]
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4)), min_size=1, max_size=60))
+def test_a_log_of_drafts_of_several_lengths_is_marked(
+    tmp_path_factory: pytest.TempPathFactory, rounds: list[tuple[int, int]]
+) -> None:
+    drafted = [1, *(length for length, _ in rounds)]
+    accepted = [1, *(min(pair) for pair in rounds)]
+    path = tmp_path_factory.mktemp("log") / "vllm.log"
+    found = summary(engine_log(path, log_line(drafted, accepted, 4)))
+    sweep = found["fixed_length_sweep"]
+    assert sweep["is_ragged"] or found["num_rounds"] * 4 == sum(drafted)
+    assert found["num_accepted_tokens"] == sum(accepted)
+    assert found["mean_acceptance_length"] == pytest.approx(
+        1 + sum(accepted) / len(accepted), abs=0.0101
+    )
+
+
+FULL = log_line([3, 3], [2, 1], 3)
+
+
+@pytest.mark.parametrize(
+    ("intervals", "says"),
+    [
+        ([FULL.replace("Drafted: 6", "Drafted: 0")], "1 such lines, without drafts"),
+        ([FULL.replace("1.000, 0.500", "nan, nan")], "vllm.log, line 2: expected mean acceptance"),
+        ([FULL, FULL.replace("Mean acceptance", "Median acceptance")], "line 3: expected mean"),
+        ([FULL.replace("Accepted: 3", "Accepted: 5")], "line 2: expected figures that fit"),
+        ([FULL.replace("1.000, 0.500", "0.500, 1.000")], "line 2: expected figures that fit"),
+        ([FULL, log_line([2], [1], 2)], "line 3: expected one number of positions"),
+    ],
+)
+def test_logs_that_cannot_be_added_up(tmp_path: Path, intervals: list[str], says: str) -> None:
+    assert says in refused(engine_log(tmp_path / "vllm.log", *intervals))
+
+
+def test_a_log_without_speculation(tmp_path: Path) -> None:
+    path = engine_log(tmp_path / "vllm.log")
+    assert "without --disable-log-stats" in refused(path, format="vllm-log")
+    assert "state the format" in refused(path)
+
+
 def test_options_of_other_formats(tmp_path: Path) -> None:
     source = scrape(tmp_path / "m.txt", *COUNTERS)
     for option in ({"drafters": ("e",)}, {"max_misaligned": 0.0}, {"questions": source}):
