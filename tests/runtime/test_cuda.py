@@ -14,14 +14,10 @@ from specctl.noise import gumbels, noise_keys, uniforms
 from specctl.policy import (
     Chain,
     ElasticBudget,
-    EntropyBins,
     JointThreshold,
     Mars,
     Policy,
     RootOnly,
-    ScoredTree,
-    SparseGates,
-    StaticTree,
     SurvivalBudget,
 )
 from specctl.runtime.capture import GraphSettings
@@ -29,27 +25,17 @@ from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.requests import Sampling
 from tests.kernels.rounds import SHAPES
-from tests.policy.scorers import random_network
 from tests.runtime.captured import decode, make_loop, ordinary, requests, run
 from tests.runtime.toy_loops import Kept
 
 pytestmark = pytest.mark.cuda
 DRAWN = (Sampling(), Sampling(0.8), Sampling(1.0, top_k=20), Sampling(1.1, top_p=0.8))
 NAMES = ("eagle2", "hetero", "echo", "threshold", "c2t joint")
-
-
-BASE = StaticTree(depth=5, top_k=6, num_tokens=24)
-GATES = SparseGates(
-    depth=5, width=3, max_width=6, gate_levels=(1, 3), thresholds=(0.5, 0.2), num_tokens=22
-)
 POLICIES = {
     "ar": Policy(shape=RootOnly()),
     "chain": Policy(shape=Chain(num_draft_tokens=4)),
-    "eagle2": Policy(shape=BASE),
-    "hetero": Policy(shape=EntropyBins(base=BASE, edges=(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0))),
-    "c2t": Policy(shape=ScoredTree(scorer=random_network(3), beta=0.3, depth=4, num_tokens=24)),
-    "echo": Policy(shape=GATES),
-    "echo, budget": Policy(shape=GATES, budget=ElasticBudget(max_tokens=20)),
+    **{name: Policy(shape=SHAPES[name]) for name in NAMES},
+    "echo, budget": Policy(shape=SHAPES["echo"], budget=ElasticBudget(max_tokens=20)),
 }
 
 
@@ -66,14 +52,6 @@ def no_unplanned_synchronisation() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode(before)
-
-
-@pytest.mark.parametrize("batch_size", [1, 4])
-@pytest.mark.parametrize("name", POLICIES)
-def test_cuda_greedy_text_equals_the_cpu(name: str, batch_size: int) -> None:
-    given = requests(16, new_tokens=24)
-    found = decode(POLICIES[name], given, None, of=cuda_pair(), batch_size=batch_size)
-    assert found.texts == ordinary(POLICIES["ar"], given, batch_size=1).texts
 
 
 def test_cuda_noise_has_the_bits_of_the_cpu() -> None:
@@ -97,14 +75,15 @@ def test_cuda_seeded_text_depends_on_neither_policy_nor_batch(name: str) -> None
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
-@pytest.mark.parametrize("name", NAMES)
-def test_cuda_graphs_give_the_cpus_greedy_text(name: str, batch_size: int) -> None:
+@pytest.mark.parametrize("name", POLICIES)
+def test_cuda_greedy_text_is_the_cpus_with_graphs_and_without(name: str, batch_size: int) -> None:
     given = requests(8)
-    plain = ordinary(Policy(shape=RootOnly()), given, batch_size=1)
-    policy = Policy(shape=SHAPES[name])
-    found = decode(policy, given, GraphSettings(), of=cuda_pair(), batch_size=batch_size)
-    eager = decode(policy, given, None, of=cuda_pair(), batch_size=batch_size)
-    assert found.texts == plain.texts
+    plain = ordinary(POLICIES["ar"], given, batch_size=1)
+    found, eager = (
+        decode(POLICIES[name], given, graphs, of=cuda_pair(), batch_size=batch_size)
+        for graphs in (GraphSettings(), None)
+    )
+    assert found.texts == eager.texts == plain.texts
     assert found.counts == eager.counts
     counters = found.loop.graph_counters
     assert counters.failed_captures == 0
@@ -116,7 +95,7 @@ def test_cuda_graphs_give_the_cpus_greedy_text(name: str, batch_size: int) -> No
     [
         Policy(shape=SHAPES["eagle2"], budget=SurvivalBudget(max_tokens=30)),
         Policy(shape=SHAPES["eagle2"], acceptance=Mars(form="margin", theta=1.0)),
-        Policy(shape=RootOnly()),
+        POLICIES["ar"],
     ],
     ids=["survival", "mars", "ar"],
 )

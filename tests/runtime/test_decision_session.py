@@ -109,31 +109,21 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeStream, FakeStream]:
     return default, own
 
 
-def test_a_session_computes_on_the_current_stream_unless_that_is_the_default(
+def test_a_session_computes_on_torchs_stream_or_waits_for_it(
     streams: tuple[FakeStream, FakeStream],
 ) -> None:
+    """Its own one, in order with torch's, where that is the default stream."""
     default, own = streams
-    assert twins._stream_on(torch.device("cuda")) is own  # type: ignore[comparison-overlap]
+    used: Any = twins._stream_on(torch.device("cuda"))
+    assert used is own
+    with twins._in_order(used):
+        own.log.append("run")
+    assert own.log == ["session waits for torch", "run", "torch waits for session"]
+    wanted = {"device_id": "1", "user_compute_stream": "7", "use_tf32": "0"}
+    assert cuda_options(used) == wanted
     default.cuda_stream = 5
     assert twins._stream_on(torch.device("cuda")) is default  # type: ignore[comparison-overlap]
     assert twins._stream_on(CPU) is None
-
-
-def test_a_run_stands_in_the_order_of_torchs_stream(
-    streams: tuple[FakeStream, FakeStream],
-) -> None:
-    _, own = streams
-    with twins._in_order(own):  # type: ignore[arg-type]
-        own.log.append("run")
-    assert own.log == ["session waits for torch", "run", "torch waits for session"]
-
-
-def test_the_provider_is_told_device_stream_and_precision(
-    streams: tuple[FakeStream, FakeStream],
-) -> None:
-    _, own = streams
-    wanted = {"device_id": "1", "user_compute_stream": "7", "use_tf32": "0"}
-    assert cuda_options(own) == wanted  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("providers", [["CPUExecutionProvider"], ["CUDAExecutionProvider"]])

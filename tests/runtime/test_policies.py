@@ -231,20 +231,6 @@ def test_theta_one_is_strict_token_for_token(shape: str, sampling: str) -> None:
     assert sum(lax[name] != strict[name] for name in strict) >= 2  # there was something to relax
 
 
-def test_alg1_and_sound_are_one_rule_when_greedy() -> None:
-    alg1, sound = (
-        accepted("eagle2", Mars(mode=mode, form="prob_ratio", theta=0.3), "greedy")
-        for mode in ("alg1", "sound")
-    )
-    assert alg1 == sound
-
-
-def test_released_code_is_strict_when_greedy_and_not_when_sampled() -> None:
-    released = Mars(mode="code_v1", theta=1.0)
-    assert accepted("eagle2", released, "greedy") == accepted("eagle2", Strict(), "greedy")
-    assert accepted("eagle2", released, "sampled") != accepted("eagle2", Strict(), "sampled")
-
-
 def test_a_clip_of_zero_accepts_what_strict_accepts() -> None:
     requests, stop = mixed_requests(), Policy(shape=STOP)
     clipped = Policy(shape=STOP, acceptance=JensenShannon(min_samples=1, max_threshold=0.0))
