@@ -1,8 +1,9 @@
-"""Budgets that take the likeliest nodes of a batch: by hand, and against every other choice."""
+"""Budgets: the likeliest nodes of a batch against every other choice, ECHO's against a telling."""
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -25,7 +26,10 @@ PAIR = (policy.Chain(num_draft_tokens=2), [drafts.sure, drafts.unsure])
 def shared(budget: policy.Budget, pool: DraftPool, submitted: torch.Tensor) -> drafts.Choice:
     """What a budget keeps of requests that submit six nodes at most, the size of `TREE`."""
     rule = policy.build_budget(budget, batch_size=len(submitted), max_tokens=6)
-    kept = drafts.share(rule, pool, submitted)
+    return checked_choice(pool, submitted, drafts.share(rule, pool, submitted))
+
+
+def checked_choice(pool: DraftPool, submitted: torch.Tensor, kept: torch.Tensor) -> drafts.Choice:
     assert kept.shape == submitted.shape
     check_tree(take(pool.tree, kept))
     return drafts.chosen(kept)
@@ -125,12 +129,8 @@ def test_a_line_makes_it_a_threshold(seed: int, bar: float) -> None:
     assert shared(marginal(bar / 10, LINEAR), pool, submitted) == wanted
 
 
-def certain(path: tuple[int, ...]) -> list[float]:
-    return [1.0, 0.0]
-
-
 def test_ties_go_to_the_shallower_then_to_the_earlier_request() -> None:
-    drafted = drafts.draft(policy.Chain(num_draft_tokens=3), [certain, certain, certain])
+    drafted = drafts.draft(policy.Chain(num_draft_tokens=3), [drafts.certain_law] * 3)
     assert [len(row) for row in shared(survival(max_tokens=8), *drafted)] == [3, 3, 2]
 
 
@@ -219,8 +219,138 @@ FLAT_END = policy.StepCost(token_counts=(1, 2, 4), step_us=(10.0, 20.0, 20.0))
         (survival(costs=FLAT), "flat"),
         (marginal(0.1, None), "specctl profile"),
         (marginal(0.1, FLAT_END), "flat"),
+        (policy.ElasticBudget(max_tokens=1), "echo_budget.*at least the batch size, 2"),
     ],
 )
 def test_what_cannot_be_decided_is_refused(budget: policy.Budget, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         policy.build_budget(budget, batch_size=2, max_tokens=6)
+
+
+# --------------------------------------------------------------------------- ECHO
+
+
+def round_of(shape: policy.Shape, laws: list[drafts.Probabilities]) -> drafts.Round:
+    return drafts.play(policy.build_shape(shape), laws)
+
+
+def elastic(given: drafts.Round, max_tokens: int, **fields: object) -> drafts.Choice:
+    budget = policy.ElasticBudget(max_tokens=max_tokens, **fields)  # type: ignore[arg-type]
+    rule = policy.build_budget(budget, batch_size=len(given[2]), max_tokens=given[2].shape[1])
+    return checked_choice(given.pool, given.submitted, rule.share(*given[:3]))
+
+
+def always(*law: float) -> drafts.Probabilities:
+    return lambda path: list(law)
+
+
+LOST, FAIR, SURE = always(0.4, 0.35, 0.25), always(0.7, 0.2, 0.1), always(0.9, 0.06, 0.04)
+GATED = policy.SparseGates(depth=3, width=1, max_width=3, gate_levels=(1,), thresholds=(0.5,))
+# Pool indices: level 1 at 1 to 3, level 2 at 4 to 6, level 3 at 7 to 9. `LOST` is truncated at
+# level 1 and may be widened there to 1, 2, 3; the others deepen along 1, 4, 7.
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "kept"),
+    [
+        (3, [{0}, {0}, {0}]),
+        # High load: the surest deepens first although its row is the last one.
+        (4, [{0}, {0}, {0, 1}]),
+        (5, [{0}, {0, 1}, {0, 1}]),
+        (6, [{0}, {0, 1}, {0, 1, 4}]),
+        (9, [{0}, {0, 1, 4, 7}, {0, 1, 4, 7}]),
+        # Low load: all have deepened as far as they may, the rest widens the truncated one.
+        (10, [{0, 1}, {0, 1, 4, 7}, {0, 1, 4, 7}]),
+        (12, [{0, 1, 2, 3}, {0, 1, 4, 7}, {0, 1, 4, 7}]),
+        (99, [{0, 1, 2, 3}, {0, 1, 4, 7}, {0, 1, 4, 7}]),
+    ],
+)
+def test_what_a_gate_frees_deepens_others_first(max_tokens: int, kept: list[set[int]]) -> None:
+    given = round_of(GATED, [LOST, FAIR, SURE])
+    assert given[0].stopped_at.tolist() == [1, 0, 0]
+    assert elastic(given, max_tokens, default_width=1, max_width=3) == tuple(kept)
+
+
+def test_ties_go_to_the_earlier_row() -> None:
+    given = round_of(policy.Chain(num_draft_tokens=2), [FAIR, FAIR, FAIR])
+    assert elastic(given, 5, default_width=1) == ({0, 1}, {0, 1}, {0})
+
+
+def told_plainly(
+    given: drafts.Round, max_tokens: int, default_width: int, max_width: int, *, by_row: bool
+) -> drafts.Choice:
+    """Algorithm 1 with the settled repairs, over Python lists, one request and node at a time."""
+    plan, pool, submitted, _ = given
+    rows = range(len(submitted))
+    nodes = [[n for n in row if n > 0] for row in submitted.tolist()]
+    depth, parent = pool.tree.depth.tolist(), pool.tree.parent.tolist()
+    score = pool.joint_logp.tolist()
+    stopped = [0] * len(rows) if plan.stopped_at is None else plan.stopped_at.tolist()
+    kept = [{0} for _ in rows]
+    budget = max_tokens - len(rows)
+    active, d = set(rows), 0
+
+    def best(row: int, among: list[int], number: int) -> list[int]:
+        return sorted(among, key=lambda n: (-score[row][n], n))[:number]
+
+    def fairly(some: dict[int, list[int]]) -> list[int]:
+        """Rows by the probability of their best node, or as they stand."""
+        waiting = sorted(row for row, among in some.items() if among)
+        if by_row:
+            return waiting
+        return sorted(waiting, key=lambda row: -score[row][best(row, some[row], 1)[0]])
+
+    while budget > 0 and active:
+        d += 1
+        active -= {row for row in active if d == stopped[row]}
+        wanted = {
+            row: [n for n in nodes[row] if depth[row][n] == d and parent[row][n] in kept[row]]
+            for row in active
+        }
+        active = {row for row in active if wanted[row]}
+        for row in fairly(wanted):
+            taken = best(row, wanted[row], min(default_width, budget))
+            kept[row] |= set(taken)
+            budget -= len(taken)
+    while budget > 0:
+        rest = {row: [n for n in nodes[row] if n not in kept[row]] for row in rows}
+        if not any(rest.values()):
+            break
+        # Who has no turn left is not asked; a turn is `max_width` nodes, the same for all.
+        for row in fairly(rest):
+            taken = best(row, rest[row], min(max_width, budget))
+            kept[row] |= set(taken)
+            budget -= len(taken)
+    return tuple(frozenset(k) for k in kept)
+
+
+SHAPES = {
+    "echo": policy.SparseGates(
+        depth=4, width=2, max_width=5, gate_levels=(1, 3), thresholds=(0.3, 0.1)
+    ),
+    "eagle2": policy.StaticTree(depth=3, top_k=3, num_tokens=12),
+    "threshold": policy.JointThreshold(depth=4, top_k=4, min_prob=0.03),
+    "chain": policy.Chain(num_draft_tokens=4),
+}
+LAWS = [drafts.random_law(seed, sharpness=1.0 + seed % 4) for seed in range(9)]
+
+
+@pytest.mark.parametrize("order", ["confidence", "row"])
+@pytest.mark.parametrize("widths", [(1, 1), (2, 5), (3, 2)])
+@pytest.mark.parametrize("name", SHAPES)
+def test_budgets_equal_the_plain_telling(name: str, widths: tuple[int, int], order: str) -> None:
+    given = round_of(SHAPES[name], LAWS)
+    fields = {"default_width": widths[0], "max_width": widths[1]}
+    total = int((given[2] >= 0).sum())
+    for max_tokens in {9, 10, 13, 20, 31, total - 3, total, total + 50}:
+        kept = elastic(given, max_tokens, order=order, **fields)
+        assert kept == told_plainly(given, max_tokens, **fields, by_row=order == "row")
+        assert drafts.num_tokens(kept) == min(max_tokens, total), "all of it is used, never more"
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_more_budget_takes_no_node_away(name: str) -> None:
+    given = round_of(SHAPES[name], LAWS)
+    choices = [elastic(given, size, default_width=2) for size in range(9, 80, 5)]
+    for less, more in pairwise(choices):
+        assert all(few <= many for few, many in zip(less, more, strict=True))
