@@ -48,7 +48,7 @@ TURNS = (SMALL, LEARNED, ONLINE, Policy(shape=Chain(num_draft_tokens=3)), LARGE)
 
 
 def test_texts_do_not_see_the_policies_change() -> None:
-    plain = texts_of(loop_of(Policy(shape=RootOnly()), batch_size=3).run(toy_requests(6)))
+    plain = texts_of(loop_of(PLAIN, batch_size=3).run(toy_requests(6)))
     kept = Kept()
     loop, done = loop_of(LARGE, batch_size=3, observer=kept), {}
     for request in toy_requests(6):
@@ -64,29 +64,30 @@ def test_texts_do_not_see_the_policies_change() -> None:
     assert digests[: len(wanted)] == wanted, "each round is one policy's, from the next one on"
 
 
+PLAIN = Policy(shape=RootOnly())
+MANY = Policy(shape=StaticTree(depth=4, top_k=3, num_tokens=13))
+DEEP = Policy(shape=StaticTree(depth=8, top_k=3, num_tokens=12))
+LOSSY = Policy(shape=Chain(), acceptance=Mars())
+
+
 @pytest.mark.parametrize(
-    ("policy", "error", "words"),
+    ("old", "new", "error", "words"),
     [
-        (Policy(shape=StaticTree(depth=4, top_k=3, num_tokens=13)), UsageError, "at most 12 subm"),
-        (Policy(shape=StaticTree(depth=8, top_k=3, num_tokens=12)), UsageError, "drafting slots"),
-        (Policy(shape=Chain(), acceptance=Mars()), LossyPolicyError, "began with one"),
+        (LARGE, MANY, UsageError, "at most 12 submitted"),
+        (LARGE, DEEP, UsageError, "drafting slots"),
+        (LARGE, LOSSY, LossyPolicyError, "began with one"),
+        (PLAIN, SMALL, UsageError, "began without a drafter"),
     ],
 )
 def test_refusals_leave_the_old_policy(
-    policy: Policy, error: type[SpecctlError], words: str
+    old: Policy, new: Policy, error: type[SpecctlError], words: str
 ) -> None:
-    loop = loop_of(LARGE)
+    loop = loop_of(old)
     rules = loop.rules
     with pytest.raises(error, match=words):
-        loop.reload(policy)
+        loop.reload(new)
     assert loop.rules is rules
-    assert loop.policy == LARGE
-
-
-def test_a_loop_without_a_drafter_gets_none() -> None:
-    loop = loop_of(Policy(shape=RootOnly()))
-    with pytest.raises(UsageError, match="began without a drafter"):
-        loop.reload(SMALL)
+    assert loop.policy == old
 
 
 @pytest.mark.policy_faults
