@@ -295,7 +295,11 @@ WIDE = StaticTree(depth=6, top_k=6, num_tokens=40)
 ON_HOST = DynamicDepth(depth=4, top_k=4, num_tokens=20, check_levels=(2,))
 RELOADS = {
     "other edges": (SHAPES["hetero"], altered("hetero", edges=(2.0, 5.0))),
-    "another threshold": (SHAPES["threshold"], altered("threshold", min_prob=0.4)),
+    "another threshold": (altered("threshold", min_prob=0.02), SHAPES["threshold"]),
+    "a threshold that fewer nodes can reach": (
+        SHAPES["threshold"],
+        altered("threshold", min_prob=0.4),
+    ),
     "a smaller tree": (WIDE, SHAPES["eagle2"]),
     "gates": (WIDE, SHAPES["echo"]),
     "decisions on the host": (WIDE, ON_HOST),
@@ -304,8 +308,8 @@ RELOADS = {
 
 @pytest.mark.parametrize("name", RELOADS)
 def test_reloaded_policy_is_the_one_that_decides(name: str) -> None:
-    """From its first round on as in a loop that began with it; other edges are written into the
-    buffer of the graphs that are there."""
+    """From its first round on as in a loop that began with it; other edges and thresholds are
+    written into the buffer of the graphs that are there."""
     given, (old, new) = requests(4), (Policy(shape=shape) for shape in RELOADS[name])
     plain, loop = ordinary(old, given[:2]), make_loop(old, given, tape())
     before, captures = loop.round, list[int]()
@@ -317,7 +321,7 @@ def test_reloaded_policy_is_the_one_that_decides(name: str) -> None:
     done = drive(loop, given[:2], {2: reload})
     assert texts_of(done.values()) == plain.texts
     assert captures[0] > 0
-    assert (loop.round is before) == (name == "other edges")
+    assert (loop.round is before) == (name in ("other edges", "another threshold"))
     found, fresh = run(loop, given[2:]), ordinary(new, given[2:])
     assert (found.texts, found.counts) == (fresh.texts, fresh.counts)
     assert loop.graph_counters.captures > 0

@@ -14,7 +14,6 @@ from specctl.noise import gumbels, noise_keys, uniforms
 from specctl.policy import (
     Chain,
     ElasticBudget,
-    JointThreshold,
     Mars,
     Policy,
     RootOnly,
@@ -199,7 +198,7 @@ def test_cuda_out_of_memory_during_capture_falls_to_eager(monkeypatch: pytest.Mo
 
 def test_cuda_reload_writes_the_buffer_under_live_graphs() -> None:
     given = requests(6)
-    old, new = (JointThreshold(depth=4, top_k=5, min_prob=p, num_tokens=24) for p in (0.1, 0.4))
+    old, new = (SHAPES["threshold"].model_copy(update={"min_prob": p}) for p in (0.02, 0.1))
     loop = make_loop(Policy(shape=old), given, GraphSettings(), of=cuda_pair())
     run(loop, given[:3])
     graphs = loop.round
