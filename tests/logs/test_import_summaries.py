@@ -320,6 +320,31 @@ def test_a_log_of_drafts_of_several_lengths_is_marked(
     )
 
 
+@pytest.mark.parametrize(
+    ("figures", "rounds", "at_least"),
+    [
+        (("1.88", "237 tokens, Drafted: 807", "0.428, 0.268, 0.186"), 269, (115, 72, 50)),
+        # Five or two draft tokens by batch size, so that only the mean tells the rounds.
+        (("1.76", "239 tokens, Drafted: 713", "0.446, 0.282, 0.009, 0.009, 0.009"), 316, None),
+    ],
+)
+def test_lines_of_a_real_server_agree_with_its_counters(
+    tmp_path: Path, figures: tuple[str, str, str], rounds: int, at_least: tuple[int, ...] | None
+) -> None:
+    """vLLM 0.32.0 on the CPU with the embedded pair, and what its /metrics said."""
+    mean, tokens, rates = figures
+    line = (
+        f"SpecDecoding metrics: Mean acceptance length: {mean}, Accepted throughput: 2.3 tokens/s, "
+        f"Drafted throughput: 6.8 tokens/s, Accepted: {tokens} tokens, Per-position acceptance "
+        f"rate: {rates}, Avg Draft acceptance rate: 33.5%"
+    )
+    found = summary(engine_log(tmp_path / "vllm.log", line))
+    assert found["num_rounds"] == rounds
+    assert found["fixed_length_sweep"]["is_ragged"] == (at_least is None)
+    if at_least is not None:
+        assert found["marginal_prob"] == [count / rounds for count in at_least]
+
+
 FULL = log_line([3, 3], [2, 1], 3)
 
 
