@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -76,22 +77,17 @@ def broken_by(lane: Lane) -> bool:
         return "freed before" in str(error)
 
 
-def test_a_source_that_is_freed_too_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    parcel = shipping.Parcel
-    monkeypatch.setattr(shipping, "Parcel", lambda *given: parcel(*given[:-1], ()))
-    assert broken_by(FakeLane())
+PARCEL = shipping.Parcel
+MUTANTS: dict[str, tuple[object, str, Callable[..., object]]] = {
+    "a source freed too early": (shipping, "Parcel", lambda *given: PARCEL(*given[:-1], ())),
+    "no wait": (shipping, "Parcel", lambda a, b, c, _, e: PARCEL(a, b, c, Ready(), e)),
+    "rows left in host memory of the lane": (torch.Tensor, "clone", lambda tensor: tensor),
+}
 
 
-def test_reading_without_waiting_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    parcel = shipping.Parcel
-    monkeypatch.setattr(shipping, "Parcel", lambda a, b, c, _, e: parcel(a, b, c, Ready(), e))
-    assert broken_by(FakeLane())
-
-
-def test_rows_that_stay_in_host_memory_of_the_lane_are_caught(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch.Tensor, "clone", lambda tensor: tensor)
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutants_are_caught(monkeypatch: pytest.MonkeyPatch, mutant: str) -> None:
+    monkeypatch.setattr(*MUTANTS[mutant])
     assert broken_by(FakeLane())
 
 

@@ -208,15 +208,6 @@ def test_the_root_may_be_reached_by_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "real" / "a" / "b").read_bytes() == b"1"
 
 
-def test_files_are_made_as_the_users_mask_says(tmp_path: Path) -> None:
-    before = os.umask(0o027)
-    try:
-        open_store(tmp_path / "store").put_new("a/b", b"1")
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "store" / "a" / "b").stat().st_mode) == 0o640
-
-
 def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     num_open = len(os.listdir("/proc/self/fd"))
@@ -276,3 +267,4 @@ def test_elsewhere_the_umask_decides(tmp_path: Path, umask: int) -> None:
     found = filled(tmp_path, ("team", 0o775))
     assert found["team/log"] == 0o070 & ~umask
     assert found["team/marker"] == 0o060 & ~umask
+    assert stat.S_IMODE((tmp_path / "team" / "marker").stat().st_mode) == 0o666 & ~umask
