@@ -51,7 +51,7 @@ HELD = {
     "replay": 8050,
     "report": 1350,
     "cli": 2550,
-    TESTS: 40600,
+    TESTS: 37000,
 }
 """What rooms above their budget may hold, since 2026-11-23: they may only shrink. Eight people who
 each rewrote one or two of these rooms for two hours took 3,200 lines out of 53,000 and found no

@@ -2,7 +2,7 @@
 
 Static trees, HeteroSpec, ECHO, C2T and the joint threshold have kernels; every other shape drafts
 by its torch rule (`policy.growing.grow_tree`), between captured parts. The torch rules are the
-specification; `tests/kernels/cases_policy_rounds.py` holds both to the same rounds. All parameters
+specification; `tests/kernels/test_policy_eval.py` holds both to the same rounds. All parameters
 of a family that has some stand in one buffer, which a reload overwrites.
 """
 

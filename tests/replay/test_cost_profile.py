@@ -20,10 +20,10 @@ from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
 from specctl.replay.config import ProfileGrid
 from specctl.replay.cost import Steps, load_cost_model
 from specctl.replay.cost.probe import RoundProbe, Samples, probed_tree
-from specctl.replay.cost.profile import check_grid, profile, timed_rounds
+from specctl.replay.cost.profile import check_grid, profile
 from specctl.runtime.capture import GraphSettings, Recording, bucket_of, token_tiers
 from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.load import Pair, load_pair
+from specctl.runtime.load import Pair
 from tests.cli.command import passes, refuses, specctl
 from tests.replay.costs import PUBLISHED, SMALL, grid, table_model, toy
 from tests.runtime.tape import TapeCapture
@@ -301,18 +301,3 @@ def test_refusals_come_before_the_work(tmp_path: Path) -> None:
     refuses(6, "profile", "-o", tmp_path / "none" / "c.json")
     refuses(6, "profile", "-o", tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.cuda
-def test_captured_rounds_are_timed_by_default() -> None:
-    """On the embedded pair, whose heads the kernels know; replays take less than eager rounds."""
-    pair = load_pair("embedded", "embedded", device="cuda", dtype="float32")
-    graphs = timed_rounds("auto", pair)
-    assert graphs is not None
-    captured, ordinary = (profile(pair, SMALL, graphs=of) for of in (graphs, None))
-    assert captured.rounds == "graphs"
-    assert captured.token_tiers[0] == graphs.flat_tokens
-    assert captured.draft.level.us[0][0][0] < ordinary.draft.level.us[0][0][0]
-    assert captured.draft.loop.us[0][0][0] > 0
-    assert ordinary.machine.device == torch.cuda.get_device_name(0)
-    assert ordinary.machine.cuda is not None
