@@ -257,6 +257,7 @@ ADASD_STOP = Family(
     rule=entropy_stop_shape,
     words={"adasd_stop": {}},
     fitted_grid=grid(window=WINDOWS),
+    chain=lambda record: record.model_copy(update={"top_k": 1, "num_tokens": None}),
 )
 
 

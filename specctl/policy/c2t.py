@@ -160,4 +160,5 @@ C2T = Family(
         beta="0.003 0.01 0.02 0.04 0.08 0.15 0.3 0.5", depth="4 8", num_tokens="none 16"
     ),
     shared_fitted_grid=grid(beta="0.01 0.05 0.2", depth="4"),
+    chain=lambda record: record.model_copy(update={"first_top_k": 1, "second_top_k": 1}),
 )

@@ -196,6 +196,7 @@ ECHO = Family(
     words={"echo": {}},
     fitted_grid=grid(depth="3 4 6 8", width="1 2 3 4", num_tokens="8 16 32 48"),
     shared_fitted_grid=grid(width="1 2 3", depth="4"),
+    chain=lambda record: record.model_copy(update={"width": 1, "max_width": 1}),
 )
 
 

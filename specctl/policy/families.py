@@ -111,6 +111,13 @@ def family_of(record: Record) -> Family:
     return _OF_RECORD[type(record)]
 
 
+def as_chain(policy: Policy) -> Policy:
+    """The policy on the drafter's likeliest path: where engines draft chains, a tree's rule stops
+    and cuts that path alone. The same policy where it grows nothing wider."""
+    made = family_of(policy.shape).chain
+    return policy if made is None else policy.model_copy(update={"shape": made(policy.shape)})
+
+
 # --------------------------------------------------------------------------- JSON
 
 

@@ -92,6 +92,8 @@ class Family:
         shared_grid: coarser values of a shape that a budget trims anyway.
         fitted_grid, shared_fitted_grid: the same of fitted artifacts, whose other settings stay.
         places: where a setting of the fitted grid stands in the record, if not at the top.
+        chain: of a shape that may grow wider: the record whose rule grows and cuts the drafter's
+            likeliest path alone, as engines do that draft chains; None where that is the record.
         is_static: nothing is learned, and no draft is looked at to decide.
         is_deep: records demand more nodes than levels.
     """
@@ -104,6 +106,7 @@ class Family:
     fitted_grid: Grid = field(default_factory=dict)
     shared_fitted_grid: Grid = field(default_factory=dict)
     places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    chain: Callable[[Any], Record] | None = None
     is_static: bool = False
     is_deep: bool = False
 

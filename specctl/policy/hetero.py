@@ -131,6 +131,11 @@ class EntropyBinsShape(BaseShape):
         plan.max_depth = self.bin_depths[plan.bins]
 
 
+def as_wide_as_one(base: StaticTree) -> StaticTree:
+    """The base tree's likeliest path: Φ is then summed along it, and bins choose its length."""
+    return StaticTree(depth=base.depth, top_k=1, num_tokens=base.depth + 1)
+
+
 def entropy_bin(value: Tensor, edges: Tensor) -> Tensor:
     """`[B]` int64 bin of each value: the number of edges strictly below it; NaN's is the last."""
     return torch.bucketize(value, edges, right=False)
@@ -161,4 +166,5 @@ HETERO = Family(
     ),
     shared_fitted_grid=grid(num_tokens="24 48"),
     places={"num_tokens": ("base", "num_tokens")},
+    chain=lambda record: record.model_copy(update={"base": as_wide_as_one(record.base)}),
 )

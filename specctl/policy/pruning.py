@@ -196,4 +196,5 @@ THRESHOLD = Family(
         )
     },
     shared_grid=grid(depth="5 8", top_k="4 8", min_prob="0.01 0.05"),
+    chain=lambda record: record.model_copy(update={"top_k": 1}),
 )

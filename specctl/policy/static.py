@@ -93,6 +93,7 @@ EAGLE2 = Family(
     words={"eagle2": {}},
     grids={"eagle2": grid(depth=LEVELS, top_k="2 4 8 10", num_tokens="3 4 6 8 12 16 24 32 48 64")},
     shared_grid=grid(depth="3 5 8", top_k="4 8", num_tokens="8 16 32 64"),
+    chain=lambda record: Chain(num_draft_tokens=record.depth),
     is_static=True,
     is_deep=True,
 )
@@ -173,4 +174,8 @@ def full_shape(record: FullTree, device: torch.device) -> BaseShape:
     return BaseShape(record.depth, record.top_k, width, size, device)
 
 
-FULL = Family(record=FullTree, rule=full_shape)
+FULL = Family(
+    record=FullTree,
+    rule=full_shape,
+    chain=lambda record: Chain(num_draft_tokens=record.depth),
+)

@@ -216,6 +216,7 @@ DDD = Family(
             min_beam_logp="-0.1 -0.3 -0.7 -1.2 -2.0",
         )
     },
+    chain=lambda record: record.model_copy(update={"top_k": 1}),
     is_deep=True,
 )
 
@@ -286,4 +287,5 @@ OPT_TREE = Family(
             min_gain="0.05 0.1 0.2 0.3 0.5 0.8",
         )
     },
+    chain=lambda record: record.model_copy(update={"top_k": 1}),
 )
