@@ -99,7 +99,7 @@ STEPS: list[tuple[str, str]] = [
     ("import-prometheus", "import metrics.txt --json"),
     ("show-import", "show imported --json"),
     ("replay-import", "replay imported -p ar -p chain:num_draft_tokens=2 -p oracle --json"),
-    ("replay-import-waves", "replay imported -p chain:num_draft_tokens=2 --batch-size 2 --k-table [[1,1,3],[2,8,1]] --json"),
+    ("replay-import-waves", "replay imported -p chain:num_draft_tokens=2 -p schedule:from_batch=1/2:num_draft_tokens=3/1 --batch-size 2 --json"),
     ("run", "run held.jsonl --limit 12 --max-new-tokens 32 --threads 1 -o run --json --compare "
      "ar,chain,eagle2,eagle2:depth=9,svip,adaedl:threshold=0.4,confidence,ddd,opt_tree,threshold,hetero,c2t,c2t-text,gbdt,./echo,adasd"),
     ("run-batch", "run held.jsonl --limit 12 --max-new-tokens 32 --threads 1 --batch-size 4 -o run4 --json --compare "

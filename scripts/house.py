@@ -41,7 +41,7 @@ TESTS_BUDGET, FILES_BUDGET = 30000, 230
 SLACK = 1.1
 HELD = {
     PLAIN: 2450,
-    "policy": 3600,
+    "policy": 3680,  # of these 80 are chains: by batch size, and in place of trees (part 2)
     "artifacts": 3100,
     "registry": 2700,
     "runtime": 7300,

@@ -41,7 +41,14 @@ from specctl.policy.mars import Mars
 from specctl.policy.pruning import JointThreshold
 from specctl.policy.rules import ShapeRule
 from specctl.policy.scorers import FfnScorer, Scorer, TreesScorer
-from specctl.policy.static import Chain, FullTree, RootOnly, StaticTree
+from specctl.policy.static import (
+    Chain,
+    ChainSchedule,
+    FullTree,
+    RootOnly,
+    StaticTree,
+    at_batch_size,
+)
 from specctl.policy.stops import DynamicDepth, OptTree, SignalStop
 from specctl.policy.verification import Strict
 
@@ -50,6 +57,7 @@ __all__ = [
     "Budget",
     "Calibration",
     "Chain",
+    "ChainSchedule",
     "DynamicDepth",
     "ElasticBudget",
     "EntropyBins",
@@ -77,6 +85,7 @@ __all__ = [
     "SurvivalBudget",
     "TreesScorer",
     "as_chain",
+    "at_batch_size",
     "build_acceptance",
     "build_budget",
     "build_shape",

@@ -34,6 +34,7 @@ from specctl.records import Record, canonical_json, describe_violation, json_dig
 SHAPES = (
     static.AR,
     static.CHAIN,
+    static.SCHEDULE,
     static.EAGLE2,
     static.FULL,
     hetero.HETERO,

@@ -122,10 +122,11 @@ def grow_tree(
     pool = new_pool(root_ids, pool_capacity(rule), recent)
     root = torch.zeros_like(root_ids[:, None])
     frontier = Frontier(root, torch.ones_like(root, dtype=torch.bool))
-    for depth in range(1, rule.max_depth + 1):
+    deepest = rule.max_depth if plan.deepest is None else plan.deepest
+    for depth in range(1, deepest + 1):
         append_level(pool, depth, frontier, source.children(pool, frontier, rule.top_k))
         watch.lap("draft")
-        if depth == rule.max_depth:
+        if depth == deepest:
             break
         frontier = rule.grow(plan, Level(depth, pool.view(), pool.level_start))
         going_on = bool(frontier.keep.any())

@@ -23,11 +23,17 @@ from specctl.policy.verification import Outcome
 
 @dataclass(frozen=True)
 class RoundStart:
-    """The state of B requests when a round begins; `memory` is `[B, M]` float64, what the shape
-    noted of each request in its earlier rounds."""
+    """The state of B requests when a round begins.
+
+    Attributes:
+        memory: `[B, M]` float64, what the shape noted of each request in its earlier rounds.
+        batch_size: requests that decode together. Not `num_rows` in replay, whose rows are
+            positions of a log, each of a request by itself.
+    """
 
     num_rows: int
     memory: Tensor
+    batch_size: int = 1
 
 
 def fresh_start(
@@ -48,12 +54,14 @@ class Plan:
         bins: `[B]` int64 or None, the regime that a shape chose, -1 while unknown.
         stopped_at: `[B]` int64 or None, the level where a gate closed, 0 for none: its nodes are
             there for a budget that has some to spare.
+        deepest: levels that no row goes beyond, where the host knows it; None: the rule's own.
     """
 
     num_rows: int
     max_depth: Tensor
     bins: Tensor | None = None
     stopped_at: Tensor | None = None
+    deepest: int | None = None
 
 
 @dataclass(frozen=True)

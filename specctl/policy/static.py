@@ -1,4 +1,5 @@
-"""Shapes without anything learned: plain decoding, chains, EAGLE-2's tree, and the full tree.
+"""Shapes without anything learned: plain decoding, chains, chains by batch size, EAGLE-2's tree,
+and the full tree.
 
 `FullTree` is everything that a dense log holds, drafted and submitted. The frontier of a level is
 its best `width` candidates and, if nested, for every j <= top_k the frontier of the static tree of
@@ -15,15 +16,16 @@ of a narrow one. So the static trees that each node belongs to are carried from 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Literal, Self, cast
+from typing import Annotated, Literal, Self, cast
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from specctl.lazy import Tensor, torch
-from specctl.policy.family import LEVELS, Depth, Family, NumTokens, Shape, TopK, grid
+from specctl.policy.family import LEVELS, MAX_DEPTH, Depth, Family, NumTokens, Shape, TopK, grid
 from specctl.policy.rules import BaseShape, Frontier, Level, Plan, RoundStart, rows_below
-from specctl.records import require
+from specctl.records import PositiveInt, increasing, require
 
 
 class RootOnly(Shape):
@@ -68,6 +70,46 @@ class StaticTree(Shape):
         return self
 
 
+class ChainSchedule(Shape):
+    """A chain whose length follows the size of the batch: fewer draft tokens, the more requests
+    share the target's pass. vLLM's `num_speculative_tokens_per_batch_size`, SGLang's keys by batch
+    size.
+
+    Attributes:
+        from_batch: batch sizes from which an entry holds, ascending, the first one 1; an entry
+            holds up to the next, the last one for all larger batches.
+        num_draft_tokens: K of each entry; 0 is plain decoding.
+    """
+
+    kind: Literal["schedule"] = "schedule"
+    from_batch: tuple[PositiveInt, ...]
+    num_draft_tokens: tuple[Annotated[int, Field(ge=0, le=MAX_DEPTH)], ...]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        starts, lengths = self.from_batch, self.num_draft_tokens
+        require(starts[:1] == (1,), f"from_batch must begin with 1, found {list(starts[:1])}")
+        require(increasing(starts), "from_batch must be strictly increasing")
+        require(
+            len(starts) == len(lengths),
+            f"one length for each of {len(starts)} batch sizes, found {len(lengths)}",
+        )
+        require(any(lengths), "no batch size drafts: that is ar")
+        return self
+
+    def length_at(self, batch_size: int) -> int:
+        """K of a batch of so many requests."""
+        return self.num_draft_tokens[bisect_right(self.from_batch, batch_size) - 1]
+
+
+def at_batch_size(shape: Shape, batch_size: int) -> Shape:
+    """The shape of a batch that keeps its size: of a schedule the chain of its entry."""
+    if not isinstance(shape, ChainSchedule):
+        return shape
+    length = shape.length_at(batch_size)
+    return Chain(num_draft_tokens=length) if length else RootOnly()
+
+
 def static_shape(record: RootOnly | Chain | StaticTree, device: torch.device) -> BaseShape:
     """The rule of a static record; a chain is a tree of width 1."""
     if isinstance(record, RootOnly):
@@ -76,6 +118,23 @@ def static_shape(record: RootOnly | Chain | StaticTree, device: torch.device) ->
         levels = record.num_draft_tokens
         return BaseShape(levels, top_k=1, width=1, max_tokens=levels + 1, device=device)
     return BaseShape(record.depth, record.top_k, record.top_k, record.num_tokens, device)
+
+
+@dataclass(kw_only=True)
+class ScheduledChain(BaseShape):
+    """A chain that looks its length up when a round begins."""
+
+    record: ChainSchedule
+
+    def begin(self, start: RoundStart) -> Plan:
+        length = self.record.length_at(start.batch_size)
+        depth = torch.full((start.num_rows,), length, device=self.device)
+        return Plan(start.num_rows, depth, deepest=length)
+
+
+def scheduled_shape(record: ChainSchedule, device: torch.device) -> BaseShape:
+    levels = max(record.num_draft_tokens)
+    return ScheduledChain(levels, 1, 1, levels + 1, device, record=record)
 
 
 AR = Family(record=RootOnly, rule=static_shape, words={"ar": {}}, grids={"ar": {}}, is_static=True)
@@ -87,6 +146,7 @@ CHAIN = Family(
     shared_grid=grid(num_draft_tokens="2 3 4 6 8 11"),
     is_static=True,
 )
+SCHEDULE = Family(record=ChainSchedule, rule=scheduled_shape, words={"schedule": {}})
 EAGLE2 = Family(
     record=StaticTree,
     rule=static_shape,

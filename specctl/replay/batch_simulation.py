@@ -21,7 +21,7 @@ import numpy as np
 
 from specctl.errors import UsageError
 from specctl.logs.positions import Floats, Ints, Longs, Positions, join_rows
-from specctl.policy import Budget
+from specctl.policy import Budget, ChainSchedule
 from specctl.replay.cost.model import CostModel, Steps
 from specctl.replay.submissions import Submissions, Verify
 
@@ -214,10 +214,10 @@ def steps_of_batch(submissions: Submissions, rounds: BatchRounds, packing: Packi
     """The sizes of every step for a cost model; the batch drafts as deep as its deepest row."""
     first, row, sizes = rounds.first, rounds.row, rounds.batch_sizes
     positions = submissions.positions
-    levels: Ints | Longs = submissions.outcomes.levels[row]
+    levels = submissions.levels(row, rounds.verified)
     wanted: Ints | Longs = submissions.outcomes.wanted[row]
-    if submissions.chain_lengths is not None:
-        levels = wanted = rounds.verified - 1
+    if isinstance(submissions.policy.shape, ChainSchedule):
+        wanted = levels
     read = np.maximum.reduceat(rounds.accepted + 1, first).astype(np.float64)
     if packing == "ragged":
         read = rounds.per_step(rounds.accepted + 1) / sizes

@@ -69,12 +69,6 @@ class ReplayConfig(BaseModel):
         default="all",
         repeats=True,
     )
-    k_table: str | None = option(
-        None,
-        "Draft tokens by batch size for an import, first to last size and tokens, e.g. "
-        "'[[1,4,5],[5,64,1]]'",
-        default="none",
-    )
     seed: int = option(0, "Seed of the bootstrap and of the load", ge=0)
     num_threads: int = 1
 

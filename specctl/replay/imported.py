@@ -6,28 +6,23 @@ rounds are walked, bounded, scored and put into batches as those of any other lo
 drafts exactly what will be accepted. SpecDecode-Bench calls these FIXED_K and ORACLE
 (`predictor.py`; paper 2601.11580).
 
-With a batch size above 1, or a table of draft tokens by batch size, requests run in waves: in
-file order, B at a time, each wave until it is empty, so that a length by batch size follows the
-batch as it shrinks.
+With a batch size above 1 requests run in waves: in file order, B at a time, each wave until it is
+empty, so that a schedule follows the batch as it shrinks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from specctl.artifacts.describe import Description
 from specctl.errors import UsageError
 from specctl.logs.imported_log import AcceptedLengths, ImportedLog
 from specctl.logs.positions import Ints, Longs
-from specctl.policy import Chain, PerRequest, Policy, RootOnly
+from specctl.policy import Chain, ChainSchedule, PerRequest, Policy, RootOnly
 from specctl.policy.family import MAX_DEPTH
-from specctl.records import describe_violation
 from specctl.replay.batch_simulation import Load, run_batches, steps_of_batch
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress, refuse_ignored
 from specctl.replay.cost.model import CostModel
@@ -40,87 +35,10 @@ from specctl.replay.walk import walk
 from specctl.results import MARKED_BELOW, ImportScores
 from specctl.runtime.policy_spec import resolve_policy
 
-PLAIN, ORACLE, TABLE = "ar", "oracle", "k-table"
-_ENTRIES = TypeAdapter(list[tuple[int, int, int]], config=ConfigDict(strict=True))
-
-
-@dataclass(frozen=True)
-class ChainSchedule:
-    """The rule for the length of a chain.
-
-    Attributes:
-        entries: vLLM's `num_speculative_tokens_per_batch_size`, [first, last, K], inclusive.
-            Batch sizes between two entries, and above the last, keep the K before them; the first
-            entry starts at 1 (vLLM's `SpeculativeConfig`; notes/live-engines.md, 1.3). vLLM looks
-            up the number of requests scheduled in the step, which is what decodes here. Empty for
-            the oracle, whose chain is as long as it is accepted.
-    """
-
-    entries: tuple[tuple[int, int, int], ...] = ()
-
-    @classmethod
-    def fixed(cls, num_draft_tokens: int) -> ChainSchedule:
-        """A chain of that many tokens always; 0 is plain decoding."""
-        _check_length(num_draft_tokens)
-        return cls(((1, 1, num_draft_tokens),))
-
-    @classmethod
-    def parse(cls, text: str) -> ChainSchedule:
-        """A table from JSON such as `[[1, 4, 5], [5, 16, 3], [17, 64, 1]]`."""
-        try:
-            entries = tuple(sorted(_ENTRIES.validate_json(text)))
-        except ValidationError as error:
-            raise _bad_table("a list of [first, last, K]", describe_violation(error)) from error
-        if not entries or entries[0][0] != 1:
-            raise _bad_table("an entry that starts at batch size 1", str(list(entries[:1])))
-        for first, last, length in entries:
-            _check_length(length)
-            if not 1 <= first <= last:
-                raise _bad_table("1 <= first <= last in every entry", f"[{first}, {last}, …]")
-        for low, high in pairwise(entries):
-            if high[0] <= low[1]:
-                raise _bad_table("entries in order that do not overlap", f"{low} before {high}")
-        return cls(entries)
-
-    @property
-    def is_oracle(self) -> bool:
-        """Whether the chain is as long as it is accepted."""
-        return not self.entries
-
-    def lengths(self) -> Longs:
-        """`[largest first + 1]` draft tokens by batch size; larger ones keep the last."""
-        firsts, _, lengths = np.array(self.entries, np.int64).T
-        sizes = np.arange(firsts[-1] + 1)
-        place = np.searchsorted(firsts, sizes, side="right") - 1
-        return np.asarray(lengths[np.maximum(place, 0)], np.int64)
-
-    def submissions(self, log: AcceptedLengths) -> Submissions:
-        """The chain's outcome at every position; of a table, its longest chain's."""
-        longest = None if self.is_oracle else max(length for _, _, length in self.entries)
-        outcomes, _ = chain_outcomes(log, longest)
-        most = int(outcomes.verified.max(initial=1))
-        return Submissions(
-            policy=_chain_policy(min(most - 1, MAX_DEPTH)),
-            positions=log.positions,
-            outcomes=outcomes,
-            max_tokens=most,
-            chain_lengths=self.lengths() if len(self.entries) > 1 else None,
-        )
-
-
-def _check_length(num_draft_tokens: int) -> None:
-    if not 0 <= num_draft_tokens <= MAX_DEPTH:
-        raise UsageError(
-            "chain over imported traces",
-            expected=f"0 to {MAX_DEPTH} draft tokens",
-            found=str(num_draft_tokens),
-            fix="0 is plain decoding",
-        )
-
-
-def _bad_table(expected: str, found: str) -> UsageError:
-    fix = "write [[first, last, K], ...] as for vLLM's num_speculative_tokens_per_batch_size"
-    return UsageError("batch-size table", expected=expected, found=found, fix=fix)
+PLAIN, ORACLE = "ar", "oracle"
+ChainShape = RootOnly | Chain | ChainSchedule
+"""Shapes that accepted lengths can tell; with None, the oracle's, a `Candidate`."""
+Candidate = ChainShape | None
 
 
 # ----------------------------------------------------------------- one request at a time
@@ -139,7 +57,13 @@ def replay_chain(log: AcceptedLengths, num_draft_tokens: int) -> Rounds:
     Raises:
         UsageError: K below 0 or above `MAX_DEPTH`.
     """
-    _check_length(num_draft_tokens)
+    if not 0 <= num_draft_tokens <= MAX_DEPTH:
+        raise UsageError(
+            "chain over imported traces",
+            expected=f"0 to {MAX_DEPTH} draft tokens",
+            found=str(num_draft_tokens),
+            fix="0 is plain decoding",
+        )
     outcomes, most = chain_outcomes(log, num_draft_tokens)
     policy = _chain_policy(num_draft_tokens)
     return walk_outcomes(policy, log.positions, outcomes, outcomes.accepted, most)
@@ -203,9 +127,24 @@ def _chain_policy(num_draft_tokens: int) -> Policy:
 # ----------------------------------------------------------------- in waves
 
 
+def submissions_at(log: AcceptedLengths, shape: Candidate) -> Submissions:
+    """The chain's outcome at every position; of a schedule, its longest chain's."""
+    outcomes, _ = chain_outcomes(log, None if shape is None else max(_lengths(shape)))
+    most = int(outcomes.verified.max(initial=1))
+    policy = _chain_policy(min(most - 1, MAX_DEPTH)) if shape is None else Policy(shape=shape)
+    return Submissions(policy, log.positions, outcomes, most)
+
+
+def _lengths(shape: ChainShape) -> tuple[int, ...]:
+    """Draft tokens of a chain; of a schedule one number an entry."""
+    if isinstance(shape, ChainSchedule):
+        return shape.num_draft_tokens
+    return (shape.num_draft_tokens if isinstance(shape, Chain) else 0,)
+
+
 def wave_figures(
     log: AcceptedLengths,
-    schedule: ChainSchedule,
+    shape: Candidate,
     *,
     batch_size: int = 1,
     clock: CostModel | None = None,
@@ -226,13 +165,13 @@ def wave_figures(
         later.
     """
     num_slots = Load(batch_size).batch_size
-    submissions, positions = schedule.submissions(log), log.positions
+    submissions, positions = submissions_at(log, shape), log.positions
     verify = submissions.verification(PerRequest(), num_slots)
     queue = np.arange(positions.num_requests)
     rounds, _, _ = run_batches(positions, queue, verify, num_slots, in_waves=True)
     calls, drafted = len(rounds.row), rounds.verified - 1
     offered = log.offered_depth
-    is_past = drafted >= offered if schedule.is_oracle else drafted > offered
+    is_past = drafted >= offered if shape is None else drafted > offered
     num_drafted, num_accepted = int(drafted.sum()), int(rounds.accepted.sum())
     num_tokens = int(positions.num_tokens.sum())
     num_censored = int((log.is_censored[rounds.row] & is_past).sum())
@@ -293,7 +232,7 @@ def replay_import(
     candidates = candidates_of(drafters, config)
     baseline = _label(drafters[0], config.specs[config.baseline - 1])
     facts, caption = _facts(log, drafters, model), _caption(log, drafters)
-    in_waves = config.batch_size > 1 or config.k_table is not None
+    in_waves = config.batch_size > 1
     if in_waves:
         refuse_ignored(
             {"--by-category": config.by_category},
@@ -303,19 +242,19 @@ def replay_import(
     rounds: dict[str, Rounds] = {}
     waves: dict[str, dict[str, Any]] = {}
     with progress("policies", len(candidates)) as tick:
-        for label, (drafter, schedule) in candidates.items():
+        for label, (drafter, shape) in candidates.items():
             lengths = log.lengths(drafter)
             if in_waves:
                 waves[label] = wave_figures(
-                    lengths, schedule, batch_size=config.batch_size, clock=model
+                    lengths, shape, batch_size=config.batch_size, clock=model
                 )
-            elif schedule.is_oracle:
+            elif shape is None:
                 rounds[label] = replay_oracle(lengths)
             else:
-                rounds[label] = replay_chain(lengths, schedule.entries[0][2])
+                rounds[label] = replay_chain(lengths, _lengths(shape)[0])
             tick()
     if in_waves:
-        load = {"batch_size": config.batch_size, "order": "waves", "k_table": config.k_table}
+        load = {"batch_size": config.batch_size, "order": "waves"}
         policies = tuple(
             {"policy": label, **run, "against": _against(run, waves[baseline])}
             for label, run in waves.items()
@@ -337,14 +276,12 @@ def replay_import(
 
 def candidates_of(
     drafters: Sequence[str], config: ReplayConfig
-) -> dict[str, tuple[str, ChainSchedule]]:
+) -> dict[str, tuple[str, Candidate]]:
     """Every policy for every drafter by label; plain decoding once, it has no drafter."""
-    schedules = [(spec, schedule_of(spec)) for spec in config.specs]
-    if config.k_table is not None:
-        schedules.append((TABLE, ChainSchedule.parse(config.k_table)))
+    shapes = [(spec, shape_of(spec)) for spec in config.specs]
     found = [
-        (_label(drafter, spec), (drafter, schedule))
-        for spec, schedule in schedules
+        (_label(drafter, spec), (drafter, shape))
+        for spec, shape in shapes
         for drafter in (drafters[:1] if spec == PLAIN else drafters)
     ]
     candidates = dict(found)
@@ -358,22 +295,22 @@ def candidates_of(
     return candidates
 
 
-def schedule_of(spec: str) -> ChainSchedule:
-    """The chain lengths of a named policy."""
+def shape_of(spec: str) -> Candidate:
+    """The chain of a named policy; None for the oracle."""
     if spec == ORACLE:
-        return ChainSchedule()
+        return None
     words, _, budget = spec.partition("+")
     named = resolve_policy(words)
     shape = named.policy.shape
     if named.artifact_digest is not None:
         found = "an artifact, fitted on a pair that an import does not name"
-    elif budget or not isinstance(shape, Chain | RootOnly):
+    elif budget or not isinstance(shape, ChainShape):
         found = "one that looks at more than accepted lengths"
     else:
-        return ChainSchedule.fixed(shape.num_draft_tokens if isinstance(shape, Chain) else 0)
+        return shape
     raise UsageError(
         f"policy {spec!r} on imported traces",
-        expected=f"ar, chain:num_draft_tokens=K or {ORACLE}: an import holds how far one chain was "
+        expected=f"ar, chain, schedule or {ORACLE}: an import holds how far one chain was "
         "accepted, no tree and no probability",
         found=found,
         fix="replay it on dense traces: specctl collect --dense",

@@ -21,6 +21,7 @@ from specctl.logs.positions import Bools, Ints, Longs, join_rows
 from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog, LogChunk
 from specctl.policy import (
     Chain,
+    ChainSchedule,
     EntropyStop,
     FullTree,
     JointThreshold,
@@ -43,7 +44,15 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 DecidedT = TypeVar("DecidedT", bound="DataclassInstance")
-WITHOUT_ENTROPY = (RootOnly, Chain, StaticTree, FullTree, JointThreshold, SparseGates)
+WITHOUT_ENTROPY = (
+    RootOnly,
+    Chain,
+    ChainSchedule,
+    StaticTree,
+    FullTree,
+    JointThreshold,
+    SparseGates,
+)
 """Shapes that never look at an entropy, so that the log's need not be read."""
 RANKED = (RootOnly, Chain, SignalStop, StaticTree, FullTree, JointThreshold)
 """Shapes whose known nodes stand whatever is unknown below less likely ones, so that bounds are

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from specctl.logs.logged_draft import logged_drafts
 from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions, join_rows
 from specctl.logs.tree_log import DenseLog, LogChunk
-from specctl.policy import Policy, build_shape
+from specctl.policy import Policy, at_batch_size, build_shape
 from specctl.replay.outcomes import (
     Outcomes,
     accepted_bounds,
@@ -120,7 +120,8 @@ def replay(
 
 
 def replay_chunk(policy: Policy, chunk: LogChunk, *, with_bounds: bool = True) -> Rounds:
-    """The rounds of a policy over the requests of a chunk."""
+    """The rounds of a policy over the requests of a chunk, each a batch by itself."""
+    policy = policy.model_copy(update={"shape": at_batch_size(policy.shape, 1)})
     rule, positions = build_shape(policy.shape), chunk.positions
     if rule.memory_size:
         visited, outcomes = walk_online(rule, chunk)

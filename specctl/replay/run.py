@@ -81,7 +81,7 @@ def replay_folders(
             warn(f"cost model: one drafter's times stand for {names}; see --drafter")
         return replay_import(log, config, model, progress=progress)
     refuse_ignored(
-        {"--drafter": bool(config.drafters), "--k-table": config.k_table is not None},
+        {"--drafter": bool(config.drafters)},
         expected="an import of `specctl import`",
         found="dense traces",
     )

@@ -19,9 +19,18 @@ from torch import Tensor
 from specctl.errors import UsageError
 from specctl.features import DraftPool
 from specctl.logs.logged_draft import LoggedDraft, logged_drafts
-from specctl.logs.positions import Longs, Positions, join_rows
+from specctl.logs.positions import Ints, Longs, Positions, join_rows
 from specctl.logs.tree_log import DenseLog, LogChunk
-from specctl.policy import Budget, PerRequest, Policy, RootOnly, build_budget, build_shape
+from specctl.policy import (
+    Budget,
+    Chain,
+    ChainSchedule,
+    PerRequest,
+    Policy,
+    RootOnly,
+    build_budget,
+    build_shape,
+)
 from specctl.policy.rules import Plan
 from specctl.replay.outcomes import (
     Outcomes,
@@ -124,11 +133,10 @@ class Submissions:
     without a shared budget its rounds do not depend on who shares its batch.
 
     Attributes:
-        outcomes: `[R]`, where a request verifies all that it submits.
+        outcomes: `[R]`, where a request verifies all that it submits; of a schedule those of its
+            longest chain.
         max_tokens: nodes submitted at most, root counted.
         nodes: the trees; None where no budget needs them.
-        chain_lengths: draft tokens by the size of the batch, `[largest + 1]`, of chains; then
-            `outcomes` are those of the longest. None for most policies.
     """
 
     policy: Policy
@@ -136,7 +144,6 @@ class Submissions:
     outcomes: Outcomes
     max_tokens: int
     nodes: SubmittedNodes | None = None
-    chain_lengths: Longs | None = None
 
     @property
     def drafts(self) -> bool:
@@ -148,11 +155,11 @@ class Submissions:
         rule = build_budget(budget, batch_size=batch_size, max_tokens=self.max_tokens)
         accepted = self.outcomes.accepted.astype(np.int64)
         verified = self.outcomes.verified.astype(np.int64)
-        lengths = self.chain_lengths
-        if lengths is not None:
+        schedule = self.policy.shape
+        if isinstance(schedule, ChainSchedule):
 
             def by_size(rows: Longs) -> tuple[Longs, Longs]:
-                length = lengths[min(len(rows), len(lengths) - 1)]
+                length = schedule.length_at(len(rows))
                 return np.full(len(rows), length + 1), np.minimum(accepted[rows], length)
 
             return by_size
@@ -175,6 +182,12 @@ class Submissions:
             return (kept >= 0).sum(1).numpy(), torch.minimum(taken, remaining[rows]).numpy()
 
         return shared
+
+    def levels(self, rows: Longs, verified: Longs) -> Ints | Longs:
+        """Levels drafted in rounds at given positions, that verified so many nodes."""
+        if isinstance(self.policy.shape, ChainSchedule):
+            return verified - 1
+        return self.outcomes.levels[rows]
 
 
 def shares(policy: Policy) -> bool:
@@ -203,17 +216,22 @@ def submissions_of(
     """
     for policy in policies:
         check_replayable(policy.model_copy(update={"budget": PerRequest()}))
-        if is_online(policy) and (keep_nodes or shares(policy)):
+        learns = is_online(policy)
+        if (learns or isinstance(policy.shape, ChainSchedule)) and (keep_nodes or shares(policy)):
+            found = "learns from what the budget lets it verify" if learns else "asks for the batch"
             raise UsageError(
                 f"replay of {policy.name} under a shared budget",
                 expected="a shape that decides by the position alone",
-                found=f"{policy.shape.kind}, which learns from what the budget lets it verify",
+                found=f"{policy.shape.kind}, which {found}",
                 fix="compare it live: specctl run --compare, or leave the budget out",
             )
 
     @torch.inference_mode()
     def decide(policy: Policy, chunk: LogChunk) -> Submissions:
-        rule, positions = build_shape(policy.shape), chunk.positions
+        positions, shape = chunk.positions, policy.shape
+        if isinstance(shape, ChainSchedule):
+            shape = Chain(num_draft_tokens=max(shape.num_draft_tokens))
+        rule = build_shape(shape)
         if rule.memory_size:
             visited, found = walk_online(rule, chunk)
             return Submissions(policy, positions, found.spread(visited), rule.max_tokens)

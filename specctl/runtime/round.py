@@ -369,7 +369,7 @@ class Round:
         num_rows, shape = self._num_rows, rules.shape
         rows, all_rows = self.state.rows(num_rows), rows
         memory = self.memories[0].read(num_rows)[:, : shape.memory_size]
-        plan = shape.begin(RoundStart(num_rows, memory))
+        plan = shape.begin(RoundStart(num_rows, memory, batch_size=num_rows))
         distribution = None
         if rules.drafter is None:
             view = new_pool(rows.root_ids.clone(), 1).view()

@@ -27,7 +27,7 @@ VERBS = tuple(verbs())
 BY_UNIT = {
     "prompts": "limit",
     "tokens": (
-        "max_new_tokens, contexts, offered_depth, k_table, top_k, sample_top_k, fit "
+        "max_new_tokens, contexts, offered_depth, top_k, sample_top_k, fit "
         "c2t num_tokens, window, weights, min_samples, half_life"
     ),
     "nodes": (

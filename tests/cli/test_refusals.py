@@ -241,7 +241,7 @@ CASES: list[tuple[int, str, str]] = [
             ("ar --arrival-rate 3", "--arrival-rate"),
             ("ar --tpot-limit-ms 3", "--tpot-limit-ms"),
             ("ar --batch-size 2 --by-category", "--by-category"),
-            ("ar --k-table [[2,3,4]]", "batch size 1"),
+            ("schedule:from_batch=2/3:num_draft_tokens=3/4", "begin with 1"),
             ("ar --batch-size 0", "--batch-size"),
         ]
     ],
@@ -257,7 +257,6 @@ CASES: list[tuple[int, str, str]] = [
             ("-p ar --batch-size 2 --by-category", "--by-category"),
             ("-p ar --tpot-limit-ms 5", "--tpot-limit-ms"),
             ("-p ar --drafter eagle", "--drafter"),
-            ("-p ar --k-table [[1,4,5]]", "--k-table"),
         ]
     ],
     (USAGE, "run PROMPTS --decisions triton SMALL", "auto, fused, torch, onnx, found 'triton'"),

@@ -14,6 +14,7 @@ from tests.cli.command import USAGE, passes, specctl
 from tests.replay.costs import table_model
 
 CHAIN = "chain:num_draft_tokens=2"
+SCHEDULE = "schedule:from_batch=1/2:num_draft_tokens=3/2"
 
 
 def replayed(folder: Path, *options: object) -> dict[str, Any]:
@@ -128,33 +129,33 @@ def test_a_chain_beyond_the_log_is_marked_with_bounds(imported: Path) -> None:
     assert "calls between 3 and 4" in shown
 
 
-def test_a_batch_of_one_is_the_replay_without_a_batch(imported: Path, cost: Path) -> None:
-    """Waves of one request are the same rounds, at the same times."""
-    options = ("-p", "ar", "-p", CHAIN, "-p", "oracle", "--cost-model", cost)
-    alone = by_label(replayed(imported, *options))
-    waves = by_label(replayed(imported, *options, "--k-table", "[[1,9,2]]"))
-    for label, figures in alone.items():
-        for name in ("calls", "verified_tokens", "num_tokens"):
-            assert waves[label][name] == figures[name], (label, name)
-        assert waves[label]["time_us"] == pytest.approx(figures["time_us"])
-    same = ("calls", "verified_tokens", "time_us")
-    chain, table = waves[f"eagle/{CHAIN}"], waves["eagle/k-table"]
-    assert [table[name] for name in same] == [chain[name] for name in same]
+@pytest.mark.parametrize("folder", ["dense", "imported"])
+def test_a_schedule_is_the_chain_of_its_first_entry(
+    folder: str, request: pytest.FixtureRequest, cost: Path
+) -> None:
+    """One request at a time is a batch of one, on any log."""
+    options = ("-p", SCHEDULE, "-p", "chain:num_draft_tokens=3", "--cost-model", cost)
+    found = by_label(replayed(request.getfixturevalue(folder), *options))
+    for label, figures in found.items():
+        if SCHEDULE in label:
+            chain = found[label.replace(SCHEDULE, "chain:num_draft_tokens=3")]
+            same = {name for name in chain if name not in ("policy", "against")}
+            assert {name: figures[name] for name in same} == {name: chain[name] for name in same}
 
 
-def test_a_table_by_batch_size_by_hand(imported: Path, cost: Path) -> None:
+def test_a_schedule_in_waves_by_hand(imported: Path, cost: Path) -> None:
     """Two draft tokens while both run, three once `a` is left, at its position 5.
 
     Steps of 2 + 4, 2 + 4 and 1 + 3 tokens; each costs 1150 + 10 a token + 1 a draft token.
     """
-    options = ("--batch-size", 2, "--k-table", "[[1,1,3],[2,4,2]]", "--drafter", "eagle")
-    document = replayed(imported, "-p", "ar", *options, "--cost-model", cost)
-    table = by_label(document)["eagle/k-table"]
+    options = ("--batch-size", 2, "--drafter", "eagle")
+    document = replayed(imported, "-p", SCHEDULE, *options, "--cost-model", cost)
+    table = by_label(document)[f"eagle/{SCHEDULE}"]
     assert (table["num_steps"], table["calls"], table["verified_tokens"]) == (3, 5, 16)
     assert table["time_us"] == pytest.approx(3 * 1150 + 16 * 10 + 11 * 1)
     assert document["load"]["order"] == "waves"
     assert "until it is empty" in " ".join(
-        passes("replay", imported, "-p", "ar", *options).out.split()
+        passes("replay", imported, "-p", SCHEDULE, *options).out.split()
     )
 
 

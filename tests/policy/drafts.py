@@ -72,10 +72,16 @@ class Round(NamedTuple):
         return tree
 
 
-def play(rule: ShapeRule, rows: list[Probabilities], memory: Tensor | None = None) -> Round:
+def play(
+    rule: ShapeRule,
+    rows: list[Probabilities],
+    memory: Tensor | None = None,
+    batch_size: int = 1,
+) -> Round:
     """A round of requests that remember so much; nothing by default."""
-    start = fresh_start(len(rows), rule.memory_size)
-    plan = rule.begin(start if memory is None else RoundStart(len(rows), memory))
+    if memory is None:
+        memory = fresh_start(len(rows), rule.memory_size).memory
+    plan = rule.begin(RoundStart(len(rows), memory, batch_size))
     drafter, root = PathDrafter(rows), torch.full((len(rows),), 99)
     pool = grow_tree(rule, plan, DenseSource(drafter), root, Stopwatch())
     return Round(plan, pool, rule.select(plan, pool), drafter)

@@ -13,6 +13,7 @@ from specctl.errors import UsageError
 from specctl.policy import (
     Calibration,
     Chain,
+    ChainSchedule,
     DynamicDepth,
     ElasticBudget,
     EntropyBins,
@@ -44,6 +45,7 @@ BASE = StaticTree(depth=2, top_k=4, num_tokens=12)
 EXAMPLES: dict[str, Shape] = {
     "ar": RootOnly(),
     "chain": Chain(num_draft_tokens=3),
+    "schedule": ChainSchedule(from_batch=(1, 3), num_draft_tokens=(3, 1)),
     "eagle2": StaticTree(depth=3, top_k=3, num_tokens=10),
     "full": FullTree(depth=2, top_k=3),
     "full, plain": FullTree(depth=2, top_k=3, nested=False),

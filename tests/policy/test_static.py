@@ -1,4 +1,4 @@
-"""Full trees contain smaller static ones; HeteroSpec's bins; the order that both rank nodes by."""
+"""Full trees contain smaller static ones; schedules; HeteroSpec's bins; how both rank nodes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specctl.errors import UsageError
 from specctl.features import meta_path, phi
-from specctl.policy import Chain, EntropyBins, FullTree, StaticTree, build_shape, rules
+from specctl.policy import (
+    Chain,
+    ChainSchedule,
+    EntropyBins,
+    FullTree,
+    RootOnly,
+    StaticTree,
+    at_batch_size,
+    build_shape,
+    rules,
+)
 from specctl.policy.growing import pool_capacity
 from specctl.policy.rules import rank_keys, rank_order, top_order
+from specctl.runtime.policy_spec import resolve_policy
 from specctl.tree import TokenTree
-from tests.policy.drafts import Probabilities, grow, hand_law, paths_of, random_law
+from tests.policy.drafts import Probabilities, grow, hand_law, paths_of, play, random_law
 from tests.trees import check_tree, joint_logp
 
 ALL = 1024
@@ -100,6 +112,47 @@ def test_a_candidate_without_probability_is_not_expanded() -> None:
     impossible = pool.joint_logp == float("-inf")
     assert bool(impossible.any())
     assert not bool((impossible & pool.expanded).any())
+
+
+# --------------------------------------------------------------------------- schedules
+
+TABLE = ChainSchedule(from_batch=(1, 2, 6), num_draft_tokens=(5, 2, 0))
+
+
+@pytest.mark.parametrize(("batch_size", "length"), [(1, 5), (2, 2), (5, 2), (6, 0), (99, 0)])
+def test_a_schedule_is_the_chain_of_its_batch(batch_size: int, length: int) -> None:
+    """Node for node and pass for pass, whatever the number of rows."""
+    laws = [random_law(row) for row in range(3)]
+    given = play(build_shape(TABLE), laws, batch_size=batch_size)
+    assert given.plan.max_depth.tolist() == 3 * [length]
+    assert at_batch_size(TABLE, batch_size) == (
+        Chain(num_draft_tokens=length) if length else RootOnly()
+    )
+    if length:
+        chain = play(build_shape(Chain(num_draft_tokens=length)), laws)
+        assert given.submitted.tolist() == chain.submitted.tolist()
+        assert given.drafter.num_expansions == chain.drafter.num_expansions == length - 1
+    else:
+        assert given.submitted.tolist() == 3 * [[0]]
+        assert given.drafter.paths == []  # nothing was asked of the drafter
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ("from_batch=2/4:num_draft_tokens=3/1", "begin with 1"),
+        ("from_batch=1/4/4:num_draft_tokens=3/2/1", "increasing"),
+        ("from_batch=1/4:num_draft_tokens=3/2/1", "one length for each of 2"),
+        ("from_batch=1/4:num_draft_tokens=0/0", "that is ar"),
+        ("from_batch=1/4:num_draft_tokens=65/0", "64"),
+        ("from_batch=1/4:num_draft_tokens=-1/2", "0"),
+        ("from_batch=1:num_draft_tokens=3", "from_batch"),
+        ("num_draft_tokens=3/", "from_batch"),
+    ],
+)
+def test_schedules_that_are_none(settings: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        resolve_policy(f"schedule:{settings}")
 
 
 # --------------------------------------------------------------------------- HeteroSpec

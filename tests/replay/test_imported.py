@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from specctl.errors import UsageError
 from specctl.logs.imported_log import AcceptedLengths
 from specctl.logs.positions import Floats
+from specctl.policy import Chain, ChainSchedule, RootOnly
 from specctl.replay.cost.model import Steps
-from specctl.replay.imported import ChainSchedule, replay_chain, replay_oracle, wave_figures
+from specctl.replay.imported import Candidate, replay_chain, replay_oracle, wave_figures
 from specctl.replay.score import score
 from tests.logs.import_cases import import_rows, request
 
-TABLE = ChainSchedule(((1, 1, 5), (2, 3, 2), (6, 9, 0)))
-SCHEDULES = st.sampled_from([ChainSchedule.fixed(3), TABLE, ChainSchedule()])
+TABLE = ChainSchedule(from_batch=(1, 2, 6), num_draft_tokens=(5, 2, 0))
+SHAPES = st.sampled_from([RootOnly(), Chain(num_draft_tokens=3), TABLE, None])
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def naive_walk(text: Text, length: int) -> list[tuple[int, int]]:
     return rounds
 
 
-def naive_batch(found: list[Text], batch_size: int, schedule: ChainSchedule) -> dict[str, int]:
+def naive_batch(found: list[Text], batch_size: int, shape: Candidate) -> dict[str, int]:
     """Steps, calls, verified and accepted tokens of waves of requests, one Python step a time."""
     totals = {"num_steps": 0, "calls": 0, "verified_tokens": 0, "num_accepted": 0}
     for first in range(0, len(found), batch_size):
@@ -77,8 +78,10 @@ def naive_batch(found: list[Text], batch_size: int, schedule: ChainSchedule) -> 
             totals["num_steps"] += 1
             for text, position in active:
                 logged = text.accepted[position - 1]
-                # The last entry that starts at the batch size or below it.
-                drafted = [logged, *(k for first, _, k in schedule.entries if first <= size)][-1]
+                drafted = logged if shape is None else getattr(shape, "num_draft_tokens", 0)
+                if isinstance(shape, ChainSchedule):  # the last entry that starts by then
+                    entries = zip(shape.from_batch, shape.num_draft_tokens, strict=True)
+                    drafted = [length for first, length in entries if first <= size][-1]
                 accepted = min(drafted, logged)
                 totals["calls"] += 1
                 totals["verified_tokens"] += drafted + 1
@@ -121,12 +124,12 @@ def test_a_chain_equals_the_naive_walk(found: list[Text], length: int) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(texts(), st.integers(1, 4), SCHEDULES)
+@given(texts(), st.integers(1, 7), SHAPES)
 def test_batches_equal_a_naive_simulation(
-    found: list[Text], batch_size: int, schedule: ChainSchedule
+    found: list[Text], batch_size: int, shape: Candidate
 ) -> None:
-    run = wave_figures(as_log(found), schedule, batch_size=batch_size)
-    wanted = naive_batch(found, batch_size, schedule)
+    run = wave_figures(as_log(found), shape, batch_size=batch_size)
+    wanted = naive_batch(found, batch_size, shape)
     assert {name: run[name] for name in wanted} == wanted
     assert sum(run["histogram"]) == run["calls"]
     assert run["num_tokens"] == sum(text.num_tokens - 1 for text in found)
@@ -153,38 +156,12 @@ def test_bounds_hold_the_truth_of_a_deeper_log(found: list[Text], depth: int) ->
     assert (calls <= bounds.calls_high).all()
 
 
-def test_the_table_looks_up_like_vllm() -> None:
-    """Sizes 4 and 5 keep the 2 before them, 10 and more the 0."""
-    lengths = TABLE.lengths()
-    drafted = [int(lengths[min(size, len(lengths) - 1)]) for size in range(1, 12)]
-    assert drafted == [5, 2, 2, 2, 2, 0, 0, 0, 0, 0, 0]
-    assert ChainSchedule.parse("[[2, 3, 2], [6, 9, 0], [1, 1, 5]]") == TABLE
-
-
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        *((text, "a list of") for text in ("", "{}", "5", "[[1, 2]]", "[[1, 4, 2.5]]")),
-        *((f"[[1, 4, {length}]]", "a list of") for length in ("true", "NaN", '"1"')),
-        *((text, "starts at batch size 1") for text in ("[]", "[[2, 3, 4]]")),
-        ("[[1, 4, 5], [4, 6, 2]]", "do not overlap"),
-        ("[[1, 0, 5]]", "first <= last"),
-        ("[[1, 4, -1]]", "0 to 64"),
-        ("[[1, 4, 65]]", "0 to 64"),
-    ],
-)
-def test_bad_tables(text: str, named: str) -> None:
-    with pytest.raises(UsageError, match=named):
-        ChainSchedule.parse(text)
-
-
 def test_lengths_and_batch_sizes_out_of_range() -> None:
     for length in (-1, 65):
-        for of in (ChainSchedule.fixed, lambda k: replay_chain(by_hand(), k)):
-            with pytest.raises(UsageError, match="0 to 64"):
-                of(length)
+        with pytest.raises(UsageError, match="0 to 64"):
+            replay_chain(by_hand(), length)
     with pytest.raises(UsageError, match="batch_size"):
-        wave_figures(by_hand(), ChainSchedule(), batch_size=0)
+        wave_figures(by_hand(), None, batch_size=0)
 
 
 class Recorder:
@@ -218,6 +195,6 @@ def test_the_drafter_reads_nothing_after_the_last_round() -> None:
     """One draft token and the bonus end a text of three; so does one that leaves no bonus."""
     for accepted in ([1, 0], [2, 0]):
         clock = Recorder()
-        run = wave_figures(as_log([Text(3, accepted)]), ChainSchedule.fixed(2), clock=clock)
+        run = wave_figures(as_log([Text(3, accepted)]), Chain(num_draft_tokens=2), clock=clock)
         assert run["calls"] == 1
         assert np.asarray(clock.seen.num_emitted).tolist() == [0]

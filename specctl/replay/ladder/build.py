@@ -14,7 +14,7 @@ from specctl.logs.node_table import sample_labelled
 from specctl.logs.positions import Floats, Ints, Positions
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
-from specctl.policy import PerRequest, Policy, RootOnly
+from specctl.policy import PerRequest, Policy, RootOnly, at_batch_size
 from specctl.replay.config import (
     LadderConfig,
     ShowProgress,
@@ -275,8 +275,9 @@ def _policy_rungs(
     log: DenseLog, policies: Sequence[tuple[str, Policy]], clock: LoadClock, tick: Tick
 ) -> Iterator[TalliedRung]:
     """Plain decoding, and the policies that were given."""
-    shapes = [Policy(shape=RootOnly()), *(policy for _, policy in policies)]
-    plain, *given = replay(log, shapes, with_bounds=False, on_positions=tick)
+    shapes = [RootOnly(), *(at_batch_size(of.shape, clock.batch_size) for _, of in policies)]
+    wanted = [Policy(shape=shape) for shape in shapes]
+    plain, *given = replay(log, wanted, with_bounds=False, on_positions=tick)
     yield TalliedRung("plain", PLAIN, "no drafting", tally_rounds(plain, clock))
     for (label, _), run in zip(policies, given, strict=True):
         sums = tally_rounds(run, clock)
