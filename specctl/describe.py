@@ -19,12 +19,16 @@ from specctl.runtime.policy_spec import artifact_at
 from specctl.stores import is_store_url
 
 
-def describe_named(what: str) -> Answer:
+def describe_named(what: str, *, unfinished: bool = False) -> Answer:
     """Describes what a user names: a folder, a trace set in a bucket, a snapshot, or an artifact of
     a registry as `specctl run --policy` would take it.
 
+    Args:
+        unfinished: count the rows of unfinished prompts of a trace set too.
+
     Raises:
         InputError: none of these; ArtifactError or TraceError if damaged.
+        UsageError: `unfinished`, and no trace set.
         RegistryError: a registry that says no.
     """
     from specctl.logs.trace_files import split_reference as split_snapshot

@@ -71,6 +71,13 @@ ROUND_COLUMNS = (
     Column("verify_us", "float32", "us", "target forward, whole batch"),
     Column("policy_us", "float32", "us", "features and decisions, whole batch"),
     Column("other_us", "float32", "us", "commit and bookkeeping, whole batch"),
+    Column("step_idx", "int64", "steps", "engine step that verified the round; engines only", True),
+    Column(
+        "step_tokens", "int32", "tokens", "the target processed in the step, all requests", True
+    ),
+    Column("step_prompt_tokens", "int32", "tokens", "of these, of prompts being read", True),
+    Column("step_context_tokens", "int64", "tokens", "contexts of the step's requests, sum", True),
+    Column("step_levels", "int16", "passes", "of the drafter in the step", True),
     Column("policy_digest", "dictionary", "", "identity of the deciding policy"),
 )
 

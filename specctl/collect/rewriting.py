@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
-from specctl.collect.trace_writer import TraceWriter, join_tables
+from specctl.collect.trace_writer import TraceWriter
 from specctl.formatting import count
-from specctl.logs.parquet import Tables, decoding, drop_prompts, read_tables
+from specctl.logs.parquet import Tables, decoding, drop_prompts, join_tables
 from specctl.logs.row_checks import RowError, broken_rows, check_rows
 from specctl.logs.trace_files import JOINED, PAIR_FIELDS, Segment, TraceHeader, check_equal
 from specctl.logs.trace_set import (
     Damage,
     Listing,
-    count_once,
     read_listing,
     snapshot_key,
     snapshot_text,
 )
+from specctl.logs.whole_prompts import counted_tables
 from specctl.stores.creating import ensure
 from specctl.trace import arrow_schema
 
@@ -31,7 +33,7 @@ def missing_lines(damages: Sequence[Damage]) -> list[str]:
         return []
     rows = sum(damage.num_rows or 0 for damage in damages)
     unknown = sum(damage.num_rows is None for damage in damages)
-    more = f", and those of {count(unknown, 'segment')} that cannot be read" if unknown else ""
+    more = f", and an unknown number in {count(unknown, 'segment')}" if unknown else ""
     found = [f"left out: {damage.reason}" for damage in damages]
     return [*found, f"missing: {count(rows, 'row')}{more}"]
 
@@ -49,6 +51,7 @@ class Snapshot:
     num_segments: int
     num_prompts: int
     num_repeats: int
+    num_unfinished: int
     damages: tuple[Damage, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -57,6 +60,8 @@ class Snapshot:
     def render(self) -> str:
         """For a person."""
         held = f"{count(self.num_segments, 'segment')} of {count(self.num_prompts, 'prompt')}"
+        if self.num_unfinished:
+            held += f", and rows of {count(self.num_unfinished, 'unfinished prompt')}"
         return "\n".join([f"{held}:", self.reference, *missing_lines(self.damages)])
 
 
@@ -74,6 +79,7 @@ def take_snapshot(listing: Listing) -> Snapshot:
         num_segments=len(listing.segments),
         num_prompts=len(listing.prompt_ids),
         num_repeats=listing.num_repeats,
+        num_unfinished=len(listing.unfinished_ids),
         damages=listing.damages,
     )
 
@@ -84,6 +90,7 @@ class Rewrite:
 
     Attributes:
         num_repeats: times that a prompt was left out because an earlier segment has it.
+        num_unfinished: prompts that were left out because no segment finishes them.
         damages: of the sources, where they were to be skipped.
     """
 
@@ -91,6 +98,7 @@ class Rewrite:
     num_prompts: int = 0
     num_segments: int = 0
     num_repeats: int = 0
+    num_unfinished: int = 0
     damages: tuple[Damage, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -104,6 +112,8 @@ class Rewrite:
         )
         if self.num_repeats:
             line += f", {count(self.num_repeats, 'repeat')} left out"
+        if self.num_unfinished:
+            line += f", {count(self.num_unfinished, 'unfinished prompt')} left out"
         return "\n".join([line, *missing_lines(self.damages)])
 
 
@@ -132,29 +142,54 @@ def rewrite(
     """
     listings = [read_listing(source, skip_damaged=skip_damaged) for source in sources]
     header = merged_header(listings)
-    owners = {one.name: listing for listing in listings for one in listing.segments}
-    segments = count_once(one for listing in listings for one in listing.segments)
-    done = Rewrite(out, damages=tuple(d for listing in listings for d in listing.damages))
+    done = Rewrite(
+        out,
+        num_repeats=sum(listing.num_repeats for listing in listings),
+        num_unfinished=sum(len(listing.unfinished_ids) for listing in listings),
+        damages=tuple(damage for listing in listings for damage in listing.damages),
+    )
     with TraceWriter.open(out, header, resume=resume) as writer:
-        for group in _groups(segments, segment_rows):
-            prompts, parts, texts = [], [], dict[str, str]()
-            for segment in group:
-                wanted = writer.pending(segment.prompt_ids)
-                done.num_repeats += len(segment.repeats)
-                if wanted:
-                    without = set(segment.record.prompt_ids) - set(wanted)
-                    rows = checked_tables(owners[segment.name], segment)
-                    parts.append(drop_prompts(rows, without) if without else rows)
-                    prompts += wanted
-                    texts = segment.texts | texts
-            if prompts:
-                policy = group[0].record.policy
-                writer.commit(prompts, join_tables(parts), texts=texts, policy=policy)
-                done.num_prompts += len(prompts)
-                done.num_segments += 1
+        for group in _groups(_wanted(listings, writer, done), segment_rows):
+            prompts = [prompt for part in group for prompt in part.prompt_ids]
+            texts: dict[str, str] = {}
+            for part in group:
+                texts = part.segment.texts | texts
+            rows = join_tables([part.tables for part in group])
+            writer.commit(prompts, rows, texts=texts, policy=group[0].segment.record.policy)
+            done.num_prompts += len(prompts)
+            done.num_segments += 1
             if on_prompts is not None:
                 on_prompts(len(prompts))
     return done
+
+
+class _Part(NamedTuple):
+    """Prompts that the new set lacks, with all their rows, and the segment that finishes them."""
+
+    segment: Segment
+    prompt_ids: list[str]
+    tables: Tables
+
+
+def _wanted(listings: Sequence[Listing], writer: TraceWriter, done: Rewrite) -> Iterator[_Part]:
+    """What is to be written, in the order of all segments; repeats between sets are counted."""
+
+    def counted(listing: Listing) -> Iterator[tuple[Segment, Listing, Tables | None]]:
+        pairs = counted_tables(listing.segments, partial(checked_tables, listing))
+        return ((segment, listing, tables) for segment, tables in pairs)
+
+    seen: set[str] = set()
+    for segment, listing, tables in heapq.merge(
+        *map(counted, listings), key=lambda found: found[0].name
+    ):
+        first = [prompt for prompt in segment.prompt_ids if prompt not in seen]
+        done.num_repeats += len(segment.prompt_ids) - len(first)
+        seen.update(first)
+        wanted = writer.pending(first)
+        if wanted:
+            rows = checked_tables(listing, segment) if tables is None else tables
+            without = set(segment.prompt_ids) - set(wanted)
+            yield _Part(segment, wanted, drop_prompts(rows, without) if without else rows)
 
 
 def checked_tables(listing: Listing, segment: Segment) -> Tables:
@@ -166,7 +201,7 @@ def checked_tables(listing: Listing, segment: Segment) -> Tables:
     import polars as pl
 
     where = listing.place.at(segment.key)
-    tables = read_tables(listing.paths(segment))
+    tables = listing.tables(segment)
     have = {table: len(rows) for table, rows in tables.items()}
     try:
         nodes = segment.record.nodes
@@ -174,7 +209,7 @@ def checked_tables(listing: Listing, segment: Segment) -> Tables:
             raise RowError(f"{have.get('nodes', 0)} nodes, where its record says otherwise")
         check_rows(
             {table: pl.DataFrame(rows) for table, rows in tables.items()},
-            segment.record.prompt_ids,
+            [*segment.record.prompt_ids, *segment.record.open_ids],
         )
     except RowError as error:
         raise broken_rows(where, error) from error
@@ -182,15 +217,16 @@ def checked_tables(listing: Listing, segment: Segment) -> Tables:
         return {table: rows.cast(arrow_schema(table)) for table, rows in tables.items()}
 
 
-def _groups(segments: Sequence[Segment], segment_rows: int) -> Iterator[list[Segment]]:
-    """Consecutive segments of one policy, of about so many rows together."""
-    group: list[Segment] = []
-    for segment in segments:
-        num_rows = sum(one.num_rows for one in group) + segment.num_rows
-        if group and (num_rows > segment_rows or segment.record.policy != group[0].record.policy):
+def _groups(parts: Iterable[_Part], segment_rows: int) -> Iterator[list[_Part]]:
+    """Consecutive parts of one policy, of about so many rows together."""
+    group: list[_Part] = []
+    for part in parts:
+        num_rows = sum(len(rows) for one in (*group, part) for rows in one.tables.values())
+        policies = [one.segment.record.policy for one in (*group[:1], part)]
+        if group and (num_rows > segment_rows or policies[0] != policies[-1]):
             yield group
             group = []
-        group.append(segment)
+        group.append(part)
     if group:
         yield group
 

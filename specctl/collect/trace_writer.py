@@ -1,4 +1,4 @@
-"""The durable writer of a trace set: whole prompts in, published segments out.
+"""The durable writer of a trace set: rows of prompts in, published segments out.
 
     nodes: write ─► digest ─► put          rounds: write ─► digest ─► put: published
 
@@ -14,9 +14,10 @@ import tempfile
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
@@ -25,7 +26,6 @@ from specctl.collect.prompts import Prompt
 from specctl.collect.tokens import KEEP, TokenTreatment
 from specctl.durable import RESUME, file_sha256, make_folder, output_errors
 from specctl.errors import InvariantError, OutputError, StoreError, TraceMismatchError
-from specctl.logs.parquet import Tables
 from specctl.logs.trace_files import (
     FOLDERS,
     HEADER_NAME,
@@ -134,6 +134,10 @@ class TraceWriter:
         self, place: Place, listing: Listing, tokens: TokenTreatment, policy: dict[str, Any]
     ) -> None:
         self.place, self.finished = place, set(listing.prompt_ids)
+        self._num_open = Counter[str]()
+        """Segments of this writer, by prompt that is not finished yet."""
+        self._left_open = frozenset(listing.unfinished_ids)
+        self._last_time = datetime.min.replace(tzinfo=UTC)
         self._texts: dict[str, str] = {}
         for segment in reversed(listing.segments):
             self._texts |= segment.texts
@@ -213,25 +217,31 @@ class TraceWriter:
         prompt_ids: Iterable[str],
         tables: Mapping[str, pa.Table],
         *,
+        open_ids: Iterable[str] = (),
         texts: Mapping[str, str] | None = None,
         policy: dict[str, Any] | None = None,
     ) -> Segment:
-        """Publishes all rows of some finished prompts; they are durable when this returns.
+        """Publishes rows of some prompts; they are durable when this returns.
 
         Args:
+            prompt_ids: finished ones: all rows of them that no earlier call had are here.
             tables: by name; one without rows may be absent.
+            open_ids: prompts with rows here that go on in a later call. Their ids are this writer's
+                alone.
             texts, policy: of a segment that is copied, in the place of the writer's own.
 
         Raises:
             OutputError: nothing was published, or nobody knows; this writer takes no more.
-            InvariantError: a prompt that is finished already.
+            InvariantError: a prompt that is finished already, or that another writer left open.
         """
-        finished, what = sorted(prompt_ids), f"trace set {self.place.name}"
-        if len(set(finished) - self.finished) < len(finished):
+        finished, going_on = sorted(prompt_ids), sorted(open_ids)
+        named, what = [*finished, *going_on], f"trace set {self.place.name}"
+        taken = self.finished | self._left_open.intersection(going_on)
+        if len(set(named) - taken) < len(named):
             raise InvariantError(
                 what,
-                expected="prompts that are not finished yet",
-                found=repr([p for p in finished if p in self.finished][:3] or finished[:3]),
+                expected="prompts that are not finished yet, nor left open by another writer",
+                found=repr([p for p in named if p in taken][:3] or named[:3]),
                 fix="decode only `pending` prompts, each of them once",
             )
         if self._stopped:
@@ -245,6 +255,8 @@ class TraceWriter:
                     tables,
                     policy=self._policy if policy is None else policy,
                     prompt_ids=finished,
+                    open_ids=going_on,
+                    num_earlier={p: n for p in named if (n := self._num_open[p])},
                     text_digests=digests if any(digests) else None,
                 )
         except StoreError as error:
@@ -257,6 +269,9 @@ class TraceWriter:
             ) from error
         self._stopped = None
         self.finished.update(finished)
+        self._num_open.update(going_on)
+        for prompt in finished:
+            del self._num_open[prompt]
         return segment
 
     def _publish(self, tables: Mapping[str, pa.Table], **fields: Any) -> Segment:
@@ -270,6 +285,8 @@ class TraceWriter:
             file = NodesFile(sha256=f"sha256:{digest}", size_bytes=size_bytes, num_rows=len(nodes))
         record = SegmentRecord(header_digest=self._header_digest, nodes=file, **fields)
         now = datetime.now(UTC)
+        # Names rise, whatever the clock does: rows of an open prompt are read in their order.
+        now = self._last_time = max(now, self._last_time + timedelta(milliseconds=1))
         stem = f"{now:%Y%m%dT%H%M%S}{now.microsecond // 1000:03d}Z-"
         name, rounds_bytes = self._put("rounds", rounds, stem, {RECORD_KEY: record.to_bytes()})
         return Segment(name, record, len(rounds), size_bytes + rounds_bytes)
@@ -340,19 +357,6 @@ def write_parquet(
     ):
         writer.write_table(rows.cast(schema))
         writer.add_key_value_metadata(dict(footer or {}))
-
-
-def join_tables(parts: Sequence[Tables]) -> Tables:
-    """One after another, as one; dictionaries are unified."""
-    import pyarrow as pa
-
-    return {
-        name: pa.concat_tables([part[name] for part in parts if name in part])
-        .unify_dictionaries()
-        .combine_chunks()
-        for name in TABLES
-        if any(name in part for part in parts)
-    }
 
 
 # --------------------------------------------------------------------------- the last segment

@@ -123,6 +123,30 @@ def read_tables(paths: dict[str, Path]) -> Tables:
     return tables
 
 
+def join_tables(parts: Sequence[Tables]) -> Tables:
+    """One after another, as one; dictionaries are unified."""
+    import pyarrow as pa
+
+    found = {name: [part[name] for part in parts if name in part] for name in TABLES}
+    return {
+        name: pa.concat_tables(rows, promote_options="default")
+        .unify_dictionaries()
+        .combine_chunks()
+        for name, rows in found.items()
+        if rows
+    }
+
+
+def keep_prompts(tables: Tables, prompts: Iterable[str]) -> Tables:
+    """Rows of some prompts alone."""
+    import pyarrow as pa
+
+    if "rounds" not in tables:
+        return {}
+    found = tables["rounds"]["prompt_id"].cast(pa.string()).unique().to_pylist()
+    return drop_prompts(tables, set(found).difference(prompts))
+
+
 def drop_prompts(tables: Tables, prompts: Iterable[str]) -> Tables:
     """Rows of all other prompts; nodes go with the requests of their rounds."""
     import pyarrow as pa

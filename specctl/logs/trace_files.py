@@ -188,9 +188,17 @@ class _Domain(BaseModel, extra="allow", strict=True):
     hardware: list[str] | None = None
 
 
+class _Engine(BaseModel, extra="allow", strict=True):
+    """`collect.engine`: the serving engine that the rows were written in."""
+
+    name: str
+    version: str
+
+
 class _Collect(BaseModel, extra="allow", strict=True):
     """Entries of `collect` that readers look into; others are only compared."""
 
+    engine: _Engine | None = None
     tokens: _Tokens = _Tokens(mode="keep")
     domain: _Domain | None = None
 
@@ -290,12 +298,19 @@ class SegmentRecord(Stored):
     policy: dict[str, JsonValue]
     nodes: NodesFile | None
     prompt_ids: list[str]
+    open_ids: list[str]
+    num_earlier: dict[str, Annotated[int, Field(ge=1)]]
     text_digests: list[TextDigest | None] | None = None
 
     @model_validator(mode="after")
     def _check_prompts(self) -> Self:
-        if any(one >= other for one, other in pairwise(self.prompt_ids)):
-            raise ValueError("prompt_ids: sorted, each once")
+        for name, found in (("prompt_ids", self.prompt_ids), ("open_ids", self.open_ids)):
+            if any(one >= other for one, other in pairwise(found)):
+                raise ValueError(f"{name}: sorted, each once")
+        if not set(self.open_ids).isdisjoint(self.prompt_ids):
+            raise ValueError("open_ids: none of prompt_ids")
+        if not self.num_earlier.keys() <= {*self.prompt_ids, *self.open_ids}:
+            raise ValueError("num_earlier: of prompt_ids and open_ids")
         if self.text_digests is not None and len(self.text_digests) != len(self.prompt_ids):
             raise ValueError("text_digests: one for each of prompt_ids")
         return self
@@ -303,12 +318,14 @@ class SegmentRecord(Stored):
 
 @dataclass(frozen=True)
 class Segment:
-    """A published segment: whole prompts, with all their rows.
+    """A published segment: the last rows of finished prompts, and rows of unfinished ones.
 
     Attributes:
         name: `<time>-<sha256>`, which is also its order. num_rounds: rows of the rounds file.
         size_bytes: of both files.
         repeats: finished prompts that an earlier segment has too; their rows here do not count.
+        broken: prompts with rows here, of which the number of earlier segments is not the one that
+            the record states; none of their rows count.
     """
 
     name: str
@@ -316,6 +333,7 @@ class Segment:
     num_rounds: int
     size_bytes: int
     repeats: frozenset[str] = field(default=frozenset())
+    broken: frozenset[str] = field(default=frozenset())
 
     @property
     def key(self) -> str:
@@ -336,7 +354,8 @@ class Segment:
     @property
     def prompt_ids(self) -> tuple[str, ...]:
         """Finished prompts that count here."""
-        return tuple(p for p in self.record.prompt_ids if p not in self.repeats)
+        left_out = self.repeats | self.broken
+        return tuple(p for p in self.record.prompt_ids if p not in left_out)
 
     @property
     def num_rows(self) -> int:

@@ -4,7 +4,7 @@
 
 A file below `rounds/` is the only sign that its prompts are finished. A prompt that two writers
 finished counts in the segment whose name comes first, so every reader of the same files decides
-alike.
+alike. Rows of prompts that span segments are put together in `whole_prompts`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ import hashlib
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +31,7 @@ from specctl.errors import (
     TraceSchemaError,
     UsageError,
 )
-from specctl.logs.parquet import collected, decoding, drop_prompts, read_tables, scan_files
+from specctl.logs.parquet import Tables, collected, decoding, join_tables, read_tables, scan_files
 from specctl.logs.row_checks import check_keys
 from specctl.logs.segment_files import fetch_all, local_file
 from specctl.logs.trace_files import (
@@ -51,6 +54,7 @@ from specctl.logs.trace_files import (
     read_header,
     split_reference,
 )
+from specctl.logs.whole_prompts import batched, counted_tables
 from specctl.records import canonical_json, describe_violation
 from specctl.stores import KeyAbsentError
 from specctl.trace import TABLES, schema_id
@@ -82,7 +86,7 @@ class Listing:
     """The segments of one set, at one moment or in one snapshot.
 
     Attributes:
-        segments: in order of their names, with the repeats that do not count marked.
+        segments: in order of their names; what does not count is marked.
         damages: what was left out.
     """
 
@@ -95,6 +99,15 @@ class Listing:
     def prompt_ids(self) -> tuple[str, ...]:
         """Finished prompts, each once."""
         return tuple(prompt for segment in self.segments for prompt in segment.prompt_ids)
+
+    @cached_property
+    def unfinished_ids(self) -> tuple[str, ...]:
+        """Prompts with rows in some segments that no segment finishes, sorted."""
+        records = [segment.record for segment in self.segments]
+        opened = {prompt for record in records for prompt in record.open_ids}
+        for segment in self.segments if opened else ():
+            opened -= segment.broken.union(segment.record.prompt_ids)
+        return tuple(sorted(opened))
 
     @property
     def num_repeats(self) -> int:
@@ -114,6 +127,14 @@ class Listing:
         """
         files = segment.files.items()
         return {table: local_file(self.place, file, verify=False) for table, file in files}
+
+    def tables(self, segment: Segment) -> Tables:
+        """All rows of a segment.
+
+        Raises:
+            As `local_file` and `read_tables`.
+        """
+        return read_tables(self.paths(segment))
 
 
 def read_listing(
@@ -168,7 +189,11 @@ def read_listing(
                 local_file(place, segment.files[NODES], verify=verify, fresh=fresh)
             check_header_digest(place, header, segment)
             segments.append(segment)
-    return Listing(place, header, count_once(segments), tuple(damages))
+    counted = count_once(segments)
+    for key, error in lost_rows(place, counted):
+        with judging(key):
+            raise error
+    return Listing(place, header, counted, tuple(damages))
 
 
 def _read_segment(place: Place, file: StoredFile, *, fresh: bool) -> Segment:
@@ -189,14 +214,51 @@ def _read_segment(place: Place, file: StoredFile, *, fresh: bool) -> Segment:
 
 
 def count_once(segments: Iterable[Segment]) -> tuple[Segment, ...]:
-    """Segments in order, each with the prompts marked that an earlier one has finished too."""
+    """Segments of a set in order, each with the prompts marked that do not count there.
+
+    Those are repeats, which an earlier segment has finished too, and broken ones: earlier segments
+    with their rows are missing, or are of two writers, so that nobody knows whose they are.
+    """
     seen: set[str] = set()
+    num_open, broken = Counter[str](), set[str]()
     counted = []
     for segment in sorted(segments, key=lambda one: one.name):
-        prompts = set(segment.record.prompt_ids)
-        counted.append(replace(segment, repeats=frozenset(prompts & seen)))
-        seen |= prompts
+        record, prompts = segment.record, set(segment.record.prompt_ids)
+        spanning = {*record.num_earlier, *record.open_ids} - seen
+        broken |= {p for p in spanning if record.num_earlier.get(p, 0) != num_open[p]}
+        here = frozenset(spanning & broken)
+        counted.append(replace(segment, repeats=frozenset(prompts & seen), broken=here))
+        num_open.update(spanning - prompts)
+        seen |= prompts - here
     return tuple(counted)
+
+
+def lost_rows(place: Place, segments: Sequence[Segment]) -> Iterator[tuple[str, TraceCorruptError]]:
+    """The segments, by key, at which prompts are found to be broken, with the refusal of each.
+
+    Args:
+        segments: as `count_once` gives them.
+    """
+    told: set[str] = set()
+    for idx, segment in enumerate(segments):
+        new = sorted(segment.broken - told)
+        told.update(new)
+        if new:
+            stated = segment.record.num_earlier.get(new[0], 0)
+            found = sum(new[0] in one.record.open_ids for one in segments[:idx])
+            more = f" (and {len(new) - 1} more prompts)" if new[1:] else ""
+            fix = "restore the segment that is missing, or read the rest with --skip-damaged"
+            if found > stated:
+                fix = "keep requests apart that share an id: one set a writer"
+            yield (
+                segment.key,
+                TraceCorruptError(
+                    f"{place.at(segment.key)}, prompt {new[0]!r}{more}",
+                    expected=f"{stated} earlier segments with its rows",
+                    found=f"{found}",
+                    fix=fix,
+                ),
+            )
 
 
 # --------------------------------------------------------------------------- snapshots
@@ -258,16 +320,24 @@ def read_snapshot(place: Place, digest: str) -> list[str]:
 
 @dataclass(frozen=True)
 class TraceSet:
-    """One or more trace sets, read as one.
+    """One or more trace sets, read as one: whole prompts alone, unless told otherwise.
 
     Attributes:
         parts: set by set.
+        unfinished: rows of unfinished prompts are read too.
     """
 
     parts: tuple[Listing, ...]
+    unfinished: bool = False
 
     @classmethod
-    def open(cls, *sets: str | Path, verify: bool = True, skip_damaged: bool = False) -> TraceSet:
+    def open(
+        cls,
+        *sets: str | Path,
+        verify: bool = True,
+        skip_damaged: bool = False,
+        unfinished: bool = False,
+    ) -> TraceSet:
         """Opens sets whose rows follow the same distributions, as they are at this moment.
 
         Args:
@@ -275,6 +345,7 @@ class TraceSet:
             verify: digest every file and check the keys of all rows; else only the rounds files
                 are digested, and sizes checked.
             skip_damaged: leave out damaged segments and list them in `damages`.
+            unfinished: read also what there is of prompts that no segment finishes.
 
         Raises:
             TraceError: not a trace set, or no such snapshot.
@@ -288,8 +359,8 @@ class TraceSet:
         parts = tuple(read_listing(name, verify=verify, skip_damaged=skip_damaged) for name in sets)
         for part in parts:
             check_equal(part.place, part.header, parts[0].header, SOURCE, _TOGETHER)
-        _check_disjoint(parts)
-        traces = cls(parts)
+        traces = cls(parts, unfinished)
+        _check_disjoint(parts, traces.read_ids)
         if verify:
             name = " + ".join(part.place.name for part in parts)
             check_keys(f"trace set {name}", traces.segment_files(), traces.prompt_ids)
@@ -305,15 +376,24 @@ class TraceSet:
         """Set by set."""
         return tuple(part.header for part in self.parts)
 
+    def read_ids(self, part: Listing) -> tuple[str, ...]:
+        """Prompts of a part whose rows are read."""
+        return part.prompt_ids + (part.unfinished_ids if self.unfinished else ())
+
     @cached_property
     def prompt_ids(self) -> tuple[str, ...]:
-        """Finished prompts, sorted."""
-        return tuple(sorted(prompt for part in self.parts for prompt in part.prompt_ids))
+        """Prompts whose rows are read, sorted."""
+        return tuple(sorted(prompt for part in self.parts for prompt in self.read_ids(part)))
 
     @property
     def digest(self) -> str:
-        """`sha256:<hex>` of the rows, whatever the set is called: that of their snapshot."""
-        return snapshot_digest(segment for part in self.parts for segment in part.segments)
+        """`sha256:<hex>` of the rows, whatever the set is called: that of their snapshot.
+
+        With unfinished prompts these are other rows than the snapshot's, and it is another digest.
+        """
+        text = snapshot_text(segment for part in self.parts for segment in part.segments)
+        text += b"\nunfinished" if self.unfinished else b""
+        return "sha256:" + hashlib.sha256(text).hexdigest()
 
     @property
     def snapshots(self) -> tuple[str, ...]:
@@ -370,14 +450,16 @@ class TraceSet:
         return sum(pq.read_metadata(path).num_rows for path in paths)
 
     def segment_files(self) -> list[dict[str, Path]]:
-        """Segment by segment, the file of each table with the rows that count.
+        """The files of each table with the rows that count, in order of the segments.
 
-        Nodes stand in the order of their rounds. Segments without rows are left out.
+        Nodes stand in the order of their rounds. Segments without rows are left out, and those of
+        which not all rows count, or of prompts that span several, are copied, some to a file.
         """
         return self._files
 
     def summary(self) -> dict[str, Any]:
-        """Counts for a person: segments, prompts, repeats, requests, rounds, nodes, bytes."""
+        """Counts for a person: segments, prompts, repeats, unfinished prompts, requests, rounds,
+        nodes, bytes."""
         import polars as pl
 
         rounds = self.scan("rounds").select(
@@ -389,6 +471,7 @@ class TraceSet:
             "num_segments": sum(len(part.segments) for part in self.parts),
             "num_prompts": len(self.prompt_ids),
             "num_repeats": sum(part.num_repeats for part in self.parts),
+            "num_unfinished": sum(len(part.unfinished_ids) for part in self.parts),
             **{f"num_{name}": self.num_rows(name) for name in TABLES},
             **collected(rounds).row(0, named=True),
             "size_bytes": sum(one.size_bytes for part in self.parts for one in part.segments),
@@ -396,27 +479,25 @@ class TraceSet:
 
     @cached_property
     def _files(self) -> list[dict[str, Path]]:
-        found = []
+        found: list[dict[str, Path]] = []
         for part in self.parts:
-            for segment in part.segments:
-                if segment.repeats and not segment.prompt_ids:
-                    continue
-                paths = part.paths(segment)
-                if segment.repeats:
-                    paths = self._without_repeats(segment, paths)
-                if paths:
-                    found.append(paths)
-        return found
+            unfinished = part.unfinished_ids if self.unfinished else ()
+            counted = counted_tables(part.segments, part.tables, unfinished)
+            for is_stored, run in groupby(counted, lambda pair: pair[1] is None):
+                if is_stored:
+                    found += (part.paths(segment) for segment, _ in run)
+                else:
+                    found += map(self._copied, batched(tables or {} for _, tables in run))
+        return [paths for paths in found if paths]
 
-    def _without_repeats(self, segment: Segment, paths: dict[str, Path]) -> dict[str, Path]:
-        """Copies of a segment's files, with the rows that count."""
+    def _copied(self, parts: Sequence[Tables]) -> dict[str, Path]:
+        """Files of the process's own, with some rows that count."""
         import pyarrow.parquet as pq
 
-        tables = drop_prompts(read_tables(paths), segment.repeats)
         copies = {}
-        for table, rows in tables.items():
+        for table, rows in join_tables(parts).items():
             if len(rows):
-                copies[table] = self._scratch / f"{table}-{segment.name}.parquet"
+                copies[table] = self._scratch / f"{table}-{uuid.uuid4().hex}.parquet"
                 pq.write_table(rows, copies[table])
         return copies
 
@@ -428,11 +509,13 @@ class TraceSet:
         return folder
 
 
-def _check_disjoint(parts: Sequence[Listing]) -> None:
+def _check_disjoint(
+    parts: Sequence[Listing], read_ids: Callable[[Listing], tuple[str, ...]]
+) -> None:
     """Refuses a prompt in two sets: it would be counted twice, and its rounds share their keys."""
     owner: dict[str, Listing] = {}
     for part in parts:
-        for prompt in part.prompt_ids:
+        for prompt in read_ids(part):
             first = owner.setdefault(prompt, part)
             if first is not part:
                 raise TraceMismatchError(

@@ -10,7 +10,9 @@ import random
 import subprocess
 import sys
 import threading
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -151,23 +153,31 @@ def test_mutant_with_nodes_after_rounds_is_caught(tmp_path: Path) -> None:
         fail_everywhere(tmp_path / "lives", lambda root, at: life(root, at=at))
 
 
-def two_writers_of_the_same(root: Path | str) -> None:
-    """Both open the set before either has finished anything, and take the same prompts."""
-    prompts = [f"p{number}" for number in range(6)]
-    both = [TraceWriter.open(root, header(), resume=True) for _ in range(2)]
+def two_writers_of_the_same(root: Path | str, names: tuple[str, str]) -> int:
+    """Both open the set before either has finished anything, and take the same prompts.
 
-    def write(writer: TraceWriter) -> None:
+    Args:
+        names: of the writers, in their records; segments of equal bytes are one file if they are
+            published in the same millisecond.
+
+    Returns:
+        The number of repeats, of six prompts.
+    """
+    prompts = [f"p{number}" for number in range(6)]
+    both = [TraceWriter.open(root, header(), resume=True) for _ in names]
+
+    def write(writer: TraceWriter, name: str) -> None:
         with writer:
             for prompt in prompts:
-                writer.commit([prompt], tables_of([prompt]))
+                writer.commit([prompt], tables_of([prompt]), policy={"writer": name})
 
-    threads = [threading.Thread(target=write, args=(writer,)) for writer in both]
+    threads = [threading.Thread(target=write, args=pair) for pair in zip(both, names, strict=True)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     check_set(root, set(prompts), set(prompts))
-    assert trace_set.read_listing(root).num_repeats == len(prompts)
+    return trace_set.read_listing(root).num_repeats
 
 
 def test_two_writers_that_take_the_same_prompts_double_nothing(
@@ -175,7 +185,19 @@ def test_two_writers_that_take_the_same_prompts_double_nothing(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for root in (tmp_path / "set", s3_url):
-        two_writers_of_the_same(root)
+        assert two_writers_of_the_same(root, ("one", "other")) == 6
+
+
+def test_two_writers_of_equal_bytes_in_one_millisecond_publish_one_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stopped(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return datetime(2026, 1, 31, 12, tzinfo=tz)
+
+    monkeypatch.setattr(trace_writer, "datetime", Stopped)
+    assert two_writers_of_the_same(tmp_path / "set", ("same", "same")) == 0
 
 
 def test_mutant_without_the_rule_for_repeats_is_caught(

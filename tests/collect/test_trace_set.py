@@ -116,6 +116,7 @@ def test_summary_counts(root: Path) -> None:
         "num_segments": 3,
         "num_prompts": 3,
         "num_repeats": 1,
+        "num_unfinished": 0,
         "num_rounds": 3 * NUM_ROUNDS,
         "num_nodes": 3 * NUM_NODES,
         "num_requests": 3,

@@ -13,8 +13,8 @@ from specctl.collect.live import Sitting, header_of
 from specctl.collect.prompts import Prompt
 from specctl.collect.responses import Response, Responses, TurnText
 from specctl.collect.tokens import KEEP, TokenTreatment
-from specctl.collect.trace_writer import FLUSH_BYTES, FLUSH_S, TraceWriter, finishing, join_tables
-from specctl.logs.parquet import Tables
+from specctl.collect.trace_writer import FLUSH_BYTES, FLUSH_S, TraceWriter, finishing
+from specctl.logs.parquet import Tables, join_tables
 from specctl.logs.trace_files import Segment
 from specctl.policy import FullTree, Policy, RootOnly
 from specctl.runtime.api import Decoder
