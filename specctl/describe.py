@@ -11,7 +11,7 @@ from specctl.artifacts.describe import Description, describe_artifact
 from specctl.artifacts.files import kind_of
 from specctl.artifacts.load import Artifact
 from specctl.console import Answer
-from specctl.errors import InputError, StoreError, TraceError
+from specctl.errors import InputError, StoreError, TraceError, UsageError
 from specctl.logs.parquet import collected
 from specctl.registry.names import split_reference
 from specctl.registry.opening import is_registry
@@ -35,11 +35,19 @@ def describe_named(what: str, *, unfinished: bool = False) -> Answer:
 
     _check_digest(what)
     if _is_in_registry(what):
-        return _artifact(artifact_at(what, None))
-    place, snapshot = split_snapshot(what)
-    if is_store_url(place):
-        return _bucket(what, place)
-    return _traces(what) if snapshot is not None else _folder(Path(what))
+        found = _artifact(artifact_at(what, None))
+    else:
+        place, snapshot = split_snapshot(what)
+        if is_store_url(place):
+            return _bucket(what, place, unfinished=unfinished)
+        if snapshot is not None or (Path(what) / "trace.json").is_file():
+            return _traces(what, unfinished=unfinished)
+        found = _folder(Path(what))
+    if unfinished:
+        raise UsageError(
+            "--unfinished", expected="a trace set", found=what, fix="leave the option out"
+        )
+    return found
 
 
 def _check_digest(what: str) -> None:
@@ -69,10 +77,10 @@ def _is_in_registry(what: str) -> bool:
     return reference.alias is not None or is_registry(place)
 
 
-def _bucket(what: str, place: str) -> Answer:
+def _bucket(what: str, place: str, *, unfinished: bool) -> Answer:
     """A trace set by its URL; where it is a registry or a name in one, the refusal says so."""
     try:
-        return _traces(what)
+        return _traces(what, unfinished=unfinished)
     except (TraceError, StoreError):
         above = place.rpartition("/")[0]
         if not is_registry(place) and not (is_store_url(above) and is_registry(above)):
@@ -82,8 +90,6 @@ def _bucket(what: str, place: str) -> Answer:
 
 
 def _folder(path: Path) -> Answer:
-    if (path / "trace.json").is_file():
-        return _traces(str(path))
     if (path / "import.json").is_file():
         return _import(path)
     if (path / "config.json").is_file():
@@ -110,13 +116,15 @@ def _artifact(artifact: Artifact) -> Answer:
     return Answer(data, [describe_artifact(artifact)])
 
 
-def _traces(reference: str) -> Answer:
+def _traces(reference: str, *, unfinished: bool) -> Answer:
     from specctl.logs.trace_set import TraceSet
 
-    traces = TraceSet.open(reference)
+    traces = TraceSet.open(reference, unfinished=unfinished)
     header, summary = traces.header, traces.summary()
     collected = header.collect
+    engine: Any = collected.get("engine")
     facts = (
+        *([("engine", f"{engine['name']} {engine['version']}")] if engine else []),
         ("target", f"{collected.get('target')}  {header.target_digest}"),
         ("drafter", f"{collected.get('drafter')}  {header.drafter_digest}"),
         ("tokenizer", header.tokenizer_digest),

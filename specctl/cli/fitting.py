@@ -17,6 +17,7 @@ from specctl.cli.options import (
     ReplayThreadsOption,
     TimesOption,
     TracesArgument,
+    UnfinishedOption,
     open_to_fit,
     tuned,
 )
@@ -72,13 +73,14 @@ def fit_cart(
         "Static tree to extend, for dense traces",
         default="eagle2. Live traces keep the tree that they were collected with",
     ),
+    unfinished: UnfinishedOption = False,
 ) -> Answer:
     """Fit HeteroSpec's entropy bins and write them as an artifact."""
     from specctl.errors import TraceMismatchError
     from specctl.replay.fit_inputs import rounds_to_fit
     from specctl.train.cart import fit_cart as fit
 
-    opened = open_to_fit(traces)
+    opened = open_to_fit(traces, unfinished=unfinished)
     with console.progress("positions", opened.num_rows("rounds")) as tick:
         found = rounds_to_fit(opened, base, on_positions=tick)
     shape = found.policy["shape"]
@@ -94,11 +96,13 @@ def fit_cart(
 
 
 @verb(fit_app, "c2t", config=C2TConfig)
-def fit_c2t(traces: TracesArgument, out: OutOption, config: Given) -> Answer:
+def fit_c2t(
+    traces: TracesArgument, out: OutOption, config: Given, unfinished: UnfinishedOption = False
+) -> Answer:
     """Fit C2T's network, which prunes draft trees while they grow, and write it as an artifact."""
     from specctl.train.c2t import fit_c2t as fit
 
-    return _fit_scorer(traces, out, config, fit)
+    return _fit_scorer(open_to_fit(traces, unfinished=unfinished), out, config, fit)
 
 
 @verb(
@@ -114,19 +118,21 @@ def fit_c2t(traces: TracesArgument, out: OutOption, config: Given) -> Answer:
         "config.keep_leaves",
     ),
 )
-def fit_gbdt(traces: TracesArgument, out: OutOption, config: Given) -> Answer:
+def fit_gbdt(
+    traces: TracesArgument, out: OutOption, config: Given, unfinished: UnfinishedOption = False
+) -> Answer:
     """Fit boosted trees in the place of C2T's network, or a network taught by them."""
     from specctl.train.gbdt import fit_gbdt as fit
 
-    return _fit_scorer(traces, out, config, fit, trees={"seed": config.seed})
+    opened = open_to_fit(traces, unfinished=unfinished)
+    return _fit_scorer(opened, out, config, fit, trees={"seed": config.seed})
 
 
-def _fit_scorer(traces: list[str], out: Path, config: Given, fit: Any, **fields: Any) -> Answer:
+def _fit_scorer(opened: Any, out: Path, config: Given, fit: Any, **fields: Any) -> Answer:
     """A node scorer, with progress over its passes of the log."""
     from specctl.logs.node_sample import logged_nodes
     from specctl.train.scored import NUM_PASSES
 
-    opened = open_to_fit(traces)
     nodes = logged_nodes(opened)
     seed = {"seed": config.seed}
     kind = type(config.model.model_fields["nodes"].default)

@@ -24,6 +24,10 @@ DenseTracesArgument = Annotated[
     list[str],
     typer.Argument(help="One or more dense trace sets of one pair: FOLDER, s3://..., @sha256:..."),
 ]
+UnfinishedOption = Annotated[
+    bool,
+    typer.Option("--unfinished", help="Read also the rows of prompts that are not finished yet."),
+]
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="Artifact folder to write.")]
 ReplayThreadsOption = Annotated[
     int, typer.Option(min=1, help="Threads that share the log; results do not depend on it.")
@@ -55,7 +59,7 @@ def refuse_together(context: typer.Context, option: str, *others: str) -> None:
         )
 
 
-def open_to_fit(traces: list[str]) -> Any:
+def open_to_fit(traces: list[str], *, unfinished: bool = False) -> Any:
     """The `TraceSet`, a snapshot of which is stored in each of its sets.
 
     A fit may read a set that it cannot write. It goes on and says so.
@@ -63,7 +67,7 @@ def open_to_fit(traces: list[str]) -> Any:
     from specctl.collect.rewriting import take_snapshot
     from specctl.logs.trace_set import TraceSet
 
-    opened = TraceSet.open(*traces)
+    opened = TraceSet.open(*traces, unfinished=unfinished)
     for part in opened.parts:
         try:
             take_snapshot(part)

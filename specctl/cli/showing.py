@@ -9,6 +9,7 @@ import typer
 
 from specctl import console
 from specctl.cli.app import NOTHING, app
+from specctl.cli.options import UnfinishedOption
 from specctl.cli.verbs import verb
 from specctl.console import Answer
 from specctl.records import option
@@ -73,11 +74,12 @@ def show(
             "@sha256:...; an artifact of a registry as PLACE/NAME@ALIAS."
         ),
     ],
+    unfinished: UnfinishedOption = False,
 ) -> Answer:
     """Print an artifact, a trace set or an import for a person."""
     from specctl.describe import describe_named
 
-    return describe_named(what)
+    return describe_named(what, unfinished=unfinished)
 
 
 @verb(app)

@@ -13,6 +13,7 @@ from typing import Any
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -39,21 +40,30 @@ def rows_of(*prompt_ids: str, rounds: int = NUM_ROUNDS) -> dict[str, pa.Table]:
 
 
 @cache
-def _pattern() -> dict[str, pa.Table]:
-    return rows_of("p")
+def _pattern(rounds: int) -> dict[str, pa.Table]:
+    return rows_of("p", rounds=rounds)
 
 
-def tables_of(prompts: Sequence[str]) -> dict[str, pa.Table]:
+def tables_of(prompts: Sequence[str], rounds: int = NUM_ROUNDS) -> dict[str, pa.Table]:
     """Both tables of some prompts, all with the same values, at no cost."""
-    parts = {name: [_named(name, prompt) for prompt in prompts] for name in TABLES}
+    parts = {name: [_named(name, prompt, rounds) for prompt in prompts] for name in TABLES}
     return {
         name: pa.concat_tables(part).unify_dictionaries().cast(arrow_schema(name))
         for name, part in parts.items()
     }
 
 
-def _named(table: str, prompt: str) -> pa.Table:
-    rows = _pattern()[table]
+def piece(prompt: str, first: int, stop: int, rounds: int = NUM_ROUNDS) -> dict[str, pa.Table]:
+    """Some rounds of a prompt that has so many in all."""
+    found = {}
+    for name, table in tables_of([prompt], rounds).items():
+        index = table["round_idx"]
+        found[name] = table.filter(pc.and_(pc.greater_equal(index, first), pc.less(index, stop)))
+    return found
+
+
+def _named(table: str, prompt: str, rounds: int) -> pa.Table:
+    rows = _pattern(rounds)[table]
     for column, text in (("request_id", f"{prompt}/0"), ("prompt_id", prompt)):
         index = rows.schema.get_field_index(column)
         if index >= 0:
