@@ -1,7 +1,7 @@
 """The error tree. Every refusal says what was expected, what was found and what to do next.
 
-Exit codes: 2 options, 3 artifacts, 4 data, 5 models, 6 places, 7 registries, 70 a bug; docs/cli.md
-has those of each type. A command ended by Ctrl-C exits with 130, one ended by SIGTERM with 143,
+Exit codes: 2 options, 3 artifacts, 4 data, 5 models, 6 places, 7 registries, 8 engines, 70 a bug;
+docs/cli.md has those of each type. A command ended by Ctrl-C exits with 130, one ended by SIGTERM with 143,
 after keeping what is finished.
 """
 
@@ -232,6 +232,12 @@ class RegistryError(CodedError):
     """A registry that refuses. `code` names the rule, e.g. `E_ALIAS_CONFLICT`."""
 
     exit_code = 7
+
+
+class EngineError(SpecctlError):
+    """A serving engine, or a set-up of it, in which a policy or a log of it cannot work."""
+
+    exit_code = 8
 
 
 class InvariantError(SpecctlError):

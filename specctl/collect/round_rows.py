@@ -139,6 +139,8 @@ def statistics(records: Sequence[RoundRecord]) -> dict[str, Tensor]:
 
     Beside those of pool and record: `target_seen` `[R, P]`, the parent was verified, so the
     target's distribution after it is known; and where it is, `node_match` and `LOGIT_TENSORS`.
+    Engines that sample do not say what the target would have drawn behind a token that was
+    refused: their rows have `match_known` too, `[R, P]`.
     """
     trees = [record.pool.tree for record in records]
     tree = {f.name: _cat(getattr(one, f.name) for one in trees) for f in fields(trees[0])}
@@ -321,7 +323,8 @@ def to_tables(rows: RoundRows) -> Tables:
     nullable = {
         "confidence_rank": (rank, rank > 0),
         "path_accepted": (emitted, verified),
-        **{name: (t[name], seen) for name in ("node_match", *LOGIT_TENSORS)},
+        "node_match": (t["node_match"], t.get("match_known", seen)),
+        **{name: (t[name], seen) for name in LOGIT_TENSORS},
         "target_ratio": (top2 / top1, seen),
         "target_margin": (top1 - top2, seen),
     }

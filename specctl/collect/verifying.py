@@ -98,8 +98,8 @@ def verify(name: str | Path, *, on_segment: Callable[[int], None] | None = None)
         if on_segment is not None:
             on_segment(1)
     sound = Listing(listing.place, listing.header, count_once(whole))
-    for key, error in lost_rows(listing.place, sound.segments):
-        damage = Damage(key, str(error))
+    for key, loss in lost_rows(listing.place, sound.segments):
+        damage = Damage(key, str(loss))
         damages += [damage] if damage not in damages else []
     traces = TraceSet((sound,))
     try:

@@ -8,8 +8,8 @@ position i·k + j.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 from specctl.features import DraftPool
 from specctl.lazy import Tensor, torch
@@ -54,6 +54,11 @@ class PoolBuffers:
         joint, entropy, topk_entropy = (column[:, :end] for column in scores)
         rank, expanded = self.sibling_rank[:, :end], self.expanded[:, :end]
         return DraftPool(tree, joint, entropy, topk_entropy, rank, expanded, self.recent)
+
+    def pick(self, rows: Tensor) -> PoolBuffers:
+        """Some rows, `[R]` int64, of what has been written."""
+        picked: Any = {name: one[rows] for name, one in vars(self).items() if torch.is_tensor(one)}
+        return replace(self, **picked)
 
 
 def new_pool(root_ids: Tensor, capacity: int, recent: Tensor | None = None) -> PoolBuffers:

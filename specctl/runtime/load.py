@@ -312,6 +312,21 @@ def pair_domain(
     Raises:
         UsageError: a workload that no name of a registry could carry.
     """
+    model = pair.target.model
+    return domain_at(
+        pair.target.folder, pair.drafter_folder, model.dtype, model.device, batch_size, workload
+    )
+
+
+def domain_at(
+    target: Path,
+    drafter: Path | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    batch_size: int | None = None,
+    workload: str | None = None,
+) -> Domain:
+    """The same of the models in two folders, whoever has loaded them."""
     if workload is not None and not _WORKLOAD.fullmatch(workload):
         raise UsageError(
             "workload",
@@ -319,14 +334,13 @@ def pair_domain(
             found=ascii(workload)[:80],
             fix="choose such a word",
         )
-    target, drafter = pair.target.folder, pair.drafter_folder
     return Domain(
         target_config_digest=config_digest(target),
         target_revision=hub_revision(target),
         drafter_config_digest=None if drafter is None else config_digest(drafter),
         drafter_revision=None if drafter is None else hub_revision(drafter),
-        dtype=str(pair.target.model.dtype).removeprefix("torch."),
-        hardware=(hardware_name(pair.target.model.device),),
+        dtype=str(dtype).removeprefix("torch."),
+        hardware=(hardware_name(device),),
         batch_size=None if batch_size is None else Range(low=batch_size, high=batch_size),
         workload=workload,
     )

@@ -25,7 +25,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import Protocol, Self
 
 from specctl.artifacts.compatibility import Expectation
 from specctl.artifacts.load import Artifact, load_artifact
@@ -37,9 +37,6 @@ from specctl.registry.pulling import Reader, pull_resolved
 from specctl.registry.resolving import Resolved, resolve
 from specctl.registry.userdirs import make_cache_home
 from specctl.runtime.policy_spec import check_is_no_reference, is_meant_as_artifact, place_asked
-
-if TYPE_CHECKING:
-    from specctl.runtime.decode import DecodeLoop
 
 log = logging.getLogger("specctl.policy")
 INTERVAL_S = 5.0
@@ -233,6 +230,21 @@ def refusal_of(
 # --------------------------------------------------------------------------- the watch
 
 
+class Player(Protocol):
+    """A loop whose policy follows a source.
+
+    Attributes:
+        policy: that decides; None before the first.
+    """
+
+    @property
+    def policy(self) -> Policy | None: ...
+
+    def reload(self, policy: Policy) -> None:
+        """Has another policy decide from the next round on; where it raises, the old one stays."""
+        ...
+
+
 @dataclass(frozen=True)
 class Found:
     """A policy that passed every check.
@@ -261,7 +273,7 @@ class Watch:
         digest: of the artifact that the loop was found or made to play last; None before.
     """
 
-    def __init__(self, source: Source, loop: DecodeLoop, *, interval_s: float = INTERVAL_S) -> None:
+    def __init__(self, source: Source, loop: Player, *, interval_s: float = INTERVAL_S) -> None:
         self.source, self.loop, self.interval_s = source, loop, interval_s
         self.last_error: Exception | None = None
         self.num_failures = 0

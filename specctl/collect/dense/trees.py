@@ -173,6 +173,30 @@ def columns_of(
         gaps; `TARGET_COLUMNS` and `js_distance` of those S nodes whose parent is on the path.
     """
     tree = pool.tree
+    row, node = labels.seen.nonzero(as_tuple=True)
+    above, token = tree.depth[row, node] - 1, tree.token_ids[row, node]
+    at = roots.start - targets.first + row + above
+    top2, top1 = targets.ordered[:, -2:][at].unbind(1)
+    seen = (
+        targets.logp[at, token],
+        _rank(targets, at, token),
+        top1,
+        top2,
+        top2 / top1,
+        top1 - top2,
+        targets.entropy[at],
+    )
+    return {
+        **slot_columns(pool, labels),
+        **dict(zip(TARGET_COLUMNS, seen, strict=True)),
+        "js_distance": distance[row, above],
+    }
+
+
+def slot_columns(pool: DraftPool, labels: Labels) -> dict[str, Tensor]:
+    """The columns that trees and labels `[P, N]` give by themselves, `columns_of` without the
+    target's."""
+    tree = pool.tree
     place = tree.valid.cumsum(1) - 1
     flat = tree.valid.flatten().nonzero()[:, 0]
     slots = {
@@ -188,26 +212,11 @@ def columns_of(
         "expanded": pool.expanded,
         **vars(labels),
     }
-    row, node = labels.seen.nonzero(as_tuple=True)
-    above, token = tree.depth[row, node] - 1, tree.token_ids[row, node]
-    at = roots.start - targets.first + row + above
-    top2, top1 = targets.ordered[:, -2:][at].unbind(1)
-    seen = (
-        targets.logp[at, token],
-        _rank(targets, at, token),
-        top1,
-        top2,
-        top2 / top1,
-        top1 - top2,
-        targets.entropy[at],
-    )
     return {
         "num_drafted": tree.num_nodes - 1,
         "num_accepted": labels.num_accepted,
         "row": torch.div(flat, tree.num_slots, rounding_mode="floor"),
         **{name: values.flatten()[flat] for name, values in slots.items()},
-        **dict(zip(TARGET_COLUMNS, seen, strict=True)),
-        "js_distance": distance[row, above],
     }
 
 
@@ -237,7 +246,7 @@ def to_tables(
     """In the columns, order and types of the trace format; columns of live rounds alone are null.
 
     Args:
-        tensors: of `columns_of` and the `text` `[T]`, on the host.
+        tensors: of `columns_of` and the `text` `[T]`, on the host. `js_distance` may be absent.
     """
     root = torch.arange(roots.start, roots.stop)
     round_idx = root - len(request.prompt_ids)
@@ -273,6 +282,8 @@ def to_tables(
         "path_accepted": (on_path, ~tensors["unknown"]),
     }
     for name in (*TARGET_COLUMNS, "js_distance"):
-        values = tensors[name]
+        values = tensors.get(name)
+        if values is None:  # an engine keeps no distribution of its drafter
+            continue
         nodes[name] = (values.new_zeros(len(seen)).masked_scatter_(seen, values), seen)
     return {"rounds": table_of("rounds", rounds), "nodes": table_of("nodes", nodes)}

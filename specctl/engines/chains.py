@@ -1,0 +1,207 @@
+"""A policy's rules on the chains that an engine drafts, a level at a time.
+
+The engine owns the loop. After each level it asks whether any request goes on, in the end how many
+draft tokens of each to verify, and later it says how many were accepted:
+
+    engine    draft ── level 1 ──► goes_on ── level 2 ──► ... ──► kept ── verify ──► observe
+    rules     begin                  grow                   select, share             observe
+
+These are the rule objects of replay and of our own decode loop. A failure of theirs is raised as
+`PolicyFault`, and the engine then verifies what it drafted by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specctl.errors import EngineError, LossyPolicyError
+from specctl.features import ENTROPY_TOP_K
+from specctl.kernels.node_features import node_features
+from specctl.policy import (
+    Policy,
+    as_chain,
+    build_budget,
+    build_shape,
+    check_costs,
+    policy_digest,
+)
+from specctl.policy.growing import Children, PoolBuffers, append_level, new_pool, pool_capacity
+from specctl.policy.rules import Frontier, Level, Plan, RoundStart
+from specctl.policy.verification import Outcome
+from specctl.runtime.runnable import GuardedBudget, GuardedShape
+from specctl.tree import take
+
+
+class DraftedLevel(NamedTuple):
+    """One drafted token of each of B requests, `[B]` each: ids of the target's vocabulary, their
+    log-probabilities given the parent, and the entropies of the distributions they come from."""
+
+    token_ids: Tensor
+    logp: Tensor
+    entropy: Tensor
+    topk_entropy: Tensor
+
+    @classmethod
+    def of(cls, token_ids: Tensor, logits: Tensor) -> DraftedLevel:
+        """From what the engine drafted, and the drafter's logits `[B, V]` over target ids."""
+        found = node_features(logits, 1, ENTROPY_TOP_K)
+        own = logits.gather(1, token_ids.long()[:, None])[:, 0].float() - found.log_sum_exp
+        return cls(token_ids.long(), own.clamp(max=0), found.entropy, found.topk_entropy)
+
+
+@dataclass
+class ChainDraft:
+    """A drafting of B requests under a policy.
+
+    Attributes:
+        request_ids: B of them, in the engine's order.
+        depth: levels drafted.
+        submitted: `[B, N]` pool indices to verify, once drafting has ended.
+    """
+
+    request_ids: list[str]
+    plan: Plan
+    pool: PoolBuffers
+    frontier: Frontier
+    depth: int = 0
+    submitted: Tensor | None = None
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether any request wants another level."""
+        return bool(self.frontier.keep.any())
+
+
+class ChainPolicy:
+    """The rules of a policy for up to `batch_size` requests of an engine that drafts chains.
+
+    Args:
+        max_levels: draft tokens that the engine makes in a step at most.
+
+    Attributes:
+        policy: as it runs here, on chains. digest: of it.
+        spent_us: of rules, since it was last set to 0.
+
+    Raises:
+        LossyPolicyError: an acceptance of its own; the engine's rule decides there.
+        EngineError: it may draft more levels than the engine does.
+        UsageError: a budget that cannot be decided, or is smaller than the batch.
+    """
+
+    def __init__(
+        self, policy: Policy, *, max_levels: int, batch_size: int, device: torch.device
+    ) -> None:
+        check_lossless(policy)
+        self.policy = as_chain(policy)
+        self.digest = policy_digest(self.policy)
+        check_costs(self.policy.budget)
+        shape = build_shape(self.policy.shape, device)
+        if shape.max_depth > max_levels:
+            raise EngineError(
+                f"policy {self.policy.name}",
+                expected=f"at most {max_levels} levels, the engine's num_speculative_tokens",
+                found=f"{shape.max_depth}",
+                fix=f"start the engine with num_speculative_tokens {shape.max_depth}, or give the "
+                "policy fewer levels",
+            )
+        budget = build_budget(
+            self.policy.budget, batch_size=batch_size, max_tokens=shape.max_depth + 1, device=device
+        )
+        self.shape, self.spent_us = GuardedShape(shape, None), 0.0
+        self._budget = GuardedBudget(budget, self.shape)
+        self._device = device
+        self._nothing = torch.zeros(shape.memory_size, dtype=torch.float64, device=device)
+        self._memory: dict[str, Tensor] = {}
+
+    @property
+    def learns(self) -> bool:
+        """Whether the rule remembers requests, so that it must be told of outcomes."""
+        return self.shape.rule.memory_size > 0
+
+    def begin(
+        self, request_ids: list[str], root_ids: Tensor, recent: Tensor | None = None
+    ) -> ChainDraft:
+        """Starts a round.
+
+        Args:
+            root_ids: `[B]` int64, each request's last token.
+            recent: `[B, RECENT_TOKENS]`, where the rule needs the text.
+        """
+        began, rule = time.perf_counter(), self.shape.rule
+        memory = torch.stack([self._memory.get(one, self._nothing) for one in request_ids])
+        plan = self.shape.begin(RoundStart(len(request_ids), memory))
+        index = torch.zeros_like(root_ids[:, None])
+        frontier = Frontier(index, plan.max_depth[:, None] > 0)
+        pool = new_pool(root_ids, pool_capacity(rule), recent)
+        self._spend(began)
+        return ChainDraft(request_ids, plan, pool, frontier)
+
+    def grow(self, draft: ChainDraft, level: DraftedLevel) -> None:
+        """Takes a drafted level; `draft.wants_more` then says whether to draft another."""
+        began = time.perf_counter()
+        draft.depth += 1
+        columns = (level.token_ids, level.logp, level.entropy, level.topk_entropy)
+        ids, logp, entropy, topk_entropy = (one[:, None] for one in columns)
+        children = Children(ids[..., None], logp[..., None], entropy, topk_entropy)
+        append_level(draft.pool, draft.depth, draft.frontier, children)
+        if draft.depth < self.shape.rule.max_depth:
+            reached = Level(draft.depth, draft.pool.view(), draft.pool.level_start)
+            draft.frontier = self.shape.grow(draft.plan, reached)
+        else:
+            draft.frontier = Frontier(draft.frontier.index, torch.zeros_like(draft.frontier.keep))
+        self._spend(began)
+
+    def kept(self, draft: ChainDraft) -> Tensor:
+        """`[B]` int64: draft tokens of each request to verify, the first of its chain."""
+        began, pool = time.perf_counter(), draft.pool.view()
+        submitted = self.shape.select(draft.plan, pool)
+        draft.submitted = self._budget.share(draft.plan, pool, submitted)
+        self._spend(began)
+        return (draft.submitted >= 0).sum(1) - 1
+
+    def observe(self, draft: ChainDraft, rows: Sequence[int], num_accepted: Sequence[int]) -> None:
+        """Learns from a verification.
+
+        Args:
+            rows: of the draft that were verified. num_accepted: of each, draft tokens admitted.
+        """
+        if not self.learns or draft.submitted is None or not rows:
+            return
+        began = time.perf_counter()
+        at = torch.tensor(rows, device=self._device)
+        accepted = torch.tensor(num_accepted, device=self._device)[:, None]
+        pool, submitted = draft.pool.pick(at).view(), draft.submitted[at]
+        tree = take(pool.tree, submitted)
+        slots = torch.arange(submitted.shape[1], device=self._device)
+        path = slots.expand_as(submitted).masked_fill(slots > accepted, -1)
+        names = [draft.request_ids[row] for row in rows]
+        before = torch.stack([self._memory.get(name, self._nothing) for name in names])
+        target_ids = torch.full_like(submitted, -1)  # of the engine alone; no shape reads them
+        after = self.shape.observe(before, Outcome(pool, submitted, tree, path, target_ids))
+        self._memory.update(zip(names, after.unbind(0), strict=True))
+        self._spend(began)
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Drops what it remembers of requests that have ended."""
+        for name in request_ids:
+            self._memory.pop(name, None)
+
+    def _spend(self, began: float) -> None:
+        self.spent_us += 1e6 * (time.perf_counter() - began)
+
+
+def check_lossless(policy: Policy) -> None:
+    """Refuses a policy whose acceptance the engine could not play."""
+    if not policy.lossless:
+        raise LossyPolicyError(
+            f"policy {policy.name}",
+            expected="the strict acceptance: the engine's own rule decides what is accepted",
+            found=f"acceptance {policy.acceptance.kind}",
+            fix="export a lossless policy, or run this one with `specctl run --allow-lossy`",
+        )

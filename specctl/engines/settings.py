@@ -1,0 +1,111 @@
+"""The settings of the plugin inside vLLM: one JSON file, which `specctl export --to vllm` writes.
+
+    SPECCTL_VLLM=serve/specctl-vllm.json vllm serve ...
+
+The variable may also hold the JSON itself. Without it the plugin does nothing at all.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from specctl.errors import EngineError
+from specctl.records import PositiveInt, Record, canonical_json, describe_violation, require
+
+VARIABLE = "SPECCTL_VLLM"
+FILE_NAME = "specctl-vllm.json"
+MAX_BYTES = 1 << 20
+
+
+class TraceSettings(Record):
+    """What the engine logs, and how much of it.
+
+    Attributes:
+        out: the trace set, a folder or `s3://bucket/prefix`; begun, or gone on with.
+        dense: draft behind every emitted token and verify nothing; else log the rounds that run.
+        every: record each n-th request.
+        max_bytes: of published segments; tracing ends there. None: no bound.
+        tokens: ids as they are, hashed, or left out. token_key: key file of `hash`.
+        workload: the kind of requests, in the user's word; artifacts say it.
+        temperature, top_k, top_p: sampling of the requests to record, as a trace set is of one
+            sampling; others are counted and not recorded.
+    """
+
+    out: Annotated[str, Field(min_length=1)]
+    dense: bool = False
+    every: PositiveInt = 1
+    max_bytes: PositiveInt | None = None
+    tokens: Literal["keep", "hash", "drop"] = "keep"
+    token_key: str | None = None
+    workload: str | None = None
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+    @model_validator(mode="after")
+    def _keyed(self) -> Self:
+        keyed = (self.tokens == "hash") == (self.token_key is not None)
+        require(keyed, "token_key goes with tokens 'hash', and is needed there")
+        return self
+
+
+class PluginSettings(Record):
+    """What the plugin does in the engine.
+
+    Attributes:
+        policy: an artifact folder, `REGISTRY/NAME@ALIAS`, or words such as
+            `confidence:threshold=0.4`. Folders and aliases are followed: what they hold later takes
+            over between two steps. None: the engine drafts as it was set up.
+        allow_mismatch: take artifacts that were fitted on other hardware, dtypes or loads.
+        allow_version: run in a version of the engine that no test of specctl has run in.
+    """
+
+    settings_version: Literal[1] = 1
+    policy: Annotated[str, Field(min_length=1)] | None = None
+    trace: TraceSettings | None = None
+    allow_mismatch: bool = False
+    allow_version: bool = False
+
+    @model_validator(mode="after")
+    def _does_something(self) -> Self:
+        require(self.policy is not None or self.trace is not None, "neither policy nor trace")
+        plain = self.trace is None or not self.trace.dense or self.policy is None
+        require(plain, "a dense log verifies no draft, so that no policy can act beside it")
+        return self
+
+    def to_json(self) -> str:
+        """The text of the file."""
+        return canonical_json(self.model_dump(mode="json", exclude_none=True)) + "\n"
+
+
+def read_settings(text: str) -> PluginSettings:
+    """The settings that a file, or the text itself, holds.
+
+    Args:
+        text: a path, or JSON that begins with a brace.
+
+    Raises:
+        EngineError: no file, or other content.
+    """
+    where, content = VARIABLE, text
+    try:
+        if not text.lstrip().startswith("{"):
+            where = text
+            if os.path.getsize(text) > MAX_BYTES:
+                raise ValueError(f"more than {MAX_BYTES} bytes")
+            content = Path(text).read_text("utf-8")
+        return PluginSettings.model_validate_json(content)
+    except ValidationError as error:
+        found = describe_violation(error)
+    except (OSError, ValueError) as error:
+        found = str(error)
+    raise EngineError(
+        f"settings of the vLLM plugin, {where}",
+        expected="JSON as `specctl export --to vllm` writes it",
+        found=found,
+        fix=f"export it again, or unset {VARIABLE} to run vLLM without specctl",
+    )

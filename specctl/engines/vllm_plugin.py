@@ -1,0 +1,524 @@
+"""The plugin inside vLLM (entry point `vllm.general_plugins`): traces and policies of chain drafts.
+
+    step t    execute_model    target's forward                 policy: another one from here on
+              _sample          verify the drafts of t - 1       traces: target's view; learn
+              propose          draft a level, ask, a level, ... traces: drafter's view; stop
+    t + 1     take_draft_token_ids    each request's drafts cut to what its policy keeps
+
+It replaces methods of vLLM's V1 model runner and of the proposer that eagle, eagle3, mtp and draft
+models share. Those have no stable interface: `CHECKED_VERSIONS` are the versions whose engine our
+tests run in. Without `SPECCTL_VLLM` nothing is replaced.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specctl.artifacts.compatibility import Expectation
+from specctl.engines.chains import ChainDraft, ChainPolicy, DraftedLevel
+from specctl.engines.recording import Drafted
+from specctl.engines.settings import VARIABLE, PluginSettings, read_settings
+from specctl.engines.vllm_tracing import Tracer, pair_of
+from specctl.errors import EngineError
+from specctl.features import recent_tokens
+from specctl.policy import Chain, Policy, policy_digest
+from specctl.runtime.policy_spec import is_artifact, is_meant_as_artifact, resolve_policy
+from specctl.runtime.runnable import Faults, PolicyFault
+from specctl.runtime.watching import Watch, source_of
+
+log = logging.getLogger("specctl.engines")
+CHECKED_VERSIONS = ("0.32.0",)
+"""Of vLLM, by `make engines`."""
+_PLACE = "_specctl"
+"""Attribute of a model runner and of its proposer: their `Session`."""
+
+
+class Enough(Exception):  # noqa: N818  it ends a loop of vLLM's, and is no error
+    """No request of the batch wants another level."""
+
+
+def register() -> None:
+    """The entry point, called in every process of the engine, and maybe more than once.
+
+    Raises:
+        EngineError: settings that cannot be read, or a vLLM in which the plugin cannot work.
+    """
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return
+    settings = read_settings(text)
+    check_version(settings)
+    hook(settings)
+
+
+def check_version(settings: PluginSettings) -> None:
+    """Refuses a vLLM that no test has run in, unless the settings allow it."""
+    found = vllm_version()
+    if found not in CHECKED_VERSIONS and not settings.allow_version:
+        raise EngineError(
+            "vLLM's version",
+            expected=" or ".join(CHECKED_VERSIONS),
+            found=found,
+            fix='install one of these, or set "allow_version": true in the settings to try',
+        )
+
+
+def vllm_version() -> str:
+    """Of the vLLM that is imported, without what names a build of it."""
+    import vllm
+
+    return str(vllm.__version__).partition("+")[0]
+
+
+# --------------------------------------------------------------------------- hooks
+
+
+def hook(settings: PluginSettings) -> None:
+    """Replaces vLLM's methods, once a process.
+
+    Raises:
+        EngineError: a vLLM without one of them.
+    """
+    try:
+        from vllm.config import VllmConfig
+        from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer as Proposer
+        from vllm.v1.worker.gpu_model_runner import GPUModelRunner as Runner
+
+        if hasattr(Runner, "_specctl_hooked"):
+            return
+        Runner._specctl_hooked = True
+        wrap(VllmConfig, "__post_init__", _check_config)
+        wrap(Runner, "__init__", functools.partial(_start, settings))
+        wrap(Runner, "execute_model", _execute_model)
+        wrap(Runner, "_sample", _sample)
+        wrap(Runner, "sample_tokens", _sample_tokens)
+        wrap(Runner, "take_draft_token_ids", _take_draft_token_ids)
+        wrap(Runner, "shutdown", _shutdown)
+        wrap(Proposer, "propose", _propose)
+        wrap(Proposer, "_sample_draft_tokens", _sample_draft_tokens)
+    except (ImportError, AttributeError) as error:
+        raise EngineError(
+            f"vLLM {vllm_version()}",
+            expected="the methods that the plugin replaces",
+            found=str(error),
+            fix=f"use vLLM {' or '.join(CHECKED_VERSIONS)}, or unset {VARIABLE}",
+        ) from error
+    mend_expansion()
+
+
+def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Has `around(original, self, ...)` take a method's place."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return around(original, self, *args, **kwargs)
+
+    setattr(owner, name, method)
+
+
+def mend_expansion() -> None:
+    """Mends sampling beside drafts on the CPU build, where temperatures of verified tokens are read
+    from memory that nothing wrote (vLLM issue 55005)."""
+    import vllm.v1.sample.rejection_sampler as sampler
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+
+    def expand_batch_to_tokens(
+        x: Tensor,
+        cu_num_tokens: Tensor,
+        num_tokens: int,
+        replace_from: int = 0,
+        replace_to: int = 0,
+    ) -> Tensor:
+        counts = torch.diff(cu_num_tokens.long(), prepend=torch.zeros(1, dtype=torch.long))
+        values = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
+        return torch.repeat_interleave(values, counts, output_size=num_tokens)
+
+    sampler.expand_batch_to_tokens = expand_batch_to_tokens
+
+
+def _check_config(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    original(self, *args, **kwargs)
+    if self.speculative_config is not None and self.use_v2_model_runner:
+        raise EngineError(
+            "vLLM with specctl's plugin",
+            expected="the V1 model runner",
+            found="the V2 runner",
+            fix="set VLLM_USE_V2_MODEL_RUNNER=0",
+        )
+
+
+def _start(settings: PluginSettings, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    original(self, *args, **kwargs)
+    if self.vllm_config.speculative_config is None:
+        raise EngineError(
+            "vLLM with specctl's plugin",
+            expected="--speculative-config, with a drafter",
+            found="none",
+            fix=f"add it (`specctl export` prints it), or unset {VARIABLE}",
+        )
+    check_engine(self)
+    session = Session(settings, self)
+    setattr(self, _PLACE, session)
+    setattr(self.drafter, _PLACE, session)
+
+
+def check_engine(runner: Any) -> None:
+    """Refuses a set-up in which drafts could not be watched or cut.
+
+    Raises:
+        EngineError: naming what to set.
+    """
+    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer as Proposer
+
+    config, drafts = runner.vllm_config, runner.vllm_config.speculative_config
+    parallel = config.parallel_config
+    refusals = (
+        (
+            isinstance(getattr(runner, "drafter", None), Proposer)
+            and type(runner.drafter).propose is Proposer.propose,
+            "a drafter of the methods eagle, eagle3, mtp or draft_model",
+            f"method {drafts.method}",
+            "choose one of these",
+        ),
+        (
+            not drafts.parallel_drafting,
+            "drafts made token by token",
+            "parallel drafting",
+            "set parallel_drafting to false",
+        ),
+        (
+            getattr(drafts, "draft_sample_method", "greedy") == "greedy",
+            "the drafter's likeliest tokens",
+            "draft_sample_method 'probabilistic'",
+            "set draft_sample_method to 'greedy'",
+        ),
+        (
+            not getattr(drafts, "use_local_argmax_reduction", False),
+            "the drafter's logits",
+            "use_local_argmax_reduction, which leaves only the best token",
+            "leave it out",
+        ),
+        (
+            not getattr(drafts, "use_heterogeneous_vocab", False),
+            "one vocabulary of target and drafter",
+            "use_heterogeneous_vocab",
+            "choose a drafter of the target's vocabulary",
+        ),
+        (
+            not runner.use_async_scheduling,
+            "drafts that reach the scheduler",
+            "asynchronous scheduling",
+            "start vLLM with --no-async-scheduling",
+        ),
+        (
+            parallel.world_size * parallel.data_parallel_size == 1,
+            "one worker",
+            f"{parallel.tensor_parallel_size} tensor, {parallel.pipeline_parallel_size} pipeline, "
+            f"{parallel.data_parallel_size} data parallel",
+            "log and decide on one device; no test covers more",
+        ),
+    )
+    for holds, expected, found, fix in refusals:
+        if not holds:
+            raise EngineError("vLLM with specctl's plugin", expected=expected, found=found, fix=fix)
+
+
+def _execute_model(original: Any, self: Any, scheduler_output: Any, *args: Any, **kw: Any) -> Any:
+    session: Session = getattr(self, _PLACE)
+    session.begin_step(scheduler_output)
+    return original(self, scheduler_output, *args, **kw)
+
+
+def _sample(original: Any, self: Any, logits: Tensor, metadata: Any) -> Any:
+    session: Session = getattr(self, _PLACE)
+    session.before_verdict(logits, metadata)
+    out = original(self, logits, metadata)
+    session.after_verdict(out.sampled_token_ids, metadata)
+    return out
+
+
+def _sample_tokens(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    out = original(self, *args, **kwargs)
+    getattr(self, _PLACE).end_step()
+    return out
+
+
+def _take_draft_token_ids(original: Any, self: Any) -> Any:
+    out = original(self)
+    if out is not None:
+        kept = getattr(self, _PLACE).kept
+        pairs = zip(out.req_ids, out.draft_token_ids, strict=True)
+        out.draft_token_ids = [row[: kept.get(name)] for name, row in pairs]
+    return out
+
+
+def _shutdown(original: Any, self: Any) -> None:
+    session = getattr(self, _PLACE, None)
+    if session is not None:
+        session.close()
+    original(self)
+
+
+def _propose(original: Any, self: Any, *args: Any, **kwargs: Any) -> Tensor:
+    session: Session = getattr(self, _PLACE)
+    session.keep_logits(self.model)
+    root_ids: Tensor = kwargs["next_token_ids"].long()
+    session.begin_draft(kwargs["num_speculative_tokens"], root_ids)
+    try:
+        drafted: Tensor = original(self, *args, **kwargs)
+    except Enough:
+        levels = [level.token_ids for level in session.levels]
+        drafted = torch.stack(levels, 1) if levels else root_ids[:, None][:, :0]
+    session.end_draft()
+    return drafted
+
+
+def _sample_draft_tokens(original: Any, self: Any, hidden: Tensor, metadata: Any) -> Any:
+    session: Session = getattr(self, _PLACE)
+    if not session.wants_more:
+        raise Enough
+    tokens, probs = original(self, hidden, metadata)
+    session.take_level(tokens)
+    if not session.wants_more:
+        raise Enough
+    return tokens, probs
+
+
+# --------------------------------------------------------------------------- the session
+
+
+class Session:
+    """The plugin's part of one model runner.
+
+    Attributes:
+        rules: that decide; None where the engine drafts as it was set up. policy: theirs, as it was
+            given.
+        kept: by vLLM's request id, draft tokens of the last drafting to verify; absent: all.
+        levels: of the drafting that goes on. wants_more: some request wants another one.
+        faults: of rules; the engine's own setting took over. tracer: None where nothing is logged.
+    """
+
+    def __init__(self, settings: PluginSettings, runner: Any) -> None:
+        config = runner.vllm_config
+        self._runner, self._device = runner, runner.device
+        self._most_levels: int = config.speculative_config.num_speculative_tokens
+        own = Policy(shape=Chain(num_draft_tokens=self._most_levels))
+        self._own = own, policy_digest(own)
+        self.policy: Policy | None = None
+        self.rules: ChainPolicy | None = None
+        self.tracer: Tracer | None = None
+        self.faults, self.num_steps = Faults(), 0
+        self.kept: dict[str, int] = {}
+        self.levels: list[DraftedLevel] = []
+        self.wants_more = True
+        self._logits = torch.empty(0)
+        self._watch: Watch | None = None
+        self._draft: ChainDraft | None = None  # under rules, until it is verified
+        self._drafted = Drafted([], [], torch.empty(0), *self._own)
+        self._drafting: list[str] = []
+        self._sampled = torch.empty(0)
+        self._in_step: list[str] = []
+        self._num_scheduled: dict[str, int] = {}
+        self._began = self._draft_began = self._ended = time.perf_counter()
+        self._verify_us = self._draft_us = 0.0
+        pair, domain = pair_of(config, self._device)
+        if settings.policy is not None:
+            expect = Expectation(pair, domain, settings.allow_mismatch, log.warning)
+            self._begin_policy(settings.policy, expect)
+        if settings.trace is not None:
+            self.tracer = Tracer(settings.trace, runner, pair, domain, own, vllm_version())
+        atexit.register(self.close)
+
+    def _begin_policy(self, spec: str, expect: Expectation) -> None:
+        """Loads the policy, and follows it where it is an artifact; refuses what cannot work."""
+        if not (is_artifact(spec) or is_meant_as_artifact(spec)):
+            self.reload(resolve_policy(spec, expect).policy)
+            return
+        watch = Watch(source_of(spec, expect), self)
+        watch.look()
+        watch.poll()
+        if watch.last_error is not None:
+            raise watch.last_error
+        self._watch = watch.__enter__()
+
+    def reload(self, policy: Policy) -> None:
+        """Has another policy decide from the next drafting on; called between steps.
+
+        Raises:
+            SpecctlError: one that cannot work here; the old one stays.
+        """
+        batch_size = self._runner.scheduler_config.max_num_seqs
+        self.rules = ChainPolicy(
+            policy, max_levels=self._most_levels, batch_size=batch_size, device=self._device
+        )
+        self.policy, self._draft = policy, None
+        log.info("specctl: policy %s %s", self.rules.policy.name, self.rules.digest)
+
+    def _fault(self, fault: PolicyFault) -> None:
+        """The engine goes on as it was set up, until its next drafting."""
+        self.faults.note(fault)
+        self._draft, self.wants_more = None, True
+        self.kept.clear()
+
+    # ----------------------------------------------------------------- steps
+
+    def begin_step(self, scheduler_output: Any) -> None:
+        """A step starts: the one before is complete, and another policy may take over."""
+        now, finished = time.perf_counter(), scheduler_output.finished_req_ids
+        goes_on = any(one in scheduler_output.num_scheduled_tokens for one in self._in_step)
+        if self.tracer is not None:
+            self._end_trace(now if goes_on else self._ended, finished)
+        if self.rules is not None:
+            self.rules.forget(list(finished))
+        if self._watch is not None:
+            self._watch.poll()
+        if self.rules is not None:
+            self.rules.spent_us = 0.0
+        self._began, self._draft_us, self._in_step, self.levels = now, 0.0, [], []
+        self._num_scheduled = scheduler_output.num_scheduled_tokens
+        self.num_steps += 1
+
+    def before_verdict(self, logits: Tensor, metadata: Any) -> None:
+        """The target has answered; vLLM may alter `logits` behind this."""
+        drafted, self._drafted = self._drafted, Drafted([], [], torch.empty(0), *self._own)
+        self._in_step = list(self._runner.input_batch.req_ids)
+        if self.tracer is not None:
+            self.tracer.before_verdict(logits, metadata, drafted, self._num_scheduled)
+
+    def after_verdict(self, sampled: Tensor, metadata: Any) -> None:
+        """Verification is through, `sampled` `[B, S]` are its tokens; rules learn from it."""
+        self._verify_us = 1e6 * (time.perf_counter() - self._began)
+        self._sampled = sampled
+        if self.tracer is not None:
+            self.tracer.after_verdict(sampled)
+        draft, self._draft = self._draft, None
+        if self.rules is None or not self.rules.learns or draft is None or metadata is None:
+            return
+        accepted = ((sampled >= 0).sum(1) - 1).tolist()
+        at = {name: row for row, name in enumerate(draft.request_ids)}
+        rows = zip(self._in_step, metadata.num_draft_tokens, accepted, strict=True)
+        learnt = [(at[name], count) for name, num, count in rows if num and name in at]
+        try:
+            self.rules.observe(draft, [row for row, _ in learnt], [count for _, count in learnt])
+        except PolicyFault as fault:
+            self._fault(fault)
+
+    def end_step(self) -> None:
+        """The next drafts are made; what is left is the scheduler's."""
+        self._ended = time.perf_counter()
+
+    def close(self) -> None:
+        """Writes what is there, and ends the threads."""
+        atexit.unregister(self.close)
+        if self._watch is not None:
+            self._watch.__exit__()
+        notes = [f"{self.num_steps} steps", f"{self.faults.total} policy faults"]
+        if self.tracer is not None:
+            self._end_trace(self._ended, set())
+            recorder = self.tracer.recorder
+            recorder.close()
+            counts = {**self.tracer.skipped, **recorder.lost}
+            notes += [f"{count} {what}" for what, count in counts.items() if count]
+        log.info("specctl: %s", ", ".join(notes))
+
+    def _end_trace(self, end: float, finished: set[str]) -> None:
+        assert self.tracer is not None
+        policy_us = 0.0 if self.rules is None else self.rules.spent_us
+        total_us = 1e6 * (end - self._began)
+        times = {
+            "draft_us": self._draft_us,
+            "verify_us": self._verify_us,
+            "policy_us": policy_us,
+            "other_us": max(0.0, total_us - self._draft_us - self._verify_us - policy_us),
+            "step_idx": self.num_steps,
+            "step_levels": len(self.levels),
+        }
+        self.tracer.end_step(times, finished)
+
+    # ----------------------------------------------------------------- drafting
+
+    def keep_logits(self, model: Any) -> None:
+        """Has the drafter's logits kept, which are computed anyway."""
+        if getattr(model, "_specctl_kept", False):
+            return
+        compute = model.compute_logits
+
+        def compute_logits(*args: Any, **kwargs: Any) -> Tensor:
+            self._logits = compute(*args, **kwargs)
+            return self._logits
+
+        model.compute_logits, model._specctl_kept = compute_logits, True
+
+    def begin_draft(self, num_levels: int, root_ids: Tensor) -> None:
+        """The drafter is about to read what was emitted; `root_ids` `[B]` int64 end it."""
+        self._draft_began = time.perf_counter()
+        self._drafting, self.levels = list(self._runner.input_batch.req_ids), []
+        self._draft, self.wants_more = None, True
+        self.kept.clear()
+        if self.rules is None or num_levels == 0:
+            return
+        try:
+            recent = None
+            if self.rules.shape.rule.needs_text:
+                recent = recent_tokens(self._texts(), self._device)
+            self._draft = self.rules.begin(self._drafting, root_ids, recent)
+            self.wants_more = self._draft.wants_more
+        except PolicyFault as fault:
+            self._fault(fault)
+
+    def take_level(self, token_ids: Tensor) -> None:
+        """A level was drafted."""
+        self.levels.append(DraftedLevel.of(token_ids, self._logits))
+        if self._draft is None or self.rules is None:
+            return
+        try:
+            self.rules.grow(self._draft, self.levels[-1])
+            self.wants_more = self._draft.wants_more
+        except PolicyFault as fault:
+            self._fault(fault)
+
+    def end_draft(self) -> None:
+        """Drafting is through: each request's drafts are cut to what is to be verified."""
+        decider, offered = self._own, None
+        if self._draft is not None and self.rules is not None:
+            try:
+                counts = self.rules.kept(self._draft)
+                tree = self._draft.pool.view().tree
+                offered = tree.depth.masked_fill(~tree.valid, 0).amax(1)
+                self.kept.update(zip(self._drafting, counts.tolist(), strict=True))
+                decider = self.rules.policy, self.rules.digest
+            except PolicyFault as fault:
+                self._fault(fault)
+        if self.tracer is not None:
+            if offered is None:
+                size = (len(self._drafting),)
+                offered = torch.full(size, len(self.levels), device=self._device)
+            self._drafted = Drafted(self._drafting, self.levels, offered, *decider)
+            if self.tracer.is_dense:
+                self.kept.update(dict.fromkeys(self._drafting, 0))
+            self.tracer.after_draft(self._drafted)
+        spent_us = 0.0 if self.rules is None else self.rules.spent_us
+        self._draft_us = 1e6 * (time.perf_counter() - self._draft_began) - spent_us
+
+    def _texts(self) -> list[list[int]]:
+        """The emitted text of each request, with what this step gave."""
+        batch = self._runner.input_batch
+        texts = []
+        for row, given in enumerate(self._sampled.tolist()):
+            start, end = int(batch.num_prompt_tokens[row]), int(batch.num_tokens_no_spec[row])
+            before = batch.token_ids_cpu[row, start:end].tolist()
+            texts.append([*before, *(one for one in given if one >= 0)])
+        return texts

@@ -1,0 +1,309 @@
+"""A step of vLLM's V1 model runner as a trace knows it: requests, and the target's view of drafts.
+
+All that is read of vLLM for traces stands here; `recording` makes rows of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specctl.artifacts.manifest import Domain, PairFingerprint
+from specctl.collect.shipping import lane_for
+from specctl.collect.tokens import token_treatment
+from specctl.collect.trace_writer import TraceWriter, make_header
+from specctl.engines.recording import (
+    Answered,
+    DenseLog,
+    Drafted,
+    LiveLog,
+    Ranks,
+    Recorder,
+    Step,
+    new_run_id,
+)
+from specctl.engines.settings import TraceSettings
+from specctl.kernels.token_ranks import token_ranks
+from specctl.policy import Policy
+from specctl.runtime.identity import load_tokenizer, tokenizer_digest, weights_digest
+from specctl.runtime.load import domain_at, model_folder
+from specctl.runtime.requests import Sampling
+from specctl.runtime.sampling import process_logits
+
+GREEDY_BELOW = 1e-5
+"""Temperature at which vLLM samples no more."""
+PLAIN = {
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "logit_bias": None,
+    "bad_words": None,
+}
+"""Sampling parameters that the trace format does not state, at the values that change nothing."""
+
+
+def pair_of(config: Any, device: torch.device) -> tuple[PairFingerprint, Domain]:
+    """The identity of the models that a vLLM configuration names, and where they run.
+
+    Raises:
+        ModelError: a folder without weights, or a tokenizer that transformers cannot load.
+    """
+    model, draft = config.model_config, config.speculative_config.draft_model_config
+    target, drafter = (model_folder(one.model, embedded_default="") for one in (model, draft))
+    tokenizer = load_tokenizer(model_folder(model.tokenizer, embedded_default=""))
+    fingerprint = PairFingerprint(
+        target_digest=weights_digest(target),
+        drafter_digest=weights_digest(drafter),
+        tokenizer_digest=tokenizer_digest(tokenizer),
+        target=Path(model.model).name,
+        drafter=Path(draft.model).name,
+    )
+    return fingerprint, domain_at(target, drafter, model.dtype, device)
+
+
+class Tracer:
+    """Records requests of a model runner.
+
+    Args:
+        own: the policy that the engine was set up with.
+
+    Attributes:
+        skipped: requests that are not recorded, by reason.
+        is_dense: nothing that is drafted may be verified.
+    """
+
+    def __init__(
+        self,
+        settings: TraceSettings,
+        runner: Any,
+        pair: PairFingerprint,
+        domain: Domain,
+        own: Policy,
+        version: str,
+    ) -> None:
+        self._settings, self._runner, self._own = settings, runner, own
+        self._sampling = Sampling(settings.temperature, settings.top_k, settings.top_p)
+        self._lane = lane_for(runner.device)
+        self._run, self._num_requests = new_run_id(), 0
+        self._names: dict[str, str | None] = {}  # of vLLM's request ids; None: not recorded
+        self.skipped: Counter[str] = Counter()
+        self._rows: list[int] = []
+        self._step: Step | None = None
+        self._chains: dict[str, list[list[int]]] = {}  # dense: drafts that still may match
+        depth = runner.vllm_config.speculative_config.num_speculative_tokens
+        log = DenseLog(depth) if settings.dense else LiveLog(greedy=self._sampling.greedy)
+        policy = log.policy if isinstance(log, DenseLog) else own
+        self._dense_depth, self.is_dense = depth if settings.dense else 0, settings.dense
+
+        def open_writer() -> TraceWriter:
+            key = None if settings.token_key is None else Path(settings.token_key)
+            vocab_size = runner.model_config.get_vocab_size()
+            tokens = token_treatment(settings.tokens, key, vocab_size)
+            draft_config = runner.vllm_config.speculative_config.draft_model_config.hf_config
+            dense = {"top_k": 1, "width": 1, "depth": depth, "nested": True}
+            header = make_header(
+                policy,
+                self._sampling,
+                target_digest=pair.target_digest,
+                drafter_digest=pair.drafter_digest,
+                tokenizer_digest=pair.tokenizer_digest,
+                collect={
+                    "max_new_tokens": runner.max_model_len,
+                    "target": pair.target,
+                    "drafter": pair.drafter,
+                    "dtype": domain.dtype,
+                    "draft_vocab_size": getattr(draft_config, "draft_vocab_size", vocab_size),
+                    "domain": domain.model_copy(update={"workload": settings.workload}).model_dump(
+                        mode="json"
+                    ),
+                    "engine": {"name": "vllm", "version": version},
+                    **tokens.header,
+                    **({"dense": dense, "responses_digest": None} if settings.dense else {}),
+                },
+            )
+            return TraceWriter.open(settings.out, header, resume=True, tokens=tokens)
+
+        self.recorder = Recorder(log, open_writer, settings.max_bytes)
+
+    # ----------------------------------------------------------------- a step
+
+    def before_verdict(
+        self, logits: Tensor, metadata: Any, drafted: Drafted, num_scheduled: Mapping[str, int]
+    ) -> None:
+        """The target has answered.
+
+        Args:
+            logits: a row for each verified token, root first, request by request; vLLM alters
+                them behind this.
+            metadata: of the drafts among them; None for none.
+            drafted: by the last step. num_scheduled: tokens of each request in this one.
+        """
+        self._step = None
+        if not self.recorder.is_on:
+            return
+        counts = [0] * self._runner.input_batch.num_reqs
+        counts = counts if metadata is None else metadata.num_draft_tokens
+        found = self._answered(counts, drafted)
+        if not found:
+            return
+        self._rows, answered = [row for row, _ in found], [one for _, one in found]
+        ends = torch.tensor([n + 1 for n in counts]).cumsum(0)
+        places = [
+            torch.arange(int(ends[row]) - counts[row] - 1, int(ends[row])) for row in self._rows
+        ]
+        at = torch.cat(places).to(logits.device)
+        tokens = self._awaited(answered, drafted).to(logits.device)
+        ranks = self._ranks(logits[at], tokens)
+        columns = {**self._columns(num_scheduled), "batch_size": len(counts)}
+        self._step = Step(
+            answered, torch.empty(0), drafted, ranks, self._lane.mark(), columns=columns
+        )
+
+    def after_verdict(self, sampled: Tensor) -> None:
+        """Verification gave `[B, S]` tokens, -1 padded."""
+        if self._step is None:
+            return
+        self._step.sampled = sampled[self._rows]
+        if self._dense_depth:
+            tokens = self._step.sampled[:, 0].tolist()
+            for one, token in zip(self._step.answered, tokens, strict=True):
+                chains = self._chains.get(one.request_id, [])
+                follow = [chain[1:] for chain in chains if chain[0] == token and len(chain) > 1]
+                self._chains[one.request_id] = follow
+
+    def after_draft(self, drafted: Drafted) -> None:
+        """Behind these tokens the engine drafted; a dense log follows each chain to its end."""
+        if not (self._dense_depth and drafted.levels and self.recorder.is_on):
+            return
+        tokens = torch.stack([level.token_ids for level in drafted.levels], 1).tolist()
+        for request_id, chain in zip(drafted.request_ids, tokens, strict=True):
+            name = self._names.get(request_id)
+            if name is not None:
+                self._chains.setdefault(name, []).append(chain)
+
+    def end_step(self, times: dict[str, Any], finished: set[str]) -> None:
+        """The step is complete.
+
+        Args:
+            times: in its rows. finished: vLLM's ids of requests that have ended by now.
+        """
+        ended = [name for one in finished if (name := self._names.pop(one, None)) is not None]
+        step, self._step = self._step, None
+        for name in ended:
+            self._chains.pop(name, None)
+        if step is None and ended:
+            nothing = Drafted([], [], torch.empty(0), self._own, "")
+            step = Step([], torch.empty(0, 1), nothing, None, self._lane.mark())
+        if step is not None:
+            step.columns |= times
+            step.ended, step.mark = ended, self._lane.mark()
+            self.recorder.put(step)
+
+    # ----------------------------------------------------------------- read from vLLM
+
+    def _answered(self, counts: list[int], drafted: Drafted) -> list[tuple[int, Answered]]:
+        """Rows of the batch that are recorded, with what their requests were given."""
+        batch, runner = self._runner.input_batch, self._runner
+        draft_rows = {name: row for row, name in enumerate(drafted.request_ids)}
+        found = []
+        for row, request_id in enumerate(batch.req_ids):
+            params = runner.requests[request_id].sampling_params
+            if request_id not in self._names:
+                self._names[request_id] = self._new_name(params)
+            name = self._names[request_id]
+            if name is None or runner.discard_request_mask.np[row]:  # its prompt is not read yet
+                continue
+            context, num_prompt = (
+                int(batch.num_tokens_no_spec[row]),
+                int(batch.num_prompt_tokens[row]),
+            )
+            position, draft_row = context - num_prompt, draft_rows.get(request_id, -1)
+            if counts[row] and draft_row < 0:  # scheduled later than in the next step
+                self._names[request_id] = None
+                self.skipped["requests that waited with drafts"] += 1
+                continue
+            text = batch.token_ids_cpu[row]
+            answer = Answered(
+                name,
+                root_id=int(text[context - 1]),
+                position=position,
+                context=context,
+                room=min(params.max_tokens - position, runner.max_model_len - context),
+                stop_ids={params.eos_token_id, *(params.stop_token_ids or ())},
+                draft_row=draft_row,
+                num_drafted=counts[row],
+                prompt=tuple(text[:num_prompt].tolist()) if position == 0 else None,
+            )
+            found.append((row, answer))
+        return found
+
+    def _new_name(self, params: Any) -> str | None:
+        """The name of a new request; None where it is not to be recorded."""
+        number, wanted = self._num_requests, self._sampling
+        self._num_requests += 1
+        if number % self._settings.every:
+            return None
+        temperature = 0.0 if params.temperature < GREEDY_BELOW else params.temperature
+        same = wanted.greedy and temperature == 0.0
+        given = (temperature, max(params.top_k, 0), params.top_p)
+        same = same or given == (wanted.temperature, wanted.top_k, wanted.top_p)
+        if not same or any(
+            getattr(params, name) not in (value, []) for name, value in PLAIN.items()
+        ):
+            self.skipped["requests of another sampling"] += 1
+            return None
+        return f"{self._run}-{number:06d}"
+
+    def _awaited(self, answered: list[Answered], drafted: Drafted) -> Tensor:
+        """`[T, K]` int64, -1 padded: the draft tokens of which each row of logits is asked."""
+        if self._dense_depth:
+            waiting = torch.full((len(answered), self._dense_depth), -1)
+            for row, one in enumerate(answered):
+                for chain in self._chains.get(one.request_id, []):
+                    waiting[row, self._dense_depth - len(chain)] = chain[0]  # by its depth
+            return waiting
+        if not drafted.levels:
+            return torch.full((sum(one.num_drafted + 1 for one in answered), 1), -1)
+        device = drafted.offered.device
+        levels = torch.stack([level.token_ids for level in drafted.levels], 1)
+        depth = torch.arange(levels.shape[1] + 1, device=device)
+        levels = torch.nn.functional.pad(levels, (0, 1), value=-1)
+        levels = levels.masked_fill(depth >= drafted.offered[:, None], -1)
+        rows = [one.draft_row for one in answered for _ in range(one.num_drafted + 1)]
+        slots = [slot for one in answered for slot in range(one.num_drafted + 1)]
+        row, slot = torch.tensor([rows, slots], device=device)
+        return levels[row, slot].masked_fill(row < 0, -1)[:, None]
+
+    def _ranks(self, logits: Tensor, tokens: Tensor) -> Ranks:
+        drawn = process_logits(logits, self._sampling)
+        raw = of_drawn = token_ranks(logits, tokens)
+        if drawn is not logits:
+            of_drawn = token_ranks(drawn, tokens)
+        logp = of_drawn.logits - of_drawn.log_sum_exp[:, None]
+        entropy = torch.full_like(raw.log_sum_exp, torch.nan)
+        if self._dense_depth:
+            every = drawn.float().log_softmax(-1)
+            entropy = torch.special.entr(every.exp()).sum(-1)
+        return Ranks(logp, raw.num_larger + 1, raw.top_two, entropy)
+
+    def _columns(self, num_scheduled: Mapping[str, int]) -> dict[str, int]:
+        """Sizes of the step, of all its requests, recorded or not."""
+        batch = self._runner.input_batch
+        num_tokens = prompt_tokens = context_tokens = 0
+        for row, request_id in enumerate(batch.req_ids):
+            count = num_scheduled[request_id]
+            before = int(batch.num_computed_tokens_cpu[row])
+            num_tokens += count
+            context_tokens += before + count
+            prompt_tokens += max(0, min(count, int(batch.num_prompt_tokens[row]) - before))
+        return {
+            "step_tokens": num_tokens,
+            "step_prompt_tokens": prompt_tokens,
+            "step_context_tokens": context_tokens,
+        }
