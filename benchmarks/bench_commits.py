@@ -29,8 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from scripts.synthetic_trace import header, write
 from specctl.collect.rewriting import checked_tables
 from specctl.collect.trace_writer import TraceWriter, write_parquet
-from specctl.logs.parquet import join_tables
-from specctl.logs.parquet import Tables
+from specctl.logs.parquet import Tables, join_tables
 from specctl.logs.trace_set import read_listing
 from specctl.policy import FullTree, Policy
 from tests.servers import S3_ENVIRONMENT, make_bucket, s3_server

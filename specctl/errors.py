@@ -1,8 +1,8 @@
 """The error tree. Every refusal says what was expected, what was found and what to do next.
 
 Exit codes: 2 options, 3 artifacts, 4 data, 5 models, 6 places, 7 registries, 8 engines, 70 a bug;
-docs/cli.md has those of each type. A command ended by Ctrl-C exits with 130, one ended by SIGTERM with 143,
-after keeping what is finished.
+docs/cli.md has those of each type. A command ended by Ctrl-C exits with 130, one ended by SIGTERM
+with 143, after keeping what is finished.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class ChainPolicy:
         """
         began, rule = time.perf_counter(), self.shape.rule
         memory = torch.stack([self._memory.get(one, self._nothing) for one in request_ids])
-        plan = self.shape.begin(RoundStart(len(request_ids), memory))
+        plan = self.shape.begin(RoundStart(len(request_ids), memory, len(request_ids)))
         index = torch.zeros_like(root_ids[:, None])
         frontier = Frontier(index, plan.max_depth[:, None] > 0)
         pool = new_pool(root_ids, pool_capacity(rule), recent)

@@ -53,11 +53,9 @@ def register() -> None:
         EngineError: settings that cannot be read, or a vLLM in which the plugin cannot work.
     """
     text = os.environ.get(VARIABLE)
-    if not text:
-        return
-    settings = read_settings(text)
-    check_version(settings)
-    hook(settings)
+    if text:
+        check_version(read_settings(text))
+        hook()
 
 
 def check_version(settings: PluginSettings) -> None:
@@ -82,8 +80,9 @@ def vllm_version() -> str:
 # --------------------------------------------------------------------------- hooks
 
 
-def hook(settings: PluginSettings) -> None:
-    """Replaces vLLM's methods, once a process.
+def hook() -> None:
+    """Replaces vLLM's methods, once a process. A runner that is made without the variable set goes
+    its own way.
 
     Raises:
         EngineError: a vLLM without one of them.
@@ -97,14 +96,14 @@ def hook(settings: PluginSettings) -> None:
             return
         Runner._specctl_hooked = True
         wrap(VllmConfig, "__post_init__", _check_config)
-        wrap(Runner, "__init__", functools.partial(_start, settings))
-        wrap(Runner, "execute_model", _execute_model)
-        wrap(Runner, "_sample", _sample)
-        wrap(Runner, "sample_tokens", _sample_tokens)
-        wrap(Runner, "take_draft_token_ids", _take_draft_token_ids)
-        wrap(Runner, "shutdown", _shutdown)
-        wrap(Proposer, "propose", _propose)
-        wrap(Proposer, "_sample_draft_tokens", _sample_draft_tokens)
+        wrap(Runner, "__init__", _start)
+        wrap(Runner, "execute_model", _execute_model, in_session=True)
+        wrap(Runner, "_sample", _sample, in_session=True)
+        wrap(Runner, "sample_tokens", _sample_tokens, in_session=True)
+        wrap(Runner, "take_draft_token_ids", _take_draft_token_ids, in_session=True)
+        wrap(Runner, "shutdown", _shutdown, in_session=True)
+        wrap(Proposer, "propose", _propose, in_session=True)
+        wrap(Proposer, "_sample_draft_tokens", _sample_draft_tokens, in_session=True)
     except (ImportError, AttributeError) as error:
         raise EngineError(
             f"vLLM {vllm_version()}",
@@ -115,13 +114,22 @@ def hook(settings: PluginSettings) -> None:
     mend_expansion()
 
 
-def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Has `around(original, self, ...)` take a method's place."""
+def wrap(owner: Any, name: str, around: Callable[..., Any], *, in_session: bool = False) -> None:
+    """Has `around(original, self, ...)` take a method's place.
+
+    Args:
+        in_session: only where the object has a `Session`, which `around` gets in front.
+    """
     original = getattr(owner, name)
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return around(original, self, *args, **kwargs)
+        if not in_session:
+            return around(original, self, *args, **kwargs)
+        session = getattr(self, _PLACE, None)
+        if session is None:
+            return original(self, *args, **kwargs)
+        return around(session, original, self, *args, **kwargs)
 
     setattr(owner, name, method)
 
@@ -160,8 +168,11 @@ def _check_config(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         )
 
 
-def _start(settings: PluginSettings, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+def _start(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     original(self, *args, **kwargs)
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return
     if self.vllm_config.speculative_config is None:
         raise EngineError(
             "vLLM with specctl's plugin",
@@ -170,7 +181,7 @@ def _start(settings: PluginSettings, original: Any, self: Any, *args: Any, **kwa
             fix=f"add it (`specctl export` prints it), or unset {VARIABLE}",
         )
     check_engine(self)
-    session = Session(settings, self)
+    session = Session(read_settings(text), self)
     setattr(self, _PLACE, session)
     setattr(self.drafter, _PLACE, session)
 
@@ -236,49 +247,43 @@ def check_engine(runner: Any) -> None:
             raise EngineError("vLLM with specctl's plugin", expected=expected, found=found, fix=fix)
 
 
-def _execute_model(original: Any, self: Any, scheduler_output: Any, *args: Any, **kw: Any) -> Any:
-    session: Session = getattr(self, _PLACE)
-    session.begin_step(scheduler_output)
-    return original(self, scheduler_output, *args, **kw)
+def _execute_model(session: Session, original: Any, self: Any, scheduled: Any, *rest: Any) -> Any:
+    session.begin_step(scheduled)
+    return original(self, scheduled, *rest)
 
 
-def _sample(original: Any, self: Any, logits: Tensor, metadata: Any) -> Any:
-    session: Session = getattr(self, _PLACE)
+def _sample(session: Session, original: Any, self: Any, logits: Tensor, metadata: Any) -> Any:
     session.before_verdict(logits, metadata)
     out = original(self, logits, metadata)
     session.after_verdict(out.sampled_token_ids, metadata)
     return out
 
 
-def _sample_tokens(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    out = original(self, *args, **kwargs)
-    getattr(self, _PLACE).end_step()
+def _sample_tokens(session: Session, original: Any, self: Any, *args: Any) -> Any:
+    out = original(self, *args)
+    session.end_step()
     return out
 
 
-def _take_draft_token_ids(original: Any, self: Any) -> Any:
+def _take_draft_token_ids(session: Session, original: Any, self: Any) -> Any:
     out = original(self)
     if out is not None:
-        kept = getattr(self, _PLACE).kept
         pairs = zip(out.req_ids, out.draft_token_ids, strict=True)
-        out.draft_token_ids = [row[: kept.get(name)] for name, row in pairs]
+        out.draft_token_ids = [row[: session.kept.get(name)] for name, row in pairs]
     return out
 
 
-def _shutdown(original: Any, self: Any) -> None:
-    session = getattr(self, _PLACE, None)
-    if session is not None:
-        session.close()
+def _shutdown(session: Session, original: Any, self: Any) -> None:
+    session.close()
     original(self)
 
 
-def _propose(original: Any, self: Any, *args: Any, **kwargs: Any) -> Tensor:
-    session: Session = getattr(self, _PLACE)
+def _propose(session: Session, original: Any, self: Any, **given: Any) -> Tensor:
     session.keep_logits(self.model)
-    root_ids: Tensor = kwargs["next_token_ids"].long()
-    session.begin_draft(kwargs["num_speculative_tokens"], root_ids)
+    root_ids: Tensor = given["next_token_ids"].long()
+    session.begin_draft(given["num_speculative_tokens"], root_ids)
     try:
-        drafted: Tensor = original(self, *args, **kwargs)
+        drafted: Tensor = original(self, **given)
     except Enough:
         levels = [level.token_ids for level in session.levels]
         drafted = torch.stack(levels, 1) if levels else root_ids[:, None][:, :0]
@@ -286,11 +291,10 @@ def _propose(original: Any, self: Any, *args: Any, **kwargs: Any) -> Tensor:
     return drafted
 
 
-def _sample_draft_tokens(original: Any, self: Any, hidden: Tensor, metadata: Any) -> Any:
-    session: Session = getattr(self, _PLACE)
+def _sample_draft_tokens(session: Session, original: Any, self: Any, *args: Any) -> Any:
     if not session.wants_more:
         raise Enough
-    tokens, probs = original(self, hidden, metadata)
+    tokens, probs = original(self, *args)
     session.take_level(tokens)
     if not session.wants_more:
         raise Enough
@@ -308,7 +312,8 @@ class Session:
             given.
         kept: by vLLM's request id, draft tokens of the last drafting to verify; absent: all.
         levels: of the drafting that goes on. wants_more: some request wants another one.
-        faults: of rules; the engine's own setting took over. tracer: None where nothing is logged.
+        faults: of rules; the engine's own setting took over. watch: of the policy's source, None
+            for words. tracer: None where nothing is logged.
     """
 
     def __init__(self, settings: PluginSettings, runner: Any) -> None:
@@ -325,13 +330,14 @@ class Session:
         self.levels: list[DraftedLevel] = []
         self.wants_more = True
         self._logits = torch.empty(0)
-        self._watch: Watch | None = None
+        self.watch: Watch | None = None
         self._draft: ChainDraft | None = None  # under rules, until it is verified
         self._drafted = Drafted([], [], torch.empty(0), *self._own)
         self._drafting: list[str] = []
         self._sampled = torch.empty(0)
         self._in_step: list[str] = []
         self._num_scheduled: dict[str, int] = {}
+        self._closed = False
         self._began = self._draft_began = self._ended = time.perf_counter()
         self._verify_us = self._draft_us = 0.0
         pair, domain = pair_of(config, self._device)
@@ -352,7 +358,7 @@ class Session:
         watch.poll()
         if watch.last_error is not None:
             raise watch.last_error
-        self._watch = watch.__enter__()
+        self.watch = watch.__enter__()
 
     def reload(self, policy: Policy) -> None:
         """Has another policy decide from the next drafting on; called between steps.
@@ -383,8 +389,8 @@ class Session:
             self._end_trace(now if goes_on else self._ended, finished)
         if self.rules is not None:
             self.rules.forget(list(finished))
-        if self._watch is not None:
-            self._watch.poll()
+        if self.watch is not None:
+            self.watch.poll()
         if self.rules is not None:
             self.rules.spent_us = 0.0
         self._began, self._draft_us, self._in_step, self.levels = now, 0.0, [], []
@@ -423,8 +429,11 @@ class Session:
     def close(self) -> None:
         """Writes what is there, and ends the threads."""
         atexit.unregister(self.close)
-        if self._watch is not None:
-            self._watch.__exit__()
+        if self._closed:
+            return
+        self._closed = True
+        if self.watch is not None:
+            self.watch.__exit__()
         notes = [f"{self.num_steps} steps", f"{self.faults.total} policy faults"]
         if self.tracer is not None:
             self._end_trace(self._ended, set())

@@ -8,6 +8,7 @@ that leaves is replaced by the last active one (`move`).
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,6 +143,9 @@ class CachedModel:
         self.device = model.device
         self.layers = decoder_layers(model, self.config.num_hidden_layers)
         self.cache: SlotCache | None = None
+        # transformers renames it from 5.24 on, a family at a time.
+        named = "cache" in inspect.signature(model.forward).parameters
+        self._cache_argument = "cache" if named else "past_key_values"
         self._key: Tensor | None = None
         # Any mask of four axes keeps transformers from making one; attention reads none.
         self._no_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
@@ -229,11 +233,11 @@ class CachedModel:
             input_ids=token_ids,
             # Nodes past the last position are never emitted, but must not be out of bounds.
             position_ids=position_ids.clamp(max=self.context_tokens - 1),
-            past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=keep,
             attention_mask=self._no_mask,
             reads=reads,
+            **{self._cache_argument: self.cache},
         )
         features = None
         if self.aux_layers:

@@ -1,0 +1,326 @@
+"""vLLM with the plugin: texts are those of plain decoding, calls and drafts those of replay, rows
+those of `collect`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed here: `make engines` runs this")
+
+from specctl.artifacts import Origin, load_artifact, save_artifact
+from specctl.artifacts.manifest import PairFingerprint
+from specctl.collect.dense import collect_dense
+from specctl.collect.live import collect_live
+from specctl.engines.settings import PluginSettings, TraceSettings
+from specctl.logs.trace_set import TraceSet
+from specctl.logs.tree_log import DenseLog
+from specctl.policy import FullTree, Policy, as_chain, policy_digest
+from specctl.registry.log import Writer
+from specctl.registry.opening import init_registry
+from specctl.registry.publishing import promote, push, read_package
+from specctl.registry.trust import Trust
+from specctl.replay.rounds import replay
+from specctl.runtime.api import Decoder
+from specctl.runtime.conversations import DecodeSettings, converse
+from specctl.runtime.load import load_pair
+from specctl.runtime.policy_spec import resolve_policy
+from tests.engines.vllm_engine import MAX_NEW_TOKENS, engine, ids_of, packaged
+
+COUNT, K = 60, 5
+BASE = "eagle2:depth=3:top_k=1:num_tokens=4"
+WORDS = {
+    "chain of 1": "chain:num_draft_tokens=1",
+    "chain of 3": "chain:num_draft_tokens=3",
+    "chain of 5": "chain:num_draft_tokens=5",
+    "confidence": "confidence:window=5:threshold=0.4",
+    "survival": "stop:signal=survival:threshold=0.5:window=5",
+    "entropy": "stop:signal=entropy:threshold=1.0:window=5",
+    "SVIP": "svip:window=5:threshold=0.9",  # it leaves the uncertain token out
+    "AdaSD": "adasd_stop:window=5:min_samples=2",
+    "threshold": "threshold:depth=5:min_prob=0.2",  # of a tree, on a chain
+}
+FITS = {
+    "HeteroSpec": ("cart", "--base", BASE, "--filter", "all", "--label", "accepted"),
+    "C2T": ("c2t",),
+}
+POLICIES = (*WORDS, *FITS)
+
+
+def specctl(*words: object) -> str:
+    """What a command prints; a refusal fails the test."""
+    command = [sys.executable, "-m", "specctl", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@dataclass
+class Counts:
+    """Of each request, in the order of the prompts."""
+
+    calls: list[int]
+    drafted: list[int]
+    accepted: list[int]
+
+    @classmethod
+    def replayed(cls, log: DenseLog, policy: Policy) -> Counts:
+        """From a dense log, without the models."""
+        [found] = replay(log, [policy])
+        positions = found.positions
+        size = positions.num_requests
+        order = np.argsort(np.array(positions.prompt_ids)[positions.prompt])
+
+        def by_request(values: Any) -> list[int]:
+            sums = np.bincount(found.request, values, minlength=size)
+            return [int(one) for one in sums[order]]
+
+        outcomes = found.outcomes
+        ones = np.ones(len(found.request))
+        return cls(
+            by_request(ones), by_request(outcomes.verified - 1), by_request(outcomes.accepted)
+        )
+
+    @classmethod
+    def traced(cls, rounds: pl.DataFrame) -> Counts:
+        """From the rounds that the engine logged."""
+        by_request = rounds.group_by("request_id", maintain_order=True).agg(
+            pl.len().alias("calls"),
+            (pl.col("num_verified").cast(pl.Int64) - 1).sum().alias("drafted"),
+            pl.col("num_accepted").cast(pl.Int64).sum().alias("accepted"),
+        )
+        rows = by_request.sort("request_id")
+        return cls(*(rows[name].to_list() for name in ("calls", "drafted", "accepted")))
+
+
+def rows_of(path: Path, table: str) -> pl.DataFrame:
+    """A table of a trace set, in order; requests by name."""
+    rows = TraceSet.open(str(path)).scan(table).collect()
+    keys = ["request_id", "round_idx", *(["node_idx"] if table == "nodes" else [])]
+    return rows.with_columns(pl.col("request_id").cast(pl.String)).sort(keys)
+
+
+# --------------------------------------------------------------------------- by ourselves
+
+
+@dataclass
+class Ours:
+    """The same prompts by specctl's own loop: plain texts, a dense log, and rounds of a chain."""
+
+    texts: list[list[int]]
+    dense: Path
+    live: Path
+
+
+@pytest.fixture(scope="module", params=["eagle3", "small"])
+def drafter(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def ours(drafter: str, tmp_path_factory: pytest.TempPathFactory) -> Ours:
+    root = tmp_path_factory.mktemp(f"ours-{drafter}")
+    pair = load_pair("embedded", f"embedded:{drafter}", device="cpu")
+    settings, given = DecodeSettings(MAX_NEW_TOKENS), packaged(COUNT)
+    plain = Decoder(pair, resolve_policy("ar").policy, batch_size=8)
+    found = {
+        one.prompt.prompt_id: list(one.completions[0].token_ids)
+        for one in converse(plain, given, settings)
+    }
+    shape = FullTree(depth=K, top_k=1)
+    collect_dense(pair, given, settings, root / "dense", shape, batch_size=8)
+    policy = resolve_policy("chain:num_draft_tokens=3").policy
+    collect_live(pair, given, policy, settings, root / "live", batch_size=8)
+    return Ours([found[one.prompt_id] for one in given], root / "dense", root / "live")
+
+
+# --------------------------------------------------------------------------- by vLLM
+
+
+@dataclass
+class Theirs:
+    """Passes of the prompts through vLLM: a dense log, and the rounds of each policy."""
+
+    dense: Path
+    dense_texts: list[list[int]]
+    live: Path
+    policies: dict[str, Policy] = field(default_factory=dict)
+    texts: dict[tuple[str, str], list[list[int]]] = field(default_factory=dict)
+    counters: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
+
+    @property
+    def passes(self) -> list[tuple[str, str]]:
+        """Policy and batch, in the order in which they ran."""
+        return list(self.texts)
+
+    def rounds(self, name: str, batch: str) -> pl.DataFrame:
+        """The rounds of a pass."""
+        rows = rows_of(self.live, "rounds")
+        number = pl.col("request_id").str.slice(-6).cast(pl.Int64)
+        return rows.filter(number // COUNT == self.passes.index((name, batch)))
+
+
+@pytest.fixture(scope="module")
+def theirs(drafter: str, tmp_path_factory: pytest.TempPathFactory) -> Theirs:
+    """One engine logs densely; another plays every policy, as an alias moves, and logs rounds."""
+    root, given = tmp_path_factory.mktemp(f"vllm-{drafter}"), ids_of(packaged(COUNT))
+    dense = TraceSettings(out=str(root / "dense"), dense=True)
+    with engine(drafter, K, PluginSettings(trace=dense)) as running:
+        texts = running.generate(given)
+        running.session.close()
+    found = Theirs(root / "dense", texts, root / "live")
+
+    pair = TraceSet.open(str(found.dense)).fingerprint
+    folders = artifacts(root, pair, found.dense)
+    registry = init_registry(root / "registry")
+    writer = Writer(registry, Trust(), "tests")
+    name = f"embedded--{drafter}"
+    digests = {}
+    for policy, folder in folders.items():
+        package = read_package(folder)
+        push(writer, package, name)
+        digests[policy] = package.digest
+    promote(writer, name, "prod", digests[POLICIES[0]])
+    settings = PluginSettings(
+        policy=f"{root}/registry/{name}@prod", trace=TraceSettings(out=str(root / "live"))
+    )
+    with engine(drafter, K, settings) as running:
+        for policy in POLICIES:
+            promote(writer, name, "prod", digests[policy])
+            running.session.watch.look()  # its thread would within seconds
+            for batch in ("1", "8"):
+                before = running.counters()
+                found.texts[policy, batch] = running.generate(given, together=batch == "8")
+                after = running.counters()
+                found.counters[policy, batch] = {k: after[k] - before[k] for k in after}
+        running.session.close()
+        assert running.session.faults.total == 0
+        assert not running.session.tracer.recorder.lost
+    found.policies = {policy: load_artifact(folder).policy for policy, folder in folders.items()}
+    return found
+
+
+def artifacts(root: Path, pair: PairFingerprint, dense: Path) -> dict[str, Path]:
+    """A folder for each policy; the learned ones are fitted from the engine's own dense log."""
+    found = {}
+    for policy, words in WORDS.items():
+        found[policy] = root / policy.replace(" ", "-")
+        save_artifact(found[policy], resolve_policy(words).policy, Origin(pair), card=policy)
+    for policy, words in FITS.items():
+        found[policy] = root / policy
+        specctl("fit", words[0], dense, "-o", found[policy], *words[1:])
+    return found
+
+
+# --------------------------------------------------------------------------- what it must show
+
+
+@pytest.mark.parametrize("batch", ["1", "8"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_calls_and_drafts_are_those_of_replay(theirs: Theirs, policy: str, batch: str) -> None:
+    """Of every request, to the last one; accepted tokens with the last round cut at the text."""
+    log = DenseLog.open(TraceSet.open(str(theirs.dense)))
+    replayed = Counts.replayed(log, as_chain(theirs.policies[policy]))
+    rounds = theirs.rounds(policy, batch)
+    assert rounds["policy_digest"].unique().to_list() == [
+        policy_digest(as_chain(theirs.policies[policy]))
+    ]
+    assert Counts.traced(rounds) == replayed
+    counted = theirs.counters[policy, batch]
+    assert counted["draft_tokens"] == sum(replayed.drafted)
+    with_drafts = int((rounds["num_verified"] > 1).sum())
+    assert counted["drafts"] == with_drafts
+    assert counted["accepted_tokens"] >= sum(replayed.accepted)
+
+
+@pytest.mark.parametrize("batch", ["1", "8"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_texts_are_those_of_plain_decoding(
+    ours: Ours, theirs: Theirs, policy: str, batch: str
+) -> None:
+    assert theirs.texts[policy, batch] == ours.texts
+
+
+def test_a_dense_log_holds_the_same_text(ours: Ours, theirs: Theirs) -> None:
+    assert theirs.dense_texts == ours.texts
+
+
+def compare(one: pl.DataFrame, other: pl.DataFrame, *, without: set[str]) -> None:
+    """Rows are equal, floats within 1e-4; requests are matched by their order."""
+    assert len(one) == len(other)
+    names = [one["request_id"].unique().sort(), other["request_id"].unique().sort()]
+    other = other.with_columns(pl.col("request_id").replace_strict(names[1], names[0]))
+    for column in set(one.columns) - without:
+        mine, theirs = one[column], other[column]
+        assert mine.is_null().equals(theirs.is_null()), column
+        if mine.dtype == pl.Float32:
+            assert float((mine - theirs).abs().max() or 0.0) < 1e-4, column
+        else:
+            assert mine.cast(pl.String).equals(theirs.cast(pl.String), null_equal=True), column
+
+
+OF_A_RUN = {"prompt_id", "category", "batch_size", "policy_digest"}
+TIMES = {"draft_us", "verify_us", "policy_us", "other_us"}
+STEPS = {"step_idx", "step_tokens", "step_prompt_tokens", "step_context_tokens", "step_levels"}
+
+
+def test_live_rows_are_those_of_collect(ours: Ours, theirs: Theirs) -> None:
+    rounds = theirs.rounds("chain of 3", "8")
+    compare(rows_of(ours.live, "rounds"), rounds, without=OF_A_RUN | TIMES | STEPS)
+    nodes = rows_of(theirs.live, "nodes").join(
+        rounds.select("request_id").unique(), on="request_id"
+    )
+    keys = ["request_id", "round_idx", "node_idx"]
+    compare(rows_of(ours.live, "nodes"), nodes.sort(keys), without=set())
+
+
+def test_steps_are_told(theirs: Theirs) -> None:
+    """Sizes and times of a step are the same in all of its rows, and they add up."""
+    rounds = theirs.rounds("chain of 3", "8")
+    told = [*sorted(TIMES), *sorted(STEPS), "batch_size"]
+    by_step = rounds.group_by("step_idx").agg(
+        *(pl.col(name).n_unique().alias(f"{name}_kinds") for name in told if name != "step_idx"),
+        pl.len().alias("rows"),
+        pl.col("num_verified").cast(pl.Int64).sum().alias("verified"),
+        *(pl.col(name).first() for name in told if name != "step_idx"),
+    )
+    kinds = [name for name in by_step.columns if name.endswith("_kinds")]
+    assert by_step.select((pl.concat_list(kinds).list.max() == 1).all()).item()
+    decoding = by_step.filter(pl.col("step_prompt_tokens") == 0)
+    assert decoding["verified"].equals(decoding["step_tokens"].cast(pl.Int64), check_names=False)
+    assert (
+        decoding["rows"]
+        .cast(pl.Int64)
+        .equals(decoding["batch_size"].cast(pl.Int64), check_names=False)
+    )
+    assert (decoding["step_levels"] == 3).all()
+    assert (rounds["verify_us"] > 0).all()
+
+
+def test_dense_rows_are_those_of_collect(ours: Ours, theirs: Theirs) -> None:
+    """But for what an engine does not compute: the target behind the last token of a text, and
+    distances between the two models' distributions."""
+    mine, dense = rows_of(ours.dense, "rounds"), rows_of(theirs.dense, "rounds")
+    compare(mine, dense, without=OF_A_RUN | STEPS)
+    mine, dense = rows_of(ours.dense, "nodes"), rows_of(theirs.dense, "nodes")
+    target = {name for name in mine.columns if name.startswith("target_")}
+    compare(mine, dense, without=target | {"js_distance"})
+    unseen = dense["target_logp"].is_null()
+    assert (unseen | mine["target_logp"].is_not_null()).all()
+    last = mine.filter(unseen & mine["target_logp"].is_not_null())
+    assert last["node_match"].is_null().all(), "only behind the end of a text"
+    compare(mine.filter(~unseen), dense.filter(~unseen), without={"js_distance"})
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_both_dense_logs_replay_alike(ours: Ours, theirs: Theirs, policy: str) -> None:
+    made = [DenseLog.open(TraceSet.open(str(path))) for path in (ours.dense, theirs.dense)]
+    one, other = (Counts.replayed(log, as_chain(theirs.policies[policy])) for log in made)
+    assert one == other

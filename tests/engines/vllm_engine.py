@@ -1,0 +1,237 @@
+"""vLLM's CPU build on the embedded pair, in this process or as a server, and what it counted.
+
+Run by `make engines` in the virtual environment that has vLLM; the ordinary suite skips its tests.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from specctl.collect.prompts import Prompt, load_prompts
+from specctl.embedded import embedded_path
+from specctl.engines.settings import VARIABLE, PluginSettings
+from specctl.runtime.conversations import conversation_ids
+from specctl.runtime.identity import load_tokenizer
+
+METHODS = {"eagle3": "eagle3", "small": "draft_model"}
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+MAX_MODEL_LEN = 1024
+MAX_NEW_TOKENS = 64
+
+
+@cache
+def packaged(count: int) -> tuple[Prompt, ...]:
+    """First turns of prompts, spread over the categories of the packaged set, named in order."""
+    every = load_prompts("embedded")
+    chosen = (every[i * len(every) // count] for i in range(count))
+    return tuple(
+        replace(one, prompt_id=f"p{i:03d}", turns=one.turns[:1]) for i, one in enumerate(chosen)
+    )
+
+
+def ids_of(prompts: Sequence[Prompt]) -> list[list[int]]:
+    """Token ids, as `collect` gives them to the target."""
+    tokenizer = load_tokenizer(embedded_path("target"))
+    return [list(conversation_ids(tokenizer, one, [])) for one in prompts]
+
+
+@dataclass
+class Engine:
+    """A vLLM in this process."""
+
+    llm: Any
+
+    @property
+    def session(self) -> Any:
+        """The plugin's part."""
+        executor = self.llm.llm_engine.engine_core.engine_core.model_executor
+        return executor.driver_worker.worker.model_runner._specctl
+
+    def generate(
+        self, given: Sequence[Sequence[int]], *, together: bool = True, **sampling: Any
+    ) -> list[list[int]]:
+        """Texts, as token ids.
+
+        Args:
+            together: hand all requests over at once; else one after the other.
+        """
+        from vllm import SamplingParams
+
+        params = SamplingParams(**{"temperature": 0.0, "max_tokens": MAX_NEW_TOKENS, **sampling})
+        requests = [{"prompt_token_ids": list(ids)} for ids in given]
+        batches = [requests] if together else [[one] for one in requests]
+        return [
+            list(out.outputs[0].token_ids)
+            for batch in batches
+            for out in self.llm.generate(batch, params, use_tqdm=False)
+        ]
+
+    def counters(self) -> dict[str, int]:
+        """vLLM's own counters of speculation, since it was started."""
+        found = {one.name: getattr(one, "value", None) for one in self.llm.get_metrics()}
+        return {
+            name: int(found[f"vllm:spec_decode_num_{name}"] or 0)
+            for name in ("drafts", "draft_tokens", "accepted_tokens")
+        }
+
+
+@contextmanager
+def engine(
+    drafter: str = "eagle3",
+    num_speculative_tokens: int = 5,
+    settings: PluginSettings | None = None,
+    *,
+    batch_size: int = 8,
+    **speculative: Any,
+) -> Iterator[Engine]:
+    """Starts vLLM, and ends it."""
+    os.environ.update(ENVIRONMENT, VLLM_ENABLE_V1_MULTIPROCESSING="0")
+    os.environ[VARIABLE] = "" if settings is None else settings.to_json()
+    import vllm.plugins
+    from vllm import LLM
+
+    vllm.plugins.plugins_loaded = False  # each engine reads the variable anew
+    llm = LLM(
+        model=str(embedded_path("target")),
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=batch_size,
+        seed=0,
+        disable_log_stats=False,
+        speculative_config=speculative_config(drafter, num_speculative_tokens, **speculative),
+    )
+    try:
+        yield Engine(llm)
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+
+
+def speculative_config(drafter: str, num_speculative_tokens: int, **more: Any) -> dict[str, Any]:
+    """vLLM's `--speculative-config`."""
+    return {
+        "method": METHODS[drafter],
+        "model": str(embedded_path(drafter)),
+        "num_speculative_tokens": num_speculative_tokens,
+        **more,
+    }
+
+
+# --------------------------------------------------------------------------- as a server
+
+
+@dataclass
+class Server:
+    """vLLM's OpenAI server, with its engine in a process of its own."""
+
+    process: subprocess.Popen[str]
+    url: str
+
+    def complete(self, ids: Sequence[int], **sampling: Any) -> list[int]:
+        """The text that one request gets, as token ids."""
+        body = {
+            "model": "target",
+            "prompt": list(ids),
+            "max_tokens": MAX_NEW_TOKENS,
+            "temperature": 0.0,
+            "return_token_ids": True,
+            **sampling,
+        }
+        request = urllib.request.Request(
+            f"{self.url}/v1/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return list(json.load(answer)["choices"][0]["token_ids"])
+
+    def metrics(self) -> str:
+        """Its page of metrics."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
+            return str(answer.read().decode())
+
+    def kill(self) -> None:
+        """SIGKILL to the server and to its engine at once."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@contextmanager
+def server(
+    settings: PluginSettings | None,
+    log: Path,
+    drafter: str = "eagle3",
+    num_speculative_tokens: int = 5,
+    *,
+    batch_size: int = 8,
+) -> Iterator[Server]:
+    """Starts the server and waits until it answers."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    options = {
+        "model": str(embedded_path("target")),
+        "served-model-name": "target",
+        "dtype": "float32",
+        "max-model-len": str(MAX_MODEL_LEN),
+        "max-num-seqs": str(batch_size),
+        "host": "127.0.0.1",
+        "port": str(port),
+        "speculative-config": json.dumps(speculative_config(drafter, num_speculative_tokens)),
+    }
+    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    environment = {**os.environ, **ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    environment[VARIABLE] = "" if settings is None else settings.to_json()
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [*command, *words, "--enforce-eager"],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+            text=True,
+        )
+    started = Server(process, f"http://127.0.0.1:{port}")
+    try:
+        while not _answers(started):
+            if process.poll() is not None:
+                raise AssertionError(log.read_text()[-4000:])
+            time.sleep(0.2)
+        yield started
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
+
+
+def _answers(one: Server) -> bool:
+    try:
+        with urllib.request.urlopen(f"{one.url}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
