@@ -16,12 +16,11 @@ from specctl.logs.trace_set import (
     Damage,
     Listing,
     TraceSet,
-    count_once,
     list_snapshots,
-    lost_rows,
     read_listing,
     read_snapshot,
 )
+from specctl.logs.whole_prompts import count_once, lost_rows
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,8 @@
 
     rounds/*.parquet ─names─► records in the footers ─count_once─► segments ─► files ─► rows
 
-A file below `rounds/` is the only sign that its prompts are finished. A prompt that two writers
-finished counts in the segment whose name comes first, so every reader of the same files decides
-alike. Rows of prompts that span segments are put together in `whole_prompts`.
+A file below `rounds/` is the only sign that its prompts are finished. Which rows count, and those
+of prompts that span segments, is the subject of `whole_prompts`.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -54,7 +52,7 @@ from specctl.logs.trace_files import (
     read_header,
     split_reference,
 )
-from specctl.logs.whole_prompts import batched, counted_tables
+from specctl.logs.whole_prompts import batched, count_once, counted_tables, lost_rows
 from specctl.records import canonical_json, describe_violation
 from specctl.stores import KeyAbsentError
 from specctl.trace import TABLES, schema_id
@@ -88,17 +86,20 @@ class Listing:
     Attributes:
         segments: in order of their names; what does not count is marked.
         damages: what was left out.
+        unfinished: rows of unfinished prompts are read too.
     """
 
     place: Place
     header: TraceHeader
     segments: tuple[Segment, ...]
     damages: tuple[Damage, ...] = ()
+    unfinished: bool = False
 
     @property
     def prompt_ids(self) -> tuple[str, ...]:
-        """Finished prompts, each once."""
-        return tuple(prompt for segment in self.segments for prompt in segment.prompt_ids)
+        """Finished prompts, each once, and behind them unfinished ones where they are read."""
+        finished = (prompt for segment in self.segments for prompt in segment.prompt_ids)
+        return (*finished, *(self.unfinished_ids if self.unfinished else ()))
 
     @cached_property
     def unfinished_ids(self) -> tuple[str, ...]:
@@ -190,7 +191,11 @@ def read_listing(
             check_header_digest(place, header, segment)
             segments.append(segment)
     counted = count_once(segments)
-    for key, error in lost_rows(place, counted):
+    lost = list(lost_rows(place, counted))
+    if lost and snapshot is None and place.keys(ROUNDS) != keys:
+        # A segment that was published during the listing may be missing, and the next one there.
+        return read_listing(reference, verify=verify, skip_damaged=skip_damaged, fresh=fresh)
+    for key, error in lost:
         with judging(key):
             raise error
     return Listing(place, header, counted, tuple(damages))
@@ -211,54 +216,6 @@ def _read_segment(place: Place, file: StoredFile, *, fresh: bool) -> Segment:
     record = parse_record(where, metadata.get(RECORD_KEY, b""), SegmentRecord)
     size = path.stat().st_size + (record.nodes.size_bytes if record.nodes else 0)
     return Segment(PurePosixPath(file.key).stem, record, footer.num_rows, size)
-
-
-def count_once(segments: Iterable[Segment]) -> tuple[Segment, ...]:
-    """Segments of a set in order, each with the prompts marked that do not count there.
-
-    Those are repeats, which an earlier segment has finished too, and broken ones: earlier segments
-    with their rows are missing, or are of two writers, so that nobody knows whose they are.
-    """
-    seen: set[str] = set()
-    num_open, broken = Counter[str](), set[str]()
-    counted = []
-    for segment in sorted(segments, key=lambda one: one.name):
-        record, prompts = segment.record, set(segment.record.prompt_ids)
-        spanning = {*record.num_earlier, *record.open_ids} - seen
-        broken |= {p for p in spanning if record.num_earlier.get(p, 0) != num_open[p]}
-        here = frozenset(spanning & broken)
-        counted.append(replace(segment, repeats=frozenset(prompts & seen), broken=here))
-        num_open.update(spanning - prompts)
-        seen |= prompts - here
-    return tuple(counted)
-
-
-def lost_rows(place: Place, segments: Sequence[Segment]) -> Iterator[tuple[str, TraceCorruptError]]:
-    """The segments, by key, at which prompts are found to be broken, with the refusal of each.
-
-    Args:
-        segments: as `count_once` gives them.
-    """
-    told: set[str] = set()
-    for idx, segment in enumerate(segments):
-        new = sorted(segment.broken - told)
-        told.update(new)
-        if new:
-            stated = segment.record.num_earlier.get(new[0], 0)
-            found = sum(new[0] in one.record.open_ids for one in segments[:idx])
-            more = f" (and {len(new) - 1} more prompts)" if new[1:] else ""
-            fix = "restore the segment that is missing, or read the rest with --skip-damaged"
-            if found > stated:
-                fix = "keep requests apart that share an id: one set a writer"
-            yield (
-                segment.key,
-                TraceCorruptError(
-                    f"{place.at(segment.key)}, prompt {new[0]!r}{more}",
-                    expected=f"{stated} earlier segments with its rows",
-                    found=f"{found}",
-                    fix=fix,
-                ),
-            )
 
 
 # --------------------------------------------------------------------------- snapshots
@@ -324,11 +281,9 @@ class TraceSet:
 
     Attributes:
         parts: set by set.
-        unfinished: rows of unfinished prompts are read too.
     """
 
     parts: tuple[Listing, ...]
-    unfinished: bool = False
 
     @classmethod
     def open(
@@ -356,11 +311,16 @@ class TraceSet:
         """
         if not sets:
             raise UsageError("traces", expected="a folder", found="none", fix="name one")
-        parts = tuple(read_listing(name, verify=verify, skip_damaged=skip_damaged) for name in sets)
+        parts = tuple(
+            replace(
+                read_listing(name, verify=verify, skip_damaged=skip_damaged), unfinished=unfinished
+            )
+            for name in sets
+        )
         for part in parts:
             check_equal(part.place, part.header, parts[0].header, SOURCE, _TOGETHER)
-        traces = cls(parts, unfinished)
-        _check_disjoint(parts, traces.read_ids)
+        _check_disjoint(parts)
+        traces = cls(parts)
         if verify:
             name = " + ".join(part.place.name for part in parts)
             check_keys(f"trace set {name}", traces.segment_files(), traces.prompt_ids)
@@ -376,14 +336,10 @@ class TraceSet:
         """Set by set."""
         return tuple(part.header for part in self.parts)
 
-    def read_ids(self, part: Listing) -> tuple[str, ...]:
-        """Prompts of a part whose rows are read."""
-        return part.prompt_ids + (part.unfinished_ids if self.unfinished else ())
-
     @cached_property
     def prompt_ids(self) -> tuple[str, ...]:
         """Prompts whose rows are read, sorted."""
-        return tuple(sorted(prompt for part in self.parts for prompt in self.read_ids(part)))
+        return tuple(sorted(prompt for part in self.parts for prompt in part.prompt_ids))
 
     @property
     def digest(self) -> str:
@@ -392,7 +348,7 @@ class TraceSet:
         With unfinished prompts these are other rows than the snapshot's, and it is another digest.
         """
         text = snapshot_text(segment for part in self.parts for segment in part.segments)
-        text += b"\nunfinished" if self.unfinished else b""
+        text += b"\nunfinished" if any(part.unfinished for part in self.parts) else b""
         return "sha256:" + hashlib.sha256(text).hexdigest()
 
     @property
@@ -481,7 +437,7 @@ class TraceSet:
     def _files(self) -> list[dict[str, Path]]:
         found: list[dict[str, Path]] = []
         for part in self.parts:
-            unfinished = part.unfinished_ids if self.unfinished else ()
+            unfinished = part.unfinished_ids if part.unfinished else ()
             counted = counted_tables(part.segments, part.tables, unfinished)
             for is_stored, run in groupby(counted, lambda pair: pair[1] is None):
                 if is_stored:
@@ -509,13 +465,11 @@ class TraceSet:
         return folder
 
 
-def _check_disjoint(
-    parts: Sequence[Listing], read_ids: Callable[[Listing], tuple[str, ...]]
-) -> None:
+def _check_disjoint(parts: Sequence[Listing]) -> None:
     """Refuses a prompt in two sets: it would be counted twice, and its rounds share their keys."""
     owner: dict[str, Listing] = {}
     for part in parts:
-        for prompt in read_ids(part):
+        for prompt in part.prompt_ids:
             first = owner.setdefault(prompt, part)
             if first is not part:
                 raise TraceMismatchError(

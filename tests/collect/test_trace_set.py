@@ -31,7 +31,8 @@ from specctl.errors import (
     UsageError,
 )
 from specctl.logs.trace_files import RECORD_KEY, open_place
-from specctl.logs.trace_set import TraceSet, count_once, list_snapshots, read_listing
+from specctl.logs.trace_set import TraceSet, list_snapshots, read_listing
+from specctl.logs.whole_prompts import count_once
 from specctl.policy import Chain, Policy
 from specctl.records import canonical_json
 from specctl.trace import TABLES
