@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -17,12 +18,17 @@ from specctl.records import option
 
 @verb(app, "import")
 def import_(
-    source: Annotated[Path, typer.Argument(help="File that another tool wrote.")],
+    source: Annotated[
+        str,
+        typer.Argument(help="File that another tool wrote, or http://HOST:PORT/metrics."),
+    ],
     out: Path | None = option(
         None, "Folder to write", name="--out -o", default="none, which a summary may go without"
     ),
     format: str = option(
-        "auto", "auto, specdecode-bench, spec-bench, vllm-requests, vllm-prometheus, vllm-log"
+        "auto",
+        "auto, specdecode-bench, spec-bench, vllm-requests, vllm-prometheus, vllm-log, "
+        "sglang-requests, sglang-prometheus, sglang-log",
     ),
     drafter: list[str] | None = option(
         None, "Drafter to read, NAME of acc_NAME; repeatable", default="all"
@@ -39,16 +45,23 @@ def import_(
     questions: Path | None = option(
         None, "Spec-Bench question file, for categories", default="none"
     ),
+    cost_model: Path | None = option(
+        None, "cost_model.json of `specctl profile`, to name the best draft length", default="none"
+    ),
+    linear: str | None = option(
+        None, "Instead of --cost-model, rates in us, as `specctl ladder` takes them", default="none"
+    ),
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Load at which the cost model is read, requests.")
+    ] = 1,
+    context_tokens: Annotated[
+        int, typer.Option(min=1, help="Text of each request there, tokens.")
+    ] = 512,
 ) -> Answer:
     """Read per-position acceptance to replay chains from, or summarise other tools' figures."""
-    from specctl.logs.import_lines import size_bytes
-    from specctl.logs.importing import (
-        ImportOptions,
-        describe_summary,
-        import_file,
-        parse_depths,
-    )
-    from specctl.replay.imported import describe_imported_log
+    from specctl.logs.importing import ImportOptions, describe_summary, import_file, parse_depths
+    from specctl.logs.sources import Source
+    from specctl.replay.imported import describe_imported_log, explain_import
 
     options = ImportOptions(
         format=format,
@@ -58,11 +71,23 @@ def import_(
         max_misaligned=max_misaligned,
         questions=questions,
     )
-    with console.progress("bytes read", size_bytes(source)) as tick:
-        imported = import_file(source, out, options, on_bytes=tick)
-    log = imported.log
-    parts = describe_summary(imported) if log is None else [describe_imported_log(log)]
-    return Answer(imported.to_json(), parts)
+    clock, load = None, f"batch size {batch_size} and {context_tokens} tokens of context"
+    if cost_model is not None or linear is not None:
+        from specctl.replay.ladder.build import choose_cost
+        from specctl.replay.ladder.tally import LoadClock
+
+        model = LoadClock(choose_cost(cost_model, linear, None, console.warn), batch_size)
+        model.check()
+        clock = partial(model.chain_us, context_tokens=context_tokens)
+    text = Source.of(source)
+    with console.progress("bytes read", text.size_bytes) as tick:
+        imported = import_file(text, out, options, clock=clock, load=load, on_bytes=tick)
+    if imported.log is None:
+        return Answer(imported.to_json(), describe_summary(imported))
+    drafters = explain_import(imported.log, clock, load)
+    sentences = [f"{name}: {line}" for name in drafters for line in drafters[name]["meaning"]]
+    data = {**imported.to_json(), "drafters": drafters}
+    return Answer(data, [describe_imported_log(imported.log), *sentences])
 
 
 @verb(app, leaves=NOTHING)

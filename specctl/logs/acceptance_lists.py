@@ -37,6 +37,7 @@ from specctl.logs.import_lines import (
     json_objects,
 )
 from specctl.logs.positions import Ints, Longs
+from specctl.logs.sources import Source
 
 if TYPE_CHECKING:
     import polars as pl
@@ -206,7 +207,7 @@ def read_acceptance(
     lists: dict[str, DrafterLists] = {}
     first: dict[str, Spot] = {}
     kind = _Request
-    for spot, row in json_objects(path, on_bytes):
+    for spot, row in json_objects(Source(str(path)), on_bytes):
         if not lists:
             lists = {name: DrafterLists() for name in drafters or _drafters(row, spot)}
             fields: Any = {_key(name): (_Lengths, ...) for name in lists}

@@ -1,14 +1,16 @@
-"""Files of other tools: text and strict JSON, refused by line. pydantic checks their fields."""
+"""Text of other tools: lines, strict JSON and Prometheus samples, refused by line.
+
+pydantic checks the fields of JSON.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, NoReturn, TypeVar
 
 from pydantic import (
@@ -22,6 +24,7 @@ from pydantic import (
 )
 
 from specctl.errors import InputError
+from specctl.logs.sources import Source, readable
 from specctl.records import require
 
 MAX_COUNTER = 2**53
@@ -110,35 +113,13 @@ class Spot:
         raise self.refuse(f"{field!r}: {message}", f"{_shown(value)}{at}")
 
 
-@contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Turns the operating system's refusals into `InputError` naming the file."""
-    try:
-        yield
-    except OSError as error:
-        found = error.strerror or type(error).__name__
-        raise InputError(
-            str(path), expected="a file that can be read", found=found, fix="check the path"
-        ) from error
-
-
-def size_bytes(path: Path) -> int:
-    """Size of a file.
-
-    Raises:
-        InputError: there is no such file.
-    """
-    with readable(path):
-        return path.stat().st_size
-
-
-def _lines(path: Path, on_bytes: OnBytes | None = None) -> Iterator[tuple[Spot, str]]:
+def _lines(source: Source, on_bytes: OnBytes | None = None) -> Iterator[tuple[Spot, str]]:
     """All lines. Split at line feeds alone: JSON strings may hold U+2028."""
-    with readable(path), path.open("rb") as stream:
+    with readable(source.name), source.open() as stream:
         for number, raw in enumerate(stream, start=1):
             if on_bytes is not None:
                 on_bytes(len(raw))
-            spot = Spot(str(path), number)
+            spot = Spot(source.name, number)
             try:
                 yield spot, (raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw).decode()
             except UnicodeDecodeError as error:
@@ -146,41 +127,44 @@ def _lines(path: Path, on_bytes: OnBytes | None = None) -> Iterator[tuple[Spot, 
                 raise spot.refuse("UTF-8 text", found, "convert the file to UTF-8") from error
 
 
-def text_lines(path: Path, on_bytes: OnBytes | None = None) -> Iterator[tuple[Spot, str]]:
+def text_lines(source: Source, on_bytes: OnBytes | None = None) -> Iterator[tuple[Spot, str]]:
     """Lines that are not blank.
 
     Raises:
         InputError: a line that is not UTF-8, or a file that cannot be read.
     """
-    return ((spot, text) for spot, text in _lines(path, on_bytes) if text.strip())
+    return ((spot, text) for spot, text in _lines(source, on_bytes) if text.strip())
 
 
-def json_objects(path: Path, on_bytes: OnBytes | None = None) -> Iterator[tuple[Spot, Row]]:
+def json_objects(source: Source, on_bytes: OnBytes | None = None) -> Iterator[tuple[Spot, Row]]:
     """The objects of a file: one a line, or the items of one array, or one that spans lines.
 
     Raises:
         InputError: naming the line of what is malformed, or the file where it holds nothing.
     """
-    for spot, value in _json_values(path, on_bytes):
+    for spot, value in _json_values(source, on_bytes):
         if not isinstance(value, dict):
             raise spot.refuse("a JSON object", _shown(value))
         yield spot, value
 
 
-def _json_values(path: Path, on_bytes: OnBytes | None) -> Iterator[tuple[Spot, Any]]:
-    lines = text_lines(path, on_bytes)
-    spot, first = next(lines, (Spot(str(path), 1), ""))
+def _json_values(source: Source, on_bytes: OnBytes | None) -> Iterator[tuple[Spot, Any]]:
+    lines = text_lines(source, on_bytes)
+    spot, first = next(lines, (Spot(source.name, 1), ""))
     if not first:
-        raise InputError(str(path), expected="records", found="an empty file", fix="fill the file")
+        fix = "name a file that holds some"
+        raise InputError(source.name, expected="records", found="an empty file", fix=fix)
     if first.strip() != "{" and not first.lstrip().startswith("["):
         yield from ((at, parse_json(line, at)) for at, line in chain([(spot, first)], lines))
         return
     # Blank lines too, so that a syntax error is named by its line.
-    value = parse_json("".join(line for at, line in _lines(path) if at.number >= spot.number), spot)
+    value = parse_json(
+        "".join(line for at, line in _lines(source) if at.number >= spot.number), spot
+    )
     if not isinstance(value, list):
         yield spot, value
         return
-    yield from ((Spot(str(path), place, "item"), item) for place, item in enumerate(value, 1))
+    yield from ((Spot(source.name, place, "item"), item) for place, item in enumerate(value, 1))
 
 
 def parse_json(text: str, spot: Spot) -> Any:
@@ -216,6 +200,68 @@ def parse_json(text: str, spot: Spot) -> Any:
         raise at.refuse("JSON", found, "restore the line, or remove it") from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, deep nesting
         raise spot.refuse("JSON of sane size", str(error)[:80], "remove it") from error
+
+
+# --------------------------------------------------------------------------- metrics
+
+_LABEL = r'\s*\w+="(?:[^"\\]|\\.)*"\s*'
+_PAIR = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_SAMPLE = re.compile(
+    rf"(?P<name>[\w:]+)(?:\{{(?P<labels>(?:{_LABEL}(?:,{_LABEL})*,?)?)\}})?"
+    r"\s+(?P<value>\S+)(?:\s+-?\d+)?\s*"
+)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One line of metrics, as Prometheus writes them: a name, labels and a number."""
+
+    spot: Spot
+    name: str
+    labels: dict[str, str]
+    text: str
+
+    def number(self) -> float:
+        """A finite number, not negative. Raises InputError for any other."""
+        try:
+            value = float(self.text)
+        except ValueError:
+            value = -1.0
+        if not (math.isfinite(value) and value >= 0):
+            raise self.spot.refuse("a number", self.text[:40])
+        return value
+
+    def count(self) -> int:
+        """A whole number. Raises InputError for any other."""
+        value = self.number()
+        if not (value <= MAX_COUNTER and value.is_integer()):
+            raise self.spot.refuse("a count", self.text[:40])
+        return int(value)
+
+
+def metric_samples(
+    source: Source, prefix: str, on_bytes: OnBytes | None = None
+) -> Iterator[Sample]:
+    """The samples whose name begins so; of a counter without `_total`, and without its `_created`.
+
+    Raises:
+        InputError: a line that is no sample, or one that stands twice: two scrapes would add up.
+    """
+    seen: dict[tuple[str, str], Spot] = {}
+    for spot, line in text_lines(source, on_bytes):
+        if not line.startswith(prefix):
+            continue
+        match = _SAMPLE.fullmatch(line)
+        if match is None:
+            raise spot.refuse(f"a sample of {prefix}...", line.strip()[:60])
+        name, labels = match["name"].removesuffix("_total"), match["labels"] or ""
+        if name.endswith("_created"):  # a time
+            continue
+        earlier = seen.setdefault((name, labels), spot)
+        if earlier is not spot:
+            found = f"{name} of line {earlier.number} again"
+            raise spot.refuse("one scrape, each counter once", found, "keep one scrape")
+        yield Sample(spot, name, dict(_PAIR.findall(labels)), match["value"])
 
 
 def _shown(value: Any) -> str:

@@ -23,8 +23,8 @@ from specctl.artifacts.manifest import digest_of
 from specctl.durable import beside, file_sha256, output_errors, sync_folder
 from specctl.errors import OutputError, TraceCorruptError, TraceError, TraceSchemaError, UsageError
 from specctl.logs.acceptance_lists import PREFIX, AcceptanceTable
-from specctl.logs.import_lines import readable
 from specctl.logs.positions import Bools, Ints, Positions
+from specctl.logs.sources import readable
 from specctl.logs.trace_files import Count, Digest, Stored, parse_record
 from specctl.records import Record, canonical_json
 

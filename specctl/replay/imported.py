@@ -19,6 +19,7 @@ import numpy as np
 
 from specctl.artifacts.describe import Description
 from specctl.errors import UsageError
+from specctl.logs.acceptance_figures import UNKNOWN_BATCHES, ChainClock, explain, sweep_of
 from specctl.logs.imported_log import AcceptedLengths, ImportedLog
 from specctl.logs.positions import Ints, Longs
 from specctl.policy import Chain, ChainSchedule, PerRequest, Policy, RootOnly
@@ -361,6 +362,35 @@ def offered_depth(log: ImportedLog, drafter: str) -> str:
     """Draft tokens of each round, in words."""
     found = log.header.drafters[drafter]
     return f"{found.offered_depth}" + (" (inferred)" if found.offered_depth_inferred else "")
+
+
+def explain_import(
+    log: ImportedLog, clock: ChainClock | None, load: str
+) -> dict[str, dict[str, Any]]:
+    """By drafter, every length up to the offered depth replayed, and what that means.
+
+    Args:
+        clock, load: see `logs.acceptance_figures.explain`.
+    """
+    found = {}
+    for name in log.drafters:
+        lengths = log.lengths(name)
+        depth = min(lengths.offered_depth, MAX_DEPTH)
+        chains = [replay_chain(lengths, k).outcomes.accepted for k in range(1, depth + 1)]
+        taus = [1 + float(accepted.mean()) for accepted in chains]
+        deepest = chains[-1] if chains else np.zeros(1, np.int32)
+        figures = {
+            "num_rounds": len(deepest),
+            "mean_acceptance_length": 1 + float(deepest.mean()),
+            "marginal_prob": [float(np.mean(deepest >= j)) for j in range(1, depth + 1)],
+            "fixed_length_sweep": sweep_of([(tau, tau) for tau in taus], "every length replayed")
+            if taus
+            else None,
+            "why_no_sweep": None if taus else "no draft token was ever accepted",
+            "not_known": [f"acceptance beyond {depth} draft tokens", UNKNOWN_BATCHES],
+        }
+        found[name] = explain(figures, clock, load)
+    return found
 
 
 def describe_imported_log(log: ImportedLog) -> Description:

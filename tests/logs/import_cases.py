@@ -84,6 +84,66 @@ def scrape(path: Path, *lines: str, suffix: str = "_total") -> Path:
     return write_rows(path, *text)
 
 
+def sglang_meta(*histogram: int, **changes: Any) -> dict[str, Any]:
+    """SGLang's `meta_info` of a request that drafted three tokens in every round."""
+    rounds, accepted = sum(histogram), sum(j * count for j, count in enumerate(histogram))
+    return {
+        "completion_tokens": 1 + rounds + accepted,
+        "spec_accept_rate": accepted / (3 * rounds),
+        "spec_accept_length": (1 + rounds + accepted) / rounds,
+        "spec_num_correct_drafts": accepted,
+        "spec_num_proposed_drafts": 3 * rounds,
+        "spec_verify_ct": rounds,
+        "spec_correct_drafts_histogram": list(histogram),
+        **changes,
+    }
+
+
+def scrape_sglang(path: Path, **changes: Any) -> Path:
+    """SGLang's metrics of model m; a value of None leaves the name out."""
+    gauges = {
+        "spec_accept_length": 2.4,
+        "spec_accept_rate": 0.4667,
+        "spec_num_steps": 3.0,
+        "spec_num_draft_tokens": 4.0,
+    }
+    counters = {
+        "generation_tokens": 15000.0,
+        "num_requests": 100.0,
+        "num_aborted_requests": 0.0,
+        "spec_verify_calls": 7000.0,
+    }
+    text = ["# HELP sglang:spec_accept_length Mean acceptance length of speculative decoding"]
+    for name, value in ({**gauges, **counters} | changes).items():
+        suffix = "_total" if name in counters else ""
+        if value is not None:
+            text.append(f'sglang:{name}{suffix}{{engine_type="unified",model_name="m"}} {value}')
+    text.append('sglang:generation_tokens_total{model_name="m",is_streaming="true"} 3000.0')
+    return write_rows(path, *text)
+
+
+def sglang_log(
+    path: Path,
+    *intervals: tuple[int, float, float | None],
+    arguments: str = "'speculative_eagle_topk': 1, ",
+) -> Path:
+    """SGLang's log: running requests, accept len and accept rate of each interval."""
+    text = [
+        f"[2026-11-25 07:00:00] server_args={{'model_path': 'm', {arguments}'port': 30000}}",
+        "[2026-11-25 07:00:01 TP0] Prefill batch, #new-seq: 4, #new-token: 52, #cached-token: 0, "
+        "token usage: 0.00, #running-req: 0, #queue-req: 0, #pending-token: 0, cuda graph: False, "
+        "input throughput (token/s): 0.00",
+    ]
+    for running, length, rate in intervals:
+        shown = "" if rate is None else f"accept rate: {rate:.2f}, "
+        text.append(
+            f"[2026-11-25 07:00:05 TP0] Decode batch, #running-req: {running}, #token: 300, token "
+            f"usage: 0.03, accept len: {length:.2f}, {shown}cuda graph: True, gen throughput "
+            "(token/s): 812.10, #queue-req: 0"
+        )
+    return write_rows(path, *text)
+
+
 COUNTERS = (
     "num_drafts 10.0",
     "num_draft_tokens 30.0",

@@ -7,12 +7,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specctl.errors import InputError, UsageError
-from specctl.logs.acceptance_summaries import chain_figures
+from specctl.logs.acceptance_figures import chain_figures
 from tests.logs.import_cases import COUNTERS, answer, choice, imported, metrics, scrape, write_rows
 
 
@@ -23,6 +24,11 @@ def summary(source: Path, **options: Any) -> dict[str, Any]:
     assert found.summary["replayable"] is False
     assert "no other policy can be replayed" in found.summary["why_not_replayed"]
     return found.summary
+
+
+def taus(figures: dict[str, Any]) -> list[list[float]]:
+    """The range of τ of each length."""
+    return [c["mean_acceptance_length_range"] for c in figures["fixed_length_sweep"]["chains"]]
 
 
 def refused(source: Path, **options: Any) -> str:
@@ -46,7 +52,9 @@ def test_spec_bench_by_hand(tmp_path: Path) -> None:
     assert figures["mean_acceptance_length"] == pytest.approx(13 / 6)
     assert figures["mean_of_question_means"] == pytest.approx((9 / 5 + 4) / 2)
     assert figures["tokens_per_s"] == pytest.approx(13 / 1.0)  # the mean of rates would be 14
-    assert figures["acceptance_histogram"] == {"0": 2, "1": 2, "2": 1, "3": 1}
+    assert figures["acceptance_histogram"] == [2, 2, 1, 1]
+    assert figures["marginal_prob"] == [4 / 6, 2 / 6, 1 / 6]
+    assert "do not say whether drafts were chains or trees" in figures["meaning"][1]
     assert (figures["num_questions"], figures["num_rounds"], figures["num_tokens"]) == (2, 6, 13)
     assert set(found["by_category"]) == {"math", "qa"}
     assert found["by_category"]["qa"]["tokens_per_s"] == pytest.approx(16.0)
@@ -107,7 +115,7 @@ def test_marginal_and_conditional_tell_the_same_mean(histogram: list[int]) -> No
     rates = chain_figures(rounds, at_least, 0, 0, is_ragged=False)
     mean = sum(j * count for j, count in enumerate(histogram)) / rounds
     sweep = rates["fixed_length_sweep"]["chains"]
-    assert sweep[-1]["mean_acceptance_length"] == pytest.approx(1 + mean)
+    assert sweep[-1]["mean_acceptance_length_range"] == pytest.approx([1 + mean] * 2)
     product = 1.0
     for marginal, conditional in zip(
         rates["marginal_prob"], rates["conditional_prob"], strict=True
@@ -134,24 +142,24 @@ def test_vllm_requests_by_hand(tmp_path: Path) -> None:
     assert found["conditional_prob"] == [6 / 8, 5 / 6]
     assert found["draft_acceptance_rate"] == pytest.approx(11 / 16)
     assert (found["num_requests"], found["num_requests_without_metrics"]) == (4, 1)
-    sweep = found["fixed_length_sweep"]
-    assert not sweep["is_ragged"]
-    assert [c["mean_acceptance_length"] for c in sweep["chains"]] == [1.75, 2.375]
-    assert [c["verified_tokens_per_call"] for c in sweep["chains"]] == [2, 3]
-    assert [c["draft_acceptance_rate"] for c in sweep["chains"]] == [6 / 8, 11 / 16]
+    assert found["fixed_length_sweep"]["is_exact"]
+    assert taus(found) == [[1.75, 1.75], [2.375, 2.375]]
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"acceptance_histogram_by_draft_length": {"1": [1, 0], "2": [1, 1, 1]}},
+        {
+            "acceptance_histogram_by_draft_length": {"1": [1, 0], "2": [1, 1, 1]},
+            "num_draft_tokens": 7,
+        },
         {"acceptance_histogram_by_draft_length": None, "num_draft_tokens": 7},
     ],
 )
 def test_vllm_rounds_of_several_lengths_are_marked(tmp_path: Path, changes: Any) -> None:
     found = summary(write_rows(tmp_path / "r.jsonl", metrics(2, 1, 1, **changes)))
-    assert found["fixed_length_sweep"]["is_ragged"]
-    assert "lower bound" in found["fixed_length_sweep"]["basis"]
+    assert not found["fixed_length_sweep"]["is_exact"]
+    assert "some rounds drafted fewer" in found["fixed_length_sweep"]["basis"]
 
 
 def test_vllm_detailed_arrays_and_a_pretty_printed_response(tmp_path: Path) -> None:
@@ -211,9 +219,7 @@ def test_counters_by_hand(tmp_path: Path, suffix: str) -> None:
     assert found["mean_acceptance_length"] == pytest.approx(2.2)
     assert found["marginal_prob"] == [0.7, 0.4, 0.1]
     assert found["conditional_prob"] == [0.7, pytest.approx(4 / 7), 0.25]
-    chains = found["fixed_length_sweep"]["chains"]
-    taus = [chain["mean_acceptance_length"] for chain in chains]
-    assert taus == pytest.approx([1.7, 2.1, 2.2])
+    assert np.array(taus(found)) == pytest.approx(np.array([[1.7] * 2, [2.1] * 2, [2.2] * 2]))
     assert "over the rounds that were measured" in found["fixed_length_sweep"]["basis"]
 
 
@@ -235,7 +241,7 @@ def test_engines_add_up_and_models_stand_apart(tmp_path: Path) -> None:
 def test_counters_of_several_lengths_are_marked(tmp_path: Path) -> None:
     lines = without("num_draft_tokens", "num_draft_tokens 25")
     found = summary(scrape(tmp_path / "m.txt", *lines))["models"]["m"]
-    assert found["fixed_length_sweep"]["is_ragged"]
+    assert not found["fixed_length_sweep"]["is_exact"]
 
 
 @pytest.mark.parametrize(
@@ -249,7 +255,7 @@ def test_counters_of_several_lengths_are_marked(tmp_path: Path) -> None:
         (without("num_drafts", "num_drafts 1e300"), "line 8: .*1e300"),
         ([*COUNTERS, "num_drafts 10.0"], "line 9: .*line 3 again"),
         ([*COUNTERS, "per_pos x 1"], "line 9: .*position"),
-        ([*COUNTERS, 'per_pos "x 1'], "line 9: .*a counter of vLLM"),
+        ([*COUNTERS, 'per_pos "x 1'], "line 9: .*a sample of vllm:spec"),
         (without("per_pos 1"), "without a gap"),
         (without("per_pos 0", "per_pos 0 2"), "no position accepted more often"),
         (without("num_accepted_tokens", "num_accepted_tokens 13"), "add up"),
@@ -301,7 +307,7 @@ def test_a_log_tells_the_rounds_of_full_drafts_exactly(
     assert (found["num_intervals"], found["num_rounds"]) == (len(intervals), len(rounds))
     assert found["marginal_prob"] == [count / len(rounds) for count in expected]
     assert found["mean_acceptance_length"] == 1 + sum(rounds) / len(rounds)
-    assert not found["fixed_length_sweep"]["is_ragged"]
+    assert found["fixed_length_sweep"]["is_exact"]
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4)), min_size=1, max_size=60))
@@ -313,7 +319,7 @@ def test_a_log_of_drafts_of_several_lengths_is_marked(
     path = tmp_path_factory.mktemp("log") / "vllm.log"
     found = summary(engine_log(path, log_line(drafted, accepted, 4)))
     sweep = found["fixed_length_sweep"]
-    assert sweep["is_ragged"] or found["num_rounds"] * 4 == sum(drafted)
+    assert not sweep["is_exact"] or found["num_rounds"] * 4 == sum(drafted)
     assert found["num_accepted_tokens"] == sum(accepted)
     assert found["mean_acceptance_length"] == pytest.approx(
         1 + sum(accepted) / len(accepted), abs=0.0101
@@ -340,7 +346,7 @@ def test_lines_of_a_real_server_agree_with_its_counters(
     )
     found = summary(engine_log(tmp_path / "vllm.log", line))
     assert found["num_rounds"] == rounds
-    assert found["fixed_length_sweep"]["is_ragged"] == (at_least is None)
+    assert found["fixed_length_sweep"]["is_exact"] == (at_least is not None)
     if at_least is not None:
         assert found["marginal_prob"] == [count / rounds for count in at_least]
 

@@ -79,9 +79,12 @@ PLAIN = "ar"
 
 
 def choose_cost(
-    path: Path | None, linear: str | None, traces: TraceSet, warn: Callable[[str], None]
+    path: Path | None, linear: str | None, traces: TraceSet | None, warn: Callable[[str], None]
 ) -> CostModel:
     """The cost model of a file or of stated rates.
+
+    Args:
+        traces: what it is for; None for an import, which names no models.
 
     Raises:
         UsageError: none or both, rates that cannot be read, or a model by which tokens are free.
@@ -90,7 +93,7 @@ def choose_cost(
     if (path is None) == (linear is None):
         raise UsageError(
             "cost of a round",
-            expected="either --cost-model or --linear: a ladder weighs tokens against time",
+            expected="either --cost-model or --linear, to weigh tokens against time",
             found="neither" if path is None else "both",
             fix="measure one with `specctl profile` and give it with --cost-model",
         )

@@ -54,6 +54,12 @@ class LoadClock:
         batch = replace(steps, batch_size=self.batch_size, num_tokens=tokens)
         return self.model.round_us(batch) / self.batch_size
 
+    def chain_us(self, num_draft_tokens: int, num_emitted: float, *, context_tokens: int) -> float:
+        """us of machine time per request, of a round of a chain that emits so many tokens."""
+        verified = num_draft_tokens + 1
+        steps = Steps(1, verified, context_tokens, num_draft_tokens, 1, num_emitted, verified)
+        return float(self.share_us(steps))
+
     def check(self) -> None:
         """Refuses a load that was not measured, before minutes of reading."""
         self.share_us(Steps(1, 2, 1, 1, 1, 1))

@@ -1,0 +1,229 @@
+"""Acceptance that other tools counted: by draft position, of shorter chains, and what it means.
+
+Counts of rounds by accepted tokens give every chain that is no longer than the measured one, in
+expectation: E[accepted | K] = Σ_{j <= K} P(at least j). Where rounds drafted fewer tokens than the
+longest, or where only a mean is known, τ by length is a range; nothing is said of longer chains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+NOT_REPLAYED = {
+    "replayable": False,
+    "why_not_replayed": "these are the rounds that one policy ran; positions where it started no "
+    "round are not there, so no other policy can be replayed from them",
+}
+Range = tuple[float, float]
+"""The least and the most that a figure can be; equal where it is known."""
+ChainClock = Callable[[int, float], float]
+"""From draft tokens of a chain and emitted tokens to the time of a request's step, us."""
+UNKNOWN_BATCHES = "which requests were decoded together"
+
+
+# ----------------------------------------------------------------- counts
+
+
+def chain_figures(
+    num_rounds: int,
+    at_least: Sequence[int],
+    num_drafted: int,
+    num_accepted: int,
+    *,
+    is_ragged: bool,
+    if_chains: str = "",
+    not_known: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Figures of rounds whose draft was a chain, and of every chain that is no longer.
+
+    Args:
+        num_rounds: above 0. at_least: rounds with at least 1, 2, ... accepted draft tokens.
+        is_ragged: not every round drafted all positions. Each drafted at least one.
+        if_chains: the condition under which the drafts were chains, where that is not known.
+        not_known: further things that the source does not say.
+
+    Returns:
+        Besides sums and ratios: `marginal_prob`, P(at least j accepted), of all rounds.
+        `conditional_prob`: of the rounds that accepted j - 1; None where no round came that far.
+        `fixed_length_sweep`, see `sweep_of`; None without positions.
+    """
+    marginal = [count / num_rounds for count in at_least]
+    reached = [num_rounds, *at_least[:-1]]
+    most, depth = list(marginal), len(at_least)
+    if is_ragged:
+        # A round that drafted j - 1 tokens or fewer, and lost none of them, may have accepted
+        # token j too. Each of them drafted depth - j + 1 fewer than the longest, at least.
+        short = max(depth * num_rounds - num_drafted, 0)
+        bounds = [
+            (count + short // (depth - place)) / num_rounds
+            for place, count in enumerate(at_least[1:], start=1)
+        ]
+        most = list(accumulate([*marginal[:1], *bounds], min))
+        basis = "a range: some rounds drafted fewer tokens than the positions that are counted"
+    else:
+        basis = "exact in expectation over the rounds that were measured; another length starts "
+        basis += "its rounds elsewhere, which counters cannot show"
+    ranges = [
+        (1 + low, 1 + high)
+        for low, high in zip(accumulate(marginal), accumulate(most), strict=True)
+    ]
+    return {
+        "num_rounds": num_rounds,
+        "num_draft_tokens": num_drafted,
+        "num_accepted_tokens": num_accepted,
+        "mean_acceptance_length": 1 + num_accepted / num_rounds,
+        "draft_acceptance_rate": num_accepted / num_drafted if num_drafted else None,
+        "marginal_prob": marginal,
+        "conditional_prob": [
+            n / before if before else None for n, before in zip(at_least, reached, strict=True)
+        ],
+        "fixed_length_sweep": sweep_of(ranges, basis, if_chains) if ranges else None,
+        "why_no_sweep": None if ranges else "acceptance by position was not counted",
+        "not_known": [
+            *([f"acceptance beyond {depth} draft tokens"] if at_least and at_least[-1] else []),
+            *(["how many rounds drafted each position"] if is_ragged else []),
+            *not_known,
+        ],
+    }
+
+
+def mean_ranges(mean_acceptance_length: Range, depth: int) -> list[Range]:
+    """τ of chains of 1 to `depth` tokens, of which only the longest one's mean is known.
+
+    Position j is accepted no more often than those before it, so that the first K of `depth` hold
+    at least their share of the accepted tokens, and at most all of them, or K.
+    """
+    low, high = (max(mean - 1, 0.0) for mean in mean_acceptance_length)
+    return [(1 + low * k / depth, 1 + min(high, k)) for k in range(1, depth + 1)]
+
+
+def sweep_of(ranges: Sequence[Range], basis: str, if_chains: str = "") -> dict[str, Any]:
+    """`fixed_length_sweep`: how it is known, and one entry for each length from 1 on.
+
+    Returns:
+        `basis`, `is_exact`, `if_chains`, and `chains` of `num_draft_tokens`,
+        `mean_acceptance_length_range` (the bonus token counted), and `pays_below_step_frac`: the
+        last of these draft tokens pays where drafting and verifying it takes less than that share
+        of a plain step; None where it is not known. With plain steps of time 1 and draft tokens of
+        time x each, τ(K) / (1 + K x) rises with the K-th iff x < m / (τ(K-1) - (K-1) m), where m
+        is the K-th's acceptance; it falls in K, because m does.
+    """
+    is_exact = all(low == high for low, high in ranges)
+    chains, before = list[dict[str, Any]](), 1.0
+    for length, found in enumerate(ranges, start=1):
+        gain = found[0] - before
+        rest = before - (length - 1) * gain
+        pays = gain / rest if is_exact and rest > 0 else None
+        chains.append(
+            {
+                "num_draft_tokens": length,
+                "mean_acceptance_length_range": list(found),
+                "pays_below_step_frac": pays,
+            }
+        )
+        before = found[0]
+    return {"basis": basis, "is_exact": is_exact, "if_chains": if_chains, "chains": chains}
+
+
+# ----------------------------------------------------------------- what it means
+
+
+def explain(figures: dict[str, Any], clock: ChainClock | None, load: str) -> dict[str, Any]:
+    """The figures, with the best length under a cost model, and `meaning`: two sentences.
+
+    Args:
+        clock: of a cost model; without one, a sentence says when a draft token pays.
+        load: the batch size and context that the clock was read at, in words.
+    """
+    sweep = figures["fixed_length_sweep"]
+    best = None if clock is None or sweep is None else best_lengths(sweep, clock)
+    if sweep is None:
+        worth = f"No length can be named: {figures['why_no_sweep']}"
+    elif best is not None:
+        worth = _say_best(best, len(sweep["chains"]), load, sweep["if_chains"])
+    else:
+        worth = _say_break_even(figures, sweep)
+    unknown = "; ".join(figures["not_known"])
+    lines = [_say_acceptance(figures), worth + (f". Not known: {unknown}." if unknown else ".")]
+    return {**figures, "best_length": best, "meaning": lines}
+
+
+def best_lengths(sweep: dict[str, Any], clock: ChainClock) -> dict[str, Any]:
+    """The lengths that may be fastest, plain decoding (0) among them; one where τ is known.
+
+    Returns:
+        `num_draft_tokens`, a list; `tokens_per_s_range` by length from 0 on.
+    """
+    taus = [(1.0, 1.0), *(chain["mean_acceptance_length_range"] for chain in sweep["chains"])]
+    rates = [
+        sorted(1e6 * tau / clock(length, tau) for tau in found) for length, found in enumerate(taus)
+    ]
+    surest = max(low for low, _ in rates)
+    lengths = [length for length, (_, high) in enumerate(rates) if high >= surest]
+    if sweep["is_exact"]:
+        lengths = lengths[:1]  # the shortest of equals
+    return {"num_draft_tokens": lengths, "tokens_per_s_range": rates}
+
+
+def shown_range(found: Sequence[float], digits: str) -> str:
+    """`2.10`, or `1.90 to 2.10` where the ends differ in these digits."""
+    low, high = (f"{end:{digits}}" for end in found)
+    return low if low == high else f"{low} to {high}"
+
+
+def _mean_of(figures: dict[str, Any]) -> list[float]:
+    mean: float | None = figures.get("mean_acceptance_length")
+    found: list[float] = figures["mean_acceptance_length_range"] if mean is None else [mean, mean]
+    return found
+
+
+def _say_acceptance(figures: dict[str, Any]) -> str:
+    mean = shown_range(_mean_of(figures), ".2f")
+    emits = f"a round emits {mean} tokens (mean acceptance length, the target's own token counted)"
+    marginal = figures.get("marginal_prob")
+    if not marginal:
+        return f"Acceptance by position is not known; {emits}."
+    shares = ", ".join(f"{share:.0%}" for share in marginal)
+    noun = "position" if len(marginal) == 1 else "positions"
+    places = "1" if len(marginal) == 1 else f"1 to {len(marginal)}"
+    rounds = figures["num_rounds"]
+    sweep = figures["fixed_length_sweep"]
+    least = "" if sweep is None or sweep["is_exact"] else "at least "
+    return f"Draft {noun} {places} accepted in {least}{shares} of {rounds:,} rounds; {emits}."
+
+
+def _say_best(best: dict[str, Any], depth: int, load: str, if_chains: str) -> str:
+    lengths, rates = best["num_draft_tokens"], best["tokens_per_s_range"]
+
+    def rate(length: int) -> str:
+        return shown_range(rates[length], ".0f")
+
+    if len(lengths) > 1:
+        named = ", ".join(map(str, lengths[:-1])) + f" or {lengths[-1]}"
+        said = f"{named} draft tokens may be best at {load}: their ranges overlap"
+    elif lengths == [0]:
+        said = f"plain decoding is best at {load}, {rate(0)} tokens/s against {rate(1)} with 1 "
+        said += "draft token"
+    else:
+        tokens = "1 draft token is" if lengths == [1] else f"{lengths[0]} draft tokens are"
+        said = f"{tokens} best at {load}, {rate(lengths[0])} tokens/s against {rate(0)} of plain "
+        said += "decoding; more were not measured" if lengths == [depth] else "decoding"
+    said = f"{if_chains}, {said}" if if_chains else said
+    return said[0].upper() + said[1:]
+
+
+def _say_break_even(figures: dict[str, Any], sweep: dict[str, Any]) -> str:
+    if not sweep["is_exact"]:
+        steps = f"{_mean_of(figures)[0]:.2f} plain steps"
+        said = f"Drafting pays where a round takes less time than {steps}; "
+        return said + "--cost-model says which lengths may be best"
+    pays = [chain["pays_below_step_frac"] for chain in sweep["chains"]]
+    shares = ", ".join("any share" if share is None else f"{share:.0%}" for share in pays)
+    which = (
+        " 1 pays where it costs" if len(pays) == 1 else f"s 1 to {len(pays)} pay where they cost"
+    )
+    said = f"draft token{which} less than {shares} of a plain step; --cost-model names the best "
+    said = (f"{sweep['if_chains']}, " if sweep["if_chains"] else "") + said + "length"
+    return said[0].upper() + said[1:]

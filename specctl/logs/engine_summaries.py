@@ -1,0 +1,420 @@
+"""Figures of a server's metrics and of its log, of vLLM and SGLang: summarised, never replayed.
+
+- vLLM's Prometheus counters (`vllm/v1/spec_decode/metrics.py` of 0.32.0; since 0.9):
+  `vllm:spec_decode_num_drafts`, `_num_draft_tokens`, `_num_accepted_tokens` and, with a label
+  `position` counted from 0, `_num_accepted_tokens_per_pos`; the text of `/metrics` appends
+  `_total`. A position's counter rises where at least that many tokens were accepted: over drafts
+  it is the *marginal* rate. Counters run since the server's start, over all requests; rounds
+  without a draft are not among them. Engines of one model (data parallel) are added up.
+- vLLM's log (the same module): a line `SpecDecoding metrics: ...` for each interval in which it
+  served, with sums of tokens, and acceptance by position rounded to three digits.
+- SGLang's metrics (`observability/metrics_collector.py` of 0.5.23, `--enable-metrics`): counters
+  of finished requests, `sglang:spec_verify_calls`, `sglang:generation_tokens` and
+  `sglang:num_requests`, of which the first token of each comes from reading its prompt; gauges of
+  the last interval, `sglang:spec_accept_length`, `_accept_rate`, `_num_steps`,
+  `_num_draft_tokens` (root counted). A finished request's last round is cut at the text's end.
+- SGLang's log (`managers/scheduler_components/metrics_reporter.py`): a line `Decode batch, ...`
+  each `--decode-log-interval` (40) steps, with `accept len` and `accept rate`, means of the
+  interval's rounds of two digits; `server_args={...}` when it starts. Both have means alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from specctl.errors import InputError
+from specctl.logs.acceptance_figures import (
+    NOT_REPLAYED,
+    UNKNOWN_BATCHES,
+    chain_figures,
+    mean_ranges,
+    sweep_of,
+)
+from specctl.logs.import_lines import OnBytes, Sample, Spot, metric_samples, text_lines
+from specctl.logs.response_summaries import IF_CHAINS
+from specctl.logs.sources import Source
+
+# ----------------------------------------------------------------- vLLM, metrics
+
+STEM = "vllm:spec_decode_"
+_TOTALS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+_BY_POSITION = "num_accepted_tokens_per_pos"
+_POSITION = re.compile(r"\d{1,4}")
+
+
+def summarise_counters(source: Source, *, on_bytes: OnBytes | None = None) -> dict[str, Any]:
+    """Figures of one scrape of vLLM's `/metrics`, by model.
+
+    Raises:
+        InputError: a malformed counter, by its line; none, or ones that contradict each other.
+    """
+    models: dict[str, Counter[str | int]] = {}
+    for sample in metric_samples(source, STEM, on_bytes):
+        name, position = sample.name.removeprefix(STEM), sample.labels.get("position", "")
+        if name not in (*_TOTALS, _BY_POSITION):
+            expected = f"{STEM} followed by {', '.join(_TOTALS)} or {_BY_POSITION}"
+            fix = "scrape vLLM 0.9 or newer; 0.32.0 was checked"
+            raise sample.spot.refuse(expected, sample.name[:80], fix)
+        if name == _BY_POSITION and not _POSITION.fullmatch(position):
+            raise sample.spot.refuse('a label position="0", "1", ...', repr(position)[:40])
+        key = int(position) if name == _BY_POSITION else name
+        counters = models.setdefault(sample.labels.get("model_name", ""), Counter())
+        counters[key] += sample.count()
+    if not any(counters["num_drafts"] for counters in models.values()):
+        raise InputError(
+            source.name,
+            expected=f"a counter {STEM}num_drafts_total above 0",
+            found="no drafts yet" if models else "none",
+            fix="scrape it once the server has served some requests"
+            if models
+            else "this server does not speculate: start it with --speculative-config",
+        )
+    figures = {name: _counter_figures(source, name, models[name]) for name in sorted(models)}
+    return {**NOT_REPLAYED, "models": {name: found for name, found in figures.items() if found}}
+
+
+def _counter_figures(source: Source, model: str, counters: Counter[str | int]) -> dict[str, Any]:
+    """A scrape is one moment; counters that contradict each other are refused."""
+    drafts, drafted, accepted = totals = [counters[name] for name in _TOTALS]
+    positions = sorted(key for key in counters if isinstance(key, int))
+    at_least = [counters[position] for position in positions]
+    chained = [drafts, *at_least]
+    rules = {
+        "positions 0, 1, ... without a gap": positions == [*range(len(positions))],
+        "no position accepted more often than the one before": chained
+        == sorted(chained, reverse=True),
+        "the positions to add up to the accepted tokens": not at_least or sum(at_least) == accepted,
+        "no more accepted than drafted tokens": accepted <= drafted,
+    }
+    for rule, holds in rules.items():
+        if not holds:
+            named = dict(zip(_TOTALS, totals, strict=True))
+            raise InputError(
+                f"{source.name}, model {model!r}",
+                expected=rule,
+                found=f"{named}, by position {at_least[:8]}",
+                fix="scrape again",
+            )
+    if not drafts:
+        return {}
+    return chain_figures(
+        drafts,
+        at_least,
+        drafted,
+        accepted,
+        is_ragged=drafted != drafts * len(at_least),
+        not_known=[UNKNOWN_BATCHES],
+    )
+
+
+# ----------------------------------------------------------------- vLLM, log
+
+LOG_MARK = "SpecDecoding metrics: "
+THROUGHPUT = "Avg prompt throughput: "
+"""Of the line that vLLM's log has for each interval, speculation or not."""
+_PROCESS = re.compile(r"\((\w+) pid=(\d+)\)")
+_NUMBER = r"(\d{1,9}(?:\.\d{1,6})?)"
+_MEAN = re.compile(rf"Mean acceptance length: {_NUMBER}")
+_TOKENS = re.compile(r"Accepted: (\d{1,12}) tokens, Drafted: (\d{1,12}) tokens")
+_RATES = re.compile(rf"Per-position acceptance rate: ({_NUMBER}(?:, {_NUMBER})*)")
+_MEAN_ERROR, _RATE_ERROR = 0.005 + 1e-9, 0.0005 + 1e-9
+"""Of figures with two and with three digits behind the point."""
+_MAX_EXACT = 1000
+"""Rounds of an interval whose counts three digits tell exactly."""
+_MAX_OFF = 20_000
+"""Rounds from the likeliest number that are tried: a mean of 1.1 of a million tokens."""
+
+
+def summarise_engine_log(source: Source, *, on_bytes: OnBytes | None = None) -> dict[str, Any]:
+    """Figures over all intervals of vLLM's log.
+
+    The log does not print how many rounds there were. Where every round drafts all positions they
+    follow from the drafted tokens; elsewhere from the mean length, as far as its digits tell.
+
+    Raises:
+        InputError: a malformed interval, by its line; none in which anything was drafted; lines
+            of two servers.
+    """
+    num_intervals = num_other = rounds = drafted = accepted = most_rounds = 0
+    at_least: list[int] = []
+    is_ragged = False
+    processes: dict[str, str] = {}
+    for spot, line in text_lines(source, on_bytes):
+        num_other += THROUGHPUT in line
+        before, mark, text = line.partition(LOG_MARK)
+        if not mark:
+            continue
+        if process := _PROCESS.search(before):
+            pid = processes.setdefault(process[1], process[2])
+            if pid != process[2]:
+                found = f"{process[1]} of pid {process[2]}, before of pid {pid}"
+                raise spot.refuse("lines of one server", found, "give each server's log alone")
+        interval = _Interval.parse(text, spot)
+        num_intervals += 1
+        if not interval.drafted:
+            continue
+        if at_least and len(at_least) != len(interval.rates):
+            found = f"{len(interval.rates)}, before {len(at_least)}"
+            raise spot.refuse("one number of positions", found, "give each server's log alone")
+        num_rounds, even = interval.rounds(spot)
+        counts = [round(rate * num_rounds) for rate in interval.rates]
+        at_least = [a + b for a, b in zip(at_least or [0] * len(counts), counts, strict=True)]
+        rounds, is_ragged = rounds + num_rounds, is_ragged or not even
+        drafted, accepted = drafted + interval.drafted, accepted + interval.accepted
+        most_rounds = max(most_rounds, num_rounds)
+    if not rounds:
+        fix = "log a server that speculates, without --disable-log-stats, for some minutes"
+        if num_other and not num_intervals:
+            fix = "speculation is off: start the server with --speculative-config"
+        raise InputError(
+            source.name,
+            expected=f"lines {LOG_MARK!r} with drafted tokens",
+            found=f"{num_intervals} such lines, without drafts"
+            if num_intervals
+            else f"none, and {num_other} of throughput",
+            fix=fix,
+        )
+    unknown = [
+        UNKNOWN_BATCHES,
+        *(["rates beyond three digits"] if most_rounds > _MAX_EXACT else []),
+        *(["the exact number of rounds"] if is_ragged else []),
+    ]
+    figures = chain_figures(
+        rounds, at_least, drafted, accepted, is_ragged=is_ragged, not_known=unknown
+    )
+    return {**NOT_REPLAYED, "num_intervals": num_intervals, **figures}
+
+
+@dataclass(frozen=True)
+class _Interval:
+    """One line: mean tokens a round, sums of draft tokens, and rates by position."""
+
+    mean: float
+    accepted: int
+    drafted: int
+    rates: list[float]
+
+    @classmethod
+    def parse(cls, text: str, spot: Spot) -> Self:
+        tokens = _TOKENS.search(text)
+        if tokens is not None and int(tokens[2]) == 0:  # its rates are then nan
+            return cls(1.0, 0, 0, [])
+        mean, rates = _MEAN.search(text), _RATES.search(text)
+        if mean is None or tokens is None or rates is None:
+            expected = "mean acceptance length, accepted and drafted tokens and rates by position"
+            raise spot.refuse(expected, text.strip()[:80], "use the log of vLLM 0.9 or newer")
+        found = [float(rate) for rate in rates[1].split(", ")]
+        return cls(float(mean[1]), int(tokens[1]), int(tokens[2]), found)
+
+    def rounds(self, spot: Spot) -> tuple[int, bool]:
+        """Rounds of the interval, and whether each of them drafted all positions."""
+        even, rest = divmod(self.drafted, len(self.rates))
+        if rest == 0 and self._fits(even):
+            return even, True
+        if not self.accepted:  # nothing tells; at least so many
+            return even + bool(rest), False
+        likeliest = round(self.accepted / max(self.mean - 1, _MEAN_ERROR))
+        for off in range(_MAX_OFF):
+            for num_rounds in {likeliest - off, likeliest + off}:
+                if even < num_rounds <= self.drafted and self._fits(num_rounds):
+                    return num_rounds, False
+        found = f"{self.accepted} of {self.drafted} tokens, mean {self.mean}, {self.rates[:8]}"
+        raise spot.refuse("figures that fit together", found, "remove the line")
+
+    def _fits(self, num_rounds: int) -> bool:
+        """Whether all that is printed can be of so many rounds."""
+        counts = [round(rate * num_rounds) for rate in self.rates]
+        off = abs(sum(counts) - self.accepted)
+        return (
+            abs(1 + self.accepted / num_rounds - self.mean) <= _MEAN_ERROR
+            and off <= _RATE_ERROR * num_rounds * len(counts)
+            and counts == sorted(counts, reverse=True)
+            and all(
+                abs(count / num_rounds - rate) <= _RATE_ERROR
+                for count, rate in zip(counts, self.rates, strict=True)
+            )
+        )
+
+
+# ----------------------------------------------------------------- SGLang
+
+SGLANG = "sglang:"
+DECODE_MARK = "Decode batch"
+SERVER_ARGS = "server_args="
+_RUNNING = re.compile(r"#running-req: (\d{1,9}),")
+_LENGTH = re.compile(rf", accept len: {_NUMBER}(?:, accept rate: {_NUMBER})?,")
+_ARGUMENT = re.compile(r"\b(speculative_(?:num_draft_tokens|eagle_topk|adaptive))'?[:=] ?(\w+)")
+_MAX_DEPTH = 256
+_TREES = "the drafts are trees, of which shorter chains do not follow"
+_VARIES = "the number of draft tokens changed while the server ran"
+_NO_DEPTH = "the number of draft tokens is not there: keep the log's line of server_args"
+
+
+def summarise_sglang_counters(source: Source, *, on_bytes: OnBytes | None = None) -> dict[str, Any]:
+    """Figures of one scrape of SGLang's `/metrics`, by model.
+
+    Raises:
+        InputError: a malformed sample, by its line; none of speculation.
+    """
+    models: dict[str, dict[str, list[Sample]]] = {}
+    for sample in metric_samples(source, SGLANG, on_bytes):
+        named = models.setdefault(sample.labels.get("model_name", ""), {})
+        named.setdefault(sample.name.removeprefix(SGLANG), []).append(sample)
+    figures = {name: _sglang_figures(source, name, models[name]) for name in sorted(models)}
+    if not any(figures.values()):
+        known = any("spec_accept_length" in named for named in models.values())
+        fix = "speculation is off, or nothing was decoded yet: start the server with "
+        fix += "--speculative-algorithm, and scrape it once it has served some requests"
+        raise InputError(
+            source.name,
+            expected="a counter sglang:spec_verify_calls_total or a gauge "
+            "sglang:spec_accept_length above 0",
+            found="0" if known else "neither name",
+            fix=fix if known else "scrape SGLang as 0.5.23 names its metrics",
+        )
+    return {**NOT_REPLAYED, "models": {name: found for name, found in figures.items() if found}}
+
+
+def _sglang_figures(source: Source, model: str, named: dict[str, list[Sample]]) -> dict[str, Any]:
+    def total(name: str) -> int:
+        return sum(sample.count() for sample in named.get(name, []))
+
+    def values(name: str) -> list[float]:
+        return sorted({sample.number() for sample in named.get(name, [])} - {0.0})
+
+    rounds, lengths = total("spec_verify_calls"), values("spec_accept_length")
+    if not rounds and not lengths:
+        return {}
+    facts: dict[str, Any] = {"num_rounds": rounds or None, "last_interval_means": lengths}
+    if rounds:
+        # Reading a prompt gives a finished request's first token; an aborted one may have none.
+        requests, aborted = total("num_requests"), total("num_aborted_requests")
+        tokens = total("generation_tokens") - requests
+        mean = (tokens / rounds, (tokens + min(aborted, requests)) / rounds)
+        if mean[0] < 1:
+            raise InputError(
+                f"{source.name}, model {model!r}",
+                expected="at least one token of each round in sglang:generation_tokens_total",
+                found=f"{tokens} tokens behind the first ones of {requests}, {rounds} rounds",
+                fix="scrape one server, all of whose requests speculate",
+            )
+        facts |= {"num_requests": requests, "num_tokens": tokens}
+    else:
+        mean = (lengths[0], lengths[-1])
+    drafted, steps = values("spec_num_draft_tokens"), values("spec_num_steps")
+    if len(drafted) > 1:
+        depth, why = None, _VARIES
+    elif drafted and len(steps) == 1 and steps[0] != drafted[0] - 1:
+        depth, why = None, _TREES
+    else:
+        why = "a gauge sglang:spec_num_draft_tokens above 0 is not there"
+        depth = int(drafted[0]) - 1 if drafted else None
+    earlier = "whether the draft length changed" if rounds else "anything"
+    unknown = [f"{earlier} before the last interval"]
+    return _mean_figures(mean, depth, why, unknown, facts)
+
+
+def summarise_sglang_log(source: Source, *, on_bytes: OnBytes | None = None) -> dict[str, Any]:
+    """Figures over all intervals of SGLang's log, each a mean of an unknown number of rounds.
+
+    Raises:
+        InputError: a malformed interval, by its line; none of speculation; lines of two servers.
+    """
+    started: Spot | None = None
+    arguments: dict[str, str] = {}
+    num_decode, is_capped = 0, False
+    found: list[tuple[int, float, float | None]] = []
+    for spot, line in text_lines(source, on_bytes):
+        if SERVER_ARGS in line:
+            if started is not None:
+                again = f"another start, behind that of line {started.number}"
+                raise spot.refuse("lines of one server", again, "give each server's log alone")
+            started, arguments = spot, dict(_ARGUMENT.findall(line))
+        if DECODE_MARK not in line:
+            continue
+        num_decode += 1
+        if "accept" not in line:
+            continue
+        running, length = _RUNNING.search(line), _LENGTH.search(line)
+        if running is None or length is None or float(length[1]) < 1:
+            expected = "#running-req, accept len of at least 1 and accept rate"
+            text = line[line.index(DECODE_MARK) :].strip()[:80]
+            raise spot.refuse(expected, text, "use a log as SGLang 0.5.23 writes it")
+        is_capped = is_capped or "cap len: " in line
+        found.append((int(running[1]), float(length[1]), float(length[2]) if length[2] else None))
+    if not found:
+        fix = "log at --log-level info for more than --decode-log-interval steps"
+        if num_decode:
+            fix = "speculation is off: start the server with --speculative-algorithm"
+        raise InputError(
+            source.name,
+            expected=f"lines '{DECODE_MARK}, ...' with 'accept len'",
+            found=f"{num_decode} lines '{DECODE_MARK}', none of them with it",
+            fix=fix,
+        )
+    topk = arguments.get("speculative_eagle_topk")
+    drafted = arguments.get("speculative_num_draft_tokens", "")
+    if arguments.get("speculative_adaptive") == "True" or is_capped:
+        depth, why = None, _VARIES
+    elif topk is not None and topk.isdecimal() and int(topk) > 1:
+        depth, why = None, _TREES
+    else:
+        depth, why = _depth_of(found), _NO_DEPTH
+        depth = int(drafted) - 1 if drafted.isdecimal() else depth
+    weights, means = [max(running, 1) for running, _, _ in found], [mean for _, mean, _ in found]
+    facts = {
+        "num_rounds": None,
+        "num_intervals": len(found),
+        "mean_of_interval_means": float(np.average(means, weights=weights)),
+        "mean_running_requests": float(np.mean([running for running, _, _ in found])),
+    }
+    mean = max(min(means) - _MEAN_ERROR, 1.0), max(means) + _MEAN_ERROR
+    unknown = ["how many rounds each interval had"]
+    return {
+        **NOT_REPLAYED,
+        **_mean_figures(mean, depth, why, unknown, facts, is_chain=topk == "1"),
+    }
+
+
+def _depth_of(intervals: list[tuple[int, float, float | None]]) -> int | None:
+    """Draft tokens of each round: accepted tokens over the rate, where the digits leave one number.
+
+    As SGLang 0.5.23 counts the rate: accepted over `speculative_num_draft_tokens` - 1 a round.
+    """
+    fitting = set(range(1, _MAX_DEPTH))
+    for _, length, rate in intervals:
+        if rate is not None:
+            low = (length - 1 - _MEAN_ERROR) / (rate + _MEAN_ERROR)
+            high = (length - 1 + _MEAN_ERROR) / max(rate - _MEAN_ERROR, 1e-9)
+            fitting &= {depth for depth in fitting if low <= depth <= high}
+    return fitting.pop() if len(fitting) == 1 else None
+
+
+def _mean_figures(
+    mean: tuple[float, float],
+    depth: int | None,
+    why_no_sweep: str,
+    not_known: list[str],
+    facts: dict[str, Any],
+    *,
+    is_chain: bool = False,
+) -> dict[str, Any]:
+    """Figures where only a mean acceptance length is known, and the draft tokens of a round."""
+    basis = "a range: only the mean is known; no position is accepted more often than one before it"
+    figures = {
+        **facts,
+        "mean_acceptance_length_range": list(mean),
+        "num_draft_tokens_per_round": depth,
+        "fixed_length_sweep": None,
+        "why_no_sweep": why_no_sweep,
+        "not_known": ["acceptance by position", *not_known, UNKNOWN_BATCHES],
+    }
+    if depth is not None and depth > 0:
+        sweep = sweep_of(mean_ranges(mean, depth), basis, "" if is_chain else IF_CHAINS)
+        figures |= {"fixed_length_sweep": sweep, "why_no_sweep": None}
+    return figures
