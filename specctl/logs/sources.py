@@ -93,7 +93,8 @@ def _fetch(url: str) -> bytes:
     except TimeoutError:
         found = f"no whole answer within {TIMEOUT_S:.0f} to {DEADLINE_S:.0f} s"
     except (URLError, HTTPException, OSError, ValueError) as error:
-        found = str(getattr(error, "reason", error)) or type(error).__name__
+        reason = getattr(error, "reason", error)
+        found = getattr(reason, "strerror", None) or str(reason) or type(error).__name__
     else:
         page = b"".join(parts)
         expected, fix = "metrics in the text format of Prometheus", "name the page /metrics"
