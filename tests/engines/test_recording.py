@@ -1,0 +1,259 @@
+"""An engine's steps as rows: requests that span segments, that end, and writers that fail."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+
+from specctl.collect.shipping import Ready
+from specctl.collect.trace_writer import TraceWriter, make_header
+from specctl.engines import recording
+from specctl.engines.chains import DraftedLevel
+from specctl.engines.recording import (
+    Answered,
+    DenseLog,
+    Drafted,
+    LiveLog,
+    Log,
+    Ranks,
+    Recorder,
+    Step,
+)
+from specctl.errors import OutputError
+from specctl.logs.trace_set import TraceSet
+from specctl.policy import Chain, Policy, policy_digest
+from specctl.runtime.requests import Sampling
+
+
+DIGEST = "sha256:" + 64 * "a"
+POLICY = Policy(shape=Chain(num_draft_tokens=2))
+END = 9
+TIMES = dict.fromkeys(("draft_us", "verify_us", "policy_us", "other_us"), 1.0)
+
+
+def header(policy: Policy = POLICY) -> Any:
+    collect = {"max_new_tokens": 64, "engine": {"name": "vllm", "version": "0.32.0"}}
+    digests = dict.fromkeys(("target_digest", "drafter_digest", "tokenizer_digest"), DIGEST)
+    return make_header(policy, Sampling(), collect=collect, **digests)
+
+
+def drafted(names: list[str], tokens: list[list[int]], policy: Policy = POLICY) -> Drafted:
+    """Chains of two tokens, each half as likely as not."""
+    size = len(names)
+    half, zero = torch.full((size,), 0.5).log(), torch.zeros(size)
+    levels = [
+        DraftedLevel(torch.tensor(one), half, zero, zero) for one in zip(*tokens, strict=True)
+    ]
+    return Drafted(names, levels, torch.full((size,), len(levels)), policy, policy_digest(policy))
+
+
+def step(
+    given: dict[str, tuple[int, list[int]]],
+    chains: Drafted,
+    ended: tuple[str, ...] = (),
+    **more: Any,
+) -> Step:
+    """A step in which requests were given tokens; all of their drafts were verified.
+
+    Args:
+        given: by name, tokens emitted before and the new ones.
+    """
+    answers = [
+        Answered(
+            name,
+            root_id=5,
+            position=position,
+            context=position + 10,
+            room=8 - position,
+            stop_ids={END},
+            draft_row=chains.request_ids.index(name) if name in chains.request_ids else -1,
+            num_drafted=len(chains.levels) * (name in chains.request_ids),
+            **more,
+        )
+        for name, (position, _) in given.items()
+    ]
+    sampled = [tokens + [-1] * (3 - len(tokens)) for _, tokens in given.values()]
+    rows = sum(one.num_drafted + 1 for one in answers)
+    ranks = Ranks(
+        torch.zeros(rows, 1), torch.ones(rows, 1).long(), torch.ones(rows, 2), torch.zeros(rows)
+    )
+    columns = {**TIMES, "batch_size": len(answers), "step_idx": 1}
+    return Step(answers, torch.tensor(sampled), chains, ranks, Ready(), columns, list(ended))
+
+
+def published(log: Log) -> list[tuple[set[str], set[str], int]]:
+    """Finished and unfinished requests and the rounds of each segment."""
+    return [
+        (one.finished, one.unfinished, len(one.tables.get("rounds", ()))) for one in log.publish()
+    ]
+
+
+def test_requests_span_segments_until_they_end() -> None:
+    """By their limit, by a token that ends the text, or because the engine says so."""
+    log = LiveLog(greedy=True)
+    both = drafted(["a", "b"], [[1, 2], [3, 4]])
+    log.take(step({"a": (1, [1, 7]), "b": (1, [3, 4, 6])}, both))
+    assert published(log) == [(set(), {"a", "b"}, 2)]
+    log.take(step({"a": (3, [1, END, 6]), "b": (4, [5])}, both))
+    assert published(log) == [({"a"}, {"b"}, 2)]
+    log.take(step({}, both, ended=("b",)))
+    assert published(log) == [({"b"}, set(), 0)]
+    assert published(log) == []
+
+
+def test_rounds_are_cut_where_the_text_ends() -> None:
+    log = LiveLog(greedy=True)
+    log.take(
+        step({"a": (1, [1, END, 6]), "b": (6, [3, 4, 6])}, drafted(["a", "b"], [[1, 9], [3, 4]]))
+    )
+    [one] = log.publish()
+    rounds = pl.from_arrow(one.tables["rounds"])
+    assert isinstance(rounds, pl.DataFrame)
+    assert rounds["num_emitted"].to_list() == [2, 2]
+    assert rounds["num_accepted"].to_list() == [2, 2]
+    assert one.finished == {"a", "b"}
+
+
+def test_another_policy_begins_another_segment() -> None:
+    other = Policy(shape=Chain(num_draft_tokens=1))
+    log = LiveLog(greedy=True)
+    log.take(step({"a": (1, [1])}, drafted(["a"], [[1, 2]])))
+    log.take(step({"a": (2, [END])}, drafted(["a"], [[1]], other)))
+    first, second = log.publish()
+    assert (first.policy, first.unfinished, first.finished) == (POLICY, {"a"}, set())
+    assert (second.policy, second.unfinished, second.finished) == (other, set(), {"a"})
+
+
+def test_a_sampled_round_says_only_what_was_drawn() -> None:
+    """Behind a refused token nobody knows what the target would have drawn."""
+    for greedy, known in ((True, [None, True, True]), (False, [None, False, None])):
+        log = LiveLog(greedy=greedy)
+        log.take(step({"a": (1, [7])}, drafted(["a"], [[1, 2]])))
+        [one] = log.publish()
+        assert one.tables["nodes"]["node_match"].to_pylist() == known
+
+
+def test_a_dense_log_lacks_no_position() -> None:
+    """A text with a position behind which nothing was drafted is left out, and counted."""
+    log = DenseLog(2)
+    prompt = {"prompt": (4, 5)}
+    nothing = Drafted([], [], torch.zeros(0).long(), POLICY, "")
+
+    def text(name: str, *, whole: bool) -> None:
+        log.take(dense_step(name, 0, 1, nothing, **prompt))
+        log.take(dense_step(name, 1, 2, drafted([name], [[2, 3]])))
+        log.take(dense_step(name, 2, END, drafted([name], [[3, 1]]) if whole else nothing))
+
+    text("a", whole=True)
+    text("b", whole=False)
+    [one] = log.publish()
+    assert one.finished == {"a"}
+    assert log.num_left_out == 1
+    assert one.tables["rounds"]["num_accepted"].to_pylist() == [1, 0]
+    assert one.tables["nodes"]["token_id"].to_pylist() == [1, 2, 3, 2, 3, 1]
+    assert log.num_held == 0
+
+
+def dense_step(name: str, position: int, token: int, chains: Drafted, **more: Any) -> Step:
+    found = step({name: (position, [token])}, chains, **more)
+    found.answered = [one._replace(num_drafted=0) for one in found.answered]
+    found.ranks = Ranks(
+        torch.zeros(1, 2), torch.ones(1, 2).long(), torch.ones(1, 2), torch.zeros(1)
+    )
+    return found
+
+
+# --------------------------------------------------------------------------- the writing thread
+
+
+def recorder(log: Log, open_writer: Callable[[], Any], max_bytes: int | None = None) -> Recorder:
+    return Recorder(log, open_writer, max_bytes)
+
+
+def whole(name: str) -> Step:
+    return step({name: (1, [END])}, drafted([name], [[1, 2]]))
+
+
+def test_rows_are_there_after_a_close(tmp_path: Path) -> None:
+    found = recorder(LiveLog(greedy=True), lambda: TraceWriter.open(tmp_path / "set", header()))
+    for i in range(20):
+        found.put(whole(f"run-{i:03d}"))
+    found.close()
+    assert TraceSet.open(str(tmp_path / "set")).num_rows("rounds") == 20
+    assert not found.lost
+
+
+class Failing:
+    """A writer whose disk is full, or that hangs until it is let go."""
+
+    def __init__(self, gate: threading.Event | None = None) -> None:
+        self.gate = gate
+
+    def commit(self, *_: object, **__: object) -> Any:
+        if self.gate is not None:
+            self.gate.wait()
+        raise OutputError("disk", expected="space", found="none", fix="free some")
+
+    def close(self) -> None:
+        return None
+
+
+def refused() -> Any:
+    raise OutputError("folder", expected="one to write to", found="none", fix="choose another")
+
+
+@pytest.mark.parametrize("open_writer", [Failing, refused], ids=["disk full", "unwritable"])
+def test_tracing_ends_once_and_serving_goes_on(
+    open_writer: Callable[[], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(recording, "FLUSH_S", 0.01)
+    with caplog.at_level(logging.ERROR, "specctl.engines"):
+        found = recorder(LiveLog(greedy=True), open_writer)
+        found.put(whole("a"))
+        found._thread.join()
+        for name in "bcd":
+            found.put(whole(name))
+        found.close()
+    assert not found.is_on
+    assert found.lost["steps after tracing ended"] >= 3
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "serving goes on" in caplog.text
+
+
+def test_a_slow_disk_ends_tracing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(recording, "MAX_WAITING", 4)
+    monkeypatch.setattr(recording, "FLUSH_S", 0.0)
+    gate = threading.Event()
+    found = recorder(LiveLog(greedy=True), lambda: Failing(gate))
+    for i in range(1000):
+        found.put(whole(f"run-{i}"))
+        if not found.is_on:
+            break
+    assert not found.is_on
+    assert "slow disk" in caplog.text
+    assert sum(found.lost.values()) >= 4
+    gate.set()
+    found.close()
+
+
+def test_a_bound_on_bytes_ends_tracing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(recording, "FLUSH_S", 0.0)
+    path = tmp_path / "set"
+    found = recorder(LiveLog(greedy=True), lambda: TraceWriter.open(path, header()), max_bytes=1)
+    found.put(whole("a"))
+    found._thread.join()
+    assert "of at most 1" in caplog.text
+    assert TraceSet.open(str(path)).num_rows("rounds") == 1
