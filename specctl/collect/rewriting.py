@@ -145,7 +145,6 @@ def rewrite(
     done = Rewrite(
         out,
         num_repeats=sum(listing.num_repeats for listing in listings),
-        num_unfinished=sum(len(listing.unfinished_ids) for listing in listings),
         damages=tuple(damage for listing in listings for damage in listing.damages),
     )
     with TraceWriter.open(out, header, resume=resume) as writer:
@@ -160,6 +159,8 @@ def rewrite(
             done.num_segments += 1
             if on_prompts is not None:
                 on_prompts(len(prompts))
+    unfinished = {prompt for listing in listings for prompt in listing.unfinished_ids}
+    done.num_unfinished = len(unfinished - writer.finished)
     return done
 
 

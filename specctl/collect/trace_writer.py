@@ -134,9 +134,8 @@ class TraceWriter:
         self, place: Place, listing: Listing, tokens: TokenTreatment, policy: dict[str, Any]
     ) -> None:
         self.place, self.finished = place, set(listing.prompt_ids)
-        self._num_open = Counter[str]()
-        """Segments of this writer, by prompt that is not finished yet."""
-        self._left_open = frozenset(listing.unfinished_ids)
+        self._num_open = Counter[str]()  # segments of this writer, by prompt that is not finished
+        self._left_open = frozenset(listing.unfinished_ids)  # by other writers
         self._last_time = datetime.min.replace(tzinfo=UTC)
         self._texts: dict[str, str] = {}
         for segment in reversed(listing.segments):

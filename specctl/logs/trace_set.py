@@ -52,7 +52,7 @@ from specctl.logs.trace_files import (
     read_header,
     split_reference,
 )
-from specctl.logs.whole_prompts import batched, count_once, counted_tables, lost_rows
+from specctl.logs.whole_prompts import batches, count_once, counted_tables, lost_rows
 from specctl.records import canonical_json, describe_violation
 from specctl.stores import KeyAbsentError
 from specctl.trace import TABLES, schema_id
@@ -443,7 +443,7 @@ class TraceSet:
                 if is_stored:
                     found += (part.paths(segment) for segment, _ in run)
                 else:
-                    found += map(self._copied, batched(tables or {} for _, tables in run))
+                    found += map(self._copied, batches(tables or {} for _, tables in run))
         return [paths for paths in found if paths]
 
     def _copied(self, parts: Sequence[Tables]) -> dict[str, Path]:

@@ -108,7 +108,7 @@ def counted_tables(
         yield segments[-1], request_by_request(held)
 
 
-def batched(parts: Iterable[Tables], num_rows: int = 1 << 20) -> Iterator[list[Tables]]:
+def batches(parts: Iterable[Tables], num_rows: int = 1 << 20) -> Iterator[list[Tables]]:
     """Tables in turn, some at a time, with so many rows together or at the end fewer."""
     batch: list[Tables] = []
     for part in parts:

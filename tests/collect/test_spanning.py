@@ -133,6 +133,14 @@ def test_unfinished_prompts_are_read_where_they_are_wanted(root: Path, plain: Pa
     assert TraceSet.open(plain, unfinished=True).num_rows("rounds") == 18
 
 
+def test_a_request_may_end_without_further_rows(tmp_path: Path) -> None:
+    with TraceWriter.open(tmp_path / "set", header()) as writer:
+        writer.commit([], tables_of(["a"]), open_ids=["a"])
+        segment = writer.commit(["a"], {})
+    assert segment.record.num_earlier == {"a": 1}
+    assert equal(rows(tmp_path / "set"), plain_rows("a", 2))
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_any_schedule_of_several_writers_reads_as_the_plain_set(tmp_path: Path, seed: int) -> None:
     draw, root = random.Random(seed), tmp_path / "set"
@@ -255,7 +263,7 @@ def test_new_sets_hold_whole_prompts(root: Path, plain: Path, tmp_path: Path) ->
         assert not any(one.open_ids or one.num_earlier for one in records)
         assert equal(rows(out), rows(root))
     merged = rewrite([taken.reference, str(root), str(plain)], str(tmp_path / "merged"))
-    assert (merged.num_prompts, merged.num_repeats) == (4, 6)
+    assert (merged.num_prompts, merged.num_repeats, merged.num_unfinished) == (4, 6, 1)
     assert equal(rows(tmp_path / "merged"), rows(root))
     assert equal(rows(taken.reference), rows(plain))
     spread(root, {"f": (0, 6)})
