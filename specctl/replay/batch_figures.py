@@ -1,8 +1,9 @@
-"""Figures of simulated serving: steady and whole, with intervals over independent runs."""
+"""Figures of simulated serving: steady and whole, with intervals over independent runs; and totals
+of one run in the order of the log."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -111,7 +112,7 @@ def figures_of(
         return {name: _over_runs(interval, len(runs)) for name, interval in found.items()}
 
     def total(name: str) -> float:
-        return float(sum(getattr(r.submissions.outcomes, name)[r.rounds.row].sum() for r in runs))
+        return float(sum(getattr(run.outcomes, name).sum() for run in runs))
 
     steady, against = _steady_windows(runs), None
     if baseline is not None and steady is not None and _steady_windows(baseline) is not None:
@@ -212,7 +213,7 @@ def _step_sums(run: Simulation, steps: slice) -> Sums:
     """Whole steps; tokens include the first ones, which reading the prompts gives."""
     rounds, times = run.rounds, run.timeline
     start, end = times.start_us[steps], times.end_us[steps]
-    emitted = rounds.per_step(run.emitted) + times.num_joined
+    emitted = rounds.per_step(run.emitted) + rounds.num_joined
     return {
         "tokens": emitted[steps].sum(),
         "time_us": end[-1] - start[0],
@@ -221,7 +222,7 @@ def _step_sums(run: Simulation, steps: slice) -> Sums:
         "verified": rounds.per_step(rounds.verified)[steps].sum(),
         "processed": rounds.processed(run.packing)[steps].sum(),
         "steps": len(start),
-        "busy_us": (rounds.batch_sizes[steps] * (end - start)).sum(),
+        "busy_us": (rounds.scheduled[steps] * (end - start)).sum(),
         "slot_us": run.load.batch_size * (end[-1] - start[0]),
     }
 
@@ -252,3 +253,90 @@ def _request_sums(run: Simulation, requests: slice, tpot_limit_us: float | None)
 def _over_runs(interval: Interval, num_runs: int) -> Interval:
     """One run says nothing about another."""
     return interval if num_runs > 1 else Interval(interval.value, float("nan"), float("nan"))
+
+
+# ----------------------------------------------------------------- one run in order
+
+
+class BatchTotals(ResultRecord):
+    """Totals of one policy over one run, see `Load.in_order`, without intervals.
+
+    Attributes:
+        num_tokens: of all texts, with the first ones, which reading the prompts gives.
+        num_steps: forwards of the batch. calls: target verifications, counted once a request;
+            `num_drafts` of them verify drafts. num_drafted, num_accepted: draft tokens.
+        histogram: rounds by accepted draft tokens, from 0 on.
+        time_us: of the whole run, reading prompts included; None without a cost model.
+        censored_share: of rounds that a deeper log might have let accept more. There are no
+            bounds: where a length follows the batch, a longer acceptance changes who meets later.
+        against: ratios to the baseline's.
+    """
+
+    policy: str
+    num_requests: int
+    num_tokens: int
+    num_steps: int
+    calls: int
+    num_drafts: int
+    verified_tokens: int
+    num_drafted: int
+    num_accepted: int
+    histogram: tuple[int, ...]
+    time_us: float | None
+    mean_acceptance_length: float
+    tokens_per_s: float | None
+    draft_utilisation: float | None
+    expansion_support: float
+    censored_share: float
+    is_marked: bool
+    against: dict[str, float]
+
+
+def totals_of(
+    runs: Mapping[str, Simulation], baseline: str, *, has_time: bool
+) -> tuple[BatchTotals, ...]:
+    """Totals of runs in order, by label.
+
+    Args:
+        has_time: they were simulated with a cost model.
+    """
+    found = {label: _totals(label, run, has_time=has_time) for label, run in runs.items()}
+    compared = {"calls": "calls", "verified": "verified_tokens"}
+    if has_time:
+        compared["time_us"] = "time_us"
+    base = {name: getattr(found[baseline], of) for name, of in compared.items()}
+    return tuple(
+        totals.model_copy(
+            update={
+                "against": {name: getattr(totals, compared[name]) / base[name] for name in base}
+            }
+        )
+        for totals in found.values()
+    )
+
+
+def _totals(label: str, run: Simulation, *, has_time: bool) -> BatchTotals:
+    outcomes, num_tokens = run.outcomes, int(run.num_tokens.sum())
+    calls, num_drafted = len(outcomes.accepted), int((outcomes.verified - 1).sum())
+    num_accepted = int(outcomes.accepted.sum())
+    time_us = float(run.timeline.end_us[-1]) if has_time else None
+    return BatchTotals(
+        policy=label,
+        num_requests=len(run.logged),
+        num_tokens=num_tokens,
+        num_steps=len(run.rounds.first),
+        calls=calls,
+        num_drafts=int((outcomes.verified > 1).sum()),
+        verified_tokens=calls + num_drafted,
+        num_drafted=num_drafted,
+        num_accepted=num_accepted,
+        histogram=tuple(np.bincount(outcomes.accepted).tolist()),
+        time_us=time_us,
+        mean_acceptance_length=1 + num_accepted / calls,
+        tokens_per_s=None if time_us is None else 1e6 * num_tokens / time_us,
+        draft_utilisation=num_accepted / num_drafted if num_drafted else None,
+        expansion_support=outcomes.expansion_support,
+        censored_share=float(outcomes.censored.mean()),
+        is_marked=outcomes.support < MARKED_BELOW,
+        against={},
+    )

@@ -4,8 +4,7 @@
     runs = simulate_runs(submissions, Load(batch_size=16), cost_model)
     figures_of(policy.name, runs, tpot_limit_us=20_000)
 
-A step is what `DecodeLoop.step` does: the joiners' prompts are read one after another while
-everybody waits, then all active requests decode one round. In a closed loop who meets whom does
+A step is one of the engine that is simulated, see `Engine`. In a closed loop who meets whom does
 not depend on time, so all steps are timed together at the end; with arrivals each step is timed
 before the next begins.
 """
@@ -20,9 +19,11 @@ from typing import Literal
 import numpy as np
 
 from specctl.errors import UsageError
-from specctl.logs.positions import Floats, Ints, Longs, Positions, join_rows
-from specctl.policy import Budget, ChainSchedule
+from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions, join_rows
+from specctl.policy import Budget
+from specctl.replay.config import Engine
 from specctl.replay.cost.model import CostModel, Steps
+from specctl.replay.outcomes import Outcomes
 from specctl.replay.submissions import Submissions, Verify
 
 TURNS = 8
@@ -52,12 +53,16 @@ class Load:
         num_requests: submitted in all; by default the whole log once, or `TURNS` per slot where
             that is more, or as many as there are arrival times. The log is gone through again,
             in another order, where it is too short.
+        engine: see `Engine`.
+        in_order: the log once, in its own order, as one real run of it; else shuffled.
     """
 
     batch_size: int
     arrival_rate_per_s: float | None = None
     arrivals_us: tuple[float, ...] | None = None
     num_requests: int | None = None
+    engine: Engine = "specctl"
+    in_order: bool = False
 
     def __post_init__(self) -> None:
         rate, times, number = self.arrival_rate_per_s, self.arrivals_us, self.num_requests
@@ -75,6 +80,12 @@ class Load:
                 rate,
             ),
             ("arrivals", None not in (rate, times), "a rate or times", "both"),
+            (
+                "in_order",
+                self.in_order and not (self.is_closed and number is None),
+                "the log once, in a closed loop",
+                "arrivals or a number of requests",
+            ),
             ("arrivals_us", times == (), "at least one time", "none"),
             (f"arrivals_us[{first}]", len(wrong), "times from 0 on that never fall", times),
             ("num_requests", times and number not in (None, num_times), of_times, number),
@@ -94,6 +105,8 @@ class Load:
             `[M]` int64, which request of the log each is; and `[M]` when they arrive, us, None in
             a closed loop.
         """
+        if self.in_order:
+            return np.arange(num_logged), None
         shuffling, arriving = np.random.default_rng(seed).spawn(2)
         number = len(self.arrivals_us) if self.arrivals_us else self.num_requests
         number = number or max(num_logged, TURNS * self.batch_size)
@@ -118,7 +131,9 @@ class BatchRounds:
             in the log.
         verified: `[L]` int64, nodes, root included. accepted: `[L]` int64, draft tokens accepted
             and emitted.
-        first: `[S]` int64, where each step's rounds begin.
+        first: `[S]` int64, where each step's rounds begin; of vLLM some steps have none.
+        num_joined: `[S]` int64, requests whose prompts are read in the step, in their order.
+        prompt_tokens: `[S]` int64, tokens of these that share the rounds' forward: of vLLM.
     """
 
     serial: Longs
@@ -126,11 +141,18 @@ class BatchRounds:
     verified: Longs
     accepted: Longs
     first: Longs
+    num_joined: Longs
+    prompt_tokens: Longs
 
     @cached_property
     def batch_sizes(self) -> Longs:
-        """`[S]` requests in each step."""
+        """`[S]` requests that decode in each step."""
         return np.append(self.first[1:], len(self.row)) - self.first
+
+    @property
+    def scheduled(self) -> Longs:
+        """`[S]` requests in the forward of each step."""
+        return self.batch_sizes + np.where(self.prompt_tokens > 0, self.num_joined, 0)
 
     @property
     def step(self) -> Longs:
@@ -140,27 +162,40 @@ class BatchRounds:
     def processed(self, packing: Packing) -> Longs:
         """`[S]` tokens of the target's forward, padding included."""
         if packing == "padded":
-            return np.maximum.reduceat(self.verified, self.first) * self.batch_sizes
-        return self.per_step(self.verified)
+            rounds = self.most(self.verified).astype(np.int64) * self.batch_sizes
+        else:
+            rounds = self.per_step(self.verified)
+        return rounds + self.prompt_tokens
 
-    def per_step(self, values: Ints | Longs) -> Longs:
+    def per_step(self, values: Ints | Longs | Bools) -> Longs:
         """`[S]` sums of values of rounds, `[L]`."""
-        total: Longs = np.add.reduceat(values, self.first, dtype=np.int64)
+        total = np.zeros(len(self.first), np.int64)
+        np.add.at(total, self.step, values)
         return total
+
+    def most(self, values: Ints | Longs | Floats) -> Floats:
+        """`[S]` the largest of the values of each step's rounds, `[L]`; 0 where it has none."""
+        found = np.zeros(len(self.first))
+        np.maximum.at(found, self.step, values)
+        return found
+
+
+def prompt_tokens(positions: Positions, requests: Longs) -> Ints:
+    """`[M]` tokens of the prompts: at its first position a text is the prompt and one token."""
+    return positions.context_tokens[positions.start[requests]] - 1
 
 
 def run_batches(
     positions: Positions,
     logged: Longs,
     verify: Verify,
-    batch_size: int,
+    load: Load,
     *,
-    in_waves: bool = False,
     arrival_us: Floats | None = None,
     prompt_us: Floats | None = None,
     round_us: Callable[[BatchRounds], Floats] | None = None,
 ) -> tuple[BatchRounds, Floats, Floats]:
-    """Serves a queue as `DecodeLoop` does, without models: the log decides the rounds.
+    """Serves a queue as the load's engine does, without models: the log decides the rounds.
 
     The order of the slots matters where a budget breaks ties by row, so it is that of the decode
     loop: a request joins behind the others, and the last one moves into the place of one that
@@ -168,7 +203,6 @@ def run_batches(
 
     Args:
         logged: `[M]` int64, the queue, first come first served: requests of the log.
-        in_waves: slots are filled when all are free; by default before each round.
         arrival_us, prompt_us: `[M]` when requests arrive, and times of reading them; those that
             arrive while prompts are read join at once. round_us: of a step's rounds. None where
             all are there from the start.
@@ -176,27 +210,37 @@ def run_batches(
     Returns:
         The rounds; and `[S]` start of each step and time of its rounds, 0 where no time is kept.
     """
-    first_row = positions.start[logged]
+    first_row, is_mixed = positions.start[logged], load.engine == "vllm"
     num_requests, num_joined, num_active = len(first_row), 0, 0
-    slots = np.zeros((2, batch_size), np.int64)  # number in the queue, and row of the log
-    now, steps, starts, times = 0.0, [], [], []
+    slots = np.zeros((2, load.batch_size), np.int64)  # number in the queue, and row of the log
+    now, before, steps, starts, times = 0.0, 0, [], [], []
     while num_active or num_joined < num_requests:
         if arrival_us is not None and not num_active:
             now = max(now, float(arrival_us[num_joined]))
         starts.append(now)
-        is_open = not (in_waves and num_active)
-        while is_open and num_active < batch_size and num_joined < num_requests:
+        num_scheduled, joiner = num_active, num_joined
+        is_open = not (load.engine == "waves" and num_active)
+        while is_open and num_active < load.batch_size and num_joined < num_requests:
             if arrival_us is not None and prompt_us is not None:
                 if arrival_us[num_joined] > now:
                     break
                 now += float(prompt_us[num_joined])
             slots[:, num_active] = num_joined, first_row[num_joined]
             num_active, num_joined = num_active + 1, num_joined + 1
-        serial, row = slots[:, :num_active].copy()
-        verified, accepted = verify(row)
-        steps.append(BatchRounds(serial, row, verified, accepted, np.zeros(1, np.int64)))
+        # vLLM's drafts were made a step ago, for the requests scheduled then.
+        num_rounds, num_drafting = num_active, num_active
+        num_read = np.zeros(1, np.int64)
+        if is_mixed:
+            num_rounds, num_drafting = num_scheduled, before
+            joiners = prompt_tokens(positions, logged[joiner:num_joined])
+            num_read = joiners.sum(keepdims=True, dtype=np.int64)
+        before = num_active
+        serial, row = slots[:, :num_rounds].copy()
+        verified, accepted = verify(row, num_drafting) if num_rounds else (row, row)
+        joined, first = np.array([num_joined - joiner]), np.zeros(1, np.int64)
+        steps.append(BatchRounds(serial, row, verified, accepted, first, joined, num_read))
         emitted, left = accepted + 1, positions.remaining[row]
-        slots[1, :num_active] += emitted
+        slots[1, :num_rounds] += emitted
         for slot in np.flatnonzero(emitted >= left)[::-1]:
             num_active -= 1
             slots[:, slot] = slots[:, num_active]
@@ -211,25 +255,26 @@ def run_batches(
 
 
 def steps_of_batch(submissions: Submissions, rounds: BatchRounds, packing: Packing) -> Steps:
-    """The sizes of every step for a cost model; the batch drafts as deep as its deepest row."""
-    first, row, sizes = rounds.first, rounds.row, rounds.batch_sizes
-    positions = submissions.positions
-    levels = submissions.levels(row, rounds.verified)
-    wanted: Ints | Longs = submissions.outcomes.wanted[row]
-    if isinstance(submissions.policy.shape, ChainSchedule):
-        wanted = levels
-    read = np.maximum.reduceat(rounds.accepted + 1, first).astype(np.float64)
+    """The sizes of every step for a cost model; the batch drafts as deep as its deepest row.
+
+    A step has the drafts that it verifies, also of vLLM, which made them at the end of the step
+    before. Prompts that share its forward count as tokens without context.
+    """
+    row, sizes, positions = rounds.row, rounds.scheduled, submissions.positions
+    outcomes = submissions.outcomes_of(row, rounds.verified, rounds.accepted)
+    width = (outcomes.wanted - 1) / np.maximum(outcomes.levels - 1, 1)
+    read = rounds.most(rounds.accepted + 1)
     if packing == "ragged":
         read = rounds.per_step(rounds.accepted + 1) / sizes
-    all_end = np.logical_and.reduceat(rounds.accepted + 1 >= positions.remaining[row], first)
+    num_ended = rounds.per_step(rounds.accepted + 1 >= positions.remaining[row])
     limit = getattr(submissions.policy.budget, "max_tokens", None) or np.inf
     return Steps(
         batch_size=sizes,
         num_tokens=rounds.processed(packing),
-        context_tokens=rounds.per_step(positions.context_tokens[row]) / sizes - 1,  # no root
-        levels=np.maximum.reduceat(levels, first),
-        level_width=np.maximum.reduceat((wanted - 1) / np.maximum(levels - 1, 1), first),
-        num_emitted=read * ~all_end,
+        context_tokens=rounds.per_step(positions.context_tokens[row] - 1) / sizes,  # no root
+        levels=rounds.most(outcomes.levels),
+        level_width=rounds.most(width),
+        num_emitted=read * (num_ended < sizes),
         max_tokens=np.minimum(submissions.max_tokens, limit / sizes),
     )
 
@@ -240,14 +285,13 @@ class Timeline:
 
     Attributes:
         start_us, end_us: `[S]`; a step starts with reading the joiners' prompts, and between
-            two steps nobody is served. num_joined: `[S]` int64.
+            two steps nobody is served.
         arrival_us, first_token_us, finish_us: `[M]`. In a closed loop a request arrives as its
             slot is freed.
     """
 
     start_us: Floats
     end_us: Floats
-    num_joined: Longs
     arrival_us: Floats
     first_token_us: Floats
     finish_us: Floats
@@ -266,22 +310,23 @@ def _timeline(
         start_us: of each step; None where steps follow each other without a gap.
         arrival_us: of each request; None in a closed loop.
     """
-    joined, finished = np.zeros((2, len(prompt_us)), np.int64)
-    joined[rounds.serial[::-1]] = rounds.step[::-1]  # of equal indices the last assignment holds
-    finished[rounds.serial] = rounds.step
+    joined = np.repeat(np.arange(len(rounds.first)), rounds.num_joined)
+    finished = np.zeros(len(prompt_us), np.int64)
+    finished[rounds.serial] = rounds.step  # of equal indices the last assignment holds
     spent = np.bincount(joined, prompt_us, len(round_us)).astype(np.float64) + round_us
     if start_us is None:
         end = np.cumsum(spent)
         start_us = np.concatenate([[0.0], end[:-1]])
     else:
         end = start_us + spent
-    # A first token comes when the prompts of the step are read up to and with its own.
+    # A first token comes when the prompts of the step are read up to and with its own, or with
+    # the forward that they share.
     total = np.cumsum(prompt_us)
     before = (total - prompt_us)[np.searchsorted(joined, joined)]
     arrival = start_us[joined] if arrival_us is None else arrival_us
-    num_joined = np.bincount(joined, minlength=len(start_us))
-    first_token = start_us[joined] + total - before
-    return Timeline(start_us, end, num_joined, arrival, first_token, end[finished])
+    shared = rounds.prompt_tokens[joined] > 0
+    first_token = np.where(shared, end[joined], start_us[joined] + total - before)
+    return Timeline(start_us, end, arrival, first_token, end[finished])
 
 
 # ----------------------------------------------------------------- simulation
@@ -304,6 +349,12 @@ class Simulation:
     timeline: Timeline
 
     @cached_property
+    def outcomes(self) -> Outcomes:
+        """Of each round, `[L]`."""
+        rounds = self.rounds
+        return self.submissions.outcomes_of(rounds.row, rounds.verified, rounds.accepted)
+
+    @cached_property
     def emitted(self) -> Longs:
         """`[L]` tokens of each round, bonus included, cut at the end of the text."""
         remaining = self.submissions.positions.remaining[self.rounds.row]
@@ -318,7 +369,7 @@ class Simulation:
 def simulate(
     submissions: Submissions,
     load: Load,
-    clock: CostModel,
+    clock: CostModel | None,
     *,
     budget: Budget | None = None,
     seed: Seed = 0,
@@ -327,6 +378,7 @@ def simulate(
     """Serves a load from a log; equal arguments give equal results.
 
     Args:
+        clock: None for counts alone, in a closed loop: every step then takes no time.
         budget: in place of the policy's own.
         packing: of the batch in verification, see `Packing`.
 
@@ -337,23 +389,25 @@ def simulate(
     positions = submissions.positions
     logged, arrival_us = load.draw(positions.num_requests, seed)
     verify = submissions.verification(budget or submissions.policy.budget, load.batch_size)
-    # At the first position the text is the prompt and one token.
-    prompt_tokens = positions.context_tokens[positions.start[logged]] - 1
-    prompt_us = clock.prefill_us(prompt_tokens, drafts=submissions.drafts)
+    prompt_us = np.zeros(len(logged))
+    if clock is not None and load.engine != "vllm":  # which reads them in the rounds' forward
+        prompt_us += clock.prefill_us(prompt_tokens(positions, logged), drafts=submissions.drafts)
 
     def round_us(rounds: BatchRounds) -> Floats:
+        if clock is None:
+            return np.zeros(len(rounds.first))
         return clock.round_us(steps_of_batch(submissions, rounds, packing))
 
     start_us: Floats | None
     if arrival_us is None:  # who meets whom does not depend on time: steps are timed together
-        rounds, _, _ = run_batches(positions, logged, verify, load.batch_size)
+        rounds, _, _ = run_batches(positions, logged, verify, load)
         start_us, step_us = None, round_us(rounds)
     else:
         rounds, start_us, step_us = run_batches(
             positions,
             logged,
             verify,
-            load.batch_size,
+            load,
             arrival_us=arrival_us,
             prompt_us=prompt_us,
             round_us=round_us,
@@ -365,7 +419,7 @@ def simulate(
 def simulate_runs(
     submissions: Submissions,
     load: Load,
-    clock: CostModel,
+    clock: CostModel | None,
     *,
     num_runs: int = 8,
     seed: int = 0,

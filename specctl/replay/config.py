@@ -26,6 +26,20 @@ def no_progress(label: str, total: int) -> Iterator[Tick]:
     yield lambda _=1: None
 
 
+Engine = Literal["specctl", "vllm", "sglang", "waves"]
+"""Whose batching is simulated; all of them read a prompt whole.
+
+- `specctl`: `DecodeLoop.step`. Requests join as slots free up; their prompts are read one after
+  another while everybody waits, then all active requests decode one round. A length by batch size
+  is that of the requests that decode.
+- `vllm` (0.32, synchronous scheduling): prompts are read in the same forward as the others' rounds,
+  and their requests decode from the next step on. A length by batch size is that of the requests
+  *scheduled* one step earlier, prompts included, when the drafts were made.
+- `sglang` (0.5.23, without overlap scheduling): as `specctl`, since a batch of prompts runs before
+  the next batch of rounds; the one whose lengths may be adaptive (`replay.adaptive`).
+- `waves`: as `specctl`, but slots are filled when all are free (static batches).
+"""
+
 ARRIVAL_RATE: float | None = option(
     None,
     "Requests per second, Poisson",
@@ -54,9 +68,23 @@ class ReplayConfig(BaseModel):
     by_category: bool = option(False, "Also a table for each category")
     batch_size: int = option(
         1,
-        "Prompts decoded together at most; above 1 the batch is simulated. An import runs in "
-        "waves, each until it is empty",
+        "Prompts decoded together at most; above 1 the batch is simulated",
         ge=1,
+    )
+    engine: Engine = option(
+        "specctl",
+        "Whose batching is simulated: specctl, vllm, sglang, or waves, each until it is empty",
+    )
+    in_order: bool = option(
+        False,
+        "Simulate the log once in its own order, as an import always is: totals of one run, to "
+        "compare with a real one",
+        name="--in-order",
+    )
+    adaptive: Path | None = option(
+        None,
+        "SGLang's file of --speculative-adaptive-config, replayed beside the policies",
+        default="none",
     )
     arrival_rate_per_s: float | None = ARRIVAL_RATE
     tpot_limit_ms: float | None = option(
@@ -80,7 +108,7 @@ class ReplayConfig(BaseModel):
     @property
     def has_load(self) -> bool:
         """Whether requests meet, so that a batch is to be simulated."""
-        return self.batch_size > 1 or self.arrival_rate_per_s is not None
+        return self.batch_size > 1 or self.arrival_rate_per_s is not None or self.in_order
 
     def check_baseline(self) -> None:
         """Raises `UsageError` unless the baseline is one of the policies."""
@@ -90,6 +118,34 @@ class ReplayConfig(BaseModel):
                 expected=f"1 to {len(self.specs)}, the policies given",
                 found=str(self.baseline),
                 fix="count the --policy options from 1",
+            )
+
+    def check_load(self) -> None:
+        """Raises `UsageError` where an option says how a batch is simulated that is not."""
+        if not self.has_load:
+            refuse_ignored(
+                {
+                    "--engine": self.engine != "specctl",
+                    "--adaptive": self.adaptive is not None,
+                    "--tpot-limit-ms": self.tpot_limit_ms is not None,
+                },
+                expected="a load: --batch-size, --arrival-rate or --in-order",
+                found="none",
+            )
+        if self.in_order:
+            refuse_ignored(
+                {
+                    "--arrival-rate": self.arrival_rate_per_s is not None,
+                    "--tpot-limit-ms": self.tpot_limit_ms is not None,
+                },
+                expected="shuffled runs",
+                found="--in-order",
+            )
+        if self.engine != "sglang":
+            refuse_ignored(
+                {"--adaptive": self.adaptive is not None},
+                expected="--engine sglang, which has such lengths",
+                found=f"--engine {self.engine}",
             )
 
 

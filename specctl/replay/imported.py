@@ -6,8 +6,7 @@ rounds are walked, bounded, scored and put into batches as those of any other lo
 drafts exactly what will be accepted. SpecDecode-Bench calls these FIXED_K and ORACLE
 (`predictor.py`; paper 2601.11580).
 
-With a batch size above 1 requests run in waves: in file order, B at a time, each wave until it is
-empty, so that a schedule follows the batch as it shrinks.
+In batches requests join in file order, under the batching of an engine.
 """
 
 from __future__ import annotations
@@ -22,24 +21,33 @@ from specctl.errors import UsageError
 from specctl.logs.acceptance_figures import UNKNOWN_BATCHES, ChainClock, explain, sweep_of
 from specctl.logs.imported_log import AcceptedLengths, ImportedLog
 from specctl.logs.positions import Ints, Longs
-from specctl.policy import Chain, ChainSchedule, PerRequest, Policy, RootOnly
+from specctl.policy import Chain, ChainSchedule, Policy, RootOnly
 from specctl.policy.family import MAX_DEPTH
-from specctl.replay.batch_simulation import Load, run_batches, steps_of_batch
+from specctl.replay.adaptive import ADAPTIVE, AdaptiveSlot, longest_chain, read_slots
+from specctl.replay.batch_figures import totals_of
+from specctl.replay.batch_simulation import Load, Simulation, simulate
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress, refuse_ignored
 from specctl.replay.cost.model import CostModel
 from specctl.replay.outcomes import Outcomes
-from specctl.replay.results import Caption, Result, WaveScores, replay_result, waves_result
+from specctl.replay.results import (
+    Caption,
+    ImportBatchScores,
+    Result,
+    replay_result,
+    totals_result,
+)
 from specctl.replay.rounds import RequestBounds, Rounds, walk_outcomes
 from specctl.replay.score import score
 from specctl.replay.submissions import Submissions
 from specctl.replay.walk import walk
-from specctl.results import MARKED_BELOW, ImportScores
+from specctl.results import ImportScores
 from specctl.runtime.policy_spec import resolve_policy
 
 PLAIN, ORACLE = "ar", "oracle"
 ChainShape = RootOnly | Chain | ChainSchedule
-"""Shapes that accepted lengths can tell; with None, the oracle's, a `Candidate`."""
-Candidate = ChainShape | None
+"""Shapes that accepted lengths can tell."""
+Candidate = ChainShape | dict[int, AdaptiveSlot] | None
+"""One of them, SGLang's adaptive lengths, or None: the oracle."""
 
 
 # ----------------------------------------------------------------- one request at a time
@@ -125,15 +133,18 @@ def _chain_policy(num_draft_tokens: int) -> Policy:
     return Policy(shape=shape)
 
 
-# ----------------------------------------------------------------- in waves
+# ----------------------------------------------------------------- in batches
 
 
-def submissions_at(log: AcceptedLengths, shape: Candidate) -> Submissions:
-    """The chain's outcome at every position; of a schedule, its longest chain's."""
+def submissions_at(log: AcceptedLengths, candidate: Candidate) -> Submissions:
+    """The chain's outcome at every position; of lengths by batch, the longest chain's."""
+    slots = candidate if isinstance(candidate, dict) else None
+    shape = longest_chain(slots) if slots else candidate
+    assert not isinstance(shape, dict)
     outcomes, _ = chain_outcomes(log, None if shape is None else max(_lengths(shape)))
     most = int(outcomes.verified.max(initial=1))
     policy = _chain_policy(min(most - 1, MAX_DEPTH)) if shape is None else Policy(shape=shape)
-    return Submissions(policy, log.positions, outcomes, most)
+    return Submissions(policy, log.positions, outcomes, most, adaptive=slots)
 
 
 def _lengths(shape: ChainShape) -> tuple[int, ...]:
@@ -141,68 +152,6 @@ def _lengths(shape: ChainShape) -> tuple[int, ...]:
     if isinstance(shape, ChainSchedule):
         return shape.num_draft_tokens
     return (shape.num_draft_tokens if isinstance(shape, Chain) else 0,)
-
-
-def wave_figures(
-    log: AcceptedLengths,
-    shape: Candidate,
-    *,
-    batch_size: int = 1,
-    clock: CostModel | None = None,
-) -> dict[str, Any]:
-    """Totals of a run in waves, as `replay.json` has them.
-
-    Args:
-        batch_size: requests that start together.
-        clock: a cost model; `time_us` is that of all steps, prompts' reading excluded, and None
-            without a clock.
-
-    Returns:
-        Besides what the names say: `num_tokens` emitted by rounds, so without the one that each
-        prompt's reading gives; `calls`, target verifications, counted once a request, and
-        `num_steps`, batched forwards; `histogram`, rounds by accepted draft tokens, from 0 on;
-        `num_censored`, rounds that a deeper log might have let accept more. Bounds are for replay
-        without a batch: where the length follows the batch, a longer acceptance changes who meets
-        later.
-    """
-    num_slots = Load(batch_size).batch_size
-    submissions, positions = submissions_at(log, shape), log.positions
-    verify = submissions.verification(PerRequest(), num_slots)
-    queue = np.arange(positions.num_requests)
-    rounds, _, _ = run_batches(positions, queue, verify, num_slots, in_waves=True)
-    calls, drafted = len(rounds.row), rounds.verified - 1
-    offered = log.offered_depth
-    is_past = drafted >= offered if shape is None else drafted > offered
-    num_drafted, num_accepted = int(drafted.sum()), int(rounds.accepted.sum())
-    num_tokens = int(positions.num_tokens.sum())
-    num_censored = int((log.is_censored[rounds.row] & is_past).sum())
-    time_us: float | None = None
-    if clock is not None:
-        time_us = float(np.sum(clock.round_us(steps_of_batch(submissions, rounds, "ragged"))))
-    return {
-        "batch_size": batch_size,
-        "num_requests": positions.num_requests,
-        "num_tokens": num_tokens,
-        "calls": calls,
-        "num_steps": len(rounds.first),
-        "verified_tokens": calls + num_drafted,
-        "num_drafted": num_drafted,
-        "num_accepted": num_accepted,
-        "histogram": np.bincount(rounds.accepted).tolist(),
-        "num_censored": num_censored,
-        "time_us": time_us,
-        "mean_acceptance_length": 1 + num_accepted / calls,
-        "tokens_per_s": None if time_us is None else 1e6 * num_tokens / time_us,
-        "draft_utilisation": num_accepted / num_drafted if num_drafted else None,
-        "censored_share": num_censored / calls,
-        "is_marked": 1 - num_censored / calls < MARKED_BELOW,
-    }
-
-
-def _against(run: dict[str, Any], base: dict[str, Any]) -> dict[str, float]:
-    """Ratios to the baseline's; times only with a cost model."""
-    compared = {"calls": "calls", "verified": "verified_tokens", "time_us": "time_us"}
-    return {n: run[of] / base[of] for n, of in compared.items() if base[of] is not None}
 
 
 # ----------------------------------------------------------------- the verb
@@ -215,7 +164,7 @@ def replay_import(
     *,
     progress: ShowProgress = no_progress,
 ) -> Result:
-    """Scores chains on imported acceptance: one request at a time, or in waves.
+    """Scores chains on imported acceptance: one request at a time, or in batches.
 
     Raises:
         UsageError: a policy that accepted lengths cannot tell, a drafter that was not imported,
@@ -227,43 +176,37 @@ def replay_import(
             "--tpot-limit-ms": config.tpot_limit_ms is not None,
         },
         expected="dense traces",
-        found="an import, whose requests run in waves",
+        found="an import, whose requests run in its order",
     )
     drafters = config.drafters or log.drafters
     candidates = candidates_of(drafters, config)
     baseline = _label(drafters[0], config.specs[config.baseline - 1])
     facts, caption = _facts(log, drafters, model), _caption(log, drafters)
-    in_waves = config.batch_size > 1
-    if in_waves:
+    if config.has_load:
         refuse_ignored(
             {"--by-category": config.by_category},
             expected="requests replayed one at a time",
             found="batches, which mix categories",
         )
     rounds: dict[str, Rounds] = {}
-    waves: dict[str, dict[str, Any]] = {}
+    runs: dict[str, Simulation] = {}
+    load = Load(config.batch_size, engine=config.engine, in_order=True)
     with progress("policies", len(candidates)) as tick:
-        for label, (drafter, shape) in candidates.items():
+        for label, (drafter, candidate) in candidates.items():
             lengths = log.lengths(drafter)
-            if in_waves:
-                waves[label] = wave_figures(
-                    lengths, shape, batch_size=config.batch_size, clock=model
-                )
-            elif shape is None:
-                rounds[label] = replay_oracle(lengths)
+            if config.has_load:
+                runs[label] = simulate(submissions_at(lengths, candidate), load, model)
+            elif isinstance(candidate, ChainShape):
+                rounds[label] = replay_chain(lengths, _lengths(candidate)[0])
             else:
-                rounds[label] = replay_chain(lengths, _lengths(shape)[0])
+                rounds[label] = replay_oracle(lengths)
             tick()
-    if in_waves:
-        load = {"batch_size": config.batch_size, "order": "waves"}
-        policies = tuple(
-            {"policy": label, **run, "against": _against(run, waves[baseline])}
-            for label, run in waves.items()
+    if config.has_load:
+        totals = totals_of(runs, baseline, has_time=model is not None)
+        found = ImportBatchScores(
+            kind="replay-batch", **facts, load=vars(load).copy(), baseline=baseline, policies=totals
         )
-        found = WaveScores(
-            kind="replay-waves", **facts, load=load, baseline=baseline, policies=policies
-        )
-        return waves_result(found, caption)
+        return totals_result(found, caption)
     scored = score(
         list(rounds),
         list(rounds.values()),
@@ -279,10 +222,12 @@ def candidates_of(
     drafters: Sequence[str], config: ReplayConfig
 ) -> dict[str, tuple[str, Candidate]]:
     """Every policy for every drafter by label; plain decoding once, it has no drafter."""
-    shapes = [(spec, shape_of(spec)) for spec in config.specs]
+    named: list[tuple[str, Candidate]] = [(spec, shape_of(spec)) for spec in config.specs]
+    if config.adaptive is not None:
+        named.append((ADAPTIVE, read_slots(config.adaptive)))
     found = [
-        (_label(drafter, spec), (drafter, shape))
-        for spec, shape in shapes
+        (_label(drafter, spec), (drafter, candidate))
+        for spec, candidate in named
         for drafter in (drafters[:1] if spec == PLAIN else drafters)
     ]
     candidates = dict(found)
@@ -296,7 +241,7 @@ def candidates_of(
     return candidates
 
 
-def shape_of(spec: str) -> Candidate:
+def shape_of(spec: str) -> ChainShape | None:
     """The chain of a named policy; None for the oracle."""
     if spec == ORACLE:
         return None

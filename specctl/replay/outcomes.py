@@ -100,8 +100,12 @@ class Outcomes:
     @property
     def support(self) -> float:
         """The share of the wanted expansions or of the rounds, the lesser, that the log holds."""
-        lacking = float(self.missing.sum()) / max(1.0, float(self.wanted.sum()))
-        return min(1 - lacking, 1 - float(self.censored.mean()))
+        return min(self.expansion_support, 1 - float(self.censored.mean()))
+
+    @property
+    def expansion_support(self) -> float:
+        """The share of the wanted expansions that the log holds."""
+        return 1 - float(self.missing.sum()) / max(1.0, float(self.wanted.sum()))
 
     def at(self, rows: Bools | Longs) -> Outcomes:
         """Some rows, by index or mask."""

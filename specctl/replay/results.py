@@ -11,7 +11,8 @@ from typing import Any, Literal
 from specctl import formatting
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
-from specctl.replay.batch_figures import BatchFigures
+from specctl.replay.batch_figures import BatchFigures, BatchTotals
+from specctl.replay.config import Engine
 from specctl.results import (
     ImportFacts,
     ImportScores,
@@ -32,13 +33,22 @@ class ServingScores(TraceFacts):
     policies: tuple[BatchFigures, ...]
 
 
-class WaveScores(ImportFacts):
-    """Totals of chains over one import, in waves, see `wave_figures`; `against` the baseline's."""
+class BatchScores(TraceFacts):
+    """Totals of policies over dense traces, in the order of the log."""
 
-    kind: Literal["replay-waves"]
+    kind: Literal["replay-batch"]
     load: dict[str, Any]
     baseline: str
-    policies: tuple[dict[str, Any], ...]
+    policies: tuple[BatchTotals, ...]
+
+
+class ImportBatchScores(ImportFacts):
+    """The same of chains over one import."""
+
+    kind: Literal["replay-batch"]
+    load: dict[str, Any]
+    baseline: str
+    policies: tuple[BatchTotals, ...]
 
 
 Columns = dict[str, Callable[[Any], str]]
@@ -53,7 +63,7 @@ class Result:
         tables: title, columns and rows of each. lines: below them.
     """
 
-    scores: ReplayScores | ImportScores | ServingScores | WaveScores
+    scores: ReplayScores | ImportScores | ServingScores | BatchScores | ImportBatchScores
     tables: list[tuple[str, Columns, Sequence[Any]]]
     lines: list[str]
 
@@ -147,21 +157,29 @@ SEQUENTIAL: Columns = {
     "use": lambda f: formatting.number(f.ratios["draft_utilisation"].value, ".0%"),
     "support": lambda f: f"{f.expansion_support:.2%}",
 }
-WAVES: Columns = {
-    "policy": lambda run: _marked(run["policy"], is_marked=run["is_marked"]),
-    "steps": lambda run: str(run["num_steps"]),
-    "calls": lambda run: str(run["calls"]),
-    "verified": lambda run: str(run["verified_tokens"]),
-    "τ": lambda run: f"{run['mean_acceptance_length']:.3f}",
-    "calls ×": lambda run: f"{run['against']['calls']:.3f}",
-    "verified ×": lambda run: f"{run['against']['verified']:.3f}",
-    "tokens/s": lambda run: f"{run['tokens_per_s']:.0f}",
-    "time ×": lambda run: f"{run['against']['time_us']:.3f}",
-    "use": lambda run: formatting.number(run["draft_utilisation"], ".0%"),
-    "censored": lambda run: f"{run['censored_share']:.2%}",
+TOTALS: Columns = {
+    "policy": lambda f: _marked(f.policy, is_marked=f.is_marked),
+    "steps": lambda f: str(f.num_steps),
+    "calls": lambda f: str(f.calls),
+    "drafts": lambda f: str(f.num_drafts),
+    "drafted": lambda f: str(f.num_drafted),
+    "accepted": lambda f: str(f.num_accepted),
+    "τ": lambda f: f"{f.mean_acceptance_length:.3f}",
+    "calls ×": lambda f: f"{f.against['calls']:.3f}",
+    "verified ×": lambda f: f"{f.against['verified']:.3f}",
+    "tokens/s": lambda f: f"{f.tokens_per_s:.0f}",
+    "time ×": lambda f: f"{f.against['time_us']:.3f}",
+    "use": lambda f: formatting.number(f.draft_utilisation, ".0%"),
+    "support": lambda f: f"{f.expansion_support:.2%}",
 }
 TIMED = ("tokens/s", "time ×")
 """Columns of the two above that need a cost model."""
+ENGINES: dict[Engine, str] = {
+    "specctl": "requests join as slots free up",
+    "vllm": "vLLM's batching: prompts share the rounds' forward, lengths follow a step later",
+    "sglang": "SGLang's batching without overlap: requests join as slots free up",
+    "waves": "waves, each until it is empty",
+}
 SERVING: Columns = {
     "tokens_per_s": lambda found: found.text(".0f"),
     "× tokens_per_s": lambda found: found.text(".2f"),
@@ -237,7 +255,8 @@ def serving_result(scores: ServingScores, caption: Caption) -> Result:
     columns: Columns = {headings.get(name, name): itemgetter(name) for name in rows[0]}
     part = "without ramp-up and drain" if is_steady else "with ramp-up and drain"
     lines = [
-        f"Simulated under the cost model, {part}; trees of a batch verified back to back.",
+        f"Simulated under the cost model, {part}; trees of a batch verified back to back; "
+        f"{ENGINES[scores.load['engine']]}.",
         f"× is tokens/s relative to {scores.baseline}, paired by run; times are in ms, "
         "verified and batch are tokens and requests of a step.",
         *(
@@ -246,29 +265,30 @@ def serving_result(scores: ServingScores, caption: Caption) -> Result:
             for f in policies
             if f.is_marked
         ),
+        *caption.remarks,
     ]
     return Result(scores, [(title, columns, rows)], lines)
 
 
-def waves_result(scores: WaveScores, caption: Caption) -> Result:
-    """Totals of chains over an import."""
-    first, batch_size = scores.policies[0], scores.load["batch_size"]
+def totals_result(scores: BatchScores | ImportBatchScores, caption: Caption) -> Result:
+    """Totals of policies over a log in its order."""
+    first, load = scores.policies[0], scores.load
     title = (
-        f"{caption.subject}: {first['num_requests']} requests, {first['num_tokens']} "
-        f"tokens, batch size {batch_size}, {caption.sampling}"
+        f"{caption.subject}: {first.num_requests} requests, {first.num_tokens} "
+        f"tokens, batch size {load['batch_size']}, {caption.sampling}"
     )
-    columns = _timed(WAVES, has_time=first["time_us"] is not None)
     lines = [
-        f"× is relative to {scores.baseline}.",
-        f"Waves: requests in file order, {batch_size} at a time, each wave until it is "
-        "empty. Totals of one order, so without intervals; time is that of rounds, prompts' "
-        "reading excluded.",
+        f"× is relative to {scores.baseline}; {ENGINES[load['engine']]}.",
+        "Totals of one run in the order of the log, so without intervals; drafts are the calls "
+        "that verify draft tokens.",
         *(
-            f"* {run['policy']}: {run['censored_share']:.1%} of its rounds run out of the "
-            f"log, so it may need fewer calls than shown. {caption.advice}"
-            for run in scores.policies
-            if run["is_marked"]
+            f"* {f.policy}: the log holds {f.expansion_support:.1%} of its expansions and "
+            f"{f.censored_share:.1%} of its rounds run out of it, so it may need fewer calls than "
+            f"shown. {caption.advice}"
+            for f in scores.policies
+            if f.is_marked
         ),
         *caption.remarks,
     ]
+    columns = _timed(TOTALS, has_time=first.time_us is not None)
     return Result(scores, [(title, columns, scores.policies)], lines)

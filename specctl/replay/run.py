@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,22 +13,25 @@ from specctl.logs.imported_log import HEADER_NAME, ImportedLog
 from specctl.logs.parquet import collected
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
-from specctl.policy import ScoredTree, Shape, build_shape
+from specctl.policy import Policy, ScoredTree, Shape, as_chain, build_shape
 from specctl.policy.budgets import StepCost
 from specctl.policy.c2t import nothing_kept
-from specctl.replay.batch_figures import figures_of
-from specctl.replay.batch_simulation import Load, Simulation, simulate_runs
+from specctl.replay.adaptive import ADAPTIVE, longest_chain, read_slots
+from specctl.replay.batch_figures import figures_of, totals_of
+from specctl.replay.batch_simulation import Load, Simulation, simulate, simulate_runs
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress, refuse_ignored
 from specctl.replay.cost.files import AnyCost, doubts, load_cost_model
-from specctl.replay.cost.model import TableCost
+from specctl.replay.cost.model import TableCost, require_slope
 from specctl.replay.imported import replay_import
 from specctl.replay.results import (
+    BatchScores,
     Result,
     ServingScores,
     caption_of,
     facts_of,
     replay_result,
     serving_result,
+    totals_result,
 )
 from specctl.replay.rounds import Rounds, replay
 from specctl.replay.score import score
@@ -65,6 +69,7 @@ def replay_folders(
             that would be ignored. TraceError, ArtifactError, InputError: see `specctl.errors`.
     """
     config.check_baseline()
+    config.check_load()
     if any((Path(folder) / HEADER_NAME).is_file() for folder in folders):
         if len(folders) > 1:
             raise UsageError(
@@ -89,11 +94,6 @@ def replay_folders(
     torch.set_num_threads(1)  # chunks are the parallelism
     if config.has_load:
         return serve_policies(traces, config, progress=progress, warn=warn)
-    refuse_ignored(
-        {"--tpot-limit-ms": config.tpot_limit_ms is not None},
-        expected="a load, --batch-size or --arrival-rate",
-        found="none",
-    )
     return replay_policies(traces, config, progress=progress, warn=warn)
 
 
@@ -145,7 +145,8 @@ def serve_policies(
     progress: ShowProgress = no_progress,
     warn: Warn = no_warning,
 ) -> Result:
-    """Simulates policies on dense traces at a load, every one under the same requests.
+    """Simulates policies on dense traces at a load, every one under the same requests: shuffled
+    runs, or one in the order of the log.
 
     A budget that weighs tokens against time and brings no table of its own is given the model's,
     for whole rounds of a full batch at the log's mean context.
@@ -157,45 +158,63 @@ def serve_policies(
         expected="requests replayed one at a time",
         found="a load, which mixes categories",
     )
-    model = require_cost_model(
-        config.cost_model, traces, warn, "the times that a load is simulated with"
-    )
-    log, load = DenseLog.open(traces), Load(config.batch_size, config.arrival_rate_per_s)
+    if config.in_order:
+        model = open_cost_model(config.cost_model, traces, warn)
+    else:
+        expected = "the times that a load is simulated with"
+        model = require_cost_model(config.cost_model, traces, warn, expected)
+    log = DenseLog.open(traces)
     mean = traces.scan("rounds").select(pl.col("context_tokens").mean())
     cached = float(collected(mean).item()) - 1  # the root is not cached yet
 
     def step_cost(shape: Shape) -> StepCost:
-        return model.full_batch_cost(build_shape(shape), config.batch_size, cached)
+        return require_slope(model).full_batch_cost(build_shape(shape), config.batch_size, cached)
 
     named = resolve_policies(",".join(config.specs), traces.fingerprint, step_cost=step_cost)
+    policies = {item.label: item.policy for item in named}
+    baseline = named[config.baseline - 1].label
+    facts = facts_of(traces, log, None if model is None else model.digest)
+    caption = caption_of(facts)
+    if config.engine == "vllm":
+        chains = {label: as_chain(policy) for label, policy in policies.items()}
+        if changed := [label for label in chains if chains[label] != policies[label]]:
+            line = f"On the drafter's likeliest path alone, as in vLLM: {', '.join(changed)}."
+            caption = replace(caption, remarks=(line,))
+        policies = chains
+    slots = None if config.adaptive is None else read_slots(config.adaptive)
+    if slots is not None:
+        policies[ADAPTIVE] = Policy(shape=longest_chain(slots))
     with progress("positions", log.num_positions) as tick:
-        prepared = submissions_of(
-            log,
-            [item.policy for item in named],
-            num_threads=config.num_threads,
-            on_positions=tick,
+        found = submissions_of(
+            log, list(policies.values()), num_threads=config.num_threads, on_positions=tick
         )
-    runs: dict[str, list[Simulation]] = {}
-    with progress("simulated runs", NUM_RUNS * len(named)) as tick:
-        for item, submissions in zip(named, prepared, strict=True):
-            runs[item.label] = simulate_runs(
-                submissions, load, model, num_runs=NUM_RUNS, seed=config.seed, on_run=tick
-            )
-    facts, baseline = facts_of(traces, log, model.digest), named[config.baseline - 1].label
-    limit_us = None if config.tpot_limit_ms is None else 1e3 * config.tpot_limit_ms
-    scores = ServingScores(
-        kind="replay-serving",
-        **facts,
-        load=vars(load).copy(),
-        baseline=baseline,
-        policies=tuple(
-            figures_of(
-                label, found, baseline=runs[baseline], tpot_limit_us=limit_us, seed=config.seed
-            )
-            for label, found in runs.items()
-        ),
+    prepared = dict(zip(policies, found, strict=True))
+    if slots is not None:
+        prepared[ADAPTIVE] = replace(prepared[ADAPTIVE], adaptive=slots)
+    load = Load(
+        config.batch_size,
+        config.arrival_rate_per_s,
+        engine=config.engine,
+        in_order=config.in_order,
     )
-    return serving_result(scores, caption_of(facts))
+    facts |= {"load": vars(load).copy(), "baseline": baseline}
+    if config.in_order:
+        once = {label: simulate(of, load, model) for label, of in prepared.items()}
+        totals = totals_of(once, baseline, has_time=model is not None)
+        batch = BatchScores(kind="replay-batch", **facts, policies=totals)
+        return totals_result(batch, caption)
+    runs: dict[str, list[Simulation]] = {}
+    with progress("simulated runs", NUM_RUNS * len(prepared)) as tick:
+        for label, of in prepared.items():
+            runs[label] = simulate_runs(
+                of, load, model, num_runs=NUM_RUNS, seed=config.seed, on_run=tick
+            )
+    limit_us = None if config.tpot_limit_ms is None else 1e3 * config.tpot_limit_ms
+    figures = tuple(
+        figures_of(label, of, baseline=runs[baseline], tpot_limit_us=limit_us, seed=config.seed)
+        for label, of in runs.items()
+    )
+    return serving_result(ServingScores(kind="replay-serving", **facts, policies=figures), caption)
 
 
 def open_cost_model(path: Path | None, traces: TraceSet | None, warn: Warn) -> AnyCost | None:

@@ -7,7 +7,7 @@ meet in a batch, and what a shared budget then leaves of their trees, is decided
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from specctl.errors import UsageError
 from specctl.features import DraftPool
 from specctl.logs.logged_draft import LoggedDraft, logged_drafts
-from specctl.logs.positions import Ints, Longs, Positions, join_rows
+from specctl.logs.positions import Longs, Positions, join_rows
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy import (
     Budget,
@@ -32,6 +32,7 @@ from specctl.policy import (
     build_shape,
 )
 from specctl.policy.rules import Plan
+from specctl.replay.adaptive import AdaptiveSteps, Slots
 from specctl.replay.outcomes import (
     Outcomes,
     check_replayable,
@@ -42,8 +43,9 @@ from specctl.replay.outcomes import (
 )
 from specctl.tree import PAD, TokenTree, take
 
-Verify = Callable[[Longs], tuple[Longs, Longs]]
-"""From positions `[A]` to nodes verified, root included, and draft tokens accepted, `[A]` each."""
+Verify = Callable[[Longs, int], tuple[Longs, Longs]]
+"""From positions `[A]`, and the number of requests by which a length is looked up, to nodes
+verified, root included, and draft tokens accepted, `[A]` each."""
 POOLED = ("sibling_rank", "joint_logp", "entropy", "topk_entropy", "expanded")
 NODE = np.dtype(
     {
@@ -137,6 +139,8 @@ class Submissions:
             longest chain.
         max_tokens: nodes submitted at most, root counted.
         nodes: the trees; None where no budget needs them.
+        adaptive: the slots of lengths that follow what a batch accepted, in place of the policy's
+            own length, which is the longest of theirs.
     """
 
     policy: Policy
@@ -144,6 +148,7 @@ class Submissions:
     outcomes: Outcomes
     max_tokens: int
     nodes: SubmittedNodes | None = None
+    adaptive: Slots | None = None
 
     @property
     def drafts(self) -> bool:
@@ -155,16 +160,26 @@ class Submissions:
         rule = build_budget(budget, batch_size=batch_size, max_tokens=self.max_tokens)
         accepted = self.outcomes.accepted.astype(np.int64)
         verified = self.outcomes.verified.astype(np.int64)
+        if self.adaptive is not None:
+            steps = AdaptiveSteps(self.adaptive)  # begins anew in every run
+
+            def adapting(rows: Longs, batch_size: int) -> tuple[Longs, Longs]:
+                length = steps.length_at(batch_size)
+                taken = np.minimum(accepted[rows], length)
+                steps.observe(taken, batch_size)
+                return np.full(len(rows), length + 1), taken
+
+            return adapting
         schedule = self.policy.shape
         if isinstance(schedule, ChainSchedule):
 
-            def by_size(rows: Longs) -> tuple[Longs, Longs]:
-                length = schedule.length_at(len(rows))
+            def by_size(rows: Longs, batch_size: int) -> tuple[Longs, Longs]:
+                length = schedule.length_at(batch_size)
                 return np.full(len(rows), length + 1), np.minimum(accepted[rows], length)
 
             return by_size
         if isinstance(budget, PerRequest) or not self.drafts:
-            return lambda rows: (verified[rows], accepted[rows])
+            return lambda rows, _: (verified[rows], accepted[rows])
         if self.nodes is None:
             raise UsageError(
                 "shared budget",
@@ -175,7 +190,8 @@ class Submissions:
         nodes, remaining = self.nodes, torch.tensor(self.positions.remaining)
 
         @torch.inference_mode()
-        def shared(rows: Longs) -> tuple[Longs, Longs]:
+        def shared(rows: Longs, batch_size: int) -> tuple[Longs, Longs]:
+            del batch_size
             batch = nodes.batch(rows)
             kept = rule.share(batch.plan, batch.pool, batch.submitted)
             taken = (batch.on_path.gather(1, kept.clamp(min=0)) & (kept >= 0)).sum(1) - 1
@@ -183,11 +199,26 @@ class Submissions:
 
         return shared
 
-    def levels(self, rows: Longs, verified: Longs) -> Ints | Longs:
-        """Levels drafted in rounds at given positions, that verified so many nodes."""
-        if isinstance(self.policy.shape, ChainSchedule):
-            return verified - 1
-        return self.outcomes.levels[rows]
+    def outcomes_of(self, rows: Longs, verified: Longs, accepted: Longs) -> Outcomes:
+        """Outcomes of rounds at given positions, `[L]`, that verified and accepted so much.
+
+        Of a chain shorter than the longest one the log lacks nothing where it is deep enough.
+        """
+        found, taken = self.outcomes.at(rows), accepted.astype(np.int32)
+        if self.adaptive is None and not isinstance(self.policy.shape, ChainSchedule):
+            return replace(found, accepted=taken, verified=verified.astype(np.int32))
+        drafted = verified - 1
+        ran_out = (found.censored > 0) & (drafted > accepted)
+        lacks = ran_out | ((found.missing > 0) & (drafted > found.levels))
+        missing = np.where(lacks, found.missing, 0)
+        return Outcomes.of(
+            taken,
+            verified=verified,
+            levels=drafted,
+            wanted=np.maximum(drafted, missing),
+            missing=missing,
+            censored=ran_out,
+        )
 
 
 def shares(policy: Policy) -> bool:

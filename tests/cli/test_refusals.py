@@ -241,10 +241,18 @@ CASES: list[tuple[int, str, str]] = [
             ("ar --arrival-rate 3", "--arrival-rate"),
             ("ar --tpot-limit-ms 3", "--tpot-limit-ms"),
             ("ar --batch-size 2 --by-category", "--by-category"),
+            ("ar --engine vllm", "--in-order"),
+            ("ar --batch-size 2 --engine trtllm", "trtllm"),
+            ("ar --batch-size 2 --adaptive FILE", "--engine sglang"),
             ("schedule:from_batch=2/3:num_draft_tokens=3/4", "begin with 1"),
             ("ar --batch-size 0", "--batch-size"),
         ]
     ],
+    (
+        INPUT,
+        "replay IMPORTED -p ar --batch-size 2 --engine sglang --adaptive no/such",
+        "no/such: expected SGLang's file",
+    ),
     (USAGE, "replay IMPORTED IMPORTED -p ar", "one import by itself"),
     *[
         (USAGE, f"replay DENSE {options}", says)
@@ -256,6 +264,9 @@ CASES: list[tuple[int, str, str]] = [
             ("-p ar --batch-size 2", "specctl profile"),
             ("-p ar --batch-size 2 --by-category", "--by-category"),
             ("-p ar --tpot-limit-ms 5", "--tpot-limit-ms"),
+            ("-p ar --engine vllm", "--in-order"),
+            ("-p ar --in-order --arrival-rate 3", "--arrival-rate"),
+            ("-p eagle2+survival --in-order", "cost model"),
             ("-p ar --drafter eagle", "--drafter"),
         ]
     ],

@@ -143,20 +143,49 @@ def test_a_schedule_is_the_chain_of_its_first_entry(
             assert {name: figures[name] for name in same} == {name: chain[name] for name in same}
 
 
-def test_a_schedule_in_waves_by_hand(imported: Path, cost: Path) -> None:
+def test_a_schedule_in_a_batch_by_hand(imported: Path, cost: Path) -> None:
     """Two draft tokens while both run, three once `a` is left, at its position 5.
 
-    Steps of 2 + 4, 2 + 4 and 1 + 3 tokens; each costs 1150 + 10 a token + 1 a draft token.
+    Steps of 2 + 4, 2 + 4 and 1 + 3 tokens; each costs 1150 + 10 a token + 1 a draft token. Prompts
+    of 1 and 2 tokens cost 1050 + 10 a token.
     """
-    options = ("--batch-size", 2, "--drafter", "eagle")
-    document = replayed(imported, "-p", SCHEDULE, *options, "--cost-model", cost)
+    options = ("--batch-size", 2, "--drafter", "eagle", "--cost-model", cost)
+    document = replayed(imported, "-p", SCHEDULE, *options)
     table = by_label(document)[f"eagle/{SCHEDULE}"]
     assert (table["num_steps"], table["calls"], table["verified_tokens"]) == (3, 5, 16)
-    assert table["time_us"] == pytest.approx(3 * 1150 + 16 * 10 + 11 * 1)
-    assert document["load"]["order"] == "waves"
-    assert "until it is empty" in " ".join(
-        passes("replay", imported, "-p", SCHEDULE, *options).out.split()
-    )
+    assert (table["num_drafts"], table["num_drafted"]) == (5, 11)
+    steps = 3 * 1150 + 16 * 10 + 11 * 1
+    assert table["time_us"] == pytest.approx(steps + 2 * 1050 + 3 * 10)
+    load = {"batch_size": 2, "engine": "specctl", "in_order": True}
+    assert load.items() <= document["load"].items()
+
+
+def test_engines_on_dense_traces(dense: Path, cost: Path, tmp_path: Path) -> None:
+    """In order the calls of chains are those of replay alone; a shuffled load says whose it is."""
+    names = ("ar", CHAIN, "confidence:threshold=0.4:window=4")
+    policies = [word for name in names for word in ("-p", name)]
+    alone = by_label(replayed(dense, *policies))
+    path = tmp_path / "adaptive.json"
+    path.write_text('{"1": {"candidate_steps": [2]}}')
+    found: dict[str, Any] = {}
+    for engine in ("specctl", "vllm", "sglang", "waves"):
+        options: list[object] = ["--batch-size", 4, "--in-order", "--engine", engine]
+        if engine == "sglang":
+            options += ["--adaptive", path]
+        document = replayed(dense, *policies, "-p", SCHEDULE, *options)
+        assert document["kind"] == "replay-batch"
+        found[engine] = by_label(document)
+        for name in names:
+            same = ("calls", "verified_tokens", "num_accepted")
+            wanted = {key: alone[name][key] for key in same}
+            assert {key: found[engine][name][key] for key in same} == wanted
+    chain, adaptive = (found["sglang"][name] for name in (CHAIN, "adaptive"))
+    assert {**adaptive, "policy": CHAIN} == chain
+    assert found["vllm"][SCHEDULE]["num_drafted"] != found["specctl"][SCHEDULE]["num_drafted"]
+    tree = ("-p", "eagle2:depth=3:top_k=3:num_tokens=9", "--batch-size", 4, "--engine", "vllm")
+    words = " ".join(specctl("replay", dense, *tree, "--cost-model", cost).out.split())
+    assert "prompts share the rounds' forward" in words
+    assert "On the drafter's likeliest path alone, as in vLLM: eagle2" in words
 
 
 def test_times_of_a_measured_table_and_whose_they_are(imported: Path, tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def test_the_steady_part_has_no_ramp_and_no_drain() -> None:
     assert run.timeline.start_us[window.steps.start] == ramp_end
     assert run.timeline.end_us[window.steps.stop - 1] == run.timeline.arrival_us[-1]
     assert sizes[-1] < 4
-    assert run.timeline.num_joined[0] == 4  # the first prompts are not counted
+    assert run.rounds.num_joined[0] == 4  # the first prompts are not counted
     found = batch_figures.figures_of("hand", [run])
     assert found.steady is not None
     assert found.steady["occupancy"].value == pytest.approx(1.0)

