@@ -94,17 +94,32 @@ def _folder(path: Path) -> Answer:
         return _import(path)
     if (path / "config.json").is_file():
         return _artifact(artifact_at(str(path), None))
+    if path.is_file():
+        return _engine_file(path)
     if path.is_dir():
         raise _unknown(str(path), kind_of(os.listdir(path)))
     is_name = split_reference(str(path)) is not None
     raise _unknown(str(path), "a name without its version" if is_name else "no folder")
 
 
+def _engine_file(path: Path) -> Answer:
+    from specctl.engines.engine import label_of
+    from specctl.engines.export import ENGINES, read_exported
+
+    found = read_exported(path)
+    if found is None:
+        names = ", ".join(name for engine in ENGINES.values() for name in engine.files)
+        raise _unknown(str(path), f"a file that is none of what `specctl export` writes: {names}")
+    engine, policy = found
+    data = {"engine": engine.name, "policy": policy.model_dump(mode="json")}
+    return Answer(data, [f"{engine.title}: {label_of(policy)}"])
+
+
 def _unknown(what: str, found: str) -> InputError:
     return InputError(
         what,
         expected="the folder of an artifact (config.json), of traces (trace.json) or of an import "
-        "(import.json), or an artifact of a registry, PLACE/NAME@ALIAS",
+        "(import.json), a file of `specctl export`, or an artifact of a registry, PLACE/NAME@ALIAS",
         found=found,
         fix="check the path; `specctl registry list` and `specctl registry show NAME` tell what "
         "a registry has",

@@ -316,13 +316,17 @@ class FamilySearch(ResultRecord):
         num_settings: scored. num_contradictory: points of the grid that are no policy.
         num_beyond: left out, deeper or wider than the log.
         num_unsupported: scored, and left out because the log lacks over 1% of the expansions.
+        num_not_run: left out, as the engine that is tuned for does not run them; None without one.
     """
+
+    omitted: ClassVar[tuple[str, ...]] = ("num_not_run",)
 
     family: str
     num_settings: int
     num_contradictory: int
     num_beyond: int
     num_unsupported: int
+    num_not_run: int | None = None
 
 
 class TrainStanding(ResultRecord):
@@ -430,10 +434,11 @@ class TuneResult(TuneVerdict, TraceFacts):
     Attributes:
         cost_source, cost_device: of the times, in words; no device of a linear form.
         config: of the search. approximations: how times came about, in words.
+        for_engine: whose policies alone were searched; None: our own loop.
         fits: of `fit auto`.
     """
 
-    omitted: ClassVar[tuple[str, ...]] = ("fits",)
+    omitted: ClassVar[tuple[str, ...]] = ("fits", "for_engine")
 
     kind: Literal["tune"]
     cost_source: str
@@ -442,6 +447,7 @@ class TuneResult(TuneVerdict, TraceFacts):
     config: dict[str, Any]
     is_simulated: bool
     approximations: str
+    for_engine: str | None = None
     fits: tuple[FitOutcome, ...] | None = None
 
 

@@ -43,7 +43,7 @@ registry_app = typer.Typer(
 )
 app.add_typer(registry_app, name="registry")
 
-VERBS = ("collecting", "running", "judging", "showing")
+VERBS = ("collecting", "running", "judging", "exporting", "showing")
 """Modules of `specctl.cli` whose import adds verbs to the application."""
 GROUPS = {"fit": "fitting", "traces": "traces", "registry": "registry"}
 """The same by group. A group's verbs are imported where it is named, so that the registry's start

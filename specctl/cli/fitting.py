@@ -337,7 +337,13 @@ FITS: dict[str, tuple[Any, dict[str, Any]]] = {
     fit_app,
     "auto",
     config=TuneConfig,
-    without=("config.families", "config.grids", "config.packing", "config.factor"),
+    without=(
+        "config.families",
+        "config.grids",
+        "config.for_engine",
+        "config.packing",
+        "config.factor",
+    ),
 )
 def fit_auto(
     traces: DenseTracesArgument,

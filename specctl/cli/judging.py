@@ -148,6 +148,7 @@ def tune(
 
     The best static setting always takes part, and is written unless another beats it.
     """
+    from specctl.engines.export import check_load, engine_named
     from specctl.replay.tune.candidates import listed_families
     from specctl.replay.tune.publish import grid_table
     from specctl.replay.tune.tuning import prepare
@@ -157,8 +158,16 @@ def tune(
         families = listed_families(config.family or (), config.grid or ())
         grids = {family.name: dict(family.grid_rows()) for family in families}
         return Answer(grids, [grid_table(families)])
+    settings: TuneConfig = config.build()
+    runs = None
+    if settings.for_engine is not None:
+        engine = engine_named(settings.for_engine, "--for")
+        check_load(engine, "--batch-size", settings.batch_size)
+        runs = engine.runs
     opened = open_to_fit(traces or [])
-    tuning = prepare(opened, config.build(), cost_model, num_threads=threads, warn=console.warn)
+    tuning = prepare(
+        opened, settings, cost_model, num_threads=threads, warn=console.warn, runs=runs
+    )
     if out is not None:
         prepare_folder(out)
     return tuned(tuning, opened, out)

@@ -14,7 +14,14 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from specctl.errors import EngineError
-from specctl.records import PositiveInt, Record, canonical_json, describe_violation, require
+from specctl.records import (
+    PositiveInt,
+    Record,
+    canonical_json,
+    describe_violation,
+    option,
+    require,
+)
 
 VARIABLE = "SPECCTL_VLLM"
 FILE_NAME = "specctl-vllm.json"
@@ -35,16 +42,28 @@ class TraceSettings(Record):
             sampling; others are counted and not recorded.
     """
 
-    out: Annotated[str, Field(min_length=1)]
-    dense: bool = False
-    every: PositiveInt = 1
-    max_bytes: PositiveInt | None = None
-    tokens: Literal["keep", "hash", "drop"] = "keep"
-    token_key: str | None = None
-    workload: str | None = None
-    temperature: Annotated[float, Field(ge=0)] = 0.0
-    top_k: Annotated[int, Field(ge=0)] = 0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    out: str = option(
+        ...,
+        "Log rounds inside vLLM into this trace set",
+        name="--trace",
+        default="no log",
+        min_length=1,
+    )
+    dense: bool = option(
+        False, "Draft behind every emitted token and verify nothing: a dense log", name="--dense"
+    )
+    every: PositiveInt = option(1, "Record each N-th request")
+    max_bytes: PositiveInt | None = option(None, "End the log there", default="no bound")
+    tokens: Literal["keep", "hash", "drop"] = option(
+        "keep", "Token ids in the log: keep, hash, drop"
+    )
+    token_key: str | None = option(None, "Key file of --tokens hash", default="none")
+    workload: str | None = option(
+        None, "Kind of the requests, such as chat; artifacts say it", default="unknown"
+    )
+    temperature: float = option(0.0, "Temperature of the requests to record; 0 is greedy", ge=0)
+    top_k: int = option(0, "Their top-k; 0 for all", ge=0)
+    top_p: float = option(1.0, "Their nucleus mass", gt=0, le=1)
 
     @model_validator(mode="after")
     def _keyed(self) -> Self:

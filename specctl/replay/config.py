@@ -276,6 +276,12 @@ class TuneConfig(BaseModel):
         default="the stated grids",
         repeats=True,
     )
+    for_engine: str | None = option(
+        None,
+        "Search only what an engine runs: vllm, sglang, trtllm, transformers",
+        name="--for",
+        default="all that specctl runs",
+    )
     batch_size: int = option(1, "Prompts decoded together at most: slots", ge=1)
     arrival_rate_per_s: float | None = ARRIVAL_RATE
     objective: str = option("latency", "latency, throughput or goodput (with --tpot-limit-ms)")

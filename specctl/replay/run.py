@@ -38,7 +38,7 @@ from specctl.replay.score import score
 from specctl.replay.submissions import submissions_of
 from specctl.results import ReplayScores
 from specctl.runtime.identity import hardware_name
-from specctl.runtime.policy_spec import resolve_policies
+from specctl.runtime.policy_spec import NamedPolicy, resolve_policies
 
 NUM_RUNS = 8
 """Independent orders of the requests, and of their arrivals, behind an interval."""
@@ -101,12 +101,18 @@ def replay_policies(
     traces: TraceSet,
     config: ReplayConfig,
     *,
+    named: Sequence[NamedPolicy] | None = None,
     progress: ShowProgress = no_progress,
     warn: Warn = no_warning,
 ) -> Result:
-    """Scores policies on dense traces, one request at a time."""
+    """Scores policies on dense traces, one request at a time.
+
+    Args:
+        named: the policies, where they are resolved already; None: those of the configuration.
+    """
     log = DenseLog.open(traces)
-    named = resolve_policies(",".join(config.specs), traces.fingerprint)
+    if named is None:
+        named = resolve_policies(",".join(config.specs), traces.fingerprint)
     model = open_cost_model(config.cost_model, traces, warn)
     with progress("positions", log.num_positions) as tick:
         runs = replay(
@@ -142,6 +148,7 @@ def serve_policies(
     traces: TraceSet,
     config: ReplayConfig,
     *,
+    named: Sequence[NamedPolicy] | None = None,
     progress: ShowProgress = no_progress,
     warn: Warn = no_warning,
 ) -> Result:
@@ -150,6 +157,9 @@ def serve_policies(
 
     A budget that weighs tokens against time and brings no table of its own is given the model's,
     for whole rounds of a full batch at the log's mean context.
+
+    Args:
+        named: as in `replay_policies`.
     """
     import polars as pl
 
@@ -170,7 +180,8 @@ def serve_policies(
     def step_cost(shape: Shape) -> StepCost:
         return require_slope(model).full_batch_cost(build_shape(shape), config.batch_size, cached)
 
-    named = resolve_policies(",".join(config.specs), traces.fingerprint, step_cost=step_cost)
+    if named is None:
+        named = resolve_policies(",".join(config.specs), traces.fingerprint, step_cost=step_cost)
     policies = {item.label: item.policy for item in named}
     baseline = named[config.baseline - 1].label
     facts = facts_of(traces, log, None if model is None else model.digest)

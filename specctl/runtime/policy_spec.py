@@ -35,7 +35,7 @@ from specctl.policy import (
     parse_policy,
     with_costs,
 )
-from specctl.policy.families import WORDS
+from specctl.policy.families import WORDS, family_of
 from specctl.records import Record, canonical_json
 from specctl.registry.names import MARKER, Reference, parse_reference, split_reference
 
@@ -287,6 +287,37 @@ def record_of(piece: str) -> dict[str, Any]:
             fix="remove what is repeated",
         )
     return found
+
+
+def words_of(policy: Policy) -> str | None:
+    """The words that stand for a policy, the inverse of `record_of`; None where a part has no word
+    or a setting cannot be said in one: what was fitted is named by its artifact."""
+    parts = (policy.shape, policy.budget, policy.acceptance)
+    found = [_words_of_part(one) for one in parts if not isinstance(one, PerRequest | Strict)]
+    return None if None in found else "+".join(map(str, found))
+
+
+def _words_of_part(record: Record) -> str | None:
+    """The shortest words whose record is this one."""
+    own, found = record.model_dump(mode="json"), []
+    fields = {name: field.default for name, field in type(record).model_fields.items()}
+    defaults = {name: list(one) if isinstance(one, tuple) else one for name, one in fields.items()}
+    for word in family_of(record).words:
+        implied = defaults | record_of(word)
+        settings = [
+            f"{name}={_text(value)}" for name, value in own.items() if value != implied[name]
+        ]
+        # No word says that nothing is set; a record in a record has braces; a plus ends the part.
+        if not any(one.endswith("=None") or {*"{+"} & {*one} for one in settings):
+            found.append(":".join([word, *settings]))
+    return min(found, key=len, default=None)
+
+
+def _text(value: Any) -> str:
+    """A setting as `record_of` reads it: a list has slashes, of one value behind it."""
+    if isinstance(value, list):
+        return "/".join(map(_text, value)) + "/" * (len(value) == 1)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _value(text: str) -> Any:

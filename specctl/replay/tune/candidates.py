@@ -282,12 +282,14 @@ class Grown(NamedTuple):
 
 @dataclass(frozen=True)
 class Conditions:
-    """The pair, the log and the load that candidates must fit.
+    """The pair, the log, the load and the engine that candidates must fit.
 
     Attributes:
         batch_size: of the load; scales the sizes of budgets.
         step_costs: for budgets that weigh tokens against time.
         tokens_per_s: best static rate of the whole batch; scales the rates of budgets.
+        runs: whether the engine that is tuned for runs a policy; None: our own loop, which runs
+            every one.
     """
 
     pair: PairFingerprint
@@ -295,26 +297,37 @@ class Conditions:
     batch_size: int
     step_costs: StepCosts
     tokens_per_s: float | None = None
+    runs: Callable[[Policy], bool] | None = None
 
 
 def grow(family: SearchedFamily, conditions: Conditions, *, may_be_empty: bool = False) -> Grown:
-    """Every policy of a family's grid that the log supports.
+    """Every policy of a family's grid that the log supports and the engine runs.
 
     Args:
-        may_be_empty: a grid wholly outside the log is no error.
+        may_be_empty: a grid wholly outside of these is no error.
     """
-    support, inside = conditions.support, []
-    num_contradictory = num_beyond = 0
+    support, runs, inside = conditions.support, conditions.runs, []
+    num_contradictory = num_beyond = num_not_run = 0
     for point in _points(family, conditions):
         candidate = _candidate(family, point, conditions)
         if candidate is None:
             num_contradictory += 1
+            continue
+        if runs is not None and not runs(candidate.policy):
+            num_not_run += 1
             continue
         rule = build_shape(candidate.policy.shape)
         if rule.max_depth <= support.depth and rule.top_k <= support.top_k:
             inside.append(candidate)
         else:
             num_beyond += 1
+    if not (inside or may_be_empty) and num_not_run:
+        raise refused(
+            f"--family {family.name}",
+            "settings that the engine of --for runs",
+            f"none among {num_not_run} of its grid",
+            "leave it out, or see which policies the engine runs in docs/engines.md",
+        )
     if not (inside or may_be_empty):
         raise refused(
             f"--family {family.name}",
@@ -328,6 +341,7 @@ def grow(family: SearchedFamily, conditions: Conditions, *, may_be_empty: bool =
         num_contradictory=num_contradictory,
         num_beyond=num_beyond,
         num_unsupported=0,
+        num_not_run=None if runs is None else num_not_run,
     )
     return Grown(inside, searched)
 

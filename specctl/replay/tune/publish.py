@@ -70,12 +70,15 @@ def tune_notes(result: TuneResult) -> Iterator[str]:
     """The search in words, then the verdict."""
     beyond = sum(family.num_beyond for family in result.families)
     lacking = sum(family.num_unsupported for family in result.families)
+    not_run = sum(family.num_not_run or 0 for family in result.families)
     rungs = ", ".join(f"{r.num_settings} on {r.num_prompts} prompts" for r in result.rungs)
     yield f"Rates: {result.objective.meaning}. × static is paired by prompt, on held-out ones."
     yield (
         f"{result.num_settings} settings were scored on training prompts; "
         f"{beyond} more lie beyond the log, {lacking} need expansions that it lacks."
     )
+    if result.for_engine is not None:
+        yield f"Searched for {result.for_engine}: {not_run} settings are none that it runs."
     yield f"Halving: {rungs or 'none, static settings alone'}."
     yield result.approximations
     if not all(standing.held_out.is_supported for standing in result.policies):

@@ -126,12 +126,14 @@ class TuneSearch:
         """Static families, each policy once: the named ones repeat the default ones."""
         named = [family for family in self.families if family.is_static]
         always = static_families(self.conditions.support.top_k)
+        is_engine = self.conditions.runs is not None  # which may run no trees
+        grown = [grow(family, self.conditions, may_be_empty=is_engine) for family in always]
         seen: set[str] = set()
         kept = []
-        for one in (grow(family, self.conditions) for family in (*always, *named)):
+        for one in (*grown, *(grow(family, self.conditions) for family in named)):
             fresh = [c for c in one.candidates if policy_digest(c.policy) not in seen]
             seen |= {policy_digest(candidate.policy) for candidate in fresh}
-            if fresh:
+            if fresh or one.searched.num_not_run:
                 searched = one.searched.model_copy(update={"num_settings": len(fresh)})
                 kept.append(Grown(fresh, searched))
         return kept
@@ -187,7 +189,7 @@ class TuneSearch:
             one.searched.model_copy(update={"num_unsupported": counts[one.searched.family]})
             for part, counts in ((self.statics, lacking), (grown, lacked))
             for one in part
-            if one.candidates
+            if one.candidates or one.searched.num_not_run
         ]
         winner = max(range(len(finalists)), key=lambda index: finalists[index].rate)
         chosen = winner if policies[winner].is_ahead else 0

@@ -16,7 +16,7 @@ from specctl.errors import OutputError, SpecctlError, TraceEmptyError, UsageErro
 from specctl.logs.parquet import collected
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
-from specctl.policy import StepCost
+from specctl.policy import Policy, StepCost
 from specctl.policy.rules import ShapeRule
 from specctl.replay.batch_simulation import Load, Packing
 from specctl.replay.config import TuneConfig, check_held_out
@@ -90,8 +90,12 @@ def prepare(
     *,
     num_threads: int = 1,
     warn: Callable[[str], None] = lambda _: None,
+    runs: Callable[[Policy], bool] | None = None,
 ) -> Tuning:
     """Opens everything and refuses a search that cannot be made.
+
+    Args:
+        runs: whether the engine of the configuration runs a policy; None without one.
 
     Raises:
         UsageError: no cost model, or a flat one where a budget weighs tokens against it; a
@@ -126,10 +130,11 @@ def prepare(
         """Whole rounds of a full batch, at the mean context of the training prompts."""
         return model.full_batch_cost(rule, load.batch_size, cached)
 
+    conditions = Conditions(traces.fingerprint, log.support, load.batch_size, step_costs, runs=runs)
     is_simulated = config.has_load or is_shared
     search = TuneSearch(
         families=tuple(families),
-        conditions=Conditions(traces.fingerprint, log.support, load.batch_size, step_costs),
+        conditions=conditions,
         split=split,
         objective=objective,
         factor=config.factor,
@@ -161,7 +166,7 @@ def prepare(
         batch_size=config.batch_size, arrival_rate_per_s=config.arrival_rate_per_s
     )
     stated = ("packing", "held_out_frac", "seed", "factor", "drops_unsupported")
-    conditions = {
+    settled = {
         **facts_of(traces, log, model.digest),
         "cost_source": source,
         "cost_device": device,
@@ -172,11 +177,13 @@ def prepare(
             "objective": objective.to_json(),
             "load": tuned_load.to_json(),
             **config.model_dump(include=set(stated)),
+            **({} if config.for_engine is None else {"for_engine": config.for_engine}),
         },
         "is_simulated": is_simulated,
         "approximations": how if is_simulated else EXACT,
+        "for_engine": config.for_engine,
     }
-    return Tuning(search, evaluator, conditions)
+    return Tuning(search, evaluator, settled)
 
 
 def _split(names: Sequence[str], config: TuneConfig) -> Split:

@@ -1,0 +1,130 @@
+"""`specctl export`: a policy as the flags and files of a serving engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specctl import console
+from specctl.cli.app import NOTHING, app
+from specctl.cli.verbs import Given, verb
+from specctl.console import Answer
+from specctl.engines.settings import TraceSettings
+from specctl.errors import UsageError
+from specctl.records import PositiveInt, option
+
+if TYPE_CHECKING:
+    from specctl.engines.engine import Engine
+
+
+@verb(app, leaves=NOTHING, tracing=TraceSettings)
+def export(
+    policy: Annotated[
+        str,
+        typer.Argument(
+            help="Policy in words, an artifact folder, REGISTRY/NAME@ALIAS, or a tune.json."
+        ),
+    ],
+    to: Annotated[str, typer.Option("--to", help="Engine: vllm, sglang, trtllm, transformers.")],
+    *,
+    out: Path | None = option(
+        None, "Folder for the engine's files", name="--out -o", default="print them"
+    ),
+    nearest: bool = option(
+        False, "Write the nearest policy that the engine runs, where it lacks this one"
+    ),
+    drafter: str | None = option(
+        None, "Drafter: folder, hub id, 'embedded[:small]'", default="that of the artifact's pair"
+    ),
+    method: str | None = option(
+        None, "Kind of the drafter: eagle3, eagle, draft_model", default="read from its folder"
+    ),
+    max_batch_size: PositiveInt | None = option(
+        None, "Requests that the engine runs together at most", default="the engine's own"
+    ),
+    log: list[str] | None = option(
+        None,
+        "Dense traces to replay this and the nearest policy on; repeat for more",
+        default="no figures",
+    ),
+    cost_model: Path | None = option(
+        None, "cost_model.json of `specctl profile`: adds times", default="counts only"
+    ),
+    tracing: Given,
+) -> Answer:
+    """Print a policy as the flags and files of a serving engine, and write the files.
+
+    A policy that the engine cannot run is refused, with what is lost and the nearest that it can.
+    """
+    from specctl.engines.engine import Serving
+    from specctl.engines.export import (
+        check_load,
+        command_lines,
+        drafter_of,
+        engine_named,
+        judge,
+        read_source,
+    )
+    from specctl.logs.trace_set import TraceSet
+    from specctl.runtime.output import prepare_folder, write_whole
+
+    engine = engine_named(to, "--to")
+    check_load(engine, "--max-batch-size", max_batch_size)
+    trace, source = _trace_settings(tracing, engine), read_source(policy)
+    judged = judge(
+        source,
+        engine,
+        TraceSet.open(*log) if log else None,
+        cost_model=cost_model,
+        batch_size=max_batch_size,
+        progress=console.progress,
+        warn=console.warn,
+    )
+    parts = judged.shown()
+    if judged.losses and not nearest:
+        return Answer(judged.to_json(), parts, judged.refuse)
+    serving = Serving(
+        drafter=drafter_of(source.named, drafter, method),
+        max_batch_size=max_batch_size,
+        reference=source.reference_of,
+        trace=trace,
+        folder=None if out is None else out.absolute(),
+    )
+    written = engine.write(judged.chosen, serving)
+    parts += [list(command_lines(engine, written)), *written.notes]
+    if out is not None:
+        prepare_folder(out, "folder of the engine's files")
+    for name, content in written.files.items():
+        if out is None:
+            parts.append([f"{name}:", *content.splitlines()])
+        else:
+            write_whole(out / name, content.encode(), name)
+            parts.append(f"wrote {out / name}")
+    return Answer({**judged.to_json(), **vars(written)}, parts)
+
+
+def _trace_settings(given: Given, engine: Engine) -> TraceSettings | None:
+    """The log that the plugin is to write; None where none is asked for."""
+    defaults = {option.name: option.default for option in given.options}
+    changed = [name for name, value in given.values.items() if value != defaults[name]]
+    if not changed:
+        return None
+    if given.trace is None or not engine.has_plugin:
+        name = "--" + changed[0].replace("_", "-")
+        raise UsageError(
+            name,
+            expected="--trace TRACES, and an engine that specctl logs in: vllm",
+            found=f"--to {engine.name}" if given.trace else "no --trace",
+            fix=f"leave {name} out, or give what it needs",
+        )
+    settings: TraceSettings = given.build()
+    from specctl.stores import is_store_url
+
+    places = {
+        name: str(Path(place).absolute())
+        for name, place in (("out", settings.out), ("token_key", settings.token_key))
+        if place is not None and not is_store_url(place)
+    }
+    return settings.model_copy(update=places)

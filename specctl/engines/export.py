@@ -1,0 +1,316 @@
+"""`specctl export`: from a policy, an artifact or a tuning to what an engine takes, or to the
+nearest policy that it does take, with the replayed figures of both."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from specctl.engines.engine import Engine, EngineDrafter, Export, MeanRound, Method, label_of
+from specctl.engines.sglang_flags import SGLANG
+from specctl.engines.transformers_flags import TRANSFORMERS
+from specctl.engines.trtllm_flags import TRTLLM
+from specctl.engines.vllm_flags import VLLM
+from specctl.errors import EngineError, UsageError
+from specctl.policy import PerRequest, Policy, as_chain, parse_policy
+from specctl.records import canonical_json
+from specctl.replay.config import ReplayConfig, ShowProgress, no_progress
+from specctl.runtime.policy_spec import (
+    NamedPolicy,
+    names_artifact,
+    pieces,
+    resolve_policy,
+    words_of,
+)
+from specctl.stores import is_store_url
+
+if TYPE_CHECKING:
+    from specctl.logs.trace_set import TraceSet
+    from specctl.replay.results import Result
+
+ENGINES = {engine.name: engine for engine in (VLLM, SGLANG, TRTLLM, TRANSFORMERS)}
+
+
+def engine_named(name: str, option: str) -> Engine:
+    """An engine by its name on the command line.
+
+    Raises:
+        UsageError: another name.
+    """
+    if name not in ENGINES:
+        raise UsageError(option, expected=", ".join(ENGINES), found=repr(name), fix="name one")
+    return ENGINES[name]
+
+
+def check_load(engine: Engine, option: str, batch_size: int | None) -> None:
+    """Refuses a load that an engine cannot serve with drafts.
+
+    Raises:
+        UsageError: more requests together.
+    """
+    most = engine.max_batch_size
+    if most is not None and batch_size is not None and batch_size > most:
+        raise UsageError(
+            option,
+            expected=f"at most {most}: {engine.title} drafts for no more requests together",
+            found=str(batch_size),
+            fix="lower it, or choose another engine",
+        )
+
+
+# --------------------------------------------------------------------------- sources
+
+
+@dataclass(frozen=True)
+class Source:
+    """A policy to export.
+
+    Attributes:
+        reference: what the plugin of an engine loads it by: words, the absolute place of an
+            artifact, or a registry's name; None where nothing but the record is there.
+    """
+
+    named: NamedPolicy
+    reference: str | None
+
+    @property
+    def policy(self) -> Policy:
+        return self.named.policy
+
+    def reference_of(self, policy: Policy) -> str:
+        """What the plugin loads a policy by, which is this one or made from it.
+
+        Raises:
+            EngineError: no words say it, and no artifact holds it.
+        """
+        as_given = as_chain(policy) == as_chain(self.policy)  # as the plugin runs either
+        found = self.reference if as_given else words_of(policy)
+        if found is None:
+            raise EngineError(
+                f"policy {self.named.label}",
+                expected="a policy in words, or an artifact that holds just this one",
+                found="neither",
+                fix="export the artifact of its shape alone; of a tuning keep tune.json beside "
+                "its policy/",
+            )
+        return found
+
+
+def read_source(text: str) -> Source:
+    """The policy that a user names: words, an artifact, or a `tune.json`, of which the chosen one.
+
+    A lossy one is read too, as the nearest to it may be wanted.
+
+    Raises:
+        InputError: a file that is no tuning; see also `policy_spec.resolve_policy`.
+    """
+    if not (text.endswith(".json") and os.path.isfile(text)):
+        named = resolve_policy(text, allow_lossy=True)
+        return Source(named, "+".join(map(_absolute, pieces(text))))
+    from specctl.replay.tune.publish import POLICY_FOLDER
+    from specctl.report import read_given
+
+    result = read_given(tune=Path(text)).tune
+    assert result is not None
+    standing = result.standing(result.chosen)
+    policy = parse_policy(canonical_json(standing.record))
+    folder = Path(text).absolute().parent / POLICY_FOLDER
+    if folder.is_dir():
+        named = resolve_policy(str(folder), allow_lossy=True)
+        if named.policy == policy:
+            return Source(replace(named, label=standing.policy), str(folder))
+    return Source(NamedPolicy(standing.policy, policy, spec=text), words_of(policy))
+
+
+def _absolute(piece: str) -> str:
+    """A piece of a policy's name that means the same in another working folder."""
+    if not names_artifact(piece) or is_store_url(piece):
+        return piece
+    if os.path.isdir(piece):
+        return os.path.abspath(piece)
+    place, slash, name = piece.rpartition("/")
+    return f"{os.path.abspath(place)}/{name}" if slash else name
+
+
+def drafter_of(named: NamedPolicy, model: str | None, method: str | None) -> EngineDrafter | None:
+    """The drafter that an engine is to load: the given one, or the one of the artifact's pair.
+
+    Args:
+        method: its kind; None reads the folder's `config.json`.
+
+    Returns:
+        None where neither names one.
+
+    Raises:
+        UsageError: a kind that is not known, or none for what is no folder.
+    """
+    if method is not None and method not in get_args(Method):
+        known = ", ".join(get_args(Method))
+        raise UsageError("--method", expected=known, found=repr(method), fix="name one")
+    name = model or next((one.manifest.pair.drafter for _, one in named.parts), None)
+    if name is None:
+        return None
+    from specctl.runtime.load import is_eagle3, model_folder
+
+    if os.path.isdir(name) or name == "embedded" or name.startswith("embedded:"):
+        folder = model_folder(name, embedded_default="eagle3").absolute()
+        name, method = str(folder), method or ("eagle3" if is_eagle3(folder) else "draft_model")
+    if method is None:
+        raise UsageError(
+            f"drafter {name}",
+            expected="its kind: it is no folder whose config.json could be read",
+            found="no --method",
+            fix=f"give --method {' or '.join(get_args(Method))}",
+        )
+    return EngineDrafter.model_validate({"model": name, "method": method})
+
+
+# --------------------------------------------------------------------------- judging
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A policy before an engine.
+
+    Attributes:
+        losses: what the engine would lose of it, as clauses; empty if it runs it.
+        chosen: the policy itself, or else the nearest that the engine runs.
+        figures: of both on a log; None without one, or where it cannot tell them.
+    """
+
+    engine: Engine
+    source: Source
+    losses: tuple[str, ...]
+    chosen: Policy
+    figures: Result | None
+
+    def shown(self) -> list[Any]:
+        """The verdict, for a person."""
+        engine, parts = self.engine, list[Any]()
+        parts.append(f"Written for {engine.title} {engine.checked}.")
+        if self.losses:
+            lines = [f"{engine.title} does not run {lost}." for lost in self.losses]
+            parts.append([*lines, f"The nearest that it runs: {label_of(self.chosen)}."])
+        if self.figures is not None:
+            parts += self.figures.shown()
+        elif self.losses:
+            parts.append(
+                "For figures of both give --log TRACES, with --cost-model for times. "
+                f"`specctl tune --for {engine.name}` searches what it runs."
+            )
+        return parts
+
+    def to_json(self) -> dict[str, Any]:
+        """The verdict, for a script."""
+        return {
+            "engine": self.engine.name,
+            "checked": self.engine.checked,
+            "policy": self.source.policy.model_dump(mode="json"),
+            "losses": self.losses,
+            "exported": self.chosen.model_dump(mode="json"),
+            "replay": None if self.figures is None else self.figures.to_json(),
+        }
+
+    def refuse(self) -> None:
+        """Raises `EngineError`, by what is lost."""
+        raise EngineError(
+            f"export of {self.source.named.label} to {self.engine.title}",
+            expected="a policy that the engine runs",
+            found=self.losses[0],
+            fix="write the nearest with --nearest, or serve another engine",
+        )
+
+
+def judge(
+    source: Source,
+    engine: Engine,
+    traces: TraceSet | None,
+    *,
+    cost_model: Path | None = None,
+    batch_size: int | None = None,
+    progress: ShowProgress = no_progress,
+    warn: Callable[[str], None] = lambda _: None,
+) -> Judged:
+    """Whether an engine runs a policy, and the nearest that it does.
+
+    Args:
+        traces: dense; the nearest static draft is then as long as the policy's mean one, and both
+            are replayed.
+        batch_size: above 1 and with a cost model the batch is simulated.
+
+    Raises:
+        UsageError: a budget that a batch shares, and no batch to simulate it with.
+    """
+    losses = engine.losses(source.policy)
+    mean = mean_round(traces, source.policy) if traces is not None and losses else None
+    chosen = engine.nearest_to(source.policy, mean) if losses else source.policy
+    named = [source.named]
+    if losses:
+        named.append(NamedPolicy(label_of(chosen), chosen))
+    told = [one for one in named if one.policy.lossless]  # the others write a text of their own
+    figures = None
+    if traces is not None and told:
+        from specctl.replay.run import replay_policies, serve_policies
+
+        config = ReplayConfig(policies=tuple(one.label for one in told), cost_model=cost_model)
+        is_load = batch_size is not None and batch_size > 1 and cost_model is not None
+        if not is_load and any(not isinstance(one.policy.budget, PerRequest) for one in told):
+            raise UsageError(
+                "--log for a budget that a batch shares",
+                expected="--max-batch-size above 1 and --cost-model, to simulate the batch",
+                found="one request at a time",
+                fix="give both, or leave --log out",
+            )
+        if is_load:
+            config = config.model_copy(update={"batch_size": batch_size})
+        score = serve_policies if is_load else replay_policies
+        figures = score(traces, config, named=told, progress=progress, warn=warn)
+    return Judged(engine, source, losses, chosen, figures)
+
+
+def mean_round(traces: TraceSet, policy: Policy) -> MeanRound:
+    """The mean round of a policy's shape on dense traces, one request at a time."""
+    from specctl.logs.tree_log import DenseLog
+    from specctl.replay.rounds import replay
+
+    [run] = replay(DenseLog.open(traces), [Policy(shape=policy.shape)], with_bounds=False)
+    outcomes = run.outcomes
+    return MeanRound(float(outcomes.levels.mean()), float(outcomes.verified.mean()))
+
+
+# --------------------------------------------------------------------------- words and files
+
+
+def command_lines(engine: Engine, export: Export) -> Iterator[str]:
+    """The command as it is typed, a setting a line; or the lines of Python."""
+    yield from export.code
+    if not engine.command:
+        return
+    settings = [f"{name}={shlex.quote(value)}" for name, value in export.environment.items()]
+    settings.append(engine.command)
+    for word in export.flags:
+        if word.startswith("--"):
+            settings.append(f"  {word}")
+        else:
+            settings[-1] += f" {shlex.quote(word)}"
+    yield from (f"{line} \\" for line in settings[:-1])
+    yield settings[-1]
+
+
+def read_exported(path: Path) -> tuple[Engine, Policy] | None:
+    """The engine that a file is for, by its name, and the policy of it and the files beside it;
+    None for other names.
+
+    Raises:
+        EngineError: settings that the engine could not take, or that are no policy of specctl.
+    """
+    for engine in ENGINES.values():
+        if path.name in engine.files:
+            beside = [path.with_name(name) for name in engine.files]
+            found = {one.name: one.read_text("utf-8") for one in beside if one.is_file()}
+            return engine, engine.read((), found)
+    return None

@@ -1,0 +1,213 @@
+"""SGLang: the three numbers of a static tree, and lengths by batch size as its adaptive file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from specctl.engines.engine import (
+    Engine,
+    Export,
+    Method,
+    Serving,
+    Steps,
+    fixed_shape,
+    flag_value,
+    made,
+    most_nodes,
+    refused,
+    tree_of,
+)
+from specctl.errors import EngineError
+from specctl.policy import (
+    Chain,
+    ChainSchedule,
+    Policy,
+    RootOnly,
+    Shape,
+    StaticTree,
+    build_shape,
+)
+from specctl.policy.family import Depth, NumTokens, TopK
+from specctl.records import PositiveInt, Record, increasing, require
+
+ADAPTIVE_FILE = "sglang-adaptive.json"
+ALGORITHMS: dict[Method, str] = {"eagle3": "EAGLE3", "eagle": "EAGLE", "draft_model": "STANDALONE"}
+Hysteresis = Annotated[float, Field(ge=-1, le=1)]
+
+
+class SglangFlags(Record):
+    """`--speculative-num-steps`, `-eagle-topk` and `-num-draft-tokens`; the last counts the root.
+
+    SGLang takes any three numbers. More nodes than were drafted fail in the first step of serving,
+    and beside `eagle_topk` 1 the node count is changed to the steps + 1.
+    """
+
+    num_steps: Depth
+    eagle_topk: TopK
+    num_draft_tokens: NumTokens
+
+    @model_validator(mode="after")
+    def _drafted(self) -> Self:
+        steps, found = self.num_steps, self.num_draft_tokens
+        most = steps + 1 if self.eagle_topk == 1 else most_nodes(steps, self.eagle_topk)
+        require(steps < found <= most, f"num_draft_tokens {found} outside {steps + 1} to {most}")
+        return self
+
+
+class SglangSlot(Record):
+    """The choice of a length at batch sizes from one key to the next, by an average of accepted
+    draft tokens. With one candidate the length is fixed.
+
+    Of these SGLang checks `candidate_steps` alone.
+
+    Attributes:
+        candidate_steps: ascending. ema_alpha: weight of the newest step.
+        warmup_batches, update_interval: steps before the first change, and between two.
+        down_hysteresis, up_hysteresis: draft tokens added to either threshold; that down stays
+            below that up, or the length would swing.
+        ceiling_coeff: caps the length at so many times the average; 0 does not.
+    """
+
+    candidate_steps: Annotated[tuple[Steps, ...], Field(min_length=1)]
+    ema_alpha: Annotated[float, Field(gt=0, le=1)] = 0.2
+    update_interval: PositiveInt = 5
+    warmup_batches: Annotated[int, Field(ge=0)] = 10
+    down_hysteresis: Hysteresis = -0.25
+    up_hysteresis: Hysteresis = 0.0
+    ceiling_coeff: Annotated[float, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        require(increasing(self.candidate_steps), "candidate_steps must be strictly increasing")
+        require(self.down_hysteresis <= self.up_hysteresis, "down_hysteresis above up_hysteresis")
+        return self
+
+
+def read_slots(text: str) -> dict[int, SglangSlot]:
+    """Slots by the batch size from which they hold, of the file of `--speculative-adaptive-config`.
+
+    Keys that are numbers are slots, all others defaults of every slot.
+
+    Raises:
+        EngineError: another file, or a setting out of its range, also where SGLang would take it.
+    """
+    what = "SGLang's adaptive configuration"
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise refused(what, str(error)) from error
+    if not isinstance(given, dict) or not any(key.isdigit() for key in given):
+        raise refused(what, "no key that is a batch size")
+    common = {key: value for key, value in given.items() if not key.isdigit()}
+    slots = {}
+    for key in sorted(filter(str.isdigit, given), key=int):
+        if str(int(key)) != key or key == "0":
+            raise refused(f"{what}, key {key!r}", "no batch size from 1 on in plain digits")
+        if not isinstance(given[key], dict):
+            raise refused(f"{what}, batch size {key}", "no settings")
+        slots[int(key)] = made(SglangSlot, f"{what}, batch size {key}", **common | given[key])
+    if 1 not in slots:
+        raise refused(what, "no key 1: smaller batches would take the settings of the first key")
+    return slots
+
+
+def loss(shape: Shape) -> str | None:
+    if isinstance(shape, RootOnly | Chain | StaticTree | ChainSchedule):
+        return None
+    return f"the choice of {shape.kind} in every round: SGLang drafts a tree of fixed size"
+
+
+def write(policy: Policy, serving: Serving) -> Export:
+    """Flags of `sglang.launch_server`; lengths by batch size are slots of one candidate each."""
+    shape = policy.shape
+    if isinstance(shape, RootOnly):
+        return Export(notes=("SGLang decodes plainly without --speculative-algorithm.",))
+    drafter, rule = serving.drafter_for("SGLang"), build_shape(shape)
+    size = made(
+        SglangFlags,
+        "SGLang's flags",
+        num_steps=rule.max_depth,
+        eagle_topk=rule.top_k,
+        num_draft_tokens=rule.max_depth + 1
+        if rule.top_k == 1
+        else min(rule.max_tokens, most_nodes(rule.max_depth, rule.top_k)),
+    )
+    flags = [
+        *("--speculative-algorithm", ALGORITHMS[drafter.method]),
+        *("--speculative-draft-model-path", drafter.model),
+        *("--speculative-num-steps", str(size.num_steps)),
+        *("--speculative-eagle-topk", str(size.eagle_topk)),
+        *("--speculative-num-draft-tokens", str(size.num_draft_tokens)),
+    ]
+    if serving.max_batch_size is not None:
+        flags += ["--max-running-requests", str(serving.max_batch_size)]
+    if not isinstance(shape, ChainSchedule):
+        wide = "Trees with --page-size above 1 need the flashinfer, fa3 or triton backend."
+        return Export(tuple(flags), notes=(wide,) if size.eagle_topk > 1 else ())
+    if drafter.method == "draft_model":
+        raise EngineError(
+            "export of a schedule to SGLang",
+            expected="an EAGLE drafter: SGLang changes lengths for EAGLE and EAGLE3 alone",
+            found="a draft model, with which it would keep one length after a warning",
+            fix="export a chain of one length, or serve an EAGLE drafter",
+        )
+    lengths = zip(shape.from_batch, shape.num_draft_tokens, strict=True)
+    content = {str(start): {"candidate_steps": [length]} for start, length in lengths}
+    text = json.dumps(content, indent=2) + "\n"
+    read_slots(text)
+    flags += [
+        "--speculative-adaptive",
+        "--speculative-adaptive-config",
+        serving.path(ADAPTIVE_FILE),
+    ]
+    notes = (
+        "A batch counts as the captured size that it is padded to: capture graphs at the last size "
+        "of every range (--cuda-graph-bs).",
+        "Attention data parallelism, two-batch overlap and PD multiplexing switch this off.",
+    )
+    return Export(tuple(flags), files={ADAPTIVE_FILE: text}, notes=notes)
+
+
+def read(flags: Sequence[str], files: Mapping[str, str]) -> Policy:
+    """The policy; a slot of several candidates is SGLang's own and none of specctl's."""
+    if ADAPTIVE_FILE in files:
+        slots = read_slots(files[ADAPTIVE_FILE])
+        moving = [size for size, slot in slots.items() if len(slot.candidate_steps) > 1]
+        if moving:
+            raise refused(
+                f"SGLang's adaptive configuration, batch size {moving[0]}",
+                "several candidate_steps, among which SGLang moves by what was accepted",
+            )
+        lengths = [slot.candidate_steps[0] for slot in slots.values()]
+        if not any(lengths):
+            return Policy(shape=RootOnly())
+        shape = ChainSchedule(from_batch=tuple(slots), num_draft_tokens=tuple(lengths))
+        return Policy(shape=shape)
+    if "--speculative-algorithm" not in flags:
+        return Policy(shape=RootOnly())
+    names = {"num_steps": "num-steps", "eagle_topk": "eagle-topk"}
+    names["num_draft_tokens"] = "num-draft-tokens"
+    words = {key: flag_value(flags, f"--speculative-{name}") for key, name in names.items()}
+    if not all(word and word.isdigit() for word in words.values()):
+        raise refused("SGLang's flags", "no whole number behind each of the three")
+    size = made(SglangFlags, "SGLang's flags", **{k: int(word or 0) for k, word in words.items()})
+    return Policy(shape=tree_of(size.num_steps, size.eagle_topk, size.num_draft_tokens))
+
+
+SGLANG = Engine(
+    name="sglang",
+    title="SGLang",
+    command="python -m sglang.launch_server --model-path TARGET",
+    checked="0.5.23: its own code reads the adaptive file (tests/engines/test_sglang_files.py); "
+    "the flags follow its source",
+    files=(ADAPTIVE_FILE,),
+    budgets=("per_request",),
+    loss=loss,
+    nearest=fixed_shape,
+    write=write,
+    read=read,
+)

@@ -1,0 +1,134 @@
+"""transformers: assisted generation, which reads the *assistant's* generation configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from specctl.engines.engine import (
+    Engine,
+    Export,
+    MeanRound,
+    Serving,
+    as_json,
+    fixed_shape,
+    made,
+    parsed,
+)
+from specctl.errors import EngineError
+from specctl.policy import (
+    Chain,
+    ChainSchedule,
+    Policy,
+    RootOnly,
+    Shape,
+    SignalStop,
+    as_chain,
+    at_batch_size,
+    build_shape,
+)
+from specctl.policy.family import Depth
+from specctl.records import Probability, Record
+
+FILE = "generation_config.json"
+
+
+class AssistantConfig(Record):
+    """What assisted generation reads of the assistant's configuration.
+
+    Attributes:
+        assistant_confidence_threshold: drafting ends behind a token below this probability; 0 never
+            ends it. transformers takes 0.4 where nothing is said.
+    """
+
+    num_assistant_tokens: Depth
+    num_assistant_tokens_schedule: Literal["constant"] = "constant"
+    assistant_confidence_threshold: Annotated[Probability, Field(lt=1)] = 0.4
+    transformers_version: str | None = None
+
+
+def loss(shape: Shape) -> str | None:
+    if isinstance(shape, RootOnly | Chain):
+        return None
+    if isinstance(shape, SignalStop):
+        if shape.signal != "confidence":
+            return f"its stop on {shape.signal}: transformers stops on a token's own probability"
+        if not shape.keep_last:
+            return "that it leaves the uncertain token out: transformers submits it"
+        if not 0 < shape.threshold < 1:
+            return f"its threshold {shape.threshold:g}, which always or never stops"
+        return None
+    if isinstance(shape, ChainSchedule):
+        return "lengths of larger batches: transformers decodes one request at a time"
+    return f"the choice of {shape.kind} in every round: transformers drafts chains"
+
+
+def nearest(shape: Shape, mean: MeanRound | None) -> Shape:
+    if isinstance(shape, ChainSchedule):
+        return at_batch_size(shape, 1)
+    if isinstance(shape, SignalStop) and shape.signal == "confidence" and 0 < shape.threshold < 1:
+        return shape.model_copy(update={"keep_last": True})
+    return fixed_shape(as_chain(Policy(shape=shape)).shape, mean)
+
+
+def write(policy: Policy, serving: Serving) -> Export:
+    """The file, and the lines of Python that set the same."""
+    shape = policy.shape
+    if isinstance(shape, RootOnly):
+        return Export(notes=("transformers decodes plainly without an assistant_model.",))
+    if serving.drafter is not None and serving.drafter.method != "draft_model":
+        raise EngineError(
+            "export to transformers",
+            expected="a small language model as the drafter, which can be an assistant_model",
+            found=f"{serving.drafter.model}, of kind {serving.drafter.method}",
+            fix="export for a pair with a small model, or to another engine",
+        )
+    threshold = shape.threshold if isinstance(shape, SignalStop) else 0.0
+    config = made(
+        AssistantConfig,
+        "transformers' generation configuration",
+        num_assistant_tokens=build_shape(shape).max_depth,
+        assistant_confidence_threshold=threshold,
+    )
+    values = json.loads(as_json(config))
+    code = [f"assistant.generation_config.{name} = {value!r}" for name, value in values.items()]
+    code.append("target.generate(**inputs, assistant_model=assistant)")
+    notes = ["transformers decodes one request at a time with an assistant."]
+    if threshold:
+        notes.append(
+            "Where scikit-learn is installed, transformers moves the threshold by a ROC curve of "
+            "what was accepted: serve without it to keep the threshold."
+        )
+    content = {FILE: json.dumps(values, indent=2) + "\n"}
+    return Export(code=tuple(code), files=content, notes=tuple(notes))
+
+
+def read(flags: Sequence[str], files: Mapping[str, str]) -> Policy:
+    """The policy of an assistant's configuration; heuristic lengths are none of specctl's."""
+    del flags
+    if FILE not in files:
+        return Policy(shape=RootOnly())
+    config = parsed(AssistantConfig, files[FILE], f"transformers' {FILE}")
+    window, threshold = config.num_assistant_tokens, config.assistant_confidence_threshold
+    if not threshold:
+        return Policy(shape=Chain(num_draft_tokens=window))
+    shape = SignalStop(signal="confidence", threshold=threshold, window=window)
+    return Policy(shape=shape)
+
+
+TRANSFORMERS = Engine(
+    name="transformers",
+    title="transformers",
+    command="",
+    checked="5.17 to 5: it drafts the same with it (tests/engines/test_assisted.py)",
+    files=(FILE,),
+    budgets=("per_request",),
+    loss=loss,
+    nearest=nearest,
+    write=write,
+    read=read,
+    max_batch_size=1,
+)

@@ -1,0 +1,166 @@
+"""vLLM: `--speculative-config`, and the file of our plugin where a rule decides or rounds are
+logged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from specctl.engines.engine import (
+    Engine,
+    Export,
+    Method,
+    Serving,
+    Steps,
+    as_json,
+    flag_value,
+    made,
+    parsed,
+    refused,
+)
+from specctl.engines.settings import FILE_NAME, VARIABLE, PluginSettings
+from specctl.errors import EngineError
+from specctl.policy import (
+    Chain,
+    ChainSchedule,
+    PerRequest,
+    Policy,
+    RootOnly,
+    Shape,
+    as_chain,
+    build_shape,
+)
+from specctl.policy.family import Depth
+from specctl.records import PositiveInt, Record, require
+
+CONFIG_FILE = "speculative-config.json"
+Triple = tuple[PositiveInt, PositiveInt, Steps]
+"""First and last batch size, and draft tokens."""
+
+
+class VllmConfig(Record):
+    """`--speculative-config` (vLLM 0.32, `config/speculative.py`).
+
+    Attributes:
+        num_speculative_tokens_per_batch_size: in any order; a gap, and all beyond the last one,
+            keep the length before. vLLM caps lengths at `num_speculative_tokens` without a word:
+            here they are within it.
+    """
+
+    method: Method
+    model: Annotated[str, Field(min_length=1)]
+    num_speculative_tokens: Depth
+    num_speculative_tokens_per_batch_size: (
+        Annotated[tuple[Triple, ...], Field(min_length=1)] | None
+    ) = None
+
+    @model_validator(mode="after")
+    def _ranges(self) -> Self:
+        triples = sorted(self.num_speculative_tokens_per_batch_size or ((1, 1, 1),))
+        require(triples[0][0] == 1, f"the first range must start at 1, not {triples[0][0]}")
+        for low, high, length in triples:
+            require(low <= high, f"a range from {low} to {high}")
+            most = self.num_speculative_tokens
+            require(length <= most, f"{length} tokens, above num_speculative_tokens {most}")
+        for (_, end, _), (start, _, _) in pairwise(triples):
+            require(end < start, f"a range starts at {start}, the one before ends at {end}")
+        return self
+
+
+def loss(shape: Shape) -> str | None:
+    if build_shape(shape).top_k > 1:
+        return f"the tree of {shape.kind}: vLLM drafts and verifies chains"
+    return None
+
+
+def write(policy: Policy, serving: Serving) -> Export:
+    """Flags of `vllm serve`, and the plugin's file where rules decide or rounds are logged."""
+    shape, trace = policy.shape, serving.trace
+    if isinstance(shape, RootOnly):
+        if trace is not None:
+            raise EngineError(
+                "--trace",
+                expected="a policy that drafts: a log is of what was drafted",
+                found="ar",
+                fix="export a chain, e.g. chain:num_draft_tokens=8 with --dense",
+            )
+        return Export(notes=("vLLM decodes plainly without --speculative-config.",))
+    drafter = serving.drafter_for("vLLM")
+    is_fixed = isinstance(as_chain(policy).shape, Chain | ChainSchedule)
+    decides = not is_fixed or not isinstance(policy.budget, PerRequest)
+    triples = None
+    if isinstance(shape, ChainSchedule):
+        ends = [start - 1 for start in shape.from_batch[1:]]
+        last = max(serving.max_batch_size or 0, shape.from_batch[-1])
+        triples = list(zip(shape.from_batch, [*ends, last], shape.num_draft_tokens, strict=True))
+    config = made(
+        VllmConfig,
+        "vLLM's --speculative-config",
+        method=drafter.method,
+        model=drafter.model,
+        num_speculative_tokens=build_shape(shape).max_depth,
+        num_speculative_tokens_per_batch_size=triples,
+    )
+    flags, files = ["--speculative-config", as_json(config)], {CONFIG_FILE: as_json(config) + "\n"}
+    if serving.max_batch_size is not None:
+        flags += ["--max-num-seqs", str(serving.max_batch_size)]
+    notes = []
+    if triples:
+        notes.append(
+            "vLLM looks lengths up by the requests scheduled in a step, prompts being read among "
+            "them, and drafts so for the step after. Data parallelism switches that off."
+        )
+    if not decides and trace is None:
+        return Export(tuple(flags), files=files, notes=tuple(notes))
+    settings = PluginSettings(policy=serving.reference(policy) if decides else None, trace=trace)
+    content = settings.to_json()
+    environment = {
+        VARIABLE: content.strip() if serving.folder is None else serving.path(FILE_NAME),
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+    }
+    notes.append(
+        "specctl must be installed where vLLM is. Its plugin needs vLLM's first model runner and "
+        "synchronous scheduling, which these settings choose."
+    )
+    flags.append("--no-async-scheduling")
+    return Export(tuple(flags), environment, files=files | {FILE_NAME: content}, notes=tuple(notes))
+
+
+def read(flags: Sequence[str], files: Mapping[str, str]) -> Policy:
+    """The policy; that of the plugin's file is loaded and read as a chain."""
+    if FILE_NAME in files:
+        settings = parsed(PluginSettings, files[FILE_NAME], FILE_NAME)
+        if settings.policy is not None:
+            from specctl.runtime.policy_spec import resolve_policy
+
+            return as_chain(resolve_policy(settings.policy).policy)
+    text = files.get(CONFIG_FILE) or flag_value(flags, "--speculative-config")
+    if text is None:
+        if FILE_NAME in files:
+            raise refused(FILE_NAME, f"a log of rounds, and no {CONFIG_FILE} beside it")
+        return Policy(shape=RootOnly())
+    config = parsed(VllmConfig, text, "vLLM's --speculative-config")
+    triples = config.num_speculative_tokens_per_batch_size
+    if triples is None:
+        return Policy(shape=Chain(num_draft_tokens=config.num_speculative_tokens))
+    starts, _, lengths = zip(*sorted(triples), strict=True)
+    return Policy(shape=ChainSchedule(from_batch=starts, num_draft_tokens=lengths))
+
+
+VLLM = Engine(
+    name="vllm",
+    title="vLLM",
+    command="vllm serve TARGET",
+    checked="0.32.0: its own parser takes it (tests/engines/test_vllm_parser.py); lengths by batch "
+    "size exist since 0.24",
+    files=(CONFIG_FILE, FILE_NAME),
+    budgets=("per_request", "survival", "marginal"),
+    loss=loss,
+    nearest=lambda shape, mean: as_chain(Policy(shape=shape)).shape,
+    write=write,
+    read=read,
+    has_plugin=True,
+)

@@ -1,0 +1,436 @@
+"""Exports: what is written reads back as the policy, what an engine could not take is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specctl.embedded import embedded_path
+from specctl.engines.engine import EngineDrafter, MeanRound, Serving, made
+from specctl.engines.export import ENGINES, Source, read_source
+from specctl.engines.settings import FILE_NAME, PluginSettings
+from specctl.engines.sglang_flags import SglangFlags, read_slots
+from specctl.engines.transformers_flags import AssistantConfig
+from specctl.engines.trtllm_flags import TrtllmConfig
+from specctl.engines.vllm_flags import CONFIG_FILE, VllmConfig
+from specctl.errors import EngineError, UsageError
+from specctl.policy import Chain, Policy, RootOnly, StaticTree, as_chain, build_shape
+from specctl.runtime.policy_spec import NamedPolicy, resolve_policy, words_of
+from tests.artifacts.examples import POLICIES, write_artifact
+from tests.cli.command import COST, USAGE, passes, refuses, specctl
+from tests.cli.command import write_artifact as embedded_artifact
+from tests.engines.exports import AS_IT_IS, CASES, HEAD, TAILED, WRONG_SGLANG, WRONG_VLLM, exported
+from tests.replay.logs import random_traces
+
+ENGINE = 8
+"""What the command line ends with where an engine lacks a policy."""
+
+
+# --------------------------------------------------------------------------- there and back
+
+
+@pytest.mark.parametrize(("engine", "words"), CASES)
+def test_what_is_written_reads_back_as_the_policy(engine: str, words: str) -> None:
+    policy = resolve_policy(words).policy
+    written = exported(engine, policy)
+    assert ENGINES[engine].read(written.flags, written.files) == policy
+    assert set(written.files) <= set(ENGINES[engine].files)
+    assert words_of(policy) == words
+
+
+def test_lengths_of_the_last_range_hold_up_to_the_largest_batch() -> None:
+    """Of vLLM and SGLang beyond it too; TensorRT-LLM would draft nothing there."""
+    policy = resolve_policy(TAILED).policy
+    config = json.loads(exported("vllm", policy, max_batch_size=32).files[CONFIG_FILE])
+    assert config["num_speculative_tokens_per_batch_size"] == [[1, 4, 5], [5, 32, 2]]
+    file = exported("trtllm", policy, max_batch_size=32).files["trtllm.yaml"]
+    assert "  draft_len_schedule: {4: 5, 32: 2}\n" in file
+    with pytest.raises(EngineError, match="--max-batch-size"):
+        exported("trtllm", policy)
+
+
+def test_a_tree_of_width_one_is_a_chain() -> None:
+    narrow = Policy(shape=StaticTree(depth=3, top_k=1, num_tokens=9))
+    for engine in ("vllm", "sglang", "trtllm"):
+        written = exported(engine, narrow)
+        read = ENGINES[engine].read(written.flags, written.files)
+        assert read == Policy(shape=Chain(num_draft_tokens=3))
+
+
+def test_nodes_that_no_draft_holds_are_not_asked_of_sglang() -> None:
+    """SGLang takes the best nodes of what it drafted and fails where there are fewer."""
+    wide = Policy(shape=StaticTree(depth=2, top_k=2, num_tokens=48))
+    flags = exported("sglang", wide).flags
+    assert flags[flags.index("--speculative-num-draft-tokens") + 1] == str(1 + 2 + 4)
+
+
+@pytest.mark.parametrize("kind", ["hetero", "c2t_ffn", "c2t_trees", "stop", "ddd", "opt_tree"])
+def test_the_plugin_loads_an_artifact_from_anywhere(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its absolute place, whatever folder it was named from; it runs there as a chain."""
+    write_artifact(tmp_path / "fitted", kind)
+    monkeypatch.chdir(tmp_path)
+    source = read_source("fitted/")
+    vllm = ENGINES["vllm"]
+    chosen = vllm.nearest_to(source.policy)
+    drafter = EngineDrafter(model="head", method="eagle3")
+    written = vllm.write(chosen, Serving(drafter=drafter, reference=source.reference_of))
+    settings = PluginSettings.model_validate_json(written.files[FILE_NAME])
+    assert settings.policy == str(tmp_path / "fitted")
+    monkeypatch.chdir("/")
+    assert vllm.read(written.flags, written.files) == as_chain(source.policy)
+    levels = json.loads(written.files[CONFIG_FILE])["num_speculative_tokens"]
+    assert levels == build_shape(as_chain(source.policy).shape).max_depth
+
+
+# --------------------------------------------------------------------------- what is lost
+
+LOST = (
+    ("vllm", "eagle2", "the tree of eagle2", "chain:num_draft_tokens=6"),
+    ("vllm", "threshold", "the tree of threshold", "threshold:top_k=1"),
+    ("vllm", "chain+echo_budget:max_tokens=8", "budget echo_budget", "chain"),
+    ("vllm", "chain+mars", "acceptance mars", "chain"),
+    ("sglang", "confidence:window=5", "the choice of stop", "chain:num_draft_tokens=5"),
+    ("sglang", "chain+survival:max_tokens=8", "budget survival", "chain"),
+    ("sglang", "threshold:depth=3:top_k=2:num_tokens=9", "choice of threshold",
+     "eagle2:depth=3:top_k=2:num_tokens=9"),
+    ("trtllm", "eagle2:num_tokens=64", "nodes beyond 49", "eagle2:num_tokens=49"),
+    ("trtllm", "schedule:from_batch=1/5:num_draft_tokens=2/5", "longer drafts",
+     "schedule:from_batch=1/5:num_draft_tokens=2/2"),
+    ("transformers", "eagle2", "the choice of eagle2", "chain:num_draft_tokens=6"),
+    ("transformers", TAILED, "lengths of larger batches", "chain:num_draft_tokens=5"),
+    ("transformers", "confidence:keep_last=false", "leaves the uncertain token", "confidence"),
+    ("transformers", "svip:window=7", "sqrt_entropy", "chain:num_draft_tokens=7"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "words", "lost", "nearest"), LOST)
+def test_what_an_engine_lacks_is_said_and_the_nearest_offered(
+    name: str, words: str, lost: str, nearest: str
+) -> None:
+    engine, policy = ENGINES[name], resolve_policy(words, allow_lossy=True).policy
+    assert any(lost in one for one in engine.losses(policy))
+    chosen = engine.nearest_to(policy)
+    assert words_of(chosen) == nearest
+    assert engine.runs(chosen)
+    assert engine.nearest_to(chosen) == chosen
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("kind", POLICIES)
+def test_every_policy_has_a_nearest_that_can_be_written(name: str, kind: str) -> None:
+    engine, policy = ENGINES[name], POLICIES[kind]
+    chosen = engine.nearest_to(policy) if engine.losses(policy) else policy
+    method = "draft_model" if name == "transformers" else "eagle3"
+    serving = Serving(
+        drafter=EngineDrafter(model="head", method=method),
+        max_batch_size=engine.max_batch_size or 8,
+        reference=lambda _: "chain",
+    )
+    assert engine.runs(chosen)
+    engine.write(chosen, serving)
+
+
+def test_the_mean_round_sizes_the_nearest_static_draft() -> None:
+    sglang = ENGINES["sglang"]
+    stop = resolve_policy("confidence:window=20").policy
+    tree = resolve_policy("threshold:depth=8:top_k=4").policy
+    mean = MeanRound(levels=3.4, tokens=9.6)
+    assert words_of(sglang.nearest_to(stop, mean)) == "chain:num_draft_tokens=3"
+    assert words_of(sglang.nearest_to(tree, mean)) == "eagle2:depth=3:top_k=4:num_tokens=10"
+    nothing = MeanRound(levels=0.2, tokens=1.2)
+    assert words_of(sglang.nearest_to(stop, nothing)) == "chain:num_draft_tokens=1"
+
+
+# --------------------------------------------------------------------------- wrong settings
+
+
+@pytest.mark.parametrize("case", WRONG_VLLM)
+def test_settings_that_vllm_would_refuse_or_change(case: str) -> None:
+    text = json.dumps(HEAD | WRONG_VLLM[case][0])
+    with pytest.raises(EngineError, match="--speculative-config"):
+        ENGINES["vllm"].read(["--speculative-config", text], {})
+
+
+@pytest.mark.parametrize("case", WRONG_SGLANG)
+def test_adaptive_files_that_sglang_would_refuse_or_misread(case: str) -> None:
+    with pytest.raises(EngineError, match="adaptive configuration"):
+        read_slots(json.dumps(WRONG_SGLANG[case][0]))
+
+
+TREE = {"decoding_type": "Eagle3", "speculative_model": "head", "max_draft_len": 4}
+WIDE = {"use_dynamic_tree": True, "dynamic_tree_max_topK": 2}
+WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
+    "more nodes than drafted": (
+        SglangFlags,
+        {"num_steps": 2, "eagle_topk": 2, "num_draft_tokens": 8},
+    ),
+    "fewer nodes than steps": (
+        SglangFlags,
+        {"num_steps": 4, "eagle_topk": 2, "num_draft_tokens": 4},
+    ),
+    "nodes beside a chain": (
+        SglangFlags,
+        {"num_steps": 4, "eagle_topk": 1, "num_draft_tokens": 8},
+    ),
+    "no level": (TrtllmConfig, TREE | {"max_draft_len": 0}),
+    "more nodes than top_k a level": (TrtllmConfig, TREE | WIDE | {"max_total_draft_tokens": 9}),
+    "fewer nodes than levels": (TrtllmConfig, TREE | WIDE | {"max_total_draft_tokens": 3}),
+    "a width without its nodes": (TrtllmConfig, TREE | WIDE),
+    "a tree of a draft model": (
+        TrtllmConfig,
+        TREE | WIDE | {"max_total_draft_tokens": 8, "decoding_type": "Draft_Target"},
+    ),
+    "a first length that is not the longest": (
+        TrtllmConfig,
+        TREE | {"draft_len_schedule": {2: 3, 8: 4}},
+    ),
+    "sizes out of order": (TrtllmConfig, TREE | {"draft_len_schedule": {8: 4, 2: 4}}),
+    "batch size 0": (TrtllmConfig, TREE | {"draft_len_schedule": {0: 4}}),
+    "heuristic lengths": (
+        AssistantConfig,
+        {"num_assistant_tokens": 4, "num_assistant_tokens_schedule": "heuristic"},
+    ),
+    "a probability above 1": (
+        AssistantConfig,
+        {"num_assistant_tokens": 4, "assistant_confidence_threshold": 1.5},
+    ),
+    "no assistant token": (AssistantConfig, {"num_assistant_tokens": 0}),
+    "no model": (VllmConfig, {"method": "eagle3", "model": "", "num_speculative_tokens": 3}),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_settings_out_of_an_engine_s_range(case: str) -> None:
+    kind, fields = WRONG[case]
+    with pytest.raises(EngineError, match="the settings of a test"):
+        made(kind, "the settings of a test", **fields)
+
+
+def test_sglang_s_own_choice_of_lengths_is_no_policy_of_ours() -> None:
+    moving = json.dumps({"1": {"candidate_steps": [1, 3, 5]}})
+    assert read_slots(moving)[1].ema_alpha == 0.2
+    with pytest.raises(EngineError, match="several candidate_steps"):
+        ENGINES["sglang"].read((), {"sglang-adaptive.json": moving})
+
+
+# --------------------------------------------------------------------------- as typed
+
+
+def test_files_and_flags_of_vllm(tmp_path: Path) -> None:
+    """The command names the files by their absolute places, and `show` reads them back."""
+    words = "stop:signal=survival:threshold=0.5:window=5"
+    said = passes("export", words, "--to", "vllm", "--drafter", "embedded", "-o", tmp_path).out
+    lines = said.splitlines()
+    assert f"SPECCTL_VLLM={tmp_path}/{FILE_NAME} \\" in lines
+    assert "VLLM_USE_V2_MODEL_RUNNER=0 \\" in lines
+    assert lines[lines.index("vllm serve TARGET \\") + 2] == "  --no-async-scheduling"
+    config = json.loads((tmp_path / CONFIG_FILE).read_text())
+    assert (config["method"], config["num_speculative_tokens"]) == ("eagle3", 5)
+    assert (Path(config["model"]) / "config.json").is_file()
+    for name in (FILE_NAME, CONFIG_FILE):
+        assert passes("show", tmp_path / name).out == f"vLLM: {words}\n"
+
+
+def test_the_drafter_is_that_of_the_artifact_or_given(tmp_path: Path) -> None:
+    """Its kind is read from its folder; nothing is taken for granted."""
+    fitted = embedded_artifact(tmp_path / "fitted", "hetero")
+    said = passes("export", fitted, "--to", "vllm", "--nearest").out
+    assert '"method": "eagle3"' in said
+    assert str(embedded_path("eagle3")) in said
+    assert "expected the drafter" in refuses(ENGINE, "export", "chain", "--to", "vllm")
+    elsewhere = ("export", "chain", "--to", "vllm", "--drafter", "somebody/head")
+    assert "--method" in refuses(USAGE, *elsewhere)
+    assert '"method": "eagle"' in passes(*elsewhere, "--method", "eagle").out
+    small = ("export", "chain", "--to", "vllm", "--drafter", "embedded:small")
+    assert '"method": "draft_model"' in passes(*small).out
+
+
+def test_a_log_inside_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("export", "chain:num_draft_tokens=8", "--to", "vllm", "--drafter", "embedded")
+    traced = (*words, "--trace", "traces", "--dense", "--every", 4, "--max-bytes", 1000000)
+    passes(*traced, "-o", "serve")
+    settings = PluginSettings.model_validate_json((tmp_path / "serve" / FILE_NAME).read_text())
+    assert settings.policy is None
+    assert settings.trace is not None
+    assert settings.trace.out == str(tmp_path / "traces")
+    assert (settings.trace.dense, settings.trace.every) == (True, 4)
+    assert settings.trace.max_bytes == 1000000
+    inline = json.loads(passes(*traced, "--json").out)["environment"]["SPECCTL_VLLM"]
+    assert PluginSettings.model_validate_json(inline) == settings
+
+
+REFUSED: dict[str, tuple[int, tuple[object, ...], str]] = {
+    "an unknown engine": (USAGE, ("chain", "--to", "tgi"), "vllm, sglang, trtllm, transformers"),
+    "an unknown method": (
+        USAGE,
+        ("chain", "--to", "vllm", "--drafter", "embedded", "--method", "eagle9"),
+        "eagle3, eagle, draft_model",
+    ),
+    "a batch for transformers": (
+        USAGE,
+        ("chain", "--to", "transformers", "--max-batch-size", 4),
+        "at most 1",
+    ),
+    "a head for transformers": (
+        ENGINE,
+        ("chain", "--to", "transformers", "--drafter", "embedded"),
+        "small language model",
+    ),
+    "a log in SGLang": (USAGE, ("chain", "--to", "sglang", "--trace", "t"), "logs in: vllm"),
+    "a dense log nowhere": (USAGE, ("chain", "--to", "vllm", "--dense"), "no --trace"),
+    "a log of plain decoding": (ENGINE, ("ar", "--to", "vllm", "--trace", "t"), "drafts"),
+    "a schedule for a draft model": (
+        ENGINE,
+        (TAILED, "--to", "sglang", "--drafter", "embedded:small"),
+        "EAGLE drafter",
+    ),
+    "EAGLE for TensorRT-LLM": (
+        ENGINE,
+        ("chain", "--to", "trtllm", "--drafter", "head", "--method", "eagle"),
+        "found eagle",
+    ),
+    "a file that is no tuning": (4, ("wrong.json", "--to", "vllm"), "tune.json"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_exports_that_are_refused(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("wrong.json").write_text("{}")
+    code, words, says = REFUSED[case]
+    assert says in refuses(code, "export", *words, "-o", "out")
+    assert not Path("out").exists()
+
+
+def test_a_policy_that_the_engine_lacks_is_written_on_request_alone(tmp_path: Path) -> None:
+    words = ("export", "eagle2", "--to", "vllm", "--drafter", "embedded", "-o", tmp_path)
+    refused = specctl(*words)
+    assert refused.code == ENGINE
+    assert "vLLM does not run the tree of eagle2" in refused.out
+    assert "The nearest that it runs: chain:num_draft_tokens=6." in refused.out
+    assert "tune --for vllm" in refused.out
+    assert "--nearest" in refused.err
+    assert list(tmp_path.iterdir()) == []
+    passes(*words, "--nearest")
+    assert json.loads((tmp_path / CONFIG_FILE).read_text())["num_speculative_tokens"] == 6
+
+
+# --------------------------------------------------------------------------- figures and tunings
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dense") / "traces"
+    random_traces(folder, num_prompts=24, depth=4, top_k=3)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def costs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("costs") / "cost_model.json"
+    path.write_text(json.dumps(COST))
+    return path
+
+
+def test_figures_of_a_policy_and_of_the_nearest(traces: Path, costs: Path) -> None:
+    """The nearest is as long as the policy's mean round, and the figures are replay's own."""
+    words = ("confidence:threshold=0.3:window=4", "--to", "sglang", "--nearest")
+    drafter = ("--drafter", "embedded")
+    said = json.loads(passes("export", *words, *drafter, "--log", traces, "--json").out)
+    first, second = said["replay"]["policies"]
+    levels = first["pooled"]["drafted_levels"] / first["pooled"]["calls"]
+    length = said["exported"]["shape"]["num_draft_tokens"]
+    assert length == round(levels) < 4
+    label = f"chain:num_draft_tokens={length}"
+    own = ("replay", traces, "-p", f"confidence:threshold=0.3:window=4,{label}", "--json")
+    alone = json.loads(passes(*own).out)["policies"]
+    assert [one["pooled"]["calls"] for one in alone] == [
+        one["pooled"]["calls"] for one in (first, second)
+    ]
+    assert second["pooled"]["policy"] == label
+    timed = specctl("export", *words, *drafter, "--log", traces, "--cost-model", costs)
+    assert "tokens/s" in timed.out
+
+
+def test_figures_of_a_shared_budget_need_a_batch(traces: Path, costs: Path) -> None:
+    words = ("export", "chain+survival:max_tokens=8", "--to", "vllm", "--drafter", "embedded")
+    assert "--max-batch-size" in refuses(USAGE, *words, "--log", traces)
+    batch = ("--max-batch-size", 2, "--cost-model", costs)
+    said = specctl(*words, "--log", traces, *batch, "--json")
+    assert json.loads(said.out)["replay"]["kind"] == "replay-serving"
+
+
+def test_a_lossy_policy_has_no_figures_but_its_nearest_has(traces: Path) -> None:
+    said = specctl(
+        *("export", "chain+mars", "--to", "vllm", "--drafter", "embedded", "--nearest"),
+        *("--log", traces, "--json"),
+    )
+    [figures] = json.loads(said.out)["replay"]["policies"]
+    assert figures["pooled"]["policy"] == "chain"
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "transformers"])
+def test_tuning_for_an_engine_searches_what_it_runs(
+    engine: str, traces: Path, costs: Path, tmp_path: Path
+) -> None:
+    """Every finalist can be exported as it is, and so can the file that says it."""
+    verb = ("tune", traces, "--cost-model", costs, "--for", engine, "--held-out", 0.5, "--seed", 3)
+    family = ("--family", "confidence:window=4") if engine in ("vllm", "transformers") else ()
+    outcome = specctl(*verb, *family, "-o", tmp_path, "--threads", 1)
+    assert outcome.code == 0, outcome
+    document = json.loads((tmp_path / "tune.json").read_text())
+    assert document["for_engine"] == document["config"]["for_engine"] == engine
+    assert f"Searched for {engine}:" in outcome.out
+    for standing in document["policies"]:
+        policy = Policy.model_validate_json(json.dumps(standing["record"]))
+        assert ENGINES[engine].runs(policy)
+    eagle2 = next(found for found in document["families"] if found["family"] == "eagle2")
+    assert (eagle2["num_settings"] > 0) == (engine in ("sglang", "trtllm"))
+    assert (eagle2["num_not_run"] > 0) == (engine != "sglang")
+    small = "embedded:small" if engine == "transformers" else "embedded"
+    passes("export", tmp_path / "tune.json", "--to", engine, "--drafter", small)
+
+
+def test_tuning_for_an_engine_refuses_what_it_lacks(traces: Path, costs: Path) -> None:
+    verb = ("tune", traces, "--cost-model", costs, "--held-out", 0.5)
+    warned = specctl(*verb, "--for", "sglang", "--family", "svip")
+    assert warned.code == USAGE
+    assert "--family svip: expected settings that the engine of --for runs" in warned.err
+    assert "--for" in refuses(USAGE, *verb, "--for", "tgi")
+    assert "at most 1" in refuses(USAGE, *verb, "--for", "transformers", "--batch-size", 4)
+
+
+def test_a_tuning_names_the_artifact_beside_it(tmp_path: Path, traces: Path, costs: Path) -> None:
+    """The plugin then follows that folder; without it the words must do."""
+    verb = ("tune", traces, "--cost-model", costs, "--held-out", 0.5, "--seed", 3, "--for", "vllm")
+    assert specctl(*verb, "-o", tmp_path, "--threads", 1).code == 0
+    source = read_source(str(tmp_path / "tune.json"))
+    assert source.reference == str(tmp_path / "policy")
+    (tmp_path / "policy").rename(tmp_path / "moved")
+    assert read_source(str(tmp_path / "tune.json")).reference == words_of(source.policy)
+
+
+def test_a_policy_that_nothing_names_is_refused() -> None:
+    """A fitted record of which only tune.json is left has no words."""
+    fitted = Source(NamedPolicy("hetero", POLICIES["hetero"]), None)
+    with pytest.raises(EngineError, match="policy hetero"):
+        fitted.reference_of(POLICIES["hetero"])
+    assert fitted.reference_of(Policy(shape=RootOnly())) == "ar"
+
+
+def test_words_for_all_that_can_be_said() -> None:
+    for all_words in AS_IT_IS.values():
+        for words in all_words:
+            policy = resolve_policy(words).policy
+            assert resolve_policy(str(words_of(policy))).policy == policy
+    assert words_of(POLICIES["hetero"]) is None
+    with pytest.raises(UsageError):
+        resolve_policy("chain:num_draft_tokens=none")

@@ -1,0 +1,100 @@
+"""Exports to vLLM, through the parser of its own server: arguments to engine configuration.
+
+Run in the environment of `make engines`; elsewhere there is no vLLM.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+pytest.importorskip("vllm", reason="no vLLM here; make engines has one")
+
+from vllm.engine.arg_utils import EngineArgs
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+
+from specctl.embedded import embedded_path
+from specctl.engines.engine import EngineDrafter, Serving
+from specctl.engines.export import ENGINES
+from specctl.engines.settings import FILE_NAME
+from specctl.policy import ChainSchedule, RootOnly, build_shape
+from specctl.runtime.policy_spec import resolve_policy
+from tests.engines.exports import AS_IT_IS, RANGES, WRONG_VLLM
+
+MAX_BATCH_SIZE = 24
+SERVER = ("--dtype", "float32", "--enforce-eager", "--max-model-len", "256")
+HEAD = EngineDrafter(model=str(embedded_path("eagle3")), method="eagle3")
+SMALL = EngineDrafter(model=str(embedded_path("small")), method="draft_model")
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # vLLM's own are many
+    pytest.mark.usefixtures("_plugins_off"),
+]
+
+
+@pytest.fixture
+def _plugins_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_PLUGINS", "")
+    monkeypatch.setenv("VLLM_NO_USAGE_STATS", "1")
+
+
+def configured(*flags: str) -> Any:
+    """The configuration that `vllm serve TARGET FLAGS` would start with."""
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    model = ("--model", str(embedded_path("target")))
+    return EngineArgs.from_cli_args(
+        parser.parse_args([*model, *SERVER, *flags])
+    ).create_engine_config()
+
+
+def lengths_of(speculation: Any) -> list[int]:
+    """Draft tokens by batch size, as vLLM's scheduler looks them up."""
+    return build_dynamic_sd_schedule_lookup(
+        getattr(speculation, RANGES), MAX_BATCH_SIZE, speculation.num_speculative_tokens
+    )
+
+
+@pytest.mark.parametrize("words", AS_IT_IS["vllm"])
+def test_vllm_takes_what_is_exported(words: str) -> None:
+    """With the length that the policy drafts at most, and at every batch size its own."""
+    policy = resolve_policy(words).policy
+    serving = Serving(drafter=HEAD, max_batch_size=MAX_BATCH_SIZE)
+    export = ENGINES["vllm"].write(policy, serving)
+    with patch.dict(os.environ, export.environment):
+        found = configured(*export.flags)
+    speculation = found.speculative_config
+    if isinstance(policy.shape, RootOnly):
+        assert speculation is None
+        return
+    assert speculation.method == "eagle3"
+    assert speculation.num_speculative_tokens == build_shape(policy.shape).max_depth
+    assert found.scheduler_config.max_num_seqs == MAX_BATCH_SIZE
+    if FILE_NAME in export.files:
+        assert found.scheduler_config.async_scheduling is False
+    if isinstance(policy.shape, ChainSchedule):
+        sizes = range(1, MAX_BATCH_SIZE + 1)
+        assert lengths_of(speculation)[1:] == [policy.shape.length_at(size) for size in sizes]
+    else:
+        assert speculation.num_speculative_tokens_per_batch_size is None
+
+
+def test_vllm_takes_a_draft_model() -> None:
+    export = ENGINES["vllm"].write(resolve_policy("chain").policy, Serving(drafter=SMALL))
+    assert configured(*export.flags).speculative_config.method == "draft_model"
+
+
+@pytest.mark.parametrize("case", WRONG_VLLM)
+def test_what_is_refused_here_vllm_refuses_or_changes(case: str) -> None:
+    settings, refuses = WRONG_VLLM[case]
+    text = json.dumps(HEAD.model_dump() | settings)
+    if refuses:
+        with pytest.raises((ValueError, TypeError)):
+            lengths_of(configured("--speculative-config", text).speculative_config)
+    else:
+        [[first, _, length]] = settings[RANGES]
+        table = lengths_of(configured("--speculative-config", text).speculative_config)
+        assert table[first] < length
