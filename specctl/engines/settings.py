@@ -14,14 +14,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from specctl.errors import EngineError
-from specctl.records import (
-    PositiveInt,
-    Record,
-    canonical_json,
-    describe_violation,
-    option,
-    require,
-)
+from specctl.records import PositiveInt, Record, canonical_json, describe_violation, option, require
 
 VARIABLE = "SPECCTL_VLLM"
 FILE_NAME = "specctl-vllm.json"

@@ -28,15 +28,7 @@ from specctl.engines.engine import (
     tree_of,
 )
 from specctl.errors import EngineError
-from specctl.policy import (
-    Chain,
-    ChainSchedule,
-    Policy,
-    RootOnly,
-    Shape,
-    StaticTree,
-    build_shape,
-)
+from specctl.policy import Chain, ChainSchedule, Policy, RootOnly, Shape, StaticTree, build_shape
 from specctl.policy.family import Depth, TopK
 from specctl.records import PositiveInt, Record, increasing, require
 

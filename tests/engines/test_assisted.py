@@ -97,7 +97,7 @@ def ours(pair: Pair, policy: Policy, prompt: tuple[int, ...]) -> tuple[tuple[int
     return done.token_ids, seen.rounds
 
 
-@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")  # its own
+@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")
 @pytest.mark.parametrize("words", POLICIES)
 def test_assisted_generation_drafts_as_exported(
     words: str,
