@@ -31,7 +31,6 @@ from specctl.logs.trace_set import TraceSet
 from specctl.policy import Chain, Policy, policy_digest
 from specctl.runtime.requests import Sampling
 
-
 DIGEST = "sha256:" + 64 * "a"
 POLICY = Policy(shape=Chain(num_draft_tokens=2))
 END = 9
