@@ -442,7 +442,7 @@ class Recorder:
         if not self.is_on:
             self.lost["steps after tracing ended"] += 1
         elif len(self._steps) >= MAX_WAITING:
-            self._end(f"{MAX_WAITING} steps wait for a slow disk or store")
+            self.end(f"{MAX_WAITING} steps wait for a slow disk or store")
         else:
             self._steps.append(step)
 
@@ -460,7 +460,7 @@ class Recorder:
                     is_last = self._closing.wait(FLUSH_S)
                     self._flush()
         except Exception as error:  # serving goes on whatever it is
-            self._end(f"{type(error).__name__}: {error}")
+            self.end(f"{type(error).__name__}: {error}")
         finally:
             if self._writer is not None:
                 self._writer.close()
@@ -475,11 +475,11 @@ class Recorder:
             segment = self._writer.commit(finished, tables, open_ids=names, policy=record)
             self.num_bytes += segment.size_bytes
         if self._max_bytes is not None and self.num_bytes >= self._max_bytes:
-            self._end(f"{self.num_bytes} bytes are written, of at most {self._max_bytes}")
+            self.end(f"{self.num_bytes} bytes are written, of at most {self._max_bytes}")
         elif self._log.num_held > MAX_HELD:
-            self._end(f"{self._log.num_held} rows of unfinished requests wait")
+            self.end(f"{self._log.num_held} rows of unfinished requests wait")
 
-    def _end(self, reason: str) -> None:
+    def end(self, reason: str) -> None:
         """Ends tracing for good, and says so once."""
         if self.is_on:
             self.is_on = False

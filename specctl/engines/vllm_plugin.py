@@ -17,7 +17,8 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -85,25 +86,26 @@ def hook() -> None:
     its own way.
 
     Raises:
-        EngineError: a vLLM without one of them.
+        EngineError: a vLLM without one of them; nothing is replaced.
     """
     try:
         from vllm.config import VllmConfig
         from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer as Proposer
         from vllm.v1.worker.gpu_model_runner import GPUModelRunner as Runner
 
-        if hasattr(Runner, "_specctl_hooked"):
-            return
-        Runner._specctl_hooked = True
-        wrap(VllmConfig, "__post_init__", _check_config)
-        wrap(Runner, "__init__", _start)
-        wrap(Runner, "execute_model", _execute_model, in_session=True)
-        wrap(Runner, "_sample", _sample, in_session=True)
-        wrap(Runner, "sample_tokens", _sample_tokens, in_session=True)
-        wrap(Runner, "take_draft_token_ids", _take_draft_token_ids, in_session=True)
-        wrap(Runner, "shutdown", _shutdown, in_session=True)
-        wrap(Proposer, "propose", _propose, in_session=True)
-        wrap(Proposer, "_sample_draft_tokens", _sample_draft_tokens, in_session=True)
+        methods = (
+            (VllmConfig, "__post_init__", _check_config, False),
+            (Runner, "__init__", _start, False),
+            (Runner, "execute_model", _execute_model, True),
+            (Runner, "_sample", _sample, True),
+            (Runner, "sample_tokens", _sample_tokens, True),
+            (Runner, "take_draft_token_ids", _take_draft_token_ids, True),
+            (Runner, "shutdown", _shutdown, True),
+            (Proposer, "propose", _propose, True),
+            (Proposer, "_sample_draft_tokens", _sample_draft_tokens, True),
+        )
+        for owner, name, _, _ in methods:
+            getattr(owner, name)
     except (ImportError, AttributeError) as error:
         raise EngineError(
             f"vLLM {vllm_version()}",
@@ -111,6 +113,11 @@ def hook() -> None:
             found=str(error),
             fix=f"use vLLM {' or '.join(CHECKED_VERSIONS)}, or unset {VARIABLE}",
         ) from error
+    if hasattr(Runner, "_specctl_hooked"):
+        return
+    Runner._specctl_hooked = True
+    for owner, name, around, in_session in methods:
+        wrap(owner, name, around, in_session=in_session)
     mend_expansion()
 
 
@@ -247,9 +254,11 @@ def check_engine(runner: Any) -> None:
             raise EngineError("vLLM with specctl's plugin", expected=expected, found=found, fix=fix)
 
 
-def _execute_model(session: Session, original: Any, self: Any, scheduled: Any, *rest: Any) -> Any:
+def _execute_model(
+    session: Session, original: Any, self: Any, scheduled: Any, *rest: Any, **more: Any
+) -> Any:
     session.begin_step(scheduled)
-    return original(self, scheduled, *rest)
+    return original(self, scheduled, *rest, **more)
 
 
 def _sample(session: Session, original: Any, self: Any, logits: Tensor, metadata: Any) -> Any:
@@ -259,8 +268,8 @@ def _sample(session: Session, original: Any, self: Any, logits: Tensor, metadata
     return out
 
 
-def _sample_tokens(session: Session, original: Any, self: Any, *args: Any) -> Any:
-    out = original(self, *args)
+def _sample_tokens(session: Session, original: Any, self: Any, *args: Any, **more: Any) -> Any:
+    out = original(self, *args, **more)
     session.end_step()
     return out
 
@@ -373,11 +382,29 @@ class Session:
         self.policy, self._draft = policy, None
         log.info("specctl: policy %s %s", self.rules.policy.name, self.rules.digest)
 
-    def _fault(self, fault: PolicyFault) -> None:
-        """The engine goes on as it was set up, until its next drafting."""
-        self.faults.note(fault)
-        self._draft, self.wants_more = None, True
-        self.kept.clear()
+    @contextmanager
+    def _failing_open(self) -> Iterator[None]:
+        """A failure of the policy inside costs this drafting its policy: the engine goes on as it
+        was set up, and the fault is counted."""
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            if not isinstance(error, PolicyFault):
+                error = PolicyFault("exception", f"{type(error).__name__}: {error}")
+            self.faults.note(error)
+            self._draft, self.wants_more = None, True
+            self.kept.clear()
+
+    @contextmanager
+    def _serving_on(self) -> Iterator[None]:
+        """A failure to record inside ends tracing and nothing else."""
+        try:
+            yield
+        except Exception as error:
+            assert self.tracer is not None
+            self.tracer.recorder.end(f"{type(error).__name__}: {error}")
 
     # ----------------------------------------------------------------- steps
 
@@ -386,7 +413,7 @@ class Session:
         now, finished = time.perf_counter(), scheduler_output.finished_req_ids
         goes_on = any(one in scheduler_output.num_scheduled_tokens for one in self._in_step)
         if self.tracer is not None:
-            self._end_trace(now if goes_on else self._ended, finished)
+            self._end_trace(self.tracer, now if goes_on else self._ended, finished)
         if self.rules is not None:
             self.rules.forget(list(finished))
         if self.watch is not None:
@@ -402,14 +429,16 @@ class Session:
         drafted, self._drafted = self._drafted, Drafted([], [], torch.empty(0), *self._own)
         self._in_step = list(self._runner.input_batch.req_ids)
         if self.tracer is not None:
-            self.tracer.before_verdict(logits, metadata, drafted, self._num_scheduled)
+            with self._serving_on():
+                self.tracer.before_verdict(logits, metadata, drafted, self._num_scheduled)
 
     def after_verdict(self, sampled: Tensor, metadata: Any) -> None:
         """Verification is through, `sampled` `[B, S]` are its tokens; rules learn from it."""
         self._verify_us = 1e6 * (time.perf_counter() - self._began)
         self._sampled = sampled
         if self.tracer is not None:
-            self.tracer.after_verdict(sampled)
+            with self._serving_on():
+                self.tracer.after_verdict(sampled)
         draft, self._draft = self._draft, None
         if self.rules is None or not self.rules.learns or draft is None or metadata is None:
             return
@@ -417,10 +446,8 @@ class Session:
         at = {name: row for row, name in enumerate(draft.request_ids)}
         rows = zip(self._in_step, metadata.num_draft_tokens, accepted, strict=True)
         learnt = [(at[name], count) for name, num, count in rows if num and name in at]
-        try:
+        with self._failing_open():
             self.rules.observe(draft, [row for row, _ in learnt], [count for _, count in learnt])
-        except PolicyFault as fault:
-            self._fault(fault)
 
     def end_step(self) -> None:
         """The next drafts are made; what is left is the scheduler's."""
@@ -436,15 +463,14 @@ class Session:
             self.watch.__exit__()
         notes = [f"{self.num_steps} steps", f"{self.faults.total} policy faults"]
         if self.tracer is not None:
-            self._end_trace(self._ended, set())
+            self._end_trace(self.tracer, self._ended, set())
             recorder = self.tracer.recorder
             recorder.close()
             counts = {**self.tracer.skipped, **recorder.lost}
             notes += [f"{count} {what}" for what, count in counts.items() if count]
         log.info("specctl: %s", ", ".join(notes))
 
-    def _end_trace(self, end: float, finished: set[str]) -> None:
-        assert self.tracer is not None
+    def _end_trace(self, tracer: Tracer, end: float, finished: set[str]) -> None:
         policy_us = 0.0 if self.rules is None else self.rules.spent_us
         total_us = 1e6 * (end - self._began)
         times = {
@@ -455,7 +481,8 @@ class Session:
             "step_idx": self.num_steps,
             "step_levels": len(self.levels),
         }
-        self.tracer.end_step(times, finished)
+        with self._serving_on():
+            tracer.end_step(times, finished)
 
     # ----------------------------------------------------------------- drafting
 
@@ -479,46 +506,40 @@ class Session:
         self.kept.clear()
         if self.rules is None or num_levels == 0:
             return
-        try:
+        with self._failing_open():
             recent = None
             if self.rules.shape.rule.needs_text:
                 recent = recent_tokens(self._texts(), self._device)
             self._draft = self.rules.begin(self._drafting, root_ids, recent)
             self.wants_more = self._draft.wants_more
-        except PolicyFault as fault:
-            self._fault(fault)
 
     def take_level(self, token_ids: Tensor) -> None:
         """A level was drafted."""
-        self.levels.append(DraftedLevel.of(token_ids, self._logits))
-        if self._draft is None or self.rules is None:
-            return
-        try:
-            self.rules.grow(self._draft, self.levels[-1])
-            self.wants_more = self._draft.wants_more
-        except PolicyFault as fault:
-            self._fault(fault)
+        with self._failing_open():
+            self.levels.append(DraftedLevel.of(token_ids, self._logits))
+            if self._draft is not None and self.rules is not None:
+                self.rules.grow(self._draft, self.levels[-1])
+                self.wants_more = self._draft.wants_more
 
     def end_draft(self) -> None:
         """Drafting is through: each request's drafts are cut to what is to be verified."""
         decider, offered = self._own, None
         if self._draft is not None and self.rules is not None:
-            try:
+            with self._failing_open():
                 counts = self.rules.kept(self._draft)
                 tree = self._draft.pool.view().tree
                 offered = tree.depth.masked_fill(~tree.valid, 0).amax(1)
                 self.kept.update(zip(self._drafting, counts.tolist(), strict=True))
                 decider = self.rules.policy, self.rules.digest
-            except PolicyFault as fault:
-                self._fault(fault)
         if self.tracer is not None:
-            if offered is None:
-                size = (len(self._drafting),)
-                offered = torch.full(size, len(self.levels), device=self._device)
-            self._drafted = Drafted(self._drafting, self.levels, offered, *decider)
+            with self._serving_on():
+                if offered is None:
+                    size = (len(self._drafting),)
+                    offered = torch.full(size, len(self.levels), device=self._device)
+                self._drafted = Drafted(self._drafting, self.levels, offered, *decider)
+                self.tracer.after_draft(self._drafted)
             if self.tracer.is_dense:
                 self.kept.update(dict.fromkeys(self._drafting, 0))
-            self.tracer.after_draft(self._drafted)
         spent_us = 0.0 if self.rules is None else self.rules.spent_us
         self._draft_us = 1e6 * (time.perf_counter() - self._draft_began) - spent_us
 

@@ -1,11 +1,19 @@
 """vLLM with the plugin: texts are those of plain decoding, calls and drafts those of replay, rows
-those of `collect`."""
+those of `collect`.
+
+`make engines` runs `PASSES`; with SPECCTL_TEST_ENGINES=all, as in `make nightly`, every policy of
+both drafters runs at both batch sizes.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +35,19 @@ from specctl.registry.log import Writer
 from specctl.registry.opening import init_registry
 from specctl.registry.publishing import promote, push, read_package
 from specctl.registry.trust import Trust
-from specctl.replay.rounds import replay
+from specctl.replay.rounds import Rounds, replay
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings, converse
 from specctl.runtime.load import load_pair
 from specctl.runtime.policy_spec import resolve_policy
-from tests.engines.vllm_engine import MAX_NEW_TOKENS, engine, ids_of, packaged
+from tests.engines.vllm_engine import MAX_NEW_TOKENS, engine, ids_of, packaged, rows_of
 
 COUNT, K = 60, 5
 BASE = "eagle2:depth=3:top_k=1:num_tokens=4"
+SCHEDULES = {
+    "schedule 5, 2": "schedule:from_batch=1/5:num_draft_tokens=5/2",
+    "schedule 5, 1, 0": "schedule:from_batch=1/3/7:num_draft_tokens=5/1/0",
+}
 WORDS = {
     "chain of 1": "chain:num_draft_tokens=1",
     "chain of 3": "chain:num_draft_tokens=3",
@@ -46,12 +58,24 @@ WORDS = {
     "SVIP": "svip:window=5:threshold=0.9",  # it leaves the uncertain token out
     "AdaSD": "adasd_stop:window=5:min_samples=2",
     "threshold": "threshold:depth=5:min_prob=0.2",  # of a tree, on a chain
+    **SCHEDULES,
 }
 FITS = {
     "HeteroSpec": ("cart", "--base", BASE, "--filter", "all", "--label", "accepted"),
     "C2T": ("c2t",),
 }
 POLICIES = (*WORDS, *FITS)
+CORE = {
+    "eagle3": {"8": POLICIES, "1": ("chain of 3", "AdaSD", "C2T")},
+    "small": {"8": ("chain of 3", "survival", "HeteroSpec")},
+}
+EVERY = {drafter: dict.fromkeys(("8", "1"), POLICIES) for drafter in CORE}
+CHOSEN = EVERY if os.environ.get("SPECCTL_TEST_ENGINES") == "all" else CORE
+PASSES = {
+    drafter: [(policy, batch) for batch, policies in by.items() for policy in policies]
+    for drafter, by in CHOSEN.items()
+}
+"""By drafter: policies, and requests that may run together."""
 
 
 def specctl(*words: object) -> str:
@@ -71,9 +95,8 @@ class Counts:
     accepted: list[int]
 
     @classmethod
-    def replayed(cls, log: DenseLog, policy: Policy) -> Counts:
+    def replayed(cls, found: Rounds) -> Counts:
         """From a dense log, without the models."""
-        [found] = replay(log, [policy])
         positions = found.positions
         size = positions.num_requests
         order = np.argsort(np.array(positions.prompt_ids)[positions.prompt])
@@ -100,11 +123,11 @@ class Counts:
         return cls(*(rows[name].to_list() for name in ("calls", "drafted", "accepted")))
 
 
-def rows_of(path: Path, table: str) -> pl.DataFrame:
-    """A table of a trace set, in order; requests by name."""
-    rows = TraceSet.open(str(path)).scan(table).collect()
-    keys = ["request_id", "round_idx", *(["node_idx"] if table == "nodes" else [])]
-    return rows.with_columns(pl.col("request_id").cast(pl.String)).sort(keys)
+def replayed(path: Path, policies: Mapping[str, Policy]) -> dict[str, Counts]:
+    """What each policy would do, request by request, as vLLM runs it: on chains."""
+    log = DenseLog.open(TraceSet.open(str(path)))
+    runs = replay(log, [as_chain(policy) for policy in policies.values()])
+    return {name: Counts.replayed(run) for name, run in zip(policies, runs, strict=True)}
 
 
 # --------------------------------------------------------------------------- by ourselves
@@ -119,7 +142,7 @@ class Ours:
     live: Path
 
 
-@pytest.fixture(scope="module", params=["eagle3", "small"])
+@pytest.fixture(scope="module", params=PASSES)
 def drafter(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -135,7 +158,7 @@ def ours(drafter: str, tmp_path_factory: pytest.TempPathFactory) -> Ours:
         for one in converse(plain, given, settings)
     }
     shape = FullTree(depth=K, top_k=1)
-    collect_dense(pair, given, settings, root / "dense", shape, batch_size=8)
+    collect_dense(pair, given, settings, root / "dense", shape)
     policy = resolve_policy("chain:num_draft_tokens=3").policy
     collect_live(pair, given, policy, settings, root / "live", batch_size=8)
     return Ours([found[one.prompt_id] for one in given], root / "dense", root / "live")
@@ -155,16 +178,16 @@ class Theirs:
     texts: dict[tuple[str, str], list[list[int]]] = field(default_factory=dict)
     counters: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
 
-    @property
-    def passes(self) -> list[tuple[str, str]]:
-        """Policy and batch, in the order in which they ran."""
-        return list(self.texts)
+    @cached_property
+    def replayed(self) -> dict[str, Counts]:
+        """What the policies would do, by the engine's own dense log."""
+        return replayed(self.dense, self.policies)
 
-    def rounds(self, name: str, batch: str) -> pl.DataFrame:
-        """The rounds of a pass."""
-        rows = rows_of(self.live, "rounds")
+    def rounds(self, policy: str, batch: str) -> pl.DataFrame:
+        """The rounds of a pass; requests are numbered through all of them."""
         number = pl.col("request_id").str.slice(-6).cast(pl.Int64)
-        return rows.filter(number // COUNT == self.passes.index((name, batch)))
+        place = list(self.texts).index((policy, batch))
+        return rows_of(self.live, "rounds").filter(number // COUNT == place)
 
 
 @pytest.fixture(scope="module")
@@ -192,14 +215,13 @@ def theirs(drafter: str, tmp_path_factory: pytest.TempPathFactory) -> Theirs:
         policy=f"{root}/registry/{name}@prod", trace=TraceSettings(out=str(root / "live"))
     )
     with engine(drafter, K, settings) as running:
-        for policy in POLICIES:
+        for policy, batch in PASSES[drafter]:
             promote(writer, name, "prod", digests[policy])
             running.session.watch.look()  # its thread would within seconds
-            for batch in ("1", "8"):
-                before = running.counters()
-                found.texts[policy, batch] = running.generate(given, together=batch == "8")
-                after = running.counters()
-                found.counters[policy, batch] = {k: after[k] - before[k] for k in after}
+            before = running.counters()
+            found.texts[policy, batch] = running.generate(given, together=batch == "8")
+            after = running.counters()
+            found.counters[policy, batch] = {k: after[k] - before[k] for k in after}
         running.session.close()
         assert running.session.faults.total == 0
         assert not running.session.tracer.recorder.lost
@@ -222,30 +244,39 @@ def artifacts(root: Path, pair: PairFingerprint, dense: Path) -> dict[str, Path]
 # --------------------------------------------------------------------------- what it must show
 
 
-@pytest.mark.parametrize("batch", ["1", "8"])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_calls_and_drafts_are_those_of_replay(theirs: Theirs, policy: str, batch: str) -> None:
+def test_calls_and_drafts_are_those_of_replay(theirs: Theirs) -> None:
     """Of every request, to the last one; accepted tokens with the last round cut at the text."""
-    log = DenseLog.open(TraceSet.open(str(theirs.dense)))
-    replayed = Counts.replayed(log, as_chain(theirs.policies[policy]))
-    rounds = theirs.rounds(policy, batch)
-    assert rounds["policy_digest"].unique().to_list() == [
-        policy_digest(as_chain(theirs.policies[policy]))
-    ]
-    assert Counts.traced(rounds) == replayed
-    counted = theirs.counters[policy, batch]
-    assert counted["draft_tokens"] == sum(replayed.drafted)
-    with_drafts = int((rounds["num_verified"] > 1).sum())
-    assert counted["drafts"] == with_drafts
-    assert counted["accepted_tokens"] >= sum(replayed.accepted)
+    for (policy, batch), counted in theirs.counters.items():
+        rounds, record = theirs.rounds(policy, batch), as_chain(theirs.policies[policy])
+        assert rounds["policy_digest"].unique().to_list() == [policy_digest(record)], policy
+        if policy in SCHEDULES and batch != "1":
+            continue  # its lengths depend on who shares the batch: the test below
+        expected = theirs.replayed[policy]
+        assert Counts.traced(rounds) == expected, (policy, batch)
+        assert counted["draft_tokens"] == sum(expected.drafted), (policy, batch)
+        assert counted["drafts"] == int((rounds["num_verified"] > 1).sum())
+        assert counted["accepted_tokens"] >= sum(expected.accepted)
 
 
-@pytest.mark.parametrize("batch", ["1", "8"])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_texts_are_those_of_plain_decoding(
-    ours: Ours, theirs: Theirs, policy: str, batch: str
+def test_schedules_are_simulated_to_the_last_draft(
+    drafter: str, ours: Ours, theirs: Theirs
 ) -> None:
-    assert theirs.texts[policy, batch] == ours.texts
+    """Drafts by batch size, where requests come and go as in vLLM: exact totals of a run."""
+    ran = [name for name, batch in PASSES[drafter] if name in SCHEDULES and batch == "8"]
+    for name in ran:
+        words = ("--engine", "vllm", "--batch-size", 8, "--in-order", "--json")
+        found = json.loads(specctl("replay", ours.dense, "-p", WORDS[name], *words))
+        [totals] = found["policies"]
+        counted, rounds = theirs.counters[name, "8"], theirs.rounds(name, "8")
+        assert totals["calls"] == len(rounds), name
+        assert totals["num_drafts"] == counted["drafts"], name
+        assert totals["num_drafted"] == counted["draft_tokens"], name
+        assert totals["num_accepted"] == rounds["num_accepted"].sum(), name
+
+
+def test_texts_are_those_of_plain_decoding(ours: Ours, theirs: Theirs) -> None:
+    for policy, batch in theirs.texts:
+        assert theirs.texts[policy, batch] == ours.texts, (policy, batch)
 
 
 def test_a_dense_log_holds_the_same_text(ours: Ours, theirs: Theirs) -> None:
@@ -319,8 +350,5 @@ def test_dense_rows_are_those_of_collect(ours: Ours, theirs: Theirs) -> None:
     compare(mine.filter(~unseen), dense.filter(~unseen), without={"js_distance"})
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_both_dense_logs_replay_alike(ours: Ours, theirs: Theirs, policy: str) -> None:
-    made = [DenseLog.open(TraceSet.open(str(path))) for path in (ours.dense, theirs.dense)]
-    one, other = (Counts.replayed(log, as_chain(theirs.policies[policy])) for log in made)
-    assert one == other
+def test_both_dense_logs_replay_alike(ours: Ours, theirs: Theirs) -> None:
+    assert replayed(ours.dense, theirs.policies) == theirs.replayed

@@ -22,9 +22,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from specctl.collect.prompts import Prompt, load_prompts
 from specctl.embedded import embedded_path
 from specctl.engines.settings import VARIABLE, PluginSettings
+from specctl.logs.trace_set import TraceSet
 from specctl.runtime.conversations import conversation_ids
 from specctl.runtime.identity import load_tokenizer
 
@@ -55,6 +58,14 @@ def ids_of(prompts: Sequence[Prompt]) -> list[list[int]]:
     """Token ids, as `collect` gives them to the target."""
     tokenizer = load_tokenizer(embedded_path("target"))
     return [list(conversation_ids(tokenizer, one, [])) for one in prompts]
+
+
+@cache
+def rows_of(path: Path, table: str) -> pl.DataFrame:
+    """A table of a trace set, in order; requests by name."""
+    rows = TraceSet.open(str(path)).scan(table).collect()
+    keys = ["request_id", "round_idx", *(["node_idx"] if table == "nodes" else [])]
+    return rows.with_columns(pl.col("request_id").cast(pl.String)).sort(keys)
 
 
 @dataclass
