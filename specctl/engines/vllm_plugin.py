@@ -360,7 +360,7 @@ class Session:
     def _begin_policy(self, spec: str, expect: Expectation) -> None:
         """Loads the policy, and follows it where it is an artifact; refuses what cannot work."""
         if not (is_artifact(spec) or is_meant_as_artifact(spec)):
-            self.reload(resolve_policy(spec, expect).policy)
+            self.reload(resolve_policy(spec, expect, allow_lossy=True).policy)  # it refuses those
             return
         watch = Watch(source_of(spec, expect), self)
         watch.look()

@@ -7,12 +7,16 @@ import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: `make engines` runs this")
+
+from vllm.config import VllmConfig
+from vllm.v1.spec_decode.eagle import EagleProposer
 
 from specctl.artifacts import Origin, save_artifact
 from specctl.artifacts.manifest import PairFingerprint
@@ -21,6 +25,7 @@ from specctl.engines import vllm_plugin
 from specctl.engines.settings import PluginSettings, TraceSettings
 from specctl.errors import ArtifactError, EngineError, LossyPolicyError, SpecctlError
 from specctl.logs.trace_set import TraceSet
+from specctl.policy import Policy
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings, converse
 from specctl.runtime.load import load_pair
@@ -36,6 +41,7 @@ from tests.engines.vllm_engine import (
 )
 
 CONFIDENCE = "confidence:window=5:threshold=0.4"
+LOSSY = "chain:num_draft_tokens=3+mars:theta=0.9"
 COUNT = 24
 
 
@@ -56,9 +62,12 @@ def plain(pair: Any) -> list[list[int]]:
 
 
 def artifact(folder: Path, words: str, pair: PairFingerprint) -> Path:
-    policy = resolve_policy(words, allow_lossy=True).policy
-    save_artifact(folder, policy, Origin(pair), card=words)
+    save_artifact(folder, resolve_policy(words).policy, Origin(pair), card=words)
     return folder
+
+
+def lossy() -> Policy:
+    return resolve_policy(LOSSY, allow_lossy=True).policy
 
 
 # --------------------------------------------------------------------------- a server
@@ -131,6 +140,7 @@ def ask_until(running: Server, ids: list[int], stop: threading.Event) -> None:
 # --------------------------------------------------------------------------- policies that fail
 
 
+@pytest.mark.policy_faults
 def test_faults_and_refused_policies_leave_serving_alone(
     plain: list[list[int]], pair: Any, tmp_path: Path
 ) -> None:
@@ -153,15 +163,13 @@ def test_faults_and_refused_policies_leave_serving_alone(
         assert after["draft_tokens"] - before["draft_tokens"] == 5 * drafts, "its own setting"
 
         played = session.policy
-        for words, refusal in (
-            (f"{CONFIDENCE}+mars:theta=0.9", LossyPolicyError),
-            ("confidence:window=9", EngineError),
-        ):
-            artifact(folder, words, pair.fingerprint)
-            session.watch.look()
-            assert running.generate(given[:2]) == plain[:2]
-            assert isinstance(session.watch.last_error, refusal)
-            assert session.policy == played
+        with pytest.raises(LossyPolicyError, match="engine's own rule"):
+            session.reload(lossy())
+        artifact(folder, "confidence:window=9", pair.fingerprint)
+        session.watch.look()
+        assert running.generate(given[:2]) == plain[:2]
+        assert isinstance(session.watch.last_error, EngineError)
+        assert session.policy == played
         other = pair.fingerprint.model_copy(update={"target_digest": "sha256:" + 64 * "0"})
         artifact(folder, "chain:num_draft_tokens=2", other)
         session.watch.look()
@@ -230,30 +238,6 @@ def starts(settings: PluginSettings, **speculative: Any) -> None:
 TRACED = PluginSettings(trace=TraceSettings(out="unused"))
 
 
-def test_set_ups_in_which_drafts_cannot_be_watched_are_refused(
-    monkeypatch: pytest.MonkeyPatch, pair: Any, tmp_path: Path
-) -> None:
-    """Before a model is loaded, each with what to set."""
-    with pytest.raises(EngineError, match="draft_sample_method to 'greedy'"):
-        starts(TRACED, draft_sample_method="probabilistic")
-    with pytest.raises(EngineError, match="method ngram"):
-        starts(TRACED, method="ngram", model=None, prompt_lookup_max=3)
-    with pytest.raises(EngineError, match="num_speculative_tokens 9"):
-        starts(PluginSettings(policy="confidence:window=9"))
-    with pytest.raises(LossyPolicyError):
-        starts(
-            PluginSettings(
-                policy=str(artifact(tmp_path / "lossy", "chain+mars:theta=0.9", pair.fingerprint))
-            )
-        )
-    other = pair.fingerprint.model_copy(update={"drafter_digest": "sha256:" + 64 * "0"})
-    with pytest.raises(ArtifactError, match="E_TARGET"):
-        starts(PluginSettings(policy=str(artifact(tmp_path / "other", CONFIDENCE, other))))
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-    with pytest.raises(EngineError, match="VLLM_USE_V2_MODEL_RUNNER=0"):
-        starts(TRACED)
-
-
 def test_another_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A version that no test has run, and one without a method that the plugin replaces."""
     import vllm
@@ -266,3 +250,60 @@ def test_another_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(SpecDecodeBaseProposer, "_sample_draft_tokens")
     with pytest.raises(EngineError, match="_sample_draft_tokens"):
         vllm_plugin.hook()
+
+
+def test_set_ups_in_which_drafts_cannot_be_watched_are_refused(
+    monkeypatch: pytest.MonkeyPatch, pair: Any, tmp_path: Path
+) -> None:
+    """Before a model is loaded, each with what to set."""
+    with pytest.raises(EngineError, match="draft_sample_method to 'greedy'"):
+        starts(TRACED, draft_sample_method="probabilistic")
+    with pytest.raises(EngineError, match="num_speculative_tokens 9"):
+        starts(PluginSettings(policy="confidence:window=9"))
+    with pytest.raises(LossyPolicyError, match="engine's own rule"):
+        starts(PluginSettings(policy=LOSSY))
+    other = pair.fingerprint.model_copy(update={"drafter_digest": "sha256:" + 64 * "0"})
+    with pytest.raises(ArtifactError, match="E_TARGET"):
+        starts(PluginSettings(policy=str(artifact(tmp_path / "other", CONFIDENCE, other))))
+    # Last: it imports numba, after which this vLLM starts no other engine in the process.
+    seen = []
+    settle = VllmConfig.__post_init__
+    monkeypatch.setattr(VllmConfig, "__post_init__", lambda self: seen.append(settle(self)))
+    with pytest.raises(EngineError, match="method ngram"):
+        starts(TRACED, method="ngram", model=None, prompt_lookup_max=3)
+    assert seen, "configurations pass by the check of the next test"
+
+
+def test_the_second_model_runner_is_refused() -> None:
+    """vLLM itself refuses it here, where there is no Triton, so the check is called by hand."""
+    config = SimpleNamespace(speculative_config=object(), use_v2_model_runner=True)
+    with pytest.raises(EngineError, match="VLLM_USE_V2_MODEL_RUNNER=0"):
+        vllm_plugin._check_config(lambda self: None, config)
+
+
+def test_asynchronous_scheduling_and_several_workers_are_refused() -> None:
+    """What the CPU build never is."""
+    for change, fix in (
+        ({"use_async_scheduling": True}, "--no-async-scheduling"),
+        ({"world_size": 2}, "one device"),
+        ({"parallel_drafting": True}, "parallel_drafting to false"),
+    ):
+        facts = {
+            "use_async_scheduling": False,
+            "world_size": 1,
+            "parallel_drafting": False,
+        } | change
+        parallel = SimpleNamespace(
+            world_size=facts["world_size"],
+            data_parallel_size=1,
+            tensor_parallel_size=facts["world_size"],
+            pipeline_parallel_size=1,
+        )
+        drafts = SimpleNamespace(method="eagle3", parallel_drafting=facts["parallel_drafting"])
+        runner = SimpleNamespace(
+            drafter=EagleProposer.__new__(EagleProposer),
+            use_async_scheduling=facts["use_async_scheduling"],
+            vllm_config=SimpleNamespace(speculative_config=drafts, parallel_config=parallel),
+        )
+        with pytest.raises(EngineError, match=fix):
+            vllm_plugin.check_engine(runner)
