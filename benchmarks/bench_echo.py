@@ -33,7 +33,7 @@ from specctl.policy import (
 )
 from specctl.policy.budgets import Calibration, draft_log_odds
 from specctl.replay.batch_simulation import Load, simulate
-from specctl.replay.cost.model import LinearCost
+from specctl.replay.cost.rates import LinearCost
 from specctl.replay.fit_inputs import Replayer, gate_rows
 from specctl.replay.submissions import Submissions, submissions_of
 from specctl.stats import Resamples, split_prompts

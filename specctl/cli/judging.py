@@ -13,7 +13,13 @@ from specctl.cli.options import DenseTracesArgument, ReplayThreadsOption, open_t
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.records import option
-from specctl.replay.config import LadderConfig, ProfileGrid, ReplayConfig, TuneConfig
+from specctl.replay.config import (
+    LadderConfig,
+    ProfileGrid,
+    ReplayConfig,
+    TuneConfig,
+    refuse_ignored,
+)
 from specctl.runtime.config import ModelsConfig
 
 
@@ -21,16 +27,37 @@ from specctl.runtime.config import ModelsConfig
 def profile(
     *,
     out: Path = option(Path("cost_model.json"), "Cost model to write", name="--out -o"),
+    traces: list[str] | None = option(
+        None,
+        "Trace set of an engine, whose own step times are fitted; repeat for more",
+        name="--from",
+        default="measure here",
+    ),
     config: Given,
     models: Given,
 ) -> Answer:
-    """Measure what rounds cost on this machine (us), for replay and budgets; 1 to 2 minutes."""
+    """Measure what rounds cost on this machine (us), for replay and budgets; 1 to 2 minutes.
+
+    With --from nothing is measured: the cost model is fitted to the steps that an engine served.
+    """
     from specctl.replay.cost.files import COST_MODEL, save_cost_model
     from specctl.replay.cost.profile import profile as measure
     from specctl.replay.cost.profile import render, summary_json, timed_rounds
     from specctl.runtime.output import check_place
 
     check_place(out, COST_MODEL)
+    if traces:
+        from specctl.logs.trace_set import TraceSet
+        from specctl.replay.cost.engine import engine_summary, fit_engine, render_engine
+
+        refuse_ignored(
+            dict.fromkeys([*config.changed, *models.changed], True),
+            expected="a measurement",
+            found="--from, which makes none",
+        )
+        fitted = fit_engine(TraceSet.open(*traces, unfinished=True))
+        save_cost_model(fitted, out)
+        return Answer(engine_summary(fitted, out), [render_engine(fitted, out)])
     grid: ProfileGrid = config.build()
     pair = models.build().load_pair()
     graphs = timed_rounds(grid.rounds, pair)

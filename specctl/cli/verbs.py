@@ -103,6 +103,16 @@ class Given:
         except KeyError:
             raise AttributeError(name) from None
 
+    @property
+    def changed(self) -> list[str]:
+        """The options whose values are not the defaults."""
+        pairs = ((option, self.values[option.name]) for option in self.options)
+        return [
+            option.flag.split()[0]
+            for option, value in pairs
+            if value not in (None, option.parameter().default)
+        ]
+
     def build(self, **fields: Any) -> Any:
         """The model.
 

@@ -355,6 +355,16 @@ class Simulation:
         return self.submissions.outcomes_of(rounds.row, rounds.verified, rounds.accepted)
 
     @cached_property
+    def steps(self) -> Steps:
+        """Steps without prompts, as a cost model is asked about them."""
+        steps, is_plain = (
+            steps_of_batch(self.submissions, self.rounds, self.packing),
+            self.rounds.prompt_tokens == 0,
+        )
+        sizes = {name: np.broadcast_to(of, is_plain.shape) for name, of in vars(steps).items()}
+        return Steps(**{name: of[is_plain] for name, of in sizes.items()})
+
+    @cached_property
     def emitted(self) -> Longs:
         """`[L]` tokens of each round, bonus included, cut at the end of the text."""
         remaining = self.submissions.positions.remaining[self.rounds.row]

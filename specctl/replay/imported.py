@@ -11,7 +11,7 @@ In batches requests join in file order, under the batching of an engine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,8 @@ from specctl.replay.adaptive import ADAPTIVE, AdaptiveSlot, longest_chain, read_
 from specctl.replay.batch_figures import totals_of
 from specctl.replay.batch_simulation import Load, Simulation, simulate
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress, refuse_ignored
-from specctl.replay.cost.model import CostModel
+from specctl.replay.cost.files import warn_outside
+from specctl.replay.cost.model import CostModel, steps_of
 from specctl.replay.outcomes import Outcomes
 from specctl.replay.results import (
     Caption,
@@ -163,6 +164,7 @@ def replay_import(
     model: CostModel | None = None,
     *,
     progress: ShowProgress = no_progress,
+    warn: Callable[[str], None],
 ) -> Result:
     """Scores chains on imported acceptance: one request at a time, or in batches.
 
@@ -201,6 +203,8 @@ def replay_import(
             else:
                 rounds[label] = replay_oracle(lengths)
             tick()
+    asked = {label: run.steps for label, run in runs.items()}
+    warn_outside(model, asked | {label: steps_of(run) for label, run in rounds.items()}, warn)
     if config.has_load:
         totals = totals_of(runs, baseline, has_time=model is not None)
         found = ImportBatchScores(

@@ -20,8 +20,9 @@ from specctl.replay.adaptive import ADAPTIVE, longest_chain, read_slots
 from specctl.replay.batch_figures import figures_of, totals_of
 from specctl.replay.batch_simulation import Load, Simulation, simulate, simulate_runs
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress, refuse_ignored
-from specctl.replay.cost.files import AnyCost, doubts, load_cost_model
-from specctl.replay.cost.model import TableCost, require_slope
+from specctl.replay.cost.files import AnyCost, doubts, load_cost_model, warn_outside
+from specctl.replay.cost.model import require_slope, steps_of
+from specctl.replay.cost.rates import LinearCost
 from specctl.replay.imported import replay_import
 from specctl.replay.results import (
     BatchScores,
@@ -84,7 +85,7 @@ def replay_folders(
         if model is not None and len(drafters) > 1:
             names = " and ".join(drafters)
             warn(f"cost model: one drafter's times stand for {names}; see --drafter")
-        return replay_import(log, config, model, progress=progress)
+        return replay_import(log, config, model, progress=progress, warn=warn)
     refuse_ignored(
         {"--drafter": bool(config.drafters)},
         expected="an import of `specctl import`",
@@ -130,6 +131,7 @@ def replay_policies(
         baseline=config.baseline - 1,
         seed=config.seed,
     )
+    warn_outside(model, dict(zip(labels, map(steps_of, runs), strict=True)), warn)
     facts = facts_of(traces, log, None if model is None else model.digest)
     baseline = labels[config.baseline - 1]
     scores = ReplayScores(kind="replay", **facts, baseline=baseline, policies=tuple(scored))
@@ -211,6 +213,7 @@ def serve_policies(
     facts |= {"load": vars(load).copy(), "baseline": baseline}
     if config.in_order:
         once = {label: simulate(of, load, model) for label, of in prepared.items()}
+        warn_outside(model, {label: run.steps for label, run in once.items()}, warn)
         totals = totals_of(once, baseline, has_time=model is not None)
         batch = BatchScores(kind="replay-batch", **facts, policies=totals)
         return totals_result(batch, caption)
@@ -220,6 +223,7 @@ def serve_policies(
             runs[label] = simulate_runs(
                 of, load, model, num_runs=NUM_RUNS, seed=config.seed, on_run=tick
             )
+    warn_outside(model, {label: of[0].steps for label, of in runs.items()}, warn)
     limit_us = None if config.tpot_limit_ms is None else 1e3 * config.tpot_limit_ms
     figures = tuple(
         figures_of(label, of, baseline=runs[baseline], tpot_limit_us=limit_us, seed=config.seed)
@@ -239,7 +243,7 @@ def open_cost_model(path: Path | None, traces: TraceSet | None, warn: Warn) -> A
     if path is None:
         return None
     model = load_cost_model(path)
-    if traces is None and isinstance(model, TableCost):
+    if traces is None and not isinstance(model, LinearCost):
         warn(
             f"cost model: measured for target {model.pair.target!r} and drafter "
             f"{model.pair.drafter!r}; the import does not name its own"

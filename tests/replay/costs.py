@@ -7,7 +7,8 @@ from typing import Any
 
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.replay.config import ProfileGrid
-from specctl.replay.cost.model import DraftGrids, Grid, LinearCost, Machine, TableCost
+from specctl.replay.cost.model import DraftGrids, Grid, Machine, TableCost
+from specctl.replay.cost.rates import LinearCost
 from specctl.runtime.load import Pair, Target
 from tests.runtime.toy import toy_pair
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from specctl.logs.positions import Positions
-from specctl.replay.cost.model import LinearCost
+from specctl.replay.cost.rates import LinearCost
 from specctl.replay.ladder.tally import LoadClock
 
 

@@ -13,7 +13,7 @@ from specctl.logs.positions import Positions
 from specctl.policy import Policy, StaticTree
 from specctl.replay.batch_simulation import Load, Seed, Simulation
 from specctl.replay.cost import CostModel
-from specctl.replay.cost.model import LinearCost
+from specctl.replay.cost.rates import LinearCost
 from specctl.replay.outcomes import Outcomes
 from specctl.replay.submissions import Submissions
 from tests.replay.logs import PlainTree

@@ -20,7 +20,8 @@ from specctl.replay.adaptive import AdaptiveSteps, initial_steps, read_slots
 from specctl.replay.batch_figures import BatchTotals, totals_of
 from specctl.replay.batch_simulation import Load, Simulation, simulate
 from specctl.replay.config import Engine
-from specctl.replay.cost.model import LinearCost, Steps
+from specctl.replay.cost.model import Steps
+from specctl.replay.cost.rates import LinearCost
 from specctl.replay.imported import Candidate, submissions_at
 from tests.replay.serving import linear
 from tests.replay.test_imported import Text, as_log, by_hand, texts

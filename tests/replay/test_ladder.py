@@ -14,7 +14,7 @@ import pytest
 
 from specctl.errors import UsageError
 from specctl.logs.tree_log import DenseLog
-from specctl.policy import Chain, Policy, StaticTree, SurvivalBudget
+from specctl.policy import Chain, ChainSchedule, Policy, StaticTree, SurvivalBudget
 from specctl.replay.config import LadderConfig
 from specctl.replay.ladder import build
 from specctl.replay.ladder.estimates import Estimates
@@ -112,6 +112,18 @@ def test_at_a_larger_batch_verification_is_dearer(log: DenseLog, ladder: Ladder)
     assert found.batch_size == 64
     assert found.rung("R_feat").verified_tokens < ladder.rung("R_feat").verified_tokens
     assert found.rung("R_feat").tokens_per_s.value > ladder.rung("R_feat").tokens_per_s.value
+
+
+def test_a_schedule_is_the_chain_of_the_load(log: DenseLog) -> None:
+    """Four draft tokens for one request, two for the batch at hand."""
+    schedule = ChainSchedule(from_batch=(1, 2), num_draft_tokens=(4, 2))
+    named = [("schedule", Policy(shape=schedule))]
+    for size, length in ((1, 4), (8, 2)):
+        chain = ("chain", Policy(shape=Chain(num_draft_tokens=length)))
+        found = built(log, *named, chain, clock=linear_clock(size))
+        one, other = (found.rung(label) for label in ("schedule", "chain"))
+        assert (one.calls, one.verified_tokens) == (other.calls, other.verified_tokens)
+        assert one.tokens_per_s == other.tokens_per_s
 
 
 def test_an_estimate_that_is_right_is_worth_what_it_should_be(log: DenseLog) -> None:

@@ -14,7 +14,8 @@ from specctl.features import DraftPool
 from specctl.logs.tree_log import Support
 from specctl.policy import Chain, Policy, StaticTree, StepCost
 from specctl.replay.cost.files import save_cost_model
-from specctl.replay.cost.model import CostModel, LinearCost
+from specctl.replay.cost.model import CostModel
+from specctl.replay.cost.rates import LinearCost
 from specctl.replay.ladder.tally import SUMS
 from specctl.replay.tune.candidates import Conditions, parse_families
 from specctl.replay.tune.evaluators import Evaluation, Evaluator, Objective

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +14,8 @@ from specctl.artifacts.manifest import PairFingerprint
 from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError, InputError, UsageError
 from specctl.records import describe_violation
-from specctl.replay.cost.model import CostModel, LinearCost, TableCost
+from specctl.replay.cost.model import CostModel, Steps, TableCost
+from specctl.replay.cost.rates import EngineCost, LinearCost
 from specctl.results import CostFacts
 from specctl.runtime.output import write_whole
 
@@ -24,7 +25,7 @@ VALID_DAYS = 90
 RATES = tuple(name for name in LinearCost.model_fields if name.endswith("_us"))
 """Names that `--linear` takes; docs/cost-model.md."""
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
-AnyCost = TableCost | LinearCost
+AnyCost = TableCost | LinearCost | EngineCost
 _MODEL: TypeAdapter[AnyCost] = TypeAdapter(Annotated[AnyCost, Field(discriminator="kind")])
 
 
@@ -131,18 +132,49 @@ def doubts(
             "measure again with specctl profile"
         )
     if here is not None:
-        theirs = model.machine.model_dump()
+        theirs: dict[str, object] = (
+            {"device": model.device}
+            if isinstance(model, EngineCost)
+            else model.machine.model_dump()
+        )
         lines += [
             f"{name} was {theirs[name]!r}, here it is {here[name]!r}"
             for name in here
-            if theirs[name] != here[name]
+            if name in theirs and theirs[name] != here[name]
         ]
-        if model.rounds == "ordinary" and model.machine.cuda is not None:
+        if (
+            isinstance(model, TableCost)
+            and model.rounds == "ordinary"
+            and model.machine.cuda is not None
+        ):
             lines.append(
                 "times of the ordinary loop on CUDA, where rounds are captured by default; "
                 "measure those with specctl profile --rounds graphs"
             )
+    if isinstance(model, EngineCost):
+        lines.append(f"fitted to steps of {model.engine} with {model.support}; beyond, times go on")
     return [f"cost model: {line}" for line in lines]
+
+
+def warn_outside(
+    model: CostModel | None, asked: Mapping[str, Steps], warn: Callable[[str], None]
+) -> None:
+    """Says which policies, by label, run rounds unlike any that the model was fitted to."""
+    for label, steps in asked.items():
+        for line in [] if model is None else model.outside(steps):
+            warn(f"cost model, {label}: {line}")
+
+
+def source_of(model: CostModel) -> tuple[str, str | None]:
+    """The origin of a model's times in a few words, and the device, where it names one."""
+    if isinstance(model, LinearCost):
+        return f"linear form from {model.source}", None
+    if isinstance(model, EngineCost):
+        engine = f"{model.engine} {model.engine_version}"
+        return f"fitted {model.measured} to {engine} on {model.device}", model.device
+    if isinstance(model, TableCost):
+        return f"measured {model.measured} on {model.machine.device}", model.machine.device
+    return "", None
 
 
 def cost_facts(model: AnyCost) -> CostFacts:
@@ -151,6 +183,14 @@ def cost_facts(model: AnyCost) -> CostFacts:
         hardware = f"linear cost form by {model.source}"
         provenance = (
             f"Times come from a linear form by {model.source}, not from a measurement here."
+        )
+    elif isinstance(model, EngineCost):
+        error = model.held_out
+        hardware = f"{model.device}, {model.dtype}, {model.engine} {model.engine_version}"
+        provenance = (
+            f"Times come from a cost model fitted to steps of {model.engine} "
+            f"{model.engine_version} on {model.device} ({model.dtype}), valid to {model.expires}; "
+            f"held-out error: median {error.median:.1%}, p90 {error.p90:.1%}."
         )
     else:
         machine = model.machine

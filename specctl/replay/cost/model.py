@@ -1,7 +1,7 @@
-"""`CostModel`: the time that rounds of given counts take on a machine, vectorised, in two forms.
+"""`CostModel`: the time that rounds of given counts take on a machine, vectorised.
 
-A `TableCost` was measured: grids of times by shape, and how the runtime pads what they time. A
-`LinearCost` was published or written by hand. Both are strict records, and the content of
+A `TableCost` was measured: grids of times by shape, and how the runtime pads what they time. Forms
+that are linear in the counts stand in `rates`. All are strict records, and the content of
 `cost_model.json` (docs/cost-model.md).
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Axis = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 Spread = Annotated[float, Field(ge=0)]
-Rate = Annotated[float, Field(ge=0)]
 
 
 # ----------------------------------------------------------------- counts
@@ -92,6 +90,12 @@ class CostModel(Record, ABC):
     def to_bytes(self) -> bytes:
         """Canonical JSON: the content of `cost_model.json`."""
         return canonical_json(self.model_dump(mode="json")).encode()
+
+    def outside(self, steps: Steps) -> list[str]:
+        """Sentences on rounds unlike any that the times were fitted to; none where that is not
+        known."""
+        del steps
+        return []
 
     @property
     @abstractmethod
@@ -258,60 +262,6 @@ def require_slope(model: CostModel | None) -> CostModel:
         found="none" if model is None else f"a flat one, {model.digest[:19]}",
         fix="measure one (specctl profile) and give it with --cost-model",
     )
-
-
-# ----------------------------------------------------------------- stated
-
-
-class LinearCost(CostModel):
-    """Published or hand-written: the form of SpecDecode-Bench's simulator (`predictor.py`).
-
-    A step of n batched tokens over c cached ones, K drafted tokens (all over the batch), costs
-    `step_us + verify_fixed_us + n · verify_token_us + c · verify_cached_token_us`, and where it
-    drafts also `draft_fixed_us + K · draft_token_us + c · draft_cached_token_us`. A level of W
-    nodes drafts W tokens a request, the first level one; a prompt is one step of its tokens.
-    Reading committed tokens is inside the fixed part.
-
-    Attributes:
-        source: its publisher, the model and the hardware.
-    """
-
-    kind: Literal["linear"] = "linear"
-    cost_model_version: Literal[1]
-    source: Name
-    verify_fixed_us: Microseconds
-    verify_token_us: Rate
-    verify_cached_token_us: Rate
-    draft_fixed_us: Rate
-    draft_token_us: Rate
-    draft_cached_token_us: Rate = 0.0
-    step_us: Rate
-
-    @cached_property
-    def _rates(self) -> dict[str, tuple[float, float, float]]:
-        """By part: fixed, per token and per cached token."""
-        # The published form gives no time for a drafter's prompt.
-        prompt = (self.verify_fixed_us + self.step_us, self.verify_token_us, 0.0)
-        return {
-            "verify": (self.verify_fixed_us, self.verify_token_us, self.verify_cached_token_us),
-            "prefill": prompt,
-            "draft.prefill": prompt,
-            "loop": (self.step_us, 0.0, 0.0),
-            "draft.loop": (self.step_us, 0.0, 0.0),
-            "draft.root": (self.draft_fixed_us, self.draft_token_us, self.draft_cached_token_us),
-            "draft.level": (0.0, self.draft_token_us, 0.0),
-        }
-
-    @property
-    def rises(self) -> bool:
-        return self.verify_token_us > 0
-
-    def part_us(self, part: str, sizes: ArrayLike, batch: ArrayLike, context: ArrayLike) -> Floats:
-        if part not in self._rates:  # it is inside the others
-            return np.zeros(())
-        fixed, per_token, per_cached = self._rates[part]
-        batch = _f(batch)
-        return fixed + batch * (_f(sizes) * per_token + _f(context) * per_cached)
 
 
 # ----------------------------------------------------------------- measured

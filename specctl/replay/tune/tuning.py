@@ -20,7 +20,8 @@ from specctl.policy import Policy, StepCost
 from specctl.policy.rules import ShapeRule
 from specctl.replay.batch_simulation import Load, Packing
 from specctl.replay.config import TuneConfig, check_held_out
-from specctl.replay.cost.model import LinearCost, Steps, TableCost, require_slope
+from specctl.replay.cost.files import source_of
+from specctl.replay.cost.model import Steps, require_slope
 from specctl.replay.outcomes import is_online
 from specctl.replay.results import facts_of
 from specctl.replay.run import require_cost_model
@@ -156,12 +157,7 @@ def prepare(
         num_threads=num_threads,
     )
     how = SIMULATED.format(packing=packing, seed=config.seed, num_runs=NUM_RUNS)
-    source, device = "", None
-    if isinstance(model, LinearCost):
-        source = f"linear form from {model.source}"
-    elif isinstance(model, TableCost):
-        device = model.machine.device
-        source = f"measured {model.measured} on {device}"
+    source, device = source_of(model)
     tuned_load = TunedLoad(
         batch_size=config.batch_size, arrival_rate_per_s=config.arrival_rate_per_s
     )

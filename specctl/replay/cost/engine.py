@@ -1,0 +1,274 @@
+"""The cost model of a serving engine, fitted to the step times that its traces hold.
+
+    rows of rounds ─engine_steps─► steps, each once ─fit_engine─► EngineCost, with its error
+
+Nothing is measured here: the engine's plugin has timed every step that it served, and has written
+that into the rows of the step (`step_*` and `*_us`, docs/trace-format.md). Rates are those of the
+least absolute error, relative to the step: a few slow steps do not move them. Every run of the
+engine is cut into stretches of time, of which some are held out: neighbours in time share what else
+the machine did, so that steps drawn at random would flatter the fit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specctl.errors import TraceMismatchError, UsageError
+from specctl.formatting import terminal_table
+from specctl.logs.parquet import collected
+from specctl.replay.cost.files import validity
+from specctl.replay.cost.model import Floats, Steps
+from specctl.replay.cost.rates import EngineCost, Span, StepError, Support
+
+if TYPE_CHECKING:
+    from specctl.logs.trace_set import TraceSet
+
+MIN_STEPS = 50
+"""Different steps without prompts, below which nothing is fitted."""
+STRETCHES, HELD_OUT = 10, (2, 7)
+"""Stretches of time of each run, and those that are held out of the fit."""
+ROUNDS_OF_FIT = 50
+"""Of reweighting; rates settle to a thousandth within twenty."""
+FIGURES = (
+    *("batch_size", "step_tokens", "step_prompt_tokens", "step_context_tokens", "step_levels"),
+    *("draft_us", "verify_us", "policy_us", "other_us"),
+)
+
+
+@dataclass(frozen=True)
+class EngineSteps:
+    """Steps of an engine, each once, without those that read prompts; `[S]` each.
+
+    Attributes:
+        stretch: int64, of its run's time, 0 to `STRETCHES` - 1.
+        tokens: over the batch, roots counted. cached: over the batch, before the step.
+        verify_us, draft_us, host_us: the parts of its time.
+        num_prompt_steps: left out.
+    """
+
+    stretch: NDArray[np.int64]
+    batch_size: Floats
+    tokens: Floats
+    cached: Floats
+    levels: Floats
+    verify_us: Floats
+    draft_us: Floats
+    host_us: Floats
+    num_prompt_steps: int
+
+    @property
+    def total_us(self) -> Floats:
+        """`[S]` whole times."""
+        return self.verify_us + self.draft_us + self.host_us
+
+    def counts(self) -> Steps:
+        """The steps as a cost model is asked about them."""
+        return Steps(
+            batch_size=self.batch_size,
+            num_tokens=self.tokens,
+            context_tokens=self.cached / self.batch_size,
+            levels=self.levels,
+            level_width=1,
+            num_emitted=1,
+        )
+
+    def at(self, rows: NDArray[np.bool_]) -> EngineSteps:
+        """Some of them."""
+        columns = {n: v[rows] for n, v in vars(self).items() if isinstance(v, np.ndarray)}
+        return EngineSteps(**columns, num_prompt_steps=self.num_prompt_steps)
+
+
+def engine_steps(traces: TraceSet) -> EngineSteps:
+    """The steps that the rows of a set belong to.
+
+    A step is known by its number and the run of the engine, whose id stands in front of the number
+    of each request.
+
+    Raises:
+        TraceMismatchError: rows of one step that state different figures.
+    """
+    import polars as pl
+
+    run = pl.col("request_id").cast(pl.String).str.replace("-[^-]*$", "").alias("run")
+    rows = traces.scan("rounds").filter(pl.col("step_idx").is_not_null())
+    grouped = rows.group_by(run, "step_idx").agg(
+        *(pl.col(name).first() for name in FIGURES),
+        same=pl.all_horizontal(pl.col(FIGURES).n_unique() == 1),
+    )
+    steps = collected(grouped).sort("run", "step_idx")
+    if not steps["same"].all():
+        wrong = steps.filter(~pl.col("same")).row(0, named=True)
+        raise TraceMismatchError(
+            f"step {wrong['step_idx']} of run {wrong['run']}",
+            expected="the same figures in all of its rows",
+            found="different ones",
+            fix="fit to each set by itself, to find the one that is wrong",
+        )
+    reads = pl.col("step_prompt_tokens") > 0
+    num_prompt_steps = steps.filter(reads).height
+    place = pl.int_range(pl.len()).over("run") * STRETCHES // pl.len().over("run")
+    kept = steps.with_columns(stretch=place).filter(~reads)
+    columns = {n: kept[n].cast(pl.Float64).to_numpy() for n in FIGURES}
+    return EngineSteps(
+        stretch=kept["stretch"].cast(pl.Int64).to_numpy(),
+        batch_size=columns["batch_size"],
+        tokens=columns["step_tokens"],
+        cached=columns["step_context_tokens"] - columns["step_tokens"],
+        levels=columns["step_levels"],
+        verify_us=columns["verify_us"],
+        draft_us=columns["draft_us"],
+        host_us=columns["policy_us"] + columns["other_us"],
+        num_prompt_steps=num_prompt_steps,
+    )
+
+
+def fit_engine(traces: TraceSet) -> EngineCost:
+    """The cost model of the engine that wrote these traces.
+
+    Raises:
+        TraceMismatchError: traces of no engine, or of several engines, versions or machines.
+        UsageError: too few steps.
+    """
+    engines = {part.place.name: _engine_of(part.header.collect) for part in traces.parts}
+    name, facts = next(iter(engines.items()))
+    for other, found in engines.items():
+        if found != facts or facts["engine"] is None:
+            raise TraceMismatchError(
+                f"traces {other}",
+                expected="those of one engine, version, dtype and machine",
+                found=_in_words(found)
+                + (f"; {name}: {_in_words(facts)}" if found != facts else ""),
+                fix="log inside the engine with its plugin, and fit to each engine by itself",
+            )
+    steps = engine_steps(traces)
+    is_held = np.isin(steps.stretch, HELD_OUT)
+    seen, held = steps.at(~is_held), steps.at(is_held)
+    if len(seen.stretch) + len(held.stretch) < MIN_STEPS or not is_held.any():
+        raise UsageError(
+            "steps of the engine",
+            expected=f"at least {MIN_STEPS} that read no prompt",
+            found=f"{len(steps.stretch)}, beside {steps.num_prompt_steps} that do",
+            fix="log more requests, at every load that matters",
+        )
+    measured, expires = validity(datetime.now(UTC))
+    one, drafts = np.ones(len(seen.stretch)), (seen.levels > 0).astype(np.float64)
+    by_part = {
+        "verify_us": {
+            "verify_fixed_us": one,
+            "verify_request_us": seen.batch_size,
+            "verify_token_us": seen.tokens,
+            "verify_cached_token_us": seen.cached,
+        },
+        "draft_us": {
+            "draft_fixed_us": drafts,
+            "level_us": seen.levels,
+            "level_request_us": seen.levels * seen.batch_size,
+        },
+        "host_us": {"host_us": one, "host_request_us": seen.batch_size},
+    }
+    rates: dict[str, Any] = {}
+    for part, columns in by_part.items():
+        table = np.column_stack(list(columns.values()))
+        found_rates = least_absolute(table, getattr(seen, part), seen.total_us)
+        rates |= dict(zip(columns, found_rates.round(4).tolist(), strict=True))
+    counts = seen.counts()
+    spans = {
+        "batch_size": seen.batch_size,
+        "tokens_per_request": seen.tokens / seen.batch_size,
+        "levels": seen.levels,
+        "context_tokens": counts.context_tokens,
+    }
+    model = EngineCost(
+        cost_model_version=1,
+        engine=facts["engine"],
+        engine_version=facts["version"],
+        device=facts["device"],
+        dtype=facts["dtype"],
+        pair=traces.fingerprint,
+        traces_digest=traces.digest,
+        measured=measured,
+        expires=expires,
+        num_steps=len(seen.stretch),
+        num_prompt_steps=steps.num_prompt_steps,
+        **rates,
+        support=Support(
+            **{n: Span(low=float(np.min(v)), high=float(np.max(v))) for n, v in spans.items()}
+        ),
+        held_out=StepError(num_steps=len(held.stretch), median=0.0, p90=0.0),
+    )
+    error = np.abs(model.round_us(held.counts()) - held.total_us) / held.total_us
+    median, p90 = np.quantile(error, (0.5, 0.9)).tolist()
+    stated = StepError(num_steps=len(error), median=median, p90=p90)
+    return model.model_copy(update={"held_out": stated})
+
+
+def least_absolute(table: Floats, values: Floats, scale: Floats) -> Floats:
+    """Non-negative rates `[F]` of least Σ |table · rates - values| / scale, by reweighted least
+    squares.
+
+    Args:
+        table: `[S, F]` counts of each step. values: `[S]`, its times. scale: `[S]`, above 0.
+    """
+    from scipy.optimize import nnls
+
+    size = np.maximum(np.abs(table).max(0), 1e-12)
+    weight, rates = 1 / scale, np.zeros(table.shape[1])
+    for _ in range(ROUNDS_OF_FIT):
+        # Q is orthogonal, so R and Qᵀy have the same minimum and F rows instead of S.
+        q, r = np.linalg.qr(table / size * weight[:, None])
+        rates = nnls(r, q.T @ (values * weight))[0]
+        residual = np.abs(table / size @ rates - values) / scale
+        weight = 1 / (scale * np.sqrt(np.maximum(residual, 1e-4)))
+    return np.asarray(rates / size, np.float64)
+
+
+def _engine_of(collect: dict[str, Any]) -> dict[str, Any]:
+    engine, domain = collect.get("engine") or {}, collect.get("domain") or {}
+    return {
+        "engine": engine.get("name"),
+        "version": engine.get("version"),
+        "dtype": domain.get("dtype"),
+        "device": ", ".join(domain.get("hardware") or ["unknown hardware"]),
+    }
+
+
+def _in_words(facts: dict[str, Any]) -> str:
+    if facts["engine"] is None:
+        return "rounds of specctl's own loop"
+    return " ".join(str(value) for value in facts.values())
+
+
+# ----------------------------------------------------------------- summary
+
+
+def engine_summary(model: EngineCost, out: Path) -> dict[str, Any]:
+    """Plain values for scripts: identity, source, error, rates."""
+    return {"out": str(out), "digest": model.digest, **model.model_dump(mode="json")}
+
+
+def render_engine(model: EngineCost, out: Path) -> Any:
+    """A rich group: rates, what was seen, the held-out error, the file."""
+    from rich.console import Group
+
+    names = [name for name in EngineCost.model_fields if name.endswith("_us")]
+    table = terminal_table(
+        f"us of a step of {model.engine} {model.engine_version}; {model.pair.target} + "
+        f"{model.pair.drafter}, {model.dtype}, {model.device}; {model.num_steps} steps, "
+        f"{model.num_prompt_steps} that read prompts left out",
+        ("rate", "us"),
+        [(name.removesuffix("_us"), f"{getattr(model, name):.4g}") for name in names],
+    )
+    error = model.held_out
+    lines = [
+        f"error at {error.num_steps} held-out steps: median {error.median:.1%}, "
+        f"p90 {error.p90:.1%}",
+        f"seen: {model.support}",
+        f"wrote {out}  {model.digest}  expires {model.expires}",
+    ]
+    return Group(table, *lines)

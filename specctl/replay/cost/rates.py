@@ -1,0 +1,239 @@
+"""Cost models that are linear in the counts of a step: stated by somebody, or fitted to an engine's
+own steps (`engine`)."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Annotated, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pydantic import Field
+
+from specctl.artifacts.manifest import Count, Digest, Name, PairFingerprint, UtcTime
+from specctl.errors import UsageError
+from specctl.policy.budgets import Microseconds
+from specctl.records import PositiveInt, Record
+from specctl.replay.cost.model import CostModel, Floats, Spread, Steps
+
+Rate = Annotated[float, Field(ge=0)]
+
+
+class Rates(NamedTuple):
+    """Microseconds of a part of a step, whose sizes and cached tokens count per request."""
+
+    fixed: float
+    request: float
+    size: float
+    cached: float
+
+
+class RateCost(CostModel):
+    """Parts of a round that cost a fixed time, and more a request, a token and a cached token."""
+
+    verify_token_us: Rate
+
+    @property
+    def rates(self) -> dict[str, Rates]:
+        """By part; what is not there is inside the others."""
+        raise NotImplementedError
+
+    @property
+    def rises(self) -> bool:
+        return self.verify_token_us > 0
+
+    def part_us(self, part: str, sizes: ArrayLike, batch: ArrayLike, context: ArrayLike) -> Floats:
+        if part not in self.rates:
+            return np.zeros(())
+        rate, batch = self.rates[part], np.asarray(batch, np.float64)
+        per_request = (
+            rate.request + np.asarray(sizes) * rate.size + np.asarray(context) * rate.cached
+        )
+        return rate.fixed + batch * per_request
+
+
+# ----------------------------------------------------------------- stated
+
+
+class LinearCost(RateCost):
+    """Published or hand-written: the form of SpecDecode-Bench's simulator (`predictor.py`).
+
+    A step of n batched tokens over c cached ones, K drafted tokens (all over the batch), costs
+    `step_us + verify_fixed_us + n · verify_token_us + c · verify_cached_token_us`, and where it
+    drafts also `draft_fixed_us + K · draft_token_us + c · draft_cached_token_us`. A level of W
+    nodes drafts W tokens a request, the first level one; a prompt is one step of its tokens.
+    Reading committed tokens is inside the fixed part.
+
+    Attributes:
+        source: its publisher, the model and the hardware.
+    """
+
+    kind: Literal["linear"] = "linear"
+    cost_model_version: Literal[1]
+    source: Name
+    verify_fixed_us: Microseconds
+    verify_token_us: Rate
+    verify_cached_token_us: Rate
+    draft_fixed_us: Rate
+    draft_token_us: Rate
+    draft_cached_token_us: Rate = 0.0
+    step_us: Rate
+
+    @cached_property
+    def rates(self) -> dict[str, Rates]:
+        # The published form gives no time for a drafter's prompt.
+        prompt = Rates(self.verify_fixed_us + self.step_us, 0.0, self.verify_token_us, 0.0)
+        step = Rates(self.step_us, 0.0, 0.0, 0.0)
+        verify = (self.verify_fixed_us, 0.0, self.verify_token_us, self.verify_cached_token_us)
+        draft = (self.draft_fixed_us, 0.0, self.draft_token_us, self.draft_cached_token_us)
+        return {
+            "verify": Rates(*verify),
+            "prefill": prompt,
+            "draft.prefill": prompt,
+            "loop": step,
+            "draft.loop": step,
+            "draft.root": Rates(*draft),
+            "draft.level": Rates(0.0, 0.0, self.draft_token_us, 0.0),
+        }
+
+
+# ----------------------------------------------------------------- of an engine
+
+
+class Span(Record):
+    """The least and the most that a fit has seen of something."""
+
+    low: Rate
+    high: Rate
+
+
+class Support(Record):
+    """The steps that a fit has seen, dimension by dimension.
+
+    Attributes:
+        batch_size: requests of a step. tokens_per_request: that the target verified, the roots
+            counted. levels: passes of the drafter. context_tokens: cached, per request.
+    """
+
+    batch_size: Span
+    tokens_per_request: Span
+    levels: Span
+    context_tokens: Span
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{name.replace('_', ' ')} {span.low:.4g} to {span.high:.4g}" for name, span in self
+        )
+
+
+class StepError(Record):
+    """|predicted - measured| / measured of steps that were held out of the fit.
+
+    Attributes:
+        median, p90: shares, not percent.
+    """
+
+    num_steps: PositiveInt
+    median: Spread
+    p90: Spread
+
+
+class EngineCost(RateCost):
+    """Fitted by `specctl profile --from` to the step times of a serving engine.
+
+    A step of B requests, n verified tokens, c cached ones (both over the batch) and L passes of the
+    drafter costs `verify_fixed_us + B · verify_request_us + n · verify_token_us
+    + c · verify_cached_token_us`, where it drafts `draft_fixed_us + L · (level_us
+    + B · level_request_us)`, and always `host_us + B · host_request_us` for the policy, the
+    scheduler and the rest. A level of W nodes counts as W requests. A prompt is taken as one step
+    of its tokens: steps that read prompts are in no fit.
+
+    Attributes:
+        engine, engine_version: whose steps these are. device: hardware that the traces name.
+        traces_digest: of the rounds behind the fit.
+        num_steps: that the rates are fitted to. num_prompt_steps: left out, as they read prompts.
+        support: see `outside`. held_out: the error at other stretches of time.
+    """
+
+    kind: Literal["engine"] = "engine"
+    cost_model_version: Literal[1]
+    engine: Name
+    engine_version: Name
+    device: Name
+    dtype: Name
+    pair: PairFingerprint
+    traces_digest: Digest
+    measured: UtcTime
+    expires: UtcTime
+    num_steps: PositiveInt
+    num_prompt_steps: Count
+    verify_fixed_us: Rate
+    verify_request_us: Rate
+    verify_token_us: Rate
+    verify_cached_token_us: Rate
+    draft_fixed_us: Rate
+    level_us: Rate
+    level_request_us: Rate
+    host_us: Rate
+    host_request_us: Rate
+    support: Support
+    held_out: StepError
+
+    @cached_property
+    def rates(self) -> dict[str, Rates]:
+        host = Rates(self.host_us, self.host_request_us, 0.0, 0.0)
+        request, token = self.verify_request_us, self.verify_token_us
+        verify = Rates(self.verify_fixed_us, request, token, self.verify_cached_token_us)
+        prompt = Rates(verify.fixed + host.fixed, request + host.request, token, 0.0)
+        first = self.draft_fixed_us + self.level_us
+        return {
+            "verify": verify,
+            "loop": host,
+            "draft.loop": host,
+            "prefill": prompt,
+            "draft.prefill": prompt._replace(
+                fixed=prompt.fixed + first, request=prompt.request + self.level_request_us
+            ),
+            "draft.root": Rates(first, 0.0, self.level_request_us, 0.0),
+            "draft.level": Rates(self.level_us, 0.0, self.level_request_us, 0.0),
+        }
+
+    @property
+    def drafts(self) -> bool:
+        return self.support.levels.high > 0
+
+    def round_us(self, steps: Steps) -> Floats:
+        """As of any model; a larger batch than the engine ever ran is refused, never guessed."""
+        largest, found = self.support.batch_size.high, float(np.max(steps.batch_size, initial=0))
+        if found > largest:
+            raise UsageError(
+                "batch size of the cost model",
+                expected=f"at most {largest:g}, the largest that {self.engine} ran",
+                found=f"{found:g}",
+                fix="log the engine at that load, and fit again with specctl profile --from",
+            )
+        return super().round_us(steps)
+
+    def outside(self, steps: Steps) -> list[str]:
+        batch = np.asarray(steps.batch_size, np.float64)
+        asked: dict[str, tuple[str, ArrayLike]] = {
+            "batch_size": ("requests a step", batch),
+            "tokens_per_request": (
+                "tokens verified a request",
+                np.asarray(steps.num_tokens, np.float64) / batch,
+            ),
+            "levels": ("passes of the drafter", steps.levels),
+            "context_tokens": ("cached tokens a request", steps.context_tokens),
+        }
+        lines = []
+        for name, (words, values) in asked.items():
+            span: Span = getattr(self.support, name)
+            found: NDArray[np.float64] = np.asarray(values, np.float64)
+            beyond = (found < span.low) | (found > span.high)
+            if beyond.any():
+                far = found[beyond]
+                lines.append(
+                    f"{beyond.mean():.0%} of the steps have {far.min():.4g} to {far.max():.4g} "
+                    f"{words}, and the fit saw {span.low:.4g} to {span.high:.4g}"
+                )
+        return lines

@@ -1,0 +1,252 @@
+"""The cost model of an engine: rates found again, held-out error, support, refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from specctl.collect.trace_writer import TraceWriter
+from specctl.errors import TraceMismatchError, UsageError
+from specctl.logs.trace_set import TraceSet
+from specctl.replay.cost import EngineCost, Steps, load_cost_model, save_cost_model
+from specctl.replay.cost.engine import fit_engine, least_absolute
+from specctl.replay.cost.files import cost_facts, doubts, source_of, warn_outside
+from specctl.trace import arrow_schema
+from tests.cli.command import USAGE, passes, refuses
+from tests.collect.rounds import header
+from tests.collect.sets import tables_of
+
+ENGINE = {"name": "vllm", "version": "0.32.0"}
+DOMAIN = {"hardware": ["A CPU"], "dtype": "float32", "workload": None}
+RATES = {
+    "verify_fixed_us": 7000.0,
+    "verify_request_us": 0.0,
+    "verify_token_us": 200.0,
+    "verify_cached_token_us": 3.0,
+    "draft_fixed_us": 500.0,
+    "level_us": 1300.0,
+    "level_request_us": 150.0,
+    "host_us": 900.0,
+    "host_request_us": 60.0,
+}
+"""About those of vLLM's CPU build on the embedded pair."""
+Row = dict[str, Any]
+
+
+def parts_of(step: Row) -> Row:
+    """The times that a step takes by `RATES`, exactly."""
+    batch, levels = step["batch_size"], step["step_levels"]
+    cached = step["step_context_tokens"] - step["step_tokens"]
+    verify = RATES["verify_fixed_us"] + step["step_tokens"] * RATES["verify_token_us"]
+    draft = (levels > 0) * RATES["draft_fixed_us"]
+    draft += levels * (RATES["level_us"] + batch * RATES["level_request_us"])
+    host = RATES["host_us"] + batch * RATES["host_request_us"]
+    return {
+        "verify_us": verify + cached * RATES["verify_cached_token_us"],
+        "draft_us": draft,
+        "policy_us": 0.25 * host,
+        "other_us": 0.75 * host,
+    }
+
+
+def served(num_steps: int, seed: int = 0, **fixed: int) -> list[Row]:
+    """Steps of 1 to 8 requests, up to 5 levels; every tenth reads a prompt."""
+    draw = np.random.default_rng(seed)
+    steps = []
+    for number in range(num_steps):
+        batch = int(draw.integers(1, 9))
+        step: Row = {"step_idx": number + 1, "batch_size": batch, "step_prompt_tokens": 0}
+        step["step_levels"] = int(draw.integers(0, 6))
+        step["step_tokens"] = batch * int(draw.integers(1, 7))
+        if number % 10 == 0:
+            step["step_prompt_tokens"] = 40
+            step["step_tokens"] += 40
+        step["step_context_tokens"] = step["step_tokens"] + batch * int(draw.integers(20, 200))
+        step |= fixed
+        steps.append(step | parts_of(step))
+    return steps
+
+
+def log_steps(
+    root: Path, steps: list[Row], run: str = "r1", engine: Any = ENGINE, **domain: Any
+) -> Path:
+    """A set with two rows of every step, as two requests that met there."""
+    twice = [step for step in steps for _ in range(2)]
+    names = [f"{run}-{number:06d}" for number in range(len(twice))]
+    tables = tables_of(names, rounds=1)
+    rounds = tables["rounds"]
+    for column in twice[0]:
+        kind = arrow_schema("rounds").field(column)
+        values = pa.array([step[column] for step in twice], kind.type)
+        rounds = rounds.set_column(rounds.schema.get_field_index(column), kind, values)
+    collect = {"target": "t", "drafter": "d", "domain": DOMAIN | domain}
+    if engine is not None:
+        collect["engine"] = engine
+    with TraceWriter.open(root, header(collect=collect), resume=True) as writer:
+        writer.commit(names, tables | {"rounds": rounds})
+    return root
+
+
+def fitted(*roots: Path) -> EngineCost:
+    return fit_engine(TraceSet.open(*roots, unfinished=True))
+
+
+def test_rates_are_found_again_and_predict(tmp_path: Path) -> None:
+    """Of two runs that count their steps alike, whose rows repeat the figures of their step."""
+    root = log_steps(tmp_path / "a", served(300))
+    log_steps(root, served(200, seed=1), run="r2")
+    model = fitted(root)
+    found = {name: getattr(model, name) for name in RATES}
+    assert found == pytest.approx(RATES, rel=1e-3, abs=1)
+    assert (model.num_prompt_steps, model.num_steps + model.held_out.num_steps) == (50, 450)
+    assert 0.15 < model.held_out.num_steps / 450 < 0.25
+    assert model.held_out.median < 1e-3 > model.held_out.p90
+    assert (model.engine, model.engine_version, model.device) == ("vllm", "0.32.0", "A CPU")
+    for step in served(20, seed=2):
+        batch = step["batch_size"]
+        steps = Steps(
+            batch_size=batch,
+            num_tokens=step["step_tokens"],
+            context_tokens=(step["step_context_tokens"] - step["step_tokens"]) / batch,
+            levels=step["step_levels"],
+            level_width=1,
+            num_emitted=2,
+        )
+        total = sum(parts_of(step).values())
+        assert float(model.round_us(steps)) == pytest.approx(total, rel=1e-3)
+
+
+def test_a_file_of_it_is_a_cost_model(tmp_path: Path) -> None:
+    model = fitted(log_steps(tmp_path / "a", served(100)))
+    save_cost_model(model, tmp_path / "cost_model.json")
+    loaded = load_cost_model(tmp_path / "cost_model.json")
+    assert loaded == model
+    assert loaded.rises
+    assert loaded.drafts
+    [line] = doubts(model, here={"device": "A CPU"})
+    assert "levels 0 to 5" in line
+    assert "device was 'A CPU'" in doubts(model, here={"device": "B"})[0]
+    assert source_of(model)[0].endswith("to vllm 0.32.0 on A CPU")
+    assert "held-out error: median 0.0%" in cost_facts(model).provenance
+    prompt = float(model.prefill_us(100, drafts=False))
+    assert prompt == pytest.approx(7000 + 100 * 200 + 900 + 60, rel=1e-3)
+
+
+def slow(steps: list[Row], share: float, factor: float) -> list[Row]:
+    """Some of the steps, drawn at random, take longer by a factor."""
+    draw = np.random.default_rng(5)
+    times = ("verify_us", "draft_us", "other_us", "policy_us")
+    return [
+        step | {name: step[name] * factor for name in times} if draw.random() < share else step
+        for step in steps
+    ]
+
+
+def test_slow_steps_do_not_move_the_rates(tmp_path: Path) -> None:
+    """A tenth of the steps takes five times as long; least squares would be off by a third."""
+    steps = slow(served(400), 0.1, 5.0)
+    model = fitted(log_steps(tmp_path / "a", steps))
+    found = {name: getattr(model, name) for name in RATES}
+    assert found == pytest.approx(RATES, rel=0.05, abs=25)
+    assert model.held_out.median < 0.01
+    assert model.held_out.p90 > 0.5, "the error says that some steps are slow"
+    kept = [step for step in steps if not step["step_prompt_tokens"]]
+    table = np.array([[1.0, step["step_tokens"]] for step in kept])
+    squares = np.linalg.lstsq(table, [step["verify_us"] for step in kept], rcond=None)[0]
+    assert squares[0] > 1.2 * RATES["verify_fixed_us"]
+
+
+def test_stretches_of_time_are_held_out(tmp_path: Path) -> None:
+    """The machine is half as fast in one of the two stretches that are held out: the error says
+    so, and steps drawn at random would have hidden it in the fit."""
+    steps = served(400)
+    for step in steps[280:310]:
+        step |= {name: 2 * step[name] for name in ("verify_us", "draft_us", "other_us")}
+    model = fitted(log_steps(tmp_path / "a", steps))
+    assert model.verify_fixed_us == pytest.approx(RATES["verify_fixed_us"], rel=1e-3)
+    assert model.held_out.median < 0.1
+    assert model.held_out.p90 == pytest.approx(0.5, abs=0.02)
+
+
+def test_least_absolute_error_by_hand() -> None:
+    """Of one rate the median of the ratios; a rate that would be negative is none."""
+    one = np.ones((5, 1))
+    values = np.array([1.0, 2.0, 3.0, 4.0, 100.0])
+    assert least_absolute(one, values, np.ones(5)) == pytest.approx([3.0], rel=1e-2)
+    # Weighed by 1 / scale: the median of 1 (thrice as heavy) and 2 to 4.
+    scale = np.array([0.1, 1.0, 1.0, 1.0, 1.0])
+    assert least_absolute(one, values, scale) == pytest.approx([1.0], rel=1e-2)
+    table = np.column_stack([np.ones(20), np.arange(20.0)])
+    falling = 50 - np.arange(20.0)
+    assert least_absolute(table, falling, np.ones(20))[1] == 0
+
+
+def test_outside_of_what_was_seen_is_said(tmp_path: Path) -> None:
+    model = fitted(log_steps(tmp_path / "a", served(100, step_levels=3)))
+    asked = Steps(
+        batch_size=np.array([2, 2, 4, 8]),
+        num_tokens=np.array([4, 20, 8, 16]),
+        context_tokens=100,
+        levels=np.array([3, 5, 0, 3]),
+        level_width=1,
+        num_emitted=1,
+    )
+    said: list[str] = []
+    warn_outside(model, {"it": asked}, said.append)
+    tokens, levels = said
+    assert tokens.startswith("cost model, it: 25% of the steps have 10 to 10 tokens verified")
+    assert tokens.endswith("the fit saw 1 to 6")
+    assert "50% of the steps have 0 to 5 passes of the drafter" in levels
+    assert levels.endswith("the fit saw 3 to 3")
+    with pytest.raises(UsageError, match="at most 8, the largest that vllm ran, found 9"):
+        model.round_us(Steps(9, 9, 100, 3, 1, 1))
+
+
+def other_figures(steps: list[Row]) -> list[Row]:
+    return [*steps, steps[-1] | {"verify_us": 1.0}]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda steps: steps[:50], "at least 50 that read no prompt, found 45, beside 5 that do"),
+        (other_figures, "step 100 of run r1: expected the same figures"),
+    ],
+)
+def test_steps_that_are_too_few_or_contradict(
+    change: Callable[[list[Row]], list[Row]], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises((UsageError, TraceMismatchError), match=says):
+        fitted(log_steps(tmp_path / "a", change(served(100))))
+
+
+def test_traces_of_no_engine_or_of_two(tmp_path: Path) -> None:
+    steps = served(100)
+    with pytest.raises(TraceMismatchError, match="rounds of specctl's own loop"):
+        fitted(log_steps(tmp_path / "own", steps, engine=None))
+    one = log_steps(tmp_path / "a", steps)
+    newer = log_steps(tmp_path / "b", steps, "r2", {**ENGINE, "version": "0.33.0"})
+    with pytest.raises(TraceMismatchError, match=r"vllm 0.33.0 .*vllm 0.32.0"):
+        fitted(one, newer)
+    elsewhere = log_steps(tmp_path / "c", steps, "r3", hardware=["Another CPU"])
+    with pytest.raises(TraceMismatchError, match=r"Another CPU; .*A CPU"):
+        fitted(one, elsewhere)
+
+
+def test_the_command_writes_it_and_measures_nothing(tmp_path: Path) -> None:
+    root, out = log_steps(tmp_path / "a", served(100)), tmp_path / "cost_model.json"
+    found = json.loads(passes("profile", "--from", root, "-o", out, "--json").out)
+    model = load_cost_model(out)
+    assert found == {"out": str(out), "digest": model.digest, **model.model_dump(mode="json")}
+    shown = " ".join(passes("profile", "--from", root, "-o", out).out.split())
+    assert "vllm 0.32.0" in shown
+    assert "10 that read prompts left out" in shown
+    for given in (("--quick",), ("--batch-sizes", "1,2"), ("--device", "cpu")):
+        refused = refuses(USAGE, "profile", "--from", root, "-o", tmp_path / "other", *given)
+        assert given[0] in refused
