@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -40,7 +38,14 @@ from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings, converse
 from specctl.runtime.load import load_pair
 from specctl.runtime.policy_spec import resolve_policy
-from tests.engines.vllm_engine import MAX_NEW_TOKENS, engine, ids_of, packaged, rows_of
+from tests.engines.vllm_engine import (
+    MAX_NEW_TOKENS,
+    engine,
+    ids_of,
+    packaged,
+    rows_of,
+    specctl,
+)
 
 COUNT, K = 60, 5
 BASE = "eagle2:depth=3:top_k=1:num_tokens=4"
@@ -76,14 +81,6 @@ PASSES = {
     for drafter, by in CHOSEN.items()
 }
 """By drafter: policies, and requests that may run together."""
-
-
-def specctl(*words: object) -> str:
-    """What a command prints; a refusal fails the test."""
-    command = [sys.executable, "-m", "specctl", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @dataclass

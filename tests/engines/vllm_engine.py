@@ -115,9 +115,14 @@ def engine(
     settings: PluginSettings | None = None,
     *,
     batch_size: int = 8,
+    exported: dict[str, Any] | None = None,
     **speculative: Any,
 ) -> Iterator[Engine]:
-    """Starts vLLM, and ends it."""
+    """Starts vLLM, and ends it.
+
+    Args:
+        exported: a whole `--speculative-config`, in place of one made of the others.
+    """
     os.environ.update(ENVIRONMENT, VLLM_ENABLE_V1_MULTIPROCESSING="0")
     os.environ[VARIABLE] = "" if settings is None else settings.to_json()
     import vllm.plugins
@@ -132,7 +137,8 @@ def engine(
         max_num_seqs=batch_size,
         seed=0,
         disable_log_stats=False,
-        speculative_config=speculative_config(drafter, num_speculative_tokens, **speculative),
+        speculative_config=exported
+        or speculative_config(drafter, num_speculative_tokens, **speculative),
     )
     try:
         yield Engine(llm)
@@ -150,6 +156,14 @@ def speculative_config(drafter: str, num_speculative_tokens: int, **more: Any) -
         "num_speculative_tokens": num_speculative_tokens,
         **more,
     }
+
+
+def specctl(*words: object) -> str:
+    """What a command prints; a refusal fails the test."""
+    command = [sys.executable, "-m", "specctl", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 # --------------------------------------------------------------------------- as a server
