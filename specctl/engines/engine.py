@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -206,7 +207,7 @@ def most_nodes(depth: int, top_k: int) -> int:
 
 def flag_value(flags: Sequence[str], name: str) -> str | None:
     """The word behind a flag; None where it is absent."""
-    return flags[flags.index(name) + 1] if name in flags else None
+    return dict(pairwise(flags)).get(name)
 
 
 Parsed = TypeVar("Parsed", bound=Record)
@@ -234,8 +235,8 @@ def refused(what: str, found: str) -> EngineError:
     )
 
 
-def made(kind: type[Parsed], what: str, **fields: Any) -> Parsed:
-    """A record of settings to write; `EngineError` if the engine could not take them."""
+def made(kind: type[Parsed], fields: Mapping[str, Any], what: str) -> Parsed:
+    """A record of plain values; `EngineError` if the engine could not take them."""
     return parsed(kind, json.dumps(fields), what)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Self
 
@@ -45,7 +46,7 @@ class SglangFlags(Record):
     @model_validator(mode="after")
     def _drafted(self) -> Self:
         steps, found = self.num_steps, self.num_draft_tokens
-        most = steps + 1 if self.eagle_topk == 1 else most_nodes(steps, self.eagle_topk)
+        most = most_nodes(steps, self.eagle_topk)
         require(steps < found <= most, f"num_draft_tokens {found} outside {steps + 1} to {most}")
         return self
 
@@ -96,15 +97,20 @@ def read_slots(text: str) -> dict[int, SglangSlot]:
         raise refused(what, "no key that is a batch size")
     common = {key: value for key, value in given.items() if not key.isdigit()}
     slots = {}
-    for key in sorted(filter(str.isdigit, given), key=int):
-        if str(int(key)) != key or key == "0":
+    for key in filter(str.isdigit, given):
+        if not re.fullmatch("[1-9][0-9]*", key):
             raise refused(f"{what}, key {key!r}", "no batch size from 1 on in plain digits")
         if not isinstance(given[key], dict):
             raise refused(f"{what}, batch size {key}", "no settings")
-        slots[int(key)] = made(SglangSlot, f"{what}, batch size {key}", **common | given[key])
+        slots[int(key)] = made(SglangSlot, common | given[key], f"{what}, batch size {key}")
     if 1 not in slots:
         raise refused(what, "no key 1: smaller batches would take the settings of the first key")
-    return slots
+    return dict(sorted(slots.items()))
+
+
+def flag_of(field: str) -> str:
+    """The flag of a field of `SglangFlags`."""
+    return "--speculative-" + field.replace("_", "-")
 
 
 def loss(shape: Shape) -> str | None:
@@ -119,27 +125,22 @@ def write(policy: Policy, serving: Serving) -> Export:
     if isinstance(shape, RootOnly):
         return Export(notes=("SGLang decodes plainly without --speculative-algorithm.",))
     drafter, rule = serving.drafter_for("SGLang"), build_shape(shape)
-    size = made(
-        SglangFlags,
-        "SGLang's flags",
-        num_steps=rule.max_depth,
-        eagle_topk=rule.top_k,
-        num_draft_tokens=rule.max_depth + 1
-        if rule.top_k == 1
-        else min(rule.max_tokens, most_nodes(rule.max_depth, rule.top_k)),
-    )
-    flags = [
-        *("--speculative-algorithm", ALGORITHMS[drafter.method]),
-        *("--speculative-draft-model-path", drafter.model),
-        *("--speculative-num-steps", str(size.num_steps)),
-        *("--speculative-eagle-topk", str(size.eagle_topk)),
-        *("--speculative-num-draft-tokens", str(size.num_draft_tokens)),
-    ]
+    most = most_nodes(rule.max_depth, rule.top_k)
+    size = {
+        "num_steps": rule.max_depth,
+        "eagle_topk": rule.top_k,
+        "num_draft_tokens": min(rule.max_tokens, most),
+    }
+    made(SglangFlags, size, "SGLang's flags")
+    flags = ["--speculative-algorithm", ALGORITHMS[drafter.method]]
+    flags += ["--speculative-draft-model-path", drafter.model]
+    for name, value in size.items():
+        flags += [flag_of(name), str(value)]
     if serving.max_batch_size is not None:
         flags += ["--max-running-requests", str(serving.max_batch_size)]
     if not isinstance(shape, ChainSchedule):
         wide = "Trees with --page-size above 1 need the flashinfer, fa3 or triton backend."
-        return Export(tuple(flags), notes=(wide,) if size.eagle_topk > 1 else ())
+        return Export(tuple(flags), notes=(wide,) if rule.top_k > 1 else ())
     if drafter.method == "draft_model":
         raise EngineError(
             "export of a schedule to SGLang",
@@ -151,14 +152,11 @@ def write(policy: Policy, serving: Serving) -> Export:
     content = {str(start): {"candidate_steps": [length]} for start, length in lengths}
     text = json.dumps(content, indent=2) + "\n"
     read_slots(text)
-    flags += [
-        "--speculative-adaptive",
-        "--speculative-adaptive-config",
-        serving.path(ADAPTIVE_FILE),
-    ]
+    flags += ["--speculative-adaptive"]
+    flags += ["--speculative-adaptive-config", serving.path(ADAPTIVE_FILE)]
     notes = (
         "A batch counts as the captured size that it is padded to: capture graphs at the last size "
-        "of every range (--cuda-graph-bs).",
+        "of every range (--cuda-graph-bs-decode).",
         "Attention data parallelism, two-batch overlap and PD multiplexing switch this off.",
     )
     return Export(tuple(flags), files={ADAPTIVE_FILE: text}, notes=notes)
@@ -181,12 +179,9 @@ def read(flags: Sequence[str], files: Mapping[str, str]) -> Policy:
         return Policy(shape=shape)
     if "--speculative-algorithm" not in flags:
         return Policy(shape=RootOnly())
-    names = {"num_steps": "num-steps", "eagle_topk": "eagle-topk"}
-    names["num_draft_tokens"] = "num-draft-tokens"
-    words = {key: flag_value(flags, f"--speculative-{name}") for key, name in names.items()}
-    if not all(word and word.isdigit() for word in words.values()):
-        raise refused("SGLang's flags", "no whole number behind each of the three")
-    size = made(SglangFlags, "SGLang's flags", **{k: int(word or 0) for k, word in words.items()})
+    words = {name: flag_value(flags, flag_of(name)) or "" for name in SglangFlags.model_fields}
+    numbers = {name: int(word) for name, word in words.items() if word.isdecimal()}
+    size = made(SglangFlags, numbers, "SGLang's flags")
     return Policy(shape=tree_of(size.num_steps, size.eagle_topk, size.num_draft_tokens))
 
 
@@ -194,8 +189,7 @@ SGLANG = Engine(
     name="sglang",
     title="SGLang",
     command="python -m sglang.launch_server --model-path TARGET",
-    checked="0.5.23: its own code reads the adaptive file (tests/engines/test_sglang_files.py); "
-    "the flags follow its source",
+    checked="0.5.23: its own code takes flags and file (tests/engines/test_sglang_files.py)",
     files=(ADAPTIVE_FILE,),
     budgets=("per_request",),
     loss=loss,

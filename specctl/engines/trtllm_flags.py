@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -121,26 +121,19 @@ def write(policy: Policy, serving: Serving) -> Export:
             found=drafter.method,
             fix="serve another drafter, or another engine",
         )
-    tree = {}
-    if isinstance(shape, StaticTree) and shape.top_k > 1:
-        tree = {
-            "use_dynamic_tree": True,
-            "dynamic_tree_max_topK": shape.top_k,
-            "max_total_draft_tokens": shape.num_tokens - 1,
-        }
-    schedule = schedule_of(shape, serving.max_batch_size)
-    config = made(
-        TrtllmConfig,
-        "TensorRT-LLM's speculative_config",
-        decoding_type=DECODING[drafter.method],
-        speculative_model=drafter.model,
-        max_draft_len=build_shape(shape).max_depth,
-        **tree,
-        draft_len_schedule=schedule,
-    )
-    fields = config.model_dump(exclude_none=True)
-    if schedule is not None:
-        fields["draft_len_schedule"] = schedule  # as YAML writes a mapping of numbers
+    fields: dict[str, Any] = {
+        "decoding_type": DECODING[drafter.method],
+        "speculative_model": drafter.model,
+        "max_draft_len": build_shape(shape).max_depth,
+    }
+    is_tree = isinstance(shape, StaticTree) and shape.top_k > 1
+    if isinstance(shape, StaticTree) and is_tree:
+        fields |= {"use_dynamic_tree": True, "dynamic_tree_max_topK": shape.top_k}
+        fields["max_total_draft_tokens"] = shape.num_tokens - 1
+    if isinstance(shape, ChainSchedule):
+        fields["draft_len_schedule"] = last_sizes(shape, serving.max_batch_size)
+    made(TrtllmConfig, fields, "TensorRT-LLM's speculative_config")
+    # YAML takes JSON's values, and unlike JSON mappings of numbers, as Python writes them.
     lines = (
         f"  {name}: {value if isinstance(value, dict) else json.dumps(value)}\n"
         for name, value in fields.items()
@@ -150,20 +143,17 @@ def write(policy: Policy, serving: Serving) -> Export:
         flags += ["--max_batch_size", str(serving.max_batch_size)]
     wide = "Dynamic trees are not for targets with sliding windows or MLA."
     content = {FILE: HEAD + "".join(lines)}
-    return Export(tuple(flags), files=content, notes=(wide,) if tree else ())
+    return Export(tuple(flags), files=content, notes=(wide,) if is_tree else ())
 
 
-def schedule_of(shape: Shape, max_batch_size: int | None) -> dict[int, int] | None:
-    """Lengths by the last batch size of each range; None for other shapes.
+def last_sizes(shape: ChainSchedule, max_batch_size: int | None) -> dict[int, int]:
+    """Lengths by the last batch size of each range.
 
     Raises:
         EngineError: the last range drafts and has no end, as nobody said how large batches get.
     """
-    if not isinstance(shape, ChainSchedule):
-        return None
     *ranges, last = shape.num_draft_tokens
-    ends = [start - 1 for start in shape.from_batch[1:]]
-    found = dict(zip(ends, ranges, strict=True))
+    found = dict(zip((start - 1 for start in shape.from_batch[1:]), ranges, strict=True))
     if last and max_batch_size is None:
         raise EngineError(
             "export of a schedule to TensorRT-LLM",
@@ -171,9 +161,7 @@ def schedule_of(shape: Shape, max_batch_size: int | None) -> dict[int, int] | No
             found="none",
             fix=f"give the largest batch that is served with {last} draft tokens",
         )
-    if last and max_batch_size is not None:
-        found[max(max_batch_size, shape.from_batch[-1])] = last
-    return found
+    return found | ({max(max_batch_size or 1, shape.from_batch[-1]): last} if last else {})
 
 
 def read(flags: Sequence[str], files: Mapping[str, str]) -> Policy:
@@ -190,10 +178,9 @@ def read(flags: Sequence[str], files: Mapping[str, str]) -> Policy:
         fields = json.loads("{" + ", ".join(quoted) + "}")
     except ValueError as error:
         raise refused(what, str(error)) from error
-    config = made(TrtllmConfig, what, **fields)
+    config = made(TrtllmConfig, fields, what)
     if config.draft_len_schedule is not None:
-        ends = list(config.draft_len_schedule)
-        starts = (1, *(end + 1 for end in ends))
+        starts = (1, *(end + 1 for end in config.draft_len_schedule))
         lengths = (*config.draft_len_schedule.values(), 0)
         return Policy(shape=ChainSchedule(from_batch=starts, num_draft_tokens=lengths))
     nodes = config.max_total_draft_tokens or config.max_draft_len

@@ -96,14 +96,12 @@ def write(policy: Policy, serving: Serving) -> Export:
         ends = [start - 1 for start in shape.from_batch[1:]]
         last = max(serving.max_batch_size or 0, shape.from_batch[-1])
         triples = list(zip(shape.from_batch, [*ends, last], shape.num_draft_tokens, strict=True))
-    config = made(
-        VllmConfig,
-        "vLLM's --speculative-config",
-        method=drafter.method,
-        model=drafter.model,
-        num_speculative_tokens=build_shape(shape).max_depth,
-        num_speculative_tokens_per_batch_size=triples,
-    )
+    fields = {
+        **drafter.model_dump(),
+        "num_speculative_tokens": build_shape(shape).max_depth,
+        "num_speculative_tokens_per_batch_size": triples,
+    }
+    config = made(VllmConfig, fields, "vLLM's --speculative-config")
     flags, files = ["--speculative-config", as_json(config)], {CONFIG_FILE: as_json(config) + "\n"}
     if serving.max_batch_size is not None:
         flags += ["--max-num-seqs", str(serving.max_batch_size)]

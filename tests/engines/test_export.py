@@ -208,7 +208,7 @@ WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
 def test_settings_out_of_an_engine_s_range(case: str) -> None:
     kind, fields = WRONG[case]
     with pytest.raises(EngineError, match="the settings of a test"):
-        made(kind, "the settings of a test", **fields)
+        made(kind, fields, "the settings of a test")
 
 
 def test_sglang_s_own_choice_of_lengths_is_no_policy_of_ours() -> None:

@@ -1,16 +1,19 @@
-"""Adaptive files for SGLang, through the code that reads them in its wheel.
+"""Flags and adaptive files for SGLang, through the code of its wheel that reads them.
 
-SPECCTL_SGLANG_WHEEL names the wheel; its package does not import without CUDA, this module alone
-does with stubs for what it takes from others.
+SPECCTL_SGLANG_WHEEL names the wheel. Its package does not import without CUDA; single modules do,
+with stubs for what they take from others.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
 import types
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,35 +21,70 @@ from unittest.mock import patch
 import pytest
 
 from specctl.engines.sglang_flags import ADAPTIVE_FILE
-from specctl.policy import ChainSchedule
+from specctl.policy import ChainSchedule, RootOnly, build_shape
 from specctl.runtime.policy_spec import resolve_policy
 from tests.engines.exports import AS_IT_IS, WRONG_SGLANG, exported
 
 WHEEL = os.environ.get("SPECCTL_SGLANG_WHEEL", "")
-MODULE = "sglang/srt/speculative/adaptive_spec_params.py"
 SCHEDULES = [words for words in AS_IT_IS["sglang"] if words.startswith("schedule")]
 pytestmark = pytest.mark.skipif(not WHEEL, reason="SPECCTL_SGLANG_WHEEL names no wheel")
+STUBS: dict[str, dict[str, Any]] = {
+    "sglang.srt.arg_groups.overrides": {"resolved_view": None, "resolving_view": None},
+    "sglang.srt.runtime_context": {"attn_dp_enabled_of": None},
+    "sglang.srt.speculative.spec_info": {"SpeculativeAlgorithm": None},
+    "sglang.srt.utils": {"log_info_on_rank0": lambda logger, message: None},
+    "sglang.srt.utils.common": {"human_readable_int": int},
+}
+"""What its modules take from others, and these tests never call."""
+
+
+@contextmanager
+def from_wheel(*names: str) -> Iterator[list[Any]]:
+    """SGLang's modules of these names, which may import those before them."""
+    modules = {name: types.ModuleType(name) for name in STUBS}
+    for name, members in STUBS.items():
+        vars(modules[name]).update(members)
+    with zipfile.ZipFile(WHEEL) as wheel, patch.dict(sys.modules, modules):
+        for name in names:
+            sys.modules[name] = module = types.ModuleType(name)
+            for above in range(1, name.count(".") + 1):
+                package = name.rsplit(".", above)[0]
+                sys.modules.setdefault(package, types.ModuleType(package))
+            path = name.replace(".", "/") + ".py"
+            exec(compile(wheel.read(path), path, "exec"), vars(module))
+        yield [sys.modules[name] for name in names]
 
 
 @pytest.fixture(scope="module")
 def sglang() -> Any:
     """SGLang's module of adaptive lengths."""
-    stubs: dict[str, dict[str, Any]] = {
-        "sglang.srt.arg_groups.overrides": {"resolved_view": None, "resolving_view": None},
-        "sglang.srt.runtime_context": {"attn_dp_enabled_of": None},
-        "sglang.srt.speculative.spec_info": {"SpeculativeAlgorithm": None},
-        "sglang.srt.utils": {"log_info_on_rank0": lambda logger, message: None},
-    }
-    modules = {}
-    for name, members in stubs.items():
-        modules[name] = types.ModuleType(name)
-        vars(modules[name]).update(members)
-    for name in ("sglang", "sglang.srt", "sglang.srt.arg_groups", "sglang.srt.speculative"):
-        modules[name] = types.ModuleType(name)
-    module = types.ModuleType("adaptive_spec_params")
-    with zipfile.ZipFile(WHEEL) as wheel, patch.dict(sys.modules, modules):
-        exec(compile(wheel.read(MODULE), MODULE, "exec"), vars(module))
-    return module
+    with from_wheel("sglang.srt.speculative.adaptive_spec_params") as [module]:
+        return module
+
+
+@pytest.mark.parametrize("words", AS_IT_IS["sglang"])
+def test_sglang_s_parser_takes_the_flags(words: str) -> None:
+    """The parser that its server makes of the fields of speculation and of scheduling."""
+    pytest.importorskip("msgspec", reason="SGLang's fields need msgspec; make engines has it")
+    parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
+    groups = "sglang.srt.arg_groups"
+    needed = ("arg_utils", "choices", "fields.spec", "fields.schedule")
+    with from_wheel(*(f"{groups}.{name}" for name in needed)) as [utils, _, spec, schedule]:
+        utils.add_cli_args_from_dataclass(parser, spec.Spec)
+        sizes = ["max_running_requests"]
+        utils.add_cli_args_from_dataclass(parser, schedule.Schedule, fields=sizes)
+    shape = resolve_policy(words).policy.shape
+    found = parser.parse_args(exported("sglang", words, max_batch_size=24).flags)
+    assert found.max_running_requests == (None if isinstance(shape, RootOnly) else 24)
+    assert found.speculative_adaptive == isinstance(shape, ChainSchedule)
+    if isinstance(shape, RootOnly):
+        assert found.speculative_algorithm is None
+        return
+    rule = build_shape(shape)
+    assert (found.speculative_algorithm, found.speculative_draft_model_path) == ("EAGLE3", "head")
+    assert found.speculative_num_steps == rule.max_depth
+    assert found.speculative_eagle_topk == rule.top_k
+    assert found.speculative_num_draft_tokens == rule.max_tokens
 
 
 @pytest.mark.parametrize("words", SCHEDULES)
