@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -186,14 +186,14 @@ def tune(
         grids = {family.name: dict(family.grid_rows()) for family in families}
         return Answer(grids, [grid_table(families)])
     settings: TuneConfig = config.build()
-    runs = None
+    of_engine: dict[str, Any] = {}
     if settings.for_engine is not None:
         engine = engine_named(settings.for_engine, "--for")
         check_load(engine, "--batch-size", settings.batch_size)
-        runs = engine.runs
+        of_engine = {"runs": engine.runs, "batching": engine.batching}
     opened = open_to_fit(traces or [])
     tuning = prepare(
-        opened, settings, cost_model, num_threads=threads, warn=console.warn, runs=runs
+        opened, settings, cost_model, num_threads=threads, warn=console.warn, **of_engine
     )
     if out is not None:
         prepare_folder(out)

@@ -35,6 +35,7 @@ from specctl.policy import (
 )
 from specctl.policy.family import MAX_DEPTH, MAX_TOKENS
 from specctl.records import Record, describe_violation
+from specctl.replay.config import Engine as Batching
 from specctl.runtime.policy_spec import words_of
 
 Method = Literal["eagle3", "eagle", "draft_model"]
@@ -136,6 +137,7 @@ class Engine:
             says how long and large, where a log is at hand.
         write: a policy of which nothing is lost.
         read: the policy of flags and files; the inverse of `write`.
+        batching: how replay simulates its batches; for those that it has no model of, ours.
         max_batch_size: requests that it decodes together with drafts; None: no bound.
         has_plugin: specctl runs inside it, and can log there.
     """
@@ -150,6 +152,7 @@ class Engine:
     nearest: Callable[[Shape, MeanRound | None], Shape]
     write: Callable[[Policy, Serving], Export]
     read: Callable[[Sequence[str], Mapping[str, str]], Policy]
+    batching: Batching = "specctl"
     max_batch_size: int | None = None
     has_plugin: bool = False
 

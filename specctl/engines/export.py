@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from specctl.engines.engine import Engine, EngineDrafter, Export, MeanRound, Method, label_of
+from specctl.engines.engine import Engine, EngineDrafter, Export, MeanRound, Method
 from specctl.engines.sglang_flags import SGLANG
 from specctl.engines.transformers_flags import TRANSFORMERS
 from specctl.engines.trtllm_flags import TRTLLM
@@ -178,7 +178,7 @@ class Judged:
 
     Attributes:
         losses: what the engine would lose of it, as clauses; empty if it runs it.
-        chosen: the policy itself, or else the nearest that the engine runs.
+        chosen: the policy itself, or else the nearest that the engine runs. label: of it.
         figures: of both on a log; None without one, or where it cannot tell them.
     """
 
@@ -186,6 +186,7 @@ class Judged:
     source: Source
     losses: tuple[str, ...]
     chosen: Policy
+    label: str
     figures: Result | None
 
     def shown(self) -> list[Any]:
@@ -194,7 +195,7 @@ class Judged:
         parts.append(f"Written for {engine.title} {engine.checked}.")
         if self.losses:
             lines = [f"{engine.title} does not run {lost}." for lost in self.losses]
-            parts.append([*lines, f"The nearest that it runs: {label_of(self.chosen)}."])
+            parts.append([*lines, f"The nearest that it runs: {self.label}."])
         if self.figures is not None:
             parts += self.figures.shown()
         elif self.losses:
@@ -248,9 +249,8 @@ def judge(
     losses = engine.losses(source.policy)
     mean = mean_round(traces, source.policy) if traces is not None and losses else None
     chosen = engine.nearest_to(source.policy, mean) if losses else source.policy
-    named = [source.named]
-    if losses:
-        named.append(NamedPolicy(label_of(chosen), chosen))
+    label = words_of(chosen) or f"{source.named.label} on a chain"
+    named = [source.named, *([NamedPolicy(label, chosen)] if losses else [])]
     told = [one for one in named if one.policy.lossless]  # the others write a text of their own
     figures = None
     if traces is not None and told:
@@ -265,11 +265,12 @@ def judge(
                 found="one request at a time",
                 fix="give both, or leave --log out",
             )
-        if is_load:
-            config = config.model_copy(update={"batch_size": batch_size})
+        if is_load:  # what vLLM lacks would run there in another form
+            batching = "specctl" if losses else engine.batching
+            config = config.model_copy(update={"batch_size": batch_size, "engine": batching})
         score = serve_policies if is_load else replay_policies
         figures = score(traces, config, named=told, progress=progress, warn=warn)
-    return Judged(engine, source, losses, chosen, figures)
+    return Judged(engine, source, losses, chosen, label, figures)
 
 
 def mean_round(traces: TraceSet, policy: Policy) -> MeanRound:

@@ -55,7 +55,7 @@ class TraceSettings(Record):
         None, "Kind of the requests, such as chat; artifacts say it", default="unknown"
     )
     temperature: float = option(0.0, "Temperature of the requests to record; 0 is greedy", ge=0)
-    top_k: int = option(0, "Their top-k; 0 for all", ge=0)
+    top_k: int = option(0, "Likeliest tokens that they sample among; 0 for all", ge=0)
     top_p: float = option(1.0, "Their nucleus mass", gt=0, le=1)
 
     @model_validator(mode="after")

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Self
+from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import ValidationError, model_validator
 
 from specctl.engines.engine import (
     Engine,
     Export,
     Method,
     Serving,
-    Steps,
     fixed_shape,
     flag_value,
     made,
@@ -25,11 +23,11 @@ from specctl.engines.engine import (
 from specctl.errors import EngineError
 from specctl.policy import Chain, ChainSchedule, Policy, RootOnly, Shape, StaticTree, build_shape
 from specctl.policy.family import Depth, NumTokens, TopK
-from specctl.records import PositiveInt, Record, increasing, require
+from specctl.records import Record, describe_violation, require
+from specctl.replay.adaptive import AdaptiveSlot, parse_slots
 
 ADAPTIVE_FILE = "sglang-adaptive.json"
 ALGORITHMS: dict[Method, str] = {"eagle3": "EAGLE3", "eagle": "EAGLE", "draft_model": "STANDALONE"}
-Hysteresis = Annotated[float, Field(ge=-1, le=1)]
 
 
 class SglangFlags(Record):
@@ -49,63 +47,6 @@ class SglangFlags(Record):
         most = most_nodes(steps, self.eagle_topk)
         require(steps < found <= most, f"num_draft_tokens {found} outside {steps + 1} to {most}")
         return self
-
-
-class SglangSlot(Record):
-    """The choice of a length at batch sizes from one key to the next, by an average of accepted
-    draft tokens. With one candidate the length is fixed.
-
-    Of these SGLang checks `candidate_steps` alone.
-
-    Attributes:
-        candidate_steps: ascending. ema_alpha: weight of the newest step.
-        warmup_batches, update_interval: steps before the first change, and between two.
-        down_hysteresis, up_hysteresis: draft tokens added to either threshold; that down stays
-            below that up, or the length would swing.
-        ceiling_coeff: caps the length at so many times the average; 0 does not.
-    """
-
-    candidate_steps: Annotated[tuple[Steps, ...], Field(min_length=1)]
-    ema_alpha: Annotated[float, Field(gt=0, le=1)] = 0.2
-    update_interval: PositiveInt = 5
-    warmup_batches: Annotated[int, Field(ge=0)] = 10
-    down_hysteresis: Hysteresis = -0.25
-    up_hysteresis: Hysteresis = 0.0
-    ceiling_coeff: Annotated[float, Field(ge=0)] = 0
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        require(increasing(self.candidate_steps), "candidate_steps must be strictly increasing")
-        require(self.down_hysteresis <= self.up_hysteresis, "down_hysteresis above up_hysteresis")
-        return self
-
-
-def read_slots(text: str) -> dict[int, SglangSlot]:
-    """Slots by the batch size from which they hold, of the file of `--speculative-adaptive-config`.
-
-    Keys that are numbers are slots, all others defaults of every slot.
-
-    Raises:
-        EngineError: another file, or a setting out of its range, also where SGLang would take it.
-    """
-    what = "SGLang's adaptive configuration"
-    try:
-        given = json.loads(text)
-    except ValueError as error:
-        raise refused(what, str(error)) from error
-    if not isinstance(given, dict) or not any(key.isdigit() for key in given):
-        raise refused(what, "no key that is a batch size")
-    common = {key: value for key, value in given.items() if not key.isdigit()}
-    slots = {}
-    for key in filter(str.isdigit, given):
-        if not re.fullmatch("[1-9][0-9]*", key):
-            raise refused(f"{what}, key {key!r}", "no batch size from 1 on in plain digits")
-        if not isinstance(given[key], dict):
-            raise refused(f"{what}, batch size {key}", "no settings")
-        slots[int(key)] = made(SglangSlot, common | given[key], f"{what}, batch size {key}")
-    if 1 not in slots:
-        raise refused(what, "no key 1: smaller batches would take the settings of the first key")
-    return dict(sorted(slots.items()))
 
 
 def flag_of(field: str) -> str:
@@ -151,7 +92,7 @@ def write(policy: Policy, serving: Serving) -> Export:
     lengths = zip(shape.from_batch, shape.num_draft_tokens, strict=True)
     content = {str(start): {"candidate_steps": [length]} for start, length in lengths}
     text = json.dumps(content, indent=2) + "\n"
-    read_slots(text)
+    slots_of(text)
     flags += ["--speculative-adaptive"]
     flags += ["--speculative-adaptive-config", serving.path(ADAPTIVE_FILE)]
     notes = (
@@ -162,10 +103,19 @@ def write(policy: Policy, serving: Serving) -> Export:
     return Export(tuple(flags), files={ADAPTIVE_FILE: text}, notes=notes)
 
 
+def slots_of(text: str) -> dict[int, AdaptiveSlot]:
+    """The slots of an adaptive file; `EngineError` if it is none."""
+    try:
+        return parse_slots(text)
+    except ValueError as error:
+        found = describe_violation(error) if isinstance(error, ValidationError) else str(error)
+        raise refused("SGLang's adaptive configuration", found) from error
+
+
 def read(flags: Sequence[str], files: Mapping[str, str]) -> Policy:
     """The policy; a slot of several candidates is SGLang's own and none of specctl's."""
     if ADAPTIVE_FILE in files:
-        slots = read_slots(files[ADAPTIVE_FILE])
+        slots = slots_of(files[ADAPTIVE_FILE])
         moving = [size for size, slot in slots.items() if len(slot.candidate_steps) > 1]
         if moving:
             raise refused(
@@ -175,8 +125,8 @@ def read(flags: Sequence[str], files: Mapping[str, str]) -> Policy:
         lengths = [slot.candidate_steps[0] for slot in slots.values()]
         if not any(lengths):
             return Policy(shape=RootOnly())
-        shape = ChainSchedule(from_batch=tuple(slots), num_draft_tokens=tuple(lengths))
-        return Policy(shape=shape)
+        starts = (1, *list(slots)[1:])  # batches below the first key take its settings
+        return Policy(shape=ChainSchedule(from_batch=starts, num_draft_tokens=tuple(lengths)))
     if "--speculative-algorithm" not in flags:
         return Policy(shape=RootOnly())
     words = {name: flag_value(flags, flag_of(name)) or "" for name in SglangFlags.model_fields}
@@ -192,6 +142,7 @@ SGLANG = Engine(
     checked="0.5.23: its own code takes flags and file (tests/engines/test_sglang_files.py)",
     files=(ADAPTIVE_FILE,),
     budgets=("per_request",),
+    batching="sglang",
     loss=loss,
     nearest=fixed_shape,
     write=write,

@@ -160,5 +160,6 @@ VLLM = Engine(
     nearest=lambda shape, mean: as_chain(Policy(shape=shape)).shape,
     write=write,
     read=read,
+    batching="vllm",
     has_plugin=True,
 )

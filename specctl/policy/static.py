@@ -146,7 +146,17 @@ CHAIN = Family(
     shared_grid=grid(num_draft_tokens="2 3 4 6 8 11"),
     is_static=True,
 )
-SCHEDULE = Family(record=ChainSchedule, rule=scheduled_shape, words={"schedule": {}})
+SCHEDULE = Family(
+    record=ChainSchedule,
+    rule=scheduled_shape,
+    words={"schedule": {}},
+    grids={
+        "schedule": grid(
+            from_batch="1/2 1/3 1/5 1/9",
+            num_draft_tokens="2/1 3/0 3/1 4/1 4/2 5/0 5/2 5/3 6/2 6/3 8/0 8/3 8/4",
+        )
+    },
+)
 EAGLE2 = Family(
     record=StaticTree,
     rule=static_shape,

@@ -61,25 +61,34 @@ Slots = Mapping[int, AdaptiveSlot]
 """By the batch size from which a slot holds; smaller batches take the first one."""
 
 
-def read_slots(path: Path) -> dict[int, AdaptiveSlot]:
+def parse_slots(text: str) -> dict[int, AdaptiveSlot]:
     """The slots of SGLang's file: keys that are numbers, all others being defaults of every slot.
 
     Raises:
-        InputError: another file, or a setting out of its range, also where SGLang would take it.
+        ValueError: another file, or a setting out of its range, also where SGLang would take it.
+    """
+    given = json.loads(text)
+    require(isinstance(given, dict), "no JSON object")
+    common = {key: value for key, value in given.items() if not key.isdigit()}
+    keys = sorted(filter(str.isdigit, given), key=int)
+    require(bool(keys), "no key that is a batch size")
+    slots = {}
+    for key in keys:
+        require(str(int(key)) == key != "0", f"key {key!r} is no batch size in plain digits")
+        require(isinstance(given[key], dict), f"batch size {key} has no settings")
+        one = json.dumps(common | given[key])
+        slots[int(key)] = AdaptiveSlot.model_validate_json(one)
+    return slots
+
+
+def read_slots(path: Path) -> dict[int, AdaptiveSlot]:
+    """The slots of a file, see `parse_slots`.
+
+    Raises:
+        InputError: it is none, or cannot be read.
     """
     try:
-        given = json.loads(path.read_text("utf-8"))
-        require(isinstance(given, dict), "no JSON object")
-        common = {key: value for key, value in given.items() if not key.isdigit()}
-        keys = sorted(filter(str.isdigit, given), key=int)
-        require(bool(keys), "no key that is a batch size")
-        slots = {}
-        for key in keys:
-            require(str(int(key)) == key != "0", f"key {key!r} is no batch size in plain digits")
-            require(isinstance(given[key], dict), f"batch size {key} has no settings")
-            text = json.dumps(common | given[key])
-            slots[int(key)] = AdaptiveSlot.model_validate_json(text)
-        return slots
+        return parse_slots(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         found = str(error)
         if isinstance(error, ValidationError):

@@ -64,7 +64,6 @@ WRONG_SGLANG: dict[str, tuple[Any, bool]] = {
     "down above up": ({"1": {"candidate_steps": [1, 3], "down_hysteresis": 0.5}}, False),
     "batch size 0": ({"0": {"candidate_steps": [3]}, "1": {"candidate_steps": [3]}}, False),
     "a batch size in other digits": ({"²": {"candidate_steps": [3]}}, True),
-    "no batch size 1": ({"4": {"candidate_steps": [3]}}, False),
 }
 """Adaptive files, and whether SGLang refuses them too, or else takes them without a word."""
 

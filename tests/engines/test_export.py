@@ -12,7 +12,7 @@ from specctl.embedded import embedded_path
 from specctl.engines.engine import EngineDrafter, MeanRound, Serving, made
 from specctl.engines.export import ENGINES, Source, read_source
 from specctl.engines.settings import FILE_NAME, PluginSettings
-from specctl.engines.sglang_flags import SglangFlags, read_slots
+from specctl.engines.sglang_flags import ADAPTIVE_FILE, SglangFlags
 from specctl.engines.transformers_flags import AssistantConfig
 from specctl.engines.trtllm_flags import TrtllmConfig
 from specctl.engines.vllm_flags import CONFIG_FILE, VllmConfig
@@ -159,7 +159,7 @@ def test_settings_that_vllm_would_refuse_or_change(case: str) -> None:
 @pytest.mark.parametrize("case", WRONG_SGLANG)
 def test_adaptive_files_that_sglang_would_refuse_or_misread(case: str) -> None:
     with pytest.raises(EngineError, match="adaptive configuration"):
-        read_slots(json.dumps(WRONG_SGLANG[case][0]))
+        ENGINES["sglang"].read((), {ADAPTIVE_FILE: json.dumps(WRONG_SGLANG[case][0])})
 
 
 TREE = {"decoding_type": "Eagle3", "speculative_model": "head", "max_draft_len": 4}
@@ -211,11 +211,16 @@ def test_settings_out_of_an_engine_s_range(case: str) -> None:
         made(kind, fields, "the settings of a test")
 
 
+def test_batches_below_sglang_s_first_key_take_its_settings() -> None:
+    late = json.dumps({"4": {"candidate_steps": [3]}, "16": {"candidate_steps": [1]}})
+    expected = resolve_policy("schedule:from_batch=1/16:num_draft_tokens=3/1").policy
+    assert ENGINES["sglang"].read((), {ADAPTIVE_FILE: late}) == expected
+
+
 def test_sglang_s_own_choice_of_lengths_is_no_policy_of_ours() -> None:
     moving = json.dumps({"1": {"candidate_steps": [1, 3, 5]}})
-    assert read_slots(moving)[1].ema_alpha == 0.2
     with pytest.raises(EngineError, match="several candidate_steps"):
-        ENGINES["sglang"].read((), {"sglang-adaptive.json": moving})
+        ENGINES["sglang"].read((), {ADAPTIVE_FILE: moving})
 
 
 # --------------------------------------------------------------------------- as typed
@@ -368,6 +373,12 @@ def test_figures_of_a_shared_budget_need_a_batch(traces: Path, costs: Path) -> N
     assert json.loads(said.out)["replay"]["kind"] == "replay-serving"
 
 
+def test_a_fitted_tree_and_its_chain_are_told_apart(traces: Path, tmp_path: Path) -> None:
+    fitted = write_artifact(tmp_path / "fitted", "hetero") or tmp_path / "fitted"
+    said = specctl("export", fitted, "--to", "vllm", "--log", traces)
+    assert "The nearest that it runs: hetero on a chain." in said.out, said
+
+
 def test_a_lossy_policy_has_no_figures_but_its_nearest_has(traces: Path) -> None:
     said = specctl(
         *("export", "chain+mars", "--to", "vllm", "--drafter", "embedded", "--nearest"),
@@ -397,6 +408,21 @@ def test_tuning_for_an_engine_searches_what_it_runs(
     assert (eagle2["num_not_run"] > 0) == (engine != "sglang")
     small = "embedded:small" if engine == "transformers" else "embedded"
     passes("export", tmp_path / "tune.json", "--to", engine, "--drafter", small)
+
+
+def test_tuning_for_an_engine_simulates_its_batches(traces: Path, costs: Path) -> None:
+    """vLLM drafts by the batch of a step ago: one schedule verifies other numbers of nodes."""
+    load = ("--batch-size", 4, "--arrival-rate", 150, "--held-out", 0.5, "--seed", 3)
+    lengths = ("--grid", "from_batch=1/3", "--grid", "num_draft_tokens=4/1")
+    verb = ("tune", traces, "--cost-model", costs, *load, "--family", "schedule", *lengths)
+    found = {}
+    for engine in ("vllm", "sglang"):
+        document = json.loads(specctl(*verb, "--for", engine, "--json").out)
+        assert f"batches as in {engine}" in document["approximations"]
+        label = "schedule:from_batch=1/3:num_draft_tokens=4/1"
+        [standing] = [one for one in document["policies"] if one["policy"] == label]
+        found[engine] = standing["held_out"]["verified_per_call"]["value"]
+    assert found["vllm"] != found["sglang"]
 
 
 def test_tuning_for_an_engine_refuses_what_it_lacks(traces: Path, costs: Path) -> None:

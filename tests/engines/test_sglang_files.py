@@ -1,64 +1,28 @@
-"""Flags and adaptive files for SGLang, through the code of its wheel that reads them.
-
-SPECCTL_SGLANG_WHEEL names the wheel. Its package does not import without CUDA; single modules do,
-with stubs for what they take from others.
-"""
+"""Flags and adaptive files for SGLang, through the code of its wheel that reads them."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
-import types
-import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
 from specctl.engines.sglang_flags import ADAPTIVE_FILE
 from specctl.policy import ChainSchedule, RootOnly, build_shape
+from specctl.replay.adaptive import AdaptiveSlot
 from specctl.runtime.policy_spec import resolve_policy
 from tests.engines.exports import AS_IT_IS, WRONG_SGLANG, exported
+from tests.engines.sglang_wheel import adaptive_module, from_wheel, needs_wheel
 
-WHEEL = os.environ.get("SPECCTL_SGLANG_WHEEL", "")
 SCHEDULES = [words for words in AS_IT_IS["sglang"] if words.startswith("schedule")]
-pytestmark = pytest.mark.skipif(not WHEEL, reason="SPECCTL_SGLANG_WHEEL names no wheel")
-STUBS: dict[str, dict[str, Any]] = {
-    "sglang.srt.arg_groups.overrides": {"resolved_view": None, "resolving_view": None},
-    "sglang.srt.runtime_context": {"attn_dp_enabled_of": None},
-    "sglang.srt.speculative.spec_info": {"SpeculativeAlgorithm": None},
-    "sglang.srt.utils": {"log_info_on_rank0": lambda logger, message: None},
-    "sglang.srt.utils.common": {"human_readable_int": int},
-}
-"""What its modules take from others, and these tests never call."""
-
-
-@contextmanager
-def from_wheel(*names: str) -> Iterator[list[Any]]:
-    """SGLang's modules of these names, which may import those before them."""
-    modules = {name: types.ModuleType(name) for name in STUBS}
-    for name, members in STUBS.items():
-        vars(modules[name]).update(members)
-    with zipfile.ZipFile(WHEEL) as wheel, patch.dict(sys.modules, modules):
-        for name in names:
-            sys.modules[name] = module = types.ModuleType(name)
-            for above in range(1, name.count(".") + 1):
-                package = name.rsplit(".", above)[0]
-                sys.modules.setdefault(package, types.ModuleType(package))
-            path = name.replace(".", "/") + ".py"
-            exec(compile(wheel.read(path), path, "exec"), vars(module))
-        yield [sys.modules[name] for name in names]
+pytestmark = needs_wheel
 
 
 @pytest.fixture(scope="module")
 def sglang() -> Any:
-    """SGLang's module of adaptive lengths."""
-    with from_wheel("sglang.srt.speculative.adaptive_spec_params") as [module]:
+    with adaptive_module() as module:
         return module
 
 
@@ -125,11 +89,7 @@ def test_what_is_refused_here_sglang_refuses_or_takes_silently(
 
 
 def test_the_stated_defaults_are_sglang_s(sglang: Any) -> None:
-    from specctl.engines.sglang_flags import SglangSlot
-
-    own = sglang.AdaptiveStepSlot(3, {"candidate_steps": [1, 3]})
-    ours = SglangSlot(candidate_steps=(1, 3))
-    for name in set(SglangSlot.model_fields) - {"candidate_steps"}:
-        assert getattr(own, name) == getattr(ours, name)
-    for key, slot in sglang.DEFAULT_ADAPTIVE_CONFIG.items():
-        assert SglangSlot.model_validate_json(json.dumps(slot)), key
+    own, ours = sglang.AdaptiveStepSlot(3, {"candidate_steps": [1, 3]}), {"candidate_steps": (1, 3)}
+    slot = AdaptiveSlot.model_validate(ours)
+    for name in AdaptiveSlot.model_fields.keys() - ours.keys():
+        assert getattr(own, name) == getattr(slot, name)

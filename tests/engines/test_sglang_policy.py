@@ -6,11 +6,7 @@ SPECCTL_SGLANG_WHEEL=sglang-0.5.23-...whl pytest tests/engines/test_sglang_polic
 from __future__ import annotations
 
 import json
-import os
 import random
-import sys
-import types
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -18,36 +14,16 @@ import numpy as np
 import pytest
 
 from specctl.replay.adaptive import AdaptiveSteps, initial_steps, read_slots
+from tests.engines.sglang_wheel import adaptive_module, needs_wheel
 
-WHEEL = os.environ.get("SPECCTL_SGLANG_WHEEL")
-NAME = "sglang/srt/speculative/adaptive_spec_params.py"
-STUBS: dict[str, dict[str, Any]] = {
-    "sglang": {},
-    "sglang.srt": {},
-    "sglang.srt.arg_groups": {},
-    "sglang.srt.speculative": {},
-    "sglang.srt.arg_groups.overrides": {"resolved_view": None, "resolving_view": None},
-    "sglang.srt.runtime_context": {"attn_dp_enabled_of": None},
-    "sglang.srt.speculative.spec_info": {"SpeculativeAlgorithm": None},
-    "sglang.srt.utils": {"log_info_on_rank0": lambda logger, line: None},
-}
-"""What the file imports of SGLang, none of which decides a length."""
+pytestmark = needs_wheel
 
 
 @pytest.fixture(scope="module")
 def theirs() -> Any:
     """SGLang's module; nothing else of the package is loaded, nor needs a GPU."""
-    if not WHEEL:
-        pytest.skip("no wheel of SGLang: name one in SPECCTL_SGLANG_WHEEL")
-    text = zipfile.ZipFile(WHEEL).read(NAME).decode()
-    with pytest.MonkeyPatch.context() as patch:
-        for name, values in STUBS.items():
-            stub = types.ModuleType(name)
-            stub.__dict__.update(values, __path__=[])
-            patch.setitem(sys.modules, name, stub)
-        module = types.ModuleType("adaptive_spec_params")
-        exec(compile(text, NAME, "exec"), module.__dict__)
-    return module
+    with adaptive_module() as module:
+        return module
 
 
 def settings(draw: random.Random) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, Policy, RootOnly, SignalStop, StaticTree, SurvivalBudget
 from specctl.replay.batch_simulation import Load, simulate
-from specctl.replay.config import TuneConfig
+from specctl.replay.config import Engine, TuneConfig
 from specctl.replay.ladder.tally import column
 from specctl.replay.rounds import replay
 from specctl.replay.score import score
@@ -125,8 +125,10 @@ def test_static_settings_are_simulated_as_any_other(log: DenseLog, traces: Trace
         np.testing.assert_allclose(ours.sums, theirs)
 
 
+@pytest.mark.parametrize("engine", ["specctl", "vllm", "sglang"])
 @pytest.mark.parametrize("load", [Load(3), Load(3, arrival_rate_per_s=20.0)])
-def test_shares_add_up_to_the_run(log: DenseLog, load: Load) -> None:
+def test_shares_add_up_to_the_run(log: DenseLog, load: Load, engine: Engine) -> None:
+    load = replace(load, engine=engine)
     part = log.only(["p000001", "p000002", "p000003", "p000004", "p000005"])
     [of] = submissions_of(part, [STOP])
     run = simulate(of, load, linear())

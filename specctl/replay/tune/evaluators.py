@@ -254,10 +254,13 @@ def _passes(items: list[T]) -> Iterator[list[T]]:
 def request_sums(run: Simulation, objective: Objective) -> Floats:
     """`[M, S]`, columns `ladder.tally.SUMS`, of the M requests of a run."""
     rounds, times = run.rounds, run.timeline
-    share_us = ((times.end_us - times.start_us) / rounds.batch_sizes)[rounds.step]
-    levels = run.outcomes.levels
+    share_us = (times.end_us - times.start_us) / rounds.scheduled
+    levels, row_us = run.outcomes.levels, share_us[rounds.step]
     counts = (np.ones(len(rounds.row)), run.emitted, rounds.accepted, rounds.verified, levels)
-    sums = sums_by(rounds.serial, len(run.logged), np.column_stack([*counts, share_us]))
+    sums = sums_by(rounds.serial, len(run.logged), np.column_stack([*counts, row_us]))
+    # Of vLLM, whose requests share the forward that reads their prompts and decode after it.
+    read_us = np.where(rounds.prompt_tokens > 0, share_us, 0.0)
+    sums[:, -1] += np.repeat(read_us, rounds.num_joined)
     tokens, time_us = column(sums, "tokens"), column(sums, "time_us")
     request_us = times.finish_us - times.first_token_us
     duration_us = float(times.end_us[-1] - times.start_us[0])

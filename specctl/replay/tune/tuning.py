@@ -19,7 +19,7 @@ from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy, StepCost
 from specctl.policy.rules import ShapeRule
 from specctl.replay.batch_simulation import Load, Packing
-from specctl.replay.config import TuneConfig, check_held_out
+from specctl.replay.config import Engine, TuneConfig, check_held_out
 from specctl.replay.cost.files import source_of
 from specctl.replay.cost.model import Steps, require_slope
 from specctl.replay.outcomes import is_online
@@ -42,9 +42,10 @@ EXACT = (
     "without the reading of prompts."
 )
 SIMULATED = (
-    "Batches are simulated ({packing}, seed {seed}): the same requests in the same order for every "
-    "setting, from the first to the last with ramp-up and drain; a step's time is shared equally "
-    "by its requests. Finalists ran in {num_runs} orders; intervals resample prompts and runs."
+    "Batches are simulated ({packing}, seed {seed}{of}): the same requests in the same order for "
+    "every setting, from the first to the last with ramp-up and drain; a step's time is shared "
+    "equally by its requests. Finalists ran in {num_runs} orders; intervals resample prompts and "
+    "runs."
 )
 
 
@@ -92,11 +93,13 @@ def prepare(
     num_threads: int = 1,
     warn: Callable[[str], None] = lambda _: None,
     runs: Callable[[Policy], bool] | None = None,
+    batching: Engine = "specctl",
 ) -> Tuning:
     """Opens everything and refuses a search that cannot be made.
 
     Args:
         runs: whether the engine of the configuration runs a policy; None without one.
+        batching: its batches, where a load is simulated.
 
     Raises:
         UsageError: no cost model, or a flat one where a budget weighs tokens against it; a
@@ -107,7 +110,7 @@ def prepare(
     import polars as pl
 
     objective = make_objective(config.objective, config.tpot_limit_ms)
-    load = Load(config.batch_size, arrival_rate_per_s=config.arrival_rate_per_s)
+    load = Load(config.batch_size, arrival_rate_per_s=config.arrival_rate_per_s, engine=batching)
     if config.packing not in get_args(Packing):
         expected = " or ".join(get_args(Packing))
         raise UsageError("--packing", expected=expected, found=repr(config.packing), fix="name one")
@@ -156,7 +159,8 @@ def prepare(
         seed=config.seed,
         num_threads=num_threads,
     )
-    how = SIMULATED.format(packing=packing, seed=config.seed, num_runs=NUM_RUNS)
+    of = "" if batching == "specctl" else f", batches as in {batching}"
+    how = SIMULATED.format(packing=packing, seed=config.seed, num_runs=NUM_RUNS, of=of)
     source, device = source_of(model)
     tuned_load = TunedLoad(
         batch_size=config.batch_size, arrival_rate_per_s=config.arrival_rate_per_s
