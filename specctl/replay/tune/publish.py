@@ -78,7 +78,7 @@ def tune_notes(result: TuneResult) -> Iterator[str]:
         f"{beyond} more lie beyond the log, {lacking} need expansions that it lacks."
     )
     if result.for_engine is not None:
-        yield f"Searched for {result.for_engine}: {not_run} settings are none that it runs."
+        yield f"Searched for {result.for_engine}, which does not run {not_run} more settings."
     yield f"Halving: {rungs or 'none, static settings alone'}."
     yield result.approximations
     if not all(standing.held_out.is_supported for standing in result.policies):
