@@ -75,10 +75,15 @@ class Engine:
     llm: Any
 
     @property
+    def runner(self) -> Any:
+        """vLLM's model runner."""
+        executor = self.llm.llm_engine.engine_core.engine_core.model_executor
+        return executor.driver_worker.worker.model_runner
+
+    @property
     def session(self) -> Any:
         """The plugin's part."""
-        executor = self.llm.llm_engine.engine_core.engine_core.model_executor
-        return executor.driver_worker.worker.model_runner._specctl
+        return self.runner._specctl
 
     def generate(
         self, given: Sequence[Sequence[int]], *, together: bool = True, **sampling: Any
