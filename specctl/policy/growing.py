@@ -150,6 +150,7 @@ def append_level(pool: PoolBuffers, depth: int, frontier: Frontier, children: Ch
     if children.known is not None:
         exists = exists & children.known
     exists, parents = exists.flatten(1), frontier.index.repeat_interleave(top_k, 1)
+    ranks = torch.arange(top_k, device=exists.device).expand_as(children.token_ids)
     before = pool.joint_logp.gather(1, frontier.index)
     joint = (before[..., None] + children.logp).flatten(1)
     pool.token_ids[:, place] = children.token_ids.flatten(1)
@@ -159,6 +160,6 @@ def append_level(pool: PoolBuffers, depth: int, frontier: Frontier, children: Ch
     pool.joint_logp[:, place] = joint.masked_fill(~exists, float("-inf"))
     pool.entropy[:, place] = children.entropy.repeat_interleave(top_k, 1)
     pool.topk_entropy[:, place] = children.topk_entropy.repeat_interleave(top_k, 1)
-    pool.sibling_rank[:, place] = torch.arange(top_k, device=exists.device).repeat(width)
+    pool.sibling_rank[:, place] = ranks.flatten(1)
     pool.expanded.scatter_(1, frontier.index, frontier.keep)
     pool.level_start, pool.size = place.start, place.stop

@@ -5,16 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+FAINTEST = -87.0
+"""Natural log of about the smallest normal float32. On a CPU `exp` of smaller numbers takes five
+times as long, and a drafter with a vocabulary of its own says -inf of most tokens."""
 SPARE = 16
 """Values beyond the K best that are compared where some of these are equal."""
 
 
 def node_features(logits: Tensor, top_k: int, entropy_top_k: int) -> tuple[Tensor, ...]:
     x = logits.float()
-    best, ids = _best_logits(x, max(top_k, entropy_top_k, 2))
+    best, ids = _best_logits(x, max(top_k, entropy_top_k, 2), top_k)
     first = best[..., :1]
-    # -inf logits weigh 0; clamping them keeps 0 · (-inf) from becoming NaN.
-    shifted = (x - first).clamp_(min=-1e30)
+    # -inf logits weigh nothing; clamping them keeps 0 · (-inf) from becoming NaN.
+    shifted = (x - first).clamp_(min=FAINTEST)
     weights = shifted.exp()
     total = weights.sum(-1)
     log_total = total.log()
@@ -32,15 +35,17 @@ def node_features(logits: Tensor, top_k: int, entropy_top_k: int) -> tuple[Tenso
     )
 
 
-def _best_logits(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of each row of float32 and their places, ties by the lower place.
+def _best_logits(x: Tensor, count: int, num_ids: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of each row of float32, and their places; of the first `num_ids`
+    places, ties by the lower place.
 
     `topk` leaves the order of ties open, and at the end of its list which of them it names. One
     value more than needed shows whether there are any: in float32 hardly ever, in bfloat16
     mostly. Elsewhere than on a CPU looking costs a synchronisation.
     """
     values, ids = x.topk(min(count + 1, x.shape[-1]), dim=-1)
-    if x.is_cpu and not bool((values[..., 1:] == values[..., :-1]).any()):
+    border = values[..., : num_ids + 1]
+    if x.is_cpu and not bool((border[..., 1:] == border[..., :-1]).any()):
         return values[..., :count], ids[..., :count]
     return _best_of_ties(x, min(count, x.shape[-1]))
 
