@@ -49,10 +49,10 @@ class DraftedLevel(NamedTuple):
 
     @classmethod
     def of(cls, token_ids: Tensor, logits: Tensor) -> DraftedLevel:
-        """From what the engine drafted, and the drafter's logits `[B, V]` over target ids."""
+        """From the likeliest tokens, which the engine drafted, and the drafter's logits `[B, V]`
+        over target ids; of several levels, `[L, B]` and `[L, B, V]`, where they are stacked."""
         found = node_features(logits, 1, ENTROPY_TOP_K)
-        own = logits.gather(1, token_ids.long()[:, None])[:, 0].float() - found.log_sum_exp
-        return cls(token_ids.long(), own.clamp(max=0), found.entropy, found.topk_entropy)
+        return cls(token_ids.long(), found.top_logp[..., 0], found.entropy, found.topk_entropy)
 
 
 @dataclass

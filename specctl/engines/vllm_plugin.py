@@ -339,6 +339,7 @@ class Session:
         self.levels: list[DraftedLevel] = []
         self.wants_more = True
         self._logits = torch.empty(0)
+        self._waiting: list[tuple[Tensor, Tensor]] = []  # levels and their logits, not read yet
         self.watch: Watch | None = None
         self._draft: ChainDraft | None = None  # under rules, until it is verified
         self._drafted = Drafted([], [], torch.empty(0), *self._own)
@@ -501,7 +502,8 @@ class Session:
     def begin_draft(self, num_levels: int, root_ids: Tensor) -> None:
         """The drafter is about to read what was emitted; `root_ids` `[B]` int64 end it."""
         self._draft_began = time.perf_counter()
-        self._drafting, self.levels = list(self._runner.input_batch.req_ids), []
+        self._drafting = list(self._runner.input_batch.req_ids)
+        self.levels, self._waiting = [], []
         self._draft, self.wants_more = None, True
         self.kept.clear()
         if self.rules is None or num_levels == 0:
@@ -514,26 +516,32 @@ class Session:
             self.wants_more = self._draft.wants_more
 
     def take_level(self, token_ids: Tensor) -> None:
-        """A level was drafted."""
-        with self._failing_open():
-            self.levels.append(DraftedLevel.of(token_ids, self._logits))
-            if self._draft is not None and self.rules is not None:
+        """A level was drafted: rules are asked at once, a trace alone can wait for the others."""
+        if self._draft is not None and self.rules is not None:
+            with self._failing_open():
+                self.levels.append(DraftedLevel.of(token_ids, self._logits))
                 self.rules.grow(self._draft, self.levels[-1])
                 self.wants_more = self._draft.wants_more
+        elif self.tracer is not None:
+            self._waiting.append((token_ids, self._logits))
 
     def end_draft(self) -> None:
         """Drafting is through: each request's drafts are cut to what is to be verified."""
-        decider, offered = self._own, None
+        decider, tree = self._own, None
         if self._draft is not None and self.rules is not None:
             with self._failing_open():
                 counts = self.rules.kept(self._draft)
-                tree = self._draft.pool.view().tree
-                offered = tree.depth.masked_fill(~tree.valid, 0).amax(1)
                 self.kept.update(zip(self._drafting, counts.tolist(), strict=True))
-                decider = self.rules.policy, self.rules.digest
+                decider, tree = (self.rules.policy, self.rules.digest), self._draft.pool.view().tree
         if self.tracer is not None:
             with self._serving_on():
-                if offered is None:
+                if self._waiting:  # together: a few large operations cost less than many small ones
+                    stacked = (torch.stack(one) for one in zip(*self._waiting, strict=True))
+                    columns = DraftedLevel.of(*stacked)
+                    self.levels += [DraftedLevel(*one) for one in zip(*columns, strict=True)]
+                if tree is not None:
+                    offered = tree.depth.masked_fill(~tree.valid, 0).amax(1)
+                else:
                     size = (len(self._drafting),)
                     offered = torch.full(size, len(self.levels), device=self._device)
                 self._drafted = Drafted(self._drafting, self.levels, offered, *decider)

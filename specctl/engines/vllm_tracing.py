@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -153,13 +154,11 @@ class Tracer:
         if not found:
             return
         self._rows, answered = [row for row, _ in found], [one for _, one in found]
-        ends = torch.tensor([n + 1 for n in counts]).cumsum(0)
-        places = [
-            torch.arange(int(ends[row]) - counts[row] - 1, int(ends[row])) for row in self._rows
-        ]
-        at = torch.cat(places).to(logits.device)
-        tokens = self._awaited(answered, drafted).to(logits.device)
-        ranks = self._ranks(logits[at], tokens)
+        ends = list(accumulate(n + 1 for n in counts))
+        at = [i for row in self._rows for i in range(ends[row] - counts[row] - 1, ends[row])]
+        if len(at) < len(logits):  # else no copy
+            logits = logits[torch.tensor(at, device=logits.device)]
+        ranks = self._ranks(logits, self._awaited(answered, drafted).to(logits.device))
         columns = {**self._columns(num_scheduled), "batch_size": len(counts)}
         self._step = Step(
             answered, torch.empty(0), drafted, ranks, self._lane.mark(), columns=columns
@@ -270,15 +269,16 @@ class Tracer:
             return waiting
         if not drafted.levels:
             return torch.full((sum(one.num_drafted + 1 for one in answered), 1), -1)
-        device = drafted.offered.device
-        levels = torch.stack([level.token_ids for level in drafted.levels], 1)
-        depth = torch.arange(levels.shape[1] + 1, device=device)
-        levels = torch.nn.functional.pad(levels, (0, 1), value=-1)
-        levels = levels.masked_fill(depth >= drafted.offered[:, None], -1)
-        rows = [one.draft_row for one in answered for _ in range(one.num_drafted + 1)]
-        slots = [slot for one in answered for slot in range(one.num_drafted + 1)]
-        row, slot = torch.tensor([rows, slots], device=device)
-        return levels[row, slot].masked_fill(row < 0, -1)[:, None]
+        offered, width = drafted.offered, len(drafted.levels) + 1
+        columns = [*(level.token_ids for level in drafted.levels), torch.full_like(offered, -1)]
+        depth = torch.arange(width, device=offered.device)
+        levels = torch.stack(columns, 1).masked_fill(depth >= offered[:, None], -1)
+        at = [
+            one.draft_row * width + slot if one.draft_row >= 0 else width - 1
+            for one in answered
+            for slot in range(one.num_drafted + 1)
+        ]
+        return levels.take(torch.tensor(at, device=offered.device))[:, None]
 
     def _ranks(self, logits: Tensor, tokens: Tensor) -> Ranks:
         drawn = process_logits(logits, self._sampling)
