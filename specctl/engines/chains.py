@@ -24,6 +24,7 @@ from specctl.errors import EngineError, LossyPolicyError
 from specctl.features import ENTROPY_TOP_K
 from specctl.kernels.node_features import node_features
 from specctl.policy import (
+    PerRequest,
     Policy,
     as_chain,
     build_budget,
@@ -157,11 +158,33 @@ class ChainPolicy:
             draft.frontier = Frontier(draft.frontier.index, torch.zeros_like(draft.frontier.keep))
         self._spend(began)
 
-    def kept(self, draft: ChainDraft) -> Tensor:
-        """`[B]` int64: draft tokens of each request to verify, the first of its chain."""
-        began, pool = time.perf_counter(), draft.pool.view()
-        submitted = self.shape.select(draft.plan, pool)
-        draft.submitted = self._budget.share(draft.plan, pool, submitted)
+    @property
+    def shares(self) -> bool:
+        """Whether requests of a batch share what is verified."""
+        return not isinstance(self.policy.budget, PerRequest)
+
+    def kept(self, draft: ChainDraft, ended: Sequence[int] = ()) -> Tensor:
+        """`[B]` int64: draft tokens of each request to verify, the first of its chain.
+
+        Args:
+            ended: rows whose texts are over, which take no part of a shared budget.
+        """
+        began, plan, pool = time.perf_counter(), draft.plan, draft.pool.view()
+        submitted = self.shape.select(plan, pool)
+        if ended:
+            going = torch.ones(len(submitted), dtype=torch.bool, device=self._device)
+            going[list(ended)] = False
+            [rows] = going.nonzero(as_tuple=True)
+            stopped_at = None if plan.stopped_at is None else plan.stopped_at[rows]
+            plan = Plan(len(rows), plan.max_depth[rows], None, stopped_at)
+            pool, whole = draft.pool.pick(rows).view(), torch.full_like(submitted, -1)
+            whole[:, 0] = 0
+            if len(rows):
+                shared = self._budget.share(plan, pool, submitted[rows])
+                whole[rows, : shared.shape[1]] = shared
+            draft.submitted = whole
+        else:
+            draft.submitted = self._budget.share(plan, pool, submitted)
         self._spend(began)
         return (draft.submitted >= 0).sum(1) - 1
 

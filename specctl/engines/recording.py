@@ -63,13 +63,27 @@ class Drafted:
     digest: str
 
 
+class TextEnd(NamedTuple):
+    """Where a text ends: tokens that may still be emitted, and those that end it."""
+
+    room: int
+    stop_ids: Collection[int]
+
+    def kept(self, token_ids: Sequence[int]) -> tuple[list[int], bool]:
+        """Of the tokens that a step gave, -1 padded, those that the text keeps; and whether it ends
+        with them."""
+        given = [one for one in token_ids if one >= 0]
+        ends = (i + 1 for i, one in enumerate(given) if one in self.stop_ids)
+        size = min(next(ends, self.room), self.room)
+        return given[:size], size <= len(given)
+
+
 class Answered(NamedTuple):
     """A request that a step gave tokens to.
 
     Attributes:
         request_id: its name in the set. root_id: token before the new ones.
         position: tokens emitted before. context: length of the text up to and with the root.
-        room: tokens that may still be emitted. stop_ids: tokens that end the text.
         draft_row: in the step's `Drafted`, -1 for none. num_drafted: draft tokens verified.
         prompt: ids, where the step read the end of the prompt; such a step is no round.
     """
@@ -78,19 +92,10 @@ class Answered(NamedTuple):
     root_id: int
     position: int
     context: int
-    room: int
-    stop_ids: Collection[int]
+    end: TextEnd
     draft_row: int
     num_drafted: int
     prompt: tuple[int, ...] | None = None
-
-    def kept(self, token_ids: Sequence[int]) -> tuple[list[int], bool]:
-        """Of the tokens that a step gave, -1 padded, those that the text keeps, up to its limit
-        and to the first that ends it; and whether it ends there."""
-        given = [one for one in token_ids if one >= 0]
-        ends = (i + 1 for i, one in enumerate(given) if one in self.stop_ids)
-        size = min(next(ends, self.room), self.room)
-        return given[:size], size <= len(given)
 
 
 class Ranks(NamedTuple):
@@ -192,7 +197,7 @@ class LiveLog:
     def take(self, step: Step) -> None:
         self._ended.update(step.ended)
         tokens = step.sampled.tolist()
-        kept = [one.kept(given) for one, given in zip(step.answered, tokens, strict=True)]
+        kept = [one.end.kept(given) for one, given in zip(step.answered, tokens, strict=True)]
         pairs = zip(step.answered, kept, strict=True)
         self._ended.update(one.request_id for one, (_, is_end) in pairs if is_end)
         rows = [row for row, one in enumerate(step.answered) if one.prompt is None]
@@ -341,7 +346,7 @@ class DenseLog:
                 continue
             if one.draft_row >= 0 and len(columns):
                 text.drafts[one.position] = DraftedLevel(*(c[one.draft_row] for c in columns))
-            kept, is_end = one.kept(given)
+            kept, is_end = one.end.kept(given)
             text.token_ids += kept
             if step.ranks is not None:
                 text.ranks.append(Ranks(*(values[row] for values in step.ranks)))

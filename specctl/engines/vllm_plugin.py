@@ -28,7 +28,7 @@ from specctl.artifacts.compatibility import Expectation
 from specctl.engines.chains import ChainDraft, ChainPolicy, DraftedLevel
 from specctl.engines.recording import Drafted
 from specctl.engines.settings import VARIABLE, PluginSettings, read_settings
-from specctl.engines.vllm_tracing import Tracer, pair_of
+from specctl.engines.vllm_tracing import Tracer, end_of_text, pair_of
 from specctl.errors import EngineError
 from specctl.features import recent_tokens
 from specctl.policy import Chain, Policy, policy_digest
@@ -234,6 +234,12 @@ def check_engine(runner: Any) -> None:
             "one vocabulary of target and drafter",
             "use_heterogeneous_vocab",
             "choose a drafter of the target's vocabulary",
+        ),
+        (
+            not getattr(drafts, "disable_padded_drafter_batch", False),
+            "drafts made before new tokens are booked",
+            "disable_padded_drafter_batch",
+            "leave it out",
         ),
         (
             not runner.use_async_scheduling,
@@ -530,7 +536,7 @@ class Session:
         decider, tree = self._own, None
         if self._draft is not None and self.rules is not None:
             with self._failing_open():
-                counts = self.rules.kept(self._draft)
+                counts = self.rules.kept(self._draft, self._ended_rows())
                 self.kept.update(zip(self._drafting, counts.tolist(), strict=True))
                 decider, tree = (self.rules.policy, self.rules.digest), self._draft.pool.view().tree
         if self.tracer is not None:
@@ -550,6 +556,13 @@ class Session:
                 self.kept.update(dict.fromkeys(self._drafting, 0))
         spent_us = 0.0 if self.rules is None else self.rules.spent_us
         self._draft_us = 1e6 * (time.perf_counter() - self._draft_began) - spent_us
+
+    def _ended_rows(self) -> list[int]:
+        """Rows whose texts end with this step's tokens, where a budget is shared."""
+        if self.rules is None or not self.rules.shares:
+            return []
+        given = enumerate(self._sampled.tolist())
+        return [row for row, ids in given if end_of_text(self._runner, row).kept(ids)[1]]
 
     def _texts(self) -> list[list[int]]:
         """The emitted text of each request, with what this step gave."""

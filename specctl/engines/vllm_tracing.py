@@ -26,6 +26,7 @@ from specctl.engines.recording import (
     Ranks,
     Recorder,
     Step,
+    TextEnd,
     new_run_id,
 )
 from specctl.engines.settings import TraceSettings
@@ -66,6 +67,16 @@ def pair_of(config: Any, device: torch.device) -> tuple[PairFingerprint, Domain]
         drafter=Path(draft.model).name,
     )
     return fingerprint, domain_at(target, drafter, model.dtype, device)
+
+
+def end_of_text(runner: Any, row: int) -> TextEnd:
+    """Where the text of a row of the batch ends, before this step's tokens are booked."""
+    batch = runner.input_batch
+    params = runner.requests[batch.req_ids[row]].sampling_params
+    context = int(batch.num_tokens_no_spec[row])
+    emitted = context - int(batch.num_prompt_tokens[row])
+    room = min(params.max_tokens - emitted, runner.max_model_len - context)
+    return TextEnd(room, {params.eos_token_id, *(params.stop_token_ids or ())})
 
 
 class Tracer:
@@ -233,8 +244,7 @@ class Tracer:
                 root_id=int(text[context - 1]),
                 position=position,
                 context=context,
-                room=min(params.max_tokens - position, runner.max_model_len - context),
-                stop_ids={params.eos_token_id, *(params.stop_token_ids or ())},
+                end=end_of_text(runner, row),
                 draft_row=draft_row,
                 num_drafted=counts[row],
                 prompt=tuple(text[:num_prompt].tolist()) if position == 0 else None,

@@ -25,6 +25,7 @@ from specctl.engines.recording import (
     Ranks,
     Recorder,
     Step,
+    TextEnd,
 )
 from specctl.errors import OutputError
 from specctl.logs.trace_set import TraceSet
@@ -70,8 +71,7 @@ def step(
             root_id=5,
             position=position,
             context=position + 10,
-            room=8 - position,
-            stop_ids={END},
+            end=TextEnd(8 - position, {END}),
             draft_row=chains.request_ids.index(name) if name in chains.request_ids else -1,
             num_drafted=len(chains.levels) * (name in chains.request_ids),
             **more,
