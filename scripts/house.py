@@ -41,7 +41,7 @@ TESTS_BUDGET, FILES_BUDGET = 30000, 230
 SLACK = 1.1
 HELD = {
     PLAIN: 2450,
-    "policy": 3690,  # of these 90 are chains: by batch size, and in place of trees (part 2)
+    "policy": 3695,  # of these 90 are chains: by batch size, and in place of trees (part 2)
     "artifacts": 3100,
     "registry": 2700,
     "runtime": 7330,

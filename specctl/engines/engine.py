@@ -33,15 +33,13 @@ from specctl.policy import (
     StaticTree,
     build_shape,
 )
-from specctl.policy.family import MAX_DEPTH, MAX_TOKENS
+from specctl.policy.family import MAX_TOKENS
 from specctl.records import Record, describe_violation
 from specctl.replay.config import Engine as Batching
 from specctl.runtime.policy_spec import words_of
 
 Method = Literal["eagle3", "eagle", "draft_model"]
 """The kind of a drafter, in vLLM's words."""
-Steps = Annotated[int, Field(ge=0, le=MAX_DEPTH)]
-"""Draft tokens of a chain; 0 is plain decoding."""
 
 
 class EngineDrafter(Record):

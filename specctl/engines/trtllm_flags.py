@@ -21,7 +21,6 @@ from specctl.engines.engine import (
     MeanRound,
     Method,
     Serving,
-    Steps,
     fixed_shape,
     made,
     refused,
@@ -29,7 +28,7 @@ from specctl.engines.engine import (
 )
 from specctl.errors import EngineError
 from specctl.policy import Chain, ChainSchedule, Policy, RootOnly, Shape, StaticTree, build_shape
-from specctl.policy.family import Depth, TopK
+from specctl.policy.family import Depth, Length, TopK
 from specctl.records import PositiveInt, Record, increasing, require
 
 FILE = "trtllm.yaml"
@@ -51,7 +50,7 @@ class TrtllmConfig(Record):
     use_dynamic_tree: Literal[True] | None = None
     dynamic_tree_max_topK: TopK | None = None  # noqa: N815  the engine's name
     max_total_draft_tokens: PositiveInt | None = None
-    draft_len_schedule: Annotated[dict[PositiveInt, Steps], Field(min_length=1)] | None = None
+    draft_len_schedule: Annotated[dict[PositiveInt, Length], Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -14,7 +14,6 @@ from specctl.engines.engine import (
     Export,
     Method,
     Serving,
-    Steps,
     as_json,
     flag_value,
     made,
@@ -33,11 +32,11 @@ from specctl.policy import (
     as_chain,
     build_shape,
 )
-from specctl.policy.family import Depth
+from specctl.policy.family import Depth, Length
 from specctl.records import PositiveInt, Record, require
 
 CONFIG_FILE = "speculative-config.json"
-Triple = tuple[PositiveInt, PositiveInt, Steps]
+Triple = tuple[PositiveInt, PositiveInt, Length]
 """First and last batch size, and draft tokens."""
 
 

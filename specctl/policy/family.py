@@ -18,6 +18,8 @@ from specctl.records import Record
 MAX_DEPTH, MAX_TOP_K, MAX_TOKENS = 64, 64, 1024
 """Bounds that keep a hostile or mistyped record from asking for absurd memory."""
 Depth = Annotated[int, Field(ge=1, le=MAX_DEPTH)]
+Length = Annotated[int, Field(ge=0, le=MAX_DEPTH)]
+"""Draft tokens of a chain; 0 is plain decoding."""
 TopK = Annotated[int, Field(ge=1, le=MAX_TOP_K)]
 NumTokens = Annotated[int, Field(ge=2, le=MAX_TOKENS)]
 

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self, cast
+from typing import Literal, Self, cast
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from specctl.lazy import Tensor, torch
-from specctl.policy.family import LEVELS, MAX_DEPTH, Depth, Family, NumTokens, Shape, TopK, grid
+from specctl.policy.family import LEVELS, Depth, Family, Length, NumTokens, Shape, TopK, grid
 from specctl.policy.rules import BaseShape, Frontier, Level, Plan, RoundStart, rows_below
 from specctl.records import PositiveInt, increasing, require
 
@@ -83,7 +83,7 @@ class ChainSchedule(Shape):
 
     kind: Literal["schedule"] = "schedule"
     from_batch: tuple[PositiveInt, ...]
-    num_draft_tokens: tuple[Annotated[int, Field(ge=0, le=MAX_DEPTH)], ...]
+    num_draft_tokens: tuple[Length, ...]
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -21,12 +21,11 @@ from pydantic import Field, ValidationError, model_validator
 from specctl.errors import InputError
 from specctl.logs.positions import Longs
 from specctl.policy import Chain, RootOnly
-from specctl.policy.family import MAX_DEPTH
+from specctl.policy.family import Length
 from specctl.records import PositiveInt, Record, describe_violation, increasing, require
 
 ADAPTIVE = "adaptive"
 """The label of such lengths among policies."""
-Steps = Annotated[int, Field(ge=0, le=MAX_DEPTH)]
 Hysteresis = Annotated[float, Field(ge=-1, le=1)]
 
 
@@ -42,7 +41,7 @@ class AdaptiveSlot(Record):
         ceiling_coeff: caps the length at so many times the average; 0 does not.
     """
 
-    candidate_steps: Annotated[tuple[Steps, ...], Field(min_length=1)]
+    candidate_steps: Annotated[tuple[Length, ...], Field(min_length=1)]
     ema_alpha: Annotated[float, Field(gt=0, le=1)] = 0.2
     update_interval: PositiveInt = 5
     warmup_batches: Annotated[int, Field(ge=0)] = 10
