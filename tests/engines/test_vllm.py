@@ -28,7 +28,7 @@ from specctl.collect.live import collect_live
 from specctl.engines.settings import PluginSettings, TraceSettings
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
-from specctl.policy import FullTree, Policy, as_chain, policy_digest
+from specctl.policy import FullTree, PerRequest, Policy, StepCost, as_chain, policy_digest
 from specctl.registry.log import Writer
 from specctl.registry.opening import init_registry
 from specctl.registry.publishing import promote, push, read_package
@@ -49,10 +49,14 @@ from tests.engines.vllm_engine import (
 
 COUNT, K = 60, 5
 BASE = "eagle2:depth=3:top_k=1:num_tokens=4"
-SCHEDULES = {
+COSTS = StepCost(token_counts=(8, 16, 32, 48), step_us=(3000.0, 3600.0, 5400.0, 7200.0))
+SHARED = {
     "schedule 5, 2": "schedule:from_batch=1/5:num_draft_tokens=5/2",
     "schedule 5, 1, 0": "schedule:from_batch=1/3/7:num_draft_tokens=5/1/0",
+    "survival budget": "chain:num_draft_tokens=5+survival:max_tokens=20",
+    "marginal budget": "confidence:window=5:threshold=0.2+marginal:tokens_per_s=3000",
 }
+"""What depends on who shares the batch."""
 WORDS = {
     "chain of 1": "chain:num_draft_tokens=1",
     "chain of 3": "chain:num_draft_tokens=3",
@@ -63,7 +67,7 @@ WORDS = {
     "SVIP": "svip:window=5:threshold=0.9",  # it leaves the uncertain token out
     "AdaSD": "adasd_stop:window=5:min_samples=2",
     "threshold": "threshold:depth=5:min_prob=0.2",  # of a tree, on a chain
-    **SCHEDULES,
+    **SHARED,
 }
 FITS = {
     "HeteroSpec": ("cart", "--base", BASE, "--filter", "all", "--label", "accepted"),
@@ -123,8 +127,9 @@ class Counts:
 def replayed(path: Path, policies: Mapping[str, Policy]) -> dict[str, Counts]:
     """What each policy would do, request by request, as vLLM runs it: on chains."""
     log = DenseLog.open(TraceSet.open(str(path)))
-    runs = replay(log, [as_chain(policy) for policy in policies.values()])
-    return {name: Counts.replayed(run) for name, run in zip(policies, runs, strict=True)}
+    alone = [name for name, policy in policies.items() if isinstance(policy.budget, PerRequest)]
+    runs = replay(log, [as_chain(policies[name]) for name in alone])
+    return {name: Counts.replayed(run) for name, run in zip(alone, runs, strict=True)}
 
 
 # --------------------------------------------------------------------------- by ourselves
@@ -171,6 +176,7 @@ class Theirs:
     dense: Path
     dense_texts: list[list[int]]
     live: Path
+    folders: dict[str, Path] = field(default_factory=dict)
     policies: dict[str, Policy] = field(default_factory=dict)
     texts: dict[tuple[str, str], list[list[int]]] = field(default_factory=dict)
     counters: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
@@ -222,6 +228,7 @@ def theirs(drafter: str, tmp_path_factory: pytest.TempPathFactory) -> Theirs:
         running.session.close()
         assert running.session.faults.total == 0
         assert not running.session.tracer.recorder.lost
+    found.folders = folders
     found.policies = {policy: load_artifact(folder).policy for policy, folder in folders.items()}
     return found
 
@@ -231,7 +238,8 @@ def artifacts(root: Path, pair: PairFingerprint, dense: Path) -> dict[str, Path]
     found = {}
     for policy, words in WORDS.items():
         found[policy] = root / policy.replace(" ", "-")
-        save_artifact(found[policy], resolve_policy(words).policy, Origin(pair), card=policy)
+        resolved = resolve_policy(words, step_cost=COSTS).policy
+        save_artifact(found[policy], resolved, Origin(pair), card=policy)
     for policy, words in FITS.items():
         found[policy] = root / policy
         specctl("fit", words[0], dense, "-o", found[policy], *words[1:])
@@ -246,8 +254,8 @@ def test_calls_and_drafts_are_those_of_replay(theirs: Theirs) -> None:
     for (policy, batch), counted in theirs.counters.items():
         rounds, record = theirs.rounds(policy, batch), as_chain(theirs.policies[policy])
         assert rounds["policy_digest"].unique().to_list() == [policy_digest(record)], policy
-        if policy in SCHEDULES and batch != "1":
-            continue  # its lengths depend on who shares the batch: the test below
+        if policy in SHARED and (batch != "1" or policy not in theirs.replayed):
+            continue  # it depends on who shares the batch: the test below
         expected = theirs.replayed[policy]
         assert Counts.traced(rounds) == expected, (policy, batch)
         assert counted["draft_tokens"] == sum(expected.drafted), (policy, batch)
@@ -255,14 +263,14 @@ def test_calls_and_drafts_are_those_of_replay(theirs: Theirs) -> None:
         assert counted["accepted_tokens"] >= sum(expected.accepted)
 
 
-def test_schedules_are_simulated_to_the_last_draft(
+def test_a_shared_batch_is_simulated_to_the_last_draft(
     drafter: str, ours: Ours, theirs: Theirs
 ) -> None:
-    """Drafts by batch size, where requests come and go as in vLLM: exact totals of a run."""
-    ran = [name for name, batch in PASSES[drafter] if name in SCHEDULES and batch == "8"]
+    """Lengths and budgets by who is there, as requests come and go in vLLM: totals of a run."""
+    ran = [name for name, batch in PASSES[drafter] if name in SHARED and batch == "8"]
     for name in ran:
         words = ("--engine", "vllm", "--batch-size", 8, "--in-order", "--json")
-        found = json.loads(specctl("replay", ours.dense, "-p", WORDS[name], *words))
+        found = json.loads(specctl("replay", ours.dense, "-p", theirs.folders[name], *words))
         [totals] = found["policies"]
         counted, rounds = theirs.counters[name, "8"], theirs.rounds(name, "8")
         assert totals["calls"] == len(rounds), name
