@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, AutoTokenizer
 
-from specctl.embedded import EMBEDDED, PROMPTS, RECORD, embedded_path
+from specctl.embedded import EMBEDDED, PROMPTS, RECORD, embedded_path, name_of
 from specctl.errors import UsageError
 from specctl.runtime.eagle3_head import Eagle3Config
 
@@ -30,6 +30,13 @@ def test_pair_stays_below_twenty_megabytes() -> None:
 def test_unknown_name_is_refused() -> None:
     with pytest.raises(UsageError, match="target, eagle3, small"):
         embedded_path("large")
+
+
+def test_a_folder_of_the_pair_is_named_as_a_fixture() -> None:
+    """Under whatever path an engine has loaded it; other models keep the name they were given."""
+    assert name_of(str(embedded_path("eagle3"))) == "embedded:eagle3"
+    assert name_of(str(embedded_path("target") / ".." / "target")) == "embedded:target"
+    assert name_of("org/head") == "org/head"
 
 
 def test_no_weights_need_a_pickle() -> None:

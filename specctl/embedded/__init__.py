@@ -10,7 +10,7 @@ from pathlib import Path
 
 from specctl.errors import UsageError
 
-__all__ = ["EMBEDDED", "PROMPTS", "RECORD", "embedded_path"]
+__all__ = ["EMBEDDED", "PROMPTS", "RECORD", "embedded_path", "name_of"]
 
 _FOLDER = Path(__file__).parent
 EMBEDDED = {name: _FOLDER / name for name in ("target", "eagle3", "small")}
@@ -28,3 +28,10 @@ def embedded_path(name: str) -> Path:
             fix="choose one of these, or give a folder or a model id",
         )
     return EMBEDDED[name]
+
+
+def name_of(model: str) -> str:
+    """A model as traces and artifacts name it: as it was given, or `embedded:NAME` where that is a
+    folder of the pair, so that its figures say that they are a fixture's."""
+    folder = Path(model).resolve()
+    return next((f"embedded:{name}" for name, one in EMBEDDED.items() if one == folder), model)

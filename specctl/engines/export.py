@@ -162,9 +162,9 @@ def drafter_of(named: NamedPolicy, model: str | None, method: str | None) -> Eng
     if method is None:
         raise UsageError(
             f"drafter {name}",
-            expected="its kind: it is no folder whose config.json could be read",
-            found="no --method",
-            fix=f"give --method {' or '.join(get_args(Method))}",
+            expected="a folder, whose config.json says its kind, or --method",
+            found="neither",
+            fix=f"give --method {' or '.join(get_args(Method))}, or --drafter FOLDER",
         )
     return EngineDrafter.model_validate({"model": name, "method": method})
 

@@ -55,8 +55,17 @@ def register() -> None:
     """
     text = os.environ.get(VARIABLE)
     if text:
+        log_beside_vllm()
         check_version(read_settings(text))
         hook()
+
+
+def log_beside_vllm() -> None:
+    """Has what specctl says in this process stand in vLLM's log: Python drops notes of loggers
+    that nobody set up."""
+    ours, theirs = logging.getLogger("specctl"), logging.getLogger("vllm")
+    ours.handlers = theirs.handlers
+    ours.setLevel(theirs.level)
 
 
 def check_version(settings: PluginSettings) -> None:
@@ -362,6 +371,8 @@ class Session:
             self._begin_policy(settings.policy, expect)
         if settings.trace is not None:
             self.tracer = Tracer(settings.trace, runner, pair, domain, own, vllm_version())
+            what = "every position, and no draft is verified" if settings.trace.dense else "rounds"
+            log.info("specctl: log of %s, into %s", what, settings.trace.out)
         atexit.register(self.close)
 
     def _begin_policy(self, spec: str, expect: Expectation) -> None:

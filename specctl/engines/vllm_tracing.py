@@ -18,6 +18,7 @@ from specctl.artifacts.manifest import Domain, PairFingerprint
 from specctl.collect.shipping import lane_for
 from specctl.collect.tokens import token_treatment
 from specctl.collect.trace_writer import TraceWriter, make_header
+from specctl.embedded import name_of
 from specctl.engines.recording import (
     Answered,
     DenseLog,
@@ -63,8 +64,8 @@ def pair_of(config: Any, device: torch.device) -> tuple[PairFingerprint, Domain]
         target_digest=weights_digest(target),
         drafter_digest=weights_digest(drafter),
         tokenizer_digest=tokenizer_digest(tokenizer),
-        target=Path(model.model).name,
-        drafter=Path(draft.model).name,
+        target=name_of(model.model),
+        drafter=name_of(draft.model),
     )
     return fingerprint, domain_at(target, drafter, model.dtype, device)
 

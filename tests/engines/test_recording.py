@@ -27,6 +27,7 @@ from specctl.engines.recording import (
     Step,
     TextEnd,
 )
+from specctl.engines.vllm_plugin import log_beside_vllm
 from specctl.errors import OutputError
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import Chain, Policy, policy_digest
@@ -256,3 +257,17 @@ def test_a_bound_on_bytes_ends_tracing(
     found._thread.join()
     assert "of at most 1" in caplog.text
     assert TraceSet.open(str(path)).num_rows("rounds") == 1
+
+
+def test_notes_stand_in_vllms_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without handlers of its own a logger of Python's drops them."""
+    ours, theirs = logging.getLogger("specctl"), logging.getLogger("vllm")
+    seen: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", seen.append)
+    for name, value in (("handlers", [handler]), ("level", logging.INFO)):
+        monkeypatch.setattr(ours, name, getattr(ours, name))
+        monkeypatch.setattr(theirs, name, value)
+    log_beside_vllm()
+    logging.getLogger("specctl.engines").info("a policy was loaded")
+    assert [record.getMessage() for record in seen] == ["a policy was loaded"]
