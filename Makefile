@@ -62,8 +62,10 @@ nightly: $(READY) $(ENGINES_READY)  ## Set up and run the long campaigns: faults
 	$(BIN)/python -m scripts.inject_faults
 	$(BIN)/python -m scripts.fuzz_artifacts --executions 1000000 --out benchmarks/results
 
-bench: $(READY)  ## Set up and run every benchmark, one after the other.
-	@for bench in benchmarks/bench_*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
+bench: $(READY) $(ENGINES_READY)  ## Set up and run every benchmark, one after the other.
+	@for bench in $(filter-out %/bench_vllm.py,$(wildcard benchmarks/bench_*.py)); do \
+	  echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
+	LD_PRELOAD=$(CURDIR)/$(ENGINES)/lib/libiomp5.so $(ENGINES)/bin/python benchmarks/bench_vllm.py
 
 clean:  ## Remove .venv, .venv-engines, .demo and caches.
 	rm -rf .venv $(ENGINES) .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis \

@@ -11,11 +11,13 @@ setting stands beside a plain engine that does the same work in the same steps:
     other stops    they save work, so that no step of a plain engine is their equal: hooks alone
 
 A step is one call of `LLMEngine.step` in which all B requests decode. Of each group of B prompts
-the ratio of summed step times is taken; the figures are its median and quartiles over groups and
-repeats. `hooks_us` is the time of the engine's thread inside the plugin, `policy_us` what rules
-took of it, `writer_us` processor time of the writing thread, all a step. A step of this pair is
-small, so `percent_of_20_ms` says what the hooks would be of a step of that size: what a large
-model's step takes, with hooks of a small vocabulary on a CPU. It is no measurement of a GPU.
+the ratio of summed step times is taken; the figures are its median and quartiles over groups, by
+the clock and, as `cpu_percent`, by the processor time of the engine's thread, which other processes
+of the machine stretch less. `hooks_us` is the time of that thread inside the plugin, `policy_us`
+what rules took of it, `writer_us` processor time of the writing thread, all a step.
+
+A step of this pair is small. `percent_of_20_ms` says what these hooks would be of a step of 20 ms,
+as large models have; vocabulary and processor stay this machine's. It is no measurement of a GPU.
 
 Prediction: live 2 % and dense 4 % of a step of 10 ms at batch 1, most of it features of drafter
 logits; rules 20 µs a level, so 1 %.
@@ -30,7 +32,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,12 +44,15 @@ from specctl.runtime.policy_spec import resolve_policy
 from tests.engines.vllm_engine import Engine, engine, ids_of, packaged
 
 K = 5
-KEEP_ALL = f"chain:num_draft_tokens={K}"
-STOPS = {
+POLICIES = {
+    "keep all": f"chain:num_draft_tokens={K}",
     "confidence": f"confidence:window={K}:threshold=0.4",
     "entropy": f"stop:signal=entropy:threshold=1.0:window={K}",
     "AdaSD": f"adasd_stop:window={K}:min_samples=2",
 }
+LOSING = "plain, drafts lost"
+BESIDE = {"live": "plain", "dense": LOSING, "keep all": "plain"}
+"""Settings, and the plain engine that does the same work."""
 HOOKS = (
     "begin_step",
     "before_verdict",
@@ -61,9 +66,10 @@ STEP_MS = 20
 
 
 class Spent(NamedTuple):
-    """Microseconds of one step."""
+    """Microseconds of one step; `cpu_us` of the engine's thread."""
 
     step_us: float
+    cpu_us: float
     hooks_us: float
     policy_us: float
 
@@ -104,13 +110,13 @@ class Timed:
             and not self._is_first
         )
         self._hooks_s, self._is_first = 0.0, False
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.thread_time()
         out = self._step()
-        spent_s = time.perf_counter() - began
+        spent_s, cpu_s = time.perf_counter() - began, time.thread_time() - cpu_began
         if is_whole:
             rules = None if self.session is None else self.session.rules
             policy_us = 0.0 if rules is None else rules.spent_us
-            self.steps.append(Spent(1e6 * spent_s, 1e6 * self._hooks_s, policy_us))
+            self.steps.append(Spent(1e6 * spent_s, 1e6 * cpu_s, 1e6 * self._hooks_s, policy_us))
         return out
 
     def _timed(self, hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -135,8 +141,7 @@ def losing_drafts(one: Timed) -> Iterator[None]:
 
 def main() -> None:
     known = parser(__doc__ or "")
-    known.set_defaults(num_prompts=32)
-    known.add_argument("--repeats", type=int, default=3, help="passes over the prompts")
+    known.add_argument("--groups", type=int, default=16, help="of prompts, at each batch size")
     known.add_argument("--drafter", default="eagle3", help="eagle3 or small")
     options = known.parse_args()
     rows: list[dict[str, Any]] = []
@@ -145,7 +150,7 @@ def main() -> None:
             "plain": None,
             "live": PluginSettings(trace=TraceSettings(out=f"{folder}/live")),
             "dense": PluginSettings(trace=TraceSettings(out=f"{folder}/dense", dense=True)),
-            "policy": PluginSettings(policy=KEEP_ALL),
+            "policy": PluginSettings(policy=POLICIES["keep all"]),
         }
         engines = {
             name: Timed(stack.enter_context(engine(options.drafter, K, given)))
@@ -158,13 +163,10 @@ def main() -> None:
         f"the plugin costs {worst['live']:.1f} % of a step while it logs, {worst['dense']:.1f} % "
         f"while it logs densely and {worst['keep all']:.1f} % under a policy that stops nowhere, "
         f"the larger figure of both batch sizes; vLLM's CPU build, embedded pair, "
-        f"{options.drafter}, chains of {K}, float32, greedy, {options.num_prompts} prompts x "
-        f"{options.max_new_tokens} tokens x {options.repeats} passes"
+        f"{options.drafter}, chains of {K}, float32, greedy, {options.groups} groups of prompts x "
+        f"{options.max_new_tokens} tokens"
     )
     report("vllm", rows, options, text)
-
-
-BESIDE = {"live": "plain", "dense": "plain, drafts lost", "keep all": "plain"}
 
 
 def measured(
@@ -172,28 +174,23 @@ def measured(
 ) -> list[dict[str, Any]]:
     """A row of the table for each setting."""
     ids = ids_of(packaged(options.num_prompts))
-    groups = [ids[at : at + batch_size] for at in range(0, len(ids), batch_size)]
-    systems = ["plain", "plain, drafts lost", "live", "dense", "keep all", *STOPS]
+    systems = ["plain", LOSING, "live", "dense", *POLICIES]
     steps: dict[str, list[list[Spent]]] = defaultdict(list)
     writer_s: dict[str, float] = defaultdict(float)
-    for number in range(1 + options.repeats):
-        for index, group in enumerate(groups):
-            texts = []
-            for name in sorted(systems, reverse=bool((number + index) % 2)):
-                one = engines[name if name in engines else "policy"]
-                before = one.writer_s()
-                with ExitStack() as stack:
-                    if name == "plain, drafts lost":
-                        one = engines["plain"]
-                        stack.enter_context(losing_drafts(one))
-                    elif one is engines["policy"]:
-                        words = STOPS.get(name, KEEP_ALL)
-                        one.session.reload(resolve_policy(words).policy)
-                    texts.append(one.run(group, options.max_new_tokens))
-                if number:  # the first pass warms up
-                    steps[name].append(one.steps)
-                    writer_s[name] += one.writer_s() - before
-            assert all(one == texts[0] for one in texts), "settings changed a text"
+    for number in range(1 + options.groups):
+        group = [ids[(number * batch_size + i) % len(ids)] for i in range(batch_size)]
+        texts = []
+        for name in sorted(systems, reverse=bool(number % 2)):
+            one = engines["policy"] if name in POLICIES else engines[name.partition(",")[0]]
+            before = one.writer_s()
+            with losing_drafts(one) if name == LOSING else nullcontext():
+                if name in POLICIES:
+                    one.session.reload(resolve_policy(POLICIES[name]).policy)
+                texts.append(one.run(group, options.max_new_tokens))
+            if number:  # the first group warms up
+                steps[name].append(one.steps)
+                writer_s[name] += one.writer_s() - before
+        assert all(one == texts[0] for one in texts), "settings changed a text"
     return [row(name, batch_size, steps, writer_s[name]) for name in systems]
 
 
@@ -202,28 +199,37 @@ def row(
 ) -> dict[str, Any]:
     """Figures of one setting."""
     flat = [one for group in steps[name] for one in group]
-    step_us, hooks_us, policy_us = (statistics.median(column) for column in zip(*flat, strict=True))
+    median = Spent(*(statistics.median(column) for column in zip(*flat, strict=True)))
     found = {
         "batch": batch_size,
         "system": name,
         "steps": len(flat),
-        "step_us": step_us,
+        "step_us": median.step_us,
         "percent": None,
         "quartiles": "",
-        "hooks_us": hooks_us,
-        "hooks_percent": 100 * hooks_us / step_us,
-        "percent_of_20_ms": 100 * hooks_us / (1e3 * STEP_MS),
-        "policy_us": policy_us,
+        "cpu_percent": None,
+        "hooks_us": median.hooks_us,
+        "hooks_percent": 100 * median.hooks_us / median.step_us,
+        f"percent_of_{STEP_MS}_ms": 100 * median.hooks_us / (1e3 * STEP_MS),
+        "policy_us": median.policy_us,
         "writer_us": 1e6 * writer_s / len(flat),
     }
     if name in BESIDE:
-        ratios = []
-        for mine, plain in zip(steps[name], steps[BESIDE[name]], strict=True):
-            assert len(mine) == len(plain), "another number of steps"
-            ratios.append(sum(one.step_us for one in mine) / sum(one.step_us for one in plain))
-        low, middle, high = (100 * (one - 1) for one in statistics.quantiles(ratios, n=4))
+        pairs = list(zip(steps[name], steps[BESIDE[name]], strict=True))
+        assert all(len(mine) == len(plain) for mine, plain in pairs), "another number of steps"
+        low, middle, high = quartiles_of_cost(pairs, "step_us")
         found |= {"percent": middle, "quartiles": f"{low:.1f} to {high:.1f}"}
+        found["cpu_percent"] = quartiles_of_cost(pairs, "cpu_us")[1]
     return found
+
+
+def quartiles_of_cost(pairs: list[tuple[list[Spent], list[Spent]]], clock: str) -> list[float]:
+    """Percent that groups of steps take longer than the plain ones."""
+    ratios = (
+        sum(getattr(one, clock) for one in mine) / sum(getattr(one, clock) for one in plain)
+        for mine, plain in pairs
+    )
+    return [100 * (one - 1) for one in statistics.quantiles(ratios, n=4)]
 
 
 if __name__ == "__main__":
