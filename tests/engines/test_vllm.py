@@ -51,8 +51,8 @@ COUNT, K = 60, 5
 BASE = "eagle2:depth=3:top_k=1:num_tokens=4"
 COSTS = StepCost(token_counts=(8, 16, 32, 48), step_us=(3000.0, 3600.0, 5400.0, 7200.0))
 SHARED = {
-    "schedule 5, 2": "schedule:from_batch=1/5:num_draft_tokens=5/2",
-    "schedule 5, 1, 0": "schedule:from_batch=1/3/7:num_draft_tokens=5/1/0",
+    "schedule of 5 and 2": "schedule:from_batch=1/5:num_draft_tokens=5/2",
+    "schedule of 5 to 0": "schedule:from_batch=1/3/7:num_draft_tokens=5/1/0",
     "survival budget": "chain:num_draft_tokens=5+survival:max_tokens=20",
     "marginal budget": "confidence:window=5:threshold=0.2+marginal:tokens_per_s=3000",
 }
