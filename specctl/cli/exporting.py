@@ -35,6 +35,9 @@ def export(
     nearest: bool = option(
         False, "Write the nearest policy that the engine runs, where it lacks this one"
     ),
+    target: str | None = option(
+        None, "Model that the engine serves", default="that of the artifact's pair, else TARGET"
+    ),
     drafter: str | None = option(
         None, "Drafter: folder, hub id, 'embedded[:small]'", default="that of the artifact's pair"
     ),
@@ -43,6 +46,11 @@ def export(
     ),
     max_batch_size: PositiveInt | None = option(
         None, "Requests that the engine runs together at most", default="the engine's own"
+    ),
+    max_draft_tokens: PositiveInt | None = option(
+        None,
+        "vLLM: num_speculative_tokens, where a policy that is followed may become longer",
+        default="as many as this policy drafts",
     ),
     log: list[str] | None = option(
         None,
@@ -66,12 +74,20 @@ def export(
         engine_named,
         judge,
         read_source,
+        target_of,
     )
     from specctl.logs.trace_set import TraceSet
     from specctl.runtime.output import prepare_folder, write_whole
 
     engine = engine_named(to, "--to")
     check_load(engine, "--max-batch-size", max_batch_size)
+    if max_draft_tokens is not None and not engine.has_plugin:
+        raise UsageError(
+            "--max-draft-tokens",
+            expected="an engine in which policies can be exchanged: vllm",
+            found=f"--to {engine.name}",
+            fix="leave it out",
+        )
     trace, source = _trace_settings(tracing, engine), read_source(policy)
     judged = judge(
         source,
@@ -88,12 +104,14 @@ def export(
     serving = Serving(
         drafter=drafter_of(source.named, drafter, method),
         max_batch_size=max_batch_size,
+        max_draft_tokens=max_draft_tokens,
         reference=source.reference_of,
         trace=trace,
         folder=None if out is None else out.absolute(),
     )
     written = engine.write(judged.chosen, serving)
-    parts += [list(command_lines(engine, written)), *written.notes]
+    lines = command_lines(engine, written, target_of(source.named, target))
+    parts += [list(lines), *written.notes]
     if out is not None:
         prepare_folder(out, "folder of the engine's files")
     for name, content in written.files.items():

@@ -65,6 +65,8 @@ class Serving:
     Attributes:
         drafter: None where it is not known.
         max_batch_size: requests that the engine runs together at most; None where not known.
+        max_draft_tokens: tokens that the engine may draft, where a policy that is followed later
+            may want more than this one; None: as many as this one.
         reference: from a policy to what the plugin loads it by; may refuse.
         trace: what the plugin is to log.
         folder: absolute, where the files will lie; None where none are written.
@@ -72,6 +74,7 @@ class Serving:
 
     drafter: EngineDrafter | None = None
     max_batch_size: int | None = None
+    max_draft_tokens: int | None = None
     reference: Callable[[Policy], str] = label_of
     trace: TraceSettings | None = None
     folder: Path | None = None

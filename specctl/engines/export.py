@@ -286,13 +286,23 @@ def mean_round(traces: TraceSet, policy: Policy) -> MeanRound:
 # --------------------------------------------------------------------------- words and files
 
 
-def command_lines(engine: Engine, export: Export) -> Iterator[str]:
+def target_of(named: NamedPolicy, model: str | None) -> str:
+    """The model that is served: the given one, that of the artifact's pair, or a word for it."""
+    name = model or next((one.manifest.pair.target for _, one in named.parts), "TARGET")
+    if name == "embedded" or name.startswith("embedded:"):
+        from specctl.runtime.load import model_folder
+
+        name = str(model_folder(name, embedded_default="target").absolute())
+    return name
+
+
+def command_lines(engine: Engine, export: Export, target: str) -> Iterator[str]:
     """The command as it is typed, a setting a line; or the lines of Python."""
     yield from export.code
     if not engine.command:
         return
     settings = [f"{name}={shlex.quote(value)}" for name, value in export.environment.items()]
-    settings.append(engine.command)
+    settings.append(engine.command.replace("TARGET", shlex.quote(target)))
     for word in export.flags:
         if word.startswith("--"):
             settings.append(f"  {word}")

@@ -88,8 +88,19 @@ def write(policy: Policy, serving: Serving) -> Export:
             )
         return Export(notes=("vLLM decodes plainly without --speculative-config.",))
     drafter = serving.drafter_for("vLLM")
+    own, most = build_shape(shape).max_depth, serving.max_draft_tokens or 0
     is_fixed = isinstance(as_chain(policy).shape, Chain | ChainSchedule)
     decides = not is_fixed or not isinstance(policy.budget, PerRequest)
+    if trace is not None and trace.dense and decides:
+        raise EngineError(
+            "--dense",
+            expected="a chain: while every position is logged no draft is verified, so that no "
+            "rule could act",
+            found=policy.name,
+            fix=f"export chain:num_draft_tokens={own} for the log, or leave --dense out",
+        )
+    if trace is None or not trace.dense:
+        decides |= most > own  # room for longer policies, which the plugin alone leaves unused
     triples = None
     if isinstance(shape, ChainSchedule):
         ends = [start - 1 for start in shape.from_batch[1:]]
@@ -97,7 +108,7 @@ def write(policy: Policy, serving: Serving) -> Export:
         triples = list(zip(shape.from_batch, [*ends, last], shape.num_draft_tokens, strict=True))
     fields = {
         **drafter.model_dump(),
-        "num_speculative_tokens": build_shape(shape).max_depth,
+        "num_speculative_tokens": max(own, most),
         "num_speculative_tokens_per_batch_size": triples,
     }
     config = made(VllmConfig, fields, "vLLM's --speculative-config")

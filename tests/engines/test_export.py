@@ -11,11 +11,11 @@ import pytest
 from specctl.embedded import embedded_path
 from specctl.engines.engine import EngineDrafter, MeanRound, Serving, made
 from specctl.engines.export import ENGINES, Source, read_source
-from specctl.engines.settings import FILE_NAME, PluginSettings
+from specctl.engines.settings import FILE_NAME, PluginSettings, TraceSettings
 from specctl.engines.sglang_flags import ADAPTIVE_FILE, SglangFlags
 from specctl.engines.transformers_flags import AssistantConfig
 from specctl.engines.trtllm_flags import TrtllmConfig
-from specctl.engines.vllm_flags import CONFIG_FILE, VllmConfig
+from specctl.engines.vllm_flags import CONFIG_FILE, VLLM, VllmConfig
 from specctl.errors import EngineError, UsageError
 from specctl.policy import Chain, Policy, RootOnly, StaticTree, as_chain, build_shape
 from specctl.runtime.policy_spec import NamedPolicy, resolve_policy, words_of
@@ -460,3 +460,24 @@ def test_words_for_all_that_can_be_said() -> None:
     assert words_of(POLICIES["hetero"]) is None
     with pytest.raises(UsageError):
         resolve_policy("chain:num_draft_tokens=none")
+
+
+def test_room_for_longer_policies_is_left_unused() -> None:
+    """`num_speculative_tokens` may be more than the policy drafts; the plugin then plays it."""
+    chain = resolve_policy("chain:num_draft_tokens=3").policy
+    drafter = EngineDrafter(model="d", method="eagle3")
+    export = VLLM.write(chain, Serving(drafter=drafter, max_draft_tokens=8))
+    assert json.loads(export.files["speculative-config.json"])["num_speculative_tokens"] == 8
+    assert VLLM.read(export.flags, export.files) == chain
+    trace = TraceSettings(out="t", dense=True)
+    logged = VLLM.write(chain, Serving(drafter=drafter, max_draft_tokens=8, trace=trace))
+    assert "policy" not in json.loads(logged.files["specctl-vllm.json"])
+
+
+def test_a_rule_cannot_act_while_every_position_is_logged() -> None:
+    words = resolve_policy("confidence:window=4").policy
+    serving = Serving(
+        drafter=EngineDrafter(model="d", method="eagle3"), trace=TraceSettings(out="t", dense=True)
+    )
+    with pytest.raises(EngineError, match="chain:num_draft_tokens=4 for the log"):
+        VLLM.write(words, serving)
