@@ -354,6 +354,7 @@ class Session:
         self.levels: list[DraftedLevel] = []
         self.wants_more = True
         self._logits = torch.empty(0)
+        self._num_levels = 0  # drafted in this step
         self._waiting: list[tuple[Tensor, Tensor]] = []  # levels and their logits, not read yet
         self.watch: Watch | None = None
         self._draft: ChainDraft | None = None  # under rules, until it is verified
@@ -438,7 +439,7 @@ class Session:
             self.watch.poll()
         if self.rules is not None:
             self.rules.spent_us = 0.0
-        self._began, self._draft_us, self._in_step, self.levels = now, 0.0, [], []
+        self._began, self._draft_us, self._in_step, self._num_levels = now, 0.0, [], 0
         self._num_scheduled = scheduler_output.num_scheduled_tokens
         self.num_steps += 1
 
@@ -497,7 +498,7 @@ class Session:
             "policy_us": policy_us,
             "other_us": max(0.0, total_us - self._draft_us - self._verify_us - policy_us),
             "step_idx": self.num_steps,
-            "step_levels": len(self.levels),
+            "step_levels": self._num_levels,
         }
         with self._serving_on():
             tracer.end_step(times, finished)
@@ -520,7 +521,7 @@ class Session:
         """The drafter is about to read what was emitted; `root_ids` `[B]` int64 end it."""
         self._draft_began = time.perf_counter()
         self._drafting = list(self._runner.input_batch.req_ids)
-        self.levels, self._waiting = [], []
+        self.levels, self._waiting, self._num_levels = [], [], 0
         self._draft, self.wants_more = None, True
         self.kept.clear()
         if self.rules is None or num_levels == 0:
@@ -534,6 +535,7 @@ class Session:
 
     def take_level(self, token_ids: Tensor) -> None:
         """A level was drafted: rules are asked at once, a trace alone can wait for the others."""
+        self._num_levels += 1
         if self._draft is not None and self.rules is not None:
             with self._failing_open():
                 self.levels.append(DraftedLevel.of(token_ids, self._logits))
@@ -552,21 +554,36 @@ class Session:
                 decider, tree = (self.rules.policy, self.rules.digest), self._draft.pool.view().tree
         if self.tracer is not None:
             with self._serving_on():
-                if self._waiting:  # together: a few large operations cost less than many small ones
-                    stacked = (torch.stack(one) for one in zip(*self._waiting, strict=True))
-                    columns = DraftedLevel.of(*stacked)
-                    self.levels += [DraftedLevel(*one) for one in zip(*columns, strict=True)]
+                offered = None
                 if tree is not None:
                     offered = tree.depth.masked_fill(~tree.valid, 0).amax(1)
-                else:
-                    size = (len(self._drafting),)
-                    offered = torch.full(size, len(self.levels), device=self._device)
-                self._drafted = Drafted(self._drafting, self.levels, offered, *decider)
+                self._drafted = self._recorded(self.tracer, offered, *decider)
                 self.tracer.after_draft(self._drafted)
+            self._waiting = []
             if self.tracer.is_dense:
                 self.kept.update(dict.fromkeys(self._drafting, 0))
         spent_us = 0.0 if self.rules is None else self.rules.spent_us
         self._draft_us = 1e6 * (time.perf_counter() - self._draft_began) - spent_us
+
+    def _recorded(
+        self, tracer: Tracer, offered: Tensor | None, policy: Policy, digest: str
+    ) -> Drafted:
+        """The drafts of requests that are recorded; `offered` None: every level is."""
+        rows, device = tracer.recorded(self._drafting), self._device
+        if not rows:
+            return Drafted([], [], torch.empty(0), policy, digest)
+        is_every = len(rows) == len(self._drafting)
+        at = slice(None) if is_every else torch.tensor(rows, device=device)
+        levels = [DraftedLevel(*(one[at] for one in level)) for level in self.levels]
+        if self._waiting:  # together: a few large operations cost less than many small ones
+            pairs = zip(*self._waiting, strict=True)
+            columns = DraftedLevel.of(*(torch.stack([one[at] for one in pair]) for pair in pairs))
+            levels += [DraftedLevel(*one) for one in zip(*columns, strict=True)]
+        if offered is None:
+            offered = torch.full((len(rows),), len(levels), device=device)
+        else:
+            offered = offered[at]
+        return Drafted([self._drafting[row] for row in rows], levels, offered, policy, digest)
 
     def _ended_rows(self) -> list[int]:
         """Rows whose texts end with this step's tokens, where a budget is shared."""

@@ -146,6 +146,11 @@ class Tracer:
 
     # ----------------------------------------------------------------- a step
 
+    def recorded(self, request_ids: list[str]) -> list[int]:
+        """Places of those requests among these that are recorded."""
+        found = enumerate(request_ids)
+        return [row for row, one in found if self._names.get(one) is not None]
+
     def before_verdict(
         self, logits: Tensor, metadata: Any, drafted: Drafted, num_scheduled: Mapping[str, int]
     ) -> None:
