@@ -147,9 +147,9 @@ class Tracer:
     # ----------------------------------------------------------------- a step
 
     def recorded(self, request_ids: list[str]) -> list[int]:
-        """Places of those requests among these that are recorded."""
-        found = enumerate(request_ids)
-        return [row for row, one in found if self._names.get(one) is not None]
+        """Places of those requests among these that are recorded; none once tracing has ended."""
+        names = self._names if self.recorder.is_on else {}
+        return [row for row, one in enumerate(request_ids) if names.get(one) is not None]
 
     def before_verdict(
         self, logits: Tensor, metadata: Any, drafted: Drafted, num_scheduled: Mapping[str, int]
