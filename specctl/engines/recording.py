@@ -249,8 +249,13 @@ class LiveLog:
         target_ids[:, : sampled.shape[1]] = sampled
         # The node at depth d is judged by the request's row of logits number d, its parent's.
         seen = (depth >= 1) & (depth <= num_drafted[:, None] + 1) & has_draft[:, None]
-        on_path = depth <= num_admitted[:, None]
         views = self._views(step, rows, depth)
+        # Down to the first refused token the text says what was drawn; behind it the likeliest
+        # token would have been, where there is one.
+        is_drawn = depth <= num_admitted[:, None] + 1
+        drawn = target_ids.gather(1, (depth - 1).clamp(0, target_ids.shape[1] - 1))
+        is_best = views["target_rank"] == 1
+        is_tied = is_best & (views["target_top1_logit"] == views["target_top2_logit"])
         names = [one.request_id for one in answers]
         round_idx = [self._num_rounds[name] for name in names]
         self._num_rounds.update(names)
@@ -276,8 +281,8 @@ class LiveLog:
             **vars(view.tree),
             **{name: getattr(view, name) for name in NODE_TENSORS},
             "target_seen": seen,
-            "match_known": seen if self._greedy else seen & (depth <= num_admitted[:, None] + 1),
-            "node_match": seen & (views["target_rank"] == 1 if self._greedy else on_path),
+            "match_known": seen & (is_drawn | ~is_tied if self._greedy else is_drawn),
+            "node_match": seen & torch.where(is_drawn, drawn == view.tree.token_ids, is_best),
             **views,
         }
         return RoundRows(headings, tensors)
@@ -479,6 +484,8 @@ class Recorder:
             names = sorted(unfinished)
             segment = self._writer.commit(finished, tables, open_ids=names, policy=record)
             self.num_bytes += segment.size_bytes
+        if self._log.num_left_out:
+            self.lost["requests with an undrafted position"] = self._log.num_left_out
         if self._max_bytes is not None and self.num_bytes >= self._max_bytes:
             self.end(f"{self.num_bytes} bytes are written, of at most {self._max_bytes}")
         elif self._log.num_held > MAX_HELD:

@@ -407,8 +407,6 @@ class Session:
         was set up, and the fault is counted."""
         try:
             yield
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
             if not isinstance(error, PolicyFault):
                 error = PolicyFault("exception", f"{type(error).__name__}: {error}")
@@ -441,6 +439,9 @@ class Session:
             self.rules.spent_us = 0.0
         self._began, self._draft_us, self._in_step, self._num_levels = now, 0.0, [], 0
         self._num_scheduled = scheduler_output.num_scheduled_tokens
+        # Until the drafter runs. It does not where any text nears the longest that it can read: for
+        # drafts of all requests vLLM then takes zeros.
+        self.kept = dict.fromkeys(self._num_scheduled, 0)
         self.num_steps += 1
 
     def before_verdict(self, logits: Tensor, metadata: Any) -> None:
@@ -461,11 +462,11 @@ class Session:
         draft, self._draft = self._draft, None
         if self.rules is None or not self.rules.learns or draft is None or metadata is None:
             return
-        accepted = ((sampled >= 0).sum(1) - 1).tolist()
-        at = {name: row for row, name in enumerate(draft.request_ids)}
-        rows = zip(self._in_step, metadata.num_draft_tokens, accepted, strict=True)
-        learnt = [(at[name], count) for name, num, count in rows if num and name in at]
         with self._failing_open():
+            accepted = ((sampled >= 0).sum(1) - 1).tolist()
+            at = {name: row for row, name in enumerate(draft.request_ids)}
+            rows = zip(self._in_step, metadata.num_draft_tokens, accepted, strict=True)
+            learnt = [(at[name], count) for name, num, count in rows if num and name in at]
             self.rules.observe(draft, [row for row, _ in learnt], [count for _, count in learnt])
 
     def end_step(self) -> None:
@@ -541,7 +542,7 @@ class Session:
                 self.levels.append(DraftedLevel.of(token_ids, self._logits))
                 self.rules.grow(self._draft, self.levels[-1])
                 self.wants_more = self._draft.wants_more
-        elif self.tracer is not None:
+        if self.tracer is not None and len(self.levels) < self._num_levels:
             self._waiting.append((token_ids, self._logits))
 
     def end_draft(self) -> None:
@@ -560,7 +561,7 @@ class Session:
                 self._drafted = self._recorded(self.tracer, offered, *decider)
                 self.tracer.after_draft(self._drafted)
             self._waiting = []
-            if self.tracer.is_dense:
+            if self.tracer.is_dense and self.tracer.recorder.is_on:
                 self.kept.update(dict.fromkeys(self._drafting, 0))
         spent_us = 0.0 if self.rules is None else self.rules.spent_us
         self._draft_us = 1e6 * (time.perf_counter() - self._draft_began) - spent_us
@@ -586,11 +587,16 @@ class Session:
         return Drafted([self._drafting[row] for row in rows], levels, offered, policy, digest)
 
     def _ended_rows(self) -> list[int]:
-        """Rows whose texts end with this step's tokens, where a budget is shared."""
+        """Rows that get no drafts, where a budget is shared: their texts end with this step's
+        tokens, or are not read yet."""
         if self.rules is None or not self.rules.shares:
             return []
-        given = enumerate(self._sampled.tolist())
-        return [row for row, ids in given if end_of_text(self._runner, row).kept(ids)[1]]
+        is_read = ~self._runner.discard_request_mask.np
+        return [
+            row
+            for row, given in enumerate(self._sampled.tolist())
+            if not is_read[row] or end_of_text(self._runner, row).kept(given)[1]
+        ]
 
     def _texts(self) -> list[list[int]]:
         """The emitted text of each request, with what this step gave."""

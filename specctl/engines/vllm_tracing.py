@@ -47,6 +47,11 @@ PLAIN = {
     "repetition_penalty": 1.0,
     "logit_bias": None,
     "bad_words": None,
+    "allowed_token_ids": None,
+    "structured_outputs": None,
+    "min_tokens": 0,
+    "thinking_token_budget": None,
+    "trace_decode_token_ids": None,
 }
 """Sampling parameters that the trace format does not state, at the values that change nothing."""
 
@@ -147,9 +152,14 @@ class Tracer:
     # ----------------------------------------------------------------- a step
 
     def recorded(self, request_ids: list[str]) -> list[int]:
-        """Places of those requests among these that are recorded; none once tracing has ended."""
-        names = self._names if self.recorder.is_on else {}
-        return [row for row, one in enumerate(request_ids) if names.get(one) is not None]
+        """Places of those requests among these whose drafts are recorded; none once tracing has
+        ended. vLLM also drafts behind parts of texts that it is still reading: no step verifies
+        that."""
+        names, is_read = self._names, ~self._runner.discard_request_mask.np
+        if not self.recorder.is_on:
+            return []
+        pairs = enumerate(request_ids)
+        return [row for row, one in pairs if names.get(one) is not None and is_read[row]]
 
     def before_verdict(
         self, logits: Tensor, metadata: Any, drafted: Drafted, num_scheduled: Mapping[str, int]
@@ -229,11 +239,10 @@ class Tracer:
         draft_rows = {name: row for row, name in enumerate(drafted.request_ids)}
         found = []
         for row, request_id in enumerate(batch.req_ids):
-            params = runner.requests[request_id].sampling_params
             if request_id not in self._names:
-                self._names[request_id] = self._new_name(params)
+                self._names[request_id] = self._new_name(runner.requests[request_id])
             name = self._names[request_id]
-            if name is None or runner.discard_request_mask.np[row]:  # its prompt is not read yet
+            if name is None or runner.discard_request_mask.np[row]:  # its text is not read yet
                 continue
             context, num_prompt = (
                 int(batch.num_tokens_no_spec[row]),
@@ -258,11 +267,18 @@ class Tracer:
             found.append((row, answer))
         return found
 
-    def _new_name(self, params: Any) -> str | None:
-        """The name of a new request; None where it is not to be recorded."""
-        number, wanted = self._num_requests, self._sampling
+    def _new_name(self, request: Any) -> str | None:
+        """The name of a new request, as vLLM's runner holds it; None where it is not to be
+        recorded."""
+        number, wanted, params = self._num_requests, self._sampling, request.sampling_params
         self._num_requests += 1
         if number % self._settings.every:
+            return None
+        if request.lora_request is not None:  # the set is of one pair
+            self.skipped["requests of a LoRA adapter"] += 1
+            return None
+        if request.prompt_embeds is not None:
+            self.skipped["requests without token ids"] += 1
             return None
         temperature = 0.0 if params.temperature < GREEDY_BELOW else params.temperature
         same = wanted.greedy and temperature == 0.0

@@ -116,8 +116,16 @@ def fit_stop(tested: TestedTokens, measure: Measure, config: AdasdConfig) -> Sto
     """Measures, tries, chooses.
 
     Raises:
-        TraceEmptyError: fewer than two prompts. EvidenceError: too few tokens of either class.
+        TraceEmptyError: fewer than two prompts. EvidenceError: too few tokens of either class, or
+            a log without distances.
     """
+    if len(tested.distance) and np.isnan(tested.distance).all():
+        raise EvidenceError(
+            "fit adasd",
+            expected="the distance of drafter and target, js_distance",
+            found="none: logs of serving engines lack it",
+            fix="collect the log with `specctl collect --dense`; unfitted, adasd_stop needs none",
+        )
     split = split_prompts(tested.prompt_id, held_out_frac=config.held_out_frac, seed=config.seed)
     training = np.isin(tested.prompt_id, split.train)
     accepted = np.asarray(tested.accepted)

@@ -81,9 +81,8 @@ def step(
     ]
     sampled = [tokens + [-1] * (3 - len(tokens)) for _, tokens in given.values()]
     rows = sum(one.num_drafted + 1 for one in answers)
-    ranks = Ranks(
-        torch.zeros(rows, 1), torch.ones(rows, 1).long(), torch.ones(rows, 2), torch.zeros(rows)
-    )
+    top_two = torch.tensor([[1.0, 0.5]]).expand(rows, 2)
+    ranks = Ranks(torch.zeros(rows, 1), torch.ones(rows, 1).long(), top_two, torch.zeros(rows))
     columns = {**TIMES, "batch_size": len(answers), "step_idx": 1}
     return Step(answers, torch.tensor(sampled), chains, ranks, Ready(), columns, list(ended))
 
@@ -131,13 +130,38 @@ def test_another_policy_begins_another_segment() -> None:
     assert (second.policy, second.unfinished, second.finished) == (other, set(), {"a"})
 
 
+def matches(taken: Step, *, greedy: bool) -> list[bool | None]:
+    """`node_match` of the rows of one step."""
+    log = LiveLog(greedy=greedy)
+    log.take(taken)
+    [one] = log.publish()
+    return list(one.tables["nodes"]["node_match"].to_pylist())
+
+
 def test_a_sampled_round_says_only_what_was_drawn() -> None:
     """Behind a refused token nobody knows what the target would have drawn."""
-    for greedy, known in ((True, [None, True, True]), (False, [None, False, None])):
-        log = LiveLog(greedy=greedy)
-        log.take(step({"a": (1, [7])}, drafted(["a"], [[1, 2]])))
-        [one] = log.publish()
-        assert one.tables["nodes"]["node_match"].to_pylist() == known
+    for greedy, known in ((True, [None, False, True]), (False, [None, False, None])):
+        taken = step({"a": (1, [7])}, drafted(["a"], [[1, 2]]))
+        assert matches(taken, greedy=greedy) == known
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+@pytest.mark.parametrize(("bonus", "match"), [(2, True), (7, False)])
+def test_a_draft_that_was_cut_is_judged_by_the_bonus_token(
+    *, bonus: int, match: bool, greedy: bool
+) -> None:
+    """The first token that is not verified stands where the bonus token was drawn."""
+    taken = step({"a": (1, [1, bonus])}, drafted(["a"], [[1, 2]]))
+    taken.answered = [one._replace(num_drafted=1) for one in taken.answered]
+    assert matches(taken, greedy=greedy) == [None, True, match]
+
+
+def test_of_equal_logits_only_the_text_tells_which_was_chosen() -> None:
+    """As in bfloat16, where the likeliest tokens often tie."""
+    taken = step({"a": (1, [7])}, drafted(["a"], [[1, 2]]))
+    assert taken.ranks is not None
+    taken.ranks = taken.ranks._replace(top_two=torch.ones_like(taken.ranks.top_two))
+    assert matches(taken, greedy=True) == [None, False, None]
 
 
 def test_a_dense_log_lacks_no_position() -> None:
@@ -245,6 +269,17 @@ def test_a_slow_disk_ends_tracing(
     assert sum(found.lost.values()) >= 4
     gate.set()
     found.close()
+
+
+def test_requests_that_a_dense_log_leaves_out_are_counted(tmp_path: Path) -> None:
+    log = DenseLog(2)
+    nothing = Drafted([], [], torch.zeros(0).long(), POLICY, "")
+    path = tmp_path / "set"
+    found = recorder(log, lambda: TraceWriter.open(path, header(log.policy)))
+    found.put(dense_step("a", 0, 1, nothing, prompt=(4, 5)))
+    found.put(dense_step("a", 1, END, nothing))
+    found.close()
+    assert found.lost == {"requests with an undrafted position": 1}
 
 
 def test_a_bound_on_bytes_ends_tracing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,15 @@ def test_a_cold_start_has_no_prior() -> None:
 
     shape = adasd.fit_stop(tokens(), measure(cold), ADASD).shape
     assert (shape.prior_weight, shape.prior_accepted) == (0.0, None)
+
+
+def test_a_log_without_distances_is_refused_by_their_name() -> None:
+    """Serving engines keep no distribution of their drafter."""
+    given = tokens()
+    with pytest.raises(EvidenceError, match="js_distance"):
+        adasd.fit_stop(
+            replace(given, distance=np.full_like(given.distance, np.nan)), measure(likes), ADASD
+        )
 
 
 def sweep(fit: adasd.StopFit, *lost: int) -> Sweep:

@@ -1,0 +1,217 @@
+"""The plugin's part of a model runner, on a runner that is made up: what vLLM does rarely."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specctl.artifacts.manifest import Domain, PairFingerprint
+from specctl.engines import vllm_plugin, vllm_tracing
+from specctl.engines.chains import ChainPolicy
+from specctl.engines.recording import Step
+from specctl.engines.settings import PluginSettings, TraceSettings
+from specctl.engines.vllm_plugin import Session
+from specctl.engines.vllm_tracing import PLAIN
+
+K, VOCAB_SIZE = 2, 16
+DIGEST = "sha256:" + 64 * "a"
+PAIR = PairFingerprint(
+    target_digest=DIGEST, drafter_digest=DIGEST, tokenizer_digest=DIGEST, target="t", drafter="d"
+)
+
+
+class Kept:
+    """In a recorder's place: keeps what it is given, and writes nothing."""
+
+    def __init__(self, *_: object) -> None:
+        self.steps: list[Step] = []
+        self.is_on, self.lost = True, {}
+
+    def put(self, step: Step) -> None:
+        self.steps.append(step)
+
+    def end(self, reason: str) -> None:
+        raise AssertionError(reason)
+
+
+def request(**more: Any) -> SimpleNamespace:
+    """As vLLM's runner holds one: two tokens of prompt, greedy."""
+    plain = {**PLAIN, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "max_tokens": 8}
+    params = SimpleNamespace(**{**plain, "eos_token_id": 9, "stop_token_ids": None, **more})
+    return SimpleNamespace(sampling_params=params, lora_request=None, prompt_embeds=None)
+
+
+class Runner:
+    """What the plugin reads of vLLM's model runner, for some requests that decode together."""
+
+    device = torch.device("cpu")
+    max_model_len = 64
+    scheduler_config = SimpleNamespace(max_num_seqs=4)
+    vllm_config = SimpleNamespace(speculative_config=SimpleNamespace(num_speculative_tokens=K))
+
+    def __init__(self, **requests: SimpleNamespace) -> None:
+        size = len(requests)
+        self.requests = requests
+        self.discard_request_mask = SimpleNamespace(np=np.zeros(4, bool))
+        self.input_batch = SimpleNamespace(
+            req_ids=list(requests),
+            num_reqs=size,
+            num_tokens_no_spec=np.full(size, 2),
+            num_prompt_tokens=np.full(size, 2),
+            num_computed_tokens_cpu=np.zeros(size, int),
+            token_ids_cpu=np.full((size, 64), 5),
+        )
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Starts a session without vLLM."""
+    monkeypatch.setattr(vllm_plugin, "pair_of", lambda *_: (PAIR, Domain()))
+    monkeypatch.setattr(vllm_plugin, "vllm_version", lambda: "0.32.0")
+    monkeypatch.setattr(vllm_tracing, "Recorder", Kept)
+
+    def session(runner: Runner, **settings: Any) -> Session:
+        found = Session(PluginSettings(**settings), runner)
+        vllm_plugin.atexit.unregister(found.close)
+        return found
+
+    return session
+
+
+def take_step(
+    session: Session, runner: Runner, *, num_drafted: int = 0, drafts: bool = True
+) -> None:
+    """A step in which every request is given one token, after which the drafter runs or not."""
+    size = runner.input_batch.num_reqs
+    counts = dict.fromkeys(runner.input_batch.req_ids, 1 + num_drafted)
+    session.begin_step(SimpleNamespace(finished_req_ids=set(), num_scheduled_tokens=counts))
+    metadata = SimpleNamespace(num_draft_tokens=[num_drafted] * size)
+    session.before_verdict(torch.rand(size * (1 + num_drafted), VOCAB_SIZE), metadata)
+    session.after_verdict(torch.full((size, 1), 3), metadata)
+    if drafts:
+        session.begin_draft(K, torch.full((size,), 3))
+        for _ in range(K):
+            session._logits = torch.rand(size, VOCAB_SIZE)
+            session.take_level(session._logits.argmax(1))
+        session.end_draft()
+    runner.input_batch.num_tokens_no_spec += 1
+    session.end_step()
+
+
+def to_verify(session: Session, *names: str) -> list[list[int]]:
+    """Of drafts that vLLM hands to its scheduler, those that the plugin leaves there."""
+    given = SimpleNamespace(req_ids=list(names), draft_token_ids=[[0] * K for _ in names])
+    taken = vllm_plugin._take_draft_token_ids(session, lambda _: given, None)
+    return list(taken.draft_token_ids)
+
+
+TRACE = TraceSettings(out="set")
+
+
+def test_tokens_that_no_drafter_made_are_not_verified(start: Any) -> None:
+    """vLLM hands out zeros where the drafter could not run, to every request of the batch."""
+    runner = Runner(a=request(), b=request())
+    session = start(runner, trace=TRACE)
+    take_step(session, runner)
+    assert to_verify(session, "a", "b") == [[0] * K] * 2
+    take_step(session, runner, num_drafted=K, drafts=False)
+    assert to_verify(session, "a", "b") == [[], []]
+    take_step(session, runner)
+    assert to_verify(session, "a", "b") == [[0] * K] * 2
+    assert not session.tracer.skipped
+
+
+def test_a_dense_log_that_ended_leaves_drafts_to_be_verified(start: Any) -> None:
+    runner = Runner(a=request())
+    session = start(runner, trace=TraceSettings(out="set", dense=True))
+    take_step(session, runner)
+    assert to_verify(session, "a") == [[]]
+    session.tracer.recorder.is_on = False
+    take_step(session, runner)
+    assert to_verify(session, "a") == [[0] * K]
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_what_is_drafted_behind_a_part_of_a_text_is_not_recorded(
+    start: Any, *, dense: bool
+) -> None:
+    """As of a request that was preempted, whose text is read again in parts."""
+    runner = Runner(a=request(), b=request())
+    session = start(runner, trace=TraceSettings(out="set", dense=dense))
+    take_step(session, runner)
+    runner.discard_request_mask.np[0] = True  # a is read
+    take_step(session, runner)
+    runner.discard_request_mask.np[0] = False
+    take_step(session, runner)
+    session.begin_step(SimpleNamespace(finished_req_ids=set(), num_scheduled_tokens={}))
+    steps = session.tracer.recorder.steps
+    assert [one.request_id[-1] for one in steps[2].answered] == ["0", "1"]
+    assert [one.draft_row >= 0 for one in steps[2].answered] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ({"structured_outputs": object()}, "requests of another sampling"),
+        ({"allowed_token_ids": [1]}, "requests of another sampling"),
+        ({"min_tokens": 4}, "requests of another sampling"),
+        ({"lora_request": object()}, "requests of a LoRA adapter"),
+        ({"prompt_embeds": torch.zeros(2, 4)}, "requests without token ids"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_requests_that_rows_could_not_describe_are_counted(
+    start: Any, other: dict[str, Any], reason: str
+) -> None:
+    one = request()
+    for name, value in other.items():
+        setattr(one if hasattr(one, name) else one.sampling_params, name, value)
+    runner = Runner(a=one, b=request())
+    session = start(runner, trace=TRACE)
+    take_step(session, runner)
+    take_step(session, runner)
+    session.begin_step(SimpleNamespace(finished_req_ids=set(), num_scheduled_tokens={}))
+    steps = session.tracer.recorder.steps
+    assert [len(step.answered) for step in steps] == [1, 1]
+    assert session.tracer.skipped == {reason: 1}
+
+
+@pytest.mark.policy_faults
+@pytest.mark.parametrize("fails", ["begin", "grow", "kept"])
+def test_a_policy_that_runs_out_of_memory_costs_a_drafting_its_rules(
+    start: Any, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    def no_memory(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    runner = Runner(a=request())
+    session = start(runner, policy=f"confidence:window={K}:threshold=0.99", trace=TRACE)
+    monkeypatch.setattr(ChainPolicy, fails, no_memory)
+    take_step(session, runner)
+    assert to_verify(session, "a") == [[0] * K]
+    assert session.faults.total == 1
+    assert len(session._drafted.levels) == K
+
+
+@pytest.mark.policy_faults
+def test_a_level_that_no_rule_could_read_is_recorded_in_its_place(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading its logits failed; behind it nothing decides, and the log is read at the end."""
+    runner, read = Runner(a=request()), vllm_plugin.DraftedLevel.of
+    session = start(runner, policy=f"confidence:window={K}:threshold=0", trace=TRACE)
+    failures = iter([torch.OutOfMemoryError("CUDA out of memory")])
+
+    def of(*given: Any) -> Any:
+        for error in failures:
+            raise error
+        return read(*given)
+
+    monkeypatch.setattr(vllm_plugin.DraftedLevel, "of", of)
+    take_step(session, runner)
+    assert session.faults.total == 1
+    assert len(session._drafted.levels) == K
