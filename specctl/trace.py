@@ -75,7 +75,13 @@ ROUND_COLUMNS = (
     Column(
         "step_tokens", "int32", "tokens", "the target processed in the step, all requests", True
     ),
-    Column("step_prompt_tokens", "int32", "tokens", "of these, of prompts being read", True),
+    Column(
+        "step_prompt_tokens",
+        "int32",
+        "tokens",
+        "of these, of prompts being read, or read again",
+        True,
+    ),
     Column("step_context_tokens", "int64", "tokens", "contexts of the step's requests, sum", True),
     Column("step_levels", "int16", "passes", "of the drafter in the step", True),
     Column("policy_digest", "dictionary", "", "identity of the deciding policy"),

@@ -333,7 +333,10 @@ class Tracer:
             before = int(batch.num_computed_tokens_cpu[row])
             num_tokens += count
             context_tokens += before + count
-            prompt_tokens += max(0, min(count, int(batch.num_prompt_tokens[row]) - before))
+            # A text of which more than the root is unread was preempted: it is read like a prompt.
+            unread = int(batch.num_tokens_no_spec[row]) - before
+            unread = unread if unread > 1 else int(batch.num_prompt_tokens[row]) - before
+            prompt_tokens += max(0, min(count, unread))
         return {
             "step_tokens": num_tokens,
             "step_prompt_tokens": prompt_tokens,

@@ -153,6 +153,19 @@ def test_what_is_drafted_behind_a_part_of_a_text_is_not_recorded(
     assert [one.draft_row >= 0 for one in steps[2].answered] == [False, True]
 
 
+@pytest.mark.parametrize(("num_read", "counted"), [(0, 5), (2, 3), (4, 0)])
+def test_a_text_that_is_read_again_counts_as_a_prompt(
+    start: Any, num_read: int, counted: int
+) -> None:
+    """Of two tokens of prompt and three of text, the last of which is the root."""
+    runner = Runner(a=request())
+    session = start(runner, trace=TRACE)
+    runner.input_batch.num_tokens_no_spec[0] = 5
+    runner.input_batch.num_computed_tokens_cpu[0] = num_read
+    columns = session.tracer._columns({"a": 5 - num_read})
+    assert columns["step_prompt_tokens"] == counted
+
+
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
