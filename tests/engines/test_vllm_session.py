@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from specctl.artifacts.manifest import Domain, PairFingerprint
 from specctl.engines import vllm_plugin, vllm_tracing
-from specctl.engines.chains import ChainPolicy
+from specctl.engines.chains import ChainPolicy, DraftedLevel
 from specctl.engines.recording import Step
 from specctl.engines.settings import PluginSettings, TraceSettings
 from specctl.engines.vllm_plugin import Session
@@ -29,7 +30,7 @@ class Kept:
 
     def __init__(self, *_: object) -> None:
         self.steps: list[Step] = []
-        self.is_on, self.lost = True, {}
+        self.is_on = True
 
     def put(self, step: Step) -> None:
         self.steps.append(step)
@@ -76,7 +77,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def session(runner: Runner, **settings: Any) -> Session:
         found = Session(PluginSettings(**settings), runner)
-        vllm_plugin.atexit.unregister(found.close)
+        atexit.unregister(found.close)
         return found
 
     return session
@@ -215,7 +216,7 @@ def test_a_level_that_no_rule_could_read_is_recorded_in_its_place(
     start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reading its logits failed; behind it nothing decides, and the log is read at the end."""
-    runner, read = Runner(a=request()), vllm_plugin.DraftedLevel.of
+    runner, read = Runner(a=request()), DraftedLevel.of
     session = start(runner, policy=f"confidence:window={K}:threshold=0", trace=TRACE)
     failures = iter([torch.OutOfMemoryError("CUDA out of memory")])
 
@@ -224,7 +225,7 @@ def test_a_level_that_no_rule_could_read_is_recorded_in_its_place(
             raise error
         return read(*given)
 
-    monkeypatch.setattr(vllm_plugin.DraftedLevel, "of", of)
+    monkeypatch.setattr(DraftedLevel, "of", of)
     take_step(session, runner)
     assert session.faults.total == 1
     assert len(session._drafted.levels) == K
