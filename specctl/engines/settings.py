@@ -26,7 +26,8 @@ class TraceSettings(Record):
 
     Attributes:
         out: the trace set, a folder or `s3://bucket/prefix`; begun, or gone on with.
-        dense: draft behind every emitted token and verify nothing; else log the rounds that run.
+        dense: draft behind every emitted token of what is recorded and verify nothing there; else
+            log the rounds that run.
         every: record each n-th request.
         max_bytes: of published segments; tracing ends there. None: no bound.
         tokens: ids as they are, hashed, or left out. token_key: key file of `hash`.

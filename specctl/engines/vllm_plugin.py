@@ -372,7 +372,11 @@ class Session:
             self._begin_policy(settings.policy, expect)
         if settings.trace is not None:
             self.tracer = Tracer(settings.trace, runner, pair, domain, own, vllm_version())
-            what = "every position, and no draft is verified" if settings.trace.dense else "rounds"
+            what = (
+                "every position, of which no draft is verified"
+                if settings.trace.dense
+                else "rounds"
+            )
             log.info("specctl: log of %s, into %s", what, settings.trace.out)
         atexit.register(self.close)
 
@@ -561,8 +565,9 @@ class Session:
                 self._drafted = self._recorded(self.tracer, offered, *decider)
                 self.tracer.after_draft(self._drafted)
             self._waiting = []
-            if self.tracer.is_dense and self.tracer.recorder.is_on:
-                self.kept.update(dict.fromkeys(self._drafting, 0))
+            if self.tracer.is_dense:
+                for row in self.tracer.recorded(self._drafting):
+                    self.kept[self._drafting[row]] = 0
         spent_us = 0.0 if self.rules is None else self.rules.spent_us
         self._draft_us = 1e6 * (time.perf_counter() - self._draft_began) - spent_us
 

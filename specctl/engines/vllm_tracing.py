@@ -93,7 +93,7 @@ class Tracer:
 
     Attributes:
         skipped: requests that are not recorded, by reason.
-        is_dense: nothing that is drafted may be verified.
+        is_dense: nothing that is drafted for a recorded request may be verified.
     """
 
     def __init__(

@@ -136,6 +136,13 @@ def test_a_dense_log_that_ended_leaves_drafts_to_be_verified(start: Any) -> None
     assert to_verify(session, "a") == [[0] * K]
 
 
+def test_a_dense_log_of_some_requests_leaves_the_others_their_drafts(start: Any) -> None:
+    runner = Runner(a=request(), b=request(), c=request(temperature=1.0))
+    session = start(runner, trace=TraceSettings(out="set", dense=True, every=2))
+    take_step(session, runner)
+    assert to_verify(session, "a", "b", "c") == [[], [0] * K, [0] * K]
+
+
 @pytest.mark.parametrize("dense", [False, True])
 def test_what_is_drafted_behind_a_part_of_a_text_is_not_recorded(
     start: Any, *, dense: bool
