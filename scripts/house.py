@@ -44,7 +44,7 @@ HELD = {
     "policy": 3695,  # of these 90 are chains: by batch size, and in place of trees (part 2)
     "artifacts": 3100,
     "registry": 2700,
-    "runtime": 7330,
+    "runtime": 7340,  # 10 name the revision of a hub model that an engine loaded (part 2)
     "collect": 4140,  # of these 40 write and verify prompts that span segments
     # 810 read engines' logs, metrics and responses and say what they mean, 210 put together prompts
     # that span segments (part 2).

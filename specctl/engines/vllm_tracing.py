@@ -63,8 +63,13 @@ def pair_of(config: Any, device: torch.device) -> tuple[PairFingerprint, Domain]
         ModelError: a folder without weights, or a tokenizer that transformers cannot load.
     """
     model, draft = config.model_config, config.speculative_config.draft_model_config
-    target, drafter = (model_folder(one.model, embedded_default="") for one in (model, draft))
-    tokenizer = load_tokenizer(model_folder(model.tokenizer, embedded_default=""))
+
+    def folder(name: str, revision: str | None) -> Path:
+        cache = config.load_config.download_dir
+        return model_folder(name, embedded_default="", revision=revision, cache=cache)
+
+    target, drafter = (folder(one.model, one.revision) for one in (model, draft))
+    tokenizer = load_tokenizer(folder(model.tokenizer, model.tokenizer_revision))
     fingerprint = PairFingerprint(
         target_digest=weights_digest(target),
         drafter_digest=weights_digest(drafter),

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -174,8 +175,14 @@ def check_vocabulary(folder: Path, model: CachedModel, target: Target) -> None:
         )
 
 
-def model_folder(name: str, *, embedded_default: str) -> Path:
-    """Resolves `embedded`, `embedded:NAME`, a folder, or a hub id (downloaded or cached)."""
+def model_folder(
+    name: str, *, embedded_default: str, revision: str | None = None, cache: str | None = None
+) -> Path:
+    """Resolves `embedded`, `embedded:NAME`, a folder, or a hub id (downloaded or cached).
+
+    Args:
+        revision: of a hub id; None: the newest. cache: folder of downloads; None: the hub's own.
+    """
     if name == "embedded" or name.startswith("embedded:"):
         return embedded_path(name.partition(":")[2] or embedded_default)
     if Path(name).is_dir():
@@ -183,10 +190,11 @@ def model_folder(name: str, *, embedded_default: str) -> Path:
     from huggingface_hub import snapshot_download
 
     patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+    fetch = partial(snapshot_download, name, revision=revision, cache_dir=cache)
     try:
-        folder = Path(snapshot_download(name, allow_patterns=patterns))
+        folder = Path(fetch(allow_patterns=patterns))
         if not weight_files(folder):  # official EAGLE-3 heads
-            folder = Path(snapshot_download(name, allow_patterns=[*patterns, "pytorch_model*.bin"]))
+            folder = Path(fetch(allow_patterns=[*patterns, "pytorch_model*.bin"]))
         return folder
     except Exception as error:  # hub, HTTP, OS, validation alike
         raise ModelError(

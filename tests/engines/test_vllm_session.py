@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from specctl.artifacts.manifest import Domain, PairFingerprint
+from specctl.embedded import embedded_path
 from specctl.engines import vllm_plugin, vllm_tracing
 from specctl.engines.chains import ChainPolicy, DraftedLevel
 from specctl.engines.recording import Step
@@ -111,6 +112,36 @@ def to_verify(session: Session, *names: str) -> list[list[int]]:
 
 
 TRACE = TraceSettings(out="set")
+
+
+def test_models_are_told_apart_by_the_revisions_that_vllm_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of hub ids, from vLLM's own folder of downloads."""
+    asked = []
+
+    def download(name: str, *, revision: str | None, cache_dir: str | None, **_: Any) -> str:
+        asked.append((name, revision, cache_dir))
+        return str(embedded_path(name.removeprefix("org/")))
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    model = SimpleNamespace(
+        model="org/target",
+        revision="r1",
+        tokenizer="org/target",
+        tokenizer_revision="r2",
+        dtype=torch.float32,
+    )
+    draft = SimpleNamespace(model="org/eagle3", revision="r3")
+    config = SimpleNamespace(
+        model_config=model,
+        speculative_config=SimpleNamespace(draft_model_config=draft),
+        load_config=SimpleNamespace(download_dir="downloads"),
+    )
+    pair, _ = vllm_tracing.pair_of(config, torch.device("cpu"))
+    assert (pair.target, pair.drafter) == ("org/target", "org/eagle3")
+    revisions = {("org/target", "r1"), ("org/eagle3", "r3"), ("org/target", "r2")}
+    assert set(asked) == {(*one, "downloads") for one in revisions}
 
 
 def test_tokens_that_no_drafter_made_are_not_verified(start: Any) -> None:
