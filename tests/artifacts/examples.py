@@ -11,6 +11,7 @@ from specctl.artifacts.manifest import Metric, Range, digest_of
 from specctl.policy import (
     Calibration,
     Chain,
+    ChainSchedule,
     DynamicDepth,
     ElasticBudget,
     EntropyBins,
@@ -91,6 +92,7 @@ CALIBRATION = Calibration(slopes=(0.9, 1 / 3), intercepts=(-0.1, 0.0))
 POLICIES = {
     "ar": Policy(shape=RootOnly()),
     "chain": Policy(shape=Chain(num_draft_tokens=5)),
+    "schedule": Policy(shape=ChainSchedule(from_batch=(1, 5), num_draft_tokens=(5, 2))),
     "eagle2": Policy(shape=StaticTree()),
     "full": Policy(shape=FullTree()),
     "hetero": Policy(shape=HETERO),

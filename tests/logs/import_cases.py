@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from specctl.errors import InputError
 from specctl.logs.imported_log import ImportedLog
 from specctl.logs.importing import Imported, ImportOptions, import_file
 
@@ -152,3 +155,30 @@ COUNTERS = (
     "per_pos 1 4.0",
     "per_pos 2 1.0",
 )
+
+
+def summary(source: Path, **options: Any) -> dict[str, Any]:
+    found = imported(source, **options)
+    assert found.log is None
+    assert found.summary is not None
+    assert found.summary["replayable"] is False
+    assert "no other policy can be replayed" in found.summary["why_not_replayed"]
+    return found.summary
+
+
+def taus(figures: dict[str, Any]) -> list[list[float]]:
+    """The range of τ of each length."""
+    return [c["mean_acceptance_length_range"] for c in figures["fixed_length_sweep"]["chains"]]
+
+
+def refused(source: Path, **options: Any) -> str:
+    with pytest.raises(InputError) as refusal:
+        imported(source, **options)
+    assert len(str(refusal.value)) < 500
+    return str(refusal.value)
+
+
+def engine_log(path: Path, *intervals: str) -> Path:
+    other = "(APIServer pid=7) INFO 11-24 05:00:10 [loggers.py:310] Engine 000: Running: 1 reqs"
+    path.write_text("\n".join((other, *intervals)) + "\n")
+    return path

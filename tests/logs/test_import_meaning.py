@@ -31,14 +31,16 @@ from specctl.replay.ladder.tally import LoadClock
 from tests.cli.command import specctl
 from tests.logs.import_cases import (
     COUNTERS,
+    engine_log,
     imported,
+    refused,
     request,
     scrape,
     scrape_sglang,
     sglang_log,
+    taus,
     write_rows,
 )
-from tests.logs.test_import_summaries import engine_log, refused, taus
 from tests.servers import free_port
 
 LINEAR = (

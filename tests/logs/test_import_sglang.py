@@ -8,8 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests.logs.import_cases import scrape_sglang, sglang_log, sglang_meta, write_rows
-from tests.logs.test_import_summaries import refused, summary, taus
+from tests.logs.import_cases import (
+    refused,
+    scrape_sglang,
+    sglang_log,
+    sglang_meta,
+    summary,
+    taus,
+    write_rows,
+)
 
 # --------------------------------------------------------------------------- responses
 

@@ -12,31 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specctl.errors import InputError, UsageError
+from specctl.errors import UsageError
 from specctl.logs.acceptance_figures import chain_figures
-from tests.logs.import_cases import COUNTERS, answer, choice, imported, metrics, scrape, write_rows
-
-
-def summary(source: Path, **options: Any) -> dict[str, Any]:
-    found = imported(source, **options)
-    assert found.log is None
-    assert found.summary is not None
-    assert found.summary["replayable"] is False
-    assert "no other policy can be replayed" in found.summary["why_not_replayed"]
-    return found.summary
-
-
-def taus(figures: dict[str, Any]) -> list[list[float]]:
-    """The range of τ of each length."""
-    return [c["mean_acceptance_length_range"] for c in figures["fixed_length_sweep"]["chains"]]
-
-
-def refused(source: Path, **options: Any) -> str:
-    with pytest.raises(InputError) as refusal:
-        imported(source, **options)
-    assert len(str(refusal.value)) < 500
-    return str(refusal.value)
-
+from tests.logs.import_cases import (
+    COUNTERS,
+    answer,
+    choice,
+    engine_log,
+    imported,
+    metrics,
+    refused,
+    scrape,
+    summary,
+    taus,
+    write_rows,
+)
 
 # --------------------------------------------------------------------------- Spec-Bench
 
@@ -284,12 +274,6 @@ def log_line(drafted: list[int], accepted: list[int], num_positions: int) -> str
         f"Per-position acceptance rate: {', '.join(f'{rate:.3f}' for rate in rates)}, "
         f"Avg Draft acceptance rate: {100 * sum(accepted) / sum(drafted):.1f}%"
     )
-
-
-def engine_log(path: Path, *intervals: str) -> Path:
-    other = "(APIServer pid=7) INFO 11-24 05:00:10 [loggers.py:310] Engine 000: Running: 1 reqs"
-    path.write_text("\n".join((other, *intervals)) + "\n")
-    return path
 
 
 @given(

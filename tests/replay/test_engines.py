@@ -23,8 +23,8 @@ from specctl.replay.config import Engine
 from specctl.replay.cost.model import Steps
 from specctl.replay.cost.rates import LinearCost
 from specctl.replay.imported import Candidate, submissions_at
+from tests.replay.imports import Text, as_log, by_hand, texts
 from tests.replay.serving import linear
-from tests.replay.test_imported import Text, as_log, by_hand, texts
 
 TABLE = ChainSchedule(from_batch=(1, 2, 6), num_draft_tokens=(5, 2, 0))
 SHAPES = st.sampled_from([RootOnly(), Chain(num_draft_tokens=3), TABLE, None])

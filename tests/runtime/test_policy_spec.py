@@ -147,7 +147,7 @@ def test_several_policies() -> None:
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("medusa", "expected ar, chain, eagle2, stop, confidence, svip, adaedl"),
+        ("medusa", "expected ar, chain, schedule, eagle2, stop, confidence, svip, adaedl"),
         ("eagle2+survival", "specctl profile"),
         ("eagle2+marginal:tokens_per_s=5", "specctl profile"),
         ("eagle2+marginal", "tokens_per_s: Field required"),
@@ -259,6 +259,7 @@ def stated_settings(word: str) -> str:
 def defaults_of(word: str) -> dict[str, Any]:
     """Settings of a word that has them all: what is required is given some value."""
     needed = {
+        "schedule": ":from_batch=1/:num_draft_tokens=5/",
         "stop": ":signal=confidence:threshold=0",
         "adaedl": ":threshold=0",
         "echo": ":gate_levels=1/:thresholds=0/",

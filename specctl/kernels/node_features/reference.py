@@ -8,6 +8,8 @@ from torch import Tensor
 FAINTEST = -87.0
 """Natural log of about the smallest normal float32. On a CPU `exp` of smaller numbers takes five
 times as long, and a drafter with a vocabulary of its own says -inf of most tokens."""
+FAINT = 2e-38
+"""Weights up to this stand for none, so that the entropy of a certain token is 0."""
 SPARE = 16
 """Values beyond the K best that are compared where some of these are equal."""
 
@@ -18,7 +20,7 @@ def node_features(logits: Tensor, top_k: int, entropy_top_k: int) -> tuple[Tenso
     first = best[..., :1]
     # -inf logits weigh nothing; clamping them keeps 0 · (-inf) from becoming NaN.
     shifted = (x - first).clamp_(min=FAINTEST)
-    weights = shifted.exp()
+    weights = torch.nn.functional.threshold(shifted.exp(), FAINT, 0.0)
     total = weights.sum(-1)
     log_total = total.log()
     shares = best[..., :entropy_top_k].log_softmax(-1)
