@@ -66,6 +66,7 @@ def log_beside_vllm() -> None:
     ours, theirs = logging.getLogger("specctl"), logging.getLogger("vllm")
     ours.handlers = theirs.handlers
     ours.setLevel(theirs.level)
+    ours.propagate = theirs.propagate
 
 
 def check_version(settings: PluginSettings) -> None:

@@ -300,9 +300,11 @@ def test_notes_stand_in_vllms_log(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[logging.LogRecord] = []
     handler = logging.Handler()
     monkeypatch.setattr(handler, "emit", seen.append)
-    for name, value in (("handlers", [handler]), ("level", logging.INFO)):
+    wanted = {"handlers": [handler], "level": logging.INFO, "propagate": False}
+    for name, value in wanted.items():
         monkeypatch.setattr(ours, name, getattr(ours, name))
         monkeypatch.setattr(theirs, name, value)
     log_beside_vllm()
     logging.getLogger("specctl.engines").info("a policy was loaded")
     assert [record.getMessage() for record in seen] == ["a policy was loaded"]
+    assert not ours.propagate, "a root logger with a handler would say it again"
