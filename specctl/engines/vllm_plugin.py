@@ -48,16 +48,10 @@ class Enough(Exception):  # noqa: N818  it ends a loop of vLLM's, and is no erro
 
 
 def register() -> None:
-    """The entry point, called in every process of the engine, and maybe more than once.
-
-    Raises:
-        EngineError: settings that cannot be read, or a vLLM in which the plugin cannot work.
-    """
-    text = os.environ.get(VARIABLE)
-    if text:
-        log_beside_vllm()
-        check_version(read_settings(text))
-        hook()
+    """Replaces vLLM's methods in this process; see `specctl.engines.register`."""
+    log_beside_vllm()
+    check_version(read_settings(os.environ[VARIABLE]))
+    hook()
 
 
 def log_beside_vllm() -> None:
