@@ -5,36 +5,26 @@
               propose          draft a level, ask, a level, ... traces: drafter's view; stop
     t + 1     take_draft_token_ids    each request's drafts cut to what its policy keeps
 
-It replaces methods of vLLM's V1 model runner and of the proposer that eagle, eagle3, mtp and draft
-models share. Those have no stable interface: `CHECKED_VERSIONS` are the versions whose engine our
-tests run in. Without `SPECCTL_VLLM` nothing is replaced.
+What happens there is `vllm_session`'s. This file replaces methods of vLLM's V1 model runner, and of
+the proposer that eagle, eagle3, mtp and draft models share. Those have no stable interface:
+`CHECKED_VERSIONS` are the versions whose engine our tests run in. Without `SPECCTL_VLLM` nothing is
+replaced.
 """
 
 from __future__ import annotations
 
-import atexit
 import functools
 import logging
 import os
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specctl.artifacts.compatibility import Expectation
-from specctl.engines.chains import ChainDraft, ChainPolicy, DraftedLevel
-from specctl.engines.recording import Drafted
 from specctl.engines.settings import VARIABLE, PluginSettings, read_settings
-from specctl.engines.vllm_tracing import Tracer, end_of_text, pair_of
+from specctl.engines.vllm_session import Session
 from specctl.errors import EngineError
-from specctl.features import recent_tokens
-from specctl.policy import Chain, Policy, policy_digest
-from specctl.runtime.policy_spec import is_artifact, is_meant_as_artifact, resolve_policy
-from specctl.runtime.runnable import Faults, PolicyFault
-from specctl.runtime.watching import Watch, source_of
 
 log = logging.getLogger("specctl.engines")
 CHECKED_VERSIONS = ("0.32.0",)
@@ -192,7 +182,7 @@ def _start(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
             fix=f"add it (`specctl export` prints it), or unset {VARIABLE}",
         )
     check_engine(self)
-    session = Session(read_settings(text), self)
+    session = Session(read_settings(text), self, vllm_version())
     setattr(self, _PLACE, session)
     setattr(self.drafter, _PLACE, session)
 
@@ -318,292 +308,3 @@ def _sample_draft_tokens(session: Session, original: Any, self: Any, *args: Any)
     if not session.wants_more:
         raise Enough
     return tokens, probs
-
-
-# --------------------------------------------------------------------------- the session
-
-
-class Session:
-    """The plugin's part of one model runner.
-
-    Attributes:
-        rules: that decide; None where the engine drafts as it was set up. policy: theirs, as it was
-            given.
-        kept: by vLLM's request id, draft tokens of the last drafting to verify; absent: all.
-        levels: of the drafting that goes on. wants_more: some request wants another one.
-        faults: of rules; the engine's own setting took over. watch: of the policy's source, None
-            for words. tracer: None where nothing is logged.
-    """
-
-    def __init__(self, settings: PluginSettings, runner: Any) -> None:
-        config = runner.vllm_config
-        self._runner, self._device = runner, runner.device
-        self._most_levels: int = config.speculative_config.num_speculative_tokens
-        own = Policy(shape=Chain(num_draft_tokens=self._most_levels))
-        self._own = own, policy_digest(own)
-        self.policy: Policy | None = None
-        self.rules: ChainPolicy | None = None
-        self.tracer: Tracer | None = None
-        self.faults, self.num_steps = Faults(), 0
-        self.kept: dict[str, int] = {}
-        self.levels: list[DraftedLevel] = []
-        self.wants_more = True
-        self._logits = torch.empty(0)
-        self._num_levels = 0  # drafted in this step
-        self._waiting: list[tuple[Tensor, Tensor]] = []  # levels and their logits, not read yet
-        self.watch: Watch | None = None
-        self._draft: ChainDraft | None = None  # under rules, until it is verified
-        self._drafted = Drafted([], [], torch.empty(0), *self._own)
-        self._drafting: list[str] = []
-        self._sampled = torch.empty(0)
-        self._in_step: list[str] = []
-        self._num_scheduled: dict[str, int] = {}
-        self._closed = False
-        self._began = self._draft_began = self._ended = time.perf_counter()
-        self._verify_us = self._draft_us = 0.0
-        pair, domain = pair_of(config, self._device)
-        if settings.policy is not None:
-            expect = Expectation(pair, domain, settings.allow_mismatch, log.warning)
-            self._begin_policy(settings.policy, expect)
-        if settings.trace is not None:
-            self.tracer = Tracer(settings.trace, runner, pair, domain, own, vllm_version())
-            what = (
-                "every position, of which no draft is verified"
-                if settings.trace.dense
-                else "rounds"
-            )
-            log.info("specctl: log of %s, into %s", what, settings.trace.out)
-        atexit.register(self.close)
-
-    def _begin_policy(self, spec: str, expect: Expectation) -> None:
-        """Loads the policy, and follows it where it is an artifact; refuses what cannot work."""
-        if not (is_artifact(spec) or is_meant_as_artifact(spec)):
-            self.reload(resolve_policy(spec, expect, allow_lossy=True).policy)  # it refuses those
-            return
-        watch = Watch(source_of(spec, expect), self)
-        watch.look()
-        watch.poll()
-        if watch.last_error is not None:
-            raise watch.last_error
-        self.watch = watch.__enter__()
-
-    def reload(self, policy: Policy) -> None:
-        """Has another policy decide from the next drafting on; called between steps.
-
-        Raises:
-            SpecctlError: one that cannot work here; the old one stays.
-        """
-        batch_size = self._runner.scheduler_config.max_num_seqs
-        self.rules = ChainPolicy(
-            policy, max_levels=self._most_levels, batch_size=batch_size, device=self._device
-        )
-        self.policy, self._draft = policy, None
-        log.info("specctl: policy %s %s", self.rules.policy.name, self.rules.digest)
-
-    @contextmanager
-    def _failing_open(self) -> Iterator[None]:
-        """A failure of the policy inside costs this drafting its policy: the engine goes on as it
-        was set up, and the fault is counted."""
-        try:
-            yield
-        except Exception as error:
-            if not isinstance(error, PolicyFault):
-                error = PolicyFault("exception", f"{type(error).__name__}: {error}")
-            self.faults.note(error)
-            self._draft, self.wants_more = None, True
-            self.kept.clear()
-
-    @contextmanager
-    def _serving_on(self) -> Iterator[None]:
-        """A failure to record inside ends tracing and nothing else."""
-        try:
-            yield
-        except Exception as error:
-            assert self.tracer is not None
-            self.tracer.recorder.end(f"{type(error).__name__}: {error}")
-
-    # ----------------------------------------------------------------- steps
-
-    def begin_step(self, scheduler_output: Any) -> None:
-        """A step starts: the one before is complete, and another policy may take over."""
-        now, finished = time.perf_counter(), scheduler_output.finished_req_ids
-        goes_on = any(one in scheduler_output.num_scheduled_tokens for one in self._in_step)
-        if self.tracer is not None:
-            self._end_trace(self.tracer, now if goes_on else self._ended, finished)
-        if self.rules is not None:
-            self.rules.forget(list(finished))
-        if self.watch is not None:
-            self.watch.poll()
-        if self.rules is not None:
-            self.rules.spent_us = 0.0
-        self._began, self._draft_us, self._in_step, self._num_levels = now, 0.0, [], 0
-        self._num_scheduled = scheduler_output.num_scheduled_tokens
-        # Until the drafter runs. It does not where any text nears the longest that it can read: for
-        # drafts of all requests vLLM then takes zeros.
-        self.kept = dict.fromkeys(self._num_scheduled, 0)
-        self.num_steps += 1
-
-    def before_verdict(self, logits: Tensor, metadata: Any) -> None:
-        """The target has answered; vLLM may alter `logits` behind this."""
-        drafted, self._drafted = self._drafted, Drafted([], [], torch.empty(0), *self._own)
-        self._in_step = list(self._runner.input_batch.req_ids)
-        if self.tracer is not None:
-            with self._serving_on():
-                self.tracer.before_verdict(logits, metadata, drafted, self._num_scheduled)
-
-    def after_verdict(self, sampled: Tensor, metadata: Any) -> None:
-        """Verification is through, `sampled` `[B, S]` are its tokens; rules learn from it."""
-        self._verify_us = 1e6 * (time.perf_counter() - self._began)
-        self._sampled = sampled
-        if self.tracer is not None:
-            with self._serving_on():
-                self.tracer.after_verdict(sampled)
-        draft, self._draft = self._draft, None
-        if self.rules is None or not self.rules.learns or draft is None or metadata is None:
-            return
-        with self._failing_open():
-            accepted = ((sampled >= 0).sum(1) - 1).tolist()
-            at = {name: row for row, name in enumerate(draft.request_ids)}
-            rows = zip(self._in_step, metadata.num_draft_tokens, accepted, strict=True)
-            learnt = [(at[name], count) for name, num, count in rows if num and name in at]
-            self.rules.observe(draft, [row for row, _ in learnt], [count for _, count in learnt])
-
-    def end_step(self) -> None:
-        """The next drafts are made; what is left is the scheduler's."""
-        self._ended = time.perf_counter()
-
-    def close(self) -> None:
-        """Writes what is there, and ends the threads."""
-        atexit.unregister(self.close)
-        if self._closed:
-            return
-        self._closed = True
-        if self.watch is not None:
-            self.watch.__exit__()
-        notes = [f"{self.num_steps} steps", f"{self.faults.total} policy faults"]
-        if self.tracer is not None:
-            self._end_trace(self.tracer, self._ended, set())
-            recorder = self.tracer.recorder
-            recorder.close()
-            counts = {**self.tracer.skipped, **recorder.lost}
-            notes += [f"{count} {what}" for what, count in counts.items() if count]
-        log.info("specctl: %s", ", ".join(notes))
-
-    def _end_trace(self, tracer: Tracer, end: float, finished: set[str]) -> None:
-        policy_us = 0.0 if self.rules is None else self.rules.spent_us
-        total_us = 1e6 * (end - self._began)
-        times = {
-            "draft_us": self._draft_us,
-            "verify_us": self._verify_us,
-            "policy_us": policy_us,
-            "other_us": max(0.0, total_us - self._draft_us - self._verify_us - policy_us),
-            "step_idx": self.num_steps,
-            "step_levels": self._num_levels,
-        }
-        with self._serving_on():
-            tracer.end_step(times, finished)
-
-    # ----------------------------------------------------------------- drafting
-
-    def keep_logits(self, model: Any) -> None:
-        """Has the drafter's logits kept, which are computed anyway."""
-        if getattr(model, "_specctl_kept", False):
-            return
-        compute = model.compute_logits
-
-        def compute_logits(*args: Any, **kwargs: Any) -> Tensor:
-            self._logits = compute(*args, **kwargs)
-            return self._logits
-
-        model.compute_logits, model._specctl_kept = compute_logits, True
-
-    def begin_draft(self, num_levels: int, root_ids: Tensor) -> None:
-        """The drafter is about to read what was emitted; `root_ids` `[B]` int64 end it."""
-        self._draft_began = time.perf_counter()
-        self._drafting = list(self._runner.input_batch.req_ids)
-        self.levels, self._waiting, self._num_levels = [], [], 0
-        self._draft, self.wants_more = None, True
-        self.kept.clear()
-        if self.rules is None or num_levels == 0:
-            return
-        with self._failing_open():
-            recent = None
-            if self.rules.shape.rule.needs_text:
-                recent = recent_tokens(self._texts(), self._device)
-            self._draft = self.rules.begin(self._drafting, root_ids, recent)
-            self.wants_more = self._draft.wants_more
-
-    def take_level(self, token_ids: Tensor) -> None:
-        """A level was drafted: rules are asked at once, a trace alone can wait for the others."""
-        self._num_levels += 1
-        if self._draft is not None and self.rules is not None:
-            with self._failing_open():
-                self.levels.append(DraftedLevel.of(token_ids, self._logits))
-                self.rules.grow(self._draft, self.levels[-1])
-                self.wants_more = self._draft.wants_more
-        if self.tracer is not None and len(self.levels) < self._num_levels:
-            self._waiting.append((token_ids, self._logits))
-
-    def end_draft(self) -> None:
-        """Drafting is through: each request's drafts are cut to what is to be verified."""
-        decider, tree = self._own, None
-        if self._draft is not None and self.rules is not None:
-            with self._failing_open():
-                counts = self.rules.kept(self._draft, self._ended_rows())
-                self.kept.update(zip(self._drafting, counts.tolist(), strict=True))
-                decider, tree = (self.rules.policy, self.rules.digest), self._draft.pool.view().tree
-        if self.tracer is not None:
-            with self._serving_on():
-                offered = None
-                if tree is not None:
-                    offered = tree.depth.masked_fill(~tree.valid, 0).amax(1)
-                self._drafted = self._recorded(self.tracer, offered, *decider)
-                self.tracer.after_draft(self._drafted)
-            self._waiting = []
-            if self.tracer.is_dense:
-                for row in self.tracer.recorded(self._drafting):
-                    self.kept[self._drafting[row]] = 0
-        spent_us = 0.0 if self.rules is None else self.rules.spent_us
-        self._draft_us = 1e6 * (time.perf_counter() - self._draft_began) - spent_us
-
-    def _recorded(
-        self, tracer: Tracer, offered: Tensor | None, policy: Policy, digest: str
-    ) -> Drafted:
-        """The drafts of requests that are recorded; `offered` None: every level is."""
-        rows, device = tracer.recorded(self._drafting), self._device
-        if not rows:
-            return Drafted([], [], torch.empty(0), policy, digest)
-        is_every = len(rows) == len(self._drafting)
-        at = slice(None) if is_every else torch.tensor(rows, device=device)
-        levels = [DraftedLevel(*(one[at] for one in level)) for level in self.levels]
-        if self._waiting:  # together: a few large operations cost less than many small ones
-            pairs = zip(*self._waiting, strict=True)
-            columns = DraftedLevel.of(*(torch.stack([one[at] for one in pair]) for pair in pairs))
-            levels += [DraftedLevel(*one) for one in zip(*columns, strict=True)]
-        if offered is None:
-            offered = torch.full((len(rows),), len(levels), device=device)
-        else:
-            offered = offered[at]
-        return Drafted([self._drafting[row] for row in rows], levels, offered, policy, digest)
-
-    def _ended_rows(self) -> list[int]:
-        """Rows that get no drafts, where a budget is shared: their texts end with this step's
-        tokens, or are not read yet."""
-        if self.rules is None or not self.rules.shares:
-            return []
-        is_read = ~self._runner.discard_request_mask.np
-        return [
-            row
-            for row, given in enumerate(self._sampled.tolist())
-            if not is_read[row] or end_of_text(self._runner, row).kept(given)[1]
-        ]
-
-    def _texts(self) -> list[list[int]]:
-        """The emitted text of each request, with what this step gave."""
-        batch = self._runner.input_batch
-        texts = []
-        for row, given in enumerate(self._sampled.tolist()):
-            start, end = int(batch.num_prompt_tokens[row]), int(batch.num_tokens_no_spec[row])
-            before = batch.token_ids_cpu[row, start:end].tolist()
-            texts.append([*before, *(one for one in given if one >= 0)])
-        return texts

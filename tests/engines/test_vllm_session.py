@@ -12,11 +12,11 @@ import torch
 
 from specctl.artifacts.manifest import Domain, PairFingerprint
 from specctl.embedded import embedded_path
-from specctl.engines import vllm_plugin, vllm_tracing
+from specctl.engines import vllm_plugin, vllm_session, vllm_tracing
 from specctl.engines.chains import ChainPolicy, DraftedLevel
 from specctl.engines.recording import Step
 from specctl.engines.settings import PluginSettings, TraceSettings
-from specctl.engines.vllm_plugin import Session
+from specctl.engines.vllm_session import Session
 from specctl.engines.vllm_tracing import PLAIN
 
 K, VOCAB_SIZE = 2, 16
@@ -72,12 +72,11 @@ class Runner:
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Starts a session without vLLM."""
-    monkeypatch.setattr(vllm_plugin, "pair_of", lambda *_: (PAIR, Domain()))
-    monkeypatch.setattr(vllm_plugin, "vllm_version", lambda: "0.32.0")
+    monkeypatch.setattr(vllm_session, "pair_of", lambda *_: (PAIR, Domain()))
     monkeypatch.setattr(vllm_tracing, "Recorder", Kept)
 
     def session(runner: Runner, **settings: Any) -> Session:
-        found = Session(PluginSettings(**settings), runner)
+        found = Session(PluginSettings(**settings), runner, "0.32.0")
         atexit.unregister(found.close)
         return found
 
