@@ -410,6 +410,7 @@ def test_tuning_for_an_engine_searches_what_it_runs(
     passes("export", tmp_path / "tune.json", "--to", engine, "--drafter", small)
 
 
+@pytest.mark.nightly
 def test_tuning_for_an_engine_simulates_its_batches(traces: Path, costs: Path) -> None:
     """vLLM drafts by the batch of a step ago: one schedule verifies other numbers of nodes."""
     load = ("--batch-size", 4, "--arrival-rate", 150, "--held-out", 0.5, "--seed", 3)
