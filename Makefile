@@ -55,7 +55,7 @@ engines: $(ENGINES_READY)  ## Set up vLLM's CPU build apart and run the plugin a
 	$(IN_ENGINES) tests/engines
 
 nightly: $(READY) $(ENGINES_READY)  ## Set up and run the long campaigns: faults, storms, fuzzing, engines; hours.
-	$(IN_ENGINES) -m "nightly or not nightly" tests/engines
+	SPECCTL_TEST_ENGINES=all $(IN_ENGINES) -n 0 -m "nightly or not nightly" tests/engines
 	$(BIN)/pytest -n 2 -m nightly
 	SPECCTL_TEST_PROMPTS=200 $(BIN)/pytest -n 2 --dist loadscope tests/runtime/test_equality*.py \
 	  tests/replay/test_equality*.py
