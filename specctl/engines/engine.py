@@ -1,4 +1,4 @@
-"""What a serving engine is to specctl: the policies that it runs, and how it is told one.
+"""A serving engine as specctl knows it: the policies that it runs, and how it is told one.
 
     vLLM           chains, by batch size too; with our plugin every rule that grows a chain
     SGLang         static trees and chains, by batch size too
@@ -162,7 +162,7 @@ class Engine:
         return not self.losses(policy)
 
     def losses(self, policy: Policy) -> tuple[str, ...]:
-        """What the engine would lose of a policy, as clauses; empty if it runs it."""
+        """Losses of a policy on the engine, as clauses; empty if it runs it."""
         found = []
         if not policy.lossless:
             kind = policy.acceptance.kind

@@ -82,7 +82,7 @@ class Source:
         return self.named.policy
 
     def reference_of(self, policy: Policy) -> str:
-        """What the plugin loads a policy by, which is this one or made from it.
+        """The name by which the plugin loads a policy, which is this one or made from it.
 
         Raises:
             EngineError: no words say it, and no artifact holds it.

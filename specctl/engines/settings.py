@@ -22,7 +22,7 @@ MAX_BYTES = 1 << 20
 
 
 class TraceSettings(Record):
-    """What the engine logs, and how much of it.
+    """The log that the engine writes, and how much of it.
 
     Attributes:
         out: the trace set, a folder or `s3://bucket/prefix`; begun, or gone on with.
@@ -67,7 +67,7 @@ class TraceSettings(Record):
 
 
 class PluginSettings(Record):
-    """What the plugin does in the engine.
+    """The plugin's work in the engine.
 
     Attributes:
         policy: an artifact folder, `REGISTRY/NAME@ALIAS`, or words such as

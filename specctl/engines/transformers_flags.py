@@ -37,7 +37,7 @@ FILE = "generation_config.json"
 
 
 class AssistantConfig(Record):
-    """What assisted generation reads of the assistant's configuration.
+    """The settings that assisted generation reads of the assistant's configuration.
 
     Attributes:
         assistant_confidence_threshold: drafting ends behind a token below this probability; 0 never

@@ -3,6 +3,7 @@ own steps (`engine`)."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from functools import cached_property
 from typing import Annotated, Literal, NamedTuple
 
@@ -34,9 +35,9 @@ class RateCost(CostModel):
     verify_token_us: Rate
 
     @property
+    @abstractmethod
     def rates(self) -> dict[str, Rates]:
         """By part; what is not there is inside the others."""
-        raise NotImplementedError
 
     @property
     def rises(self) -> bool:
