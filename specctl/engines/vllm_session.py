@@ -22,8 +22,8 @@ from torch import Tensor
 
 from specctl.artifacts.compatibility import Expectation
 from specctl.engines.chains import ChainDraft, ChainPolicy, DraftedLevel
-from specctl.engines.recording import Drafted
 from specctl.engines.settings import PluginSettings
+from specctl.engines.steps import Drafted
 from specctl.engines.vllm_tracing import Tracer, end_of_text, pair_of
 from specctl.features import recent_tokens
 from specctl.policy import Chain, Policy, policy_digest
@@ -64,7 +64,7 @@ class Session:
         self._waiting: list[tuple[Tensor, Tensor]] = []  # levels and their logits, not read yet
         self.watch: Watch | None = None
         self._draft: ChainDraft | None = None  # under rules, until it is verified
-        self._drafted = Drafted([], [], torch.empty(0), *self._own)
+        self._drafted = Drafted.nothing(*self._own)
         self._drafting: list[str] = []
         self._sampled = torch.empty(0)
         self._in_step: list[str] = []
@@ -156,7 +156,7 @@ class Session:
 
     def before_verdict(self, logits: Tensor, metadata: Any) -> None:
         """The target has answered; vLLM may alter `logits` behind this."""
-        drafted, self._drafted = self._drafted, Drafted([], [], torch.empty(0), *self._own)
+        drafted, self._drafted = self._drafted, Drafted.nothing(*self._own)
         self._in_step = list(self._runner.input_batch.req_ids)
         if self.tracer is not None:
             with self._serving_on():
@@ -252,7 +252,7 @@ class Session:
                 self.levels.append(DraftedLevel.of(token_ids, self._logits))
                 self.rules.grow(self._draft, self.levels[-1])
                 self.wants_more = self._draft.wants_more
-        if self.tracer is not None and len(self.levels) < self._num_levels:
+        if self.tracer is not None:
             self._waiting.append((token_ids, self._logits))
 
     def end_draft(self) -> None:
@@ -281,21 +281,20 @@ class Session:
         self, tracer: Tracer, offered: Tensor | None, policy: Policy, digest: str
     ) -> Drafted:
         """The drafts of requests that are recorded; `offered` None: every level is."""
-        rows, device = tracer.recorded(self._drafting), self._device
-        if not rows:
-            return Drafted([], [], torch.empty(0), policy, digest)
-        is_every = len(rows) == len(self._drafting)
-        at = slice(None) if is_every else torch.tensor(rows, device=device)
-        levels = [DraftedLevel(*(one[at] for one in level)) for level in self.levels]
-        if self._waiting:  # together: a few large operations cost less than many small ones
-            pairs = zip(*self._waiting, strict=True)
-            columns = DraftedLevel.of(*(torch.stack([one[at] for one in pair]) for pair in pairs))
-            levels += [DraftedLevel(*one) for one in zip(*columns, strict=True)]
+        rows = tracer.recorded(self._drafting)
+        if not rows or not self._waiting:
+            return Drafted.nothing(policy, digest)
+        token_ids, logits = (
+            torch.stack([ids for ids, _ in self._waiting], 1),
+            [one for _, one in self._waiting],
+        )
         if offered is None:
-            offered = torch.full((len(rows),), len(levels), device=device)
-        else:
-            offered = offered[at]
-        return Drafted([self._drafting[row] for row in rows], levels, offered, policy, digest)
+            offered = torch.full((len(token_ids),), len(logits), device=self._device)
+        if len(rows) < len(self._drafting):
+            at = torch.tensor(rows, device=self._device)
+            token_ids, offered, logits = token_ids[at], offered[at], [one[at] for one in logits]
+        names = [self._drafting[row] for row in rows]
+        return Drafted(names, token_ids.long(), logits, offered, policy, digest)
 
     def _ended_rows(self) -> list[int]:
         """Rows that get no drafts, where a budget is shared: their texts end with this step's

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,24 +21,13 @@ from specctl.collect.shipping import lane_for
 from specctl.collect.tokens import token_treatment
 from specctl.collect.trace_writer import TraceWriter, make_header
 from specctl.embedded import name_of
-from specctl.engines.recording import (
-    Answered,
-    DenseLog,
-    Drafted,
-    LiveLog,
-    Ranks,
-    Recorder,
-    Step,
-    TextEnd,
-    new_run_id,
-)
+from specctl.engines.recording import DenseLog, LiveLog, Recorder, new_run_id
 from specctl.engines.settings import TraceSettings
-from specctl.kernels.token_ranks import token_ranks
+from specctl.engines.steps import Answered, Drafted, Step, TextEnd, read_step
 from specctl.policy import Policy
 from specctl.runtime.identity import load_tokenizer, tokenizer_digest, weights_digest
 from specctl.runtime.load import domain_at, model_folder
 from specctl.runtime.requests import Sampling
-from specctl.runtime.sampling import process_logits
 
 GREEDY_BELOW = 1e-5
 """Temperature at which vLLM samples no more."""
@@ -152,7 +143,8 @@ class Tracer:
             )
             return TraceWriter.open(settings.out, header, resume=True, tokens=tokens)
 
-        self.recorder = Recorder(log, open_writer, settings.max_bytes)
+        read = partial(read_step, sampling=self._sampling, lane=self._lane)
+        self.recorder = Recorder(log, read, open_writer, settings.max_bytes)
 
     # ----------------------------------------------------------------- a step
 
@@ -188,13 +180,12 @@ class Tracer:
         self._rows, answered = [row for row, _ in found], [one for _, one in found]
         ends = list(accumulate(n + 1 for n in counts))
         at = [i for row in self._rows for i in range(ends[row] - counts[row] - 1, ends[row])]
-        if len(at) < len(logits):  # else no copy
-            logits = logits[torch.tensor(at, device=logits.device)]
-        ranks = self._ranks(logits, self._awaited(answered, drafted).to(logits.device))
+        is_every = len(at) == len(logits)
+        logits = logits.clone() if is_every else logits[torch.tensor(at, device=logits.device)]
+        awaited = self._awaited(answered) if self._dense_depth else None
         columns = {**self._columns(num_scheduled), "batch_size": len(counts)}
-        self._step = Step(
-            answered, torch.empty(0), drafted, ranks, self._lane.mark(), columns=columns
-        )
+        mark = self._lane.mark()
+        self._step = Step(answered, torch.empty(0), drafted, logits, mark, awaited, columns)
 
     def after_verdict(self, sampled: Tensor) -> None:
         """Verification gave `[B, S]` tokens, -1 padded."""
@@ -210,10 +201,10 @@ class Tracer:
 
     def after_draft(self, drafted: Drafted) -> None:
         """Behind these tokens the engine drafted; a dense log follows each chain to its end."""
-        if not (self._dense_depth and drafted.levels and self.recorder.is_on):
+        if not (self._dense_depth and drafted.logits and self.recorder.is_on):
             return
-        tokens = torch.stack([level.token_ids for level in drafted.levels], 1).tolist()
-        for request_id, chain in zip(drafted.request_ids, tokens, strict=True):
+        chains = drafted.token_ids.tolist()
+        for request_id, chain in zip(drafted.request_ids, chains, strict=True):
             name = self._names.get(request_id)
             if name is not None:
                 self._chains.setdefault(name, []).append(chain)
@@ -229,7 +220,7 @@ class Tracer:
         for name in ended:
             self._chains.pop(name, None)
         if step is None and ended:
-            nothing = Drafted([], [], torch.empty(0), self._own, "")
+            nothing = Drafted.nothing(self._own, "")
             step = Step([], torch.empty(0, 1), nothing, None, self._lane.mark())
         if step is not None:
             step.columns |= times
@@ -296,54 +287,25 @@ class Tracer:
             return None
         return f"{self._run}-{number:06d}"
 
-    def _awaited(self, answered: list[Answered], drafted: Drafted) -> Tensor:
-        """`[T, K]` int64, -1 padded: the draft tokens of which each row of logits is asked."""
-        if self._dense_depth:
-            waiting = torch.full((len(answered), self._dense_depth), -1)
-            for row, one in enumerate(answered):
-                for chain in self._chains.get(one.request_id, []):
-                    waiting[row, self._dense_depth - len(chain)] = chain[0]  # by its depth
-            return waiting
-        if not drafted.levels:
-            return torch.full((sum(one.num_drafted + 1 for one in answered), 1), -1)
-        offered, width = drafted.offered, len(drafted.levels) + 1
-        columns = [*(level.token_ids for level in drafted.levels), torch.full_like(offered, -1)]
-        depth = torch.arange(width, device=offered.device)
-        levels = torch.stack(columns, 1).masked_fill(depth >= offered[:, None], -1)
-        at = [
-            one.draft_row * width + slot if one.draft_row >= 0 else width - 1
-            for one in answered
-            for slot in range(one.num_drafted + 1)
-        ]
-        return levels.take(torch.tensor(at, device=offered.device))[:, None]
-
-    def _ranks(self, logits: Tensor, tokens: Tensor) -> Ranks:
-        drawn = process_logits(logits, self._sampling)
-        raw = of_drawn = token_ranks(logits, tokens)
-        if drawn is not logits:
-            of_drawn = token_ranks(drawn, tokens)
-        logp = of_drawn.logits - of_drawn.log_sum_exp[:, None]
-        entropy = torch.full_like(raw.log_sum_exp, torch.nan)
-        if self._dense_depth:
-            every = drawn.float().log_softmax(-1)
-            entropy = torch.special.entr(every.exp()).sum(-1)
-        return Ranks(logp, raw.num_larger + 1, raw.top_two, entropy)
+    def _awaited(self, answered: list[Answered]) -> Tensor:
+        """`[R, K]` int64, -1 padded: the tokens of chains that reach here, by their depth."""
+        waiting = torch.full((len(answered), self._dense_depth), -1)
+        for row, one in enumerate(answered):
+            for chain in self._chains.get(one.request_id, []):
+                waiting[row, self._dense_depth - len(chain)] = chain[0]
+        return waiting
 
     def _columns(self, num_scheduled: Mapping[str, int]) -> dict[str, int]:
         """Sizes of the step, of all its requests, recorded or not."""
         batch = self._runner.input_batch
-        num_tokens = prompt_tokens = context_tokens = 0
-        for row, request_id in enumerate(batch.req_ids):
-            count = num_scheduled[request_id]
-            before = int(batch.num_computed_tokens_cpu[row])
-            num_tokens += count
-            context_tokens += before + count
-            # A text of which more than the root is unread was preempted: it is read like a prompt.
-            unread = int(batch.num_tokens_no_spec[row]) - before
-            unread = unread if unread > 1 else int(batch.num_prompt_tokens[row]) - before
-            prompt_tokens += max(0, min(count, unread))
+        counts = np.array([num_scheduled[one] for one in batch.req_ids])
+        before = batch.num_computed_tokens_cpu[: len(counts)]
+        # A text of which more than the root is unread was preempted: it is read like a prompt.
+        unread = batch.num_tokens_no_spec[: len(counts)] - before
+        of_prompt = batch.num_prompt_tokens[: len(counts)] - before
+        unread = np.where(unread > 1, unread, of_prompt)
         return {
-            "step_tokens": num_tokens,
-            "step_prompt_tokens": prompt_tokens,
-            "step_context_tokens": context_tokens,
+            "step_tokens": int(counts.sum()),
+            "step_prompt_tokens": int(np.minimum(counts, unread).clip(0).sum()),
+            "step_context_tokens": int((before + counts).sum()),
         }

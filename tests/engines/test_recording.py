@@ -12,21 +12,11 @@ import polars as pl
 import pytest
 import torch
 
-from specctl.collect.shipping import Ready
+from specctl.collect.shipping import Lane, Ready
 from specctl.collect.trace_writer import TraceWriter, make_header
 from specctl.engines import recording
-from specctl.engines.chains import DraftedLevel
-from specctl.engines.recording import (
-    Answered,
-    DenseLog,
-    Drafted,
-    LiveLog,
-    Log,
-    Ranks,
-    Recorder,
-    Step,
-    TextEnd,
-)
+from specctl.engines.recording import DenseLog, LiveLog, Log, Recorder
+from specctl.engines.steps import Answered, Drafted, ReadStep, Step, TextEnd, read_step
 from specctl.engines.vllm_plugin import log_beside_vllm
 from specctl.errors import OutputError
 from specctl.logs.trace_set import TraceSet
@@ -46,26 +36,33 @@ def header(policy: Policy = POLICY) -> Any:
 
 
 def drafted(names: list[str], tokens: list[list[int]], policy: Policy = POLICY) -> Drafted:
-    """Chains of two tokens, each half as likely as not."""
-    size = len(names)
-    half, zero = torch.full((size,), 0.5).log(), torch.zeros(size)
-    levels = [
-        DraftedLevel(torch.tensor(one), half, zero, zero) for one in zip(*tokens, strict=True)
-    ]
-    return Drafted(names, levels, torch.full((size,), len(levels)), policy, policy_digest(policy))
+    """Chains, with logits of which each token is the best."""
+    ids = torch.tensor(tokens).view(len(names), -1)
+    logits = [one.float() for one in torch.nn.functional.one_hot(ids, 12).unbind(1)]
+    offered = torch.full((len(names),), len(logits))
+    return Drafted(names, ids, logits, offered, policy, policy_digest(policy))
+
+
+NOTHING = Drafted.nothing(POLICY, "")
 
 
 def step(
     given: dict[str, tuple[int, list[int]]],
     chains: Drafted,
     ended: tuple[str, ...] = (),
+    *,
+    num_verified: int = 2,
+    tie: bool = False,
     **more: Any,
 ) -> Step:
-    """A step in which requests were given tokens; all of their drafts were verified.
+    """A step in which requests were given tokens; the target likes each draft best.
 
     Args:
         given: by name, tokens emitted before and the new ones.
+        num_verified: draft tokens of each request; 0 in a dense log.
+        tie: it likes another token as much.
     """
+    depth = min(chains.token_ids.shape[1], num_verified)
     answers = [
         Answered(
             name,
@@ -74,17 +71,27 @@ def step(
             context=position + 10,
             end=TextEnd(8 - position, {END}),
             draft_row=chains.request_ids.index(name) if name in chains.request_ids else -1,
-            num_drafted=len(chains.levels) * (name in chains.request_ids),
+            num_drafted=depth * (name in chains.request_ids),
             **more,
         )
         for name, (position, _) in given.items()
     ]
     sampled = [tokens + [-1] * (3 - len(tokens)) for _, tokens in given.values()]
-    rows = sum(one.num_drafted + 1 for one in answers)
-    top_two = torch.tensor([[1.0, 0.5]]).expand(rows, 2)
-    ranks = Ranks(torch.zeros(rows, 1), torch.ones(rows, 1).long(), top_two, torch.zeros(rows))
+    rows = []
+    for one in answers:
+        liked = [] if one.draft_row < 0 else chains.token_ids[one.draft_row].tolist()
+        for slot in range(one.num_drafted + 1):
+            row = torch.zeros(12)
+            row[liked[slot : slot + 1] + [0] * tie] = 1.0
+            rows.append(row)
+    awaited = torch.full((len(answers), 2), -1) if num_verified == 0 else None
     columns = {**TIMES, "batch_size": len(answers), "step_idx": 1}
-    return Step(answers, torch.tensor(sampled), chains, ranks, Ready(), columns, list(ended))
+    own = (Ready(), awaited, columns, list(ended))
+    return Step(answers, torch.tensor(sampled), chains, torch.stack(rows) if rows else None, *own)
+
+
+def read(one: Step) -> ReadStep:
+    return read_step(one, Sampling(), Lane())
 
 
 def published(log: Log) -> list[tuple[set[str], set[str], int]]:
@@ -98,20 +105,19 @@ def test_requests_span_segments_until_they_end() -> None:
     """By their limit, by a token that ends the text, or because the engine says so."""
     log = LiveLog(greedy=True)
     both = drafted(["a", "b"], [[1, 2], [3, 4]])
-    log.take(step({"a": (1, [1, 7]), "b": (1, [3, 4, 6])}, both))
+    log.take(read(step({"a": (1, [1, 7]), "b": (1, [3, 4, 6])}, both)))
     assert published(log) == [(set(), {"a", "b"}, 2)]
-    log.take(step({"a": (3, [1, END, 6]), "b": (4, [5])}, both))
+    log.take(read(step({"a": (3, [1, END, 6]), "b": (4, [5])}, both)))
     assert published(log) == [({"a"}, {"b"}, 2)]
-    log.take(step({}, both, ended=("b",)))
+    log.take(read(step({}, both, ended=("b",))))
     assert published(log) == [({"b"}, set(), 0)]
     assert published(log) == []
 
 
 def test_rounds_are_cut_where_the_text_ends() -> None:
     log = LiveLog(greedy=True)
-    log.take(
-        step({"a": (1, [1, END, 6]), "b": (6, [3, 4, 6])}, drafted(["a", "b"], [[1, 9], [3, 4]]))
-    )
+    both = drafted(["a", "b"], [[1, 9], [3, 4]])
+    log.take(read(step({"a": (1, [1, END, 6]), "b": (6, [3, 4, 6])}, both)))
     [one] = log.publish()
     rounds = pl.from_arrow(one.tables["rounds"])
     assert isinstance(rounds, pl.DataFrame)
@@ -123,8 +129,8 @@ def test_rounds_are_cut_where_the_text_ends() -> None:
 def test_another_policy_begins_another_segment() -> None:
     other = Policy(shape=Chain(num_draft_tokens=1))
     log = LiveLog(greedy=True)
-    log.take(step({"a": (1, [1])}, drafted(["a"], [[1, 2]])))
-    log.take(step({"a": (2, [END])}, drafted(["a"], [[1]], other)))
+    log.take(read(step({"a": (1, [1])}, drafted(["a"], [[1, 2]]))))
+    log.take(read(step({"a": (2, [END])}, drafted(["a"], [[1]], other))))
     first, second = log.publish()
     assert (first.policy, first.unfinished, first.finished) == (POLICY, {"a"}, set())
     assert (second.policy, second.unfinished, second.finished) == (other, set(), {"a"})
@@ -133,7 +139,7 @@ def test_another_policy_begins_another_segment() -> None:
 def matches(taken: Step, *, greedy: bool) -> list[bool | None]:
     """`node_match` of the rows of one step."""
     log = LiveLog(greedy=greedy)
-    log.take(taken)
+    log.take(read(taken))
     [one] = log.publish()
     return list(one.tables["nodes"]["node_match"].to_pylist())
 
@@ -151,16 +157,13 @@ def test_a_draft_that_was_cut_is_judged_by_the_bonus_token(
     *, bonus: int, match: bool, greedy: bool
 ) -> None:
     """The first token that is not verified stands where the bonus token was drawn."""
-    taken = step({"a": (1, [1, bonus])}, drafted(["a"], [[1, 2]]))
-    taken.answered = [one._replace(num_drafted=1) for one in taken.answered]
+    taken = step({"a": (1, [1, bonus])}, drafted(["a"], [[1, 2]]), num_verified=1)
     assert matches(taken, greedy=greedy) == [None, True, match]
 
 
 def test_of_equal_logits_only_the_text_tells_which_was_chosen() -> None:
     """As in bfloat16, where the likeliest tokens often tie."""
-    taken = step({"a": (1, [7])}, drafted(["a"], [[1, 2]]))
-    assert taken.ranks is not None
-    taken.ranks = taken.ranks._replace(top_two=torch.ones_like(taken.ranks.top_two))
+    taken = step({"a": (1, [7])}, drafted(["a"], [[1, 2]]), tie=True)
     assert matches(taken, greedy=True) == [None, False, None]
 
 
@@ -168,12 +171,11 @@ def test_a_dense_log_lacks_no_position() -> None:
     """A text with a position behind which nothing was drafted is left out, and counted."""
     log = DenseLog(2)
     prompt = {"prompt": (4, 5)}
-    nothing = Drafted([], [], torch.zeros(0).long(), POLICY, "")
 
     def text(name: str, *, whole: bool) -> None:
-        log.take(dense_step(name, 0, 1, nothing, **prompt))
-        log.take(dense_step(name, 1, 2, drafted([name], [[2, 3]])))
-        log.take(dense_step(name, 2, END, drafted([name], [[3, 1]]) if whole else nothing))
+        log.take(read(dense_step(name, 0, 1, NOTHING, **prompt)))
+        log.take(read(dense_step(name, 1, 2, drafted([name], [[2, 3]]))))
+        log.take(read(dense_step(name, 2, END, drafted([name], [[3, 1]]) if whole else NOTHING)))
 
     text("a", whole=True)
     text("b", whole=False)
@@ -186,31 +188,39 @@ def test_a_dense_log_lacks_no_position() -> None:
 
 
 def dense_step(name: str, position: int, token: int, chains: Drafted, **more: Any) -> Step:
-    found = step({name: (position, [token])}, chains, **more)
-    found.answered = [one._replace(num_drafted=0) for one in found.answered]
-    found.ranks = Ranks(
-        torch.zeros(1, 2), torch.ones(1, 2).long(), torch.ones(1, 2), torch.zeros(1)
-    )
-    return found
+    return step({name: (position, [token])}, chains, num_verified=0, **more)
 
 
 # --------------------------------------------------------------------------- the writing thread
 
 
 def recorder(log: Log, open_writer: Callable[[], Any], max_bytes: int | None = None) -> Recorder:
-    return Recorder(log, open_writer, max_bytes)
+    return Recorder(log, read, open_writer, max_bytes)
 
 
 def whole(name: str) -> Step:
     return step({name: (1, [END])}, drafted([name], [[1, 2]]))
 
 
-def test_rows_are_there_after_a_close(tmp_path: Path) -> None:
-    found = recorder(LiveLog(greedy=True), lambda: TraceWriter.open(tmp_path / "set", header()))
+@pytest.mark.parametrize("max_bytes", [recording.MAX_LOGIT_BYTES, -1], ids=["thread", "engine"])
+def test_rows_are_there_after_a_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_bytes: int
+) -> None:
+    """Also where the engine's thread reads the logits, as too many wait."""
+    readers = set()
+
+    def read_by(one: Step) -> ReadStep:
+        readers.add(threading.current_thread() is threading.main_thread())
+        return read(one)
+
+    monkeypatch.setattr(recording, "MAX_LOGIT_BYTES", max_bytes)
+    log, path = LiveLog(greedy=True), tmp_path / "set"
+    found = Recorder(log, read_by, lambda: TraceWriter.open(path, header()), None)
     for i in range(20):
         found.put(whole(f"run-{i:03d}"))
     found.close()
-    assert TraceSet.open(str(tmp_path / "set")).num_rows("rounds") == 20
+    assert TraceSet.open(str(path)).num_rows("rounds") == 20
+    assert readers == {max_bytes < 0}
     assert not found.lost
 
 
@@ -257,7 +267,7 @@ def test_a_slow_disk_ends_tracing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(recording, "MAX_WAITING", 4)
-    monkeypatch.setattr(recording, "FLUSH_S", 0.0)
+    monkeypatch.setattr(recording, "FLUSH_S", 0.01)
     gate = threading.Event()
     found = recorder(LiveLog(greedy=True), lambda: Failing(gate))
     for i in range(1000):
@@ -273,11 +283,10 @@ def test_a_slow_disk_ends_tracing(
 
 def test_requests_that_a_dense_log_leaves_out_are_counted(tmp_path: Path) -> None:
     log = DenseLog(2)
-    nothing = Drafted([], [], torch.zeros(0).long(), POLICY, "")
     path = tmp_path / "set"
     found = recorder(log, lambda: TraceWriter.open(path, header(log.policy)))
-    found.put(dense_step("a", 0, 1, nothing, prompt=(4, 5)))
-    found.put(dense_step("a", 1, END, nothing))
+    found.put(dense_step("a", 0, 1, NOTHING, prompt=(4, 5)))
+    found.put(dense_step("a", 1, END, NOTHING))
     found.close()
     assert found.lost == {"requests with an undrafted position": 1}
 
@@ -285,7 +294,7 @@ def test_requests_that_a_dense_log_leaves_out_are_counted(tmp_path: Path) -> Non
 def test_a_bound_on_bytes_ends_tracing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(recording, "FLUSH_S", 0.0)
+    monkeypatch.setattr(recording, "FLUSH_S", 0.01)
     path = tmp_path / "set"
     found = recorder(LiveLog(greedy=True), lambda: TraceWriter.open(path, header()), max_bytes=1)
     found.put(whole("a"))

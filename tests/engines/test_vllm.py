@@ -222,7 +222,7 @@ def theirs(drafter: str, tmp_path_factory: pytest.TempPathFactory) -> Theirs:
             promote(writer, name, "prod", digests[policy])
             running.session.watch.look()  # its thread would within seconds
             before = running.counters()
-            found.texts[policy, batch] = running.generate(given, together=batch == "8")
+            found.texts[policy, batch] = running.generate(given, at_once=int(batch))
             after = running.counters()
             found.counters[policy, batch] = {k: after[k] - before[k] for k in after}
         running.session.close()

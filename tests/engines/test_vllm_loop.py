@@ -86,11 +86,10 @@ def clock(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cost model that was fitted to vLLM's own steps."""
     root, training = tmp_path_factory.mktemp("clock"), given()[0]
     with followed(root / "policy", root / "steps", CLOCKED[0][0], pair) as running:
-        for words, together in CLOCKED:
+        for words, at_once in CLOCKED:
             publish(root / "policy", words, pair)
             running.session.watch.look()
-            for start in range(0, len(training), together):
-                running.generate(ids_of(training[start : start + together]))
+            running.generate(ids_of(training), at_once=at_once)
     specctl("profile", "--from", root / "steps", "-o", root / "clock.json")
     return root / "clock.json"
 

@@ -14,8 +14,8 @@ from specctl.artifacts.manifest import Domain, PairFingerprint
 from specctl.embedded import embedded_path
 from specctl.engines import vllm_plugin, vllm_session, vllm_tracing
 from specctl.engines.chains import ChainPolicy, DraftedLevel
-from specctl.engines.recording import Step
 from specctl.engines.settings import PluginSettings, TraceSettings
+from specctl.engines.steps import Step
 from specctl.engines.vllm_session import Session
 from specctl.engines.vllm_tracing import PLAIN
 
@@ -245,7 +245,7 @@ def test_a_policy_that_runs_out_of_memory_costs_a_drafting_its_rules(
     take_step(session, runner)
     assert to_verify(session, "a") == [[0] * K]
     assert session.faults.total == 1
-    assert len(session._drafted.levels) == K
+    assert session._drafted.token_ids.shape == (1, K)
 
 
 @pytest.mark.policy_faults
@@ -265,4 +265,4 @@ def test_a_level_that_no_rule_could_read_is_recorded_in_its_place(
     monkeypatch.setattr(DraftedLevel, "of", of)
     take_step(session, runner)
     assert session.faults.total == 1
-    assert len(session._drafted.levels) == K
+    assert session._drafted.token_ids.shape == (1, K)

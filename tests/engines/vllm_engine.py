@@ -86,23 +86,29 @@ class Engine:
         return self.runner._specctl
 
     def generate(
-        self, given: Sequence[Sequence[int]], *, together: bool = True, **sampling: Any
+        self, given: Sequence[Sequence[int]], *, at_once: int | None = None, **sampling: Any
     ) -> list[list[int]]:
         """Texts, as token ids.
 
         Args:
-            together: hand all requests over at once; else one after the other.
+            at_once: requests that vLLM holds at a time, all by default; the next one is handed over
+                as one ends.
         """
         from vllm import SamplingParams
 
         params = SamplingParams(**{"temperature": 0.0, "max_tokens": MAX_NEW_TOKENS, **sampling})
-        requests = [{"prompt_token_ids": list(ids)} for ids in given]
-        batches = [requests] if together else [[one] for one in requests]
-        return [
-            list(out.outputs[0].token_ids)
-            for batch in batches
-            for out in self.llm.generate(batch, params, use_tqdm=False)
-        ]
+        serving, waiting = self.llm.llm_engine, list(enumerate(given))[::-1]
+        texts: list[list[int]] = [[] for _ in given]
+        while waiting or serving.has_unfinished_requests():
+            num_held = serving.get_num_unfinished_requests()
+            while waiting and (at_once is None or num_held < at_once):
+                row, ids = waiting.pop()
+                serving.add_request(str(row), {"prompt_token_ids": list(ids)}, params)
+                num_held += 1
+            for out in serving.step():
+                if out.finished:
+                    texts[int(out.request_id)] = list(out.outputs[0].token_ids)
+        return texts
 
     def counters(self) -> dict[str, int]:
         """vLLM's own counters of speculation, since it was started."""

@@ -1,0 +1,212 @@
+"""A step of an engine as the plugin hands it over, and what rows of traces need of its logits.
+
+engine's thread    Step: logits as they came, a few numbers
+writing thread     read_step ──► ReadStep: on the host, a few numbers a token
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specctl.collect.shipping import Event, Lane
+from specctl.features import ENTROPY_TOP_K
+from specctl.kernels.node_features import node_features
+from specctl.kernels.token_ranks import token_ranks
+from specctl.policy import Policy
+from specctl.runtime.requests import Sampling
+from specctl.runtime.sampling import process_logits
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """Chains that a step drafted, a row for each of its B requests.
+
+    Attributes:
+        token_ids: `[B, L]` int64, of the target's vocabulary.
+        logits: L of them, `[B, V]` over target ids: the drafter's, which a token is the best of.
+        offered: `[B]` int64, levels that are a request's own.
+        policy: that decided. digest: of it.
+    """
+
+    request_ids: list[str]
+    token_ids: Tensor
+    logits: list[Tensor]
+    offered: Tensor
+    policy: Policy
+    digest: str
+
+    @classmethod
+    def nothing(cls, policy: Policy, digest: str) -> Drafted:
+        """No draft of anybody."""
+        integers = torch.zeros(0, 0, dtype=torch.int64)
+        return cls([], integers, [], integers[:, 0:0].flatten(), policy, digest)
+
+
+class TextEnd(NamedTuple):
+    """Where a text ends: tokens that may still be emitted, and those that end it."""
+
+    room: int
+    stop_ids: Collection[int]
+
+    def kept(self, token_ids: Sequence[int]) -> tuple[list[int], bool]:
+        """Of the tokens that a step gave, -1 padded, those that the text keeps; and whether it ends
+        with them."""
+        given = [one for one in token_ids if one >= 0]
+        ends = (i + 1 for i, one in enumerate(given) if one in self.stop_ids)
+        size = min(next(ends, self.room), self.room)
+        return given[:size], size <= len(given)
+
+
+class Answered(NamedTuple):
+    """A request that a step gave tokens to.
+
+    Attributes:
+        request_id: its name in the set. root_id: token before the new ones.
+        position: tokens emitted before. context: length of the text up to and with the root.
+        draft_row: in the step's `Drafted`, -1 for none. num_drafted: draft tokens verified.
+        prompt: ids, where the step read the end of the prompt; such a step is no round.
+    """
+
+    request_id: str
+    root_id: int
+    position: int
+    context: int
+    end: TextEnd
+    draft_row: int
+    num_drafted: int
+    prompt: tuple[int, ...] | None = None
+
+
+@dataclass
+class Step:
+    """A step of the engine.
+
+    Attributes:
+        answered: its requests that are recorded, R of them; `sampled` `[R, S]` their new tokens,
+            -1 padded.
+        drafted: by the step before, and verified in this one.
+        logits: `[T, V]`, the target's: a row for each verified token, request by request, the
+            root's first. None where nothing is recorded but the end of requests.
+        awaited: `[T, K]` int64, -1 padded: the draft tokens of which each row is asked. A live log
+            asks for the next draft token (K = 1, here None); a dense one for those of all drafts
+            that reach here, by their depth.
+        mark: where the device has made all of these.
+        columns: of the step, in each of its rows: `step_*`, `batch_size` and times.
+        ended: names of requests that are known to have ended by now.
+    """
+
+    answered: list[Answered]
+    sampled: Tensor
+    drafted: Drafted
+    logits: Tensor | None
+    mark: Event
+    awaited: Tensor | None = None
+    columns: dict[str, Any] = field(default_factory=dict)
+    ended: list[str] = field(default_factory=list)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the logits."""
+        own = 0 if self.logits is None else self.logits.nbytes
+        return own + sum(one.nbytes for one in self.drafted.logits)
+
+
+class Ranks(NamedTuple):
+    """Drafted tokens in the target's eyes: T rows of logits, K tokens of each.
+
+    Attributes:
+        logp: `[T, K]` float32, of the distribution drawn from. rank: `[T, K]` int64, 1-based in
+            the raw logits. top_two: `[T, 2]`, raw. entropy: `[T]` float32, nats, of the
+            distribution drawn from; NaN in live logs, which lack it.
+    """
+
+    logp: NDArray[np.float32]
+    rank: NDArray[np.int64]
+    top_two: NDArray[np.float32]
+    entropy: NDArray[np.float32]
+
+
+class Chains(NamedTuple):
+    """Columns of drafted tokens, `[B, L]` each, as in `DraftedLevel`."""
+
+    token_ids: NDArray[np.int64]
+    logp: NDArray[np.float32]
+    entropy: NDArray[np.float32]
+    topk_entropy: NDArray[np.float32]
+
+
+@dataclass
+class ReadStep:
+    """A `Step` on the host, whose logits have been read.
+
+    Attributes:
+        tokens: R lists, new tokens, -1 padded. offered: `[B]` int64.
+        ranks: None where nothing is recorded but the end of requests.
+    """
+
+    answered: list[Answered]
+    tokens: list[list[int]]
+    chains: Chains
+    offered: NDArray[np.int64]
+    policy: Policy
+    digest: str
+    ranks: Ranks | None
+    columns: dict[str, Any]
+    ended: list[str]
+
+
+def read_step(step: Step, sampling: Sampling, lane: Lane) -> ReadStep:
+    """What rows need of a step; waits for the device.
+
+    Args:
+        sampling: by which the target's tokens are drawn.
+    """
+    drafted, size = step.drafted, len(step.drafted.request_ids)
+    with lane.after([step.mark]):
+        floats = [torch.zeros(size, 0)] * 3
+        if drafted.logits:
+            found = node_features(torch.stack(drafted.logits, 1), 1, ENTROPY_TOP_K)
+            floats = [found.top_logp[..., 0], found.entropy, found.topk_entropy]
+        ranks = None
+        if step.logits is not None:
+            awaited = _next_drafts(step) if step.awaited is None else step.awaited
+            ranks = _ranks(step.logits, awaited, sampling, with_entropy=step.awaited is not None)
+        chains = Chains(drafted.token_ids.cpu().numpy(), *(one.cpu().numpy() for one in floats))
+        offered = drafted.offered.cpu().numpy()
+        own = (drafted.policy, drafted.digest, ranks, step.columns, step.ended)
+        return ReadStep(step.answered, step.sampled.tolist(), chains, offered, *own)
+
+
+def _next_drafts(step: Step) -> Tensor:
+    """`[T, 1]` int64: the draft token that was offered behind each verified one, -1 for none."""
+    drafted, offered = step.drafted, step.drafted.offered
+    width = drafted.token_ids.shape[1] + 1
+    none = torch.full((len(offered) + 1, width), -1, device=offered.device)
+    levels = torch.arange(width - 1, device=offered.device)
+    none[:-1, :-1] = drafted.token_ids.masked_fill(levels >= offered[:, None], -1)
+    at = [
+        (one.draft_row if one.draft_row >= 0 else len(offered)) * width + slot
+        for one in step.answered
+        for slot in range(one.num_drafted + 1)
+    ]
+    return none.take(torch.tensor(at, device=offered.device))[:, None]
+
+
+def _ranks(logits: Tensor, tokens: Tensor, sampling: Sampling, *, with_entropy: bool) -> Ranks:
+    drawn, tokens = process_logits(logits, sampling), tokens.to(logits.device)
+    raw = of_drawn = token_ranks(logits, tokens)
+    if drawn is not logits:
+        of_drawn = token_ranks(drawn, tokens)
+    logp = of_drawn.logits - of_drawn.log_sum_exp[:, None]
+    entropy = torch.full_like(raw.log_sum_exp, torch.nan)
+    if with_entropy:
+        entropy = torch.special.entr(drawn.float().softmax(-1)).sum(-1)
+    found = (logp, raw.num_larger + 1, raw.top_two, entropy)
+    return Ranks(*(one.cpu().numpy() for one in found))
