@@ -15,14 +15,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from specctl.errors import EngineError, LossyPolicyError
 from specctl.features import ENTROPY_TOP_K
-from specctl.kernels.node_features import node_features
+from specctl.kernels.node_features import best_logp, node_features
 from specctl.policy import (
     PerRequest,
     Policy,
@@ -33,10 +33,15 @@ from specctl.policy import (
     policy_digest,
 )
 from specctl.policy.growing import Children, PoolBuffers, append_level, new_pool, pool_capacity
-from specctl.policy.rules import Frontier, Level, Plan, RoundStart
+from specctl.policy.rules import Frontier, Level, Plan, RoundStart, is_fixed
 from specctl.policy.verification import Outcome
 from specctl.runtime.runnable import GuardedBudget, GuardedShape
 from specctl.tree import take
+
+Reads = Literal["nothing", "probabilities", "entropies"]
+"""The features of a draft that rules need: a chain of a length that is known beforehand needs none,
+entropies come with probabilities."""
+ENTROPIES = frozenset({"parent_entropy", "parent_topk_entropy", "phi"})
 
 
 class DraftedLevel(NamedTuple):
@@ -49,9 +54,14 @@ class DraftedLevel(NamedTuple):
     topk_entropy: Tensor
 
     @classmethod
-    def of(cls, token_ids: Tensor, logits: Tensor) -> DraftedLevel:
+    def of(cls, token_ids: Tensor, logits: Tensor, reads: Reads = "entropies") -> DraftedLevel:
         """From the likeliest tokens, which the engine drafted, and the drafter's logits `[B, V]`
-        over target ids; of several levels, `[L, B]` and `[L, B, V]`, where they are stacked."""
+        over target ids; NaN for what is not read."""
+        unread = torch.full_like(token_ids, torch.nan, dtype=torch.float32)
+        if reads == "nothing":
+            return cls(token_ids, unread, unread, unread)
+        if reads == "probabilities":
+            return cls(token_ids.long(), best_logp(logits), unread, unread)
         found = node_features(logits, 1, ENTROPY_TOP_K)
         return cls(token_ids.long(), found.top_logp[..., 0], found.entropy, found.topk_entropy)
 
@@ -78,6 +88,14 @@ class ChainDraft:
         """Whether any request wants another level."""
         return bool(self.frontier.keep.any())
 
+    @property
+    def offered(self) -> Tensor:
+        """`[B]` int64: levels that are a request's own."""
+        if self.pool.size == 1:
+            return self.plan.max_depth.clamp(max=self.depth)
+        tree = self.pool.view().tree
+        return tree.depth.masked_fill(~tree.valid, 0).amax(1)
+
 
 class ChainPolicy:
     """The rules of a policy for up to `batch_size` requests of an engine that drafts chains.
@@ -86,7 +104,7 @@ class ChainPolicy:
         max_levels: draft tokens that the engine makes in a step at most.
 
     Attributes:
-        policy: as it runs here, on chains. digest: of it.
+        policy: as it runs here, on chains. digest: of it. reads: of each level.
         spent_us: of rules, since it was last set to 0.
 
     Raises:
@@ -116,6 +134,11 @@ class ChainPolicy:
         )
         self.shape, self.spent_us = GuardedShape(shape, None), 0.0
         self._budget = GuardedBudget(budget, self.shape)
+        self.reads: Reads = "probabilities"
+        if ENTROPIES.intersection(self.policy.shape.reads):
+            self.reads = "entropies"
+        elif not self.shares and is_fixed(shape):
+            self.reads = "nothing"
         self._device = device
         self._nothing = torch.zeros(shape.memory_size, dtype=torch.float64, device=device)
         self._memory: dict[str, Tensor] = {}
@@ -147,6 +170,11 @@ class ChainPolicy:
         """Takes a drafted level; `draft.wants_more` then says whether to draft another."""
         began = time.perf_counter()
         draft.depth += 1
+        if self.reads == "nothing":
+            keep = (draft.plan.max_depth > draft.depth)[:, None]
+            draft.frontier = Frontier(draft.frontier.index, keep)
+            self._spend(began)
+            return
         columns = (level.token_ids, level.logp, level.entropy, level.topk_entropy)
         ids, logp, entropy, topk_entropy = (one[:, None] for one in columns)
         children = Children(ids[..., None], logp[..., None], entropy, topk_entropy)
@@ -169,6 +197,8 @@ class ChainPolicy:
         Args:
             ended: rows whose texts are over, which take no part of a shared budget.
         """
+        if self.reads == "nothing":
+            return draft.offered
         began, plan, pool = time.perf_counter(), draft.plan, draft.pool.view()
         submitted = self.shape.select(plan, pool)
         if ended:

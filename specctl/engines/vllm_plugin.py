@@ -294,7 +294,7 @@ def _propose(session: Session, original: Any, self: Any, **given: Any) -> Tensor
     try:
         drafted: Tensor = original(self, **given)
     except Enough:
-        levels = [level.token_ids for level in session.levels]
+        levels = session.levels
         drafted = torch.stack(levels, 1) if levels else root_ids[:, None][:, :0]
     session.end_draft()
     return drafted

@@ -41,7 +41,8 @@ class Session:
         rules: that decide; None where the engine drafts as it was set up. policy: theirs, as it was
             given.
         kept: by vLLM's request id, draft tokens of the last drafting to verify; absent: all.
-        levels: of the drafting that goes on. wants_more: some request wants another one.
+        levels: of the drafting that goes on, `[B]` tokens each. wants_more: some request wants
+            another one.
         faults: of rules; the engine's own setting took over. watch: of the policy's source, None
             for words. tracer: None where nothing is logged.
     """
@@ -57,11 +58,10 @@ class Session:
         self.tracer: Tracer | None = None
         self.faults, self.num_steps = Faults(), 0
         self.kept: dict[str, int] = {}
-        self.levels: list[DraftedLevel] = []
+        self.levels: list[Tensor] = []
         self.wants_more = True
         self._logits = torch.empty(0)
-        self._num_levels = 0  # drafted in this step
-        self._waiting: list[tuple[Tensor, Tensor]] = []  # levels and their logits, not read yet
+        self._level_logits: list[Tensor] = []  # of each level, where a trace needs them
         self.watch: Watch | None = None
         self._draft: ChainDraft | None = None  # under rules, until it is verified
         self._drafted = Drafted.nothing(*self._own)
@@ -147,7 +147,7 @@ class Session:
             self.watch.poll()
         if self.rules is not None:
             self.rules.spent_us = 0.0
-        self._began, self._draft_us, self._in_step, self._num_levels = now, 0.0, [], 0
+        self._began, self._draft_us, self._in_step, self.levels = now, 0.0, [], []
         self._num_scheduled = scheduler_output.num_scheduled_tokens
         # Until the drafter runs. It does not where any text nears the longest that it can read: for
         # drafts of all requests vLLM then takes zeros.
@@ -209,7 +209,7 @@ class Session:
             "policy_us": policy_us,
             "other_us": max(0.0, total_us - self._draft_us - self._verify_us - policy_us),
             "step_idx": self.num_steps,
-            "step_levels": self._num_levels,
+            "step_levels": len(self.levels),
         }
         with self._serving_on():
             tracer.end_step(times, finished)
@@ -232,7 +232,7 @@ class Session:
         """The drafter is about to read what was emitted; `root_ids` `[B]` int64 end it."""
         self._draft_began = time.perf_counter()
         self._drafting = list(self._runner.input_batch.req_ids)
-        self.levels, self._waiting, self._num_levels = [], [], 0
+        self.levels, self._level_logits = [], []
         self._draft, self.wants_more = None, True
         self.kept.clear()
         if self.rules is None or num_levels == 0:
@@ -245,32 +245,29 @@ class Session:
             self.wants_more = self._draft.wants_more
 
     def take_level(self, token_ids: Tensor) -> None:
-        """A level was drafted: rules are asked at once, a trace alone can wait for the others."""
-        self._num_levels += 1
+        """A level was drafted."""
+        self.levels.append(token_ids)
         if self._draft is not None and self.rules is not None:
             with self._failing_open():
-                self.levels.append(DraftedLevel.of(token_ids, self._logits))
-                self.rules.grow(self._draft, self.levels[-1])
+                level = DraftedLevel.of(token_ids, self._logits, self.rules.reads)
+                self.rules.grow(self._draft, level)
                 self.wants_more = self._draft.wants_more
         if self.tracer is not None:
-            self._waiting.append((token_ids, self._logits))
+            self._level_logits.append(self._logits)
 
     def end_draft(self) -> None:
         """Drafting is through: each request's drafts are cut to what is to be verified."""
-        decider, tree = self._own, None
+        decider, offered = self._own, None
         if self._draft is not None and self.rules is not None:
             with self._failing_open():
                 counts = self.rules.kept(self._draft, self._ended_rows())
                 self.kept.update(zip(self._drafting, counts.tolist(), strict=True))
-                decider, tree = (self.rules.policy, self.rules.digest), self._draft.pool.view().tree
+                decider, offered = (self.rules.policy, self.rules.digest), self._draft.offered
         if self.tracer is not None:
             with self._serving_on():
-                offered = None
-                if tree is not None:
-                    offered = tree.depth.masked_fill(~tree.valid, 0).amax(1)
                 self._drafted = self._recorded(self.tracer, offered, *decider)
                 self.tracer.after_draft(self._drafted)
-            self._waiting = []
+            self._level_logits = []
             if self.tracer.is_dense:
                 for row in self.tracer.recorded(self._drafting):
                     self.kept[self._drafting[row]] = 0
@@ -282,12 +279,9 @@ class Session:
     ) -> Drafted:
         """The drafts of requests that are recorded; `offered` None: every level is."""
         rows = tracer.recorded(self._drafting)
-        if not rows or not self._waiting:
+        if not rows or not self.levels:
             return Drafted.nothing(policy, digest)
-        token_ids, logits = (
-            torch.stack([ids for ids, _ in self._waiting], 1),
-            [one for _, one in self._waiting],
-        )
+        token_ids, logits = torch.stack(self.levels, 1), self._level_logits
         if offered is None:
             offered = torch.full((len(token_ids),), len(logits), device=self._device)
         if len(rows) < len(self._drafting):

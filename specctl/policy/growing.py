@@ -149,8 +149,13 @@ def append_level(pool: PoolBuffers, depth: int, frontier: Frontier, children: Ch
     exists = frontier.keep[..., None].expand_as(children.token_ids)
     if children.known is not None:
         exists = exists & children.known
-    exists, parents = exists.flatten(1), frontier.index.repeat_interleave(top_k, 1)
-    ranks = torch.arange(top_k, device=exists.device).expand_as(children.token_ids)
+    exists, parents = exists.flatten(1), frontier.index
+    entropy, topk_entropy = children.entropy, children.topk_entropy
+    if top_k > 1:  # else the calls would cost a chain as much as all others of a level
+        ranks = torch.arange(top_k, device=exists.device).expand_as(children.token_ids)
+        pool.sibling_rank[:, place] = ranks.flatten(1)
+        repeated = (parents, entropy, topk_entropy)
+        parents, entropy, topk_entropy = (one.repeat_interleave(top_k, 1) for one in repeated)
     before = pool.joint_logp.gather(1, frontier.index)
     joint = (before[..., None] + children.logp).flatten(1)
     pool.token_ids[:, place] = children.token_ids.flatten(1)
@@ -158,8 +163,7 @@ def append_level(pool: PoolBuffers, depth: int, frontier: Frontier, children: Ch
     pool.depth[:, place] = depth
     pool.draft_logp[:, place] = children.logp.flatten(1)
     pool.joint_logp[:, place] = joint.masked_fill(~exists, float("-inf"))
-    pool.entropy[:, place] = children.entropy.repeat_interleave(top_k, 1)
-    pool.topk_entropy[:, place] = children.topk_entropy.repeat_interleave(top_k, 1)
-    pool.sibling_rank[:, place] = ranks.flatten(1)
+    pool.entropy[:, place] = entropy
+    pool.topk_entropy[:, place] = topk_entropy
     pool.expanded.scatter_(1, frontier.index, frontier.keep)
     pool.level_start, pool.size = place.start, place.stop

@@ -182,6 +182,13 @@ class BaseShape:
         return memory
 
 
+def is_fixed(rule: ShapeRule) -> bool:
+    """Whether the size of a round is known when it begins: the rule chooses nothing by what is
+    drafted but which nodes come first, and a chain leaves no choice."""
+    chooses = (type(rule).grow, type(rule).select, type(rule).observe)
+    return chooses == (BaseShape.grow, BaseShape.select, BaseShape.observe)
+
+
 def rows_below(plan: Plan, level: Level, index: Tensor) -> Frontier:
     """A frontier that is kept whole in the rows whose plan goes deeper than this level."""
     return Frontier(index, (plan.max_depth > level.depth)[:, None].expand_as(index))
@@ -217,6 +224,8 @@ def top_order(joint_logp: Tensor, num_best: int) -> Tensor:
     Returns:
         `[B, min(num_best, P)]` int64.
     """
+    if joint_logp.shape[1] == 1 and num_best > 0:
+        return torch.zeros_like(joint_logp, dtype=torch.int64)
     if joint_logp.numel() < SORTED_WHOLE:
         return rank_order(joint_logp)[:, :num_best]
     last = joint_logp.shape[1] - 1

@@ -72,7 +72,7 @@ def as_an_engine(rules: ChainPolicy, chunk: LogChunk) -> tuple[Counter[int], Cou
         while draft.wants_more:
             nodes = chunk.first_child[nodes]
             path.append(nodes)
-            rules.grow(draft, level_of(chunk, nodes))
+            rules.grow(draft, level_of(chunk, nodes, rules))
         kept = rules.kept(draft).tolist()
         on_path = torch.stack([chunk.on_path[one] for one in path], 1).long().cumprod(1).bool()
         accepted = [int(on_path[row, 1 : n + 1].sum()) for row, n in enumerate(kept)]
@@ -87,12 +87,14 @@ def as_an_engine(rules: ChainPolicy, chunk: LogChunk) -> tuple[Counter[int], Cou
     return calls, drafted
 
 
-def level_of(chunk: LogChunk, nodes: Tensor) -> DraftedLevel:
+def level_of(chunk: LogChunk, nodes: Tensor, rules: ChainPolicy) -> DraftedLevel:
+    """Without what the rules say that they do not read."""
     assert chunk.token_ids is not None
     ids = chunk.token_ids[nodes].long()
-    return DraftedLevel(
-        ids, *(one[nodes] for one in (chunk.draft_logp, chunk.entropy, chunk.topk_entropy))
-    )
+    columns = [one[nodes] for one in (chunk.draft_logp, chunk.entropy, chunk.topk_entropy)]
+    num_read = {"nothing": 0, "probabilities": 1, "entropies": 3}[rules.reads]
+    columns[num_read:] = [torch.full_like(one, torch.nan) for one in columns[num_read:]]
+    return DraftedLevel(ids, *columns)
 
 
 def rules_of(policy: Policy, **given: Any) -> ChainPolicy:
@@ -153,7 +155,7 @@ def test_a_batch_shares_a_budget(log: DenseLog) -> None:
     scores = []
     for _ in range(4):
         nodes = chunk.first_child[nodes]
-        rules.grow(draft, level_of(chunk, nodes))
+        rules.grow(draft, level_of(chunk, nodes, rules))
         joint = joint + chunk.draft_logp[nodes]
         scores.append(joint)
     best = torch.stack(scores, 1).flatten().topk(5).values.min()
@@ -205,7 +207,7 @@ def test_failures_are_the_policys(log: DenseLog) -> None:
 
     def drafted(rules: ChainPolicy) -> None:
         draft = rules.begin(["a", "b"], torch.zeros(2).long())
-        rules.grow(draft, level_of(chunk, nodes))
+        rules.grow(draft, level_of(chunk, nodes, rules))
         rules.kept(draft)
 
     broken = rules_of(POLICIES[WORDS[2]])

@@ -82,3 +82,10 @@ def node_features(logits: Tensor, top_k: int, entropy_top_k: int) -> NodeFeature
     require_at_most(OP, "top_k", top_k, logits.shape[-1])
     module = implementation(__name__, OP, logits)
     return NodeFeatures(*module.node_features(logits, top_k, entropy_top_k))
+
+
+def best_logp(logits: Tensor) -> Tensor:
+    """`[...]` float32, nats: the log-probability of each row's likeliest token, `top_logp[..., 0]`
+    of `node_features` to the last bit, in half the time on a CPU."""
+    found: Tensor = implementation(__name__, OP, logits).best_logp(logits)
+    return found

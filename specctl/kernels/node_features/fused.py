@@ -207,3 +207,7 @@ def node_features(logits: Tensor, top_k: int, entropy_top_k: int) -> tuple[Tenso
         PARTS=config.num_parts, LEAVES=node // LEAF, LEAF=LEAF, num_warps=config.merge_warps,
     )  # fmt: skip
     return (*found, top_two.view(*shape, 2))
+
+
+def best_logp(logits: Tensor) -> Tensor:
+    return node_features(logits, 1, 1)[1][..., 0]

@@ -18,9 +18,7 @@ def node_features(logits: Tensor, top_k: int, entropy_top_k: int) -> tuple[Tenso
     x = logits.float()
     best, ids = _best_logits(x, max(top_k, entropy_top_k, 2), top_k)
     first = best[..., :1]
-    # -inf logits weigh nothing; clamping them keeps 0 · (-inf) from becoming NaN.
-    shifted = (x - first).clamp_(min=FAINTEST)
-    weights = torch.nn.functional.threshold(shifted.exp(), FAINT, 0.0)
+    shifted, weights = _weights(x, first)
     total = weights.sum(-1)
     log_total = total.log()
     shares = best[..., :entropy_top_k].log_softmax(-1)
@@ -35,6 +33,18 @@ def node_features(logits: Tensor, top_k: int, entropy_top_k: int) -> tuple[Tenso
         first[..., 0] + log_total,
         top_two,
     )
+
+
+def best_logp(logits: Tensor) -> Tensor:
+    x = logits.float()
+    return -_weights(x, x.amax(-1, keepdim=True))[1].sum(-1).log()
+
+
+def _weights(x: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits below the largest, and their exponentials; -inf logits weigh nothing, and clamping
+    them keeps 0 · (-inf) from becoming NaN."""
+    shifted = (x - first).clamp_(min=FAINTEST)
+    return shifted, torch.nn.functional.threshold(shifted.exp(), FAINT, 0.0)
 
 
 def _best_logits(x: Tensor, count: int, num_ids: int) -> tuple[Tensor, Tensor]:
