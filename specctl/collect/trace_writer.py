@@ -157,6 +157,7 @@ class TraceWriter:
         *,
         resume: bool = False,
         tokens: TokenTreatment = KEEP,
+        own_prompts: bool = False,
     ) -> Self:
         """Starts a set, or joins one that was begun by the same run.
 
@@ -164,6 +165,8 @@ class TraceWriter:
             path: a folder or `s3://bucket/prefix`.
             resume: accept a set that already holds traces. A place that is absent, or without a
                 finished prompt, is started either way.
+            own_prompts: no other writer has prompts of these ids; earlier segments, which may be
+                very many, are then not read.
 
         Raises:
             OutputError: the place cannot be written, holds something else, or traces and `resume`
@@ -185,7 +188,11 @@ class TraceWriter:
                 create(place.store, HEADER_NAME, header.to_bytes())
         fix = "use the same pair and options, or another folder"
         check_equal(place, read_header(place), header, RUN, fix)
-        return cls(place, read_listing(path, verify=False), tokens, header.policy)
+        if own_prompts:
+            listing = Listing(place, read_header(place), ())
+        else:
+            listing = read_listing(path, verify=False)
+        return cls(place, listing, tokens, header.policy)
 
     def plan(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         """Those that are not finished yet, in order; segments will record digests of their texts.

@@ -141,7 +141,9 @@ class Tracer:
                     **({"dense": dense, "responses_digest": None} if settings.dense else {}),
                 },
             )
-            return TraceWriter.open(settings.out, header, resume=True, tokens=tokens)
+            return TraceWriter.open(
+                settings.out, header, resume=True, tokens=tokens, own_prompts=True
+            )
 
         read = partial(read_step, sampling=self._sampling, lane=self._lane)
         self.recorder = Recorder(log, read, open_writer, settings.max_bytes)

@@ -276,6 +276,7 @@ def steps_of_batch(submissions: Submissions, rounds: BatchRounds, packing: Packi
         level_width=rounds.most(width),
         num_emitted=read * (num_ended < sizes),
         max_tokens=np.minimum(submissions.max_tokens, limit / sizes),
+        prompt_tokens=rounds.prompt_tokens,
     )
 
 
@@ -356,13 +357,11 @@ class Simulation:
 
     @cached_property
     def steps(self) -> Steps:
-        """Steps without prompts, as a cost model is asked about them."""
-        steps, is_plain = (
-            steps_of_batch(self.submissions, self.rounds, self.packing),
-            self.rounds.prompt_tokens == 0,
-        )
-        sizes = {name: np.broadcast_to(of, is_plain.shape) for name, of in vars(steps).items()}
-        return Steps(**{name: of[is_plain] for name, of in sizes.items()})
+        """Steps in which somebody decodes, as a cost model is asked about them."""
+        steps = steps_of_batch(self.submissions, self.rounds, self.packing)
+        decodes = self.rounds.batch_sizes > 0
+        sizes = {name: np.broadcast_to(of, decodes.shape) for name, of in vars(steps).items()}
+        return Steps(**{name: of[decodes] for name, of in sizes.items()})
 
     @cached_property
     def emitted(self) -> Longs:

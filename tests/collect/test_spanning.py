@@ -505,3 +505,15 @@ def test_mutants_are_caught(
     mutant(monkeypatch)
     with pytest.raises(AssertionError):
         check_set(root, set(), {"a", "b"})
+
+
+def test_a_writer_of_its_own_prompts_reads_no_earlier_segment(root: Path) -> None:
+    """A restarted engine joins a set of any size at once, and one with damage too."""
+    [first, *_] = sorted((root / "rounds").iterdir())
+    first.write_bytes(b"damage")
+    with pytest.raises(TraceCorruptError):
+        TraceWriter.open(root, header(), resume=True)
+    with TraceWriter.open(root, header(), resume=True, own_prompts=True) as writer:
+        writer.commit(["e"], tables_of(["e"], ROUNDS))
+    kept = read_listing(str(root), skip_damaged=True)
+    assert "e" in kept.prompt_ids

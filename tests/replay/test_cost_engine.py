@@ -28,8 +28,10 @@ RATES = {
     "verify_fixed_us": 7000.0,
     "verify_request_us": 0.0,
     "verify_token_us": 200.0,
+    "verify_prompt_token_us": 150.0,
     "verify_cached_token_us": 3.0,
     "draft_fixed_us": 500.0,
+    "draft_prompt_token_us": 40.0,
     "level_us": 1300.0,
     "level_request_us": 150.0,
     "host_us": 900.0,
@@ -43,8 +45,10 @@ def parts_of(step: Row) -> Row:
     """The times that a step takes by `RATES`, exactly."""
     batch, levels = step["batch_size"], step["step_levels"]
     cached = step["step_context_tokens"] - step["step_tokens"]
-    verify = RATES["verify_fixed_us"] + step["step_tokens"] * RATES["verify_token_us"]
-    draft = (levels > 0) * RATES["draft_fixed_us"]
+    prompt = step["step_prompt_tokens"]
+    verify = RATES["verify_fixed_us"] + (step["step_tokens"] - prompt) * RATES["verify_token_us"]
+    verify += prompt * RATES["verify_prompt_token_us"]
+    draft = (levels > 0) * (RATES["draft_fixed_us"] + prompt * RATES["draft_prompt_token_us"])
     draft += levels * (RATES["level_us"] + batch * RATES["level_request_us"])
     host = RATES["host_us"] + batch * RATES["host_request_us"]
     return {
@@ -65,8 +69,8 @@ def served(num_steps: int, seed: int = 0, **fixed: int) -> list[Row]:
         step["step_levels"] = int(draw.integers(0, 6))
         step["step_tokens"] = batch * int(draw.integers(1, 7))
         if number % 10 == 0:
-            step["step_prompt_tokens"] = 40
-            step["step_tokens"] += 40
+            step["step_prompt_tokens"] = int(draw.integers(10, 80))
+            step["step_tokens"] += step["step_prompt_tokens"]
         step["step_context_tokens"] = step["step_tokens"] + batch * int(draw.integers(20, 200))
         step |= fixed
         steps.append(step | parts_of(step))
@@ -104,9 +108,11 @@ def test_rates_are_found_again_and_predict(tmp_path: Path) -> None:
     model = fitted(root)
     found = {name: getattr(model, name) for name in RATES}
     assert found == pytest.approx(RATES, rel=1e-3, abs=1)
-    assert (model.num_prompt_steps, model.num_steps + model.held_out.num_steps) == (50, 450)
-    assert 0.15 < model.held_out.num_steps / 450 < 0.25
+    assert model.num_steps + model.held_out.num_steps == 500
+    assert (model.num_prompt_steps, model.num_stalls, model.mean_over_median) == (40, 0, 1)
+    assert model.held_out.num_steps == 100
     assert model.held_out.median < 1e-3 > model.held_out.p90
+    assert abs(model.held_out.total) < 1e-3
     assert (model.engine, model.engine_version, model.device) == ("vllm", "0.32.0", "A CPU")
     for step in served(20, seed=2):
         batch = step["batch_size"]
@@ -117,6 +123,7 @@ def test_rates_are_found_again_and_predict(tmp_path: Path) -> None:
             levels=step["step_levels"],
             level_width=1,
             num_emitted=2,
+            prompt_tokens=step["step_prompt_tokens"],
         )
         total = sum(parts_of(step).values())
         assert float(model.round_us(steps)) == pytest.approx(total, rel=1e-3)
@@ -135,7 +142,9 @@ def test_a_file_of_it_is_a_cost_model(tmp_path: Path) -> None:
     assert source_of(model)[0].endswith("to vllm 0.32.0 on A CPU")
     assert "held-out error: median 0.0%" in cost_facts(model).provenance
     prompt = float(model.prefill_us(100, drafts=False))
-    assert prompt == pytest.approx(7000 + 100 * 200 + 900 + 60, rel=1e-3)
+    assert prompt == pytest.approx(7000 + 100 * 150 + 900 + 60, rel=1e-3)
+    also_drafted = float(model.prefill_us(100, drafts=True))
+    assert also_drafted - prompt == pytest.approx(500 + 1300 + 150 + 100 * 40, rel=1e-3)
 
 
 def slow(steps: list[Row], share: float, factor: float) -> list[Row]:
@@ -148,14 +157,20 @@ def slow(steps: list[Row], share: float, factor: float) -> list[Row]:
     ]
 
 
-def test_slow_steps_do_not_move_the_rates(tmp_path: Path) -> None:
-    """A tenth of the steps takes five times as long; least squares would be off by a third."""
+def test_slow_steps_do_not_bend_the_rates_and_count_in_the_mean(tmp_path: Path) -> None:
+    """A tenth of the steps takes five times as long, so that a mean step takes 1.4 times as long;
+    least squares would be off by a third. One step pauses for a hundred times as long."""
     steps = slow(served(400), 0.1, 5.0)
+    steps[17] |= {name: 100 * time for name, time in parts_of(steps[17]).items()}
     model = fitted(log_steps(tmp_path / "a", steps))
-    found = {name: getattr(model, name) for name in RATES}
+    factor = model.mean_over_median
+    assert factor == pytest.approx(1.4, rel=0.1)
+    assert model.num_stalls == 1
+    found = {name: getattr(model, name) / factor for name in RATES}
     assert found == pytest.approx(RATES, rel=0.05, abs=25)
-    assert model.held_out.median < 0.01
+    assert model.held_out.median == pytest.approx(factor - 1, abs=0.02)
     assert model.held_out.p90 > 0.5, "the error says that some steps are slow"
+    assert abs(model.held_out.total) < 0.1
     kept = [step for step in steps if not step["step_prompt_tokens"]]
     table = np.array([[1.0, step["step_tokens"]] for step in kept])
     squares = np.linalg.lstsq(table, [step["verify_us"] for step in kept], rcond=None)[0]
@@ -215,7 +230,7 @@ def other_figures(steps: list[Row]) -> list[Row]:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda steps: steps[:50], "at least 50 that read no prompt, found 45, beside 5 that do"),
+        (lambda steps: steps[:49], "at least 50, found 49"),
         (other_figures, "step 100 of run r1: expected the same figures"),
     ],
 )
@@ -246,7 +261,7 @@ def test_the_command_writes_it_and_measures_nothing(tmp_path: Path) -> None:
     assert found == {"out": str(out), "digest": model.digest, **model.model_dump(mode="json")}
     shown = " ".join(passes("profile", "--from", root, "-o", out).out.split())
     assert "vllm 0.32.0" in shown
-    assert "10 that read prompts left out" in shown
+    assert "80 steps, 8 with prompts, 0 stalls" in shown
     for given in (("--quick",), ("--batch-sizes", "1,2"), ("--device", "cpu")):
         refused = refuses(USAGE, "profile", "--from", root, "-o", tmp_path / "other", *given)
         assert given[0] in refused

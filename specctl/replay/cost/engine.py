@@ -4,15 +4,17 @@
 
 Nothing is measured here: the engine's plugin has timed every step that it served, and has written
 that into the rows of the step (`step_*` and `*_us`, docs/trace-format.md). Rates are those of the
-least absolute error, relative to the step: a few slow steps do not move them. Every run of the
-engine is cut into stretches of time, of which some are held out: neighbours in time share what else
-the machine did, so that steps drawn at random would flatter the fit.
+least absolute error, relative to the step, so that a few slow steps do not bend them. They give
+medians, and a run takes the mean of its steps: one factor for all rates makes up for that. Every
+run of the engine is cut into stretches of time, of which some are held out: neighbours in time
+share what else the machine did, so that steps drawn at random would flatter the fit.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +26,13 @@ from specctl.formatting import terminal_table
 from specctl.logs.parquet import collected
 from specctl.replay.cost.files import validity
 from specctl.replay.cost.model import Floats, Steps
-from specctl.replay.cost.rates import EngineCost, Span, StepError, Support
+from specctl.replay.cost.rates import STALL, EngineCost, Span, StepError, Support
 
 if TYPE_CHECKING:
     from specctl.logs.trace_set import TraceSet
 
 MIN_STEPS = 50
-"""Different steps without prompts, below which nothing is fitted."""
+"""Different steps, below which nothing is fitted."""
 STRETCHES, HELD_OUT = 10, (2, 7)
 """Stretches of time of each run, and those that are held out of the fit."""
 ROUNDS_OF_FIT = 50
@@ -43,24 +45,24 @@ FIGURES = (
 
 @dataclass(frozen=True)
 class EngineSteps:
-    """Steps of an engine, each once, without those that read prompts; `[S]` each.
+    """Steps of an engine, each once; `[S]` each.
 
     Attributes:
         stretch: int64, of its run's time, 0 to `STRETCHES` - 1.
-        tokens: over the batch, roots counted. cached: over the batch, before the step.
+        tokens: over the batch, roots and prompts counted. prompt_tokens: of prompts among them.
+        cached: over the batch, before the step.
         verify_us, draft_us, host_us: the parts of its time.
-        num_prompt_steps: left out.
     """
 
     stretch: NDArray[np.int64]
     batch_size: Floats
     tokens: Floats
+    prompt_tokens: Floats
     cached: Floats
     levels: Floats
     verify_us: Floats
     draft_us: Floats
     host_us: Floats
-    num_prompt_steps: int
 
     @property
     def total_us(self) -> Floats:
@@ -76,12 +78,12 @@ class EngineSteps:
             levels=self.levels,
             level_width=1,
             num_emitted=1,
+            prompt_tokens=self.prompt_tokens,
         )
 
     def at(self, rows: NDArray[np.bool_]) -> EngineSteps:
         """Some of them."""
-        columns = {n: v[rows] for n, v in vars(self).items() if isinstance(v, np.ndarray)}
-        return EngineSteps(**columns, num_prompt_steps=self.num_prompt_steps)
+        return EngineSteps(**{name: values[rows] for name, values in vars(self).items()})
 
 
 def engine_steps(traces: TraceSet) -> EngineSteps:
@@ -110,21 +112,19 @@ def engine_steps(traces: TraceSet) -> EngineSteps:
             found="different ones",
             fix="fit to each set by itself, to find the one that is wrong",
         )
-    reads = pl.col("step_prompt_tokens") > 0
-    num_prompt_steps = steps.filter(reads).height
     place = pl.int_range(pl.len()).over("run") * STRETCHES // pl.len().over("run")
-    kept = steps.with_columns(stretch=place).filter(~reads)
-    columns = {n: kept[n].cast(pl.Float64).to_numpy() for n in FIGURES}
+    steps = steps.with_columns(stretch=place)
+    columns = {n: steps[n].cast(pl.Float64).to_numpy() for n in FIGURES}
     return EngineSteps(
-        stretch=kept["stretch"].cast(pl.Int64).to_numpy(),
+        stretch=steps["stretch"].cast(pl.Int64).to_numpy(),
         batch_size=columns["batch_size"],
         tokens=columns["step_tokens"],
+        prompt_tokens=columns["step_prompt_tokens"],
         cached=columns["step_context_tokens"] - columns["step_tokens"],
         levels=columns["step_levels"],
         verify_us=columns["verify_us"],
         draft_us=columns["draft_us"],
         host_us=columns["policy_us"] + columns["other_us"],
-        num_prompt_steps=num_prompt_steps,
     )
 
 
@@ -152,8 +152,8 @@ def fit_engine(traces: TraceSet) -> EngineCost:
     if len(seen.stretch) + len(held.stretch) < MIN_STEPS or not is_held.any():
         raise UsageError(
             "steps of the engine",
-            expected=f"at least {MIN_STEPS} that read no prompt",
-            found=f"{len(steps.stretch)}, beside {steps.num_prompt_steps} that do",
+            expected=f"at least {MIN_STEPS}",
+            found=str(len(steps.stretch)),
             fix="log more requests, at every load that matters",
         )
     measured, expires = validity(datetime.now(UTC))
@@ -162,11 +162,13 @@ def fit_engine(traces: TraceSet) -> EngineCost:
         "verify_us": {
             "verify_fixed_us": one,
             "verify_request_us": seen.batch_size,
-            "verify_token_us": seen.tokens,
+            "verify_token_us": seen.tokens - seen.prompt_tokens,
+            "verify_prompt_token_us": seen.prompt_tokens,
             "verify_cached_token_us": seen.cached,
         },
         "draft_us": {
             "draft_fixed_us": drafts,
+            "draft_prompt_token_us": drafts * seen.prompt_tokens,
             "level_us": seen.levels,
             "level_request_us": seen.levels * seen.batch_size,
         },
@@ -180,11 +182,14 @@ def fit_engine(traces: TraceSet) -> EngineCost:
     counts = seen.counts()
     spans = {
         "batch_size": seen.batch_size,
-        "tokens_per_request": seen.tokens / seen.batch_size,
+        "tokens_per_request": (seen.tokens - seen.prompt_tokens) / seen.batch_size,
         "levels": seen.levels,
         "context_tokens": counts.context_tokens,
+        "prompt_tokens": seen.prompt_tokens,
     }
-    model = EngineCost(
+    unknown = StepError(num_steps=len(held.stretch), median=0.0, p90=0.0, total=0.0)
+    model_of = partial(
+        EngineCost,
         cost_model_version=1,
         engine=facts["engine"],
         engine_version=facts["version"],
@@ -195,16 +200,25 @@ def fit_engine(traces: TraceSet) -> EngineCost:
         measured=measured,
         expires=expires,
         num_steps=len(seen.stretch),
-        num_prompt_steps=steps.num_prompt_steps,
-        **rates,
+        num_prompt_steps=int((seen.prompt_tokens > 0).sum()),
         support=Support(
             **{n: Span(low=float(np.min(v)), high=float(np.max(v))) for n, v in spans.items()}
         ),
-        held_out=StepError(num_steps=len(held.stretch), median=0.0, p90=0.0),
+        held_out=unknown,
     )
-    error = np.abs(model.round_us(held.counts()) - held.total_us) / held.total_us
+    fitted = model_of(**rates, num_stalls=0, mean_over_median=1.0).round_us(counts)
+    is_stall = seen.total_us > STALL * fitted
+    factor = round(float(seen.total_us[~is_stall].sum() / fitted[~is_stall].sum()), 4)
+    means = {name: round(rate * factor, 4) for name, rate in rates.items()}
+    model = model_of(**means, num_stalls=int(is_stall.sum()), mean_over_median=factor)
+    # Stalls are no part of this either: where they fall is chance.
+    predicted_us, measured_us = model.round_us(held.counts()), held.total_us
+    goes_on = measured_us <= STALL * predicted_us
+    predicted_us, measured_us = predicted_us[goes_on], measured_us[goes_on]
+    error = np.abs(predicted_us - measured_us) / measured_us
     median, p90 = np.quantile(error, (0.5, 0.9)).tolist()
-    stated = StepError(num_steps=len(error), median=median, p90=p90)
+    total = float(predicted_us.sum() / measured_us.sum()) - 1
+    stated = StepError(num_steps=len(error), median=median, p90=p90, total=total)
     return model.model_copy(update={"held_out": stated})
 
 
@@ -260,14 +274,14 @@ def render_engine(model: EngineCost, out: Path) -> Any:
     table = terminal_table(
         f"us of a step of {model.engine} {model.engine_version}; {model.pair.target} + "
         f"{model.pair.drafter}, {model.dtype}, {model.device}; {model.num_steps} steps, "
-        f"{model.num_prompt_steps} that read prompts left out",
+        f"{model.num_prompt_steps} with prompts, {model.num_stalls} stalls",
         ("rate", "us"),
         [(name.removesuffix("_us"), f"{getattr(model, name):.4g}") for name in names],
     )
     error = model.held_out
     lines = [
         f"error at {error.num_steps} held-out steps: median {error.median:.1%}, "
-        f"p90 {error.p90:.1%}",
+        f"p90 {error.p90:.1%}; of their whole time {error.total:+.1%}",
         f"seen: {model.support}",
         f"wrote {out}  {model.digest}  expires {model.expires}",
     ]

@@ -49,6 +49,7 @@ class Steps:
             0 where it reads none because every request ended.
         max_tokens: per request that the policy verifies at most, roots counted, which captured
             rounds are padded up to; None where it always verifies that many.
+        prompt_tokens: among `num_tokens`, those of prompts that share the forward.
     """
 
     batch_size: ArrayLike
@@ -58,6 +59,7 @@ class Steps:
     level_width: ArrayLike
     num_emitted: ArrayLike
     max_tokens: ArrayLike | None = None
+    prompt_tokens: ArrayLike = 0
 
 
 def steps_of(run: Rounds) -> Steps:

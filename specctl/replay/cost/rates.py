@@ -114,12 +114,14 @@ class Support(Record):
     Attributes:
         batch_size: requests of a step. tokens_per_request: that the target verified, the roots
             counted. levels: passes of the drafter. context_tokens: cached, per request.
+        prompt_tokens: read in a step, over the batch.
     """
 
     batch_size: Span
     tokens_per_request: Span
     levels: Span
     context_tokens: Span
+    prompt_tokens: Span
 
     def __str__(self) -> str:
         return ", ".join(
@@ -132,27 +134,36 @@ class StepError(Record):
 
     Attributes:
         median, p90: shares, not percent.
+        total: predicted over measured time of all of them together, less 1.
     """
 
     num_steps: PositiveInt
     median: Spread
     p90: Spread
+    total: float
+
+
+STALL = 10.0
+"""Times its fitted time, beyond which a step says more about a pause of the machine than about the
+engine: one second among a thousand steps would make each of them look a tenth slower."""
 
 
 class EngineCost(RateCost):
     """Fitted by `specctl profile --from` to the step times of a serving engine.
 
-    A step of B requests, n verified tokens, c cached ones (both over the batch) and L passes of the
-    drafter costs `verify_fixed_us + B · verify_request_us + n · verify_token_us
-    + c · verify_cached_token_us`, where it drafts `draft_fixed_us + L · (level_us
-    + B · level_request_us)`, and always `host_us + B · host_request_us` for the policy, the
-    scheduler and the rest. A level of W nodes counts as W requests. A prompt is taken as one step
-    of its tokens: steps that read prompts are in no fit.
+    A step of B requests, n verified tokens, p tokens of prompts, c cached ones (all three over the
+    batch) and L passes of the drafter costs `verify_fixed_us + B · verify_request_us
+    + n · verify_token_us + p · verify_prompt_token_us + c · verify_cached_token_us`, where it
+    drafts `draft_fixed_us + L · (level_us + B · level_request_us) + p · draft_prompt_token_us`, and
+    always `host_us + B · host_request_us` for the policy, the scheduler and the rest. A level of W
+    nodes counts as W requests. A prompt by itself is a step of its tokens.
 
     Attributes:
         engine, engine_version: whose steps these are. device: hardware that the traces name.
         traces_digest: of the rounds behind the fit.
-        num_steps: that the rates are fitted to. num_prompt_steps: left out, as they read prompts.
+        num_steps: that the rates are fitted to; num_prompt_steps of these read prompts too.
+        num_stalls: of these, that are no part of the means, being slower by more than `STALL`.
+        mean_over_median: that rates of medians were multiplied by, so that they give mean times.
         support: see `outside`. held_out: the error at other stretches of time.
     """
 
@@ -168,11 +179,15 @@ class EngineCost(RateCost):
     expires: UtcTime
     num_steps: PositiveInt
     num_prompt_steps: Count
+    num_stalls: Count
+    mean_over_median: Microseconds
     verify_fixed_us: Rate
     verify_request_us: Rate
     verify_token_us: Rate
+    verify_prompt_token_us: Rate
     verify_cached_token_us: Rate
     draft_fixed_us: Rate
+    draft_prompt_token_us: Rate
     level_us: Rate
     level_request_us: Rate
     host_us: Rate
@@ -185,15 +200,19 @@ class EngineCost(RateCost):
         host = Rates(self.host_us, self.host_request_us, 0.0, 0.0)
         request, token = self.verify_request_us, self.verify_token_us
         verify = Rates(self.verify_fixed_us, request, token, self.verify_cached_token_us)
-        prompt = Rates(verify.fixed + host.fixed, request + host.request, token, 0.0)
+        read, also_read = self.verify_prompt_token_us, self.draft_prompt_token_us
+        prompt = Rates(verify.fixed + host.fixed, request + host.request, read, 0.0)
         first = self.draft_fixed_us + self.level_us
         return {
             "verify": verify,
             "loop": host,
             "draft.loop": host,
             "prefill": prompt,
-            "draft.prefill": prompt._replace(
-                fixed=prompt.fixed + first, request=prompt.request + self.level_request_us
+            "draft.prefill": Rates(
+                prompt.fixed + first,
+                prompt.request + self.level_request_us,
+                read + also_read,
+                0.0,
             ),
             "draft.root": Rates(first, 0.0, self.level_request_us, 0.0),
             "draft.level": Rates(self.level_us, 0.0, self.level_request_us, 0.0),
@@ -213,7 +232,10 @@ class EngineCost(RateCost):
                 found=f"{found:g}",
                 fix="log the engine at that load, and fit again with specctl profile --from",
             )
-        return super().round_us(steps)
+        prompt = np.asarray(steps.prompt_tokens, np.float64)
+        more_us = self.verify_prompt_token_us - self.verify_token_us
+        also_us = np.where(np.asarray(steps.levels) > 0, self.draft_prompt_token_us, 0.0)
+        return super().round_us(steps) + prompt * (more_us + also_us)
 
     def outside(self, steps: Steps) -> list[str]:
         batch = np.asarray(steps.batch_size, np.float64)
@@ -221,10 +243,12 @@ class EngineCost(RateCost):
             "batch_size": ("requests a step", batch),
             "tokens_per_request": (
                 "tokens verified a request",
-                np.asarray(steps.num_tokens, np.float64) / batch,
+                (np.asarray(steps.num_tokens, np.float64) - np.asarray(steps.prompt_tokens))
+                / batch,
             ),
             "levels": ("passes of the drafter", steps.levels),
             "context_tokens": ("cached tokens a request", steps.context_tokens),
+            "prompt_tokens": ("tokens of prompts", steps.prompt_tokens),
         }
         lines = []
         for name, (words, values) in asked.items():
