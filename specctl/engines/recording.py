@@ -1,26 +1,25 @@
 """Steps of an engine as rows of a trace set: the rounds that ran, or a dense log of chains.
 
     engine's thread    Step: logits as they came, a few numbers ──► queue
-    writing thread     `read_step`: what rows need of the logits; every `FLUSH_S` rows of ended and
-                       running requests ──► a segment
+    writing thread     every `READ_S`   what rows need of the logits
+                       every `FLUSH_S`  rows of ended and running requests ──► a segment
 
 The engine never waits for this and never fails by it. Where rows cannot be written, or too many
 wait, tracing ends: that is logged once, and `Recorder.lost` counts what was not written.
 
 Both threads share Python's interpreter lock, and an engine that waits for it at each of its calls
-is slow. So rows are made of all steps of a segment at once, in few calls.
+is slow. So no step wakes the thread, and rows are made of all steps of a segment at once, in few
+calls.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
 import secrets
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple, Protocol
@@ -46,6 +45,9 @@ from specctl.runtime.requests import Request
 log = logging.getLogger("specctl.engines")
 FLUSH_S = 0.7
 """Seconds between segments: with the writing of one, a kill costs at most a second of rows."""
+READ_S = 0.05
+"""Seconds between looks at the queue. A thread that each step woke would take the lock from the
+engine at once."""
 MAX_WAITING = 4096
 """Steps that may wait for the writing thread."""
 MAX_LOGIT_BYTES = 256 << 20
@@ -380,7 +382,8 @@ class Recorder:
         self._log, self._read, self._open_writer = log_, read, open_writer
         self._max_bytes = max_bytes
         self._writer: TraceWriter | None = None
-        self._steps: queue.SimpleQueue[Step | ReadStep | None] = queue.SimpleQueue()
+        self._steps: deque[Step | ReadStep] = deque()
+        self._closing = threading.Event()
         self._bytes_in = self._bytes_out = 0  # of logits; one is the engine's, one the thread's
         self.lost: Counter[str] = Counter()
         self.num_bytes = 0
@@ -392,17 +395,17 @@ class Recorder:
         """Hands over a step; returns at once."""
         if not self.is_on:
             self.lost["steps after tracing ended"] += 1
-        elif self._steps.qsize() >= MAX_WAITING:
+        elif len(self._steps) >= MAX_WAITING:
             self.end(f"{MAX_WAITING} steps wait for a slow disk or store")
         elif self._bytes_in - self._bytes_out > MAX_LOGIT_BYTES:
-            self._steps.put(self._read(step))
+            self._steps.append(self._read(step))
         else:
             self._bytes_in += step.size_bytes
-            self._steps.put(step)
+            self._steps.append(step)
 
     def close(self, wait_s: float = 10.0) -> None:
         """Publishes what is there and ends the thread; waits for it at most so long."""
-        self._steps.put(None)
+        self._closing.set()
         self._thread.join(wait_s)
 
     def _run(self) -> None:
@@ -411,7 +414,10 @@ class Recorder:
             with torch.inference_mode():
                 self._writer = self._open_writer()
                 while self.is_on and not is_last:
-                    is_last = self._take_until(time.monotonic() + FLUSH_S)
+                    due = time.monotonic() + FLUSH_S
+                    while self.is_on and not is_last and time.monotonic() < due:
+                        is_last = self._closing.wait(READ_S)
+                        self._take()
                     self._publish()
         except Exception as error:  # serving goes on whatever it is
             self.end(f"{type(error).__name__}: {error}")
@@ -419,21 +425,18 @@ class Recorder:
             if self._writer is not None:
                 self._writer.close()
 
-    def _take_until(self, due: float) -> bool:
-        """Takes steps as they come, until then or the last one; whether that was it."""
-        while (left := due - time.monotonic()) > 0:
+    def _take(self) -> None:
+        """Takes the steps that are there."""
+        while self._steps:
             try:
-                step = self._steps.get(timeout=left)
-            except queue.Empty:
-                return False
-            if step is None:
-                return True
+                step = self._steps.popleft()
+            except IndexError:  # the engine's thread has ended tracing
+                return
             if isinstance(step, Step):
                 size = step.size_bytes
                 step = self._read(step)
                 self._bytes_out += size
             self._log.take(step)
-        return False
 
     def _publish(self) -> None:
         assert self._writer is not None
@@ -453,10 +456,9 @@ class Recorder:
         """Ends tracing for good, and says so once."""
         if self.is_on:
             self.is_on = False
+            self.lost["steps that waited"] += len(self._steps)
+            self._steps.clear()
             log.error("specctl: tracing ended, serving goes on: %s", reason)
-            with suppress(queue.Empty):
-                while self._steps.get_nowait() is not None:
-                    self.lost["steps that waited"] += 1
 
 
 def new_run_id() -> str:

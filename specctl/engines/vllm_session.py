@@ -64,7 +64,7 @@ class Session:
         self._level_logits: list[Tensor] = []  # of each level, where a trace needs them
         self.watch: Watch | None = None
         self._draft: ChainDraft | None = None  # under rules, until it is verified
-        self._drafted = Drafted.nothing(*self._own)
+        self._nothing = self._drafted = Drafted.nothing(*self._own)
         self._drafting: list[str] = []
         self._sampled = torch.empty(0)
         self._in_step: list[str] = []
@@ -156,7 +156,7 @@ class Session:
 
     def before_verdict(self, logits: Tensor, metadata: Any) -> None:
         """The target has answered; vLLM may alter `logits` behind this."""
-        drafted, self._drafted = self._drafted, Drafted.nothing(*self._own)
+        drafted, self._drafted = self._drafted, self._nothing
         self._in_step = list(self._runner.input_batch.req_ids)
         if self.tracer is not None:
             with self._serving_on():
