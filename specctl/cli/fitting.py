@@ -304,6 +304,7 @@ def fit_adasd(
     )
     report = None
     if prompts:
+        stop.known_distance()  # or refuses, before any model is loaded
         paired, plan, pair, open_folder = _runs(runs, out, prompts, seed=settings.seed)
         clips = clip.build(
             min_samples=settings.min_samples,

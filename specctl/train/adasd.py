@@ -99,6 +99,7 @@ class StopFit(Record):
 
     Attributes:
         num_prompts, num_tokens: by side of the split; tokens that were tested.
+        distance: that only the acceptance reads; None of a serving engine's log, which lacks it.
         rows: the paper's fixed chain of 5, the best fixed chain and confidence stop, AdaSD cold,
             then the chosen one.
     """
@@ -106,31 +107,39 @@ class StopFit(Record):
     config: AdasdConfig
     shape: EntropyStop
     entropy: Signal
-    distance: Signal
+    distance: Signal | None
     num_prompts: dict[str, int]
     num_tokens: dict[str, int]
     rows: tuple[StopRow, ...]
+
+    def known_distance(self) -> Signal:
+        """The distance.
+
+        Raises:
+            EvidenceError: there is none.
+        """
+        if self.distance is not None:
+            return self.distance
+        raise EvidenceError(
+            "the clip of AdaSD's acceptance",
+            expected="the distance of drafter and target, js_distance",
+            found="none: logs of serving engines lack it",
+            fix="collect the log with `specctl collect --dense`, or fit the stop alone",
+        )
 
 
 def fit_stop(tested: TestedTokens, measure: Measure, config: AdasdConfig) -> StopFit:
     """Measures, tries, chooses.
 
     Raises:
-        TraceEmptyError: fewer than two prompts. EvidenceError: too few tokens of either class, or
-            a log without distances.
+        TraceEmptyError: fewer than two prompts. EvidenceError: too few tokens of either class.
     """
-    if len(tested.distance) and np.isnan(tested.distance).all():
-        raise EvidenceError(
-            "fit adasd",
-            expected="the distance of drafter and target, js_distance",
-            found="none: logs of serving engines lack it",
-            fix="collect the log with `specctl collect --dense`; unfitted, adasd_stop needs none",
-        )
     split = split_prompts(tested.prompt_id, held_out_frac=config.held_out_frac, seed=config.seed)
     training = np.isin(tested.prompt_id, split.train)
     accepted = np.asarray(tested.accepted)
     entropy = signal_of(tested.entropy[training], accepted[training])
-    distance = signal_of(tested.distance[training], accepted[training])
+    is_known = not np.isnan(tested.distance).all()
+    distance = signal_of(tested.distance[training], accepted[training]) if is_known else None
     tried = _candidates(config, entropy)
     found = dict(zip(tried, measure(list(tried.values())), strict=True))
     rows = _judged(found, split)
@@ -270,7 +279,8 @@ def sweep_clips(
 ) -> Sweep:
     """Runs the strict policy and every clip over the prompts; finished answers are kept."""
     base = strict_twin(Policy(shape=stop.shape))
-    policies = tuple(clipped(stop.shape, stop.distance, config, clip) for clip in config.clips)
+    distance = stop.known_distance()
+    policies = tuple(clipped(stop.shape, distance, config, clip) for clip in config.clips)
     strict, *relaxed = (
         run_prompts(pair, policy, plan, folder, on_answer=on_answer) for policy in (base, *policies)
     )
@@ -328,17 +338,17 @@ def adasd_fit(stop: StopFit, clip: ClipReport | None = None) -> Fit[AdasdReport]
     data = AdasdReport(stop=stop, clip=clip)
     policy = Policy(shape=stop.shape)
     if clip is not None and clip.published is not None:
-        policy = clipped(stop.shape, stop.distance, clip.config, clip.published.clip)
+        policy = clipped(stop.shape, stop.known_distance(), clip.config, clip.published.clip)
     return Fit(policy, report_of(data))
 
 
 def report_of(data: AdasdReport) -> FitReport[AdasdReport]:
     """The figures as they are shown and published."""
     stop, clip = data.stop, data.clip
-    config, chosen = stop.config.model_dump(mode="json"), stop.rows[-1]
+    config, chosen, known = stop.config.model_dump(mode="json"), stop.rows[-1], stop.distance
     found: dict[str, Metric | Interval | float | None] = {
         "entropy_auc": stop.entropy.auc,
-        "distance_auc": stop.distance.auc,
+        "distance_auc": None if stop.distance is None else stop.distance.auc,
         "held_out_cost": chosen.held_out_cost,
         "against_best_chain": chosen.against,
         "tokens_per_call": chosen.tokens_per_call,
@@ -376,7 +386,11 @@ def report_of(data: AdasdReport) -> FitReport[AdasdReport]:
             f"{stop.num_prompts['train']} training and {stop.num_prompts['held_out']} held-out "
             f"prompts; {stop.num_tokens['train']} and {stop.num_tokens['held_out']} tested tokens",
             _signal_line("draft entropy, nats", stop.entropy),
-            _signal_line("Jensen-Shannon distance", stop.distance),
+            *(
+                [_signal_line("Jensen-Shannon distance", known)]
+                if known
+                else ["the log has no js_distance, which only the acceptance needs"]
+            ),
             f"costs in {stop.config.cost}, held out, 95 % intervals; chosen on the training "
             "prompts",
             *lines,
@@ -384,7 +398,7 @@ def report_of(data: AdasdReport) -> FitReport[AdasdReport]:
         tables=tables,
         figures=(
             lambda axes: _draw_signal(axes, stop.entropy, "draft entropy (nats)"),
-            lambda axes: _draw_signal(axes, stop.distance, distance, bound),
+            *([lambda axes: _draw_signal(axes, known, distance, bound)] if known else []),
             lambda axes: _draw_costs(axes, stop.rows),
         ),
         limits=(

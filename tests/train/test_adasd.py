@@ -60,13 +60,17 @@ def test_a_cold_start_has_no_prior() -> None:
     assert (shape.prior_weight, shape.prior_accepted) == (0.0, None)
 
 
-def test_a_log_without_distances_is_refused_by_their_name() -> None:
+def test_a_log_without_distances_fits_the_stop_and_no_clip() -> None:
     """Serving engines keep no distribution of their drafter."""
     given = tokens()
+    lacking = replace(given, distance=np.full_like(given.distance, np.nan))
+    fit = adasd.fit_stop(lacking, measure(likes), ADASD)
+    assert fit.shape == adasd.fit_stop(given, measure(likes), ADASD).shape
+    report = adasd.adasd_fit(fit).report
+    assert report.metrics["distance_auc"] is None
+    assert any("no js_distance" in line for line in report.summary)
     with pytest.raises(EvidenceError, match="js_distance"):
-        adasd.fit_stop(
-            replace(given, distance=np.full_like(given.distance, np.nan)), measure(likes), ADASD
-        )
+        fit.known_distance()
 
 
 def sweep(fit: adasd.StopFit, *lost: int) -> Sweep:
