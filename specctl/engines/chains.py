@@ -22,7 +22,7 @@ from torch import Tensor
 
 from specctl.errors import EngineError, LossyPolicyError
 from specctl.features import ENTROPY_TOP_K
-from specctl.kernels.node_features import best_logp, node_features
+from specctl.kernels.node_features import best_and_entropy, node_features
 from specctl.policy import (
     PerRequest,
     Policy,
@@ -38,10 +38,10 @@ from specctl.policy.verification import Outcome
 from specctl.runtime.runnable import GuardedBudget, GuardedShape
 from specctl.tree import take
 
-Reads = Literal["nothing", "probabilities", "entropies"]
+Reads = Literal["nothing", "some", "everything"]
 """The features of a draft that rules need: a chain of a length that is known beforehand needs none,
-entropies come with probabilities."""
-ENTROPIES = frozenset({"parent_entropy", "parent_topk_entropy", "phi"})
+and most do without the entropy of the top K, half the work of all."""
+TOPK_ENTROPY = frozenset({"parent_topk_entropy", "phi"})
 
 
 class DraftedLevel(NamedTuple):
@@ -54,14 +54,14 @@ class DraftedLevel(NamedTuple):
     topk_entropy: Tensor
 
     @classmethod
-    def of(cls, token_ids: Tensor, logits: Tensor, reads: Reads = "entropies") -> DraftedLevel:
+    def of(cls, token_ids: Tensor, logits: Tensor, reads: Reads = "everything") -> DraftedLevel:
         """From the likeliest tokens, which the engine drafted, and the drafter's logits `[B, V]`
         over target ids; NaN for what is not read."""
         unread = torch.full_like(token_ids, torch.nan, dtype=torch.float32)
         if reads == "nothing":
             return cls(token_ids, unread, unread, unread)
-        if reads == "probabilities":
-            return cls(token_ids.long(), best_logp(logits), unread, unread)
+        if reads == "some":
+            return cls(token_ids.long(), *best_and_entropy(logits), unread)
         found = node_features(logits, 1, ENTROPY_TOP_K)
         return cls(token_ids.long(), found.top_logp[..., 0], found.entropy, found.topk_entropy)
 
@@ -134,9 +134,9 @@ class ChainPolicy:
         )
         self.shape, self.spent_us = GuardedShape(shape, None), 0.0
         self._budget = GuardedBudget(budget, self.shape)
-        self.reads: Reads = "probabilities"
-        if ENTROPIES.intersection(self.policy.shape.reads):
-            self.reads = "entropies"
+        self.reads: Reads = "some"
+        if TOPK_ENTROPY.intersection(self.policy.shape.reads):
+            self.reads = "everything"
         elif not self.shares and is_fixed(shape):
             self.reads = "nothing"
         self._device = device

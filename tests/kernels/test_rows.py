@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specctl.kernels.checks import FLOATS
 from specctl.kernels.dispatch import wanted_backend
-from specctl.kernels.node_features import NodeFeatures, best_logp, node_features
+from specctl.kernels.node_features import NodeFeatures, best_and_entropy, node_features
 from specctl.kernels.sample_tokens import sample_tokens
 from specctl.kernels.token_ranks import token_ranks
 from specctl.noise import noise_keys, signed_seed
@@ -86,8 +86,9 @@ def check_features(logits: Tensor, top_k: int, entropy_top_k: int) -> NodeFeatur
     two = torch.cat([values[..., :2], torch.full_like(values[..., :1], -INF)], -1)[..., :2]
     assert torch.equal(found.top_two.double(), two)
     with poisoned():
-        alone = best_logp(logits)
-    assert torch.equal(alone, found.top_logp[..., 0]), "the same to the last bit"
+        logp, entropy = best_and_entropy(logits)
+    assert torch.equal(logp, found.top_logp[..., 0]), "the same to the last bit"
+    assert torch.equal(entropy, found.entropy), "the same to the last bit"
     return found
 
 

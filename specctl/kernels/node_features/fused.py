@@ -209,5 +209,6 @@ def node_features(logits: Tensor, top_k: int, entropy_top_k: int) -> tuple[Tenso
     return (*found, top_two.view(*shape, 2))
 
 
-def best_logp(logits: Tensor) -> Tensor:
-    return node_features(logits, 1, 1)[1][..., 0]
+def best_and_entropy(logits: Tensor) -> tuple[Tensor, Tensor]:
+    _, logp, entropy, *_ = node_features(logits, 1, 1)
+    return logp[..., 0], entropy

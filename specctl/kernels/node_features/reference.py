@@ -35,9 +35,12 @@ def node_features(logits: Tensor, top_k: int, entropy_top_k: int) -> tuple[Tenso
     )
 
 
-def best_logp(logits: Tensor) -> Tensor:
+def best_and_entropy(logits: Tensor) -> tuple[Tensor, Tensor]:
     x = logits.float()
-    return -_weights(x, x.amax(-1, keepdim=True))[1].sum(-1).log()
+    shifted, weights = _weights(x, x.amax(-1, keepdim=True))
+    total = weights.sum(-1)
+    log_total = total.log()
+    return -log_total, log_total - torch.linalg.vecdot(weights, shifted) / total
 
 
 def _weights(x: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
