@@ -172,8 +172,12 @@ def fail_everywhere(folder: Path, run: Callable[[Path, int], Life], step: int = 
 # --------------------------------------------------------------------------- many, killed at random
 
 
-def work(root: Path, index: int, told: Connection) -> None:
-    """Publishes prompts without end, and tells before and after each.
+PROMPTS_OF_A_KILL = 4
+"""How many each writer may publish between two kills: a fast machine makes the set no larger."""
+
+
+def work(root: Path, index: int, parent: Connection) -> None:
+    """Publishes a prompt whenever its parent says so, and tells before and after each.
 
     Every third prompt is one that all writers take, as if they knew nothing of each other.
     """
@@ -184,9 +188,10 @@ def work(root: Path, index: int, told: Connection) -> None:
             if prompt in writer.finished:
                 continue
             tables = tables_of([prompt])
-            told.send(("begin", prompt))
+            parent.recv()
+            parent.send(("begin", prompt))
             writer.commit([prompt], tables)
-            told.send(("acked", prompt))
+            parent.send(("acked", prompt))
 
 
 @dataclass
@@ -211,6 +216,8 @@ class Campaign:
         running = [Victim(context, self, index) for index in range(self.num_writers)]
         for kill in range(num_kills):
             victim = running[draw.randrange(self.num_writers)]
+            for writer in running:
+                writer.go_on()
             if draw.random() < 0.75:
                 victim.wait_until_busy()
             time.sleep(draw.uniform(0.0, 0.05))
@@ -236,10 +243,14 @@ class Victim:
 
     def __init__(self, context: BaseContext, campaign: Campaign, index: int) -> None:
         self.index, self._campaign, self._last = index, campaign, "started"
-        self._said, sender = context.Pipe(duplex=False)
-        self._process = context.Process(target=work, args=(campaign.root, index, sender))  # type: ignore[attr-defined]
+        self._said, theirs = context.Pipe()
+        self._process = context.Process(target=work, args=(campaign.root, index, theirs))  # type: ignore[attr-defined]
         self._process.start()
-        sender.close()
+        theirs.close()
+
+    def go_on(self) -> None:
+        for _ in range(PROMPTS_OF_A_KILL):
+            self._said.send("go on")
 
     def wait_until_busy(self) -> None:
         self.listen()

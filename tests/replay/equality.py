@@ -1,4 +1,4 @@
-"""Live runs against one log, round for round: what both equality modules share."""
+"""Live runs against one log, round for round: what the equality tests share."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def single_turns() -> list[Prompt]:
 
 
 def few_prompts() -> list[Prompt]:
-    """40 of them, on which no policy here wants more than their log holds."""
-    return single_turns()[:200:5]
+    """20 of them, on which no policy here wants more than their log holds."""
+    return single_turns()[:200:10]
 
 
 def dense_log(pair: Pair, prompts: Sequence[Prompt], folder: Path) -> DenseLog:

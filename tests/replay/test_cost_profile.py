@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -93,8 +94,13 @@ class ChargingTape(TapeCapture):
         return recording._replace(replay=replay)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def charged(request: pytest.FixtureRequest) -> SimpleNamespace:
+    return charged_pair(request.param)
+
+
+@cache
+def charged_pair(mode: str) -> SimpleNamespace:
     """A pair whose target takes 1,000 us a token and whose drafter takes 300, and its profile."""
     clock, pair = VirtualTime(), toy()
     clock.charge(pair.target.model, 1000)
@@ -102,33 +108,32 @@ def charged(request: pytest.FixtureRequest) -> SimpleNamespace:
 
     def graphs() -> GraphSettings | None:
         """Fresh captures of the mode that is timed."""
-        return None if request.param == "ordinary" else GraphSettings(capture=ChargingTape(clock))
+        tape = GraphSettings(capture=ChargingTape(clock), flat_tokens=8)
+        return None if mode == "ordinary" else tape
 
+    ticks: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "perf_counter", clock)
-        model = profile(pair, SMALL, graphs=graphs())
-    return SimpleNamespace(pair=pair, clock=clock, model=model, graphs=graphs)
+        model = profile(pair, SMALL, graphs=graphs(), on_step=lambda: ticks.append(1))
+    return SimpleNamespace(pair=pair, clock=clock, model=model, graphs=graphs, ticks=ticks)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_profile_is_whole_and_ticks(mode: str) -> None:
-    ticks: list[int] = []
-    tape = GraphSettings(capture=TapeCapture(), flat_tokens=8)
-    graphs = None if mode == "ordinary" else tape
-    model = profile(toy(), SMALL, graphs=graphs, on_step=lambda: ticks.append(1))
-    assert len(ticks) == SMALL.num_steps
+@pytest.mark.parametrize("charged", MODES, indirect=True)
+def test_a_profile_is_whole_and_ticks(charged: SimpleNamespace) -> None:
+    model, is_ordinary = charged.model, charged.graphs() is None
+    assert len(charged.ticks) == SMALL.num_steps
     assert model.verify.sizes == (1, 4, 8)
     assert model.verify.batch_sizes == (1, 2)
     assert model.verify.context_tokens == (8, 24)
     assert model.draft.level.sizes == (1, 3)
     # Graphs read as deep as their trees, and one more.
-    assert model.draft.extend.sizes == ((1, 2, 5) if graphs is None else (2, 4, 5, 9))
+    assert model.draft.extend.sizes == ((1, 2, 5) if is_ordinary else (2, 4, 5, 9))
     assert model.prefill.sizes == (3, 12)
     assert list(model.held_out) == ["verify", "prefill", "draft.level", "draft.prefill"]
     assert model.held_out["verify"].num_points == 4  # 6 tokens, at each batch and context
     assert model.num_samples >= 3
     assert model.machine.num_threads == torch.get_num_threads()
-    assert model.token_tiers[:3] == (() if graphs is None else (8, 16, 32))
+    assert model.token_tiers[:3] == (() if is_ordinary else (8, 16, 32))
     assert model.draft.loop.us[0][0][0] > 0
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specctl.collect.dense import collect_dense
-from specctl.collect.prompts import Prompt, load_prompts
+from specctl.collect.prompts import Prompt
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import FullTree, Policy, StaticTree
@@ -17,7 +17,7 @@ from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings, converse
 from specctl.runtime.load import Pair
 from specctl.runtime.requests import Sampling
-from tests.replay.equality import RoundLog, rounds_of
+from tests.replay.equality import RoundLog, rounds_of, single_turns
 
 Prompts = list[Prompt]
 SHAPE, TREE = FullTree(depth=5, top_k=6), StaticTree(depth=5, top_k=6, num_tokens=24)
@@ -31,14 +31,7 @@ def settings(seed: int) -> DecodeSettings:
     return DecodeSettings(16, Sampling(temperature=0.8, top_p=0.95, seed=seed))
 
 
-@pytest.fixture(scope="module")
-def prompts() -> Prompts:
-    return [p for p in load_prompts("embedded") if len(p.turns) == 1][::2][:100]
-
-
-@pytest.fixture(scope="module")
-def log(pair: Pair, prompts: Prompts, tmp_path_factory: pytest.TempPathFactory) -> DenseLog:
-    folder: Path = tmp_path_factory.mktemp("sampled") / "traces"
+def dense_log(pair: Pair, prompts: Prompts, folder: Path) -> DenseLog:
     collect_dense(pair, prompts, settings(1), folder, SHAPE, batch_size=8)
     return DenseLog.open(TraceSet.open(folder))
 
@@ -75,18 +68,20 @@ def p_value(ours: Counts, theirs: Counts, num: int = 999) -> float:
     return float((1 + (drawn >= seen).sum()) / (1 + num))
 
 
-def test_with_equal_seeds_every_round_is_the_live_one(
-    pair: Pair, prompts: Prompts, log: DenseLog
-) -> None:
-    found, wanted = replayed(log, TREE), live(pair, prompts, seed=1).rounds
+def test_with_equal_seeds_every_round_is_the_live_one(pair: Pair, tmp_path: Path) -> None:
+    prompts = single_turns()[::8]
+    found = replayed(dense_log(pair, prompts, tmp_path / "traces"), TREE)
+    wanted = live(pair, prompts, seed=1).rounds
+    assert len(wanted) == len(prompts) >= 30
     differing = [name for name in wanted if found.get(name) != wanted[name]]
     assert not differing
 
 
-def test_with_other_seeds_the_law_is_the_live_one(
-    pair: Pair, prompts: Prompts, log: DenseLog
-) -> None:
+@pytest.mark.nightly
+def test_with_other_seeds_the_law_is_the_live_one(pair: Pair, tmp_path: Path) -> None:
     """False alarm 1 in 1000; a shift of 0.3 tokens is about three standard errors."""
+    prompts = single_turns()[::2][:100]
+    log = dense_log(pair, prompts, tmp_path / "traces")
     life = counts(live(pair, prompts, seed=2).rounds, prompts)
     assert p_value(counts(replayed(log, TREE), prompts), life) > 0.001
     assert p_value(counts(replayed(log, WEAKER), prompts), life) == 0.001

@@ -102,7 +102,9 @@ def plain() -> Texts:
     return texts_of(decode(POLICIES["ar"], mixed_requests()).values())
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 4, 6])
+@pytest.mark.parametrize(
+    "batch_size", [1, 4, *(pytest.param(size, marks=pytest.mark.nightly) for size in (2, 6))]
+)
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_text_is_that_of_plain_decoding(name: str, batch_size: int, plain: Texts) -> None:
     done, records = decoded(name, batch_size)
