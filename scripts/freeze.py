@@ -60,9 +60,9 @@ STEPS: list[tuple[str, str]] = [
     ("collect-live-batch", "collect held.jsonl -o live4 --limit 24 --max-new-tokens 32 --batch-size 4"
      " --temperature 1 --seed 3 --threads 1 --policy chain --json"),
     ("collect-sampled", "collect held.jsonl -o sampled --dense --limit 12 --max-new-tokens 24"
-     " --temperature 0.8 --top-p 0.9 --depth 5 --top-k 4 --threads 1 --json"),
+     " --temperature 0.8 --top-p 0.9 --depth 5 --children 4 --threads 1 --json"),
     ("collect-small", "collect held.jsonl -o small --dense --limit 8 --max-new-tokens 24 --depth 5"
-     " --top-k 4 --drafter embedded:small --threads 1 --json"),
+     " --children 4 --drafter embedded:small --threads 1 --json"),
     ("show-fit", "show fit --json"),
     ("show-live", "show live --json"),
     ("traces-verify", "traces verify fit --json"),

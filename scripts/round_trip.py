@@ -126,7 +126,7 @@ def arrives(alice: User, bob: User, kind: str, num_tokens: int) -> bool:
     """Whether what Bob finds by his pair and pulls decides as what Alice has."""
     reference = f"{NAME}:{kind}@prod"
     found = bob.json(
-        "registry", "list", "--for", "embedded", "--draft", "embedded", "--registry", "team"
+        "registry", "list", "--target", "embedded", "--drafter", "embedded", "--registry", "team"
     )
     if not any(row["reference"].startswith(f"{NAME}:{kind}") and row["exact"] for row in found):
         raise SystemExit(f"bob: {reference} is no exact match for the pair: {found}")

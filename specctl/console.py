@@ -7,24 +7,22 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from specctl.errors import OutputError, UsageError
+from specctl.formatting import Table
 
 if TYPE_CHECKING:
-    from specctl.artifacts.describe import Description
     from specctl.runtime.requests import OnTokens, Request
 
     TokenPrinter = Callable[[Any], OnTokens]
 
-_WORD = re.compile(r"[^\s{}\[\],\"]+[,;]?")
-_PROSE_WIDTH = 24
-"""Columns at which prose that folds can still be read."""
+_DIGEST = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]{52}")
 PIPED_WIDTH = 1 << 16
-"""Columns where no person looks: nothing is wrapped or cut, each row of a table is one line."""
+"""Columns where no person looks: no text is wrapped or cut."""
 
 
 class Ticker(Protocol):
@@ -39,8 +37,8 @@ class Answer:
 
     Attributes:
         data: JSON for scripts.
-        parts: for a person, one below the other: texts, rich renderables, descriptions. A list of
-            texts is printed as it stands, one a line, also where a terminal is narrower.
+        parts: for a person, one below the other: texts, tables, descriptions, groups of them. A
+            list of texts is printed as it stands, one a line, also where a terminal is narrower.
         then: called once it is said; may refuse.
     """
 
@@ -49,7 +47,7 @@ class Answer:
     then: Callable[[], object] = lambda: None
 
 
-def say(answer: Answer | None, *, as_json: bool) -> None:
+def say(answer: Answer | None, *, as_json: bool, wide: bool = False) -> None:
     """Prints an answer to standard output, for a script or for a person."""
     if answer is None:
         return
@@ -57,7 +55,7 @@ def say(answer: Answer | None, *, as_json: bool) -> None:
         show_json(answer.data)
     else:
         for part in answer.parts:
-            show(part)
+            show(part, wide=wide)
     answer.then()
 
 
@@ -115,51 +113,67 @@ def _written() -> Iterator[None]:
         ) from error
 
 
-def show(part: Any) -> None:
+def show(part: Any, *, wide: bool = False) -> None:
     """Prints a part of an answer, colours on a terminal only.
 
-    A terminal that is too narrow for a digest wraps the line itself: it can still be copied whole.
+    Tables fit the terminal, in a pipe too. Texts fold on a terminal alone, between their words.
+
+    Args:
+        wide: all columns and whole digests; in a pipe, each row of a table is one line.
     """
     from rich.console import Console
     from rich.text import Text
 
+    for piece in _pieces(part):
+        console = Console(highlight=False)
+        if isinstance(piece, Table):
+            console.width = PIPED_WIDTH if wide and not is_terminal() else console.width
+            piece = (piece if wide else _with_short_ids(piece.narrow())).fitted(console.width)
+        text = Text(piece) if isinstance(piece, str) else piece
+        if isinstance(text, Text):
+            longest = max(map(len, text.plain.split()), default=0)
+            console.width = max(console.width if is_terminal() else PIPED_WIDTH, longest)
+        with _written(), suppress(SystemExit):  # by which rich ends a command that nobody reads
+            if isinstance(piece, list):
+                sys.stdout.write("".join(f"{line}\n" for line in piece))
+            else:
+                console.print(text)
+
+
+def _pieces(part: Any) -> Iterator[Any]:
+    """Lists of lines, texts, and tables without their title and legend."""
+    from rich.console import Group
+    from rich.text import Text
+
     from specctl.artifacts.describe import Description
 
-    if isinstance(part, list):
-        with _written():
-            sys.stdout.write("".join(f"{line}\n" for line in part))
-        return
-    console = Console(highlight=False, width=None if is_terminal() else PIPED_WIDTH)
-    if isinstance(part, Description):
-        part = render(part, console.width)
-    exact = getattr(part, "exact_width", 0)
-    if isinstance(part, str):  # no word of a sentence is broken
-        exact = max(map(len, part.split()), default=0)
-    console.width = max(console.width, exact)
-    with _written(), suppress(SystemExit):  # by which rich ends a command that nobody reads
-        for one in _titles_apart(part):
-            console.print(Text(one) if isinstance(one, str) else one)
+    if isinstance(part, Group):
+        for one in part.renderables:
+            yield from _pieces(one)
+    elif isinstance(part, Description):
+        yield Text(part.title, "bold")
+        yield from _pieces(Table("", ("", ""), part.facts, left=2))
+        yield from _pieces(Table("", part.columns, part.rows, left=len(part.columns)))
+    elif isinstance(part, Table):
+        if part.title:
+            yield Text(part.title, "italic")
+        if part.rows:
+            yield part
+        if part.legend:
+            yield part.legend
+    else:
+        yield part
+
+
+def _with_short_ids(table: Table) -> Table:
+    """The table with the first twelve digits of each digest."""
+    rows = [[_DIGEST.sub(r"\1", cell) for cell in row] for row in table.rows]
+    return replace(table, rows=rows)
 
 
 def is_terminal() -> bool:
     """Whether a person may be reading standard output."""
     return sys.stdout.isatty()
-
-
-def _titles_apart(part: Any) -> Iterator[Any]:
-    """The pieces of a part; a title is not folded to the width of its table."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    if isinstance(part, Group):
-        for one in part.renderables:
-            yield from _titles_apart(one)
-        return
-    if isinstance(part, Table) and part.title is not None:
-        title, part.title = part.title, None
-        yield Text(title, "italic") if isinstance(title, str) else title
-    yield part
 
 
 def warn(line: str) -> None:
@@ -224,57 +238,3 @@ def token_printer(*, stream: bool, batch_size: int, as_json: bool) -> TokenPrint
         return on_tokens
 
     return printer
-
-
-def render(description: Description, width: int | None = None) -> Any:
-    """A rich renderable: facts above, decisions below. Names are shown, never read as markup.
-
-    Its `exact_width` is the least width, in columns, at which no digest, key id, reference or time
-    is broken: only prose folds, between its words.
-
-    Args:
-        width: columns that there are; rows of a table that needs more are shown as lines of
-            `column: value` instead.
-    """
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(no_wrap=True)
-    facts.add_column(overflow="fold")
-    for label, value in description.facts:
-        facts.add_row(Text(label, "bold"), Text(value))
-    parts: list[Any] = [Text(description.title, "bold", overflow="fold"), facts]
-    labels = (len(label) for label, _ in description.facts)
-    values = (description.title, *(value for _, value in description.facts))
-    facts_width = max(labels, default=0) + 4 + _longest_word(values)
-
-    columns = list(zip(description.columns, *description.rows, strict=True))
-    # Prose that folds keeps a width at which it can be read.
-    prose = [min(_PROSE_WIDTH, max(map(len, cells))) for cells in columns]
-    least = [max(_longest_word(cells), low) for cells, low in zip(columns, prose, strict=True)]
-    table_width = 1 + sum(3 + own for own in least)
-    if width is not None and table_width > width:
-        for row in description.rows:
-            parts.append(Text(""))
-            for column, value in zip(description.columns, row, strict=True):
-                if value != "-":
-                    parts.append(Text.assemble((f"{column}: ", "bold"), value))
-        table_width = max(map(_longest_word, description.rows), default=0)
-    elif columns:
-        table = Table()
-        for cells, own in zip(columns, least, strict=True):
-            is_whole = own == max(map(len, cells))
-            table.add_column(cells[0], overflow="fold", min_width=own, no_wrap=is_whole)
-        for row in description.rows:
-            table.add_row(*map(Text, row))
-        parts.append(table)
-    group: Any = Group(*parts)
-    group.exact_width = max(facts_width, table_width)
-    return group
-
-
-def _longest_word(cells: Iterable[str]) -> int:
-    """Characters of the longest word; long JSON is no word, and may be broken."""
-    return max((len(word) for cell in cells for word in _WORD.findall(cell)), default=0)

@@ -104,12 +104,11 @@ def _folder(path: Path) -> Answer:
 
 def _engine_file(path: Path) -> Answer:
     from specctl.engines.engine import label_of
-    from specctl.engines.export import ENGINES, read_exported
+    from specctl.engines.export import read_exported
 
     found = read_exported(path)
     if found is None:
-        names = ", ".join(name for engine in ENGINES.values() for name in engine.files)
-        raise _unknown(str(path), f"a file that is none of what `specctl export` writes: {names}")
+        raise _unknown(str(path), "a file that `specctl export` does not write")
     engine, policy = found
     data = {"engine": engine.name, "policy": policy.model_dump(mode="json")}
     return Answer(data, [f"{engine.title}: {label_of(policy)}"])
@@ -119,10 +118,9 @@ def _unknown(what: str, found: str) -> InputError:
     return InputError(
         what,
         expected="the folder of an artifact (config.json), of traces (trace.json) or of an import "
-        "(import.json), a file of `specctl export`, or an artifact of a registry, PLACE/NAME@ALIAS",
+        "(import.json), a file of `specctl export`, or PLACE/NAME@ALIAS of a registry",
         found=found,
-        fix="check the path; `specctl registry list` and `specctl registry show NAME` tell what "
-        "a registry has",
+        fix="check the path; `specctl registry show NAME` has the versions of a name",
     )
 
 

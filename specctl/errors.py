@@ -7,8 +7,9 @@ with 143, after keeping what is finished.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 
 MAX_CHARS = 400
 """Of each part of an error: a path, a digest and some words fit; a list of features does."""
@@ -30,6 +31,12 @@ def shown(text: str, *, max_chars: int = MAX_CHARS) -> str:
 def one_line(text: str) -> str:
     """`shown`, with white space of any kind as single spaces: messages of libraries have lines."""
     return shown(" ".join(_cut(text, 2 * MAX_CHARS).split()))
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
+    """The next step after an unknown word: the known one that it resembles, or `otherwise`."""
+    close = get_close_matches(word, list(known), n=1)
+    return f"did you mean {close[0]}?" if close else otherwise
 
 
 def _cut(text: str, max_chars: int) -> str:

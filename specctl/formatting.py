@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
 NOTHING = "-"
 """Stands where a figure is not defined."""
+PROSE_WIDTH = 24
+"""Columns at which prose that folds can still be read."""
 
 
 def number(value: Any, spec: str = ".2f") -> str:
@@ -46,12 +49,69 @@ def fixture_note(target: str) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text, the first of a row its name; the legend says what short heads mean."""
+    """Cells as text, the first of a row its name; the legend says what short heads mean.
+
+    Attributes:
+        left: columns of names and prose, which may fold; the others hold figures, which never do.
+        wide: heads of columns that a terminal shows with `--wide` alone.
+    """
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     legend: str = ""
+    left: int = 1
+    wide: Collection[str] = ()
+
+    def narrow(self) -> Table:
+        """The table without the columns that `--wide` adds."""
+        kept = [place for place, name in enumerate(self.columns) if name not in self.wide]
+        columns, *rows = ([row[place] for place in kept] for row in (self.columns, *self.rows))
+        return replace(self, columns=columns, rows=rows, left=sum(k < self.left for k in kept))
+
+    def fitted(self, width: int) -> Any:
+        """A rich renderable of the cells: names fold between settings, prose between words.
+
+        Where the columns need more than `width`, each row is a block of `column: value`.
+        """
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        cells = [list(map(str, column)) for column in zip(self.columns, *self.rows, strict=True)]
+        whole = [max(map(len, column)) for column in cells]
+        prose = PROSE_WIDTH if self.left > 1 else 1
+        least = [
+            min(own, max(prose, *map(_longest, column))) if place < self.left else own
+            for place, (own, column) in enumerate(zip(whole, cells, strict=True))
+        ]
+        spare = width - sum(least) - _GAP * (len(least) - 1)
+        if spare < 0:
+            heads = [f"{name}: " if name else "" for name in self.columns]
+            blocks = [
+                Text("\n").join(
+                    Text.assemble((head, "bold"), cell)
+                    for head, cell in zip(heads, row, strict=True)
+                    if cell != NOTHING
+                )
+                for row in self.rows
+            ]
+            return Text("\n\n").join(blocks)
+        table = RichTable(
+            box=SIMPLE_HEAD,
+            show_edge=False,
+            pad_edge=False,
+            padding=(0, _GAP - 1, 0, 0),  # and a blank between columns
+            show_header=any(self.columns),
+        )
+        for place, name in enumerate(self.columns):
+            more = min(spare, whole[place] - least[place])
+            spare, least[place] = spare - more, least[place] + more
+            justify: Any = "left" if place < self.left else "right"
+            table.add_column(Text(name), justify=justify, width=least[place], no_wrap=True)
+        for row in self.rows:
+            table.add_row(*(Text(_folded(c, w)) for c, w in zip(row, least, strict=True)))
+        return table
 
     @classmethod
     def of(
@@ -69,19 +129,32 @@ class Table:
 
 
 def terminal_table(
-    title: str | None, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, left: int = 1
+    title: str | None, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1
 ) -> Any:
-    """A table for the terminal; names are shown as they are, never read as markup.
+    """A `Table` of which nothing is hidden; `left` columns are names and prose."""
+    return Table(title or "", columns, list(rows), left=left)
 
-    Args:
-        left: columns that are aligned to the left.
-    """
-    from rich.table import Table
-    from rich.text import Text
 
-    table = Table(title=None if title is None else Text(title), title_justify="left")
-    for index, name in enumerate(columns):
-        table.add_column(name, justify="left" if index < left else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(value) if isinstance(value, str) else value for value in row))
-    return table
+# --------------------------------------------------------------------------- on a terminal
+
+_PIECE = re.compile(r"[^\n]+?(?:\s+|(?<=[,;\]}])(?=\S)|:(?=[a-z_]+=)|\n|$)")
+"""What is never broken: a word, a setting of a policy, an entry of a list."""
+_GAP = 2
+
+
+def _longest(text: str) -> int:
+    return max((len(piece.rstrip()) for piece in _PIECE.findall(text)), default=0)
+
+
+def _folded(text: str, width: int) -> str:
+    """Lines of at most `width`; a line feed in the text is kept where it does not fit in one."""
+    if len(text) <= width:
+        return text.replace("\n", " ")
+    lines: list[str] = []
+    for part in text.split("\n"):
+        lines.append("")
+        for piece in _PIECE.findall(part):
+            if lines[-1] and len((lines[-1] + piece).rstrip()) > width:
+                lines.append("")
+            lines[-1] += piece
+    return "\n".join(line.rstrip() for line in lines)

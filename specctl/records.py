@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar
 
@@ -30,6 +31,7 @@ def option(
     name: str | None = None,
     default: str | None = None,
     repeats: bool = False,
+    group: str | None = None,
     **bounds: Any,
 ) -> Any:
     """An option of a verb: a field of a model, or the default of the verb's own parameter.
@@ -42,8 +44,9 @@ def option(
         name: where it is not the field's; `--out -o` has a short one too.
         default: in words, where it depends on other things.
         repeats: a tuple is given by repeating the option, not separated by commas.
+        group: common, model, sampling or advanced; None: advanced of a model's field, else common.
     """
-    extra: dict[str, Any] = {"option": name, "default": default, "repeats": repeats}
+    extra: dict[str, Any] = {"option": name, "default": default, "repeats": repeats, "group": group}
     return Field(value, description=help, json_schema_extra=extra, **bounds)
 
 
@@ -98,12 +101,34 @@ def json_digest(text: str) -> str:
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
-def describe_violation(error: ValidationError) -> str:
-    """First violation of a pydantic error: `field: message`, or the message if it is of all."""
+_PLAIN = (
+    (r"^Value error, |^Input should be ", ""),
+    ("greater than or equal to", "at least"),
+    ("less than or equal to", "at most"),
+    ("greater than", "above"),
+    ("less than", "below"),
+    ("a valid integer.*", "a whole number"),
+    ("a valid number.*", "a number"),
+    ("a valid (boolean|bool).*", "true or false"),
+)
+"""Phrases of pydantic, and ours."""
+
+
+def violated_rule(error: ValidationError) -> tuple[tuple[str, ...], str, str]:
+    """The first violation of a pydantic error: where it is, the rule, and the rule's kind."""
     # There may be one for each of thousands of values: without what would repeat those.
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    field = ".".join(str(part) for part in first["loc"])
-    message = first["msg"].removeprefix("Value error, ")  # pydantic's, before one of ours
-    if first["type"] == "extra_forbidden":
-        message = "there is no such field"
-    return f"{field}: {message}" if field else message
+    rule = first["msg"]
+    for theirs, ours in _PLAIN:
+        rule = re.sub(theirs, ours, rule)
+    return tuple(str(part) for part in first["loc"]), rule, first["type"]
+
+
+def describe_violation(error: ValidationError) -> str:
+    """First violation of a pydantic error: `field: message`, or the message if it is of all."""
+    place, rule, kind = violated_rule(error)
+    if kind == "extra_forbidden":
+        rule = "there is no such field"
+    elif not kind.endswith("_error") or kind == "literal_error":  # not one of our own sentences
+        rule = f"not {rule}" if kind != "missing" else "it is missing"
+    return f"{'.'.join(place)}: {rule}" if place else rule

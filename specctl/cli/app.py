@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import threading
@@ -13,14 +14,14 @@ from typing import Annotated, Any
 import typer
 
 from specctl.console import prepare_output
-from specctl.errors import SpecctlError, UsageError
+from specctl.errors import SpecctlError, UsageError, did_you_mean
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells count."""
 TERMINATED = 143
 """Exit code after SIGTERM, which batch systems and containers send before they kill."""
 
-KEPT, NOTHING = "what was finished is kept", "nothing was written"
+NOTHING = "nothing was written"
 """Words on what an interrupted verb left behind."""
 
 
@@ -32,16 +33,21 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     help="Collect, fit, compare and run policies for tree speculative decoding.",
 )
-fit_app = typer.Typer(no_args_is_help=True, help="Fit a policy from traces.")
-app.add_typer(fit_app, name="fit")
-traces_app = typer.Typer(no_args_is_help=True, help="Check, freeze and rearrange trace sets.")
-app.add_typer(traces_app, name="traces")
-registry_app = typer.Typer(
-    no_args_is_help=True, help="Share policies: publish, find, roll back, copy, verify."
-)
-app.add_typer(registry_app, name="registry")
+
+
+def group(above: typer.Typer, name: str, help: str) -> typer.Typer:
+    """A group of verbs below another one."""
+    made = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=help)
+    above.add_typer(made, name=name)
+    return made
+
+
+fit_app = group(app, "fit", "Fit a policy from traces.")
+traces_app = group(app, "traces", "Check, freeze and rearrange trace sets.")
+registry_app = group(app, "registry", "Share policies: publish, find, roll back, copy, verify.")
 
 VERBS = ("collecting", "running", "judging", "exporting", "showing")
 """Modules of `specctl.cli` whose import adds verbs to the application."""
@@ -90,14 +96,14 @@ def main() -> None:
     prepare_output()
     code: Any
     with _termination_as_interrupt() as terminated:
-        left = KEPT
+        left = NOTHING
         try:
             _check_words(sys.argv[1:])
-            code = load_verbs(sys.argv[1:])(standalone_mode=False)
+            code = load_verbs(sys.argv[1:])(standalone_mode=False, prog_name="specctl")
         except SpecctlError as error:
             code = _refuse(str(error), error.exit_code)
         except typer.TyperException as error:  # an option that the parser refuses
-            code = _refuse(error.format_message(), 2)
+            code = _refuse_words(error)
         except (typer.Abort, KeyboardInterrupt):
             code = INTERRUPTED
         except VerbInterruptedError as ended:
@@ -149,7 +155,19 @@ def _check_words(words: list[str]) -> None:
             )
 
 
+def _refuse_words(error: typer.TyperException) -> int:
+    """Says what the parser says, and what to do; the help, where no verb was given."""
+    message, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
+    if message.startswith("Usage:"):
+        typer.echo(message)
+        return 2
+    if not ("Did you mean" in message or "Possible" in message):
+        words = re.findall("'([^' ]+)'", message)[1:] or [""]  # what was given, and its choices
+        see = f"see {context.command_path if context else 'specctl'} --help"
+        message += f"; {did_you_mean(words[0], words[1:], see)}"
+    return _refuse(message, 2)
+
+
 def _refuse(message: str, code: int) -> int:
-    if message:  # none where the help was shown instead
-        typer.echo(f"error: {' '.join(message.split())}", err=True)
+    typer.echo(f"error: {' '.join(message.split())}", err=True)
     return code

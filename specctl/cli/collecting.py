@@ -11,10 +11,19 @@ from specctl.cli.app import app
 from specctl.cli.verbs import Given, verb
 from specctl.collect.config import LIVE_POLICY, CollectConfig, Shard
 from specctl.console import Answer
+from specctl.errors import UsageError
 from specctl.runtime.config import DecodingConfig
 
 
-@verb(app, config=CollectConfig, decoding=DecodingConfig, without=("decoding.top_k",))
+@verb(
+    app,
+    config=CollectConfig,
+    decoding=DecodingConfig,
+    examples="""specctl collect embedded -o traces --dense --depth 5 --children 4 --limit 24
+specctl collect prompts.jsonl -o traces --target TARGET --drafter HEAD --dense
+specctl collect prompts.jsonl -o traces --target TARGET --drafter HEAD \\
+    --dense --resume""",
+)
 def collect(
     prompts: Annotated[str, typer.Argument(help="Prompt file, or 'embedded'.")],
     out: Annotated[
@@ -24,10 +33,12 @@ def collect(
     config: Given,
     decoding: Given,
 ) -> Answer:
-    """Write traces (Parquet) of rounds decoded live, or of full trees at every position."""
+    """Log the draft trees of your prompts as traces.
+
+    Of rounds decoded live, or of full trees at every position (--dense), from which any policy is
+    fitted and scored.
+    """
     from specctl.collect import tokens
-    from specctl.collect.dense import collect_dense
-    from specctl.collect.live import collect_live
     from specctl.collect.prompts import load_prompts
     from specctl.collect.responses import load_responses
     from specctl.collect.trace_writer import check_place
@@ -36,7 +47,14 @@ def collect(
 
     settings: CollectConfig = config.build()
     settings.check()
-    models: DecodingConfig = decoding.build(top_k=settings.sampling_top_k)
+    models: DecodingConfig = decoding.build()
+    if settings.dense and models.top_k and not models.temperature:
+        raise UsageError(
+            "--top-k",
+            expected="--temperature above 0: it limits what is sampled",
+            found="greedy texts",
+            fix="for the children of a drafted node give --children",
+        )
     named = None if settings.dense else resolve_policy(settings.policy or LIVE_POLICY)
     stored = (settings.tokens, settings.token_key)
     tokens.check_tokens(*stored)
@@ -45,9 +63,21 @@ def collect(
     check_place(place, resume=settings.resume or part.count > 1)
     tokens.check_key_file(place, settings.token_key)
     naming = tokens.prompt_naming(*stored)
-    loaded = load_prompts(prompts, format=models.format, limit=models.limit, naming=naming)
+    loaded = load_prompts(
+        prompts,
+        format=models.format,
+        limit=models.limit,
+        limit_seed=models.limit_seed,
+        naming=naming,
+    )
     texts = None if settings.responses is None else load_responses(settings.responses, naming)
+    models.check()
+
+    from specctl.collect.dense import collect_dense
+    from specctl.collect.live import collect_live
+
     pair = models.load_pair()
+    loaded = models.with_room(pair, loaded, console.warn)
     num_prompts = sum(part.holds(prompt.prompt_id) for prompt in loaded)
     with console.progress("finished prompts", num_prompts) as tick:
         shared: Any = {

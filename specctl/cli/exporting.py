@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specctl import console
-from specctl.cli.app import NOTHING, app
+from specctl.cli.app import app
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.engines.settings import TraceSettings
@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from specctl.engines.engine import Engine
 
 
-@verb(app, leaves=NOTHING, tracing=TraceSettings)
+@verb(
+    app,
+    tracing=TraceSettings,
+    examples="""specctl export chain:num_draft_tokens=3 --to vllm
+specctl export tuned/policy --to sglang -o engine""",
+    wide=True,
+)
 def export(
     policy: Annotated[
         str,
@@ -62,7 +68,8 @@ def export(
     ),
     tracing: Given,
 ) -> Answer:
-    """Print a policy as the flags and files of a serving engine, and write the files.
+    """Print a policy as flags of a serving engine.
+
 
     A policy that the engine cannot run is refused, with what is lost and the nearest that it can.
     """

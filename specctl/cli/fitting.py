@@ -63,7 +63,14 @@ def fit_answer(artifact: Any, report: Any, out: Path) -> Answer:
 # --------------------------------------------------------------------------- from traces
 
 
-@verb(fit_app, "cart", config=CartConfig)
+@verb(
+    fit_app,
+    "cart",
+    config=CartConfig,
+    examples="""specctl fit cart traces -o hetero
+specctl fit cart traces -o hetero --base eagle2:depth=5:top_k=4""",
+    wide=True,
+)
 def fit_cart(
     traces: TracesArgument,
     out: OutOption,
@@ -75,7 +82,7 @@ def fit_cart(
     ),
     unfinished: UnfinishedOption = False,
 ) -> Answer:
-    """Fit HeteroSpec's entropy bins and write them as an artifact."""
+    """Fit how deep trees grow, by entropy (HeteroSpec)."""
     from specctl.errors import TraceMismatchError
     from specctl.replay.fit_inputs import rounds_to_fit
     from specctl.train.cart import fit_cart as fit
@@ -95,11 +102,18 @@ def fit_cart(
     return finish(fitted, opened, out, num_left_out=found.num_left_out)
 
 
-@verb(fit_app, "c2t", config=C2TConfig)
+@verb(
+    fit_app,
+    "c2t",
+    config=C2TConfig,
+    examples="""specctl fit c2t traces -o c2t
+specctl fit c2t traces -o c2t --recall 0.9""",
+    wide=True,
+)
 def fit_c2t(
     traces: TracesArgument, out: OutOption, config: Given, unfinished: UnfinishedOption = False
 ) -> Answer:
-    """Fit C2T's network, which prunes draft trees while they grow, and write it as an artifact."""
+    """Fit a network that prunes draft trees (C2T)."""
     from specctl.train.c2t import fit_c2t as fit
 
     return _fit_scorer(open_to_fit(traces, unfinished=unfinished), out, config, fit)
@@ -117,11 +131,17 @@ def fit_c2t(
         "config.ffn.threads",
         "config.keep_leaves",
     ),
+    examples="""specctl fit gbdt traces -o gbdt
+specctl fit gbdt traces -o gbdt --distill""",
+    wide=True,
 )
 def fit_gbdt(
     traces: TracesArgument, out: OutOption, config: Given, unfinished: UnfinishedOption = False
 ) -> Answer:
-    """Fit boosted trees in the place of C2T's network, or a network taught by them."""
+    """Fit boosted trees in place of C2T's network.
+
+    With --distill, a network that learned from them.
+    """
     from specctl.train.gbdt import fit_gbdt as fit
 
     opened = open_to_fit(traces, unfinished=unfinished)
@@ -143,7 +163,13 @@ def _fit_scorer(opened: Any, out: Path, config: Given, fit: Any, **fields: Any) 
     return finish(fitted, opened, out)
 
 
-@verb(fit_app, "echo", config=EchoConfig)
+@verb(
+    fit_app,
+    "echo",
+    config=EchoConfig,
+    examples="""specctl fit echo traces -o echo --cost-model cost_model.json""",
+    wide=True,
+)
 def fit_echo(
     traces: DenseTracesArgument,
     out: OutOption,
@@ -151,7 +177,7 @@ def fit_echo(
     cost_model: TimesOption = None,
     threads: ReplayThreadsOption = 2,
 ) -> Answer:
-    """Fit ECHO's sparse gates from dense traces and write them as an artifact."""
+    """Fit where unsure trees stop growing (ECHO)."""
     from specctl.logs.tree_log import DenseLog
     from specctl.replay.fit_inputs import Replayer, gate_rows
     from specctl.replay.run import open_cost_model
@@ -176,14 +202,20 @@ def _runs(
 ) -> tuple[PairedConfig, Any, Any, Any]:
     """The paired configuration, the prompts and their settings, the models, the folder's opener."""
     from specctl.collect.prompts import load_prompt_files
-    from specctl.train.paired import Plan, RunFolder, nothing_to_check
 
     config: PairedConfig = runs.build(**seed)
-    loaded = load_prompt_files(prompts, format=config.format, limit=config.limit)
+    config.check()
+    loaded = load_prompt_files(
+        prompts, format=config.format, limit=config.limit, limit_seed=config.limit_seed
+    )
+
+    from specctl.train.paired import Plan, RunFolder, nothing_to_check
+
     if loaded and all(prompt.answer is None for prompt in loaded):
         raise nothing_to_check()
-    plan = Plan(loaded, config.settings, config.num_seeds, config.batch_size)
     pair = config.load_pair()
+    loaded = config.with_room(pair, loaded, console.warn)
+    plan = Plan(loaded, config.settings, config.num_seeds, config.batch_size)
 
     def open_folder() -> RunFolder:
         place = config.runs or out.with_name(f"{out.name}.runs")
@@ -198,7 +230,15 @@ def _with_special(settings: Any, pair: Any) -> Any:
     return settings.model_copy(update={"deny_token_ids": tuple(sorted(denied))})
 
 
-@verb(fit_app, "mars", config=MarsConfig, runs=PairedConfig, without=("runs.compile",))
+@verb(
+    fit_app,
+    "mars",
+    config=MarsConfig,
+    runs=PairedConfig,
+    without=("runs.compile",),
+    examples="""specctl fit mars questions.jsonl -o mars --target TARGET --drafter HEAD""",
+    wide=True,
+)
 def fit_mars(
     prompts: Annotated[
         list[str],
@@ -212,10 +252,13 @@ def fit_mars(
         None, "Dense traces to screen the thresholds with; repeat for more", default="none"
     ),
     max_diverging: float = option(
-        1.0, "Do not run thresholds that change more of the traces' texts"
+        1.0, "Do not run thresholds that change more of the traces' texts", group="advanced"
     ),
 ) -> Answer:
-    """Choose the threshold of relaxed acceptance by what it costs in right answers."""
+    """Fit a relaxed acceptance and certify it (MARS).
+
+    The threshold is chosen by what it costs in right answers.
+    """
     from specctl.replay.fit_inputs import logged_openings
     from specctl.runtime.load import pair_domain
     from specctl.runtime.policy_spec import resolve_policy
@@ -250,6 +293,8 @@ def fit_mars(
     clip=ClipConfig,
     runs=PairedConfig,
     without=("runs.seed", "runs.compile"),
+    examples="""specctl fit adasd traces -o adasd --cost-model cost_model.json""",
+    wide=True,
 )
 def fit_adasd(
     traces: DenseTracesArgument,
@@ -258,7 +303,12 @@ def fit_adasd(
     clip: Given,
     runs: Given,
     draft_cost: Annotated[
-        float, typer.Option(min=0, help="Time of a drafted level over the target's forward.")
+        float,
+        typer.Option(
+            min=0,
+            help="Time of a drafted level over the target's forward.",
+            rich_help_panel="advanced",
+        ),
     ] = 0.1,
     cost_model: Path | None = option(
         None, "cost_model.json of `specctl profile`", default="--draft-cost decides"
@@ -269,7 +319,10 @@ def fit_adasd(
         "Default: no acceptance, a lossless artifact",
     ),
 ) -> Answer:
-    """Warm start of AdaSD's stop, and the certified clip of its acceptance."""
+    """Fit when to stop drafting (AdaSD).
+
+    With --prompts, also a relaxed acceptance, certified on them.
+    """
     from specctl.errors import UsageError
     from specctl.logs.tree_log import DenseLog, read_chains
     from specctl.replay.fit_inputs import DISTANCE, prompt_costs, target_steps, tokens_tested
@@ -345,6 +398,8 @@ FITS: dict[str, tuple[Any, dict[str, Any]]] = {
         "config.packing",
         "config.factor",
     ),
+    examples="""specctl fit auto traces -o auto --cost-model cost_model.json""",
+    wide=True,
 )
 def fit_auto(
     traces: DenseTracesArgument,
@@ -362,7 +417,7 @@ def fit_auto(
     ] = None,
     threads: ReplayThreadsOption = 2,
 ) -> Answer:
-    """Fit everything, tune each for a load by replay, write what beats the tuned static setting.
+    """Fit everything, tune each, write the best.
 
     Lossless policies only: replay cannot tell what a lossy one would have written. Where nothing
     beats the best static setting by more than its interval, that setting is written.

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from specctl import console
-from specctl.cli.app import KEPT, NOTHING, app
+from specctl.cli.app import app
 from specctl.cli.options import DenseTracesArgument, ReplayThreadsOption, open_to_fit, tuned
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
@@ -23,7 +23,15 @@ from specctl.replay.config import (
 from specctl.runtime.config import ModelsConfig
 
 
-@verb(app, config=ProfileGrid, models=ModelsConfig)
+@verb(
+    app,
+    config=ProfileGrid,
+    models=ModelsConfig,
+    examples="""specctl profile -o cost_model.json
+specctl profile --target TARGET --drafter HEAD -o cost_model.json
+specctl profile --from engine-traces -o cost_model.json""",
+    wide=True,
+)
 def profile(
     *,
     out: Path = option(Path("cost_model.json"), "Cost model to write", name="--out -o"),
@@ -36,15 +44,18 @@ def profile(
     config: Given,
     models: Given,
 ) -> Answer:
-    """Measure what rounds cost on this machine (us), for replay and budgets; 1 to 2 minutes.
+    """Measure what rounds cost on this machine.
+
+    For replay and budgets, in microseconds; it takes 1 to 2 minutes.
 
     With --from nothing is measured: the cost model is fitted to the steps that an engine served.
     """
     from specctl.replay.cost.files import COST_MODEL, save_cost_model
-    from specctl.replay.cost.profile import profile as measure
-    from specctl.replay.cost.profile import render, summary_json, timed_rounds
     from specctl.runtime.output import check_place
 
+    grid: ProfileGrid = config.build()
+    setup: ModelsConfig = models.build()
+    setup.check()
     check_place(out, COST_MODEL)
     if traces:
         from specctl.logs.trace_set import TraceSet
@@ -58,8 +69,11 @@ def profile(
         fitted = fit_engine(TraceSet.open(*traces, unfinished=True))
         save_cost_model(fitted, out)
         return Answer(engine_summary(fitted, out), [render_engine(fitted, out)])
-    grid: ProfileGrid = config.build()
-    pair = models.build().load_pair()
+
+    from specctl.replay.cost.profile import profile as measure
+    from specctl.replay.cost.profile import render, summary_json, timed_rounds
+
+    pair = setup.load_pair()
     graphs = timed_rounds(grid.rounds, pair)
     with console.progress("measurements", grid.num_steps) as tick:
         model = measure(pair, grid, graphs=graphs, on_step=tick)
@@ -67,7 +81,14 @@ def profile(
     return Answer(summary_json(model, out), [render(model, out)])
 
 
-@verb(app, leaves=lambda given: KEPT if given["out"] else NOTHING, config=ReplayConfig)
+@verb(
+    app,
+    config=ReplayConfig,
+    examples="""specctl replay traces -p ar,chain,eagle2
+specctl replay traces -p ar,eagle2:depth=5 --cost-model cost_model.json
+specctl replay traces -p ar,chain --cost-model cost_model.json --batch-size 8""",
+    wide=True,
+)
 def replay(
     traces: Annotated[
         list[str],
@@ -85,19 +106,27 @@ def replay(
     out: Path | None = option(None, "Folder for replay.json", name="--out -o", default="none"),
     threads: ReplayThreadsOption = 2,
 ) -> Answer:
-    """Score policies from dense traces or an import, exactly, without the models.
+    """Score policies from traces, without the models.
 
     Counts are exact for lossless policies that the log supports; others are marked, with bounds.
     Of an import, which holds chains: ar, chain:num_draft_tokens=K and oracle.
     """
+    from specctl.logs.trace_files import open_place, read_header, split_reference
     from specctl.logs.trace_set import TraceSet
-    from specctl.replay.results import write_result
-    from specctl.replay.run import replay_folders
     from specctl.runtime.output import prepare_folder
+    from specctl.runtime.policy_spec import check_words
 
     settings = config.build(policies=policy, num_threads=threads)
+    if not any((Path(folder) / "import.json").is_file() for folder in traces):
+        check_words(settings.specs)  # an import has words of its own
+        for folder in traces:
+            read_header(open_place(split_reference(folder)[0]))
     if out is not None:
         prepare_folder(out)
+
+    from specctl.replay.results import write_result
+    from specctl.replay.run import replay_folders
+
     result = replay_folders(
         traces, settings, TraceSet.open, progress=console.progress, warn=console.warn
     )
@@ -106,7 +135,13 @@ def replay(
     return Answer(result.to_json(), result.shown())
 
 
-@verb(app, config=LadderConfig)
+@verb(
+    app,
+    config=LadderConfig,
+    examples="""specctl ladder traces -o ladder --cost-model cost_model.json
+specctl ladder traces -o ladder --cost-model cost_model.json -p eagle2:depth=5""",
+    wide=True,
+)
 def ladder(
     traces: DenseTracesArgument,
     out: Annotated[
@@ -131,14 +166,21 @@ def ladder(
     ] = 1,
     config: Given,
 ) -> Answer:
-    """Place policies between plain decoding and the best that is possible (tokens/s)."""
+    """Place policies between plain decoding and the best.
+
+    In tokens/s: from plain decoding to what is possible with this drafter.
+    """
     from specctl.logs.trace_set import TraceSet
-    from specctl.replay.ladder.build import choose_cost, run_ladder
-    from specctl.replay.ladder.show import ladder_notes, ladder_table, write_ladder
     from specctl.runtime.output import prepare_folder
+    from specctl.runtime.policy_spec import check_words
 
     settings = config.build()
+    check_words(policy or ())
     opened = TraceSet.open(*traces)
+
+    from specctl.replay.ladder.build import choose_cost, run_ladder
+    from specctl.replay.ladder.show import ladder_notes, ladder_table, write_ladder
+
     model = choose_cost(cost_model, linear, opened, console.warn)
     prepare_folder(out)
     result = run_ladder(
@@ -154,7 +196,14 @@ def ladder(
     return Answer(result.to_json(), parts)
 
 
-@verb(app, config=TuneConfig)
+@verb(
+    app,
+    config=TuneConfig,
+    examples="""specctl tune --show-grid
+specctl tune traces --cost-model cost_model.json -o tuned
+specctl tune traces --cost-model cost_model.json -o tuned --for vllm""",
+    wide=True,
+)
 def tune(
     *,
     traces: Annotated[
@@ -171,7 +220,9 @@ def tune(
     config: Given,
     threads: ReplayThreadsOption = 2,
 ) -> Answer:
-    """Search policies' settings by replay for a load, report on held-out prompts, write the best.
+    """Search the best settings for a load.
+
+    Scored by replay and reported on held-out prompts; the best one is written.
 
     The best static setting always takes part, and is written unless another beats it.
     """
@@ -200,7 +251,11 @@ def tune(
     return tuned(tuning, opened, out)
 
 
-@verb(app)
+@verb(
+    app,
+    examples="""specctl report traces -o report.html
+specctl report traces -o report.html --tune tuned/tune.json""",
+)
 def report(
     out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")],
     traces: Annotated[
@@ -215,7 +270,7 @@ def report(
     ),
     seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap over prompts.")] = 0,
 ) -> Answer:
-    """Write one self-contained HTML page on traces and results: figures, words, caveats."""
+    """Write one HTML page on traces and results."""
     from specctl.logs.trace_set import TraceSet
     from specctl.replay.cost.files import cost_facts, load_cost_model
     from specctl.replay.trace_figures import num_passes, trace_figures

@@ -26,11 +26,20 @@ DenseTracesArgument = Annotated[
 ]
 UnfinishedOption = Annotated[
     bool,
-    typer.Option("--unfinished", help="Read also the rows of prompts that are not finished yet."),
+    typer.Option(
+        "--unfinished",
+        help="Read also the rows of prompts that are not finished yet.",
+        rich_help_panel="advanced",
+    ),
 ]
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="Artifact folder to write.")]
 ReplayThreadsOption = Annotated[
-    int, typer.Option(min=1, help="Threads that share the log; results do not depend on it.")
+    int,
+    typer.Option(
+        min=1,
+        help="Threads that share the log; results do not depend on it.",
+        rich_help_panel="advanced",
+    ),
 ]
 TimesOption = Annotated[
     Path | None,

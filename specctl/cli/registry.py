@@ -15,7 +15,7 @@ from specctl import console
 from specctl import registry as room
 from specctl.artifacts.compatibility import Wanted, rank
 from specctl.artifacts.signing import SigningKey, load_public, sign_folder
-from specctl.cli.app import NOTHING, registry_app
+from specctl.cli.app import group, registry_app
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.errors import RegistryError, UsageError
@@ -34,8 +34,7 @@ from specctl.registry.trust import (
 )
 from specctl.runtime.identity import wanted_of
 
-trust_app = typer.Typer(no_args_is_help=True, help="Decide which keys this user trusts.")
-registry_app.add_typer(trust_app, name="trust")
+trust_app = group(registry_app, "trust", "Decide which keys this user trusts.")
 
 RegistryOption = Annotated[
     str,
@@ -68,18 +67,22 @@ class SearchConfig(BaseModel):
     """The conditions of a search; None for any."""
 
     target: str | None = option(
-        None, "Target: model folder, hub id or name", name="--for", default="any"
+        None, "Target: model folder, hub id or name", default="any", group="common"
     )
     drafter: str | None = option(
-        None, "Drafter: model folder, hub id or name", name="--draft", default="any"
+        None, "Drafter: model folder, hub id or name", default="any", group="common"
     )
-    gpu: str | None = option(None, "Device name, or cpu", default="any")
-    workload: str | None = option(None, "Word of the workload", default="any")
+    gpu: str | None = option(None, "Device name, or cpu", default="any", group="common")
+    workload: str | None = option(None, "Word of the workload", default="any", group="common")
     dtype: str | None = option(
-        None, "Of the target: float32, bfloat16, float16 or bf16 ...", default="any"
+        None, "Of the target: float32, bfloat16, float16 or bf16 ...", default="any", group="common"
     )
-    batch_size: int | None = option(None, "Requests decoded together", default="any", ge=1)
-    context_tokens: int | None = option(None, "Length of the texts, tokens", default="any", ge=1)
+    batch_size: int | None = option(
+        None, "Requests decoded together", default="any", ge=1, group="common"
+    )
+    context_tokens: int | None = option(
+        None, "Length of the texts, tokens", default="any", ge=1, group="common"
+    )
 
 
 class ExpiryConfig(BaseModel):
@@ -89,6 +92,7 @@ class ExpiryConfig(BaseModel):
         None,
         "UTC time after which readers refuse this, e.g. 2027-01-31T12:00:00Z",
         default="never",
+        group="common",
     )
 
 
@@ -96,12 +100,20 @@ class WriterConfig(BaseModel):
     """The signer of an entry in a history, and the reason given."""
 
     key: tuple[Path, ...] | None = option(
-        None, "Private key (PEM) to sign with; repeatable", default="unsigned", repeats=True
+        None,
+        "Private key (PEM) to sign with; repeatable",
+        default="unsigned",
+        repeats=True,
+        group="common",
     )
-    actor: str | None = option(None, "Who does this, for the history", default="user@host")
-    reason: str | None = option(None, "Why, for the history", default="none")
+    actor: str | None = option(
+        None, "Who does this, for the history", default="user@host", group="common"
+    )
+    reason: str | None = option(None, "Why, for the history", default="none", group="common")
     expiry: ExpiryConfig = ExpiryConfig()
-    trust: Path | None = option(None, "Trust file", default="the user's own (registry trust list)")
+    trust: Path | None = option(
+        None, "Trust file", default="the user's own (registry trust list)", group="common"
+    )
 
 
 def in_history(given: Mapping[str, Any]) -> str:
@@ -112,15 +124,29 @@ def in_history(given: Mapping[str, Any]) -> str:
 # --------------------------------------------------------------------------- publishing
 
 
-@verb(registry_app, "init")
+@verb(
+    registry_app,
+    "init",
+    examples="""specctl registry init s3://bucket/policies
+specctl registry init ./policies""",
+)
 def init(registry: RegistryOption) -> Answer:
-    """Make a place a registry, once it has shown that it refuses to overwrite."""
+    """Make a place a registry.
+
+    The place must first show that it refuses to overwrite.
+    """
     made = room.init_registry(registry)
     found = {"url": made.url, **made.marker.model_dump(mode="json")}
     return Answer(found, [f"registry {made.marker.registry_id} at {made.url}"])
 
 
-@verb(registry_app, "push", leaves=in_history, writing=WriterConfig)
+@verb(
+    registry_app,
+    "push",
+    leaves=in_history,
+    writing=WriterConfig,
+    examples="""specctl registry push tuned/policy qwen3-8b+eagle3@h200:chat --alias prod""",
+)
 def push(
     folder: FolderArgument,
     name: NameArgument,
@@ -129,7 +155,10 @@ def push(
     alias: str | None = option(None, "Alias to point to it afterwards", default="none"),
     writing: Given,
 ) -> Answer:
-    """Publish an artifact under a name; it is loaded first, so what is bad is not published."""
+    """Publish an artifact under a name.
+
+    It is loaded first, so what is bad is not published.
+    """
     note = _note(writing, writing.reason)
     room.parse_name(name)  # before the artifact is loaded, which takes seconds
     if alias is not None:
@@ -146,7 +175,13 @@ def push(
     return _entry(logged, warnings=warnings)
 
 
-@verb(registry_app, "promote", leaves=in_history, writing=WriterConfig)
+@verb(
+    registry_app,
+    "promote",
+    leaves=in_history,
+    writing=WriterConfig,
+    examples="""specctl registry promote qwen3-8b+eagle3@h200:chat prod v2""",
+)
 def promote(
     name: NameArgument,
     alias: AliasArgument,
@@ -160,7 +195,10 @@ def promote(
     ),
     writing: Given,
 ) -> Answer:
-    """Point an alias to a version, unless another writer moved it meanwhile."""
+    """Point an alias to a version.
+
+    Refused where another writer moved it meanwhile.
+    """
     note, expected = _note(writing, writing.reason), _expected_digest(expect)
     writer = _writer(registry, writing)
     digest = version_digest(writer.registry, name, version)
@@ -174,6 +212,7 @@ def promote(
     leaves=in_history,
     writing=WriterConfig,
     without=("writing.reason",),
+    examples="""specctl registry rollback qwen3-8b+eagle3@h200:chat prod --reason slower""",
 )
 def rollback(
     name: NameArgument,
@@ -193,7 +232,10 @@ def rollback(
     ),
     writing: Given,
 ) -> Answer:
-    """Point an alias back to an older version: a new generation, nothing is deleted."""
+    """Point an alias back to an older version.
+
+    That is a new generation; nothing is deleted.
+    """
     note, expected = _note(writing, reason), _expected_digest(expect)
     writer = _writer(registry, writing)
     digest = None if to is None else version_digest(writer.registry, name, to)
@@ -247,9 +289,19 @@ def _entry(logged: Logged, **more: object) -> Answer:
 # --------------------------------------------------------------------------- reading
 
 
-@verb(registry_app, "list", leaves=NOTHING, search=SearchConfig)
+@verb(
+    registry_app,
+    "list",
+    search=SearchConfig,
+    examples="""specctl registry list
+specctl registry list --target qwen3-8b --gpu h200""",
+    wide=True,
+)
 def list_(registry: RegistryOption, search: Given, trust: TrustOption = None) -> Answer:
-    """List names, or rank what fits a pair best, with every difference named."""
+    """List names, or rank what fits a pair.
+
+    A search names every difference to what was wanted.
+    """
     found = room.open_registry(registry)
     wanted = Wanted(**dict(search.build()))
     if wanted == Wanted():
@@ -263,7 +315,9 @@ def list_(registry: RegistryOption, search: Given, trust: TrustOption = None) ->
     return Answer(data, _rows(found.url, shown, columns, empty="no artifacts yet").parts)
 
 
-@verb(registry_app, "show", leaves=NOTHING)
+@verb(
+    registry_app, "show", examples="""specctl registry show qwen3-8b+eagle3@h200:chat""", wide=True
+)
 def show(name: NameArgument, registry: RegistryOption) -> Answer:
     """Show the versions and aliases of a name."""
     rows = listing.version_rows(room.open_registry(registry).known_log(name))
@@ -271,7 +325,7 @@ def show(name: NameArgument, registry: RegistryOption) -> Answer:
     return _rows(name, rows, columns, empty="no versions")
 
 
-@verb(registry_app, "log", leaves=NOTHING)
+@verb(registry_app, "log", examples="""specctl registry log qwen3-8b+eagle3@h200:chat""", wide=True)
 def log(name: NameArgument, registry: RegistryOption) -> Answer:
     """Show the history of a name: who did what, when and why."""
     entries = room.open_registry(registry).known_log(name).entries
@@ -279,7 +333,11 @@ def log(name: NameArgument, registry: RegistryOption) -> Answer:
     return _rows(name, [listing.entry_row(logged) for logged in entries], columns)
 
 
-@verb(registry_app, "pull")
+@verb(
+    registry_app,
+    "pull",
+    examples="""specctl registry pull qwen3-8b+eagle3@h200:chat@prod -o policy""",
+)
 def pull(
     reference: ReferenceArgument,
     registry: RegistryOption,
@@ -288,7 +346,10 @@ def pull(
     offline: bool = option(False, "Use the cache alone: what the reference meant when last pulled"),
     trust: TrustOption = None,
 ) -> Answer:
-    """Fetch an artifact: checked, loaded, kept in the read-only cache, copied to --out."""
+    """Fetch an artifact by its name.
+
+    It is checked, loaded, kept in the read-only cache and copied to --out.
+    """
     pulled = pull_from(registry, reference, room.Reader(Trust.load(trust)), offline=offline)
     if pulled.remembered is not None:
         console.warn(f"offline: {reference} as of {pulled.remembered}; the registry was not asked")
@@ -299,7 +360,7 @@ def pull(
     return Answer({**found, "folder": str(folder)}, [line])
 
 
-@verb(registry_app, "verify", leaves=NOTHING)
+@verb(registry_app, "verify")
 def verify(
     registry: RegistryOption,
     reference: Annotated[
@@ -368,7 +429,7 @@ def sign(
     return Answer({"digest": digest}, [f"signed {digest}"])
 
 
-@verb(registry_app, "verify-signature", leaves=NOTHING)
+@verb(registry_app, "verify-signature")
 def verify_signature(
     folder: FolderArgument, name: SignedNameOption, trust: TrustOption = None
 ) -> Answer:
@@ -421,7 +482,7 @@ def trust_revoke(
     return Answer({"key_id": key_id}, [f"revoked {key_id}"])
 
 
-@verb(trust_app, "list", leaves=NOTHING)
+@verb(trust_app, "list")
 def trust_list(trust: TrustOption = None) -> Answer:
     """Show which keys are trusted, for what, and which names must be signed."""
     found = Trust.load(trust)

@@ -9,20 +9,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specctl import console
-from specctl.cli.app import KEPT, NOTHING, app
+from specctl.cli.app import app
 from specctl.cli.options import refuse_together
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
-from specctl.formatting import terminal_table
+from specctl.formatting import Table
 from specctl.records import option
 from specctl.runtime.config import DecodingConfig
 
 if TYPE_CHECKING:
-    from specctl.runtime.conversations import DecodeSettings
+    from specctl.runtime.conversations import Conversation, DecodeSettings
     from specctl.runtime.load import Pair
 
 
-@verb(app, leaves=lambda given: KEPT if given["out"] else NOTHING, decoding=DecodingConfig)
+@verb(
+    app,
+    decoding=DecodingConfig,
+    examples="""specctl run embedded --limit 4
+specctl run prompts.txt --target TARGET --drafter HEAD --policy chain
+specctl run embedded --compare ar,chain,eagle2 --limit 24 -o results""",
+    wide=True,
+)
 def run(
     context: typer.Context,
     prompts: Annotated[str, typer.Argument(help="Prompt file, or 'embedded'.")] = "embedded",
@@ -36,39 +43,49 @@ def run(
     out: Path | None = option(
         None, "Folder for results.json and the texts", name="--out -o", default="write none"
     ),
-    stream: bool = option(False, "Print the text of each prompt as it comes"),
-    allow_lossy: bool = option(False, "Accept policies that change the text"),
+    stream: bool = option(False, "Print the text of each prompt as it comes", group="advanced"),
+    allow_lossy: bool = option(False, "Accept policies that may change the output"),
     allow_mismatch: bool = option(
-        False, "Accept lossless artifacts of another pair, hardware, number format or batch size"
+        False,
+        "Accept lossless artifacts of another pair, hardware, number format or batch size",
+        group="advanced",
     ),
     offline: bool = option(
-        False, "Take policies of registries from the cache: what they meant last"
+        False, "Take policies of registries from the cache: what they meant last", group="advanced"
     ),
     decisions: str = option(
-        "auto", "What computes what a policy learned: auto, fused (CUDA kernels), torch, onnx"
+        "auto",
+        "What computes what a policy learned: auto, fused (CUDA kernels), torch, onnx",
+        group="advanced",
     ),
     decoding: Given,
     as_json: bool,
 ) -> Answer:
-    """Decode prompts under one policy, or compare several in one run."""
+    """Decode prompts under a policy, or compare several."""
     from specctl.collect.prompts import load_prompts
-    from specctl.runtime.compare import compare_policies, write_results
-    from specctl.runtime.load import expectation
     from specctl.runtime.output import prepare_folder
     from specctl.runtime.policy_spec import check_policies, resolve_policies
-    from specctl.runtime.runnable import check_decisions
 
     refuse_together(context, "compare", "policy")
-    backend = check_decisions(decisions)
     config: DecodingConfig = decoding.build()
     if out is not None:
         prepare_folder(out)
     on_tokens = console.token_printer(stream=stream, batch_size=config.batch_size, as_json=as_json)
-    loaded = load_prompts(prompts, format=config.format, limit=config.limit)
+    loaded = load_prompts(
+        prompts, format=config.format, limit=config.limit, limit_seed=config.limit_seed
+    )
     settings = config.settings
     # Before minutes of loading models: a mistyped policy shows at once.
     named = resolve_policies(compare or policy, allow_lossy=allow_lossy, offline=offline)
+    config.check()
+
+    from specctl.runtime.compare import compare_policies, write_results
+    from specctl.runtime.load import expectation
+    from specctl.runtime.runnable import check_decisions
+
+    backend = check_decisions(decisions)
     pair = config.load_pair()
+    loaded = config.with_room(pair, loaded, console.warn)
     expect = expectation(pair, config.batch_size, allow_mismatch=allow_mismatch, warn=console.warn)
     check_policies(named, expect)
     with console.progress("decoded prompts", len(loaded) * len(named)) as tick:
@@ -97,10 +114,25 @@ def run(
         if comparison.is_interrupted:
             raise KeyboardInterrupt
 
+    if len(named) == 1:
+        texts = [] if stream else texts_of(comparison.results[0].conversations)
+        return Answer(rows, [texts, table], end)
     return Answer(rows, [table, equality_line(rows)], end)
 
 
 # --------------------------------------------------------------------------- what it prints
+
+
+def texts_of(conversations: Sequence[Conversation]) -> list[str]:
+    """Lines of all texts, each below its name where there are several."""
+    named = {
+        f"{talk.prompt.prompt_id}/{turn}": text
+        for talk in conversations
+        for turn, text in enumerate(talk.texts)
+    }
+    if len(named) == 1:
+        return [*named.values(), ""]
+    return [line for name, text in named.items() for line in (f"--- {name}", text, "")]
 
 
 def comparison_table(rows: Sequence[dict[str, Any]], title: str) -> Any:
@@ -123,14 +155,17 @@ def comparison_table(rows: Sequence[dict[str, Any]], title: str) -> Any:
                 *(f"{us / wall:.0%}" for us in spent),
             ]
         )
-    return terminal_table(title, ("policy", *counts, *phases, "other"), cells)
+    shares = ("draft", "verify", "decide", "other")
+    heads = ("policy", *counts, *shares)
+    wide = ("verified", *shares, *(() if base else ("× ar",)))
+    return Table(title, heads, cells, wide=wide)
 
 
 def equality_line(rows: Sequence[dict[str, Any]]) -> str:
     """One sentence on whether the texts are plain decoding's."""
     checked = [row for row in rows if row["equal_to_ar"] is not None]
     if not checked:
-        return "Equality with ar was not checked: ar is not among the policies."
+        return "Output not compared with plain decoding; use --compare ar,<policy>."
     wrong = [row for row in checked if not row["equal_to_ar"]]
     if not wrong:
         return "All outputs equal ar's, token for token."

@@ -9,14 +9,21 @@ from typing import Annotated
 import typer
 
 from specctl import console
-from specctl.cli.app import NOTHING, app
+from specctl.cli.app import app
 from specctl.cli.options import UnfinishedOption
 from specctl.cli.verbs import verb
 from specctl.console import Answer
 from specctl.records import option
 
 
-@verb(app, "import")
+@verb(
+    app,
+    "import",
+    examples="""specctl import vllm.log
+specctl import http://localhost:8000/metrics
+specctl import acceptance.jsonl -o imported""",
+    wide=True,
+)
 def import_(
     source: Annotated[
         str,
@@ -34,13 +41,22 @@ def import_(
         None, "Drafter to read, NAME of acc_NAME; repeatable", default="all"
     ),
     offered_depth: str | None = option(
-        None, "Draft tokens per round of the log, e.g. eagle=5,ngram=20", default="inferred"
+        None,
+        "Draft tokens per round of the log, e.g. eagle=5,ngram=20",
+        default="inferred",
+        group="advanced",
     ),
     entry_predicts: str | None = option(
-        None, "Token that entry i of acc_len drafts first: same (i) or next (i + 1)", default="same"
+        None,
+        "Token that entry i of acc_len drafts first: same (i) or next (i + 1)",
+        default="same",
+        group="advanced",
     ),
     max_misaligned: float | None = option(
-        None, "Largest share of entries that may not fit, in [0, 1]", default="0.01"
+        None,
+        "Largest share of entries that may not fit, in [0, 1]",
+        default="0.01",
+        group="advanced",
     ),
     questions: Path | None = option(
         None, "Spec-Bench question file, for categories", default="none"
@@ -49,7 +65,10 @@ def import_(
         None, "cost_model.json of `specctl profile`, to name the best draft length", default="none"
     ),
     linear: str | None = option(
-        None, "Instead of --cost-model, rates in us, as `specctl ladder` takes them", default="none"
+        None,
+        "Instead of --cost-model, rates in us, as `specctl ladder` takes them",
+        default="none",
+        group="advanced",
     ),
     batch_size: Annotated[
         int, typer.Option(min=1, help="Load at which the cost model is read, requests.")
@@ -58,7 +77,10 @@ def import_(
         int, typer.Option(min=1, help="Text of each request there, tokens.")
     ] = 512,
 ) -> Answer:
-    """Read per-position acceptance to replay chains from, or summarise other tools' figures."""
+    """Read logs and metrics of other tools.
+
+    Of per-position acceptance, to replay chains from; of other figures, a summary.
+    """
     from specctl.logs.importing import ImportOptions, describe_summary, import_file, parse_depths
     from specctl.logs.sources import Source
     from specctl.replay.imported import describe_imported_log, explain_import
@@ -90,7 +112,12 @@ def import_(
     return Answer(data, [describe_imported_log(imported.log), *sentences])
 
 
-@verb(app, leaves=NOTHING)
+@verb(
+    app,
+    examples="""specctl show traces
+specctl show tuned/policy --wide""",
+    wide=True,
+)
 def show(
     what: Annotated[
         str,
@@ -101,13 +128,13 @@ def show(
     ],
     unfinished: UnfinishedOption = False,
 ) -> Answer:
-    """Print an artifact, a trace set or an import for a person."""
+    """Print an artifact, traces or an import."""
     from specctl.describe import describe_named
 
     return describe_named(what, unfinished=unfinished)
 
 
-@verb(app)
+@verb(app, examples="""specctl compose hetero/+survival:max_tokens=64 -o composed""", wide=True)
 def compose(
     policy: Annotated[
         str,
@@ -118,9 +145,9 @@ def compose(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Artifact folder to write.")],
     *,
-    allow_lossy: bool = option(False, "Accept policies that change the text"),
+    allow_lossy: bool = option(False, "Accept policies that may change the output"),
 ) -> Answer:
-    """Write a shape, a budget and an acceptance of several artifacts as one artifact."""
+    """Combine fitted parts into one policy."""
     from specctl.artifacts.describe import describe_artifact
     from specctl.runtime.compose import compose as write
     from specctl.runtime.policy_spec import resolve_policy

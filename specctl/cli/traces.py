@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from specctl import console
-from specctl.cli.app import NOTHING, traces_app
+from specctl.cli.app import traces_app
 from specctl.cli.options import TracesArgument, UnfinishedOption, refuse_together
 from specctl.cli.verbs import verb
 from specctl.collect import exporting, rewriting, verifying
@@ -36,7 +36,7 @@ SkipDamagedOption = Annotated[
 ResumeOption = Annotated[bool, typer.Option(help="Go on with a set that was begun like this.")]
 
 
-@verb(traces_app, "verify", leaves=NOTHING)
+@verb(traces_app, "verify", examples="""specctl traces verify traces""")
 def verify_traces(traces: SetArgument) -> Answer:
     """Read every byte and every row of a set; exits with 4 where something is damaged."""
     with console.progress("segments", None) as tick:
@@ -49,7 +49,12 @@ def verify_traces(traces: SetArgument) -> Answer:
     return Answer(found.to_json(), [found.render()], end)
 
 
-@verb(traces_app, "snapshot")
+@verb(
+    traces_app,
+    "snapshot",
+    examples="""specctl traces snapshot traces
+specctl traces snapshot traces --list""",
+)
 def snapshot_traces(
     context: typer.Context,
     traces: SetArgument,
@@ -84,7 +89,7 @@ def _rewrite(
     return Answer(done.to_json(), [done.render()])
 
 
-@verb(traces_app, "merge")
+@verb(traces_app, "merge", examples="""specctl traces merge monday tuesday -o both""")
 def merge_traces(
     traces: TracesArgument,
     out: NewSetOption,
@@ -96,7 +101,11 @@ def merge_traces(
     return _rewrite(traces, out, segment_rows, skip_damaged=skip_damaged, resume=resume)
 
 
-@verb(traces_app, "resegment")
+@verb(
+    traces_app,
+    "resegment",
+    examples="""specctl traces resegment traces -o fewer --segment-rows 4000000""",
+)
 def resegment_traces(
     traces: SetArgument,
     out: NewSetOption,
@@ -108,7 +117,7 @@ def resegment_traces(
     return _rewrite([traces], out, segment_rows, skip_damaged=skip_damaged, resume=resume)
 
 
-@verb(traces_app, "export")
+@verb(traces_app, "export", examples="""specctl traces export traces -o tables --format csv""")
 def export_traces(
     traces: TracesArgument,
     out: Annotated[str, typer.Option("--out", "-o", help="Local folder for rounds and nodes.")],

@@ -16,23 +16,31 @@ made by `specctl.records.option`.
 
 from __future__ import annotations
 
+import glob
 import inspect
 import math
+import re
+import time
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from keyword import iskeyword
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
+from typer.core import TyperCommand
 
 from specctl import console
-from specctl.cli.app import KEPT, VerbInterruptedError
+from specctl.cli.app import NOTHING, VerbInterruptedError
 from specctl.console import Answer
-from specctl.errors import UsageError
+from specctl.errors import SpecctlError, UsageError, did_you_mean
+from specctl.formatting import count, listed
+from specctl.records import violated_rule
 
 JSON = inspect.Parameter(
     "as_json",
@@ -41,8 +49,55 @@ JSON = inspect.Parameter(
     annotation=Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")],
 )
 """An option of every verb; one that must know it has a parameter of this name."""
+WIDE = JSON.replace(
+    name="wide",
+    annotation=Annotated[
+        bool, typer.Option("--wide", help="All columns of tables, and whole digests.")
+    ],
+)
+"""An option of verbs with tables."""
+GROUPS = {"common": "Options", "model": "Model", "sampling": "Sampling", "advanced": "Advanced"}
+"""Headings of the groups of options; `--help` shows the first."""
+CLOCK_TICK_S = 0.05
+"""Files have their time of a coarse clock."""
 LARGEST_STATED = 2**16
 """Bounds beyond are not worth a word of help."""
+
+
+class VerbCommand(TyperCommand):
+    """A verb whose `--help` shows its most used options; `--help-all` shows every group."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta["shows_all"] = "--help-all" in args
+        return super().parse_args(ctx, args)
+
+    def get_help_option(self, ctx: Any) -> Any:
+        found = super().get_help_option(ctx)
+        if found is not None:
+            found.help = "Show this message, or with -all every option, and exit."
+        return found
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        shown: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for param in self.get_params(ctx):
+            name = GROUPS[getattr(param, "rich_help_panel", None) or "common"]
+            name = name if param.param_type_name == "option" else "Arguments"
+            shown.setdefault(name, []).append(param.get_help_record(ctx) or ("", ""))
+        for name in ("Arguments", *GROUPS.values()):
+            if shown.get(name) and (name in ("Arguments", "Options") or ctx.meta["shows_all"]):
+                with formatter.section(name):
+                    formatter.write_dl(shown[name])
+        others = [
+            f"{len(shown[name])} {name.lower()}" for name in shown if name in [*GROUPS.values()][1:]
+        ]
+        if others and not ctx.meta["shows_all"]:
+            formatter.write_paragraph()
+            formatter.write_text(f"Also {listed(others)} options: {ctx.command_path} --help-all")
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        if self.epilog:
+            with formatter.section("Examples"):
+                formatter.write("".join(f"  {line}\n" for line in self.epilog.splitlines()))
 
 
 @dataclass(frozen=True)
@@ -51,13 +106,14 @@ class ConfigOption:
 
     Attributes:
         path: of the field, from the model down. flag: with a short one behind a space, if any.
-        kind: of its value on the command line.
+        group: one of `GROUPS`. kind: of its value on the command line.
         is_list: comma-separated there, or given by several options where it `repeats`.
         default: None where it depends on other things.
     """
 
     path: tuple[str, ...]
     flag: str
+    group: str
     kind: Any
     is_list: bool
     repeats: bool
@@ -78,7 +134,10 @@ class ConfigOption:
         if self.is_list and shown is not None:
             shown = ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in shown)
         optional: Any = kind if shown is not None else kind | None
-        hint: Any = Annotated[optional, typer.Option(*self.flag.split(), help=self.help)]
+        hint: Any = Annotated[
+            optional,
+            typer.Option(*self.flag.split(), help=self.help, rich_help_panel=self.group),
+        ]
         return inspect.Parameter(
             self.name, inspect.Parameter.KEYWORD_ONLY, default=shown, annotation=hint
         )
@@ -138,15 +197,17 @@ class Given:
         try:
             return self.model.model_validate_json(TypeAdapter(Any).dump_json(tree))
         except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False)[0]
-            where = tuple(str(part) for part in first["loc"] if isinstance(part, str))
-            found = [o for o in self.options if o.path == where[: len(o.path)]]
-            says = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-            what, value = " ".join((self.verb, *where)), "options that contradict each other"
-            if found:
-                what, value = found[0].flag.partition("/")[0], repr(self.values[found[0].name])
+            where, rule, kind = violated_rule(error)
+            found = next((o for o in self.options if o.path == where[: len(o.path)]), None)
+            what, value, words = self.verb, "options that contradict each other", []
+            if found is not None:
+                value, what = str(self.values[found.name]), found.flag.partition("/")[0]
+                words = re.findall("'([^']+)'", rule) if kind == "literal_error" else []
             raise UsageError(
-                what, expected=says, found=value, fix="correct it (see --help)"
+                what,
+                expected=rule.replace("'", ""),
+                found=value,
+                fix=did_you_mean(value, words, f"correct it (see specctl {self.verb} --help)"),
             ) from None
 
 
@@ -172,7 +233,9 @@ def verb(
     group: typer.Typer,
     name: str | None = None,
     *,
-    leaves: str | Callable[[Mapping[str, Any]], str] = KEPT,
+    examples: str = "",
+    wide: bool = False,
+    leaves: Callable[[Mapping[str, Any]], str] | None = None,
     without: Collection[str] = (),
     **models: type[BaseModel],
 ) -> Callable[[Callable[..., Answer | None]], Callable[..., Answer | None]]:
@@ -182,8 +245,10 @@ def verb(
 
     Args:
         name: of the verb; None: the function's.
-        leaves: words on what it leaves behind where it is interrupted, or a function from its
-            options to them.
+        examples: commands, one a line, that stand below its help.
+        wide: it prints tables, of which `--wide` shows all columns.
+        leaves: words on what it may have done where it is interrupted, from its options; else what
+            is found at `--out` is said.
         without: fields that are no options of this verb, such as `config.nodes.max_rows`.
         models: by name of the verb's parameter, which gets a `Given`.
     """
@@ -207,6 +272,7 @@ def verb(
                 parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
         wants_json = JSON in parameters
         parameters += [] if wants_json else [JSON]
+        parameters += [WIDE] if wide else []
         signature = inspect.Signature(parameters)
 
         def answer(**given: Any) -> Answer | None:
@@ -216,25 +282,56 @@ def verb(
             for name, model in models.items():
                 taken = {o.name: values.pop(o.name) for o in options[name]}
                 values[name] = Given(model, options[name], taken, words)
-            if not wants_json:
-                del values[JSON.name]
+            for added in (WIDE.name, *([] if wants_json else [JSON.name])):
+                values.pop(added, None)
             return function(**values)
 
         def called(**given: Any) -> None:
+            started = time.time()
             try:
-                console.say(answer(**given), as_json=given[JSON.name])
+                found = answer(**given)
+                console.say(found, as_json=given[JSON.name], wide=given.get(WIDE.name, False))
             except KeyboardInterrupt:
-                raise VerbInterruptedError(
-                    leaves if isinstance(leaves, str) else leaves(given)
-                ) from None
+                left = leaves(given) if leaves else what_is_left(given.get("out"), started)
+                raise VerbInterruptedError(left) from None
 
         called.__name__, called.__doc__ = function.__name__, function.__doc__
         called.__signature__ = signature  # type: ignore[attr-defined]
         called.__annotations__ = {p.name: p.annotation for p in parameters}
-        group.command(name)(called)
+        words_of_help = {"help_option_names": ["--help", "--help-all"]}
+        group.command(name, cls=VerbCommand, epilog=examples, context_settings=words_of_help)(
+            called
+        )
         return answer
 
     return decorate
+
+
+def what_is_left(out: Any, since: float) -> str:
+    """What an interrupted verb left where it writes, as it is found there.
+
+    Args:
+        since: when the verb began, seconds of the epoch.
+    """
+    from specctl.logs.trace_set import TraceSet
+
+    if out is None:
+        return NOTHING
+    with suppress(SpecctlError):
+        held = count(len(TraceSet.open(str(out)).prompt_ids), "finished prompt")
+        return f"{out} holds {held}; the same command with --resume goes on"
+    # Beside a folder lie what it was made from, such as runs, which have its name and an ending.
+    places = sorted(Path(out).parent.glob(f"{glob.escape(Path(out).name)}*"))
+    files = {
+        place: [
+            path
+            for path in (place, *place.rglob("*"))
+            if path.is_file() and path.stat().st_mtime > since - CLOCK_TICK_S
+        ]
+        for place in places
+    }
+    found = [f"{place} ({count(len(new), 'file')})" for place, new in files.items() if new]
+    return f"written so far: {', '.join(found)}" if found else NOTHING
 
 
 def options_of(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[ConfigOption]:
@@ -244,27 +341,31 @@ def options_of(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[
         if isinstance(default, BaseModel):
             yield from options_of(type(default), path)
         elif field.description is not None:
-            yield _option(path, field, field.annotation)
+            yield _option(path, field, field.annotation, "advanced")
 
 
-def _option(path: tuple[str, ...], field: FieldInfo, annotation: Any) -> ConfigOption:
+def _option(
+    path: tuple[str, ...], field: FieldInfo, annotation: Any, group: str = "common"
+) -> ConfigOption:
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
     kind, bounds = _kind_of(annotation, list(field.metadata))
     is_list = get_origin(kind) is tuple
     if is_list:
         kind, _ = _kind_of(get_args(kind)[0], [])
     word = path[-1].replace("_", "-")
-    flag = str(extra.get("option") or (f"--{word}/--no-{word}" if kind is bool else f"--{word}"))
+    default = field.get_default(call_default_factory=True)
+    flag = str(extra.get("option") or f"--{word}" + f"/--no-{word}" * (kind is bool and default))
     in_words = extra.get("default")
     stated = "" if in_words is None else f"; default: {in_words}"
     within = "" if is_list else _range(bounds)
     return ConfigOption(
         path=path,
         flag=flag,
+        group=str(extra.get("group") or group),
         kind=kind,
         is_list=is_list,
         repeats=bool(extra.get("repeats")),
-        default=None if in_words else field.get_default(call_default_factory=True),
+        default=None if in_words else default,
         help=f"{field.description}{within}{stated}.",
     )
 

@@ -6,7 +6,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -66,28 +66,35 @@ class CollectConfig(BaseModel):
         "Draft a full tree at every position of every response, for fitting and replay, or decode "
         "with a policy and record its rounds",
         name="--dense/--live",
+        group="common",
     )
     policy: str | None = option(
         None,
         "Live: static policy to decode with, e.g. eagle2:depth=6:top_k=8",
         default=LIVE_POLICY,
+        group="common",
     )
     responses: Path | None = option(
         None,
         "Dense: JSON lines with each prompt's response, e.g. production logs",
         default="the target generates them",
+        group="common",
     )
-    depth: int | None = option(None, "Dense: levels drafted", default="11")
+    depth: int | None = option(
+        None, "Dense: levels drafted", default="11", group="common", ge=1, le=64
+    )
     width: int | None = option(
         None,
         "Dense: likeliest nodes expanded per level, besides those of every smaller static tree",
-        default="--top-k",
+        default="--children",
+        ge=1,
+        le=64,
     )
     nested: bool = option(
         True,
         "Dense: also expand what smaller static trees would, so that replaying them is exact",
     )
-    when_full: str | None = option(
+    when_full: WhenFull | None = option(
         None,
         "Live: where writing falls behind, 'block' lets decoding wait, 'drop' leaves out prompts, "
         "whole, and counts them",
@@ -96,21 +103,18 @@ class CollectConfig(BaseModel):
     workload: str | None = option(
         None, "What the prompts are, e.g. chat; artifacts say it", default="unknown"
     )
-    resume: bool = option(False, "Go on with a set of the same run")
+    resume: bool = option(False, "Go on with a set of the same run", group="common")
     shard: str = option("1/1", "Take part I of N of the prompts, where N processes share one set")
-    tokens: str = option(
+    tokens: Literal["keep", "hash", "drop"] = option(
         "keep",
         "Token ids: keep; hash, by a secret permutation (frequencies stay visible); or drop",
     )
     token_key: Path | None = option(
         None, "Key file of --tokens hash, made where absent; keep it elsewhere", default="none"
     )
-    top_k: int | None = option(
-        None,
-        "Live: as --sample-top-k. Dense: children drafted per expanded node",
-        default="10",
+    children: int | None = option(
+        None, "Dense: children drafted per expanded node", default="10", group="common", ge=1, le=64
     )
-    sample_top_k: int | None = option(None, "Sample among the N likeliest tokens", default="0, all")
 
     def check(self) -> None:
         """Refuses options that exclude each other, of which nothing is read yet.
@@ -123,15 +127,8 @@ class CollectConfig(BaseModel):
             _refuse("--when-full", self.when_full, "without --dense, which has no queue")
             self.dense_shape()
             return
-        for name in ("responses", "depth", "width"):
+        for name in ("responses", "depth", "width", "children"):
             _refuse(f"--{name}", getattr(self, name), "with --dense alone", "add --dense")
-        if self.when_full not in (None, *get_args(WhenFull)):
-            raise UsageError(
-                "--when-full", expected="block or drop", found=repr(self.when_full), fix="choose"
-            )
-        if None not in (self.top_k, self.sample_top_k) and self.top_k != self.sample_top_k:
-            expected = f"the {self.sample_top_k} of --sample-top-k"
-            _refuse("--top-k", self.top_k, expected, "give one of them")
 
     def dense_shape(self) -> FullTree:
         """The trees of a dense collection; options that are not given are as in `FullTree`.
@@ -141,18 +138,12 @@ class CollectConfig(BaseModel):
         """
         from specctl.policy import FullTree, parse_policy
 
-        given = {"depth": self.depth, "top_k": self.top_k, "width": self.width}
+        given = {"depth": self.depth, "top_k": self.children, "width": self.width}
         fields = {name: value for name, value in given.items() if value is not None}
         record = {"kind": "full", "nested": self.nested, **fields}
         shape = parse_policy(canonical_json({"shape": record})).shape
         assert isinstance(shape, FullTree)
         return shape
-
-    @property
-    def sampling_top_k(self) -> int:
-        """Sampling's K; a live collection has two names for it, as nothing else there wants one."""
-        given = self.sample_top_k if self.dense or self.top_k is None else self.top_k
-        return given or 0
 
 
 def _refuse(option: str, value: object, expected: str, fix: str = "leave it out") -> None:

@@ -17,18 +17,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from specctl.answers import final_answer
 from specctl.durable import file_sha256
 from specctl.embedded import PROMPTS
-from specctl.errors import PromptError, PromptLineError, UsageError
+from specctl.errors import PromptError, PromptLineError, UsageError, did_you_mean, shown
 
 EMBEDDED = "embedded"
 MAX_NAME_BYTES = 256
@@ -165,6 +165,7 @@ def load_prompts(
     *,
     format: str = "auto",
     limit: int | None = None,
+    limit_seed: int = 0,
     naming: Naming = BY_TEXT,
 ) -> list[Prompt]:
     """Reads prompts in file order.
@@ -174,7 +175,7 @@ def load_prompts(
             a file of that name).
         format: one of `FORMATS`. `auto`: `.txt` is text, otherwise the keys of the first record
             decide (see the table above).
-        limit: prompts at most; later ones are neither read nor checked.
+        limit: prompts at most, see `spread`. limit_seed: which of them.
         naming: of prompts without an id.
 
     Raises:
@@ -184,7 +185,8 @@ def load_prompts(
     """
     if format not in FORMATS:
         expected = f"one of {', '.join(FORMATS)}"
-        raise UsageError("--format", expected=expected, found=repr(format), fix="name one of them")
+        fix = did_you_mean(format, FORMATS, "name one of them")
+        raise UsageError("--format", expected=expected, found=repr(format), fix=fix)
     if limit is not None and limit < 1:
         raise UsageError(
             "--limit", expected="at least 1", found=str(limit), fix="leave it out to read all"
@@ -193,7 +195,7 @@ def load_prompts(
     first: dict[str, Entry] = {}  # an id used twice would merge two units of splitting into one
     prompts = []
     with readable(path, "a prompt file", f"name a file, or {EMBEDDED!r}"):
-        for entry, prompt in islice(_parse(path, format, naming), limit):
+        for entry, prompt in _parse(path, format, naming):
             earlier = first.setdefault(prompt.prompt_id, entry)
             if earlier is not entry:
                 found = f"{prompt.prompt_id!r}, which {earlier.unit} {earlier.number} has too"
@@ -203,11 +205,32 @@ def load_prompts(
         raise PromptError(
             str(path), expected="at least one prompt", found="none", fix="fill the file"
         )
-    return prompts
+    return prompts if limit is None else spread(prompts, limit, limit_seed)
+
+
+def spread(prompts: Sequence[Prompt], limit: int, seed: int = 0) -> list[Prompt]:
+    """At most `limit` prompts, as many of each category as can be, in their order.
+
+    A hash of (seed, id) chooses: a larger limit keeps what a smaller one chose.
+    """
+
+    def draw(prompt: Prompt) -> bytes:
+        return hashlib.sha256(f"{seed}:{prompt.prompt_id}".encode()).digest()
+
+    taken, turn = Counter[str](), []
+    for prompt in sorted(prompts, key=draw):
+        turn.append((taken[prompt.category], draw(prompt), prompt.prompt_id))
+        taken[prompt.category] += 1
+    chosen = {prompt_id for *_, prompt_id in sorted(turn)[:limit]}
+    return [prompt for prompt in prompts if prompt.prompt_id in chosen]
 
 
 def load_prompt_files(
-    sources: Sequence[str | Path], *, format: str = "auto", limit: int | None = None
+    sources: Sequence[str | Path],
+    *,
+    format: str = "auto",
+    limit: int | None = None,
+    limit_seed: int = 0,
 ) -> list[Prompt]:
     """The prompts of several files, in order; see `load_prompts`.
 
@@ -219,7 +242,7 @@ def load_prompt_files(
     """
     found: dict[str, Prompt] = {}
     for source in sources:
-        for prompt in load_prompts(source, format=format, limit=limit):
+        for prompt in load_prompts(source, format=format, limit=limit, limit_seed=limit_seed):
             if prompt.prompt_id in found:
                 raise PromptError(
                     str(source),
@@ -296,8 +319,12 @@ def _json(text: str, start: Entry) -> Any:
         return json.loads(text.rstrip())
     except json.JSONDecodeError as error:
         at = replace(start, number=start.number + error.lineno - 1)
-        found = f"{error.msg} at column {error.colno}"
-        raise at.refuse("JSON", found, "correct it, or state --format text") from error
+        line = (text.splitlines() or [""])[error.lineno - 1]
+        raise at.refuse(
+            "a JSON object",
+            f"{shown(line, max_chars=40)!r}, which is no JSON from column {error.colno} on",
+            "correct it; of plain text, a prompt a line, --format text",
+        ) from error
     except (ValueError, RecursionError) as error:  # a huge number, or nested too deep
         raise start.refuse("JSON of sane size", str(error), "remove it") from error
 

@@ -31,7 +31,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specctl.errors import TraceEmptyError, TraceSchemaError, UsageError
+from specctl.errors import TraceEmptyError, TraceSchemaError, UsageError, did_you_mean
 from specctl.features import NODE_FEATURES, DraftPool, needs_text, node_features
 from specctl.logs import logged_draft as drafting
 from specctl.logs.logged_draft import logged_draft
@@ -267,7 +267,9 @@ def sample_nodes(
             "--features",
             expected=f"different names among {', '.join(sorted(NODE_FEATURES))}",
             found=", ".join(unknown or features),
-            fix="correct it",
+            fix=did_you_mean(unknown[0], NODE_FEATURES, "name some of these")
+            if unknown
+            else "name each once",
         )
     rule, random = (
         frontier_rule(depth, first_top_k, second_top_k, features),

@@ -62,18 +62,22 @@ class ReplayConfig(BaseModel):
 
     policies: tuple[str, ...]
     cost_model: Path | None = option(
-        None, "cost_model.json of `specctl profile`: adds times", default="counts only"
+        None,
+        "cost_model.json of `specctl profile`: adds times",
+        default="counts only",
+        group="common",
     )
-    baseline: int = option(1, "Which --policy the others are compared with, from 1", ge=1)
-    by_category: bool = option(False, "Also a table for each category")
+    baseline: int = option(
+        1, "Which --policy the others are compared with, from 1", ge=1, group="common"
+    )
+    by_category: bool = option(False, "Also a table for each category", group="common")
     batch_size: int = option(
-        1,
-        "Prompts decoded together at most; above 1 the batch is simulated",
-        ge=1,
+        1, "Prompts decoded together at most; above 1 the batch is simulated", ge=1, group="common"
     )
     engine: Engine = option(
         "specctl",
         "Whose batching is simulated: specctl, vllm, sglang, or waves, each until it is empty",
+        group="common",
     )
     in_order: bool = option(
         False,
@@ -212,7 +216,7 @@ class ProfileGrid(BaseModel):
         "What is timed: graphs, ordinary, or auto: graphs where this runtime decodes in them, "
         "which is on CUDA",
     )
-    quick: bool = option(False, "One pass instead of five", name="--quick")
+    quick: bool = option(False, "One pass instead of five", name="--quick", group="common")
     read: tuple[int, ...] = (1, 2, 5)
     prompt_tokens: tuple[int, ...] = (16, 64, 256)
     num_passes: int = 5
@@ -244,9 +248,14 @@ class LadderConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     held_out_frac: float = option(
-        0.5, "Share of prompts that are measured, not tuned on, in (0, 1)", name="--held-out"
+        0.5,
+        "Share of prompts that are measured, not tuned on, in (0, 1)",
+        name="--held-out",
+        group="common",
     )
-    seed: int = option(0, "Seed of the split by prompt, the fits and the bootstrap", ge=0)
+    seed: int = option(
+        0, "Seed of the split by prompt, the fits and the bootstrap", ge=0, group="common"
+    )
     num_kept: int = Field(63, ge=1)
     num_nodes: int = Field(200_000, ge=1)
     num_folds: int = Field(4, ge=2)
@@ -268,6 +277,7 @@ class TuneConfig(BaseModel):
         name="--family",
         default="static settings alone",
         repeats=True,
+        group="common",
     )
     grids: tuple[str, ...] = option(
         (),
@@ -281,17 +291,22 @@ class TuneConfig(BaseModel):
         "Search only what an engine runs: vllm, sglang, trtllm, transformers",
         name="--for",
         default="all that specctl runs",
+        group="common",
     )
-    batch_size: int = option(1, "Prompts decoded together at most: slots", ge=1)
+    batch_size: int = option(1, "Prompts decoded together at most: slots", ge=1, group="common")
     arrival_rate_per_s: float | None = ARRIVAL_RATE
-    objective: str = option("latency", "latency, throughput or goodput (with --tpot-limit-ms)")
+    objective: str = option(
+        "latency", "latency, throughput or goodput (with --tpot-limit-ms)", group="common"
+    )
     tpot_limit_ms: float | None = option(
         None, "Time per output token of a good request, ms", default="none"
     )
     packing: str = option(
         "ragged", "Verification of unequal trees: ragged (back to back) or padded"
     )
-    held_out_frac: float = option(0.2, "Share of prompts held out, in (0, 1)", name="--held-out")
+    held_out_frac: float = option(
+        0.2, "Share of prompts held out, in (0, 1)", name="--held-out", group="common"
+    )
     seed: int = option(0, "Seed of the split by prompt and of all that draws", ge=0)
     factor: int = option(3, "Halving: prompts grow and settings shrink by it", ge=2)
     drops_unsupported: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -16,10 +17,12 @@ from specctl.replay.config import Engine
 from specctl.results import (
     ImportFacts,
     ImportScores,
+    PolicyFigures,
     ReplayScores,
     TraceFacts,
 )
 from specctl.runtime.output import json_bytes, write_whole
+from specctl.stats import Interval
 
 RESULTS_NAME = "replay.json"
 
@@ -60,27 +63,29 @@ class Result:
     """The result of a replay: one JSON value, and what a person sees of it.
 
     Attributes:
-        tables: title, columns and rows of each. lines: below them.
+        tables: title, columns and rows of each. lines: below them. wide: columns of `--wide`.
     """
 
     scores: ReplayScores | ImportScores | ServingScores | BatchScores | ImportBatchScores
     tables: list[tuple[str, Columns, Sequence[Any]]]
     lines: list[str]
+    wide: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.scores.kind, **self.scores.to_json()}
 
     def shown(self) -> list[Any]:
-        """Renderables, top to bottom."""
-        from rich.text import Text
-
+        """Tables and sentences, top to bottom."""
         tables = [
-            formatting.terminal_table(
-                title, list(columns), [[write(row) for write in columns.values()] for row in rows]
+            formatting.Table(
+                title,
+                list(columns),
+                [[write(row) for write in columns.values()] for row in rows],
+                wide=self.wide,
             )
             for title, columns, rows in self.tables
         ]
-        return [*tables, *map(Text, self.lines)]
+        return [*tables, *self.lines]
 
 
 def write_result(result: Result, folder: Path) -> Path:
@@ -141,24 +146,49 @@ def caption_of(facts: dict[str, Any]) -> Caption:
 # ----------------------------------------------------------------- tables
 
 
-def _marked(label: str, *, is_marked: bool) -> str:
-    return label + "*" * is_marked
+def _name(figures: Any) -> str:
+    """The policy; below it why its figures are ranges or marked, where they are."""
+    if not figures.is_marked:
+        return str(figures.policy)
+    return f"{figures.policy}*\n{figures.censored_share:.0%} of rounds leave the log"
+
+
+def _range(figures: PolicyFigures, name: str, spec: str, over: float = 1.0) -> str | None:
+    """What a figure can be where the log does not hold all that decides it; None elsewhere."""
+    if not figures.is_marked:
+        return None
+    bound = figures.bounds[name]
+    return f"{bound.low / over:{spec}} to {bound.high / over:{spec}}"
+
+
+def _against(figures: PolicyFigures, name: str, bound: str, count: int) -> str:
+    """A ratio to the baseline: with its interval, or what it can be."""
+    found = figures.against[name]
+    baseline = count / found.value if found.value else math.nan
+    return _range(figures, bound, ".2f", baseline) or found.text(".2f")
+
+
+def _timed_figure(figures: PolicyFigures, found: Interval, spec: str) -> str:
+    """A time, of which the log tells nothing where it lacks rounds."""
+    return "n/a" if figures.is_marked else found.text(spec)
 
 
 SEQUENTIAL: Columns = {
-    "policy": lambda f: _marked(f.policy, is_marked=f.is_marked),
-    "calls": lambda f: str(f.calls),
-    "verified": lambda f: str(f.verified_tokens),
-    "τ": lambda f: f.tau.text(".2f"),
-    "calls ×": lambda f: f.against["calls"].text(".2f"),
-    "verified ×": lambda f: f.against["verified"].text(".2f"),
-    "tokens/s": lambda f: f.ratios["tokens_per_s"].text(".0f"),
-    "time ×": lambda f: f.against["time_us"].text(".2f"),
-    "use": lambda f: formatting.number(f.ratios["draft_utilisation"].value, ".0%"),
+    "policy": _name,
+    "calls": lambda f: _range(f, "calls", ".0f") or str(f.calls),
+    "verified": lambda f: _range(f, "verified_tokens", ".0f") or str(f.verified_tokens),
+    "τ": lambda f: _range(f, "tokens_per_call", ".2f") or f.tau.text(".2f"),
+    "calls ×": lambda f: _against(f, "calls", "calls", f.calls),
+    "verified ×": lambda f: _against(f, "verified", "verified_tokens", f.verified_tokens),
+    "tokens/s": lambda f: _timed_figure(f, f.ratios["tokens_per_s"], ".0f"),
+    "time ×": lambda f: _timed_figure(f, f.against["time_us"], ".2f"),
+    "use": lambda f: formatting.number(
+        math.nan if f.is_marked else f.ratios["draft_utilisation"].value, ".0%"
+    ),
     "support": lambda f: f"{f.expansion_support:.2%}",
 }
 TOTALS: Columns = {
-    "policy": lambda f: _marked(f.policy, is_marked=f.is_marked),
+    "policy": _name,
     "steps": lambda f: str(f.num_steps),
     "calls": lambda f: str(f.calls),
     "drafts": lambda f: str(f.num_drafts),
@@ -174,6 +204,10 @@ TOTALS: Columns = {
 }
 TIMED = ("tokens/s", "time ×")
 """Columns of the two above that need a cost model."""
+WIDE = ("verified ×", "use", "support", "drafts", "drafted", "accepted")
+WIDE_TIMED = (*WIDE, "verified", "calls ×")
+WIDE_SERVING = ("TTFT p50", "verified", "batch", "support")
+"""Columns that `--wide` adds."""
 ENGINES: dict[Engine, str] = {
     "specctl": "requests join as slots free up",
     "vllm": "vLLM's batching: prompts share the rounds' forward, lengths follow a step later",
@@ -211,6 +245,8 @@ def replay_result(
     groups = [pooled]
     if by_category:
         groups += map(list, zip(*(policy.by_category for policy in scores.policies), strict=True))
+    baseline = next(f for f in pooled if f.policy == scores.baseline)
+    without = [name for name in SEQUENTIAL if "×" in name and baseline.is_marked]
     tables: list[tuple[str, Columns, Sequence[Any]]] = []
     for group in groups:
         first = group[0]
@@ -219,19 +255,22 @@ def replay_result(
             f"{caption.subject}{where}: {first.num_prompts} prompts, {first.num_tokens} "
             f"tokens, {caption.sampling}; 95% intervals by prompt"
         )
-        tables.append((title, _timed(SEQUENTIAL, has_time=first.time_us is not None), group))
+        columns = _timed(SEQUENTIAL, has_time=first.time_us is not None)
+        tables.append((title, {k: v for k, v in columns.items() if k not in without}, group))
     lines = [
-        f"× is relative to {scores.baseline}, paired by prompt.",
+        f"The log does not hold what {scores.baseline} does, so nothing is compared with it."
+        if without
+        else f"× is relative to {scores.baseline}, paired by prompt.",
         *(
-            f"* {f.policy}: the log holds {f.expansion_support:.1%} of its expansions and "
-            f"{f.censored_share:.1%} of its rounds run out of it; calls between "
-            f"{f.bounds['calls'].low:.0f} and {f.bounds['calls'].high:.0f}. {caption.advice}"
+            f"* {f.policy}: the log holds {f.expansion_support:.1%} of its expansions, so its "
+            f"figures are ranges. {caption.advice}"
             for f in pooled
             if f.is_marked
         ),
         *caption.remarks,
     ]
-    return Result(scores, tables, lines)
+    wide = WIDE if pooled[0].time_us is None else WIDE_TIMED
+    return Result(scores, tables, lines, wide)
 
 
 def serving_result(scores: ServingScores, caption: Caption) -> Result:
@@ -249,8 +288,7 @@ def serving_result(scores: ServingScores, caption: Caption) -> Result:
         found = {**((f.steady if is_steady else f.whole) or {})}
         found |= {f"× {name}": span for name, span in (f.against or {}).items()}
         texts = {name: write(found[name]) for name, write in SERVING.items() if name in found}
-        label = _marked(f.policy, is_marked=f.is_marked)
-        rows.append({"policy": label, **texts, "support": f"{f.expansion_support:.2%}"})
+        rows.append({"policy": _name(f), **texts, "support": f"{f.expansion_support:.2%}"})
     headings = dict(zip(SERVING, HEADINGS, strict=True))
     columns: Columns = {headings.get(name, name): itemgetter(name) for name in rows[0]}
     part = "without ramp-up and drain" if is_steady else "with ramp-up and drain"
@@ -267,7 +305,7 @@ def serving_result(scores: ServingScores, caption: Caption) -> Result:
         ),
         *caption.remarks,
     ]
-    return Result(scores, [(title, columns, rows)], lines)
+    return Result(scores, [(title, columns, rows)], lines, WIDE_SERVING)
 
 
 def totals_result(scores: BatchScores | ImportBatchScores, caption: Caption) -> Result:
@@ -291,4 +329,4 @@ def totals_result(scores: BatchScores | ImportBatchScores, caption: Caption) -> 
         *caption.remarks,
     ]
     columns = _timed(TOTALS, has_time=first.time_us is not None)
-    return Result(scores, [(title, columns, scores.policies)], lines)
+    return Result(scores, [(title, columns, scores.policies)], lines, WIDE)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
+from specctl.errors import PromptTooLongError
 from specctl.records import PositiveInt, Record, option
 
 if TYPE_CHECKING:
@@ -14,16 +16,35 @@ if TYPE_CHECKING:
 class ModelsConfig(Record):
     """A pair of models and where it runs."""
 
-    target: str = option("embedded", "Target: folder, hub id, or 'embedded'")
+    target: str = option("embedded", "Target: folder, hub id, or 'embedded'", group="common")
     drafter: str = option(
-        "embedded", "Drafter: EAGLE-3 head or small model, 'embedded[:small]', or 'none'"
+        "embedded",
+        "Drafter: EAGLE-3 head or small model, 'embedded[:small]', or 'none'",
+        group="common",
     )
-    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    device: str = option("auto", "auto, cpu, cuda or cuda:N", group="model")
     dtype: str = option(
-        "auto", "auto (float32 on CPU, bfloat16 on CUDA), float32, bfloat16, float16"
+        "auto", "auto (float32 on CPU, bfloat16 on CUDA), float32, bfloat16, float16", group="model"
     )
-    compile: bool = option(False, "Have torch.compile fuse the target's norms and MLPs")
-    threads: PositiveInt | None = option(None, "CPU threads of torch", default="torch's own choice")
+    compile: bool = option(
+        False, "Have torch.compile fuse the target's norms and MLPs", group="model"
+    )
+    threads: PositiveInt | None = option(
+        None, "CPU threads of torch", default="torch's own choice", group="model"
+    )
+
+    def check(self) -> None:
+        """Refuses words that no model, device or number format has, before anything is loaded.
+
+        Raises:
+            ModelError, UsageError: naming the first of them.
+        """
+        from specctl.runtime.identity import check_device, check_dtype, check_model
+
+        check_device(self.device)
+        check_dtype(self.dtype)
+        for name in (self.target, *([self.drafter] if self.drafter != "none" else [])):
+            check_model(name)
 
     def load_pair(self) -> Pair:
         """Loads both models; raises as `specctl.runtime.load.load_pair`."""
@@ -45,13 +66,23 @@ class DecodingConfig(ModelsConfig):
     format: str = option(
         "auto", "Prompt format: auto, text, jsonl, spec-bench, humaneval, gsm8k, sharegpt"
     )
-    limit: PositiveInt | None = option(None, "Use the first N prompts", default="all")
-    max_new_tokens: PositiveInt = option(128, "Tokens to emit per turn at most")
+    limit: PositiveInt | None = option(
+        None, "Use N prompts, spread over the categories", default="all", group="common"
+    )
+    limit_seed: int = option(0, "Seed of the choice that --limit makes")
+    on_long: Literal["skip", "error"] = option(
+        "skip", "Prompts without room in the model's context: skip and count them, or error"
+    )
+    max_new_tokens: PositiveInt = option(128, "Tokens to emit per turn at most", group="common")
     batch_size: PositiveInt = option(1, "Prompts decoded together")
-    temperature: float = option(0.0, "Temperature; 0 is greedy")
-    top_k: int = option(0, "Sample among the N likeliest tokens; 0 for all")
-    top_p: float = option(1.0, "Sample within this nucleus mass, in (0, 1]")
-    seed: int = option(0, "Seed; every request draws its own stream from it")
+    temperature: float = option(0.0, "Temperature; 0 is greedy", group="sampling")
+    top_k: int = option(0, "Sample among the N likeliest tokens; 0 for all", group="sampling")
+    top_p: float = option(1.0, "Sample within this nucleus mass, in (0, 1]", group="sampling")
+    seed: int = option(0, "Seed; every request draws its own stream from it", group="sampling")
+
+    def check(self) -> None:
+        super().check()
+        _ = self.settings
 
     @property
     def settings(self) -> DecodeSettings:
@@ -65,3 +96,31 @@ class DecodingConfig(ModelsConfig):
 
         sampling = Sampling(self.temperature, self.top_k, self.top_p, self.seed)
         return DecodeSettings(self.max_new_tokens, sampling)
+
+    def with_room(self, pair: Pair, prompts: Sequence[Any], warn: Callable[[str], None]) -> Any:
+        """The prompts that fit into the model's context; others are counted in a warning.
+
+        Raises:
+            PromptTooLongError: none fits, or one does not and `on_long` is error.
+        """
+        from specctl.runtime.conversations import Conversation, next_request
+
+        kept, error = [], None
+        for prompt in prompts:
+            try:
+                request = next_request(pair.target.tokenizer, Conversation(prompt), self.settings)
+                request.check_room(pair.target.model.context_tokens)
+                kept.append(prompt)
+            except PromptTooLongError as found:
+                if self.on_long == "error":
+                    raise
+                error = found
+        if error is not None:
+            if not kept:
+                raise error
+            long = len(prompts) - len(kept)
+            warn(
+                f"{long} of {len(prompts)} prompts skipped: longer than the model's "
+                f"context ({pair.target.model.context_tokens} tokens)"
+            )
+        return kept

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from specctl.artifacts.compatibility import Wanted, words
 from specctl.embedded import EMBEDDED, embedded_path
-from specctl.errors import ModelError, UsageError
+from specctl.errors import ModelError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     import torch
 
+_HUB_ID = re.compile(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})?")
 DTYPES = ("float32", "bfloat16", "float16")
 SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
 _FULL_LIMIT_BYTES = 256 * 2**20
@@ -29,6 +30,47 @@ _SAMPLED_BLOCKS, _BLOCK_BYTES = 256, 64 * 2**10
 
 
 # --------------------------------------------------------------------------- models
+
+
+def check_device(word: str) -> None:
+    """Raises `UsageError` for what is no device's name."""
+    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", word) is None:
+        raise UsageError(
+            "--device",
+            expected="auto, cpu, cuda or cuda:N",
+            found=word,
+            fix="choose one; a GPU is cuda, the second one cuda:1",
+        )
+
+
+def check_dtype(word: str) -> None:
+    """Raises `UsageError` for what is no number format that this runtime has."""
+    if word not in ("auto", *DTYPES):
+        long = SHORT_DTYPES.get(word, word)
+        raise UsageError(
+            "--dtype",
+            expected=f"auto or one of {', '.join(DTYPES)}",
+            found=word,
+            fix=did_you_mean(long, DTYPES, "choose one"),
+        )
+
+
+def check_model(name: str) -> None:
+    """Refuses a name that can be no model: no part of the embedded pair, no folder, no hub id.
+
+    Raises:
+        UsageError: no part of the embedded pair. ModelError: anything else.
+    """
+    kind, _, part = name.partition(":")
+    if kind == "embedded":
+        embedded_path(part or "target")
+    elif not Path(name).is_dir() and not _HUB_ID.fullmatch(name):
+        raise ModelError(
+            f"model {name!r}",
+            expected="a model's folder, a hub id (owner/name), or embedded",
+            found="a file" if Path(name).is_file() else "no such folder",
+            fix="check the path",
+        )
 
 
 def weights_digest(folder: Path) -> str:
@@ -200,7 +242,8 @@ def wanted_of(asked: Wanted) -> Wanted:
         UsageError: a path that is no folder, a word without letters, or no dtype that we run.
     """
     words_asked = (asked.target, asked.drafter, asked.gpu, asked.workload)
-    for option, word in zip(("--for", "--draft", "--gpu", "--workload"), words_asked, strict=True):
+    flags = ("--target", "--drafter", "--gpu", "--workload")
+    for option, word in zip(flags, words_asked, strict=True):
         is_path = (word or "").startswith(("/", ".", "~"))
         if word is None or (os.path.isdir(word) if is_path else words(word)):
             continue

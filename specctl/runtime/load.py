@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -29,7 +30,9 @@ from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.drafter import Drafter, Eagle3Drafter, SmallModelDrafter
 from specctl.runtime.eagle3 import load_eagle3
 from specctl.runtime.identity import (
-    DTYPES,
+    check_device,
+    check_dtype,
+    check_model,
     config_digest,
     first_line,
     hardware_name,
@@ -183,6 +186,7 @@ def model_folder(
     Args:
         revision: of a hub id; None: the newest. cache: folder of downloads; None: the hub's own.
     """
+    check_model(name)
     if name == "embedded" or name.startswith("embedded:"):
         return embedded_path(name.partition(":")[2] or embedded_default)
     if Path(name).is_dir():
@@ -200,8 +204,8 @@ def model_folder(
         raise ModelError(
             f"model {name!r}",
             expected=f"a folder, a reachable hub id, or embedded:{'|'.join(EMBEDDED)}",
-            found=f"{type(error).__name__}: {first_line(error)}",
-            fix="check the path, or download the model first",
+            found="none" if os.environ.get("HF_HUB_OFFLINE") else f"none: {first_line(error)}",
+            fix="check the name, or download the model first",
         ) from error
 
 
@@ -209,11 +213,8 @@ def parse_device(device: str) -> torch.device:
     """A torch device; CUDA asked for and absent is refused."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    check_device(device)
     kind, _, index = device.partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
-        raise UsageError(
-            "--device", expected="auto, cpu, cuda or cuda:N", found=device, fix="choose one"
-        )
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
         raise UsageError(
             "--device",
@@ -228,10 +229,7 @@ def parse_dtype(dtype: str, device: torch.device) -> torch.dtype:
     """A torch dtype; `auto` is float32 on the CPU and bfloat16 on CUDA."""
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
-    if dtype not in DTYPES:
-        raise UsageError(
-            "--dtype", expected=f"auto or one of {', '.join(DTYPES)}", found=dtype, fix="choose one"
-        )
+    check_dtype(dtype)
     found: torch.dtype = getattr(torch, dtype)
     return found
 
@@ -274,7 +272,18 @@ def check_loadable(folder: Path, device: torch.device) -> None:
 
 def _causal_lm(folder: Path, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     check_loadable(folder, device)
-    is_quantised = "quantization_config" in read_config(folder / "config.json")
+    config = read_config(folder / "config.json")
+    kinds = config.get("architectures") or []
+    if kinds and not any(
+        re.search("CausalLM|LMHead|ConditionalGeneration", kind) for kind in kinds
+    ):
+        raise ModelConfigError(
+            f"model {folder}",
+            expected="a model that generates text (...ForCausalLM)",
+            found=", ".join(kinds),
+            fix="choose a decoder-only checkpoint",
+        )
+    is_quantised = "quantization_config" in config
     placed: dict[str, Any] = {"device_map": {"": device}} if is_quantised else {}
     model, loading = quietly(
         AutoModelForCausalLM,

@@ -19,12 +19,19 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 from specctl.artifacts.compatibility import Expected, check_expected
 from specctl.artifacts.files import check_is_artifact
-from specctl.artifacts.load import Artifact, load_artifact
-from specctl.errors import LossyPolicyError, RegistryError, UsageError, refusals_of
+from specctl.errors import (
+    LossyPolicyError,
+    RegistryError,
+    UsageError,
+    did_you_mean,
+    refusals_of,
+)
 from specctl.policy import (
     PerRequest,
     Policy,
@@ -35,9 +42,12 @@ from specctl.policy import (
     parse_policy,
     with_costs,
 )
-from specctl.policy.families import WORDS, family_of
-from specctl.records import Record, canonical_json
+from specctl.policy.families import PARTS, WORDS, family_of
+from specctl.records import Record, canonical_json, violated_rule
 from specctl.registry.names import MARKER, Reference, parse_reference, split_reference
+
+if TYPE_CHECKING:
+    from specctl.artifacts.load import Artifact
 
 log = logging.getLogger("specctl.policy")
 REGISTRY = "SPECCTL_REGISTRY"
@@ -132,6 +142,17 @@ def resolve_policies(
     return named
 
 
+def check_words(specs: Iterable[str]) -> None:
+    """Refuses words that name no policy at once; artifacts, and what fits them, come later.
+
+    Raises:
+        UsageError: an unknown word or setting.
+    """
+    for spec in specs:
+        if not any(names_artifact(piece) for piece in pieces(spec)):
+            _composed(spec, partial(artifact_at, expect=None))
+
+
 def check_policies(named: Iterable[NamedPolicy], expect: Expected) -> None:
     """Refuses policies of another pair or domain, which were resolved before that was known.
 
@@ -173,18 +194,27 @@ def _composed(spec: str, load: Callable[[str], Artifact]) -> NamedPolicy:
         policy = parse_policy(canonical_json({part: one.record for part, one in given.items()}))
     except UsageError as error:
         fix = f"write ./{spec} for the folder of that name" if os.path.isdir(spec) else None
-        raise UsageError(
-            f"policy {spec!r}",
-            expected="parts that go together, settings field=value as docs/policies.md lists them",
-            found=error.found,
-            fix=fix or "correct that",
-        ) from error
+        raise _bad_setting(spec, given, error, fix or "see docs/policies.md") from error
     parts = tuple((part, one.artifact) for part, one in given.items() if one.artifact)
     if parts and not rest:
         return NamedPolicy(policy.name, policy, parts[0][1].digest, parts, spec)
     artifact = base[0].artifact
     label = "+".join([artifact.policy.name if artifact else first, *rest])
     return NamedPolicy(label, policy, None, parts, spec)
+
+
+def _bad_setting(spec: str, given: dict[str, _Given], error: UsageError, fix: str) -> UsageError:
+    """The refusal of a setting's value, or of parts that do not go together."""
+    what, cause = f"policy {spec!r}", error.__cause__
+    assert isinstance(cause, ValidationError)
+    place, rule, kind = violated_rule(cause)
+    if len(place) < 3:  # not part, kind, field
+        return UsageError(what, expected="parts that go together", found=rule, fix=fix)
+    part, _, field, *_ = place
+    if kind == "missing":
+        return UsageError(what, expected=f"{field}=VALUE", found=f"no {field}", fix=fix)
+    found = repr(given[part].record.get(field))
+    return UsageError(what, expected=f"{field}: {rule}", found=found, fix=fix)
 
 
 def _given(
@@ -211,19 +241,23 @@ def _given(
     part = part_of(piece)
     if part is not None and is_first == (part == "shape"):
         return [_Given(part, record_of(piece))]
+    word = re.split("[:+]", piece, maxsplit=1)[0]
     if is_first:
         raise UsageError(
             "policy",
-            expected=f"{', '.join(WORDS['shape'])} or an artifact",
+            expected="a word of docs/policies.md, such as ar, chain or eagle2, an artifact's "
+            "folder, or REGISTRY/NAME@ALIAS",
             found=repr(spec),
-            fix="check the name or the path; a registry's is REGISTRY/NAME@ALIAS",
+            fix=did_you_mean(word, WORDS["shape"], "check the name or the path"),
         )
     others = [word for kind, words in WORDS.items() if kind != "shape" for word in words]
     raise UsageError(
         f"policy {spec!r}, behind '+'",
         expected=f"{', '.join(others)} or an artifact",
         found="another shape, " + repr(piece) if part else repr(piece),
-        fix="give one shape, and it first" if part else "check the name or the path",
+        fix="give one shape, and it first"
+        if part
+        else did_you_mean(word, others, "check the name or the path"),
     )
 
 
@@ -264,9 +298,10 @@ def part_of(piece: str) -> str | None:
 def record_of(piece: str) -> dict[str, Any]:
     """The record that a known word with its settings stands for, as plain values."""
     name, *settings = piece.split(":")
-    [defaults] = (known[name] for known in WORDS.values() if name in known)
-    names = ["kind"]  # the name before the colon
-    found = dict(defaults)
+    family = next(one for part in PARTS.values() for one in part if name in one.words)
+    known = [field for field in family.record.model_fields if field != "kind"]
+    names: list[str] = []
+    found: dict[str, Any] = {"kind": family.kind, **family.words[name]}
     for word in settings:
         field, _, value = word.partition("=")
         if not field or not value:
@@ -276,14 +311,21 @@ def record_of(piece: str) -> dict[str, Any]:
                 found=repr(word),
                 fix="give field=value, separated by colons",
             )
+        if field not in known:
+            raise UsageError(
+                f"policy {piece!r}",
+                expected=f"a setting of {name}: {', '.join(known) or 'it has none'}",
+                found=repr(field),
+                fix=did_you_mean(field, known, "leave it out"),
+            )
         names.append(field)
         values = [_value(part) for part in value.removesuffix("/").split("/")]
         found[field] = values if "/" in value else values[0]  # gate_levels=1/ is a list of one
     if len(set(names)) < len(names):
         raise UsageError(
             f"policy {piece!r}",
-            expected="each setting once, and no kind",
-            found=", ".join(names[1:]),
+            expected="each setting once",
+            found=", ".join(names),
             fix="remove what is repeated",
         )
     return found
@@ -396,6 +438,8 @@ def artifact_at(piece: str, expect: Expected | None, *, offline: bool = False) -
     if os.path.isdir(piece):
         check_is_no_reference(piece)
         check_is_artifact(Path(piece))
+        from specctl.artifacts.load import load_artifact  # with torch, which words do not need
+
         return load_artifact(Path(piece), expect=expect)
     from specctl.registry.pulling import Reader, pull_from
 

@@ -47,9 +47,7 @@ class Sampling:
         ):
             if not holds:
                 found = str(getattr(self, name))
-                raise UsageError(
-                    f"sampling {name}", expected=expected, found=found, fix="change it"
-                )
+                raise UsageError(name, expected=expected, found=found, fix="change it")
 
     @property
     def greedy(self) -> bool:

@@ -23,7 +23,9 @@ from specctl.runtime.config import DecodingConfig
 from specctl.stats import LossKind
 
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
-HELD_OUT: float = option(0.2, "Share of prompts held out", name="--held-out", gt=0, lt=1)
+HELD_OUT: float = option(
+    0.2, "Share of prompts held out", name="--held-out", gt=0, lt=1, group="common"
+)
 SEED: int = option(0, "Seed of the split by prompt and of all that draws")
 
 
@@ -50,14 +52,18 @@ class CartConfig(Record):
     method: Literal["cart", "exact"] = option(
         "cart", "cart (paper, greedy) or exact (the least-squares optimum)"
     )
-    max_leaf_depth: int = option(3, "Tree levels; 3 give 8 bins (paper)", ge=1, le=5)
+    max_leaf_depth: int = option(
+        3, "Tree levels; 3 give 8 bins (paper)", ge=1, le=5, group="common"
+    )
     gammas: tuple[Annotated[float, Field(gt=0.0, le=4.0)], ...] = option(
-        (0.3, 0.6, 1.0), "Size factor of each low-entropy bin, comma-separated"
+        (0.3, 0.6, 1.0), "Size factor of each low-entropy bin, comma-separated", group="common"
     )
     alpha: Annotated[int, Field(ge=0, le=MAX_DEPTH)] | None = option(
         None, "Extra levels of the first bin", default="ceil(depth / 2)"
     )
-    index_base: Literal[0, 1] = option(0, "First i in alpha - i: 0 (settled) or 1")
+    index_base: Literal[0, 1] = option(
+        0, "Extra levels of the first bin: alpha (0) or alpha - 1 (1)"
+    )
     cap_tokens: bool = option(False, "Never submit more than the base size")
     min_rows: PositiveInt = option(5, "Fewest rounds in a bin")
     held_out_frac: float = HELD_OUT
@@ -94,11 +100,16 @@ class NodeConfig(Record):
         "Node features, comma-separated",
         default="draft_logp,parent_entropy,depth; joint_prob for draft_logp if joint (paper)",
         min_length=1,
+        group="common",
     )
     predicts: Literal["joint", "conditional"] = option(
-        "conditional", "conditional (given the parent, multiplied along paths) or joint (paper)"
+        "conditional",
+        "conditional (given the parent, multiplied along paths) or joint (paper)",
+        group="common",
     )
-    depth: Depth = option(11, "Levels to draft at most", default="the traces', at most 11")
+    depth: Depth = option(
+        11, "Levels to draft at most", default="the traces', at most 11", group="common"
+    )
     first_top_k: TopK = option(
         10, "Likeliest children scored per node", default="the traces', at most 10"
     )
@@ -126,6 +137,7 @@ class RichNodeConfig(NodeConfig):
         "Node features, comma-separated",
         default="those of draft and text that pay (docs/gbdt.md)",
         min_length=1,
+        group="common",
     )
     negatives: float = option(
         0.0,
@@ -158,7 +170,7 @@ class FfnConfig(Record):
     min_steps: int = option(
         10_000, "Steps at least; few nodes are passed over more often", ge=1, le=10000000
     )
-    batch_size: PositiveInt = option(1024, "Nodes a step")
+    batch_size: PositiveInt = option(1024, "Nodes a training step", name="--nodes-per-step")
     lr: float = option(1e-2, "Learning rate of Adam at the start", gt=0.0, le=1.0)
     seed: Seed = 0
     threads: PositiveInt = option(1, "CPU threads of torch; more than 1 is rarely faster")
@@ -178,7 +190,7 @@ class TreesConfig(Record):
         threads: the trees do not depend on it.
     """
 
-    num_trees: int = option(100, "Trees at most", ge=1, le=1000)
+    num_trees: int = option(100, "Trees at most", ge=1, le=1000, group="common")
     num_leaves: int = option(31, "Leaves of a tree", ge=2, le=MAX_LEAVES)
     min_rows: PositiveInt = option(200, "Fewest nodes in a leaf")
     lr: float = option(0.1, "Learning rate of boosting", name="--shrinkage", gt=0.0, le=1.0)
@@ -203,10 +215,14 @@ class C2TConfig(Record):
     nodes: NodeConfig = NodeConfig()
     ffn: FfnConfig = FfnConfig()
     beta: Probability | None = option(
-        None, "Acceptance probability to prune below", default="by --recall"
+        None, "Acceptance probability to prune below", default="by --recall", group="common"
     )
     recall: float = option(
-        0.8, "Share of accepted tokens that beta keeps on the training prompts", gt=0.0, lt=1.0
+        0.8,
+        "Share of accepted tokens that beta keeps on the training prompts",
+        gt=0.0,
+        lt=1.0,
+        group="common",
     )
     num_tokens: NumTokens | None = option(
         None, "Most tokens to verify, root counted", default="no cap"
@@ -229,7 +245,9 @@ class GbdtConfig(C2TConfig):
 
     nodes: RichNodeConfig = RichNodeConfig()
     trees: TreesConfig = TreesConfig()
-    distill: bool = option(False, "Publish a network that learned from the trees", name="--distill")
+    distill: bool = option(
+        False, "Publish a network that learned from the trees", name="--distill", group="common"
+    )
 
 
 # --------------------------------------------------------------------------- ECHO's gates
@@ -238,14 +256,17 @@ class GbdtConfig(C2TConfig):
 class EchoConfig(Record):
     """Settings for fitting ECHO's gates; depth, width, max_width, num_tokens: see `SparseGates`."""
 
-    depth: Depth = option(8, "Levels drafted at most")
-    width: TopK = option(3, "W_dflt, nodes kept per level")
+    depth: Depth = option(8, "Levels drafted at most", group="common")
+    width: TopK = option(3, "W_dflt, nodes kept per level", group="common")
     max_width: TopK = option(10, "W_max, nodes of a level whose gate closed; children per node")
-    num_tokens: NumTokens = option(48, "Nodes a request submits at most, root counted")
+    num_tokens: NumTokens = option(
+        48, "Nodes a request submits at most, root counted", group="common"
+    )
     max_tokens: PositiveInt | None = option(
         None,
         "K_max, nodes a batch verifies per round, roots counted: adds ECHO's budget",
         default="none",
+        group="common",
     )
     delta: Probability = option(0.8, "Area under the ROC curve that makes a level a sweet spot")
     max_gates: PositiveInt = option(3, "Gates at most")
@@ -292,7 +313,9 @@ class Contract(Record):
         kind: of the losses; see `specctl.stats.p_value_of`.
     """
 
-    max_loss: float = option(0.02, "Mean loss per prompt that may not be exceeded", gt=0, lt=1)
+    max_loss: float = option(
+        0.02, "Mean loss per prompt that may not be exceeded", gt=0, lt=1, group="common"
+    )
     confidence: float = option(0.9, "Confidence of that promise", gt=0, lt=1)
     kind: LossKind = "binary"
 
@@ -358,6 +381,7 @@ class MarsConfig(Record):
         "Thresholds, strictest first, comma-separated",
         default="by the form",
         min_length=1,
+        group="common",
     )
     deny_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = DENIED
     contract: Contract = Contract()
@@ -386,7 +410,7 @@ class AdasdConfig(Record):
     """
 
     window: int = option(
-        20, "Draft tokens at most", default="20, or the traces' depth", ge=1, le=64
+        20, "Draft tokens at most", default="20, or the traces' depth", ge=1, le=64, group="common"
     )
     min_samples: int = option(8, "Accepted and rejected tokens before a threshold acts", ge=0)
     half_life: Annotated[float, Field(gt=0)] | None = option(

@@ -25,7 +25,7 @@ from specctl.artifacts import card as cards
 from specctl.artifacts.manifest import REPORT_JSON, REPORT_PNG
 from specctl.artifacts.onnx_twin import twin_bytes
 from specctl.errors import ArtifactError, InvariantError
-from specctl.formatting import Table, terminal_table
+from specctl.formatting import Table
 from specctl.policy import Policy
 from specctl.records import Record, canonical_json
 from specctl.runtime.twins import Port, TwinSession
@@ -110,14 +110,11 @@ class FitReport(Generic[Data]):
         return "\n\n".join(sections) + "\n"
 
     def terminal(self) -> Any:
-        """A rich renderable."""
+        """The tables, then the summary."""
         from rich.console import Group
 
-        parts: list[Any] = []
-        for table in self.tables:
-            parts.append(terminal_table(None, table.columns, table.rows))
-            parts += [table.legend] if table.legend else []
-        return Group(*parts, *self.summary)
+        parts: list[Any] = [*self.tables, *self.summary]
+        return Group(*parts)
 
     def png(self) -> bytes:
         """A picture; drawn without pyplot, hence without global state or display."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 from pydantic import ValidationError
-from rich.console import Console
 
 from specctl.artifacts import (
     Domain,
@@ -26,7 +24,7 @@ from specctl.artifacts.files import MAX_BYTES
 from specctl.artifacts.manifest import digest_of, parse_manifest
 from specctl.artifacts.save import lock_digest, lock_lines, source_digest
 from specctl.artifacts.tensors import join_policy, policy_tensors, policy_tree
-from specctl.console import render
+from specctl.console import show
 from specctl.errors import ArtifactError, OutputError
 from specctl.policy import (
     Acceptance,
@@ -107,17 +105,19 @@ def test_gates_round_up_so_that_less_than_decides_alike() -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_description_names_policy_pair_and_evidence(name: str, tmp_path: Path) -> None:
+def test_description_names_policy_pair_and_evidence(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     description = describe_artifact(load_artifact(write_artifact(tmp_path / "a", name)))
     facts = dict(description.facts)
     assert ("LOSSY" in facts["policy"]) == (not POLICIES[name].lossless)
     assert facts["target"].startswith("toy target")
     assert facts["metrics"] == "held_out_mse 0.25 [0.125, 0.5], undefined undefined"
     assert all(len(row) == len(description.columns) for row in description.rows)
-    for width in (None, 40):
-        console = Console(width=80, record=True, file=io.StringIO())
-        console.print(render(description, width))
-        assert description.title.replace(" ", "") in "".join(console.export_text().split())
+    for columns in ("80", "40"):
+        monkeypatch.setenv("COLUMNS", columns)
+        show(description)
+        assert description.title in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

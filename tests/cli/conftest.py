@@ -97,7 +97,7 @@ def chains(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("adasd")
     lines = (f"Tom has {n} pens and buys {n + 3} more. How many has he now?" for n in range(24))
     prompts = write_lines(folder / "prompts.txt", *lines)
-    options = ("--dense", "--depth", 6, "--top-k", 1, "--max-new-tokens", 24, "--batch-size", 8)
+    options = ("--dense", "--depth", 6, "--children", 1, "--max-new-tokens", 24, "--batch-size", 8)
     passes("collect", prompts, "-o", folder / "traces", *options, "--device", "cpu")
     return folder / "traces"
 

@@ -27,7 +27,7 @@ VERBS = tuple(verbs())
 BY_UNIT = {
     "prompts": "limit",
     "tokens": (
-        "max_new_tokens, contexts, offered_depth, top_k, sample_top_k, fit "
+        "max_new_tokens, contexts, offered_depth, top_k, fit "
         "c2t num_tokens, window, weights, min_samples, half_life"
     ),
     "nodes": (
@@ -35,7 +35,7 @@ BY_UNIT = {
         "width, fit echo max_width, fit echo num_tokens, fit echo max_tokens"
     ),
     "levels": "max_leaf_depth, fit c2t depth, fit echo depth, alpha",
-    "children": "collect top_k, first_top_k",
+    "children": "children, first_top_k",
     "requests": "batch_sizes",
     "answers": "num_seeds",
     "threads": "threads",
@@ -78,13 +78,52 @@ def test_option_states_meaning_unit_and_default(verb: str, param: Any) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_shows_every_option_and_its_default(verb: str) -> None:
-    shown = passes(*verb.split(), "--help").out
+    shown = passes(*verb.split(), "--help-all").out
     flat = re.sub(r"[\s│]+", "", shown)
     for other, param in options():
         if other == verb and param.param_type_name == "option":
             assert param.opts[0] in shown
             if param.default != "" and type(param.default) in (int, float, str):
-                assert f"[default:{param.default}]" in flat, param.name
+                assert f"[default:{param.default}" in flat, param.name
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_first_view_of_help_is_short_and_ends_with_examples(
+    verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = passes(*verb.split(), "--help").out.splitlines()
+    assert len(lines) <= 60
+    assert max(map(len, lines)) <= 80
+    common = [
+        param
+        for other, param in options()
+        if other == verb
+        and getattr(param, "rich_help_panel", None) in (None, "common")
+        and param.param_type_name == "option"
+    ]
+    assert len(common) <= 12
+    has_more = sum(other == verb for other, _ in options()) > len(lines)
+    assert not has_more or any("--help-all" in line for line in lines)
+    if verb.split()[0] in ("collect", "run", "replay", "tune", "fit"):
+        assert "Examples:" in lines
+
+
+def example_commands() -> Iterator[str]:
+    """The commands that stand below the help of the verbs."""
+    for verb in VERBS:
+        text = passes(*verb.split(), "--help").out.partition("Examples:\n")[2]
+        yield from text.replace("\\\n", " ").splitlines()
+
+
+def test_options_of_examples_exist() -> None:
+    known = {verb: set[str]() for verb in VERBS}
+    for verb, param in options():
+        known[verb] |= {*param.opts, *param.secondary_opts}
+    for line in filter(None, map(str.strip, example_commands())):
+        words = line.split()[1:]
+        [verb] = [verb for verb in VERBS if words[: len(verb.split())] == verb.split()]
+        assert {word for word in words if word.startswith("-")} <= known[verb], line
 
 
 def test_version_and_bare_call() -> None:

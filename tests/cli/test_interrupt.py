@@ -138,8 +138,8 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
-    assert err == "interrupted: what was finished is kept\n"
     kept = check(tmp_path / "traces")
+    assert err == f"interrupted: {held(tmp_path / 'traces', kept)}\n"
     assert 0 < kept < NUM_PROMPTS
     assert "--resume" in refuses(6, "collect", *(a for a in arguments(tmp_path) if a != "--resume"))
     assert f"{kept} were there before" in passes("collect", *arguments(tmp_path)).out
@@ -173,15 +173,18 @@ def test_ctrl_c_keeps_the_policies_that_are_compared_and_promises_no_more(
     monkeypatch.setattr(console, "progress", progress)
     compare = ("run", prompts, "--compare", "ar,chain,eagle2", *OPTIONS[2:])
     done = specctl(*compare, *(("-o", tmp_path) if is_written else ()))
-    told = "what was finished is kept" if is_written else "nothing was written"
-    assert (done.code, done.err) == (130, f"interrupted: {told}\n")
+    left = f"written so far: {tmp_path} (3 files)" if is_written else "nothing was written"
+    assert (done.code, done.err) == (130, f"interrupted: {left}\n")
     assert "ar" in done.out
     if is_written:
         rows = json.loads((tmp_path / "results.json").read_text())
         assert [row["policy"] for row in rows] == ["ar"]
 
 
-TOLD = "terminated: what was finished is kept\n"
+def held(folder: Path, count: int) -> str:
+    """What is said of a collection that has ended early."""
+    prompts = "1 finished prompt" if count == 1 else f"{count} finished prompts"
+    return f"{folder} holds {prompts}; the same command with --resume goes on"
 
 
 def terminate(*_: object, **__: object) -> None:
@@ -194,12 +197,12 @@ def test_a_terminated_collection_keeps_what_is_finished(
 ) -> None:
     """The signal comes behind the third prompt, while others are being decoded."""
     prompts = many_prompts(tmp_path, 12)
-    shape = ("--depth", "2", "--top-k", "2") if mode == "--dense" else ("--policy", "chain")
+    shape = ("--depth", "2", "--children", "2") if mode == "--dense" else ("--policy", "chain")
     arguments = ("collect", prompts, "-o", tmp_path / "set", mode, *OPTIONS[2:], *shape)
 
     kind, name = (FinishedPrompts, "add") if mode == "--dense" else (TraceRecorder, "finish_prompt")
     monkeypatch.setattr(kind, name, then_terminate(getattr(kind, name), at=3))
-    assert specctl(*arguments) == Outcome(143, "", TOLD)
+    assert specctl(*arguments) == Outcome(143, "", f"terminated: {held(tmp_path / 'set', 3)}\n")
     assert check(tmp_path / "set") == 3
     monkeypatch.undo()
     passes(*arguments, "--resume")
@@ -216,6 +219,17 @@ def then_terminate(method: Callable[..., None], at: int) -> Callable[..., None]:
             terminate()
 
     return called
+
+
+def test_a_profile_that_ends_early_has_written_nothing_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes one file, at its end: what stood there before is no result of it."""
+    out = tmp_path / "cost_model.json"
+    monkeypatch.setattr("specctl.replay.cost.profile.profile", terminate)
+    found = specctl("profile", "--quick", "-o", out, *OPTIONS[-4:])
+    assert found == Outcome(143, "", "terminated: nothing was written\n")
+    assert not out.exists()
 
 
 @pytest.fixture

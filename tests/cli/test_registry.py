@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -232,7 +233,7 @@ def test_damage_ends_with_a_code(registry: Path, artifacts: Artifacts) -> None:
 def test_expiry_is_shown_refused_and_no_damage(
     artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    digest, search = publish(artifacts, "chain"), ("list", "--for", "embedded")
+    digest, search = publish(artifacts, "chain"), ("list", "--target", "embedded")
     for verb in (("show", NAME), ("log", NAME)):
         assert "expires" not in passes("registry", *verb).out
     passes("registry", "promote", NAME, "canary", digest, "--expires", END)
@@ -271,7 +272,7 @@ def test_an_outage_is_no_damage(s3_url: str, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_success_is_told(registry: Path, artifacts: Artifacts) -> None:
     assert passes("registry", "list").out == f"{registry}: no names yet\n"
-    assert passes("registry", "list", "--for", "x").out == f"{registry}: no artifacts yet\n"
+    assert passes("registry", "list", "--target", "x").out == f"{registry}: no artifacts yet\n"
     empty = "no damage: 0 names, 0 entries, 0 artifacts checked\n"
     assert passes("registry", "verify").out == empty
     publish(artifacts, "chain")
@@ -283,21 +284,24 @@ def test_success_is_told(registry: Path, artifacts: Artifacts) -> None:
 def test_piped_output_is_whole_and_in_words(artifacts: Artifacts) -> None:
     digest = publish(artifacts, "chain", "--reason", "a reason " * 20)
     for verb in (("list",), ("show", NAME), ("log", NAME)):
-        lines = passes("registry", *verb).out.splitlines()
+        lines = passes("registry", *verb, "--wide").out.splitlines()
         assert any(digest in line for line in lines), verb
+        short = passes("registry", *verb).out
+        assert digest[:19] in short
+        assert digest[:20] not in short
     shown = passes("registry", "list").out
     assert "versions" in shown
     assert "num_" not in shown
     assert "error" not in shown, "an empty column is hidden"
-    ranked = passes("registry", "list", "--for", "embedded", "--gpu", "h100").out
-    assert " no " in ranked
+    ranked = passes("registry", "list", "--target", "embedded", "--gpu", "h100").out
+    assert re.search(r"loadable: (yes|no)\n", ranked)
     assert "False" not in ranked
     assert "gpu: wanted h100" in ranked
 
 
 def test_a_search_ranks_by_what_is_asked(artifacts: Artifacts) -> None:
     publish(artifacts, "chain")
-    search = ("list", "--for", "embedded", "--draft", "embedded")
+    search = ("list", "--target", "embedded", "--drafter", "embedded")
     [found] = said(*search, "--gpu", "cpu", "--dtype", "fp32")
     assert (found["exact"], found["by_name"], found["differences"]) == (False, ["gpu"], [])
     assert "by name (gpu)" in " ".join(passes("registry", *search, "--gpu", "cpu").out.split())
@@ -318,9 +322,9 @@ def test_a_narrow_terminal_folds_prose_alone(
     assert any(created in line and NAME not in line for line in log.splitlines())
     assert "because it is so " * 15 not in log
     moved = ("promote", NAME, "canary", "prod")
-    for verb in (("list",), ("log", NAME), ("list", "--for", "embedded"), moved):
-        shown = passes("registry", *verb).out
-        assert digest in shown, "no verb takes a part of it"
+    for verb in (("list",), ("log", NAME), ("list", "--target", "embedded"), moved):
+        shown = passes("registry", *verb, *(("--wide",) if verb != moved else ())).out
+        assert digest in shown
         assert "┃" not in shown, "no table that the terminal would break"
     assert "[red]key" in passes("registry", "keygen", registry.parent / "[red]key").out
 

@@ -31,7 +31,7 @@ def by_label(document: dict[str, Any]) -> dict[str, Any]:
 def test_a_table_for_people(dense: Path) -> None:
     shown = passes("replay", dense, "-p", "ar", "-p", "eagle2:depth=4:top_k=3:num_tokens=9").out
     assert "6 prompts, 768 tokens, greedy" in shown
-    assert "eagle2:depth=4:top_k=3:num_tokens=9" in shown
+    assert all(part in shown for part in ("eagle2:depth=4:", "top_k=3:", "num_tokens=9"))
     assert "× is relative to ar" in shown
 
 
@@ -54,9 +54,18 @@ def test_threads_change_nothing(dense: Path) -> None:
 
 
 def test_what_the_log_lacks_is_said(dense: Path) -> None:
-    found = specctl("replay", dense, "-p", "eagle2:depth=8:top_k=3:num_tokens=12")
-    assert "num_tokens=12*" in found.out
-    assert "calls between" in found.out
+    """A figure that the log does not support is a range, and its row says why."""
+    options = ("-p", "ar", "-p", "eagle2:depth=8:top_k=3:num_tokens=12")
+    _, deep = replayed(dense, *options)["policies"]
+    found = passes("replay", dense, *options, "--wide").out
+    [row] = [line for line in found.splitlines() if "num_tokens=12*" in line and "rounds" in line]
+    calls, tau = (deep["pooled"]["bounds"][name] for name in ("calls", "tokens_per_call"))
+    assert f" {calls['low']:.0f} to {calls['high']:.0f} " in row
+    assert f" {tau['low']:.2f} to {tau['high']:.2f} " in row
+    assert f"{deep['pooled']['censored_share']:.0%} of rounds leave the log" in row
+    assert "[" not in row, "no interval where the figure itself is not known"
+    first = passes("replay", dense, *options, "--baseline", 2).out
+    assert "×" not in first.replace("nothing is compared", ""), "of a range no ratio is made"
 
 
 def test_fit_and_replay_of_the_fit(dense: Path, tmp_path: Path) -> None:
@@ -126,7 +135,7 @@ def test_a_chain_beyond_the_log_is_marked_with_bounds(imported: Path) -> None:
     assert figures["is_marked"]
     assert figures["bounds"]["calls"] == {"low": 3.0, "high": 4.0}
     shown = " ".join(passes("replay", imported, *long).out.split())
-    assert "calls between 3 and 4" in shown
+    assert " 3 to 4 " in shown
 
 
 @pytest.mark.parametrize("folder", ["dense", "imported"])

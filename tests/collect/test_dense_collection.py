@@ -351,23 +351,17 @@ def test_a_pair_without_a_drafter_is_refused(pair: Pair, tmp_path: Path) -> None
 
 def test_options_have_their_defaults() -> None:
     assert CollectConfig().dense_shape() == FullTree()
-    given = CollectConfig(depth=3, top_k=4, width=9, nested=False).dense_shape()
+    given = CollectConfig(depth=3, children=4, width=9, nested=False).dense_shape()
     assert given == FullTree(depth=3, top_k=4, width=9, nested=False)
-    for one in (CollectConfig(top_k=40), CollectConfig(sample_top_k=40)):
-        one.check()
-        assert one.sampling_top_k == 40
-    assert CollectConfig(dense=True, top_k=9).sampling_top_k == 0
 
 
 EXCLUDED: list[tuple[dict[str, Any], str]] = [
     ({"dense": True, "policy": "eagle2"}, r"--policy: .* found eagle2"),
     ({"dense": True, "when_full": "drop"}, "--when-full: expected without --dense"),
-    ({"dense": True, "depth": 0}, "depth"),
     ({"responses": "r.jsonl"}, "--responses: .* --dense"),
     ({"depth": 3}, "--depth: .* --dense"),
     ({"width": 3}, "--width: .* --dense"),
-    ({"when_full": "wait"}, "--when-full: expected block or drop, found 'wait'"),
-    ({"top_k": 40, "sample_top_k": 20}, r"--top-k: .* give one of them"),
+    ({"children": 3}, "--children: .* --dense"),
 ]
 
 

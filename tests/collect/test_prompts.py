@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +103,18 @@ def test_ids_of_another_file_differ(tmp_path: Path) -> None:
     assert first[0].prompt_id != other[0].prompt_id
 
 
-def test_limit_reads_no_further(tmp_path: Path) -> None:
-    path = write(tmp_path, {"prompt": "a"}, {"prompt": "b"}, b"{broken")
-    assert len(load_prompts(path, limit=2)) == 2
-    with pytest.raises(PromptLineError, match="line 3"):
-        load_prompts(path)
+def test_a_limit_is_spread_over_categories_and_grows_by_adding() -> None:
+    """The packaged set is sorted by category: its first prompts would be arithmetic alone."""
+    every = load_prompts("embedded")
+    categories = {prompt.category for prompt in every}
+    chosen = [load_prompts("embedded", limit=limit) for limit in (1, len(categories), 25)]
+    assert [len(found) for found in chosen] == [1, len(categories), 25]
+    assert {prompt.category for prompt in chosen[1]} == categories
+    for small, large in pairwise(chosen):
+        assert set(small) < set(large)
+        assert large == [prompt for prompt in every if prompt in large]
+    assert load_prompts("embedded", limit=25, limit_seed=1) != chosen[2]
+    assert load_prompts("embedded", limit=len(every) + 1) == every
 
 
 BAD_LINES: dict[str, tuple[Any, str]] = {

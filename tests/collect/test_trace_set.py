@@ -634,7 +634,17 @@ def test_copies_are_checked_on_their_way_and_at_home(s3_url: str, tmp_path: Path
 
 @pytest.mark.usefixtures("_cache")
 def test_collect_and_replay_speak_s3(s3_url: str, tmp_path: Path) -> None:
-    options = ("--dense", "--depth", "3", "--top-k", "3", "--max-new-tokens", "6", "--limit", "2")
+    options = (
+        "--dense",
+        "--depth",
+        "3",
+        "--children",
+        "3",
+        "--max-new-tokens",
+        "6",
+        "--limit",
+        "2",
+    )
     machine = ("--device", "cpu", "--threads", "1")
     passes("collect", "embedded", "-o", s3_url, *options, *machine)
     passes("collect", "embedded", "-o", str(tmp_path / "local"), *options, *machine)

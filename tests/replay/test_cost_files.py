@@ -61,9 +61,9 @@ REFUSED: list[tuple[Model, Change, str]] = [
     *(
         (TABLE, change, words)
         for change, words in [
-            (put(float("nan"), *US, 1, 0, 2), r"verify\.us\.1\.0\.2: Input should be a finite"),
-            (put(-1.0, *US, 0, 1, 0), r"verify\.us\.0\.1\.0: Input should be greater than 0"),
-            (put(0.0, *US, 0, 1, 0), r"verify\.us\.0\.1\.0: Input should be greater than 0"),
+            (put(float("nan"), *US, 1, 0, 2), r"verify\.us\.1\.0\.2: not a finite"),
+            (put(-1.0, *US, 0, 1, 0), r"verify\.us\.0\.1\.0: not above 0"),
+            (put(0.0, *US, 0, 1, 0), r"verify\.us\.0\.1\.0: not above 0"),
             (put(19.0, *US, 0, 0, 2), r"verify: .*us\[0\]\[0\]\[2\] falls from 20 to 19"),
             (
                 lambda m: m["draft"]["level"]["us"][0][0].pop(),
@@ -76,7 +76,7 @@ REFUSED: list[tuple[Model, Change, str]] = [
             (put(-1.0, "verify", "iqr_us", 0, 0, 1), r"verify\.iqr_us\.0\.0\.1"),
             (lambda m: m.pop("verify"), r"verify: Field required"),
             (put(1, "extra"), r"extra: there is no such field"),
-            (put(2, "cost_model_version"), r"cost_model_version: Input should be 1"),
+            (put(2, "cost_model_version"), r"cost_model_version: not 1"),
             (lambda m: m.pop("cost_model_version"), r"cost_model_version: Field required"),
             (put("polynomial", "kind"), r"polynomial"),
             (put("tomorrow", "expires"), r"expires: "),
@@ -88,10 +88,10 @@ REFUSED: list[tuple[Model, Change, str]] = [
             (put([8, 4], "token_tiers"), r"token_tiers\[1\] is 4 after 8"),
             (put("ordinary", "rounds"), "token_tiers of ordinary rounds"),
             (put(8, "capture_limit_tokens"), "beside a capture_limit_tokens"),
-            (put("eager", "rounds"), "rounds: Input should be 'ordinary' or 'graphs'"),
+            (put("eager", "rounds"), "rounds: not 'ordinary' or 'graphs'"),
         ]
     ),
-    (PUBLISHED, put(-0.1, "draft_token_us"), "draft_token_us: Input should be greater than or eq"),
+    (PUBLISHED, put(-0.1, "draft_token_us"), "draft_token_us: not at least 0"),
 ]
 
 

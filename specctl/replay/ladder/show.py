@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from specctl.formatting import fixture_note, sampling, terminal_table
+from specctl.formatting import Table, fixture_note, sampling
 from specctl.results import LadderResult, Rung, RungKind
 from specctl.runtime.output import json_bytes, write_whole
 
@@ -45,8 +45,8 @@ def write_ladder(result: LadderResult, folder: Path) -> None:
     write_whole(folder / PICTURE_NAME, ladder_png(result), "ladder")
 
 
-def ladder_table(result: LadderResult) -> Any:
-    """A rich renderable: one row a rung, from plain decoding to the ceiling."""
+def ladder_table(result: LadderResult) -> Table:
+    """One row a rung, from plain decoding to the ceiling."""
     note = fixture_note(result.target)
     title = (
         f"{result.target} + {result.drafter}, batch {result.batch_size}, "
@@ -55,7 +55,8 @@ def ladder_table(result: LadderResult) -> Any:
         + (f"; {note}" if note else "")
     )
     columns = ("rung", "calls", "verified", "levels", "time (s)", "τ", "tokens/s", "× static")
-    return terminal_table(title, (*columns, "gap closed"), map(_cells, result.rungs))
+    wide = ("calls", "verified", "levels", "time (s)")
+    return Table(title, (*columns, "gap closed"), [*map(_cells, result.rungs)], wide=wide)
 
 
 def _cells(rung: Rung) -> list[str]:

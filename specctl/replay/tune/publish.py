@@ -19,7 +19,7 @@ from specctl.artifacts import (
 from specctl.artifacts import card as cards
 from specctl.artifacts.card import cell
 from specctl.artifacts.manifest import REPORT_JSON, Range
-from specctl.formatting import fixture_note, terminal_table
+from specctl.formatting import Table, fixture_note
 from specctl.policy import Policy
 from specctl.replay.tune.candidates import SearchedFamily
 from specctl.replay.tune.evaluators import FIGURES
@@ -32,7 +32,7 @@ RESULT_NAME, POLICY_FOLDER = "tune.json", "policy"
 COLUMNS = ("policy", "train", "held out", "× static", "τ", "verified", "TPOT ms", "support")
 
 
-def result_table(result: TuneResult) -> Any:
+def result_table(result: TuneResult) -> Table:
     """One row a finalist: its figures on the prompts that chose it, and on held-out ones."""
     arrivals, note = result.load.arrival_rate_per_s, fixture_note(result.target)
     offered = f"{arrivals:g} requests/s, " if arrivals else ""
@@ -42,13 +42,14 @@ def result_table(result: TuneResult) -> Any:
         f"{result.num_prompts.held_out} held-out prompts; 95% intervals by prompt"
         + (f" ({note})" if note else "")
     )
-    return terminal_table(title, COLUMNS, map(_cells, result.policies))
+    wide = ("train", "verified", "support")
+    return Table(title, COLUMNS, [*map(_cells, result.policies)], wide=wide)
 
 
-def grid_table(families: Sequence[SearchedFamily]) -> Any:
+def grid_table(families: Sequence[SearchedFamily]) -> Table:
     """The values of every setting that is searched."""
     rows = [(family.name, *row) for family in families for row in family.grid_rows()]
-    return terminal_table(None, ("family", "setting", "values"), rows, left=3)
+    return Table("", ("family", "setting", "values"), rows, left=3)
 
 
 def _cells(standing: Standing) -> tuple[str, ...]:
