@@ -50,7 +50,7 @@ def in_a_shell(
     )
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-8"])
 def test_what_an_encoding_lacks_is_escaped(tmp_path: Path, encoding: str) -> None:
     """A terminal of Latin letters must not end a command that is done."""
     folder = write_artifact(tmp_path / "größe-λ-😀", "hetero")
@@ -173,7 +173,7 @@ def test_show_traces(traces: Path) -> None:
 def mixed_traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Sampled text with the target as its own drafter: some rounds are accepted, some are not."""
     folder = tmp_path_factory.mktemp("mixed")
-    prompts = write_lines(folder / "p.txt", *(f"Tell me of {n} old men." for n in range(8)))
+    prompts = write_lines(folder / "p.txt", *(f"Tell me of {n} old men." for n in range(4)))
     options = ("--drafter", "embedded:target", "--policy", "eagle2:depth=3:top_k=4:num_tokens=16")
     sampled = ("--temperature", 1.3, "--max-new-tokens", 24, "--device", "cpu")
     passes("collect", prompts, "-o", folder / "traces", *options, *sampled)
@@ -214,7 +214,7 @@ def test_a_fit_freezes_what_it_names(mixed_traces: Path, tmp_path: Path) -> None
     with TraceWriter.open(traces, TraceSet.open(traces).header, resume=True) as writer:
         writer.commit(["another"], {})
     shown = json.loads(passes("show", f"{traces}@{named}", "--json").out)
-    assert (shown["digest"], shown["summary"]["num_prompts"]) == (named, 8)
+    assert (shown["digest"], shown["summary"]["num_prompts"]) == (named, 4)
 
 
 def test_a_fit_of_traces_that_it_cannot_write_says_so_and_goes_on(

@@ -25,7 +25,7 @@ SPECS = "ar,chain,eagle2:depth=4:top_k=4:num_tokens=12"
 
 
 def compared(pair: Pair, settings: DecodeSettings, specs: str = SPECS) -> list[RunResult]:
-    prompts = load_prompts("embedded")[::24]
+    prompts = load_prompts("embedded")[::48]
     return compare_policies(pair, resolve_policies(specs), prompts, settings).results
 
 

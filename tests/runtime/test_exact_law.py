@@ -1,12 +1,12 @@
 """Losslessness by exact enumeration: integers and fractions, no statistics, no tolerance.
 
-Two proofs. First, for *every* draft tree of up to 7 nodes over 3 tokens, the production walk
-emits each token sequence with exactly the target's probability; by induction over rounds the
-text then follows the target's law whatever trees a policy chooses, as long as it chooses them
-before the target's draws. Second, the whole production loop, for every strategy and shared budget,
-emits exactly the target's law when its coins run through every combination of probability cells,
-and each request's text is the one that its own coins mean: a batch makes no two texts depend on
-each other.
+Two proofs. First, for *every* draft tree of up to 6 nodes over 3 tokens (7 every night), the
+production walk emits each token sequence with exactly the target's probability; by induction over
+rounds the text then follows the target's law whatever trees a policy chooses, as long as it chooses
+them before the target's draws. Second, the whole production loop, for every strategy and shared
+budget, emits exactly the target's law when its coins run through every combination of probability
+cells, and each request's text is the one that its own coins mean: a batch makes no two texts depend
+on each other.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ FUSS_CATALAN = {1: 1, 2: 3, 3: 12, 4: 55, 5: 273, 6: 1428, 7: 7752}
 """Number of ternary trees by nodes: the enumeration must not lose one."""
 
 
-@pytest.mark.parametrize("num_nodes", FUSS_CATALAN)
+@pytest.mark.parametrize(
+    "num_nodes", [1, 2, 3, 4, 5, 6, pytest.param(7, marks=pytest.mark.nightly)]
+)
 def test_every_tree_emits_the_target_law(num_nodes: int) -> None:
     trees = [paths for paths in all_trees(num_nodes) if len(paths) == num_nodes]
     assert len(trees) == FUSS_CATALAN[num_nodes]
