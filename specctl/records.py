@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -114,21 +114,32 @@ _PLAIN = (
 """Phrases of pydantic, and ours."""
 
 
-def violated_rule(error: ValidationError) -> tuple[tuple[str, ...], str, str]:
-    """The first violation of a pydantic error: where it is, the rule, and the rule's kind."""
+class Violation(NamedTuple):
+    """The first violation of a pydantic error: where, the rule in our words, and pydantic's kind.
+
+    `is_value`: the rule says what a value should be.
+    """
+
+    place: tuple[str, ...]
+    rule: str
+    kind: str
+    is_value: bool
+
+
+def violated_rule(error: ValidationError) -> Violation:
+    """The first violation of a pydantic error."""
     # There may be one for each of thousands of values: without what would repeat those.
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     rule = first["msg"]
     for theirs, ours in _PLAIN:
         rule = re.sub(theirs, ours, rule)
-    return tuple(str(part) for part in first["loc"]), rule, first["type"]
+    place = tuple(str(part) for part in first["loc"])
+    return Violation(place, rule, first["type"], first["msg"].startswith("Input should be"))
 
 
 def describe_violation(error: ValidationError) -> str:
     """First violation of a pydantic error: `field: message`, or the message if it is of all."""
-    place, rule, kind = violated_rule(error)
-    if kind == "extra_forbidden":
-        rule = "there is no such field"
-    elif not kind.endswith("_error") or kind == "literal_error":  # not one of our own sentences
-        rule = f"not {rule}" if kind != "missing" else "it is missing"
-    return f"{'.'.join(place)}: {rule}" if place else rule
+    place, rule, kind, is_value = violated_rule(error)
+    known = {"extra_forbidden": "there is no such field", "missing": "it is missing"}
+    text = known.get(kind, f"not {rule}" if is_value else rule)
+    return f"{'.'.join(place)}: {text}" if place else text

@@ -197,7 +197,7 @@ class Given:
         try:
             return self.model.model_validate_json(TypeAdapter(Any).dump_json(tree))
         except ValidationError as error:
-            where, rule, kind = violated_rule(error)
+            where, rule, kind, _ = violated_rule(error)
             found = next((o for o in self.options if o.path == where[: len(o.path)]), None)
             what, value, words = self.verb, "options that contradict each other", []
             if found is not None:

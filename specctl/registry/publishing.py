@@ -18,7 +18,7 @@ from specctl.registry.content import check_envelope, checked
 from specctl.registry.log import Log, Logged, Move, Note, Pointer, Publish, Writer
 from specctl.registry.names import (
     Reference,
-    parse_alias,
+    parse_new_alias,
     parse_digest,
     parse_name,
     parse_reference,
@@ -155,7 +155,7 @@ def promote(
         ArtifactError: the version's content or a signature is not right.
     """
     log = writer.registry.known_log(name)
-    parse_alias(alias)
+    parse_new_alias(alias)
     parse_digest(digest)
     present = log.state.expected(alias)[0]
     if expect is not None and present != expect:
