@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -16,12 +17,25 @@ Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveInt = Annotated[int, Field(ge=1)]
 
 
+class _Plain(str):
+    """Text that is shown without quotes."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
 class Record(BaseModel):
     """Frozen, strict, no unknown fields, no NaN: nothing is guessed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
     learned: ClassVar[tuple[str, ...]] = ()
     """Fields that the codec keeps in safetensors rather than in the manifest."""
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """As pydantic has it, of what was learned only the size."""
+        for name, value in super().__repr_args__():
+            is_long = name in self.learned and isinstance(value, tuple)
+            yield name, _Plain(f"<{len(value)} values>") if is_long else value
 
 
 def option(
