@@ -32,6 +32,7 @@ from specctl.results import (
     TraceFigures,
     TuneResult,
 )
+from specctl.stats import MIN_PROMPTS
 
 FEW_PROMPTS = 30
 """Below this, percentile intervals of a bootstrap are markedly too narrow."""
@@ -144,7 +145,7 @@ def build_page(figures: TraceFigures | None, given: Given) -> Page:
         warnings.insert(
             0,
             f"Only {count(figures.num_prompts, 'prompt')}: intervals by prompt are too narrow "
-            f"below about {FEW_PROMPTS}, and mean nothing for one.",
+            f"below about {FEW_PROMPTS}, and n/a below {MIN_PROMPTS}.",
         )
     if fixture_note(first.target) or fixture_note(first.drafter):
         warnings.insert(0, FIXTURE)

@@ -74,6 +74,11 @@ class Pair:
     drafter_digest: str
     drafter_folder: Path | None = None
 
+    def __repr__(self) -> str:
+        model = self.target.model
+        dtype = str(model.dtype).removeprefix("torch.")
+        return f"Pair({self.target.name!r}, {self.drafter_name!r}, {dtype} on {model.device})"
+
     @property
     def fingerprint(self) -> PairFingerprint:
         """The fingerprint that traces and artifacts of this pair carry."""

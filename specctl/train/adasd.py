@@ -34,6 +34,7 @@ from specctl.stats import (
     Interval,
     Split,
     auc_of,
+    intervals_over,
     ratio_of_ratios,
     ratio_of_sums,
     split_prompts,
@@ -391,8 +392,8 @@ def report_of(data: AdasdReport) -> FitReport[AdasdReport]:
                 if known
                 else ["the log has no js_distance, which only the acceptance needs"]
             ),
-            f"costs in {stop.config.cost}, held out, 95 % intervals; chosen on the training "
-            "prompts",
+            f"costs in {stop.config.cost}, held out, {intervals_over(stop.num_prompts['held_out'])}"
+            "; chosen on the training prompts",
             *lines,
         ),
         tables=tables,

@@ -37,6 +37,7 @@ def test_json_is_the_pages_twin(log: Path, tmp_path: Path) -> None:
     assert twin["sections"]["recommendation"]["missing"].startswith("None is made.")
 
 
+@pytest.mark.usefixtures("two_prompts_are_enough")
 def test_equal_seeds_give_equal_pages(log: Path, tmp_path: Path) -> None:
     pages = [tmp_path / "one.html", tmp_path / "two.html", tmp_path / "three.html"]
     for page, seed in zip(pages, (7, 7, 8), strict=True):
