@@ -52,7 +52,7 @@ HELD = {
     # that span segments (part 2).
     "logs": 5790,
     "train": 4870,
-    # 425 engines in replay and tuning, 570 their step times as a clock (part 2), 60 tables (part 3).
+    # 425 engines in replay and tuning, 570 step times as a clock (part 2), 60 tables (part 3).
     "replay": 9110,
     "report": 1350,
     # 450 help in groups with examples, what is left by an interrupt, a configuration file (part 3).
