@@ -206,15 +206,17 @@ def test_programs_run_in_any_order(
         pytest.skip("the order is the interpreter's to choose")
     from triton.runtime.interpreter import interpreter_builder as builder
 
-    forward = builder.set_grid_idx
+    forward, turned = builder.set_grid_idx, list[bool]()
 
     def backward(*index: int) -> None:
+        turned.append(any(size > 1 for size in builder.grid_dim))
         forward(*(size - 1 - place for size, place in zip(builder.grid_dim, index, strict=True)))
 
     monkeypatch.setattr(builder, "set_grid_idx", backward)
     for name in CASES:
         if name.startswith("lay_out") or "two programs" in name or name == "settle, eagle2":
             CASES[name](device)
+    assert any(turned), "no kernel had a second program"
 
 
 @pytest.mark.cuda

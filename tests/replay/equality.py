@@ -73,8 +73,8 @@ def single_turns() -> list[Prompt]:
 
 
 def few_prompts() -> list[Prompt]:
-    """20 of them, on which no policy here wants more than their log holds."""
-    return single_turns()[:200:10]
+    """16 of them, on which no policy here wants more than their log holds."""
+    return single_turns()[:192:12]
 
 
 def dense_log(pair: Pair, prompts: Sequence[Prompt], folder: Path) -> DenseLog:

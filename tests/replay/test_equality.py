@@ -51,5 +51,5 @@ def test_so_is_every_round_of_an_adaptive_policy(name: str, few: Logged) -> None
 @pytest.mark.parametrize("name", SCORED_POLICIES)
 def test_so_is_every_round_of_a_scored_tree(name: str, batch_size: int, few: Logged) -> None:
     pair, prompts, log = few
-    some = prompts[batch_size - 1 :: 3]
+    some = prompts[batch_size - 1 :: 2]
     check_equal(SCORED_POLICIES[name], pair, some, log, batch_size=batch_size)

@@ -123,7 +123,10 @@ def test_a_store_that_creates_in_word_alone_is_refused(
     ids=" ".join,
 )
 def test_a_lost_answer_makes_no_good_store_unfit(tmp_path: Path, outcomes: list[str]) -> None:
-    probe(Faulty(tmp_path, outcomes))
+    store = Faulty(tmp_path, outcomes)
+    probe(store)
+    assert store.outcomes == [], "it did not go on until it knew"
+    assert store.get(PROBE_KEY, max_bytes=99)
 
 
 @pytest.mark.parametrize("lost", [[], ["lost"], ["late"]], ids=" ".join)
