@@ -116,7 +116,7 @@ def json_digest(text: str) -> str:
 
 
 _PLAIN = (
-    (r"^Value error, |^Input should be ", ""),
+    (r"^Value error, |Input should be ", ""),
     ("greater than or equal to", "at least"),
     ("less than or equal to", "at most"),
     ("greater than", "above"),
@@ -144,11 +144,17 @@ def violated_rule(error: ValidationError) -> Violation:
     """The first violation of a pydantic error."""
     # There may be one for each of thousands of values: without what would repeat those.
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    rule = first["msg"]
+    place, message = tuple(str(part) for part in first["loc"]), first["msg"]
+    return Violation(
+        place, in_plain_words(message), first["type"], message.startswith("Input should be")
+    )
+
+
+def in_plain_words(message: str) -> str:
+    """A message of pydantic, or of a parser that uses it, in our words."""
     for theirs, ours in _PLAIN:
-        rule = re.sub(theirs, ours, rule)
-    place = tuple(str(part) for part in first["loc"])
-    return Violation(place, rule, first["type"], first["msg"].startswith("Input should be"))
+        message = re.sub(theirs, ours, message)
+    return message
 
 
 def describe_violation(error: ValidationError) -> str:

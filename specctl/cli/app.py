@@ -17,6 +17,7 @@ import typer
 
 from specctl.console import prepare_output
 from specctl.errors import SpecctlError, UsageError, did_you_mean, one_line
+from specctl.records import in_plain_words
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells count."""
@@ -90,7 +91,10 @@ def read_settings() -> dict[str, Any]:
     """
     from specctl.registry.userdirs import config_home
 
-    path = config_home() / SETTINGS
+    try:
+        path = config_home() / SETTINGS
+    except UsageError:  # an account without a home
+        return {}
     try:
         found = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
@@ -211,11 +215,13 @@ def _check_words(words: list[str]) -> None:
 
 def _refuse_words(error: typer.TyperException) -> int:
     """Says what the parser says, and what to do; the help, where no verb was given."""
-    message, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
+    message = error.format_message().replace("Input should be", "expected")
+    message, context = in_plain_words(message), getattr(error, "ctx", None)
+    message = re.sub(r" \(Possible options: ([^,)]+).*", r"; did you mean \1?", message).rstrip(".")
     if message.startswith("Usage:"):
         typer.echo(message)
         return 2
-    if not ("Did you mean" in message or "Possible" in message):
+    if "id you mean" not in message:
         words = re.findall("'([^' ]+)'", message)[1:] or [""]  # what was given, and its choices
         see = f"see {context.command_path if context else 'specctl'} --help"
         message += f"; {did_you_mean(words[0], words[1:], see)}"

@@ -87,7 +87,7 @@ def _read(path: Path | None, kind: type[ResultT]) -> ResultT | None:
         content = path.read_bytes()
         return kind.model_validate_json(content)
     except OSError as error:
-        found = os.strerror(error.errno or 0)
+        found, fix = os.strerror(error.errno or 0).lower(), "check the path"
     except ValidationError as error:
         found = describe_violation(error)
         if other := _not_of_dense_traces(content):

@@ -24,6 +24,7 @@ from specctl.errors import (
     ModelError,
     UsageError,
     VocabularyMismatchError,
+    did_you_mean,
 )
 from specctl.runtime.attention import ATTENTION
 from specctl.runtime.cached_model import CachedModel
@@ -210,7 +211,7 @@ def model_folder(
             f"model {name!r}",
             expected=f"a folder, a reachable hub id, or embedded:{'|'.join(EMBEDDED)}",
             found="none" if os.environ.get("HF_HUB_OFFLINE") else f"none: {first_line(error)}",
-            fix="check the name, or download the model first",
+            fix=did_you_mean(name, ["embedded"], "check the name, or download the model first"),
         ) from error
 
 
