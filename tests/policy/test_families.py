@@ -162,7 +162,7 @@ REFUSED: list[tuple[type[Record], dict[str, Any], str]] = [
     (SparseGates, {**GATED, "gate_levels": (2, 1), "thresholds": (0.1, 0.2)}, "strictly incr"),
     (SparseGates, {**ONE_GATE, "gate_levels": (4,)}, "below the deepest"),
     (SparseGates, {**ONE_GATE, "width": 4}, "width exceeds max_width"),
-    (SparseGates, {**ONE_GATE, "thresholds": (1.5,)}, "at most 1"),
+    (SparseGates, {**ONE_GATE, "thresholds": (1.5,)}, "less than or equal to 1"),
     (SparseGates, {**ONE_GATE, "thresholds": (NAN,)}, "finite"),
     (SparseGates, {**ONE_GATE, "gate_levels": (0,)}, "at least 1"),
     (ScoredTree, {**SCORE, "beta": 1.5}, "beta"),
