@@ -22,6 +22,8 @@ from specctl.errors import TraceEmptyError, UsageError
 Floats = NDArray[np.float64]
 CONFIDENCE = 0.95
 """Of all intervals."""
+MIN_PROMPTS = 8
+"""An interval over fewer says nothing: resampled or by their variance, it is far too narrow."""
 NUM_RESAMPLES = 2000
 Figure = Callable[[Floats], Floats]
 """From sums `[..., S]` to figures `[...]`."""
@@ -55,9 +57,9 @@ def split_prompts(prompt_ids: Iterable[str], *, held_out_frac: float, seed: int)
     if len(ordered) < 2:
         raise TraceEmptyError(
             "split by prompt",
-            expected="rounds of at least 2 prompts",
-            found=f"{len(ordered)}",
-            fix="collect traces of more prompts",
+            expected="at least 2 prompts with rounds to fit to",
+            found=str(len(ordered)),
+            fix=f"collect traces of more prompts; intervals need {MIN_PROMPTS} held out",
         )
     wanted = sum(position(prompt_id) < held_out_frac for prompt_id in ordered)
     cut = min(max(wanted, 1), len(ordered) - 1)
@@ -96,14 +98,21 @@ class Interval:
         return vars(self).copy()
 
     def text(self, spec: str = ".3f") -> str:
-        """`1.234 [1.2, 1.3]`, each number by a format; a dash for what is not defined."""
+        """`1.234 [1.2, 1.3]`, each number by a format; `-` and `n/a` for what is not defined."""
         if not self.known:
             return "-"
-        ends = (f"{x:{spec}}" if math.isfinite(x) else "-" for x in (self.low, self.high))
-        return f"{self.value:{spec}} [{', '.join(ends)}]"
+        ends = [f"{x:{spec}}" for x in (self.low, self.high) if math.isfinite(x)]
+        return f"{self.value:{spec}} [{', '.join(ends) if ends[1:] else 'n/a'}]"
 
 
 UNKNOWN = Interval(math.nan, math.nan, math.nan)
+
+
+def intervals_over(num_prompts: int) -> str:
+    """Words on the intervals of figures over so many prompts."""
+    if num_prompts >= MIN_PROMPTS:
+        return "95% intervals by prompt"
+    return f"intervals n/a: they need {MIN_PROMPTS} prompts, here are {num_prompts}"
 
 
 @dataclass(frozen=True)
@@ -111,10 +120,14 @@ class Resamples:
     """Bootstrap weights `[B, P]` of P prompts in B resamples.
 
     They are drawn once and used for every figure of every policy, so that differences are paired.
+
+    Attributes:
+        is_enough: so many were drawn from that an interval says something.
     """
 
     weights: Floats
     confidence: float = CONFIDENCE
+    is_enough: bool = True
 
     @classmethod
     def draw(
@@ -124,11 +137,14 @@ class Resamples:
         seed: int = 0,
         num: int = NUM_RESAMPLES,
         confidence: float = CONFIDENCE,
+        least: int | None = None,
     ) -> Resamples:
-        """Resamples of `num_prompts` prompts with replacement."""
+        """Resamples of `num_prompts` prompts with replacement; of fewer than `least`, by default
+        `MIN_PROMPTS`, there are no intervals."""
         generator = np.random.default_rng(seed)
         shares = np.full(num_prompts, 1 / num_prompts)
-        return cls(generator.multinomial(num_prompts, shares, num).astype(np.float64), confidence)
+        weights = generator.multinomial(num_prompts, shares, num).astype(np.float64)
+        return cls(weights, confidence, num_prompts >= (least or MIN_PROMPTS))
 
     def interval(self, sums: Floats, figure: Figure) -> Interval:
         """A figure of sums per prompt, `[P, S]`."""
@@ -154,7 +170,7 @@ class Resamples:
     def bounds(self, drawn: Floats) -> tuple[float, float]:
         """Ends of the percentile interval of a figure drawn `[B]`; NaN where none is finite."""
         inside = drawn[np.isfinite(drawn)]
-        if not len(inside):
+        if not len(inside) or not self.is_enough:
             return math.nan, math.nan
         tail = 50 * (1 - self.confidence)
         low, high = np.percentile(inside, [tail, 100 - tail])
@@ -192,7 +208,7 @@ def ratio_of_sums(above: Floats, below: Floats) -> Interval:
         return UNKNOWN
     value = above.sum() / below.sum()
     half = _half_width((above - value * below) / below.sum())
-    return _interval(value, value - half, value + half)
+    return _interval(value, value - half, value + half, len(below))
 
 
 def ratio_of_ratios(ours: tuple[Floats, Floats], theirs: tuple[Floats, Floats]) -> Interval:
@@ -203,7 +219,7 @@ def ratio_of_ratios(ours: tuple[Floats, Floats], theirs: tuple[Floats, Floats]) 
     a, b, c, d = (part / total for part, total in zip((*ours, *theirs), sums, strict=True))
     value = sums[0] / sums[1] / (sums[2] / sums[3])
     factor = np.exp(_half_width(a - b - c + d))
-    return _interval(value, value / factor, value * factor)
+    return _interval(value, value / factor, value * factor, len(a))
 
 
 def paired_difference(differences: Floats) -> Interval:
@@ -216,7 +232,7 @@ def paired_difference(differences: Floats) -> Interval:
     mean = differences.sum() / size
     variance = ((differences**2).sum() + 2) / size - mean**2
     half = _quantile() * np.sqrt(variance / size)
-    return _interval(differences.mean(), mean - half, mean + half)
+    return _interval(differences.mean(), mean - half, mean + half, len(differences))
 
 
 def recovery_ratio(ours: Floats, theirs: Floats) -> Interval:
@@ -229,7 +245,8 @@ def recovery_ratio(ours: Floats, theirs: Floats) -> Interval:
     above, below = ours.sum() + 1, theirs.sum() + 1
     discordant = ((ours - theirs) ** 2).sum() + 2
     factor = np.exp(_quantile() * np.sqrt(discordant / (above * below)))
-    return _interval(ours.sum() / theirs.sum(), above / below / factor, above / below * factor)
+    ends = above / below / factor, above / below * factor
+    return _interval(ours.sum() / theirs.sum(), *ends, len(ours))
 
 
 def share(count: int, size: int) -> Interval:
@@ -239,7 +256,7 @@ def share(count: int, size: int) -> Interval:
     if size == 0:
         return UNKNOWN
     found: Any = binomtest(count, size).proportion_ci(CONFIDENCE, method="wilson")
-    return _interval(count / size, found.low, found.high)
+    return _interval(count / size, found.low, found.high, size)
 
 
 def _half_width(influence: Floats) -> float:
@@ -252,7 +269,9 @@ def _quantile() -> float:
     return NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 
-def _interval(value: float, low: float, high: float) -> Interval:
+def _interval(value: float, low: float, high: float, num_prompts: int) -> Interval:
+    if num_prompts < MIN_PROMPTS:
+        return Interval(float(value), math.nan, math.nan)
     return Interval(float(value), float(low), float(high))
 
 

@@ -85,3 +85,9 @@ def s3_url(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     bucket = f"test-{uuid.uuid4().hex[:12]}"
     make_bucket(s3_endpoint, bucket)
     return f"s3://{bucket}/shared"
+
+
+@pytest.fixture
+def two_prompts_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Intervals over fewer prompts than are asked for, where a test reckons them by hand."""
+    monkeypatch.setattr("specctl.stats.MIN_PROMPTS", 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,8 +38,10 @@ from specctl.train.configs import (
 )
 
 
-def finish(fit: Any, opened: Any, out: Path, *, num_left_out: int = 0) -> Answer:
-    """Writes the artifact of a fit to traces."""
+def finish(
+    fit: Any, opened: Any, out: Path, *, num_left_out: int = 0, said: Sequence[str] = ()
+) -> Answer:
+    """Writes the artifact of a fit to traces; `said`: what was taken from them."""
     from specctl.logs.trace_set import domain_of
     from specctl.train.report import save_fit
 
@@ -47,17 +50,17 @@ def finish(fit: Any, opened: Any, out: Path, *, num_left_out: int = 0) -> Answer
     artifact = save_fit(fit, out, *fitted_to, domain=domain, snapshots=snapshots)
     if num_left_out:
         console.warn(f"{num_left_out} positions have no label and were left out")
-    return fit_answer(artifact, fit.report, out)
+    return fit_answer(artifact, fit.report, out, said)
 
 
-def fit_answer(artifact: Any, report: Any, out: Path) -> Answer:
+def fit_answer(artifact: Any, report: Any, out: Path, said: Sequence[str] = ()) -> Answer:
     """The report of a fit whose artifact is written."""
     data = {
         "out": str(out),
         "artifact_digest": artifact.digest,
         "report": report.data.model_dump(mode="json"),
     }
-    return Answer(data, [report.terminal(), f"wrote {out}  {artifact.digest}"])
+    return Answer(data, [report.terminal(), *said, f"wrote {out}  {artifact.digest}"])
 
 
 # --------------------------------------------------------------------------- from traces
@@ -78,13 +81,15 @@ def fit_cart(
     base: str | None = option(
         None,
         "Static tree to extend, for dense traces",
-        default="eagle2. Live traces keep the tree that they were collected with",
+        default="eagle2 as deep and wide as the traces; live ones keep their own tree",
     ),
     unfinished: UnfinishedOption = False,
 ) -> Answer:
     """Fit how deep trees grow, by entropy (HeteroSpec)."""
     from specctl.errors import TraceMismatchError
+    from specctl.policy import Policy, StaticTree
     from specctl.replay.fit_inputs import rounds_to_fit
+    from specctl.runtime.policy_spec import words_of
     from specctl.train.cart import fit_cart as fit
 
     opened = open_to_fit(traces, unfinished=unfinished)
@@ -99,7 +104,8 @@ def fit_cart(
             fix="collect again with eagle2",
         )
     fitted = fit(found.rounds, config.build(base=shape))
-    return finish(fitted, opened, out, num_left_out=found.num_left_out)
+    tree = f"base tree: {words_of(Policy(shape=StaticTree(**shape)))}"
+    return finish(fitted, opened, out, num_left_out=found.num_left_out, said=(tree,))
 
 
 @verb(
@@ -183,15 +189,18 @@ def fit_echo(
     from specctl.replay.run import open_cost_model
     from specctl.train.echo import fit_echo as fit
 
-    settings = config.build()
     opened = open_to_fit(traces)
     model = open_cost_model(cost_model, opened, console.warn)
     log = DenseLog.open(opened)
+    settings: EchoConfig = config.build(**EchoConfig.defaults(log.support))
+    settings.check_support(log.support)
     replayer = Replayer(log, None if model is None else model.replayed_us, threads)
     with console.progress("positions", opened.num_rows("rounds")) as tick:
         found = gate_rows(log, settings.open_shape, num_threads=threads, on_positions=tick)
     fitted = fit(found.rows, settings, replayer, num_left_out=found.num_left_out)
-    return finish(fitted, opened, out, num_left_out=found.num_left_out)
+    sizes = f"depth {settings.depth}, width {settings.width}, at most {settings.max_width}"
+    said = f"tree: {sizes}, of traces of depth {log.support.depth}, top_k {log.support.top_k}"
+    return finish(fitted, opened, out, num_left_out=found.num_left_out, said=(said,))
 
 
 # --------------------------------------------------------------------------- with paired runs
@@ -201,19 +210,21 @@ def _runs(
     runs: Given, out: Path, prompts: list[str], **seed: int
 ) -> tuple[PairedConfig, Any, Any, Any]:
     """The paired configuration, the prompts and their settings, the models, the folder's opener."""
-    from specctl.collect.prompts import load_prompt_files
+    from specctl.collect.prompts import load_prompt_files, spread
 
     config: PairedConfig = runs.build(**seed)
     config.check()
-    loaded = load_prompt_files(
-        prompts, format=config.format, limit=config.limit, limit_seed=config.limit_seed
-    )
+    loaded = load_prompt_files(prompts, format=config.format)
+    if config.limit is not None:  # of those that can be judged, where some can
+        judged = [prompt for prompt in loaded if prompt.answer is not None]
+        loaded = spread(judged or loaded, config.limit, config.limit_seed)
 
     from specctl.train.paired import Plan, RunFolder, nothing_to_check
 
     if loaded and all(prompt.answer is None for prompt in loaded):
         raise nothing_to_check()
-    pair = config.load_pair()
+    with console.progress("loading models", None):
+        pair = config.load_pair()
     loaded = config.with_room(pair, loaded, console.warn)
     plan = Plan(loaded, config.settings, config.num_seeds, config.batch_size)
 

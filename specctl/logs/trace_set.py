@@ -285,6 +285,10 @@ class TraceSet:
 
     parts: tuple[Listing, ...]
 
+    def __repr__(self) -> str:
+        names = ", ".join(part.place.name for part in self.parts)
+        return f"TraceSet({names!r}, {len(self.prompt_ids)} prompts)"
+
     @classmethod
     def open(
         cls,

@@ -103,13 +103,12 @@ def figures_of(
         seed: of the resamples.
     """
     first = runs[0]
-    resamples = Resamples.draw(len(runs), seed=seed)
+    resamples = Resamples.draw(len(runs), seed=seed, least=2)  # one run says nothing of others
     names = [name for name in RATIOS if tpot_limit_us is not None or name not in GOODPUT_RATIOS]
 
     def figures(windows: Sequence[Window]) -> dict[str, Interval]:
         sums, table = _table(runs, windows, tpot_limit_us)
-        found = {n: resamples.interval(table, figure_of(sums, RATIOS[n])) for n in names}
-        return {name: _over_runs(interval, len(runs)) for name, interval in found.items()}
+        return {n: resamples.interval(table, figure_of(sums, RATIOS[n])) for n in names}
 
     def total(name: str) -> float:
         return float(sum(getattr(run.outcomes, name).sum() for run in runs))
@@ -152,11 +151,10 @@ def compare_runs(
             found="none that is steady" if same else "others",
             fix="simulate both with the same load and seeds, and more requests",
         )
-    resamples = Resamples.draw(len(ours), seed=seed)
+    resamples = Resamples.draw(len(ours), seed=seed, least=2)
     sums, mine = _table(ours, windows[0], None)
     _, others = _table(theirs, windows[1], None)
-    found = {n: resamples.ratio(mine, others, figure_of(sums, RATIOS[n])) for n in COMPARED}
-    return {name: _over_runs(interval, len(ours)) for name, interval in found.items()}
+    return {n: resamples.ratio(mine, others, figure_of(sums, RATIOS[n])) for n in COMPARED}
 
 
 class Window(NamedTuple):
@@ -248,11 +246,6 @@ def _request_sums(run: Simulation, requests: slice, tpot_limit_us: float | None)
         "request_tokens": num_tokens.sum(),
         "runs": 1,
     }
-
-
-def _over_runs(interval: Interval, num_runs: int) -> Interval:
-    """One run says nothing about another."""
-    return interval if num_runs > 1 else Interval(interval.value, float("nan"), float("nan"))
 
 
 # ----------------------------------------------------------------- one run in order

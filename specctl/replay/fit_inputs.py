@@ -74,9 +74,10 @@ def rounds_to_fit(
 
     Args:
         base: static tree to draft at every position, e.g. `eagle2:depth=6`; dense traces only.
+            None: that of the traces, else eagle2's, as deep and wide as they hold.
 
     Raises:
-        UsageError: a base for live traces, or one that is not a static tree.
+        UsageError: a base for live traces, one that is not a static tree, or one that they lack.
     """
     import polars as pl
 
@@ -89,20 +90,32 @@ def rounds_to_fit(
                 fix="leave it out, or collect with --dense",
             )
         return FitRounds(traces.scan("rounds"), traces.header.policy)
-    shape = resolve_policy(base or "eagle2").policy.shape
+    log = DenseLog.open(traces)
+    held, usual = log.support, StaticTree()
+    if base is None:
+        sizes = min(usual.depth, held.depth), min(usual.top_k, held.top_k)
+        base = "eagle2:depth={}:top_k={}".format(*sizes)
+    shape = resolve_policy(base).policy.shape
     if not isinstance(shape, StaticTree):
         raise UsageError(
             "--base",
             expected="a static tree such as eagle2:depth=6:top_k=8:num_tokens=48",
-            found=str(base),
+            found=base,
             fix="name one",
+        )
+    if shape.depth > held.depth or shape.top_k > held.top_k:
+        raise UsageError(
+            "--base",
+            expected=f"at most depth={held.depth}:top_k={held.top_k}, which the traces hold",
+            found=base,
+            fix="name a smaller tree, or collect deeper or wider (--depth, --children)",
         )
 
     def columns(draft: LoggedDraft) -> dict[str, Tensor]:
         return {"phi": phi(draft.pool), "tcr": draft.terminal_rank.int()}
 
     found = position_rows(
-        DenseLog.open(traces),
+        log,
         build_shape(shape),
         columns,
         num_threads=num_threads,

@@ -22,7 +22,7 @@ from specctl.results import (
     TraceFacts,
 )
 from specctl.runtime.output import json_bytes, write_whole
-from specctl.stats import Interval
+from specctl.stats import Interval, intervals_over
 
 RESULTS_NAME = "replay.json"
 
@@ -253,7 +253,7 @@ def replay_result(
         where = "" if first.group == "all" else f", {first.group}"
         title = (
             f"{caption.subject}{where}: {first.num_prompts} prompts, {first.num_tokens} "
-            f"tokens, {caption.sampling}; 95% intervals by prompt"
+            f"tokens, {caption.sampling}; {intervals_over(first.num_prompts)}"
         )
         columns = _timed(SEQUENTIAL, has_time=first.time_us is not None)
         tables.append((title, {k: v for k, v in columns.items() if k not in without}, group))

@@ -32,6 +32,7 @@ from specctl.results import (
     TraceFigures,
     TuneResult,
 )
+from specctl.stats import MIN_PROMPTS
 
 FEW_PROMPTS = 30
 """Below this, percentile intervals of a bootstrap are markedly too narrow."""
@@ -86,7 +87,7 @@ def _read(path: Path | None, kind: type[ResultT]) -> ResultT | None:
         content = path.read_bytes()
         return kind.model_validate_json(content)
     except OSError as error:
-        found = os.strerror(error.errno or 0)
+        found, fix = os.strerror(error.errno or 0).lower(), "check the path"
     except ValidationError as error:
         found = describe_violation(error)
         if other := _not_of_dense_traces(content):
@@ -144,7 +145,7 @@ def build_page(figures: TraceFigures | None, given: Given) -> Page:
         warnings.insert(
             0,
             f"Only {count(figures.num_prompts, 'prompt')}: intervals by prompt are too narrow "
-            f"below about {FEW_PROMPTS}, and mean nothing for one.",
+            f"below about {FEW_PROMPTS}, and n/a below {MIN_PROMPTS}.",
         )
     if fixture_note(first.target) or fixture_note(first.drafter):
         warnings.insert(0, FIXTURE)

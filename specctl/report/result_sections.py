@@ -82,7 +82,7 @@ def _from_ladder(ladder: LadderResult) -> Section:
     best, static = ladder.fastest, ladder.rung(ladder.best_static)
     gain = best.against_static
     words = f"{gain.text('.2f')} times the rate of the best static setting, {static.label}"
-    run = static if best is not static and gain.low <= 1 else best
+    run = static if best is not static and not gain.low > 1 else best
     setting = f" ({run.setting})" if run.setting else ""
     if run is not best:
         reading = (

@@ -34,6 +34,7 @@ from specctl.stats import (
     Interval,
     Split,
     auc_of,
+    intervals_over,
     ratio_of_ratios,
     ratio_of_sums,
     split_prompts,
@@ -377,8 +378,8 @@ def report_of(data: AdasdReport) -> FitReport[AdasdReport]:
             f"prompts; {stop.num_tokens['train']} and {stop.num_tokens['held_out']} tested tokens",
             _signal_line("draft entropy, nats", stop.entropy),
             _signal_line("Jensen-Shannon distance", stop.distance),
-            f"costs in {stop.config.cost}, held out, 95 % intervals; chosen on the training "
-            "prompts",
+            f"costs in {stop.config.cost}, held out, {intervals_over(stop.num_prompts['held_out'])}"
+            "; chosen on the training prompts",
             *lines,
         ),
         tables=tables,

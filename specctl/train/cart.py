@@ -93,7 +93,7 @@ class HeldOut(Record):
     """Error of the bin means of training on held-out rounds, in squared units of the label.
 
     Attributes:
-        mse_interval: its ends, 95 % of resamples of held-out prompts; null with one prompt.
+        mse_interval: its ends, 95 % of resamples of held-out prompts; null with too few.
         constant_mse: of the training mean alone. r_squared: 1 - mse / constant_mse.
     """
 
@@ -361,12 +361,10 @@ def _held_out_error(used: pl.DataFrame) -> HeldOut:
 
 
 def mean_interval(values: Floats, prompt: Bins) -> tuple[float, float] | None:
-    """Ends of a mean over rounds, by bootstrap over their prompts; None with one prompt."""
+    """Ends of a mean over rounds, by bootstrap over their prompts; None with too few of them."""
     names, codes = np.unique(prompt, return_inverse=True)
-    if len(names) == 1:
-        return None
     found = Resamples.draw(len(names)).mean(values, codes)
-    return found.low, found.high
+    return None if np.isnan(found.low) else (found.low, found.high)
 
 
 # --------------------------------------------------------------------------- what is shown

@@ -256,9 +256,17 @@ class GbdtConfig(C2TConfig):
 class EchoConfig(Record):
     """Settings for fitting ECHO's gates; depth, width, max_width, num_tokens: see `SparseGates`."""
 
-    depth: Depth = option(8, "Levels drafted at most", group="common")
-    width: TopK = option(3, "W_dflt, nodes kept per level", group="common")
-    max_width: TopK = option(10, "W_max, nodes of a level whose gate closed; children per node")
+    depth: Depth = option(
+        8, "Levels drafted at most", default="the traces', at most 8", group="common"
+    )
+    width: TopK = option(
+        3, "W_dflt, nodes kept per level", default="3, or the traces' children", group="common"
+    )
+    max_width: TopK = option(
+        10,
+        "W_max, nodes of a level whose gate closed; children per node",
+        default="the traces', at most 10",
+    )
     num_tokens: NumTokens = option(
         48, "Nodes a request submits at most, root counted", group="common"
     )
@@ -276,6 +284,27 @@ class EchoConfig(Record):
     min_rows: PositiveInt = option(50, "Positions of each class that a level needs to be judged")
     held_out_frac: float = HELD_OUT
     seed: Seed = SEED
+
+    @classmethod
+    def defaults(cls, support: Any) -> dict[str, int]:
+        """Sizes that the traces hold."""
+        most = {"depth": support.depth, "width": support.top_k, "max_width": support.top_k}
+        return {name: min(cls.model_fields[name].default, held) for name, held in most.items()}
+
+    def check_support(self, support: Any) -> None:
+        """Raises `UsageError` for a tree that is deeper or wider than the traces'."""
+        for flag, size, held in (
+            ("--depth", self.depth, support.depth),
+            ("--width", self.width, support.top_k),
+            ("--max-width", self.max_width, support.top_k),
+        ):
+            if size > held:
+                raise UsageError(
+                    flag,
+                    expected=f"at most {held}, as the traces hold",
+                    found=str(size),
+                    fix="lower it, or collect deeper or wider (--depth, --children)",
+                )
 
     def shape(self, levels: tuple[int, ...], thresholds: tuple[float, ...]) -> SparseGates:
         """The tree with gates at these levels."""

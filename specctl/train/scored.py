@@ -24,7 +24,7 @@ from specctl.policy.c2t import nothing_kept
 from specctl.policy.scorers import build_log_odds
 from specctl.records import Record
 from specctl.runtime.twins import SCORER
-from specctl.stats import Floats, Interval, Split, auc_of, split_prompts
+from specctl.stats import Floats, Interval, Split, auc_of, intervals_over, split_prompts
 from specctl.train.configs import C2TConfig
 from specctl.train.curves import BETAS, Curve, CurvePoint, DepthCalibration, trace_curve
 from specctl.train.report import AMBER, BLUE, RED, Fit, FitReport, check_twin
@@ -283,7 +283,7 @@ def _compare(curve: Curve, control: Curve, recall: float, seed: int) -> RecallRo
         num_tokens=own,
         joint_num_tokens=other,
         change=change,
-        change_interval=None if change is None or np.isnan(low) else Interval(change, low, high),
+        change_interval=None if change is None else Interval(change, low, high),
     )
 
 
@@ -341,7 +341,7 @@ def scored_fit(
         },
         "nodes kept per position, root counted, where each curve passes the recall (share of "
         "accepted tokens kept), held out; joint: plain threshold on the path's probability, same "
-        "depth; 95 % intervals, prompts resampled",
+        f"depth; {intervals_over(data.sides['held_out'].num_prompts)}",
     )
     report = FitReport(
         kind=kind,

@@ -13,7 +13,7 @@ from specctl.policy import EntropyStop, JensenShannon
 from specctl.train import mars
 from tests.cli.command import INPUT, USAGE, passes, refuses, specctl
 
-C2T = ("--epochs", 2, "--min-steps", 1, "--hidden", 4, "--batch-size", 256, "--held-out", 0.4)
+C2T = ("--epochs", 2, "--min-steps", 1, "--hidden", 4, "--nodes-per-step", 256, "--held-out", 0.4)
 GBDT = ("--num-trees", 12, "--num-leaves", 5, "--min-rows", 20, "--hidden", 4, "--min-steps", 1,
         "--features", "draft_logp,parent_entropy,depth", "--held-out", 0.4)  # fmt: skip
 ADASD = ("--held-out", 0.3, "--weights", "0,8")

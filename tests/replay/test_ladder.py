@@ -126,6 +126,7 @@ def test_a_schedule_is_the_chain_of_the_load(log: DenseLog) -> None:
         assert one.tokens_per_s == other.tokens_per_s
 
 
+@pytest.mark.usefixtures("two_prompts_are_enough")
 def test_an_estimate_that_is_right_is_worth_what_it_should_be(log: DenseLog) -> None:
     """The target draws by the drafter, so trees at the settled price are the best there are."""
     assert built(log).rung("R_feat").against_static.low > 1.0
@@ -181,6 +182,7 @@ def measured(**others: tuple[float, float]) -> tuple[dict[str, Rung], LossSplit]
     return {rung.label: rung for rung in found}, split
 
 
+@pytest.mark.usefixtures("two_prompts_are_enough")
 def test_distances_by_hand() -> None:
     """static 200k tokens/s, mine 250k, R_feat 312.5k, R_prob 400k, R_clair 500k."""
     rungs, split = measured()
@@ -197,12 +199,14 @@ def test_distances_by_hand() -> None:
     assert rungs["R_prob"].policy_regret is None
 
 
+@pytest.mark.usefixtures("two_prompts_are_enough")
 @pytest.mark.parametrize("prob", [SLOW, (100.0, 800.0)])
 def test_no_share_of_a_gap_that_may_not_be_there(prob: tuple[float, float]) -> None:
     """No gain, or one that the other prompt loses: some resamples lead nowhere."""
     assert measured(R_prob=prob)[0]["mine"].gap_closed is None
 
 
+@pytest.mark.usefixtures("two_prompts_are_enough")
 def test_intervals_are_paired_by_prompt() -> None:
     """Prompts differ tenfold, the policy is 1.25 times as fast on each: the ratio has no spread."""
     mine = measured(static=(500.0, 5000.0), mine=(400.0, 4000.0))[0]["mine"]
@@ -245,7 +249,8 @@ def test_the_command_writes_table_json_and_picture(folder: Path, tmp_path: Path)
     assert stored["kind"] == "ladder"
     assert LadderResult.model_validate_json(json.dumps(stored)).to_json() == stored
     assert [rung["label"] for rung in stored["rungs"]][-4:] == list(build.LIMITS.values())
-    assert stored["rungs"][0]["tokens_per_s"]["low"] > 0
+    assert "intervals n/a: they need 8 prompts" in shown
+    assert stored["rungs"][0]["tokens_per_s"]["low"] is None
     assert (tmp_path / "out" / "ladder.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads(passes("ladder", folder, *options, "--json").out) == stored
 
@@ -258,7 +263,7 @@ FLAT = LINEAR.replace("verify_token_us=4", "verify_token_us=0")
     [
         ((), "specctl profile"),
         (("--linear", LINEAR, "--cost-model", "c.json"), "found both"),
-        (("--linear", "step_us=1"), "Field required"),
+        (("--linear", "step_us=1"), "it is missing"),
         (("--linear", "step_us=fast"), "--linear"),
         (("--linear", "step_us=1,step_us=2"), "--linear"),
         (("--linear", "nonsense"), "--linear"),

@@ -62,10 +62,21 @@ def test_categories_add_up(scored: list[PolicyScores]) -> None:
 
 
 def test_the_baseline_against_itself_is_exactly_one(scored: list[PolicyScores]) -> None:
+    """Its interval is n/a, like all others over six prompts."""
     for interval in scored[0].pooled.against.values():
-        assert (interval.value, interval.low, interval.high) == (1.0, 1.0, 1.0)
+        assert interval.text(".1f") == "1.0 [n/a]"
     calls = scored[2].pooled.against["calls"]
-    assert calls.low < calls.value == scored[2].pooled.calls / scored[0].pooled.calls < calls.high
+    assert calls.value == scored[2].pooled.calls / scored[0].pooled.calls
+
+
+@pytest.mark.usefixtures("two_prompts_are_enough")
+def test_intervals_lie_around_their_figures(runs: list[Rounds]) -> None:
+    scored = score(list(POLICIES), runs, clock=lambda run: 100.0 + run.outcomes.verified)
+    plain, other = scored[0], scored[2]
+    for interval in plain.pooled.against.values():
+        assert (interval.value, interval.low, interval.high) == (1.0, 1.0, 1.0)
+    calls = other.pooled.against["calls"]
+    assert calls.low < calls.value < calls.high
 
 
 def test_terminal_ranks_leave_out_paths_cut_by_the_end(runs: list[Rounds]) -> None:

@@ -179,6 +179,6 @@ def test_reference_tree_stays_within_the_log() -> None:
     assert figures.reference_tree(Support(10, 10, 11, nested=True)) == StaticTree()
 
 
-def test_intervals_are_nothing_but_the_value_for_one_prompt(tmp_path: Path) -> None:
+def test_one_prompt_has_no_interval(tmp_path: Path) -> None:
     evidence = figures.trace_figures(write_log(tmp_path / "log", TWO_PROMPTS[:1]))
-    assert evidence.tau.low == evidence.tau.value == evidence.tau.high
+    assert evidence.tau.text(".1f") == f"{evidence.tau.value:.1f} [n/a]"

@@ -300,7 +300,7 @@ WHOLE = json.loads(replay_results().model_dump_json())
 REFUSED = {
     "{": "Invalid JSON",
     "[]": "not an object",
-    json.dumps({n: v for n, v in WHOLE.items() if n != "policies"}): "policies: Field required",
+    json.dumps({n: v for n, v in WHOLE.items() if n != "policies"}): "policies: it is missing",
     json.dumps(WHOLE | {"policies": []}): "policies: Tuple",
     json.dumps(WHOLE | {"kind": "ladder"}): "kind: not 'replay'",
 }

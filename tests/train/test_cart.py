@@ -189,15 +189,15 @@ def test_too_many_gammas_for_the_bins_are_refused_by_exact_too() -> None:
 
 def test_the_interval_of_the_error_is_over_prompts_not_rounds() -> None:
     """Copies of a prompt's rounds say nothing new; other prompts do."""
-    values = np.array([1.0, 2.0, 4.0, 8.0])
-    few = cart.mean_interval(values, np.arange(4))
-    copied = cart.mean_interval(np.repeat(values, 50), np.repeat(np.arange(4), 50))
-    many = cart.mean_interval(np.tile(values, 50), np.arange(200))
+    values = np.array([1.0, 2.0, 4.0, 8.0, 1.0, 2.0, 4.0, 8.0])
+    few = cart.mean_interval(values, np.arange(8))
+    copied = cart.mean_interval(np.repeat(values, 50), np.repeat(np.arange(8), 50))
+    many = cart.mean_interval(np.tile(values, 50), np.arange(400))
     assert few is not None
     assert many is not None
     assert copied == pytest.approx(few)
     assert many[1] - many[0] < (few[1] - few[0]) / 4
-    assert cart.mean_interval(values, np.zeros(4, dtype=np.int64)) is None
+    assert cart.mean_interval(values[:7], np.arange(7)) is None, "too few prompts"
 
 
 def squared_error(phi: np.ndarray, label: np.ndarray, edges: list[float]) -> float:

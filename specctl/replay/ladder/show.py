@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from specctl.formatting import Table, fixture_note, sampling
 from specctl.results import LadderResult, Rung, RungKind
 from specctl.runtime.output import json_bytes, write_whole
+from specctl.stats import intervals_over
 
 JSON_NAME, PICTURE_NAME = "ladder.json", "ladder.png"
 BEYOND = ("plain", "clairvoyant", "ceiling")
@@ -51,7 +53,8 @@ def ladder_table(result: LadderResult) -> Table:
     title = (
         f"{result.target} + {result.drafter}, batch {result.batch_size}, "
         f"{sampling(result.sampling)}: {result.rungs[0].num_tokens} tokens of "
-        f"{result.num_prompts.held_out} held-out prompts, 95% intervals by prompt"
+        f"{result.num_prompts.held_out} held-out prompts, "
+        + intervals_over(result.num_prompts.held_out)
         + (f"; {note}" if note else "")
     )
     columns = ("rung", "calls", "verified", "levels", "time (s)", "τ", "tokens/s", "× static")
@@ -89,7 +92,7 @@ def ladder_notes(result: LadderResult) -> Iterator[str]:
             yield f"{rung.label}: {rung.setting}."
     lead = result.split.headroom
     advice = ""
-    if lead.low <= 0:
+    if not lead.low > 0:
         advice = " The data do not show any, so no share of it is given."
     elif lead.high < WORTHWHILE:
         advice = f" Under {WORTHWHILE:.0%}: a better drafter is worth more than a policy."
@@ -134,17 +137,20 @@ def ladder_png(result: LadderResult) -> bytes:
     figure = Figure(figsize=(9.5, 1.8 + 0.55 * len(rungs)), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     axes: Any = figure.subplots()
+    ends = []
     paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
     labels = []
     for place, rung in enumerate(rungs):
         (colour, hatch, _), rate = LOOKS[rung.kind], rung.tokens_per_s
         axes.barh(place, rate.value, 0.66, color=colour, hatch=hatch, edgecolor="white", lw=0)
-        spread = [[max(0, rate.value - rate.low)], [max(0, rate.high - rate.value)]]
+        low, high = (x if isfinite(x) else rate.value for x in (rate.low, rate.high))
+        ends.append(high)
+        spread = [[max(0, rate.value - low)], [max(0, high - rate.value)]]
         axes.errorbar(rate.value, place, xerr=spread, color="#222222", capsize=3, linewidth=1.2)
         share = None if rung.kind in BEYOND else rung.gap_closed
         closed = "" if share is None or share.value < 0 else f", gap closed {share.value:.0%}"
         text = f"  {rate.value:.0f}  ({rung.against_static.value:.2f}× static{closed})"
-        axes.annotate(text, (rate.high, place), va="center", fontsize=8.5, bbox=paper)
+        axes.annotate(text, (high, place), va="center", fontsize=8.5, bbox=paper)
         # Long settings stand on two lines.
         settings = rung.label.replace(":", "\n", 1) if len(rung.label) > 24 else rung.label
         labels.append(EXPLAINED.get(rung.label, settings))
@@ -152,7 +158,7 @@ def ladder_png(result: LadderResult) -> bytes:
     line = axes.axvline(best_static, label="best static rung", **dashed)
     axes.set_yticks(range(len(rungs)), labels, fontsize=8.5)
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.35 * max(rung.tokens_per_s.high for rung in rungs))
+    axes.set_xlim(0, 1.35 * max(ends))
     axes.set_xlabel("tokens per second under the cost model (whiskers: 95% interval by prompt)")
     axes.spines[["top", "right"]].set_visible(False)
     shown = {LOOKS[rung.kind][2]: LOOKS[rung.kind] for rung in rungs}

@@ -26,7 +26,7 @@ from specctl.replay.tune.evaluators import FIGURES
 from specctl.replay.tune.tuning import Tuned
 from specctl.results import Standing, TuneResult
 from specctl.runtime.output import json_bytes, write_whole
-from specctl.stats import CONFIDENCE, Interval
+from specctl.stats import CONFIDENCE, Interval, intervals_over
 
 RESULT_NAME, POLICY_FOLDER = "tune.json", "policy"
 COLUMNS = ("policy", "train", "held out", "× static", "τ", "verified", "TPOT ms", "support")
@@ -39,7 +39,8 @@ def result_table(result: TuneResult) -> Table:
     title = (
         f"{result.target} + {result.drafter}: {result.objective.kind}, {offered}batch size "
         f"{result.load.batch_size}; {result.num_prompts.train} training and "
-        f"{result.num_prompts.held_out} held-out prompts; 95% intervals by prompt"
+        f"{result.num_prompts.held_out} held-out prompts; "
+        + intervals_over(result.num_prompts.held_out)
         + (f" ({note})" if note else "")
     )
     wide = ("train", "verified", "support")
