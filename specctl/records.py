@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -16,12 +17,25 @@ Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveInt = Annotated[int, Field(ge=1)]
 
 
+class _Plain(str):
+    """Text that is shown without quotes."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
 class Record(BaseModel):
     """Frozen, strict, no unknown fields, no NaN: nothing is guessed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
     learned: ClassVar[tuple[str, ...]] = ()
     """Fields that the codec keeps in safetensors rather than in the manifest."""
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """As pydantic has it, of what was learned only the size."""
+        for name, value in super().__repr_args__():
+            is_long = name in self.learned and isinstance(value, tuple)
+            yield name, _Plain(f"<{len(value)} values>") if is_long else value
 
 
 def option(
@@ -102,7 +116,7 @@ def json_digest(text: str) -> str:
 
 
 _PLAIN = (
-    (r"^Value error, |^Input should be ", ""),
+    (r"^Value error, |Input should be ", ""),
     ("greater than or equal to", "at least"),
     ("less than or equal to", "at most"),
     ("greater than", "above"),
@@ -114,21 +128,38 @@ _PLAIN = (
 """Phrases of pydantic, and ours."""
 
 
-def violated_rule(error: ValidationError) -> tuple[tuple[str, ...], str, str]:
-    """The first violation of a pydantic error: where it is, the rule, and the rule's kind."""
+class Violation(NamedTuple):
+    """The first violation of a pydantic error: where, the rule in our words, and pydantic's kind.
+
+    `is_value`: the rule says what a value should be.
+    """
+
+    place: tuple[str, ...]
+    rule: str
+    kind: str
+    is_value: bool
+
+
+def violated_rule(error: ValidationError) -> Violation:
+    """The first violation of a pydantic error."""
     # There may be one for each of thousands of values: without what would repeat those.
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    rule = first["msg"]
+    place, message = tuple(str(part) for part in first["loc"]), first["msg"]
+    return Violation(
+        place, in_plain_words(message), first["type"], message.startswith("Input should be")
+    )
+
+
+def in_plain_words(message: str) -> str:
+    """A message of pydantic, or of a parser that uses it, in our words."""
     for theirs, ours in _PLAIN:
-        rule = re.sub(theirs, ours, rule)
-    return tuple(str(part) for part in first["loc"]), rule, first["type"]
+        message = re.sub(theirs, ours, message)
+    return message
 
 
 def describe_violation(error: ValidationError) -> str:
     """First violation of a pydantic error: `field: message`, or the message if it is of all."""
-    place, rule, kind = violated_rule(error)
-    if kind == "extra_forbidden":
-        rule = "there is no such field"
-    elif not kind.endswith("_error") or kind == "literal_error":  # not one of our own sentences
-        rule = f"not {rule}" if kind != "missing" else "it is missing"
-    return f"{'.'.join(place)}: {rule}" if place else rule
+    place, rule, kind, is_value = violated_rule(error)
+    known = {"extra_forbidden": "there is no such field", "missing": "it is missing"}
+    text = known.get(kind, f"not {rule}" if is_value else rule)
+    return f"{'.'.join(place)}: {text}" if place else text

@@ -72,6 +72,11 @@ class Artifact:
     manifest: Manifest
     digest: str
 
+    def __repr__(self) -> str:
+        pair, kind = self.manifest.pair, "lossless" if self.policy.lossless else "lossy"
+        names = f"{pair.target} + {pair.drafter}"
+        return f"Artifact({self.policy.name!r}, {kind}, {names!r}, {self.digest[:19]})"
+
 
 def load_artifact(
     folder: Path | str, *, expect: Expected | None = None, digest: str | None = None

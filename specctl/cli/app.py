@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
 import threading
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -14,7 +16,8 @@ from typing import Annotated, Any
 import typer
 
 from specctl.console import prepare_output
-from specctl.errors import SpecctlError, UsageError, did_you_mean
+from specctl.errors import SpecctlError, UsageError, did_you_mean, one_line
+from specctl.records import in_plain_words
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells count."""
@@ -71,6 +74,58 @@ def load_all_verbs() -> typer.Typer:
     return app
 
 
+SETTINGS = "config.toml"
+
+
+def read_settings() -> dict[str, Any]:
+    """The user's defaults of options by verb, from `config.toml` in their folder of settings.
+
+    Its `registry` stands for SPECCTL_REGISTRY where that is not set. A table is a verb's:
+
+        registry = "s3://team-policies/registry"
+        [run]
+        target = "/models/qwen3-8b"
+
+    Raises:
+        UsageError: a file that is not TOML, or a key beside `registry` and the verbs.
+    """
+    from specctl.registry.userdirs import config_home
+
+    try:
+        path = config_home() / SETTINGS
+    except UsageError:  # an account without a home
+        return {}
+    try:
+        found = tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            str(path), expected="a TOML file", found=one_line(str(error)), fix="correct it"
+        ) from error
+    registry = found.pop("registry", None)
+    if isinstance(registry, str):
+        os.environ.setdefault("SPECCTL_REGISTRY", registry)
+    for key, value in found.items():
+        if not isinstance(value, dict):
+            known = ["registry", *(f"[{name}]" for name in (*GROUPS, "run", "collect", "replay"))]
+            raise UsageError(
+                str(path),
+                expected="registry, or a verb's table such as [run]",
+                found=key,
+                fix=did_you_mean(key, known, "put it into the table of a verb"),
+            )
+    return {name: _parameters(table) for name, table in found.items()}
+
+
+def _parameters(table: dict[str, Any]) -> dict[str, Any]:
+    """The same with options as the verbs' parameters are called."""
+    return {
+        name.replace("-", "_"): _parameters(value) if isinstance(value, dict) else value
+        for name, value in table.items()
+    }
+
+
 def _version(value: bool) -> None:  # noqa: FBT001  typer's callback form
     if value:
         from specctl import __version__
@@ -99,7 +154,10 @@ def main() -> None:
         left = NOTHING
         try:
             _check_words(sys.argv[1:])
-            code = load_verbs(sys.argv[1:])(standalone_mode=False, prog_name="specctl")
+            defaults = read_settings()
+            code = load_verbs(sys.argv[1:])(
+                standalone_mode=False, prog_name="specctl", default_map=defaults
+            )
         except SpecctlError as error:
             code = _refuse(str(error), error.exit_code)
         except typer.TyperException as error:  # an option that the parser refuses
@@ -157,11 +215,13 @@ def _check_words(words: list[str]) -> None:
 
 def _refuse_words(error: typer.TyperException) -> int:
     """Says what the parser says, and what to do; the help, where no verb was given."""
-    message, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
+    message = error.format_message().replace("Input should be", "expected")
+    message, context = in_plain_words(message), getattr(error, "ctx", None)
+    message = re.sub(r" \(Possible options: ([^,)]+).*", r"; did you mean \1?", message).rstrip(".")
     if message.startswith("Usage:"):
         typer.echo(message)
         return 2
-    if not ("Did you mean" in message or "Possible" in message):
+    if "id you mean" not in message:
         words = re.findall("'([^' ]+)'", message)[1:] or [""]  # what was given, and its choices
         see = f"see {context.command_path if context else 'specctl'} --help"
         message += f"; {did_you_mean(words[0], words[1:], see)}"

@@ -22,7 +22,7 @@ from specctl.errors import RegistryError, UsageError
 from specctl.records import option
 from specctl.registry import listing
 from specctl.registry.log import Logged
-from specctl.registry.names import parse_alias, parse_digest
+from specctl.registry.names import parse_digest, parse_new_alias
 from specctl.registry.publishing import contradictions, version_digest
 from specctl.registry.pulling import copy_out, pull_from
 from specctl.registry.trust import (
@@ -53,7 +53,10 @@ NameArgument = Annotated[
     ),
 ]
 ReferenceArgument = Annotated[
-    str, typer.Argument(help="NAME@ALIAS or NAME@sha256:HEX, e.g. qwen3-8b+eagle3@h200:chat@prod")
+    str,
+    typer.Argument(
+        help="NAME@ALIAS, NAME@v2 or NAME@sha256:HEX, e.g. qwen3-8b+eagle3@h200:chat@prod"
+    ),
 ]
 AliasArgument = Annotated[str, typer.Argument(help="Alias, e.g. prod.")]
 FolderArgument = Annotated[Path, typer.Argument(help="Folder of an artifact.")]
@@ -130,12 +133,30 @@ def in_history(given: Mapping[str, Any]) -> str:
     examples="""specctl registry init s3://bucket/policies
 specctl registry init ./policies""",
 )
-def init(registry: RegistryOption) -> Answer:
+def init(
+    place: Annotated[
+        str | None, typer.Argument(help="The place; default: --registry.", show_default=False)
+    ] = None,
+    registry: Annotated[
+        str | None,
+        typer.Option(
+            envvar="SPECCTL_REGISTRY", help="The same; or SPECCTL_REGISTRY; default: none."
+        ),
+    ] = None,
+) -> Answer:
     """Make a place a registry.
 
     The place must first show that it refuses to overwrite.
     """
-    made = room.init_registry(registry)
+    chosen = place or registry
+    if chosen is None:
+        raise UsageError(
+            "registry init",
+            expected="a place",
+            found="none",
+            fix="name a folder or s3://bucket/prefix, or set SPECCTL_REGISTRY",
+        )
+    made = room.init_registry(chosen)
     found = {"url": made.url, **made.marker.model_dump(mode="json")}
     return Answer(found, [f"registry {made.marker.registry_id} at {made.url}"])
 
@@ -162,7 +183,7 @@ def push(
     note = _note(writing, writing.reason)
     room.parse_name(name)  # before the artifact is loaded, which takes seconds
     if alias is not None:
-        parse_alias(alias)
+        parse_new_alias(alias)
     writer = _writer(registry, writing)
     package = room.read_package(folder)
     warnings = contradictions(name, package)
@@ -186,7 +207,8 @@ def promote(
     name: NameArgument,
     alias: AliasArgument,
     version: Annotated[
-        str, typer.Argument(help="sha256:HEX, another alias, or the artifact's folder as ./FOLDER.")
+        str,
+        typer.Argument(help="v2, sha256:HEX, another alias, or the artifact's folder as ./FOLDER."),
     ],
     registry: RegistryOption,
     *,
@@ -222,7 +244,7 @@ def rollback(
     *,
     to: str | None = option(
         None,
-        "sha256:HEX, another alias or ./FOLDER, one that it had before",
+        "v1, sha256:HEX, another alias or ./FOLDER, one that it had before",
         default="the one before the one it has",
     ),
     expect: str | None = option(
@@ -321,7 +343,7 @@ def list_(registry: RegistryOption, search: Given, trust: TrustOption = None) ->
 def show(name: NameArgument, registry: RegistryOption) -> Answer:
     """Show the versions and aliases of a name."""
     rows = listing.version_rows(room.open_registry(registry).known_log(name))
-    columns = "digest aliases generation published expires alias_expires actor"
+    columns = "version aliases digest published expires alias_expires actor"
     return _rows(name, rows, columns, empty="no versions")
 
 

@@ -36,7 +36,7 @@ from pydantic.fields import FieldInfo
 from typer.core import TyperCommand
 
 from specctl import console
-from specctl.cli.app import NOTHING, VerbInterruptedError
+from specctl.cli.app import NOTHING, SETTINGS, VerbInterruptedError
 from specctl.console import Answer
 from specctl.errors import SpecctlError, UsageError, did_you_mean
 from specctl.formatting import count, listed
@@ -69,6 +69,14 @@ class VerbCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta["shows_all"] = "--help-all" in args
+        known = {param.name for param in self.params}
+        for name in set(ctx.default_map or ()) - known:  # of the user's config.toml
+            raise UsageError(
+                f"{SETTINGS}, [{ctx.command_path.removeprefix('specctl ')}]",
+                expected="an option of the verb",
+                found=name,
+                fix=did_you_mean(name, known, f"see {ctx.command_path} --help-all"),
+            )
         return super().parse_args(ctx, args)
 
     def get_help_option(self, ctx: Any) -> Any:
@@ -197,7 +205,7 @@ class Given:
         try:
             return self.model.model_validate_json(TypeAdapter(Any).dump_json(tree))
         except ValidationError as error:
-            where, rule, kind = violated_rule(error)
+            where, rule, kind, _ = violated_rule(error)
             found = next((o for o in self.options if o.path == where[: len(o.path)]), None)
             what, value, words = self.verb, "options that contradict each other", []
             if found is not None:

@@ -211,11 +211,12 @@ def load_prompts(
 def spread(prompts: Sequence[Prompt], limit: int, seed: int = 0) -> list[Prompt]:
     """At most `limit` prompts, as many of each category as can be, in their order.
 
-    A hash of (seed, id) chooses: a larger limit keeps what a smaller one chose.
+    A hash of (seed, id) chooses, another than that of splits, or those chosen would all be held
+    out. A larger limit keeps what a smaller one chose.
     """
 
     def draw(prompt: Prompt) -> bytes:
-        return hashlib.sha256(f"{seed}:{prompt.prompt_id}".encode()).digest()
+        return hashlib.sha256(f"limit {seed}: {prompt.prompt_id}".encode()).digest()
 
     taken, turn = Counter[str](), []
     for prompt in sorted(prompts, key=draw):
@@ -225,24 +226,15 @@ def spread(prompts: Sequence[Prompt], limit: int, seed: int = 0) -> list[Prompt]
     return [prompt for prompt in prompts if prompt.prompt_id in chosen]
 
 
-def load_prompt_files(
-    sources: Sequence[str | Path],
-    *,
-    format: str = "auto",
-    limit: int | None = None,
-    limit_seed: int = 0,
-) -> list[Prompt]:
+def load_prompt_files(sources: Sequence[str | Path], *, format: str = "auto") -> list[Prompt]:
     """The prompts of several files, in order; see `load_prompts`.
-
-    Args:
-        limit: prompts of each file at most.
 
     Raises:
         PromptError: one id in two files, beside what `load_prompts` refuses.
     """
     found: dict[str, Prompt] = {}
     for source in sources:
-        for prompt in load_prompts(source, format=format, limit=limit, limit_seed=limit_seed):
+        for prompt in load_prompts(source, format=format):
             if prompt.prompt_id in found:
                 raise PromptError(
                     str(source),

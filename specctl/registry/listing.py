@@ -58,7 +58,7 @@ def version_rows(log: Log) -> list[Row]:
     The entry of an alias may expire before that of the version, which stays loadable.
     """
     rows = []
-    for digest, generation in log.state.versions.items():
+    for number, (digest, generation) in enumerate(log.state.versions.items(), start=1):
         aliases = {
             alias: log.entries[at.generation].entry.expires
             for alias, at in log.state.aliases.items()
@@ -66,6 +66,7 @@ def version_rows(log: Log) -> list[Row]:
         }
         entry = log.entries[generation].entry
         row = {
+            "version": f"v{number}",
             "digest": digest,
             "generation": generation,
             "published": entry.created,
@@ -165,8 +166,7 @@ def candidates(
 def table(title: str, rows: Sequence[Row], columns: Iterable[str]) -> Description:
     """Rows as a table for people; text from other writers is made printable.
 
-    A column that is empty in all rows is left out. Digests are whole, since no verb takes their
-    beginnings.
+    A column that is empty in all rows is left out.
     """
     names = [name for name in columns if any(_is_given(row.get(name)) for row in rows)]
     cells = tuple(tuple(_cell(row.get(name)) for name in names) for row in rows)

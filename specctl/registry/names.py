@@ -2,13 +2,15 @@
 
     NAME       PAIR  or  PAIR@HARDWARE:WORKLOAD          qwen3-8b+eagle3@h200:chat
     PAIR       TARGET  or  TARGET+DRAFTER
-    REFERENCE  NAME  or  NAME@ALIAS  or  NAME@sha256:<64 hex>
+    REFERENCE  NAME  or  NAME@ALIAS  or  NAME@sha256:<64 hex>  or  NAME@v<number>
 
 A word (TARGET, DRAFTER, HARDWARE, WORKLOAD, ALIAS) is `[a-z0-9][a-z0-9._-]*` without `..`, at most
 64 bytes. A name has at most 255 bytes, since it is a segment of a key and a file name. Lower case
 and ASCII only, so two names that look alike, or that a file system folds together, cannot both
 exist. The last `@` part is an alias if it has no colon, a digest behind `sha256:`, else hardware
 and workload. So no hardware is called `sha256`.
+
+`v1` is the version that was published first under a name, `v2` the next; no alias is called so.
 
 In keys `:` is written `=`, which no name contains, so two names never share a key.
 """
@@ -28,6 +30,7 @@ MAX_NAME_BYTES = 255
 _WORD = r"[a-z0-9](?:[a-z0-9_-]|\.(?!\.)){0,63}"
 _NAME = re.compile(rf"({_WORD})(?:\+({_WORD}))?(?:@(?!sha256:)({_WORD}):({_WORD}))?")
 _ALIAS = re.compile(_WORD)
+_VERSION = re.compile(r"v[1-9][0-9]{0,8}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 GRAMMAR = (
     "TARGET[+DRAFTER][@HARDWARE:WORKLOAD], at most 255 bytes, "
@@ -37,7 +40,7 @@ GRAMMAR = (
 
 @dataclass(frozen=True)
 class Reference:
-    """A name and one of its versions: by alias, by digest, or left open (both None)."""
+    """A name and one of its versions: by alias or `v<number>`, by digest, or left open."""
 
     name: str
     alias: str | None = None
@@ -47,6 +50,12 @@ class Reference:
         """The text that `parse_reference` reads back."""
         version = self.alias or self.digest
         return self.name if version is None else f"{self.name}@{version}"
+
+    @property
+    def number(self) -> int | None:
+        """N of `vN`, counted from 1 in the order of publication."""
+        is_version = self.alias is not None and _VERSION.fullmatch(self.alias)
+        return int(self.alias[1:]) if self.alias and is_version else None
 
     def pinned(self, digest: str) -> Reference:
         """The same name at a fixed version."""
@@ -70,6 +79,13 @@ def parts_of(name: str) -> tuple[str | None, str | None, str | None, str | None]
 def parse_alias(text: str) -> str:
     """Returns an alias of the grammar (else E_NAME)."""
     return _matched(_ALIAS, "alias", "[a-z0-9][a-z0-9._-]* without .., at most 64 bytes", text)
+
+
+def parse_new_alias(text: str) -> str:
+    """An alias that may be given: not one that reads like a version's number (else E_NAME)."""
+    if _VERSION.fullmatch(text):
+        raise _bad_word("alias", "another word: v1, v2, ... are versions", text)
+    return parse_alias(text)
 
 
 def parse_digest(text: str) -> str:

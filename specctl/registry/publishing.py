@@ -18,9 +18,9 @@ from specctl.registry.content import check_envelope, checked
 from specctl.registry.log import Log, Logged, Move, Note, Pointer, Publish, Writer
 from specctl.registry.names import (
     Reference,
-    parse_alias,
     parse_digest,
     parse_name,
+    parse_new_alias,
     parse_reference,
     parts_of,
 )
@@ -155,7 +155,7 @@ def promote(
         ArtifactError: the version's content or a signature is not right.
     """
     log = writer.registry.known_log(name)
-    parse_alias(alias)
+    parse_new_alias(alias)
     parse_digest(digest)
     present = log.state.expected(alias)[0]
     if expect is not None and present != expect:
@@ -189,7 +189,7 @@ def rollback(
     if not (note.reason or "").strip():
         raise UsageError("--reason", expected="a reason", found="none", fix="say why")
     log = writer.registry.known_log(name)
-    moves = log.state.moves.get(parse_alias(alias), [])
+    moves = log.state.moves.get(alias, [])
     if expect is not None and (not moves or moves[-1].digest != expect):
         last = log.entries[moves[-1].generation] if moves else None
         action = None if last is None else last.entry.action

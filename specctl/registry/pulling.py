@@ -272,7 +272,8 @@ def _entries_of(url: str, reference: Reference, meant: Remembered) -> list[Logge
         len(about) != 1
         or found[0].name != reference.name
         or reference.digest not in (None, found[0].action.digest)
-        or aliases != ([None] if reference.alias is None else [None, reference.alias])
+        or aliases
+        != [None, *([reference.alias] if reference.alias and not reference.number else [])]
     ):
         _refuse_note(url, reference, "a note on something else")
     return entries

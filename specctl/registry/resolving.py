@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from specctl.artifacts.manifest import UTC_FORMAT
 from specctl.artifacts.signing import parse_envelope, speaks_of
-from specctl.errors import ArtifactError, RegistryError
+from specctl.errors import ArtifactError, RegistryError, did_you_mean
 from specctl.registry.log import Log, Logged
 from specctl.registry.names import Reference
 from specctl.registry.opening import Registry
@@ -83,12 +83,17 @@ def named_digest(log: Log, reference: Reference) -> str:
     aliases = log.state.aliases
     if reference.alias in aliases:
         return aliases[reference.alias].digest
+    versions = list(log.state.versions)
+    if reference.number is not None and reference.number <= len(versions):
+        return versions[reference.number - 1]
+    known = [*aliases, *(f"v{n + 1}" for n in range(len(versions)))]
     raise RegistryError(
         "E_NAME" if reference.alias is None else "E_UNKNOWN_ALIAS",
         str(reference),
-        expected=f"NAME@ALIAS or NAME@sha256:<hex>; aliases: {', '.join(aliases) or 'none yet'}",
+        expected=f"NAME@ALIAS, NAME@v<number> or NAME@sha256:<hex>; aliases: "
+        f"{', '.join(aliases) or 'none yet'}; versions: {len(versions)}",
         found="a bare name" if reference.alias is None else "no such alias",
-        fix="name the version",
+        fix=did_you_mean(reference.alias or "", known, "name the version"),
     )
 
 
@@ -110,7 +115,7 @@ def deciding_entries(log: Log, reference: Reference, digest: str) -> tuple[Logge
     Each is chained to all before it, so a signature over it covers the history too.
     """
     generations = [log.state.versions[digest]]
-    if reference.alias is not None:
+    if reference.alias in log.state.aliases:
         generations.append(log.state.aliases[reference.alias].generation)
     return tuple(log.entries[generation] for generation in generations)
 

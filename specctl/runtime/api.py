@@ -27,7 +27,7 @@ from specctl.runtime.conversations import (
 )
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, expectation, load_pair
-from specctl.runtime.policy_spec import resolve_policy
+from specctl.runtime.policy_spec import resolve_policy, words_of
 from specctl.runtime.requests import Metrics, Observer, Request, Sampling
 from specctl.runtime.runnable import Decisions, check_decisions, runnable
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from specctl.runtime.watching import Watch
 
 Prompt = str | Messages
+DEFAULT_TOKENS = 128
 LEAST_TEXT = 256
 """Tokens of the shortest text that a loop makes room for."""
 
@@ -52,6 +53,9 @@ class Generation:
     token_ids: tuple[int, ...]
     finish_reason: str
     metrics: Metrics
+
+    def __repr__(self) -> str:
+        return f"Generation({self.text!r}, {self.finish_reason!r}, {self.metrics!r})"
 
 
 class Decoder:
@@ -98,6 +102,10 @@ class Decoder:
         self._loop: DecodeLoop | None = None
         self._counters = GraphCounters()
 
+    def __repr__(self) -> str:
+        name = words_of(self.policy) or self.policy.name
+        return f"Decoder({self.pair!r}, policy={name!r}, batch_size={self.batch_size})"
+
     @classmethod
     def from_pretrained(
         cls,
@@ -142,7 +150,8 @@ class Decoder:
         self,
         prompts: str | Sequence[Prompt],
         *,
-        max_new_tokens: int = 128,
+        max_new_tokens: int | None = None,
+        max_tokens: int | None = None,
         temperature: float = 0.0,
         top_k: int = 0,
         top_p: float = 1.0,
@@ -152,13 +161,14 @@ class Decoder:
 
         Args:
             prompts: one string, or a list of strings (raw text) and message lists (chat).
-            max_new_tokens: tokens per prompt at most.
-            temperature: 0 is greedy. top_k: 0 keeps all tokens. top_p: nucleus mass.
+            max_new_tokens, max_tokens: tokens per prompt at most, by transformers' or by OpenAI's
+                and vLLM's name; 128 where neither is given.
+            temperature: 0 is greedy. top_k: 0, or vLLM's -1, keeps all tokens. top_p: nucleus mass.
             seed: prompt i draws from a stream of (seed, i), whatever shares its batch.
         """
         wanted = [prompts] if isinstance(prompts, str) else list(prompts)
-        sampling = Sampling(temperature, top_k, top_p, seed)
-        requests = self._requests(wanted, max_new_tokens, sampling)
+        sampling = Sampling(temperature, 0 if top_k == -1 else top_k, top_p, seed)
+        requests = self._requests(wanted, _length(max_new_tokens, max_tokens), sampling)
         finished = {done.request.request_id: done for done in self.loop(requests).run(requests)}
         tokenizer, found = self.pair.target.tokenizer, [finished[r.request_id] for r in requests]
         return [
@@ -175,15 +185,16 @@ class Decoder:
         self,
         prompt: Prompt,
         *,
-        max_new_tokens: int = 128,
+        max_new_tokens: int | None = None,
+        max_tokens: int | None = None,
         temperature: float = 0.0,
         top_k: int = 0,
         top_p: float = 1.0,
         seed: int = 0,
     ) -> Iterator[str]:
         """Pieces of one prompt's text, as rounds emit them; arguments as in `generate`."""
-        sampling = Sampling(temperature, top_k, top_p, seed)
-        requests = self._requests([prompt], max_new_tokens, sampling)
+        sampling = Sampling(temperature, 0 if top_k == -1 else top_k, top_p, seed)
+        requests = self._requests([prompt], _length(max_new_tokens, max_tokens), sampling)
         text, loop = TextStream(self.pair.target.tokenizer), self.loop(requests)
         loop.submit(requests[0])
         while loop.busy:
@@ -272,3 +283,16 @@ class Decoder:
             )
             for index, prompt in enumerate(prompts)
         ]
+
+
+def _length(max_new_tokens: int | None, max_tokens: int | None) -> int:
+    """Tokens to emit, by one of two names; `UsageError` where they differ."""
+    given = {one for one in (max_new_tokens, max_tokens) if one is not None}
+    if len(given) > 1:
+        raise UsageError(
+            "max_new_tokens and max_tokens",
+            expected="one of them: they mean the same",
+            found=f"{max_new_tokens} and {max_tokens}",
+            fix="leave one out",
+        )
+    return given.pop() if given else DEFAULT_TOKENS

@@ -24,6 +24,7 @@ from specctl.errors import (
     ModelError,
     UsageError,
     VocabularyMismatchError,
+    did_you_mean,
 )
 from specctl.runtime.attention import ATTENTION
 from specctl.runtime.cached_model import CachedModel
@@ -73,6 +74,11 @@ class Pair:
     drafter_name: str
     drafter_digest: str
     drafter_folder: Path | None = None
+
+    def __repr__(self) -> str:
+        model = self.target.model
+        dtype = str(model.dtype).removeprefix("torch.")
+        return f"Pair({self.target.name!r}, {self.drafter_name!r}, {dtype} on {model.device})"
 
     @property
     def fingerprint(self) -> PairFingerprint:
@@ -205,7 +211,7 @@ def model_folder(
             f"model {name!r}",
             expected=f"a folder, a reachable hub id, or embedded:{'|'.join(EMBEDDED)}",
             found="none" if os.environ.get("HF_HUB_OFFLINE") else f"none: {first_line(error)}",
-            fix="check the name, or download the model first",
+            fix=did_you_mean(name, ["embedded"], "check the name, or download the model first"),
         ) from error
 
 

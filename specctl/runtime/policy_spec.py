@@ -207,7 +207,7 @@ def _bad_setting(spec: str, given: dict[str, _Given], error: UsageError, fix: st
     """The refusal of a setting's value, or of parts that do not go together."""
     what, cause = f"policy {spec!r}", error.__cause__
     assert isinstance(cause, ValidationError)
-    place, rule, kind = violated_rule(cause)
+    place, rule, kind, _ = violated_rule(cause)
     if len(place) < 3:  # not part, kind, field
         return UsageError(what, expected="parts that go together", found=rule, fix=fix)
     part, _, field, *_ = place

@@ -197,6 +197,10 @@ class Metrics:
     prefill_us: float = 0.0
     accepted_lengths: list[int] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        length = f"τ {self.mean_acceptance_length:.2f}"
+        return f"Metrics({self.num_tokens} tokens, {self.calls} calls, {length})"
+
     @property
     def mean_acceptance_length(self) -> float:
         """τ = 1 + accepted draft tokens per call, pooled; NaN without a call."""
