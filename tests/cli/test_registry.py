@@ -147,6 +147,31 @@ def test_versions_are_given_as_digest_alias_or_folder(
     assert "take it whole from `specctl registry show NAME`" in line
 
 
+def test_versions_are_numbered_in_the_order_of_publication(artifacts: Artifacts) -> None:
+    first, second = (publish(artifacts, kind) for kind in ("chain", "eagle2"))
+    assert [row["version"] for row in said("show", NAME)] == ["v1", "v2"]
+    shown = passes("registry", "show", NAME).out
+    assert re.search(rf"v2 +prod +{second[:19]}", shown) or "version: v2" in shown
+    assert said("promote", NAME, "prod", "v1")["digest"] == first
+    assert said("rollback", NAME, "prod", "--to", "v2", "--reason", "slow")["digest"] == second
+    assert said("pull", f"{NAME}@v1")["digest"] == first
+    assert first in specctl("registry", "pull", f"{NAME}@v1", "--offline").out
+    passes("registry", "verify", f"{NAME}@v1")
+    assert "versions: 2" in refuses(REGISTRY, "registry", "promote", NAME, "prod", "v3")
+    assert "did you mean prod?" in refuses(REGISTRY, "registry", "pull", f"{NAME}@prd")
+    assert "v1, v2, ... are versions" in refuses(REGISTRY, "registry", "promote", NAME, "v7", "v1")
+
+
+def test_a_place_can_be_named_without_an_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SPECCTL_REGISTRY", raising=False)
+    passes("registry", "init", tmp_path / "here")
+    assert passes("registry", "list", "--registry", tmp_path / "here").out.endswith(
+        "no names yet\n"
+    )
+
+
 def test_a_push_again_says_what_it_wrote(artifacts: Artifacts) -> None:
     push = ("registry", "push", artifacts["chain"], NAME, "--alias", "prod")
     assert passes(*push).out.startswith(f"alias {NAME}@prod ")

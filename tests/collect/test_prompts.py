@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from specctl.collect.prompts import READERS, Prompt, load_prompts
 from specctl.errors import PromptError, PromptLineError, UsageError
 from specctl.runtime.conversations import conversation_ids
+from specctl.stats import split_prompts
 
 
 def write(folder: Path, *rows: Any, name: str = "prompts.jsonl") -> Path:
@@ -114,6 +115,8 @@ def test_a_limit_is_spread_over_categories_and_grows_by_adding() -> None:
         assert set(small) < set(large)
         assert large == [prompt for prompt in every if prompt in large]
     assert load_prompts("embedded", limit=25, limit_seed=1) != chosen[2]
+    split = split_prompts((prompt.prompt_id for prompt in chosen[2]), held_out_frac=0.5, seed=0)
+    assert min(len(split.train), len(split.held_out)) >= 5, "chosen as splits are: no side left"
     assert load_prompts("embedded", limit=len(every) + 1) == every
 
 

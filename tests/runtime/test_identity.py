@@ -98,7 +98,7 @@ def test_a_folder_without_a_model_or_its_tokenizer_is_refused_on_one_line(tmp_pa
             for path in ("/no/such/folder", "./none", "../none", "~/none")
         ),
         *((option, word, f"--{option}") for option in ("gpu", "workload") for word in ("", "--")),
-        ("target", "", "--for"),
+        ("target", "", "--target"),
         ("dtype", "bfloat17", r"bfloat16.*bf16"),
     ],
 )

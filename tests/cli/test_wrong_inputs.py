@@ -1,0 +1,155 @@
+"""What a hurried person types wrong in the first half hour: one line says the cause and the step.
+
+The cases are of the kinds that someone met who tried specctl for half an hour. `test_refusals` has
+the others.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import INPUT, MODEL, REGISTRY, USAGE, refuses, write_lines
+
+LIGHT: list[tuple[int, str, str]] = [
+    # Words that do not exist.
+    (USAGE, "replya DENSE", "No such command 'replya'. Did you mean 'replay'?"),
+    (USAGE, "fit crat DENSE", "No such command 'crat'. Did you mean 'cart'?"),
+    (USAGE, "run p.txt --limt 3", "No such option: --limt; did you mean --limit?"),
+    (USAGE, "run p.txt --policy eagle3", "found 'eagle3'; did you mean eagle2?"),
+    (USAGE, "run p.txt --compare ar,chian", "found 'chian'; did you mean chain?"),
+    (USAGE, "run p.txt --policy chain+mras:theta=0.9", "; did you mean mars?"),
+    (USAGE, "run p.txt --policy eagle2:dept=4", "found 'dept'; did you mean depth?"),
+    (USAGE, "replay DENSE -p eagle2:dept=4", "depth, top_k, num_tokens, found 'dept'; did you"),
+    (USAGE, "run p.txt --policy ./nofolder", "an artifact's folder, or REGISTRY/NAME@ALIAS, found"),
+    (USAGE, "run p.txt --on-long skp", "expected skip or error, found skp; did you mean skip?"),
+    (USAGE, "run p.txt --format spcbench", "found 'spcbench'; did you mean spec-bench?"),
+    (USAGE, "run p.txt --dtype bf16", "found bf16; did you mean bfloat16?"),
+    (USAGE, "run p.txt --device gpu", "found gpu; choose one; a GPU is cuda, the second one"),
+    (USAGE, "collect p.txt -o OUT --tokens hsh", "found hsh; did you mean hash?"),
+    (USAGE, "replay DENSE -p ar --engine vlm", "found vlm; did you mean vllm?"),
+    # Values out of range, or of another kind.
+    (USAGE, "run p.txt --policy eagle2:depth=four", "expected depth: a whole number, found 'four'"),
+    (USAGE, "run p.txt --policy eagle2:depth=0", "expected depth: at least 1, found 0"),
+    (USAGE, "run p.txt --policy eagle2:depth", "found 'depth'; give field=value"),
+    (USAGE, "run p.txt --temperature -1", "temperature: expected a number of at least 0, found -1"),
+    (USAGE, "run p.txt --temperature hot", "'--temperature': expected a number; see specctl run"),
+    (USAGE, "run p.txt --top-p 2", "top_p: expected a number above 0, at most 1, found 2"),
+    (USAGE, "run p.txt --top-k -2", "top_k: expected at least 0 (0 keeps all tokens), found -2"),
+    (USAGE, "run p.txt --max-new-tokens 0", "--max-new-tokens: expected at least 1, found 0"),
+    (USAGE, "run p.txt --limit 0", "--limit: expected at least 1, found 0"),
+    (USAGE, "collect p.txt -o OUT --temperature -1", "temperature: expected a number of at least"),
+    (
+        USAGE,
+        "collect p.txt -o OUT --dense --children 0",
+        "--children: expected at least 1, found 0",
+    ),
+    (USAGE, "collect p.txt -o OUT --shard 3/2", "--shard: expected I/N with 1 <= I <= N"),
+    # Options that do not go together, or are missing.
+    (
+        USAGE,
+        "collect p.txt -o OUT --dense --top-k 4",
+        "for the children of a drafted node give --c",
+    ),
+    (USAGE, "collect p.txt -o OUT --depth 5", "--depth: expected with --dense alone, found 5; add"),
+    (USAGE, "collect p.txt", "Missing option '--out' / '-o'; see specctl collect --help"),
+    (USAGE, "registry list", "'SPECCTL_REGISTRY'); see specctl registry list --help"),
+    (USAGE, "registry init", "name a folder or s3://bucket/prefix, or set SPECCTL_REGISTRY"),
+    (
+        REGISTRY,
+        "registry push ./x n --alias v1 --registry r",
+        "v1, v2, ... are versions, found 'v1'",
+    ),
+    # Files that are not there, or are something else.
+    (INPUT, "run nofile.txt", "expected a prompt file, found no such file; name a file, or"),
+    (INPUT, "run p.csv", "line 1: expected a JSON object, found 'a,b', which is no JSON from"),
+    (INPUT, "run empty.txt", "empty.txt: expected at least one prompt, found none"),
+    (
+        INPUT,
+        "replay nofolder -p ar",
+        "nofolder: expected a folder or bucket with trace.json, found",
+    ),
+    (INPUT, "traces verify nofolder", "name what `specctl collect` wrote"),
+    (MODEL, "run p.txt --target ./nonexist", "expected a model's folder, a hub id (owner/name)"),
+]
+"""Refused before torch is imported, hence at once."""
+HEAVY: list[tuple[int, str, str]] = [
+    (MODEL, "run p.txt --target embeded", "found none; did you mean embedded?"),
+    (MODEL, "run p.txt --target bert", "generates text (...ForCausalLM), found BertForMaskedLM"),
+    (INPUT, "replay DENSE -p ar --cost-model nope.json", "nope.json: expected a file that can be"),
+    (INPUT, "report -o r.html --results nope.json", "found no such file or directory; check the p"),
+    (
+        USAGE,
+        "fit c2t NODES -o OUT --features draft_lgp",
+        "found draft_lgp; did you mean draft_logp?",
+    ),
+    (INPUT, "tune IMPORTED --cost-model x.json", "found an import; an import can only be replayed"),
+    (
+        USAGE,
+        "replay IMPORTED -p eagle/oracle",
+        "found 'eagle/oracle'; write -p oracle --drafter eagle",
+    ),
+    (USAGE, "fit c2t NODES -o OUT --predicts jiont", "found jiont; did you mean joint?"),
+    (
+        USAGE,
+        "fit cart DENSE -o OUT --base eagle2:depth=9",
+        "at most depth=6:top_k=3, which the trac",
+    ),
+    (USAGE, "fit echo DENSE -o OUT --depth 9", "--depth: expected at most 6, as the traces hold"),
+]
+FOREIGN = ("Traceback", "Error:", "Input should", "Extra inputs", "Expecting", "Validation")
+"""Words of libraries, which no message has."""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with what the commands name, and a user without settings."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SPECCTL_REGISTRY", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    write_lines(tmp_path / "p.txt", "How much is 2 + 2?")
+    write_lines(tmp_path / "p.csv", "a,b", "1,2")
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "bert").mkdir()
+    config = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
+    (tmp_path / "bert" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "bert" / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("code", "command", "says"), LIGHT + HEAVY, ids=lambda v: str(v)[:40])
+@pytest.mark.usefixtures("place")
+def test_one_line_names_cause_and_next_step(
+    code: int, command: str, says: str, dense: Path, nodes: Path, imported: Path
+) -> None:
+    known = {"DENSE": dense, "NODES": nodes, "IMPORTED": imported, "OUT": "out"}
+    line = refuses(code, *(known.get(word, word) for word in shlex.split(command)))
+    assert says in line
+    assert not any(word in line.removeprefix("error:") for word in FOREIGN), line
+    assert re.search(r"; |[?]$", line.strip()), "a next step"
+    assert len(line) < 330, "a person reads it"
+
+
+def test_refusals_that_need_no_model_import_none(place: Path) -> None:
+    """All in one process; torch alone takes over a second, transformers several."""
+    commands = [shlex.split(command) for _, command, _ in LIGHT if "DENSE" not in command]
+    script = (
+        "import sys; from specctl.cli import main\n"
+        f"for words in {commands!r}:\n"
+        "    sys.argv = ['specctl', *words]\n"
+        "    try: main()\n"
+        "    except SystemExit as ended: assert ended.code, words\n"
+        "    heavy = {'torch', 'transformers', 'polars'} & {*sys.modules}\n"
+        "    assert not heavy, (words, heavy)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], cwd=place, capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("\n") == len(commands)
