@@ -76,15 +76,21 @@ def prepare_output() -> None:
 
 @contextmanager
 def progress(label: str, total: int | None) -> Iterator[Ticker]:
-    """A progress bar on standard error, shown only on a terminal; None: the end is not known."""
+    """A bar with the time left on standard error, on a terminal only; None: the end is unknown."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal
-    ) as bar:
+    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    with Progress(*columns, *times, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(label, total=total)
         yield lambda count=1: bar.advance(task, count)
 

@@ -12,6 +12,7 @@ from specctl.artifacts.files import kind_of
 from specctl.artifacts.load import Artifact
 from specctl.console import Answer
 from specctl.errors import InputError, StoreError, TraceError, UsageError
+from specctl.formatting import sampling
 from specctl.logs.parquet import collected
 from specctl.registry.names import split_reference
 from specctl.registry.opening import is_registry
@@ -141,14 +142,20 @@ def _traces(reference: str, *, unfinished: bool) -> Answer:
         ("target", f"{collected.get('target')}  {header.target_digest}"),
         ("drafter", f"{collected.get('drafter')}  {header.drafter_digest}"),
         ("tokenizer", header.tokenizer_digest),
-        ("policy", f"{header.policy['shape']}"),
-        ("sampling", f"{header.sampling}"),
+        ("policy", _in_words(header.policy["shape"])),
+        ("sampling", f"{sampling(header.sampling)}, seed {header.sampling.get('seed', 0)}"),
         *_counts(summary, is_dense="dense" in collected),
     )
     columns, by_category = _by_category(traces)
     description = Description(f"traces {traces.digest}", facts, columns, by_category)
     data = {"digest": traces.digest, "header": header.model_dump(mode="json"), "summary": summary}
     return Answer(data, [description])
+
+
+def _in_words(shape: Any) -> str:
+    """`full: depth 5, top_k 4`, without what is not set."""
+    settings = [f"{name} {value}" for name, value in shape.items() if value is not None]
+    return f"{shape['kind']}: {', '.join(settings)}".replace(f"kind {shape['kind']}, ", "", 1)
 
 
 def _import(path: Path) -> Answer:

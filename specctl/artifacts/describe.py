@@ -103,16 +103,20 @@ def _decisions(policy: Policy) -> tuple[tuple[str, ...], tuple[tuple[str, ...], 
 
 
 def _settings(record: dict[str, Any], within: str = "") -> Iterator[tuple[str, str]]:
-    """Names and values of all fields; of a table that is longer than a line only its size."""
+    """Names and values of all fields; of weights, and of what is longer than a line, the size."""
     for name, value in record.items():
         text = canonical_json(value)
         if isinstance(value, dict) and value:
             yield from _settings(value, f"{within}{name}.")
-        elif isinstance(value, list) and len(text) > _MAX_CELL_CHARS:
+        elif isinstance(value, list) and (
+            len(text) > _MAX_CELL_CHARS or (within == "scorer." and name != "features")
+        ):
             sizes, inner = [], value
             while isinstance(inner, list) and inner:
                 sizes.append(str(len(inner)))
                 inner = inner[0]
             yield within + name, f"{' x '.join(sizes)} values"
         else:
+            if isinstance(value, float):
+                text = f"{value:.6g}"
             yield within + name, value if isinstance(value, str) else text

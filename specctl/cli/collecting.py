@@ -76,7 +76,8 @@ def collect(
     from specctl.collect.dense import collect_dense
     from specctl.collect.live import collect_live
 
-    pair = models.load_pair()
+    with console.progress("loading models", None):
+        pair = models.load_pair()
     loaded = models.with_room(pair, loaded, console.warn)
     num_prompts = sum(part.holds(prompt.prompt_id) for prompt in loaded)
     with console.progress("finished prompts", num_prompts) as tick:

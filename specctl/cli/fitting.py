@@ -223,7 +223,8 @@ def _runs(
 
     if loaded and all(prompt.answer is None for prompt in loaded):
         raise nothing_to_check()
-    pair = config.load_pair()
+    with console.progress("loading models", None):
+        pair = config.load_pair()
     loaded = config.with_room(pair, loaded, console.warn)
     plan = Plan(loaded, config.settings, config.num_seeds, config.batch_size)
 

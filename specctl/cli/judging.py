@@ -73,7 +73,8 @@ def profile(
     from specctl.replay.cost.profile import profile as measure
     from specctl.replay.cost.profile import render, summary_json, timed_rounds
 
-    pair = setup.load_pair()
+    with console.progress("loading models", None):
+        pair = setup.load_pair()
     graphs = timed_rounds(grid.rounds, pair)
     with console.progress("measurements", grid.num_steps) as tick:
         model = measure(pair, grid, graphs=graphs, on_step=tick)

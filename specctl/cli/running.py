@@ -84,7 +84,8 @@ def run(
     from specctl.runtime.runnable import check_decisions
 
     backend = check_decisions(decisions)
-    pair = config.load_pair()
+    with console.progress("loading models", None):
+        pair = config.load_pair()
     loaded = config.with_room(pair, loaded, console.warn)
     expect = expectation(pair, config.batch_size, allow_mismatch=allow_mismatch, warn=console.warn)
     check_policies(named, expect)

@@ -211,12 +211,12 @@ def load_prompts(
 def spread(prompts: Sequence[Prompt], limit: int, seed: int = 0) -> list[Prompt]:
     """At most `limit` prompts, as many of each category as can be, in their order.
 
-    A hash of (seed, id) chooses: a larger limit keeps what a smaller one chose. It is not the hash
-    of `split_prompts`, or all that is chosen would be held out.
+    A hash of (seed, id) chooses, another than that of splits, or those chosen would all be held
+    out. A larger limit keeps what a smaller one chose.
     """
 
     def draw(prompt: Prompt) -> bytes:
-        return hashlib.sha256(f"spread:{seed}:{prompt.prompt_id}".encode()).digest()
+        return hashlib.sha256(f"limit {seed}: {prompt.prompt_id}".encode()).digest()
 
     taken, turn = Counter[str](), []
     for prompt in sorted(prompts, key=draw):

@@ -245,12 +245,17 @@ def read_header(place: Place) -> TraceHeader:
     except KeyAbsentError as error:
         if place.keys(ROUNDS):
             raise _altered(where, "the header of the segments that are there", "none") from error
-        is_there = place.root is None or place.root.is_dir()
+        found, fix = "another folder", "name what `specctl collect` wrote"
+        if place.root is not None and (place.root / "import.json").is_file():
+            found = "an import"
+            fix = "an import can only be replayed: it holds accepted lengths, no drafted trees"
+        elif place.root is not None and not place.root.is_dir():
+            found = "no such folder"
         raise TraceError(
             f"trace set {place.name}",
             expected=f"a folder or bucket with {HEADER_NAME}",
-            found="another folder" if is_there else "no such folder",
-            fix="name what `specctl collect` wrote",
+            found=found,
+            fix=fix,
         ) from error
     header = parse_record(where, content, TraceHeader)
     known = {table: schema_id(table) for table in TABLES}

@@ -226,6 +226,15 @@ def candidates_of(
     drafters: Sequence[str], config: ReplayConfig
 ) -> dict[str, tuple[str, Candidate]]:
     """Every policy for every drafter by label; plain decoding once, it has no drafter."""
+    for spec in config.specs:
+        drafter, slash, rest = spec.partition("/")
+        if slash and drafter in drafters:  # as tables name a row
+            raise UsageError(
+                "policy",
+                expected="its words alone",
+                found=repr(spec),
+                fix=f"write -p {rest} --drafter {drafter}",
+            )
     named: list[tuple[str, Candidate]] = [(spec, shape_of(spec)) for spec in config.specs]
     if config.adaptive is not None:
         named.append((ADAPTIVE, read_slots(config.adaptive)))

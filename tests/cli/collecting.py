@@ -26,8 +26,9 @@ def collect(arguments: list[str], acks: Connection) -> None:
     """`specctl collect ARGUMENTS`."""
 
     @contextmanager
-    def progress(label: str, total: int) -> Iterator[Any]:
-        acks.send(STARTED)
+    def progress(label: str, total: int | None) -> Iterator[Any]:
+        if total is not None:  # else the models are loaded
+            acks.send(STARTED)
 
         def tick(num_prompts: int) -> None:
             acks.send(num_prompts)

@@ -43,8 +43,8 @@ def test_json_for_scripts_and_a_file_of_the_same(dense: Path, tmp_path: Path) ->
     assert document["support"] == {"top_k": 3, "width": 3, "depth": 6, "nested": True}
     plain, chain = document["policies"]
     assert plain["pooled"]["calls"] == plain["pooled"]["num_tokens"] == 768
-    # Six prompts: too few for an interval.
-    assert chain["pooled"]["against"]["calls"] == {"value": 1.0, "low": None, "high": None}
+    calls = chain["pooled"]["against"]["calls"]
+    assert calls == {"value": 1.0, "low": None, "high": None}, "six prompts have no interval"
     assert [figures["group"] for figures in chain["by_category"]] == ["arithmetic", "code", "prose"]
 
 

@@ -89,6 +89,12 @@ HEAVY: list[tuple[int, str, str]] = [
         "fit c2t NODES -o OUT --features draft_lgp",
         "found draft_lgp; did you mean draft_logp?",
     ),
+    (INPUT, "tune IMPORTED --cost-model x.json", "found an import; an import can only be replayed"),
+    (
+        USAGE,
+        "replay IMPORTED -p eagle/oracle",
+        "found 'eagle/oracle'; write -p oracle --drafter eagle",
+    ),
     (USAGE, "fit c2t NODES -o OUT --predicts jiont", "found jiont; did you mean joint?"),
     (
         USAGE,
@@ -120,9 +126,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(("code", "command", "says"), LIGHT + HEAVY, ids=lambda v: str(v)[:40])
 @pytest.mark.usefixtures("place")
 def test_one_line_names_cause_and_next_step(
-    code: int, command: str, says: str, dense: Path, nodes: Path
+    code: int, command: str, says: str, dense: Path, nodes: Path, imported: Path
 ) -> None:
-    known = {"DENSE": dense, "NODES": nodes, "OUT": "out"}
+    known = {"DENSE": dense, "NODES": nodes, "IMPORTED": imported, "OUT": "out"}
     line = refuses(code, *(known.get(word, word) for word in shlex.split(command)))
     assert says in line
     assert not any(word in line.removeprefix("error:") for word in FOREIGN), line

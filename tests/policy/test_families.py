@@ -164,7 +164,7 @@ REFUSED: list[tuple[type[Record], dict[str, Any], str]] = [
     (SparseGates, {**ONE_GATE, "width": 4}, "width exceeds max_width"),
     (SparseGates, {**ONE_GATE, "thresholds": (1.5,)}, "less than or equal to 1"),
     (SparseGates, {**ONE_GATE, "thresholds": (NAN,)}, "finite"),
-    (SparseGates, {**ONE_GATE, "gate_levels": (0,)}, "at least 1"),
+    (SparseGates, {**ONE_GATE, "gate_levels": (0,)}, "greater than or equal to 1"),
     (ScoredTree, {**SCORE, "beta": 1.5}, "beta"),
     (ScoredTree, {**SCORE, "beta": NAN}, "beta"),
     (ScoredTree, {**SCORE, "depth": 12}, "1111 nodes, more than 1024"),

@@ -71,6 +71,5 @@ def test_bad_logits_are_an_error_never_a_token(bad: float) -> None:
     ],
 )
 def test_impossible_sampling_is_refused(fields: dict[str, float]) -> None:
-    [name] = fields
-    with pytest.raises(UsageError, match=f"^{name}: expected"):
+    with pytest.raises(UsageError, match=f"^{next(iter(fields))}: expected"):
         Sampling(**fields)
