@@ -243,5 +243,5 @@ def test_a_served_batch_with_budgets_and_goodput(dense: Path, cost: Path, tmp_pa
     assert fixed["steady"]["verified_per_step"]["value"] <= 12
     assert plain["steady"]["goodput_share"]["value"] == 0.0
     assert fixed["against"]["tokens_per_s"]["low"] > 1
-    shown = " ".join(specctl("replay", dense, "-p", budgets[1], *load).out.split())
+    shown = " ".join(specctl("replay", dense, "-p", "ar", *load).out.split())
     assert "batch size 3, closed loop, 8 runs of 24 requests" in shown

@@ -30,7 +30,7 @@ BINS = SHAPES["hetero"]
 
 @pytest.fixture(scope="module")
 def requests(pair: Pair) -> list[Request]:
-    return requests_of(pair)[::12]
+    return requests_of(pair)[::6]
 
 
 @dataclass
