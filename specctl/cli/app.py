@@ -75,6 +75,19 @@ def load_all_verbs() -> typer.Typer:
 
 
 SETTINGS = "config.toml"
+TABLES = (
+    *GROUPS,
+    "collect",
+    "compose",
+    "export",
+    "import",
+    "ladder",
+    "profile",
+    "replay",
+    "report",
+)
+TABLES += ("run", "show", "tune")
+"""Tables that the file may have, one for each verb and group of verbs."""
 
 
 def read_settings() -> dict[str, Any]:
@@ -103,16 +116,19 @@ def read_settings() -> dict[str, Any]:
         raise UsageError(
             str(path), expected="a TOML file", found=one_line(str(error)), fix="correct it"
         ) from error
-    registry = found.pop("registry", None)
-    if isinstance(registry, str):
+    registry = found.pop("registry", "")
+    if not isinstance(registry, str):
+        expected, fix = "registry to be a text", "put the place between quotes"
+        raise UsageError(str(path), expected=expected, found=repr(registry), fix=fix)
+    if registry:
         os.environ.setdefault("SPECCTL_REGISTRY", registry)
     for key, value in found.items():
-        if not isinstance(value, dict):
-            known = ["registry", *(f"[{name}]" for name in (*GROUPS, "run", "collect", "replay"))]
+        if not isinstance(value, dict) or key not in TABLES:
+            known = TABLES if isinstance(value, dict) else ["registry"]
             raise UsageError(
                 str(path),
-                expected="registry, or a verb's table such as [run]",
-                found=key,
+                expected="registry, or the table of a verb such as [run]",
+                found=f"[{key}]" if isinstance(value, dict) else key,
                 fix=did_you_mean(key, known, "put it into the table of a verb"),
             )
     return {name: _parameters(table) for name, table in found.items()}

@@ -70,7 +70,6 @@ def export(
 ) -> Answer:
     """Print a policy as flags of a serving engine.
 
-
     A policy that the engine cannot run is refused, with what is lost and the nearest that it can.
     """
     from specctl.engines.engine import Serving

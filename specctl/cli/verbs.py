@@ -316,7 +316,7 @@ def verb(
 
 
 def what_is_left(out: Any, since: float) -> str:
-    """What an interrupted verb left where it writes, as it is found there.
+    """Words on the files that an interrupted verb left where it writes.
 
     Args:
         since: when the verb began, seconds of the epoch.

@@ -38,9 +38,9 @@ from specctl.policy.verification import Outcome
 from specctl.runtime.runnable import GuardedBudget, GuardedShape
 from specctl.tree import take
 
-Reads = Literal["nothing", "some", "everything"]
-"""The features of a draft that rules need: a chain of a length that is known beforehand needs none,
-and most do without the entropy of the top K, half the work of all."""
+Reads = Literal["nothing", "probability and entropy", "everything"]
+"""The features of a draft token that rules need. A chain whose length is known beforehand needs
+none; most rules do without the entropy of the top K, which is half the work of all."""
 TOPK_ENTROPY = frozenset({"parent_topk_entropy", "phi"})
 
 
@@ -60,7 +60,7 @@ class DraftedLevel(NamedTuple):
         unread = torch.full_like(token_ids, torch.nan, dtype=torch.float32)
         if reads == "nothing":
             return cls(token_ids, unread, unread, unread)
-        if reads == "some":
+        if reads == "probability and entropy":
             return cls(token_ids.long(), *best_and_entropy(logits), unread)
         found = node_features(logits, 1, ENTROPY_TOP_K)
         return cls(token_ids.long(), found.top_logp[..., 0], found.entropy, found.topk_entropy)
@@ -91,7 +91,7 @@ class ChainDraft:
     @property
     def offered(self) -> Tensor:
         """`[B]` int64: levels that are a request's own."""
-        if self.pool.size == 1:
+        if self.pool.size == 1:  # nothing was read of the levels, whose number the plan holds
             return self.plan.max_depth.clamp(max=self.depth)
         tree = self.pool.view().tree
         return tree.depth.masked_fill(~tree.valid, 0).amax(1)
@@ -134,7 +134,7 @@ class ChainPolicy:
         )
         self.shape, self.spent_us = GuardedShape(shape, None), 0.0
         self._budget = GuardedBudget(budget, self.shape)
-        self.reads: Reads = "some"
+        self.reads: Reads = "probability and entropy"
         if TOPK_ENTROPY.intersection(self.policy.shape.reads):
             self.reads = "everything"
         elif not self.shares and is_fixed(shape):

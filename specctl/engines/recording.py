@@ -146,7 +146,7 @@ class LiveLog:
     def _rows(self, run: list[Rounds]) -> RoundRows:
         """The rows of steps in the form of `collect`: a chain is a tree of width one."""
         headings, columns, num_chains, num_logits = list[dict[str, Any]](), list[Any](), 0, 0
-        for step, rows, num_emitted in run:
+        for step, rows, kept in run:
             ends = list(accumulate(one.num_drafted + 1 for one in step.answered))
             common = {
                 "category": "",
@@ -157,7 +157,7 @@ class LiveLog:
                 "policy_digest": step.digest,
                 **step.columns,
             }
-            for row, emitted in zip(rows, num_emitted, strict=True):
+            for row, emitted in zip(rows, kept, strict=True):
                 one = step.answered[row]
                 name, begin = one.request_id, ends[row] - one.num_drafted - 1
                 headings.append({"request_id": name, "prompt_id": name, **common})
@@ -169,7 +169,7 @@ class LiveLog:
                 columns.append((one.root_id, *counts, *at))
             num_chains, num_logits = num_chains + len(step.offered), num_logits + ends[-1]
         table = torch.tensor(columns).T.contiguous()
-        root_ids, round_idx, position, context, num_emitted_, num_drafted, draft_row, first = table
+        root_ids, round_idx, position, context, num_emitted, num_drafted, draft_row, first = table
         steps = [one.step for one in run]
         all_chains = [step.chains for step in steps]
         chains = Chains(*(_joined(column, 0) for column in zip(*all_chains, strict=True)))
@@ -201,7 +201,7 @@ class LiveLog:
             "position": position,
             "context_tokens": context,
             "offered_depth": offered,
-            "num_emitted": num_emitted_,
+            "num_emitted": num_emitted,
             "submitted": slots.masked_fill(slots > num_drafted[:, None], -1),
             "target_ids": target_ids,
             "path": slots.masked_fill(slots > num_admitted[:, None], -1),

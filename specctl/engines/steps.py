@@ -44,9 +44,9 @@ class Drafted:
 
     @classmethod
     def nothing(cls, policy: Policy, digest: str) -> Drafted:
-        """No draft of anybody."""
-        integers = torch.zeros(0, 0, dtype=torch.int64)
-        return cls([], integers, [], integers[:, 0:0].flatten(), policy, digest)
+        """The chains of a step that drafted none."""
+        token_ids = torch.zeros(0, 0, dtype=torch.int64)
+        return cls([], token_ids, [], torch.zeros(0, dtype=torch.int64), policy, digest)
 
 
 class TextEnd(NamedTuple):
@@ -163,7 +163,7 @@ class ReadStep:
 
 
 def read_step(step: Step, sampling: Sampling, lane: Lane) -> ReadStep:
-    """What rows need of a step; waits for the device.
+    """Reads of a step's logits what rows need; waits for the device.
 
     Args:
         sampling: by which the target's tokens are drawn.
@@ -188,15 +188,16 @@ def _next_drafts(step: Step) -> Tensor:
     """`[T, 1]` int64: the draft token that was offered behind each verified one, -1 for none."""
     drafted, offered = step.drafted, step.drafted.offered
     width = drafted.token_ids.shape[1] + 1
-    none = torch.full((len(offered) + 1, width), -1, device=offered.device)
+    # A row for each chain and one for no chain, a column behind each level's.
+    table = torch.full((len(offered) + 1, width), -1, device=offered.device)
     levels = torch.arange(width - 1, device=offered.device)
-    none[:-1, :-1] = drafted.token_ids.masked_fill(levels >= offered[:, None], -1)
+    table[:-1, :-1] = drafted.token_ids.masked_fill(levels >= offered[:, None], -1)
     at = [
         (one.draft_row if one.draft_row >= 0 else len(offered)) * width + slot
         for one in step.answered
         for slot in range(one.num_drafted + 1)
     ]
-    return none.take(torch.tensor(at, device=offered.device))[:, None]
+    return table.take(torch.tensor(at, device=offered.device))[:, None]
 
 
 def _ranks(logits: Tensor, tokens: Tensor, sampling: Sampling, *, with_entropy: bool) -> Ranks:

@@ -7,7 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
+import typer
 
+from specctl.cli.app import TABLES, load_all_verbs
 from tests.cli.command import USAGE, passes, refuses
 from tests.cli.conftest import SMALL
 
@@ -41,6 +43,11 @@ def test_its_registry_stands_for_the_variable(
     assert (tmp_path / "two" / "registry.json").exists()
 
 
+def test_every_verb_may_have_a_table() -> None:
+    command = typer.main.get_command(load_all_verbs())
+    assert set(TABLES) == set(vars(command)["commands"])
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -50,6 +57,8 @@ def test_its_registry_stands_for_the_variable(
         ),
         ("registri = 2", "found registri; did you mean registry?"),
         ("limit = 2", "put it into the table of a verb"),
+        ("[rnu]\nlimit = 2", "found [rnu]; did you mean run?"),
+        ("registry = 2", "registry to be a text, found 2"),
         ("[run", "config.toml: expected a TOML file"),
     ],
 )

@@ -92,7 +92,7 @@ def level_of(chunk: LogChunk, nodes: Tensor, rules: ChainPolicy) -> DraftedLevel
     assert chunk.token_ids is not None
     ids = chunk.token_ids[nodes].long()
     columns = [one[nodes] for one in (chunk.draft_logp, chunk.entropy, chunk.topk_entropy)]
-    num_read = {"nothing": 0, "some": 2, "everything": 3}[rules.reads]
+    num_read = {"nothing": 0, "probability and entropy": 2, "everything": 3}[rules.reads]
     columns[num_read:] = [torch.full_like(one, torch.nan) for one in columns[num_read:]]
     return DraftedLevel(ids, *columns)
 

@@ -180,7 +180,7 @@ class EngineCost(RateCost):
     num_steps: PositiveInt
     num_prompt_steps: Count
     num_stalls: Count
-    mean_over_median: Microseconds
+    mean_over_median: Annotated[float, Field(gt=0)]
     verify_fixed_us: Rate
     verify_request_us: Rate
     verify_token_us: Rate
