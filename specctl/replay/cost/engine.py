@@ -135,17 +135,7 @@ def fit_engine(traces: TraceSet) -> EngineCost:
         TraceMismatchError: traces of no engine, or of several engines, versions or machines.
         UsageError: too few steps.
     """
-    engines = {part.place.name: _engine_of(part.header.collect) for part in traces.parts}
-    name, facts = next(iter(engines.items()))
-    for other, found in engines.items():
-        if found != facts or facts["engine"] is None:
-            raise TraceMismatchError(
-                f"traces {other}",
-                expected="those of one engine, version, dtype and machine",
-                found=_in_words(found)
-                + (f"; {name}: {_in_words(facts)}" if found != facts else ""),
-                fix="log inside the engine with its plugin, and fit to each engine by itself",
-            )
+    facts = _one_engine(traces)
     steps = engine_steps(traces)
     is_held = np.isin(steps.stretch, HELD_OUT)
     seen, held = steps.at(~is_held), steps.at(is_held)
@@ -211,15 +201,22 @@ def fit_engine(traces: TraceSet) -> EngineCost:
     factor = round(float(seen.total_us[~is_stall].sum() / fitted[~is_stall].sum()), 4)
     means = {name: round(rate * factor, 4) for name, rate in rates.items()}
     model = model_of(**means, num_stalls=int(is_stall.sum()), mean_over_median=factor)
-    # Stalls are no part of this either: where they fall is chance.
-    predicted_us, measured_us = model.round_us(held.counts()), held.total_us
-    goes_on = measured_us <= STALL * predicted_us
-    predicted_us, measured_us = predicted_us[goes_on], measured_us[goes_on]
+    return model.model_copy(update={"held_out": step_error(model, held)})
+
+
+def step_error(model: EngineCost, steps: EngineSteps) -> StepError:
+    """The error of a model at steps that it was not fitted to.
+
+    Stalls are no part of the total, nor of the means: where they fall is chance.
+    """
+    predicted_us, measured_us = model.round_us(steps.counts()), steps.total_us
     error = np.abs(predicted_us - measured_us) / measured_us
     median, p90 = np.quantile(error, (0.5, 0.9)).tolist()
-    total = float(predicted_us.sum() / measured_us.sum()) - 1
-    stated = StepError(num_steps=len(error), median=median, p90=p90, total=total)
-    return model.model_copy(update={"held_out": stated})
+    goes_on = measured_us <= STALL * predicted_us
+    if not goes_on.any():
+        goes_on = ~goes_on
+    total = float(predicted_us[goes_on].sum() / measured_us[goes_on].sum()) - 1
+    return StepError(num_steps=len(error), median=median, p90=p90, total=total)
 
 
 def least_absolute(table: Floats, values: Floats, scale: Floats) -> Floats:
@@ -240,6 +237,26 @@ def least_absolute(table: Floats, values: Floats, scale: Floats) -> Floats:
         residual = np.abs(table / size @ rates - values) / scale
         weight = 1 / (scale * np.sqrt(np.maximum(residual, 1e-4)))
     return np.asarray(rates / size, np.float64)
+
+
+def _one_engine(traces: TraceSet) -> dict[str, Any]:
+    """The engine that wrote all of the traces.
+
+    Raises:
+        TraceMismatchError: none, or several engines, versions or machines.
+    """
+    engines = {part.place.name: _engine_of(part.header.collect) for part in traces.parts}
+    name, facts = next(iter(engines.items()))
+    for other, found in engines.items():
+        if found != facts or facts["engine"] is None:
+            raise TraceMismatchError(
+                f"traces {other}",
+                expected="those of one engine, version, dtype and machine",
+                found=_in_words(found)
+                + (f"; {name}: {_in_words(facts)}" if found != facts else ""),
+                fix="log inside the engine with its plugin, and fit to each engine by itself",
+            )
+    return facts
 
 
 def _engine_of(collect: dict[str, Any]) -> dict[str, Any]:

@@ -134,7 +134,7 @@ class StepError(Record):
 
     Attributes:
         median, p90: shares, not percent.
-        total: predicted over measured time of all of them together, less 1.
+        total: predicted over measured time of all of them together, less 1; without stalls.
     """
 
     num_steps: PositiveInt
