@@ -1,15 +1,15 @@
 """Steps of an engine as rows of a trace set: the rounds that ran, or a dense log of chains.
 
     engine's thread    Step: logits as they came, a few numbers ──► queue
-    writing thread     every `READ_S`   what rows need of the logits
-                       every `FLUSH_S`  rows of ended and running requests ──► a segment
+    writing thread     every `FLUSH_S`, or `READ_BYTES` of logits, what rows need of these
+                       every `FLUSH_S` rows of ended and running requests ──► a segment
 
 The engine never waits for this and never fails by it. Where rows cannot be written, or too many
 wait, tracing ends: that is logged once, and `Recorder.lost` counts what was not written.
 
 Both threads share Python's interpreter lock, and an engine that waits for it at each of its calls
-is slow. So no step wakes the thread, and rows are made of all steps of a segment at once, in few
-calls.
+is slow. So no step wakes the thread, and logits and rows of many steps are taken at once, in few
+calls: large ones do not hold the lock.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ from specctl.runtime.requests import Request
 log = logging.getLogger("specctl.engines")
 FLUSH_S = 0.7
 """Seconds between segments: with the writing of one, a kill costs at most a second of rows."""
-READ_S = 0.05
-"""Seconds between looks at the queue. A thread that each step woke would take the lock from the
-engine at once."""
+LOOK_S = 0.05
+"""Seconds between looks at what waits. A thread that each step woke would take the lock at once."""
+READ_BYTES = 16 << 20
+"""Logits that are read together, or of one step where it has more."""
 MAX_WAITING = 4096
 """Steps that may wait for the writing thread."""
 MAX_LOGIT_BYTES = 256 << 20
@@ -363,7 +364,7 @@ class Recorder:
     """Writes what steps tell into a trace set, from a thread of its own.
 
     Args:
-        read: `read_step` of this engine.
+        read: `read_steps` of this engine.
         open_writer: opens the set; called in the thread.
         max_bytes: of published segments together; None: no bound.
 
@@ -375,7 +376,7 @@ class Recorder:
     def __init__(
         self,
         log_: Log,
-        read: Callable[[Step], ReadStep],
+        read: Callable[[Sequence[Step]], list[ReadStep]],
         open_writer: Callable[[], TraceWriter],
         max_bytes: int | None,
     ) -> None:
@@ -398,7 +399,7 @@ class Recorder:
         elif len(self._steps) >= MAX_WAITING:
             self.end(f"{MAX_WAITING} steps wait for a slow disk or store")
         elif self._bytes_in - self._bytes_out > MAX_LOGIT_BYTES:
-            self._steps.append(self._read(step))
+            self._steps += self._read([step])
         else:
             self._bytes_in += step.size_bytes
             self._steps.append(step)
@@ -416,8 +417,10 @@ class Recorder:
                 while self.is_on and not is_last:
                     due = time.monotonic() + FLUSH_S
                     while self.is_on and not is_last and time.monotonic() < due:
-                        is_last = self._closing.wait(READ_S)
-                        self._take()
+                        is_last = self._closing.wait(LOOK_S)
+                        if self._bytes_in - self._bytes_out > READ_BYTES:
+                            self._take()
+                    self._take()
                     self._publish()
         except Exception as error:  # serving goes on whatever it is
             self.end(f"{type(error).__name__}: {error}")
@@ -426,17 +429,28 @@ class Recorder:
                 self._writer.close()
 
     def _take(self) -> None:
-        """Takes the steps that are there."""
+        """Takes the steps that are there, as many together as `READ_BYTES` allow."""
+        together: list[Step] = []
+        size = 0
         while self._steps:
             try:
                 step = self._steps.popleft()
             except IndexError:  # the engine's thread has ended tracing
-                return
+                break
             if isinstance(step, Step):
-                size = step.size_bytes
-                step = self._read(step)
-                self._bytes_out += size
+                together.append(step)
+                size += step.size_bytes
+            if isinstance(step, ReadStep) or size > READ_BYTES:
+                self._read_and_take(together)
+                together, size = [], 0
+            if isinstance(step, ReadStep):
+                self._log.take(step)
+        self._read_and_take(together)
+
+    def _read_and_take(self, steps: list[Step]) -> None:
+        for step in self._read(steps) if steps else ():
             self._log.take(step)
+        self._bytes_out += sum(step.size_bytes for step in steps)
 
     def _publish(self) -> None:
         assert self._writer is not None

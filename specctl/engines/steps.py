@@ -1,7 +1,7 @@
 """A step of an engine as the plugin hands it over, and what rows of traces need of its logits.
 
 engine's thread    Step: logits as they came, a few numbers
-writing thread     read_step ──► ReadStep: on the host, a few numbers a token
+writing thread     read_steps ──► ReadStep: on the host, a few numbers a token
 """
 
 from __future__ import annotations
@@ -162,42 +162,60 @@ class ReadStep:
     ended: list[str]
 
 
-def read_step(step: Step, sampling: Sampling, lane: Lane) -> ReadStep:
-    """Reads of a step's logits what rows need; waits for the device.
+def read_steps(steps: Sequence[Step], sampling: Sampling, lane: Lane) -> list[ReadStep]:
+    """Reads of some steps' logits what rows need, all in a few calls; waits for the device.
 
     Args:
         sampling: by which the target's tokens are drawn.
     """
-    drafted, size = step.drafted, len(step.drafted.request_ids)
-    with lane.after([step.mark]):
-        floats = [torch.zeros(size, 0)] * 3
-        if drafted.logits:
-            found = node_features(torch.stack(drafted.logits, 1), 1, ENTROPY_TOP_K)
-            floats = [found.top_logp[..., 0], found.entropy, found.topk_entropy]
+    with lane.after([step.mark for step in steps]):
+        drafts = [step.drafted for step in steps]
+        token_ids = [one.token_ids.cpu().numpy() for one in drafts]
+        offered = [one.offered.cpu().numpy() for one in drafts]
+        tokens = [step.sampled.tolist() for step in steps]
+        # Level by level, as the engine drafted them.
+        features: list[NDArray[np.float32]] = [np.zeros(0, np.float32)] * 3
+        if levels := [level for one in drafts for level in one.logits]:
+            found = node_features(torch.cat(levels), 1, ENTROPY_TOP_K)
+            kept = (found.top_logp[..., 0], found.entropy, found.topk_entropy)
+            features = [one.cpu().numpy() for one in kept]
+        awaited = [
+            _next_drafts(*of_step) if of_step[0].awaited is None else of_step[0].awaited.numpy()
+            for of_step in zip(steps, token_ids, offered, strict=True)
+            if of_step[0].logits is not None
+        ]
         ranks = None
-        if step.logits is not None:
-            awaited = _next_drafts(step) if step.awaited is None else step.awaited
-            ranks = _ranks(step.logits, awaited, sampling, with_entropy=step.awaited is not None)
-        chains = Chains(drafted.token_ids.cpu().numpy(), *(one.cpu().numpy() for one in floats))
-        offered = drafted.offered.cpu().numpy()
-        own = (drafted.policy, drafted.digest, ranks, step.columns, step.ended)
-        return ReadStep(step.answered, step.sampled.tolist(), chains, offered, *own)
+        if answers := [step.logits for step in steps if step.logits is not None]:
+            is_dense = any(step.awaited is not None for step in steps)
+            asked = torch.from_numpy(np.concatenate(awaited))
+            ranks = _ranks(torch.cat(answers), asked, sampling, with_entropy=is_dense)
+    found_steps, first_draft, first_answer = [], 0, 0
+    for step, ids, own, given in zip(steps, token_ids, offered, tokens, strict=True):
+        end, (size, depth) = first_draft + ids.size, ids.shape
+        floats = [one[first_draft:end].reshape(depth, size).T for one in features]
+        first_draft, mine = end, None
+        if ranks is not None and step.logits is not None:
+            last = first_answer + len(step.logits)
+            columns: Any = (one[first_answer:last] for one in ranks)
+            mine = Ranks(*columns)
+            first_answer = last
+        facts = (step.drafted.policy, step.drafted.digest, mine, step.columns, step.ended)
+        found_steps.append(ReadStep(step.answered, given, Chains(ids, *floats), own, *facts))
+    return found_steps
 
 
-def _next_drafts(step: Step) -> Tensor:
-    """`[T, 1]` int64: the draft token that was offered behind each verified one, -1 for none."""
-    drafted, offered = step.drafted, step.drafted.offered
-    width = drafted.token_ids.shape[1] + 1
+def _next_drafts(
+    step: Step, token_ids: NDArray[np.int64], offered: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """`[T, 1]`: the draft token that was offered behind each verified one, -1 for none."""
+    size, depth = token_ids.shape
     # A row for each chain and one for no chain, a column behind each level's.
-    table = torch.full((len(offered) + 1, width), -1, device=offered.device)
-    levels = torch.arange(width - 1, device=offered.device)
-    table[:-1, :-1] = drafted.token_ids.masked_fill(levels >= offered[:, None], -1)
-    at = [
-        (one.draft_row if one.draft_row >= 0 else len(offered)) * width + slot
-        for one in step.answered
-        for slot in range(one.num_drafted + 1)
+    table = np.full((size + 1, depth + 1), -1)
+    is_own = np.arange(depth) < offered[:, None]
+    table[:size, :depth][is_own] = token_ids[is_own]
+    return np.concatenate([table[one.draft_row, : one.num_drafted + 1] for one in step.answered])[
+        :, None
     ]
-    return table.take(torch.tensor(at, device=offered.device))[:, None]
 
 
 def _ranks(logits: Tensor, tokens: Tensor, sampling: Sampling, *, with_entropy: bool) -> Ranks:

@@ -23,7 +23,7 @@ from specctl.collect.trace_writer import TraceWriter, make_header
 from specctl.embedded import name_of
 from specctl.engines.recording import DenseLog, LiveLog, Recorder, new_run_id
 from specctl.engines.settings import TraceSettings
-from specctl.engines.steps import Answered, Drafted, Step, TextEnd, read_step
+from specctl.engines.steps import Answered, Drafted, Step, TextEnd, read_steps
 from specctl.policy import Policy
 from specctl.runtime.identity import load_tokenizer, tokenizer_digest, weights_digest
 from specctl.runtime.load import domain_at, model_folder
@@ -145,7 +145,7 @@ class Tracer:
                 settings.out, header, resume=True, tokens=tokens, own_prompts=True
             )
 
-        read = partial(read_step, sampling=self._sampling, lane=self._lane)
+        read = partial(read_steps, sampling=self._sampling, lane=self._lane)
         self.recorder = Recorder(log, read, open_writer, settings.max_bytes)
 
     # ----------------------------------------------------------------- a step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from specctl.collect.shipping import Lane, Ready
 from specctl.collect.trace_writer import TraceWriter, make_header
 from specctl.engines import recording
 from specctl.engines.recording import DenseLog, LiveLog, Log, Recorder
-from specctl.engines.steps import Answered, Drafted, ReadStep, Step, TextEnd, read_step
+from specctl.engines.steps import Answered, Drafted, ReadStep, Step, TextEnd, read_steps
 from specctl.engines.vllm_plugin import log_beside_vllm
 from specctl.errors import OutputError
 from specctl.logs.trace_set import TraceSet
@@ -91,7 +91,12 @@ def step(
 
 
 def read(one: Step) -> ReadStep:
-    return read_step(one, Sampling(), Lane())
+    [found] = read_steps([one], Sampling(), Lane())
+    return found
+
+
+def read_all(steps: Sequence[Step]) -> list[ReadStep]:
+    return read_steps(steps, Sampling(), Lane())
 
 
 def published(log: Log) -> list[tuple[set[str], set[str], int]]:
@@ -195,7 +200,7 @@ def dense_step(name: str, position: int, token: int, chains: Drafted, **more: An
 
 
 def recorder(log: Log, open_writer: Callable[[], Any], max_bytes: int | None = None) -> Recorder:
-    return Recorder(log, read, open_writer, max_bytes)
+    return Recorder(log, read_all, open_writer, max_bytes)
 
 
 def whole(name: str) -> Step:
@@ -209,9 +214,9 @@ def test_rows_are_there_after_a_close(
     """Also where the engine's thread reads the logits, as too many wait."""
     readers = set()
 
-    def read_by(one: Step) -> ReadStep:
+    def read_by(steps: Sequence[Step]) -> list[ReadStep]:
         readers.add(threading.current_thread() is threading.main_thread())
-        return read(one)
+        return read_all(steps)
 
     monkeypatch.setattr(recording, "MAX_LOGIT_BYTES", max_bytes)
     log, path = LiveLog(greedy=True), tmp_path / "set"
