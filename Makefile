@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test check engines bench nightly clean
+.PHONY: help demo test check docs dist engines bench nightly clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -50,6 +50,14 @@ check: $(READY)  ## Set up and check format, lint, types, import arrows and size
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/house.py --check
+
+docs: $(READY)  ## Set up and write the API reference, build/reference/index.html; seconds.
+	$(BIN)/python scripts/reference.py
+
+dist: $(READY)  ## Set up, build sdist and wheel in dist/ and check them; seconds.
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
 
 engines: $(ENGINES_READY)  ## Set up vLLM's CPU build apart and run the plugin and exports in it; minutes.
 	$(IN_ENGINES) tests/engines

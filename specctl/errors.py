@@ -57,6 +57,8 @@ class SpecctlError(Exception):
         expected: what would have been accepted.
         found: what was there instead.
         fix: what the user can do next.
+
+    A command that it ends exits with `exit_code`.
     """
 
     exit_code = 1
