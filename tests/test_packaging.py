@@ -171,6 +171,14 @@ def entry_points(text: str) -> dict[tuple[str, str], str]:
     return found
 
 
+def test_package_cites_only_what_is_published() -> None:
+    """Working notes lie beside the repository, not in it."""
+    files = [*(ROOT / "specctl").rglob("*.py"), *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    private = re.compile(r"\bnotes/[\w-]+\.md")
+    found = [str(one.relative_to(ROOT)) for one in files if private.search(one.read_text("utf-8"))]
+    assert set(found) <= {"docs/LOG.md"}
+
+
 # --------------------------------------------------------------------------- one version
 
 
