@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -40,8 +41,8 @@ def alone() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment that holds the wheel and what it asks for, nothing else."""
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A virtual environment that holds the wheel and what it asks for, nothing else; 3 GB."""
     folder = tmp_path_factory.mktemp("clean")
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
     subprocess.run(build, check=True, capture_output=True)
@@ -51,7 +52,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     install = [*pip, "install", "-c", str(ROOT / "constraints.txt"), str(wheel)]
     subprocess.run(install, check=True, env=alone())
     subprocess.run([*pip, "check"], check=True, env=alone())
-    return venv
+    yield venv
+    shutil.rmtree(venv)
 
 
 @pytest.fixture
