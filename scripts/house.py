@@ -61,7 +61,7 @@ HELD = {
     # 110 lines are examples of help, 70 its groups, 60 config.toml, 100 --wide, --help-all and what
     # an interrupted verb left, 90 options of shared verbs on lines of their own (part 3).
     # 570 quickstart and doctor (part 3).
-    "cli": 3940,  # 150 export, 40 profile --from, 25 weigh an import, 10 --unfinished (part 2)
+    "cli": 3960,  # 150 export, 40 profile --from, 25 weigh an import, 10 --unfinished (part 2)
     # 530 for prompts that span segments, 800 for what engines log, 450 for their batching, 1400 for
     # the plugin (part 2).
     "engines": 3295,  # 1,950 the plugin inside vLLM, 1,310 exports to four engines (part 2)
