@@ -70,14 +70,15 @@ def profile(
         save_cost_model(fitted, out)
         return Answer(engine_summary(fitted, out), [render_engine(fitted, out)])
 
+    from specctl.replay.cost.check import requests_to_check
+    from specctl.replay.cost.profile import num_steps, render, summary_json, timed_rounds
     from specctl.replay.cost.profile import profile as measure
-    from specctl.replay.cost.profile import render, summary_json, timed_rounds
 
     with console.progress("loading models", None):
         pair = setup.load_pair()
-    graphs = timed_rounds(grid.rounds, pair)
-    with console.progress("measurements", grid.num_steps) as tick:
-        model = measure(pair, grid, graphs=graphs, on_step=tick)
+    graphs, requests = timed_rounds(grid.rounds, pair), requests_to_check(pair)
+    with console.progress("measurements", num_steps(pair, grid)) as tick:
+        model = measure(pair, grid, requests=requests, graphs=graphs, on_step=tick)
     save_cost_model(model, out)
     return Answer(summary_json(model, out), [render(model, out)])
 

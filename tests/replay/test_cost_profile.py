@@ -15,11 +15,11 @@ import pytest
 import torch
 
 import specctl.cli.judging  # registers the verb
-from benchmarks.predicted_time import StepRecorder, predict
 from specctl.errors import UsageError
 from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
 from specctl.replay.config import ProfileGrid
 from specctl.replay.cost import Steps, load_cost_model
+from specctl.replay.cost.check import StepRecorder, predict
 from specctl.replay.cost.probe import RoundProbe, Samples, probed_tree
 from specctl.replay.cost.profile import check_grid, profile
 from specctl.runtime.capture import GraphSettings, Recording, bucket_of, token_tiers

@@ -378,6 +378,24 @@ class HeldOut(Record):
     worst: Spread
 
 
+class LiveCheck(Record):
+    """The model held against a few prompts that were decoded, one at a time.
+
+    Attributes:
+        num_tokens: emitted. predicted_us, measured_us: of the run, its prompts included.
+    """
+
+    policy: Name
+    num_tokens: PositiveInt
+    predicted_us: Microseconds
+    measured_us: Microseconds
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured speed, less one."""
+        return self.measured_us / self.predicted_us - 1
+
+
 class TableCost(CostModel):
     """Measured by `specctl profile`.
 
@@ -395,7 +413,7 @@ class TableCost(CostModel):
         verify: the target's forward and the choice of its tokens, by tokens per request.
         loop: host work of a plain round. prefill: the target reads a prompt, by its tokens.
         draft: None for a target without a drafter.
-        held_out: by part.
+        held_out: by part. checks: live runs at the end of the measurement.
     """
 
     kind: Literal["table"] = "table"
@@ -413,6 +431,7 @@ class TableCost(CostModel):
     prefill: Grid
     draft: DraftGrids | None
     held_out: dict[Name, HeldOut]
+    checks: tuple[LiveCheck, ...] = ()
 
     @model_validator(mode="after")
     def _check(self) -> TableCost:

@@ -19,6 +19,7 @@ from specctl.formatting import terminal_table
 from specctl.policy import Chain, Policy, RootOnly, StaticTree
 from specctl.policy.family import MAX_TOKENS, MAX_TOP_K
 from specctl.replay.config import ProfileGrid
+from specctl.replay.cost.check import check_live, checked_policies, num_runs
 from specctl.replay.cost.files import validity
 from specctl.replay.cost.model import DraftGrids, Grid, HeldOut, Machine, TableCost
 from specctl.replay.cost.probe import (
@@ -37,6 +38,7 @@ from specctl.replay.cost.probe import (
 from specctl.runtime.capture import GraphSettings, token_tiers
 from specctl.runtime.identity import hardware_name
 from specctl.runtime.load import Pair
+from specctl.runtime.requests import Request
 
 Floats = NDArray[np.float64]
 PLAIN = Policy(shape=RootOnly())
@@ -51,6 +53,8 @@ NUM_LOOP_STEPS = 4
 """Rounds that the loop of captured rounds is timed at, at least, in one pass."""
 NOISY_SPREAD, NOISY_ERROR = 0.25, 0.1
 """Interquartile range over median, and mean held-out error, above which a profile is noisy."""
+LARGEST_ERROR = 0.1
+"""Of a check's speed, above which the model is not to be trusted."""
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -131,15 +135,17 @@ def profile(
     pair: Pair,
     grid: ProfileGrid,
     *,
+    requests: Sequence[Request] = (),
     graphs: GraphSettings | None = None,
     on_step: Callable[[], object] = lambda: None,
 ) -> TableCost:
     """Measures and fits; one to two minutes for the embedded pair on one thread.
 
     Args:
+        requests: decoded in the end to hold the model against; none are no check.
         graphs: how captured rounds are captured; None times the ordinary loop's. See
             `timed_rounds`.
-        on_step: called `grid.num_steps` times.
+        on_step: called `num_steps` times.
 
     Raises:
         UsageError: a grid that this pair has no room for, or rounds that cannot be captured.
@@ -151,7 +157,16 @@ def profile(
         for _ in range(grid.num_passes):
             for _ in _measure(pair, grid, graphs, samples):
                 on_step()
-    return fit_table(pair, grid, samples, graphs)
+    model = fit_table(pair, grid, samples, graphs)
+    if not requests:
+        return model
+    checks = check_live(pair, model, grid, requests, graphs=graphs, on_run=on_step)
+    return model.model_copy(update={"checks": checks})
+
+
+def num_steps(pair: Pair, grid: ProfileGrid) -> int:
+    """Measurements of `profile` with requests, each of which moves the progress bar by one."""
+    return grid.num_steps + num_runs(grid) * len(checked_policies(pair, grid))
 
 
 def _measure(
@@ -335,7 +350,7 @@ def is_noisy(model: TableCost) -> bool:
 
 def summary_json(model: TableCost, out: Path) -> dict[str, Any]:
     """Plain values for scripts: identity, machine, error and spread."""
-    told = {"rounds", "machine", "measured", "expires", "num_samples", "held_out"}
+    told = {"rounds", "machine", "measured", "expires", "num_samples", "held_out", "checks"}
     return {
         "out": str(out),
         "digest": model.digest,
@@ -345,14 +360,35 @@ def summary_json(model: TableCost, out: Path) -> dict[str, Any]:
     }
 
 
+def check_lines(model: TableCost) -> Iterator[str]:
+    """Promised and measured speed of the policies that were decoded, and what to think of it."""
+    for check in model.checks:
+        promised, measured = (
+            1e6 * check.num_tokens / us for us in (check.predicted_us, check.measured_us)
+        )
+        yield (
+            f"check: {check.policy}: {promised:.0f} tokens/s predicted, {measured:.0f} measured "
+            f"({check.error:+.0%})"
+        )
+    wrong = [check for check in model.checks if abs(check.error) > LARGEST_ERROR]
+    if wrong:
+        worst = max(wrong, key=lambda check: abs(check.error))
+        yield (
+            f"The model is off by more than {LARGEST_ERROR:.0%} ({worst.policy}: "
+            f"{worst.error:+.0%}): speeds computed with it are too. Measure again on a quiet "
+            "machine, without --quick."
+        )
+
+
 def render(model: TableCost, out: Path) -> Any:
-    """A rich group: verification by size and batch, the held-out error, the file."""
+    """A rich group: verification by size and batch, the held-out error, the check, the file."""
     from rich.console import Group
 
     errors = ", ".join(f"{k} {e.mape:.1%}" for k, e in model.held_out.items())
     lines = [
         f"mean error at held-out points: {errors or 'nothing held out'}",
         f"spread of verification (IQR over median): {spread(model.verify):.1%}",
+        *check_lines(model),
         f"wrote {out}  {model.digest}  expires {model.expires}",
     ]
     if is_noisy(model):
