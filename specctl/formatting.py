@@ -110,7 +110,7 @@ class Table:
             justify: Any = "left" if place < self.left else "right"
             table.add_column(Text(name), justify=justify, width=least[place], no_wrap=True)
         for row in self.rows:
-            table.add_row(*(Text(folded(c, w)) for c, w in zip(row, least, strict=True)))
+            table.add_row(*(Text(_folded(c, w)) for c, w in zip(row, least, strict=True)))
         return table
 
     @classmethod
@@ -146,7 +146,7 @@ def _longest(text: str) -> int:
     return max((len(piece.rstrip()) for piece in _PIECE.findall(text)), default=0)
 
 
-def folded(text: str, width: int) -> str:
+def _folded(text: str, width: int) -> str:
     """Lines of at most `width`; a line feed in the text is kept where it does not fit in one."""
     if len(text) <= width:
         return text.replace("\n", " ")

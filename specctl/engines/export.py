@@ -322,18 +322,19 @@ def settings_for(given: Given, tune: Path | None) -> Given:
     Args:
         tune: the file of the tuning among them.
     """
-    if (setting := given.setting) is None:
+    setting, facts = given.setting, given.tune or given.ladder
+    if setting is None or facts is None:
         return given
-    source, pair = None, (*given.results, *([given.run.facts.pair] if given.run else []))[0]
+    source = None
     if tune is not None or part_of(setting) is not None:
         with suppress(UsageError):  # the label of an artifact, which its words do not describe
             source = read_source(setting if tune is None else str(tune))
     if source is None:
-        words = f"specctl export ARTIFACT --to ENGINE prints it for the artifact of {setting}."
-        return replace(given, engines=[EngineSettings("What to set in your engine", notes=(words,))])
+        words = f"specctl export ARTIFACT --to ENGINE prints what to set for {setting}."
+        return replace(given, engines=[EngineSettings("", notes=(words,))])
     only = given.tune.for_engine if given.tune is not None else None
     chosen = ENGINES.values() if only is None else [ENGINES[only]]
-    engines = [settings_of(source, engine, pair.target, pair.drafter) for engine in chosen]
+    engines = [settings_of(source, engine, facts.target, facts.drafter) for engine in chosen]
     return replace(given, engines=engines, artifact=source.named.artifact_digest)
 
 
@@ -354,7 +355,9 @@ def settings_of(source: Source, engine: Engine, target: str, drafter: str) -> En
         written = engine.write(source.policy, serving)
         lines = [*command_lines(engine, written, target_of(source.named, target))]
     except (EngineError, UsageError) as error:
-        return EngineSettings(engine.title, notes=(f"Not written: {error}.",))
+        return EngineSettings(
+            engine.title, notes=(f"Nothing to set in {engine.title} yet: {error}.",)
+        )
     for name, content in written.files.items():
         if any(name in line for line in lines):  # and the words alone do not say it
             lines += ["", f"# {name}:", *content.splitlines()]

@@ -9,7 +9,7 @@ from typing import Any
 from specctl.formatting import Table, count
 from specctl.report.charts import Chart, Series
 from specctl.report.page import EngineSettings, Figure, Section
-from specctl.report.result_sections import BY_PROMPT, fastest_of, runs_section
+from specctl.report.result_sections import BY_PROMPT
 from specctl.results import (
     PLAIN,
     RUNNABLE,
@@ -25,14 +25,15 @@ from specctl.results import (
 from specctl.stats import Interval
 
 NOT_TUNED = (
-    "It was picked on the prompts that it is shown for, which flatters it. specctl tune chooses on "
-    "training prompts and reports on held-out ones."
+    "The fastest of the policies was picked on the prompts that it is shown for, which flatters "
+    "it. specctl tune chooses on training prompts and reports on held-out ones."
 )
 NOT_ELSEWHERE = "This holds for prompts like these; another workload needs its own traces."
-UNTIMED = (
-    "None yet: nothing here is a time, and without times fewer calls cannot be weighed against "
-    "fewer verified tokens. Run specctl profile -o cost_model.json, then specctl tune TRACES "
-    "--cost-model cost_model.json -o tuned, and give --tune tuned/tune.json."
+NONE_YET = (
+    "None yet. specctl tune finds one: it weighs calls against verified tokens by their time, "
+    "chooses on training prompts and reports on held-out ones. Run specctl profile -o "
+    "cost_model.json and specctl tune TRACES --cost-model cost_model.json -o tuned, and give "
+    "--tune tuned/tune.json."
 )
 TIMES_PLAIN = "the speed of plain decoding"
 LIMITS = {
@@ -40,7 +41,12 @@ LIMITS = {
     "clairvoyant": "a bound for it: all outcomes known in advance",
 }
 """Rungs that tell what is possible, in words."""
-NAMES = {"oracle": "best possible", "plain": "plain decoding", "chain": "best static chain", "tree": "best static tree"}
+NAMES = {
+    "oracle": "best possible",
+    "plain": "plain decoding",
+    "chain": "best static chain",
+    "tree": "best static tree",
+}
 """Rungs on the picture; others by the first word of their label."""
 
 
@@ -68,15 +74,10 @@ class Given:
 
     @property
     def setting(self) -> str | None:
-        """The recommended setting, by the strongest evidence; None where nothing is timed."""
+        """The recommended setting: the tuned one, else the ladder's; None without either."""
         if self.tune is not None:
             return self.tune.chosen
-        if self.ladder is not None:
-            return _to_run(self.ladder).label
-        fastest = None if self.replay is None else fastest_of(self.replay)
-        if fastest is not None and fastest.tokens_per_s is not None:
-            return fastest.policy
-        return None if self.run is None else self.run.fastest.policy
+        return None if self.ladder is None else _to_run(self.ladder).label
 
     @property
     def comparable_ladder(self) -> LadderResult | None:
@@ -91,7 +92,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Point:
-    """A setting on the picture, `speed` in the unit of its axis."""
+    """A setting on the picture; `speed` over plain decoding's, `kind` of its rung."""
 
     label: str
     tau: Interval
@@ -106,15 +107,11 @@ class Point:
 
 def recommendation(given: Given, figures: TraceFigures | None) -> Section:
     """The setting to run, from the strongest evidence that is given."""
-    if given.setting is None:
-        return Section("recommendation", missing=UNTIMED, marks=_of_traces(figures))
     if given.tune is not None:
         return _from_tune(given, given.tune)
     if given.ladder is not None:
         return _from_ladder(given, given.ladder)
-    if given.replay is not None and fastest_of(given.replay).tokens_per_s is not None:
-        return _from_replay(given, given.replay)
-    return _answer(given, [], [], reading=runs_section(given.run).reading, notes=[NOT_ELSEWHERE])
+    return Section("recommendation", missing=NONE_YET, marks=_of_traces(figures))
 
 
 def _of_traces(figures: TraceFigures | None) -> list[tuple[str, str]]:
@@ -141,7 +138,7 @@ def _from_tune(given: Given, tune: TuneResult) -> Section:
         "× best static": "held_out.against:.3f",
         "tokens per call": "held_out.mean_acceptance_length:.2f",
     }
-    title = "Best static setting, best of each family, plain decoding"
+    title = "Best static setting, best of each family, and plain decoding (ar)"
     return _answer(
         given,
         [
@@ -209,20 +206,6 @@ def _over_static(gain: Interval, chosen: str, static: str) -> tuple[str, str]:
     return f"× {gain.text('.2f')}", f"the speed of the best static setting, {static}"
 
 
-def _from_replay(given: Given, replay: ReplayScores) -> Section:
-    best = fastest_of(replay)
-    assert best.tokens_per_s is not None, "timed results"
-    marks = [(best.tokens_per_s.text(".0f"), "tokens/s, predicted by the cost model")]
-    reading = f"Of the policies replayed, {best.policy} is fastest."
-    ratio = best.against.get("time_us")
-    if ratio is not None and best.policy != replay.baseline:
-        marks.insert(0, (f"× {ratio.text('.2f')}", f"the time of {replay.baseline}"))
-        reading += "" if ratio.high < 1 else f" It may be no faster than {replay.baseline}."
-    figures = [policy.pooled for policy in replay.policies]
-    points = [Point(f.policy, f.tau, f.tokens_per_s) for f in figures if f.tokens_per_s]
-    return _answer(given, points, marks, reading=reading, notes=[NOT_TUNED, NOT_ELSEWHERE])
-
-
 # --------------------------------------------------------------------------- for every source
 
 
@@ -283,29 +266,26 @@ def _picture(given: Given, points: Sequence[Point], limits: Sequence[Rung]) -> F
         y = [p.speed.value for p in shown]
         return Series(label, tau, y, names=names, kind="points", style=style)
 
-    oracle = [r for r in limits if r.kind == "oracle" and r.against_plain.known]
-    possible = [
-        Series.of("best possible, estimated", [0.0], [r.against_plain], kind="level", style=2)
-        for r in oracle
+    oracle = [
+        Point(r.setting, r.mean_acceptance_length, r.against_plain, r.kind)
+        for r in limits
+        if r.kind == "oracle" and r.against_plain.known
     ]
-    possible_points = [
-        Point("as estimated", r.mean_acceptance_length, r.against_plain, r.kind) for r in oracle
-    ]
-    drawn = [*points, *possible_points]
+    level = {"kind": "level", "style": 2}
+    possible = [Series.of("best possible, estimated", [0], [p.speed], **level) for p in oracle]
+    drawn = [*points, *oracle]
     ends = [p.speed.value for p in drawn]
     pad = 0.08 * (max(ends) - min(ends)) or 0.1
-    is_ratio = given.tune is not None or given.ladder is not None
-    unit = "speed, × plain decoding" if is_ratio else "tokens/s"
-    alt = f"Scatter of {count(len(points), 'setting')}, tokens per call against {unit}. " + " ".join(
-        f"{p.name} ({p.label}): {p.tau.value:.2f} tokens per call, {p.speed.value:.2f}." for p in drawn
+    told = "; ".join(
+        f"{p.name} ({p.label}) {p.tau.value:.2f}, × {p.speed.value:.2f}" for p in drawn
     )
     caption = "Higher is faster, further right accepts more."
     if given.tune is not None:
         caption += " The best setting was chosen on training prompts; shown are held-out ones."
     chart = Chart(
-        alt,
+        f"Scatter of tokens per call and speed over plain decoding: {told}.",
         "tokens per call of the target",
-        unit,
+        "speed, × plain decoding",
         [series("settings", others, 0), series("the best setting", best, 1), *possible],
         y_range=(min(ends) - pad, max(ends) + pad),
         height=360,

@@ -31,7 +31,6 @@ from specctl.results import (
     ResultRecord,
     RunPair,
     RunScores,
-    TraceFacts,
     TraceFigures,
     TuneResult,
 )
@@ -156,7 +155,7 @@ def build_page(figures: TraceFigures | None, given: Given) -> Page:
         warnings.insert(0, FIXTURE)
     facts = dict(_facts(figures, given))
     told = [count(figures.num_prompts, "prompt"), facts["sampling"]] if figures else []
-    told += [f"times of {facts['hardware']}"] if given.cost else []
+    told += [f"times of {given.cost.hardware}"] if given.cost else []
     return Page(
         title=f"Speculative decoding report: {first.target} + {first.drafter}",
         byline=", ".join([*told, f"specctl {facts['specctl']}"]),
@@ -197,11 +196,13 @@ def _facts(figures: TraceFigures | None, given: Given) -> Iterator[tuple[str, st
         if (s := figures.support) is not None:
             nested = ", nested" if s["nested"] else ""
             yield "support", f"top_k {s['top_k']}, width {s['width']}, depth {s['depth']}{nested}"
+    if given.run is not None:
+        yield "hardware of the runs", given.run.facts.device
     if given.cost is not None:
-        yield "hardware", given.cost.hardware
+        yield "hardware of the times", given.cost.hardware
     else:
         timed = any(results.cost_model for results in given.results)
-        yield "hardware", "that of the results' cost model, not given" if timed else "nothing timed"
+        yield "hardware of the times", "in the cost model, not given here" if timed else "none"
     yield "specctl", __version__
 
 
@@ -253,5 +254,7 @@ def _result_caveats(figures: TraceFigures | None, given: Given) -> Iterator[str]
     digests = sorted({results.cost_model for results in given.results if results.cost_model})
     for digest in digests:
         yield f"Times are predictions of cost model {digest[:19]}, not measured runs."
-    if not digests:
+    if given.run is not None:
+        yield "Measured runs are of one machine at one time, without intervals."
+    elif not digests:
         yield "No cost model: nothing here is a time."

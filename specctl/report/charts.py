@@ -17,13 +17,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from specctl.formatting import folded
 from specctl.stats import Interval
 
 LEFT, RIGHT, TOP, BOTTOM = 58, 16, 12, 44
 """Margins around the axes, px."""
-ROW, NAME_ROW, LEGEND_ROW = 12, 14, 18
-"""Heights: of a row beside its name, of a line of text, of a line of the legend, px."""
+NAME_ROW, LEGEND_ROW = 14, 18
+"""Heights of a name beside a point and of a line of the legend, px."""
 NARROW = 360
 """Width of the drawing for a phone; those that are hardly wider serve both."""
 CHARACTER = 7.2
@@ -45,8 +44,6 @@ SETTINGS: Any = {
     "legend.frameon": False, "legend.borderpad": 0.2, "legend.borderaxespad": 0.0,
     "legend.handlelength": 1.8,
 }  # fmt: skip
-
-
 Box = tuple[float, float, float, float]
 """Left, right, bottom and top, px."""
 
@@ -59,8 +56,7 @@ class Series:
         x, y: equally long; points that are not finite are left out.
         low, high: of y. names: written beside the points.
         kind: `line`, with a band for the interval; `points`, with error bars; `area`, filled down
-            to 0; `bars`, at whole numbers in a row; `rows`, points with error bars along a
-            horizontal axis, x the number of the row; `level`, a line across, with a band.
+            to 0; `bars`, at whole numbers in a row; `level`, a line across, with a band.
         style: 0 to 6, the colour, dash and mark.
     """
 
@@ -70,7 +66,7 @@ class Series:
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
     names: Sequence[str] | None = None
-    kind: Literal["line", "points", "area", "bars", "rows", "level"] = "line"
+    kind: Literal["line", "points", "area", "bars", "level"] = "line"
     style: int = 0
 
     @classmethod
@@ -88,7 +84,6 @@ class Chart:
         alt: the figure in words, for readers who cannot see it.
         x_range, y_range: ends of the axes; from the data, with 0 in y, by default.
         whole_x: x counts something: ticks at whole numbers only.
-        rows: names of the rows, for series of that kind; `x_label` is then that of the values.
     """
 
     alt: str
@@ -98,7 +93,6 @@ class Chart:
     x_range: tuple[float, float] | None = None
     y_range: tuple[float, float] | None = None
     whole_x: bool = False
-    rows: Sequence[str] = ()
     width: int = 640
     height: int = 320
 
@@ -115,59 +109,42 @@ class Chart:
         from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.figure import Figure
 
-        room = int(0.45 * self.width / CHARACTER)
-        names = [_shortened(folded(row, room), room) for row in self.rows]
-        lines = 1 + max((name.count("\n") for name in names), default=0)
-        height = TOP + len(names) * (ROW + NAME_ROW * lines) + BOTTOM if names else self.height
         with mpl.rc_context():
             mpl.rcdefaults()
             mpl.rcParams.update(SETTINGS)
-            figure = Figure(figsize=(self.width / 72, height / 72), dpi=72)
+            figure = Figure(figsize=(self.width / 72, self.height / 72), dpi=72)
             FigureCanvasSVG(figure)
-            self._draw(figure, height, names)
+            self._draw(figure)
             buffer = io.StringIO()
             figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
         title = " against ".join(filter(None, (self.y_label, self.x_label)))
-        size = f'viewBox="0 0 {self.width} {height}" class="{css_class}"'
+        size = f'viewBox="0 0 {self.width} {self.height}" class="{css_class}"'
         return _inline(buffer.getvalue(), title, self.alt, size)
 
-    def _draw(self, figure: Any, height: int, names: Sequence[str]) -> None:
+    def _draw(self, figure: Any) -> None:
         from matplotlib.ticker import MaxNLocator
 
         shown = [series.label for series in self.series if series.label]
         widest = max((40 + CHARACTER * len(label) for label in shown), default=1.0)
         columns = max(1, min(len(shown), int((self.width - LEFT) / widest)))
-        longest = max((len(line) for name in names for line in name.split("\n")), default=0)
-        left = 16 + CHARACTER * longest if names else LEFT
         top = TOP + LEGEND_ROW * math.ceil(len(shown) / columns)
-        sides = (left / self.width, BOTTOM / height)
-        size = (1 - (left + RIGHT) / self.width, 1 - (top + BOTTOM) / height)
+        size = (1 - (LEFT + RIGHT) / self.width, 1 - (top + BOTTOM) / self.height)
+        sides = (LEFT / self.width, BOTTOM / self.height)
         axes = figure.add_axes((*sides, *size))
-        axes.grid(axis="x" if names else "y")
+        axes.grid(axis="y")
         axes.set_xlabel(self.x_label)
         axes.set_ylabel(self.y_label)
         handles = [_draw_series(axes, series) for series in self.series]
         ticks = {"steps": [1, 2, 5, 10], "integer": self.whole_x}
         axes.xaxis.set_major_locator(MaxNLocator(round(self.width / 80), **ticks))
-        if names:
-            axes.set_yticks(range(len(names)), names)
-            axes.set_ylim(len(names) - 0.5, -0.5)
-            axes.set_xlim(left=0.0)
-        else:
-            axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-            axes.set_xlim(self.x_range)
-            axes.set_ylim(self.y_range or (min(0.0, axes.dataLim.y0), None))
-            _draw_names(axes, self.series)
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+        axes.set_xlim(self.x_range)
+        axes.set_ylim(self.y_range or (min(0.0, axes.dataLim.y0), None))
+        _draw_names(axes, self.series)
         if shown:
             labelled = [h for h, s in zip(handles, self.series, strict=True) if s.label]
-            place = {"loc": "upper left", "bbox_to_anchor": (min(left, LEFT) / self.width, 1.0)}
+            place = {"loc": "upper left", "bbox_to_anchor": (LEFT / self.width, 1.0)}
             figure.legend(labelled, shown, ncols=columns, **place)
-
-
-def _shortened(name: str, room: int) -> str:
-    """Lines of a name that are drawn; the table beside holds all."""
-    lines = name.split("\n")
-    return "\n".join(one if len(one) <= room else f"{one[: room - 1]}…" for one in lines)
 
 
 def _draw_series(axes: Any, series: Series) -> Any:
@@ -200,9 +177,6 @@ def _draw_series(axes: Any, series: Series) -> Any:
         return axes.axhline(y[0], color=colour, linewidth=2, linestyle=DASHES[series.style])
     if series.kind == "line":
         axes.fill_between(*ends, facecolor=colour, alpha=0.16, linewidth=0)
-    elif series.kind == "rows":
-        x, y = y, x
-        axes.hlines(*ends, colors=colour)
     else:
         axes.vlines(*ends, colors=colour)
     return axes.plot(x, y, **look)[0]

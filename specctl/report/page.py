@@ -114,7 +114,8 @@ class Section:
     def to_json(self) -> dict[str, Any]:
         """Words and figures, without the drawings."""
         names = ("title", "setting", "reading", "marks", "engines", "basis", "missing", "notes")
-        return to_jsonable_python({name: getattr(self, name) for name in (*names, "data")})
+        found = {name: getattr(self, name) for name in (*names, "data")}
+        return dict(to_jsonable_python(found))
 
     @property
     def words(self) -> str:
@@ -170,7 +171,9 @@ class Page:
         """By section, the terms that it is the first to use, with their meaning."""
         left = dict(TERMS)
         for section in self.sections:
-            found = {term: left.pop(term) for term in TERMS if term in left and term in section.words}
+            found = {
+                term: left.pop(term) for term in TERMS if term in left and term in section.words
+            }
             yield section.key, found
 
 
