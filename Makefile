@@ -11,7 +11,7 @@ IN_ENGINES = LD_PRELOAD=$(CURDIR)/$(ENGINES)/lib/libiomp5.so \
   SPECCTL_SGLANG_WHEEL="$$(echo $(ENGINES)/wheels/sglang-*.whl)" $(ENGINES)/bin/pytest -o filterwarnings=default -n 2 --dist loadfile
 PROMPTS := specctl/embedded/prompts.jsonl
 TEXT := draft_logp,parent_entropy,depth,suffix_length,suffix_offered,suffix_support,suffix_count
-DEMO := --max-new-tokens 64 --batch-size 4 --threads 1
+DEMO := --depth 8 --children 8 --max-new-tokens 64 --batch-size 8 --threads 1
 
 export OMP_NUM_THREADS := 1
 export TOKENIZERS_PARALLELISM := false
@@ -20,26 +20,28 @@ export HF_HUB_OFFLINE := 1
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY)  ## Set up, collect, fit, replay and run on the embedded pair; minutes. Results: .demo/
+demo: $(READY)  ## Set up, then tune the embedded pair for this machine; minutes. Results: .demo/
 	rm -rf .demo && mkdir .demo
-	@# The set is sorted by category: take every n-th prompt, 72 to fit on and 48 others to compare.
-	awk 'NR % 10 == 1 || NR % 10 == 4 || NR % 10 == 7' $(PROMPTS) > .demo/fit-prompts.jsonl
-	awk 'NR % 5 == 3' $(PROMPTS) > .demo/compare-prompts.jsonl
-	@# Nothing is timed yet: both are collected at once, the second one quietly.
-	$(BIN)/specctl collect .demo/compare-prompts.jsonl -o .demo/held-out --dense $(DEMO) \
-	  > .demo/held-out.log 2>&1 & held_out=$$!; \
-	$(BIN)/specctl collect .demo/fit-prompts.jsonl -o .demo/traces --dense $(DEMO) \
-	  || { kill $$held_out; exit 1; }; \
-	wait $$held_out || { cat .demo/held-out.log; exit 1; }
-	$(BIN)/specctl fit cart .demo/traces -o .demo/hetero
-	$(BIN)/specctl fit c2t .demo/traces -o .demo/c2t --features $(TEXT)
-	@echo "Without the models, from the traces alone:"
-	$(BIN)/specctl replay .demo/held-out -p eagle2 -p ar -p chain -p eagle2:depth=9 -p .demo/hetero \
-	  -p .demo/c2t -o .demo
-	@echo "The same, decoded:"
-	$(BIN)/specctl run .demo/compare-prompts.jsonl --compare ar,chain,eagle2,.demo/hetero,.demo/c2t \
-	  -o .demo --max-new-tokens 64 --threads 1
-	@echo "No prompt of the comparison was used in the fit."
+	@# The set is sorted by category: take every n-th prompt, 72 to choose on and 24 others to decode.
+	awk 'NR % 10 == 1 || NR % 10 == 4 || NR % 10 == 7' $(PROMPTS) > .demo/prompts.jsonl
+	awk 'NR % 10 == 3' $(PROMPTS) > .demo/other-prompts.jsonl
+	@echo "1. What would the drafter offer behind every token?"
+	$(BIN)/specctl collect .demo/prompts.jsonl -o .demo/traces --dense $(DEMO)
+	@echo "2. What does a round cost on this machine?"
+	$(BIN)/specctl profile -o .demo/cost_model.json --batch-sizes 1 --threads 1
+	@echo "3. Which settings are fastest here? Two of the papers' policies are fitted beside."
+	@$(BIN)/specctl fit c2t .demo/traces -o .demo/c2t --features $(TEXT) > .demo/c2t.log 2>&1 & c2t=$$!; \
+	$(BIN)/specctl fit cart .demo/traces -o .demo/hetero > .demo/hetero.log 2>&1 \
+	  && $(BIN)/specctl tune .demo/traces --cost-model .demo/cost_model.json --family confidence \
+	    --family .demo/hetero/ -o .demo/tuned \
+	  || { cat .demo/hetero.log; kill $$c2t; exit 1; }; \
+	wait $$c2t || { cat .demo/c2t.log; exit 1; }
+	$(BIN)/specctl report .demo/traces --tune .demo/tuned/tune.json \
+	  --cost-model .demo/cost_model.json -o .demo/report.html
+	@echo "4. Decoded on other prompts: plain, the papers' defaults and fits, and the best found."
+	$(BIN)/specctl run .demo/other-prompts.jsonl -o .demo --max-new-tokens 64 --threads 1 --compare \
+	  ar,chain,eagle2,hetero=.demo/hetero/,c2t=.demo/c2t/,best=.demo/tuned/policy
+	@echo "To look at: .demo/report.html. For your own models: specctl quickstart TARGET DRAFTER PROMPTS"
 
 test: $(READY)  ## Set up and run the test suite; minutes.
 	$(BIN)/pytest -n 2 --dist loadscope --no-loadscope-reorder

@@ -118,7 +118,7 @@ def run(
     if len(named) == 1:
         texts = [] if stream else texts_of(comparison.results[0].conversations)
         return Answer(rows, [texts, table], end)
-    return Answer(rows, [table, equality_line(rows)], end)
+    return Answer(rows, [table, *fastest_lines(rows), equality_line(rows)], end)
 
 
 # --------------------------------------------------------------------------- what it prints
@@ -162,6 +162,22 @@ def comparison_table(rows: Sequence[dict[str, Any]], title: str) -> Any:
     return Table(title, heads, cells, wide=wide)
 
 
+def fastest_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A sentence on the fastest policy and on whether drafting pays; none without `ar`."""
+    rate = {row["policy"]: row["tokens_per_s"] for row in rows}
+    plain = rate.pop("ar", 0)
+    if not plain or not rate:
+        return []
+    best = max(rate, key=lambda policy: rate[policy])
+    times = rate[best] / plain
+    if times <= 1:
+        return [
+            f"Drafting did not pay here: the best of it, {best}, ran at {times:.2f} times the "
+            "speed of plain decoding."
+        ]
+    return [f"Fastest: {best}, {times:.2f} times as fast as plain decoding."]
+
+
 def equality_line(rows: Sequence[dict[str, Any]]) -> str:
     """One sentence on whether the texts are plain decoding's."""
     checked = [row for row in rows if row["equal_to_ar"] is not None]
@@ -169,9 +185,9 @@ def equality_line(rows: Sequence[dict[str, Any]]) -> str:
         return "Output not compared with plain decoding; use --compare ar,<policy>."
     wrong = [row for row in checked if not row["equal_to_ar"]]
     if not wrong:
-        return "All outputs equal ar's, token for token."
+        return "All outputs equal plain decoding's, token for token."
     parts = [f"{row['policy']}: {_explain(row['divergences'])}" for row in wrong]
-    return "Outputs that differ from ar's: " + "; ".join(parts)
+    return "Outputs that differ from plain decoding's: " + "; ".join(parts)
 
 
 def _explain(divergences: Sequence[dict[str, Any]]) -> str:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from specctl.artifacts.load import Artifact
 
 log = logging.getLogger("specctl.policy")
+_NAMED = re.compile(r"([A-Za-z][\w.-]*)=(.+)")
 REGISTRY = "SPECCTL_REGISTRY"
 """Environment variable: the registry of references that name none."""
 
@@ -120,20 +121,25 @@ def resolve_policies(
     step_cost: StepCost | StepCosts | None = None,
     offline: bool = False,
 ) -> list[NamedPolicy]:
-    """Several comma-separated policies; two of one label are told apart by their spec.
+    """Several comma-separated policies, `NAME=POLICY` for one that is to be called so; two of one
+    label are told apart by their spec.
 
     Raises:
         UsageError: the same policy twice, or an empty name; see also `resolve_policy`.
     """
-    words = [word.strip() for word in specs.split(",")]
-    named = [
-        resolve_policy(word, pair, allow_lossy=allow_lossy, step_cost=step_cost, offline=offline)
-        for word in words
-    ]
+    words = [_name_and_spec(word.strip()) for word in specs.split(",")]
+    named = []
+    for name, spec in words:
+        found = resolve_policy(
+            spec, pair, allow_lossy=allow_lossy, step_cost=step_cost, offline=offline
+        )
+        named.append(replace(found, label=name or found.label))
     labels = [item.label for item in named]
     named = [
-        replace(item, label=f"{item.label}:{word}") if labels.count(item.label) > 1 else item
-        for item, word in zip(named, words, strict=True)
+        replace(item, label=f"{item.label}:{spec}")
+        if labels.count(item.label) > 1 and not name
+        else item
+        for item, (name, spec) in zip(named, words, strict=True)
     ]
     if len({item.label for item in named}) < len(named):
         raise UsageError(
@@ -142,13 +148,29 @@ def resolve_policies(
     return named
 
 
+def _name_and_spec(word: str) -> tuple[str, str]:
+    """`best=tuned/policy` in two; no name where none is given.
+
+    Raises:
+        UsageError: the name of a shape, which would mean two things.
+    """
+    found = _NAMED.fullmatch(word)
+    if found is None or os.path.isdir(word):
+        return "", word
+    name, spec = found.groups()
+    if name in WORDS["shape"]:
+        expected, fix = "a name of your own in front of =", "choose another name"
+        raise UsageError(f"policy {word!r}", expected=expected, found=name, fix=fix)
+    return name, spec
+
+
 def check_words(specs: Iterable[str]) -> None:
     """Refuses words that name no policy at once; artifacts, and what fits them, come later.
 
     Raises:
         UsageError: an unknown word or setting.
     """
-    for spec in specs:
+    for _, spec in map(_name_and_spec, specs):
         if not any(names_artifact(piece) for piece in pieces(spec)):
             _composed(spec, partial(artifact_at, expect=None))
 

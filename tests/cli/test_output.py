@@ -91,7 +91,7 @@ def test_compare_prints_a_table_and_whether_texts_are_equal(prompts: Path, tmp_p
     hetero = write_artifact(tmp_path / "policy", "hetero")
     options = ("--compare", f"ar,chain,eagle2,{hetero}", "-o", tmp_path / "out", *SMALL)
     shown = passes("run", prompts, *options).out
-    assert "All outputs equal ar's, token for token." in shown
+    assert "All outputs equal plain decoding's, token for token." in shown
     assert "4 prompts, 8 new tokens, greedy" in " ".join(shown.split())  # long names of CPUs wrap
     assert "fixture" in shown, "a figure of the embedded pair must say so"
     rows = json.loads((tmp_path / "out" / "results.json").read_text())

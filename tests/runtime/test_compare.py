@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specctl.cli.running import equality_line
+from specctl.cli.running import equality_line, fastest_lines
 from specctl.collect.prompts import load_prompts
 from specctl.runtime.attention import ATTENTION
 from specctl.runtime.compare import (
@@ -110,3 +110,18 @@ def test_the_line_under_the_table_explains_differences(gaps: list, words: str) -
     ]
     assert words in equality_line(rows)
     assert f"chain: {len(gaps)} texts" in equality_line(rows)
+
+
+@pytest.mark.parametrize(
+    ("rates", "says"),
+    [
+        ({"ar": 100, "chain": 147, "eagle2": 90}, "Fastest: chain, 1.47 times as fast as plain"),
+        ({"ar": 100, "chain": 80, "eagle2": 90}, "did not pay here: the best of it, eagle2, ran"),
+        ({"chain": 80, "eagle2": 90}, ""),
+        ({"ar": 100}, ""),
+    ],
+)
+def test_the_fastest_is_named_and_where_drafting_does_not_pay(rates: dict, says: str) -> None:
+    rows = [{"policy": name, "tokens_per_s": rate} for name, rate in rates.items()]
+    lines = fastest_lines(rows)
+    assert (len(lines), says in "".join(lines)) == (bool(says), True)

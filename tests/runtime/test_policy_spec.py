@@ -25,7 +25,7 @@ from specctl.policy import (
 )
 from specctl.policy.families import WORDS
 from specctl.registry import init_registry
-from specctl.runtime.policy_spec import resolve_policies, resolve_policy
+from specctl.runtime.policy_spec import check_words, resolve_policies, resolve_policy
 from tests.artifacts.examples import PAIR, write_artifact
 
 COSTS = StepCost(token_counts=(1, 9), step_us=(100.0, 120.0))
@@ -142,6 +142,26 @@ def test_costs_of_an_artifact_are_its_own(tmp_path: Path) -> None:
 def test_several_policies() -> None:
     named = resolve_policies("ar, eagle2+survival,svip", step_cost=COSTS)
     assert [item.label for item in named] == ["ar", "eagle2+survival", "svip"]
+
+
+def test_a_policy_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two artifacts of one kind are told apart by names, or by their folders."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("a", "b", "c=d"):
+        write_artifact(tmp_path / folder, "chain")
+    named = resolve_policies("chain,best=a/,b/,c=d/,small=chain:num_draft_tokens=2")
+    labels = ["chain:chain", "best", "chain:b/", "chain:c=d/", "small"]
+    assert [item.label for item in named] == labels
+    assert named[1].policy == resolve_policy("a/").policy
+    assert named[-1].policy.shape == Chain(num_draft_tokens=2)
+    check_words(["mine=eagle2:depth=3", "eagle2"])
+    for words, says in (
+        ("ar=chain", "a name of your own in front of =, found ar"),
+        ("best=medusa", "such as ar, chain or eagle2"),
+        ("best=ar,best=chain", "each of them once"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            resolve_policies(words)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ RESULT_NAME, POLICY_FOLDER = "tune.json", "policy"
 COLUMNS = (
     "policy",
     "train",
-    "held out",
+    "tokens/s",
     "× plain",
     "× static",
     "τ",
@@ -64,14 +64,14 @@ def grid_table(families: Sequence[SearchedFamily]) -> Table:
 
 
 def _cells(standing: Standing) -> tuple[str, ...]:
-    """Rates in tokens/s, intervals of 95% by prompt."""
+    """Rates in tokens/s, all but the first on held-out prompts; intervals of 95% by prompt."""
     held_out = standing.held_out
     return (
         standing.policy + ("" if held_out.is_supported else "*"),
         f"{standing.train.rate:.1f}",
-        held_out.rate.text(".1f"),
+        held_out.rate.text(".0f" if held_out.rate.value >= 100 else ".1f"),
         held_out.against_plain.text(".2f"),
-        held_out.against.text(".3f"),
+        held_out.against.text(".2f"),
         f"{held_out.mean_acceptance_length.value:.2f}",
         f"{held_out.verified_per_call.value:.1f}",
         f"{held_out.tpot_us.value / 1e3:.2f}",
@@ -85,7 +85,7 @@ def tune_notes(result: TuneResult) -> Iterator[str]:
     lacking = sum(family.num_unsupported for family in result.families)
     not_run = sum(family.num_not_run or 0 for family in result.families)
     rungs = ", ".join(f"{r.num_settings} on {r.num_prompts} prompts" for r in result.rungs)
-    yield f"Rates: {result.objective.meaning}. × is paired by prompt, on held-out ones."
+    yield f"On held-out prompts: {result.objective.meaning}; × is paired by prompt."
     yield (
         f"{result.num_settings} settings were scored on training prompts; "
         f"{beyond} more lie beyond the log, {lacking} need expansions that it lacks."
