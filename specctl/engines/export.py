@@ -143,7 +143,8 @@ def drafter_of(named: NamedPolicy, model: str | None, method: str | None) -> Eng
     """The drafter that an engine is to load: the given one, or the one of the artifact's pair.
 
     Args:
-        method: its kind; None reads the folder's `config.json`.
+        method: its kind; None reads `config.json` of the folder, or of the hub's model in the
+            local cache.
 
     Returns:
         None where neither names one.
@@ -159,13 +160,21 @@ def drafter_of(named: NamedPolicy, model: str | None, method: str | None) -> Eng
         return None
     from specctl.runtime.load import is_eagle3, model_folder
 
+    config: Any = None
     if os.path.isdir(name) or name == "embedded" or name.startswith("embedded:"):
         folder = model_folder(name, embedded_default="eagle3").absolute()
-        name, method = str(folder), method or ("eagle3" if is_eagle3(folder) else "draft_model")
+        name, config = str(folder), str(folder / "config.json")
+    elif method is None:
+        from huggingface_hub import try_to_load_from_cache
+
+        with suppress(ValueError):  # no name of the hub
+            config = try_to_load_from_cache(name, "config.json")
+    if method is None and isinstance(config, str):
+        method = "eagle3" if is_eagle3(Path(config).parent) else "draft_model"
     if method is None:
         raise UsageError(
             f"drafter {name}",
-            expected="a folder, whose config.json says its kind, or --method",
+            expected="a folder or a downloaded model, whose config.json says its kind, or --method",
             found="neither",
             fix=f"give --method {' or '.join(get_args(Method))}, or --drafter FOLDER",
         )

@@ -267,7 +267,7 @@ def _picture(given: Given, points: Sequence[Point], limits: Sequence[Rung]) -> F
         return Series(label, tau, y, names=names, kind="points", style=style)
 
     oracle = [
-        Point(r.setting, r.mean_acceptance_length, r.against_plain, r.kind)
+        Point("an estimate", r.mean_acceptance_length, r.against_plain, r.kind)
         for r in limits
         if r.kind == "oracle" and r.against_plain.known
     ]

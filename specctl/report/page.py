@@ -50,8 +50,8 @@ TERMS = {
     "λ*": "price of time at which a node is still worth verifying",
 }
 """Terms that a page explains where it first uses them."""
-RANGE = re.compile(r"(\[-?\d[^\[\]]*\])")
-"""An interval, which keeps together."""
+WHOLE = re.compile(r"(\[-?\d[^\[\]]*\]|--[a-z-]+)")
+"""What keeps together: an interval, and an option of the command line."""
 SETTING = re.compile(r"(?<=:)(?=[a-z_]+=)")
 """Where the words of a policy may break over lines."""
 CODE = re.compile(r"(?<=[,/:])(?=\S)")
@@ -179,10 +179,10 @@ class Page:
 
 def folding(text: str, places: re.Pattern[str] = SETTING) -> Markup:
     """Escaped, with the places where it may break beside blanks."""
-    wrap = Markup('<span class="range">{}</span>').format
+    wrap = Markup('<span class="whole">{}</span>').format
     parts = (
         wrap(part) if number % 2 else Markup("<wbr>").join(map(escape, places.split(part)))
-        for number, part in enumerate(RANGE.split(text))
+        for number, part in enumerate(WHOLE.split(text))
     )
     return Markup("").join(parts)
 

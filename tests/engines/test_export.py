@@ -10,7 +10,7 @@ import pytest
 
 from specctl.embedded import embedded_path
 from specctl.engines.engine import EngineDrafter, MeanRound, Serving, made
-from specctl.engines.export import ENGINES, Source, read_source, settings_for
+from specctl.engines.export import ENGINES, Source, drafter_of, read_source, settings_for
 from specctl.engines.settings import FILE_NAME, PluginSettings, TraceSettings
 from specctl.engines.sglang_flags import ADAPTIVE_FILE, SglangFlags
 from specctl.engines.transformers_flags import AssistantConfig
@@ -446,6 +446,26 @@ def test_a_tuning_names_the_artifact_beside_it(tmp_path: Path, traces: Path, cos
     page_says_what_export_says(tmp_path / "tune.json")
     (tmp_path / "policy").rename(tmp_path / "moved")
     assert read_source(str(tmp_path / "tune.json")).reference == words_of(source.policy)
+
+
+def test_the_kind_of_a_downloaded_drafter_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the hub's cache, without the hub."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    chain = read_source("chain").named
+    for name, kind in (("eagle3", "eagle3"), ("small", "draft_model")):
+        folder = tmp_path / f"models--org--{name}"
+        (folder / "refs").mkdir(parents=True)
+        (folder / "refs" / "main").write_text("abc")
+        (folder / "snapshots" / "abc").mkdir(parents=True)
+        config = (embedded_path(name) / "config.json").read_text()
+        (folder / "snapshots" / "abc" / "config.json").write_text(config)
+        found = drafter_of(chain, f"org/{name}", None)
+        assert found == EngineDrafter(model=f"org/{name}", method=kind)
+    for name in ("org/other", "no model of the hub"):
+        with pytest.raises(UsageError, match="or a downloaded model, whose"):
+            drafter_of(chain, name, None)
 
 
 def page_says_what_export_says(path: Path) -> None:

@@ -296,9 +296,10 @@ def test_text_breaks_between_settings_and_keeps_intervals() -> None:
         folding("run eagle2:depth=5:top_k=2, at 1:2")
         == "run eagle2:<wbr>depth=5:<wbr>top_k=2, at 1:2"
     )
-    assert folding("1.2 [1.1, 1.3].") == '1.2 <span class="range">[1.1, 1.3]</span>.'
-    assert folding("<b> [1, <i>]") == '&lt;b&gt; <span class="range">[1, &lt;i&gt;]</span>'
+    assert folding("1.2 [1.1, 1.3].") == '1.2 <span class="whole">[1.1, 1.3]</span>.'
+    assert folding("<b> [1, <i>]") == '&lt;b&gt; <span class="whole">[1, &lt;i&gt;]</span>'
     assert folding("- [n/a]") == "- [n/a]"
+    assert folding("give --a-b") == 'give <span class="whole">--a-b</span>'
 
 
 def test_few_prompts_the_fixture_and_no_categories_are_told(tmp_path: Path) -> None:
