@@ -41,7 +41,7 @@ TESTS_BUDGET, FILES_BUDGET = 30000, 230
 SLACK = 1.1
 HELD = {
     # 60 fit tables to a terminal, 45 say rules of pydantic in plain words and suggest names, 30
-    # withhold intervals over few prompts, 20 state a gain over plain decoding, 65 hold measured runs
+    # withhold intervals over few prompts, 20 state a gain over plain decoding, 65 hold what ran,
     # for a report (part 3).
     PLAIN: 2675,
     "policy": 3710,  # of these 90 are chains: by batch size, and in place of trees (part 2)
@@ -58,9 +58,9 @@ HELD = {
     # 425 engines in replay and tuning, 590 their step times as a clock (part 2), 70 ranges in rows
     # of replay and the base tree of the traces (part 3).
     "replay": 9150,
-    # 280 the answer in front: gains, distance, picture, engines; 45 measured runs, 50 terms that are
-    # explained and text that breaks at the right places, 30 drawings for phones, less 120 replaced
-    # (part 3).
+    # 280 the answer in front: gains, distance, picture, engines; 45 measured runs, 50 terms that
+    # are explained and text that breaks at the right places, 30 drawings for phones, less 120
+    # replaced (part 3).
     "report": 1610,
     # 110 lines are examples of help, 70 its groups, 60 config.toml, 100 --wide, --help-all and what
     # an interrupted verb left, 90 options of shared verbs on lines of their own (part 3).

@@ -85,10 +85,7 @@ def static_section(figures: TraceFigures, replay: ReplayScores | None) -> Sectio
         "τ (tokens per call)": "tau:.2f",
         "calls": "calls:,",
     }
-    caption = (
-        "Every static setting of the grid, the front of those that no other beats, and the "
-        "replayed policies."
-    )
+    caption = "Every static setting of the grid, and the front of those that no other beats."
     return Section(
         "pareto",
         reading=f"{len(front)} of {count(len(points), 'setting')} are on the front, from "
