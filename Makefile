@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test check engines bench nightly clean
+.PHONY: help demo test check docs dist engines bench nightly clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -32,8 +32,8 @@ demo: $(READY)  ## Set up, then tune the embedded pair for this machine; minutes
 	@echo "3. Which settings are fastest here? Two of the papers' policies are fitted beside."
 	@$(BIN)/specctl fit c2t .demo/traces -o .demo/c2t --features $(TEXT) > .demo/c2t.log 2>&1 & c2t=$$!; \
 	$(BIN)/specctl fit cart .demo/traces -o .demo/hetero > .demo/hetero.log 2>&1 \
-	  && $(BIN)/specctl tune .demo/traces --cost-model .demo/cost_model.json --family confidence \
-	    --family .demo/hetero/ -o .demo/tuned \
+	  && $(BIN)/specctl tune .demo/traces --cost-model .demo/cost_model.json --held-out 0.4 \
+	    --family confidence --family .demo/hetero/ -o .demo/tuned \
 	  || { cat .demo/hetero.log; kill $$c2t; exit 1; }; \
 	wait $$c2t || { cat .demo/c2t.log; exit 1; }
 	$(BIN)/specctl report .demo/traces --tune .demo/tuned/tune.json \
@@ -52,6 +52,14 @@ check: $(READY)  ## Set up and check format, lint, types, import arrows and size
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/house.py --check
+
+docs: $(READY)  ## Set up and write the API reference, build/reference/index.html; seconds.
+	$(BIN)/python scripts/reference.py
+
+dist: $(READY)  ## Set up, build sdist and wheel in dist/ and check them; seconds.
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
 
 engines: $(ENGINES_READY)  ## Set up vLLM's CPU build apart and run the plugin and exports in it; minutes.
 	$(IN_ENGINES) tests/engines

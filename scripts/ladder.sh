@@ -17,3 +17,14 @@ mkdir -p "$out"
 policies=(eagle2 chain eagle2:depth=9 "$out/hetero" confidence:window=9 svip:window=9 opt_tree ddd)
 "$specctl" ladder "$out/traces" --cost-model "$out/cost_model.json" "${policies[@]/#/--policy=}" \
   -o "$out"
+settings=(ar chain eagle2 eagle2:depth=9)
+for k in 1 2 3 4 5 6 7 8; do settings+=("chain:num_draft_tokens=$k"); done
+for depth in 2 3 4 5 6 8; do
+  for top_k in 2 4 8; do
+    for tokens in 8 16 32 64; do
+      [ "$tokens" -gt "$depth" ] && settings+=("eagle2:depth=$depth:top_k=$top_k:num_tokens=$tokens")
+    done
+  done
+done
+"$specctl" replay "$out/traces" --cost-model "$out/cost_model.json" \
+  "${settings[@]/#/--policy=}" -o "$out"

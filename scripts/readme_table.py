@@ -17,7 +17,15 @@ from specctl.cli.running import equality_line
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- begin demo table: scripts/readme_table.py -->", "<!-- end demo table -->"
-HEAD = ("policy", "tokens/s", "× ar", "τ", "calls", "verified tokens", "equal to ar")
+HEAD = (
+    "policy",
+    "tokens/s",
+    "× plain",
+    "tokens a call",
+    "calls",
+    "verified tokens",
+    "same text",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

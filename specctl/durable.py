@@ -2,7 +2,7 @@
 
 A failed write, sync or link is never retried on the same file. After a failed fsync the kernel
 may drop the dirty pages and report success to the next call, so a retry would acknowledge
-bytes that no longer exist (notes/reliability.md, 2.2). POSIX only: links, folder syncs.
+bytes that no longer exist. POSIX only: links, folder syncs.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def _cut(text: str, max_chars: int) -> str:
 
 
 class SpecctlError(Exception):
-    """Base of all errors of specctl; its text is one printable line, however long its parts are.
+    """Base of all errors: one printable line, however long its parts are, and an `exit_code`.
 
     Args:
         what: what went wrong, naming the file, line, field or option.

@@ -3,7 +3,7 @@
 The same code serves fit, replay and runtime; `features_digest` of the names that a policy uses
 is written into its artifact and the runtime refuses any other. All features are *predictable*:
 they come from the drafter's distributions and from committed text, never from the coins that
-verification will throw (notes/reliability.md, finding 1), so a policy built on them is lossless.
+verification will throw, so a policy built on them is lossless.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ def meta_path(pool: DraftPool, *, conditional: bool = False) -> Tensor:
     """The node where the meta path P* ends: the best node of the deepest level drafted.
 
     HeteroSpec writes "highest final-token confidence"; our reading is the highest
-    cumulative score, what EAGLE ranks by (notes/state-of-the-art.md, section 6).
+    cumulative score, what EAGLE ranks by.
 
     Args:
         conditional: rank by the final token's own probability instead.

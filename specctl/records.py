@@ -82,7 +82,7 @@ def floor_float32(value: float) -> float:
     """The largest float32 not above `value`.
 
     Thresholds are compared in float32 at run time; rounding to nearest could move one past a
-    data point (notes/dependencies.md, section 3), rounding down keeps every `x <= t` decision.
+    data point, rounding down keeps every `x <= t` decision.
     """
     require(abs(value) <= MAX_FLOAT32, f"magnitude exceeds float32, {MAX_FLOAT32:.3g}")
     nearest = np.float32(value)

@@ -162,7 +162,7 @@ def test_readme_table_is_written_from_a_demo(tmp_path: Path) -> None:
     written = readme_table.rewrite(page, block)
     assert written.replace(block, "") == readme_table.rewrite(page, "")
     assert "| `chain` |" in block
-    for named in ("n = 2 prompts", "fixture", "float32", "greedy", "equal ar's"):
+    for named in ("n = 2 prompts", "fixture", "float32", "greedy", "equal plain decoding's"):
         assert named in " ".join(block.split())
 
 

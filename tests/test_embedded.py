@@ -1,11 +1,8 @@
-"""The pair that ships with the package, in its wheel too: tokenizer, prompts and record."""
+"""The pair that ships with the package: tokenizer, prompts and record."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -89,18 +86,3 @@ def test_record_says_how_the_pair_was_made() -> None:
     assert measured["all"]["mean_acceptance_length"] >= 4.2
     assert measured["arithmetic"]["mean_acceptance_length"] >= 4.8
     assert 0.6 <= measured["all"]["exact_match_frac"] < 1
-
-
-REPOSITORY = Path(__file__).parent.parent
-
-
-def test_wheel_contains_the_pair(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
-    [wheel] = tmp_path.glob("*.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
-    shipped = [path for folder in EMBEDDED.values() for path in folder.iterdir()]
-    wanted = {str(p.relative_to(REPOSITORY)) for p in (*shipped, PROMPTS, RECORD)}
-    assert wanted <= names
-    assert sum("model.safetensors" in name for name in wanted) == 3
-    assert not any(name.startswith(("tests/", "scripts/")) for name in names)

@@ -290,7 +290,7 @@ class Expectation:
     """The run that an artifact is loaded for, and whether it may have been fitted elsewhere.
 
     Attributes:
-        domain: this machine and load; null fields are not compared.
+        pair: the models. domain: this machine and load; null fields are not compared.
         allow_mismatch: load it with a warning for each difference, where losslessness allows it.
         warn: takes those warnings, one line each, and one for the fields that are unknown.
     """

@@ -57,7 +57,7 @@ UNPREDICTABLE = frozenset(
     }
 )
 """Known only after the target drew a token or a later level was drafted. A policy that looked at
-one of them would change the text (notes/reliability.md, finding 1)."""
+one of them would change the text."""
 
 
 @dataclass(frozen=True)

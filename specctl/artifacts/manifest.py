@@ -70,7 +70,8 @@ Settings = Annotated[dict[str, JsonValue], AfterValidator(_without_controls)]
 
 
 class PairFingerprint(Record):
-    """The models that a policy was fitted on. Digests identify, names are for people."""
+    """The models that a policy was fitted on. Digests identify (`target_digest`, `drafter_digest`,
+    `tokenizer_digest`), names are for people (`target`, `drafter`)."""
 
     target_digest: Digest
     drafter_digest: Digest
@@ -119,7 +120,7 @@ class Domain(Record):
 
 
 class SplitSize(Record):
-    """Prompts and decoding rounds on one side of a split."""
+    """Prompts (`num_prompts`) and decoding rounds (`num_rounds`) on one side of a split."""
 
     num_prompts: Count
     num_rounds: Count
@@ -129,7 +130,7 @@ class Metric(Record):
     """A figure, with its two-sided interval where one was computed.
 
     Attributes:
-        value: null where the data do not define it.
+        value: null where the data do not define it. low, high: ends of its interval.
         level: confidence of the interval, in (0, 1).
         num_prompts: prompts behind the interval.
     """
@@ -171,7 +172,7 @@ class Evidence(Record):
 
     Attributes:
         trace_digest: of the snapshot of traces, which names every committed row of it.
-        splits: sizes by name, `train` and `held_out`.
+        num_prompts, num_rounds: of all splits. splits: sizes by name, `train` and `held_out`.
         metrics: figures by name.
     """
 
@@ -267,7 +268,7 @@ class Origin:
     created: str = field(default_factory=utc_now)
 
     def of_sets(self, snapshots: Sequence[str]) -> Origin:
-        """With the snapshots of several sets in `fit`; that of one is `evidence.trace_digest`."""
+        """With the snapshots of several sets in `fit`; that of one is `Evidence.trace_digest`."""
         if len(snapshots) < 2:
             return self
         return replace(self, fit={**(self.fit or {}), "snapshots": list(snapshots)})

@@ -8,7 +8,7 @@ import re
 import subprocess
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import Distribution, PackageNotFoundError, distribution, version
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -90,6 +90,8 @@ def save_artifact(
 
 
 def _manifest(policy: Policy, origin: Origin, files: Mapping[str, bytes]) -> Manifest:
+    from specctl import __version__
+
     features = policy.shape.reads
     libraries = {name: _installed(name) for name in RECORDED_LIBRARIES}
     try:
@@ -104,7 +106,7 @@ def _manifest(policy: Policy, origin: Origin, files: Mapping[str, bytes]) -> Man
             evidence=origin.evidence,
             fit=origin.fit,
             provenance=Provenance(
-                specctl_version=version("specctl"),
+                specctl_version=__version__,
                 library_versions={name: one.version for name, one in libraries.items() if one},
                 created=origin.created,
                 parent=origin.parent,

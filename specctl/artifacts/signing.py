@@ -19,7 +19,6 @@ import os
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
@@ -371,7 +370,9 @@ def sign_artifact(
 
 def statement_bytes(manifest_digest: str, name: str, created: str, expires: str | None) -> bytes:
     """The statement as canonical JSON."""
-    validity = Validity(created=created, expires=expires, specctl_version=version("specctl"))
+    from specctl import __version__
+
+    validity = Validity(created=created, expires=expires, specctl_version=__version__)
     tree = {
         "_type": "https://in-toto.io/Statement/v1",
         "subject": [{"name": name, "digest": {"sha256": manifest_digest.removeprefix("sha256:")}}],

@@ -11,7 +11,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
 
@@ -195,6 +194,8 @@ def save_import(
     """
     import pyarrow.parquet as pq
 
+    from specctl import __version__
+
     for name, depth in offered_depths.items():
         lists = table.lists.get(name)
         if lists is None or depth < lists.max_accepted:
@@ -236,7 +237,7 @@ def save_import(
         num_cut_tokens=table.num_cut_tokens,
         positions_digest=digest_of(data),
         positions_size_bytes=len(data),
-        specctl_version=version("specctl"),
+        specctl_version=__version__,
     )
     contents = {POSITIONS_NAME: data, HEADER_NAME: header.to_bytes()}
     return publish_new(Path(folder).absolute(), contents, ImportedLog.open)

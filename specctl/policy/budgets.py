@@ -59,8 +59,7 @@ def check_roots(kind: str, most: int | None, batch_size: int) -> None:
 class Ranking:
     """The M draft nodes that a batch could verify, likeliest first.
 
-    Every prefix is closed in each request and is the best choice of its size
-    (notes/state-of-the-art.md, 2.1).
+    Every prefix is closed in each request and is the best choice of its size.
 
     Attributes:
         order: `[M]` int64, places in the slot-major `[N, B]` table of submitted nodes.
@@ -189,7 +188,7 @@ class Calibration(Record):
 
     P(accepted | parent accepted) = sigmoid(slope · logit(draft_prob) + intercept), multiplied
     along the path, so that no child is likelier than its parent whatever was fitted
-    (notes/state-of-the-art.md, 2.1 and 4c; temperatures per position are the slopes alone).
+    (temperatures per position are the slopes alone).
 
     Attributes:
         slopes, intercepts: entry i is for depth i + 1, the last one for all deeper levels;
@@ -293,7 +292,7 @@ class MarginalBudget(CostedBudget):
 
     With the long-run rate of the load as the price of time this maximises long-run tokens per
     time, where the rate of the single step (`SurvivalBudget`) speculates too much in hard
-    contexts and too little in easy ones (notes/state-of-the-art.md, 2.2, Dinkelbach).
+    contexts and too little in easy ones (Dinkelbach's method).
 
     Attributes:
         tokens_per_s: λ, the long-run rate of the whole batch at this load; the fixed point is

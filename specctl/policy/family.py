@@ -25,7 +25,11 @@ NumTokens = Annotated[int, Field(ge=2, le=MAX_TOKENS)]
 
 
 class Shape(Record):
-    """The growth of a tree, and the choice of its submitted nodes."""
+    """The growth of a tree, and the choice of its submitted nodes.
+
+    Attributes:
+        always_reads: names of the features that every record of the kind decides by.
+    """
 
     always_reads: ClassVar[tuple[str, ...]] = ()
     kind: str

@@ -137,7 +137,7 @@ class JointThreshold(Shape):
 
     A node is expanded and submitted iff its joint probability is at least `min_prob`. One
     threshold over all rounds spends nodes where the drafter is sure; any learned pruning has to
-    beat it at the same depth (notes/pair.md, 4a).
+    beat it at the same depth.
 
     Attributes:
         depth: drafted levels at most.

@@ -204,7 +204,7 @@ def rank_order(joint_logp: Tensor) -> Tensor:
     """Indices by falling score, ties broken towards the earlier, hence shallower, node.
 
     A stable sort: with equal scores a parent still stands before its child, so any prefix of
-    the order is a closed tree (EAGLE's top-k may drop the parent; notes/engines.md, 1.4).
+    the order is a closed tree (EAGLE's top-k may drop the parent).
     """
     return joint_logp.sort(dim=1, descending=True, stable=True).indices
 

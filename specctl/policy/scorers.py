@@ -109,6 +109,7 @@ class TreesScorer(Record):
 
 
 Scorer = Annotated[FfnScorer | TreesScorer, Field(discriminator="kind")]
+"""A learned score of nodes."""
 
 
 BLOCK_ROWS = 256

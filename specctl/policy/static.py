@@ -46,7 +46,7 @@ class Chain(Shape):
 
 
 class StaticTree(Shape):
-    """EAGLE-2's dynamic tree with fixed size (arXiv:2406.16858; notes/engines.md, 1.1).
+    """EAGLE-2's dynamic tree with fixed size (arXiv:2406.16858).
 
     Attributes:
         depth: drafted levels. EAGLE's own `depth` d drafts d + 1 of them; SGLang's

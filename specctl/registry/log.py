@@ -117,6 +117,7 @@ class Note:
     """A writer's note on an entry.
 
     Attributes:
+        reason: why it was written, for people.
         expires: UTC, `2027-01-31T12:00:00Z`; readers refuse the entry after it.
     """
 

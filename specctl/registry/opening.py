@@ -51,6 +51,7 @@ class Registry:
 
     Attributes:
         url: absolute folder or `s3://bucket/prefix`; cached references go by it.
+        store: its objects. marker: its identity. content: files by digest.
         now: the time, UTC, `2026-01-31T12:00:00Z`.
     """
 
@@ -201,7 +202,8 @@ def read_marker(store: ObjectStore) -> Marker:
 
 @dataclass(frozen=True)
 class Copied:
-    """The contents of a copy, new or there before."""
+    """The contents of a copy, new or there before: `num_names`, `num_entries` of their histories,
+    `num_artifacts`."""
 
     num_names: int
     num_entries: int

@@ -44,7 +44,7 @@ class Package:
     """An artifact that was loaded once.
 
     Attributes:
-        files: by name, those of the manifest and the manifest itself.
+        digest: of the manifest. files: by name, those of the manifest and the manifest itself.
         envelopes: over the manifest; none is verified yet.
     """
 

@@ -187,7 +187,7 @@ def pull(
         expect: the pair that is about to run; None to look at an artifact without running it.
 
     Raises:
-        RegistryError, ArtifactError: see `resolve`, `Content.fetch` and `load_files`.
+        RegistryError, ArtifactError: see `resolve`; or its files are missing or damaged.
     """
     with refusals_of(f"{registry.url}/{reference}"):
         resolved = resolve(registry, reference, reader.trust)

@@ -136,6 +136,7 @@ class Trust(Record):
     """Trusted keys, and the names that must be signed; by default neither.
 
     Attributes:
+        trust_version: of the file's form.
         require: globs of the names under which nothing unsigned is accepted.
     """
 

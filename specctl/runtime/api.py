@@ -46,7 +46,7 @@ class Generation:
 
     Attributes:
         text: without special tokens. token_ids: all emitted ones.
-        finish_reason: `eos`, `length` or `context`.
+        finish_reason: `eos`, `length` or `context`. metrics: of this prompt alone.
     """
 
     text: str
@@ -67,7 +67,7 @@ class Decoder:
         batch_size: prompts decoded together at most.
         observer: sees every round, e.g. to collect traces.
         decisions: what computes what the policy learned: `auto`, `fused`, `torch` or `onnx`
-            (`runnable.Decisions`).
+            (`specctl.runtime.runnable.Decisions`).
         graphs: see `DecodeLoop`.
         allow_mismatch: what `follow` finds may be lossless and of another pair, hardware, number
             format or batch size; each difference is logged.
@@ -128,7 +128,7 @@ class Decoder:
             target, drafter, device, dtype, compile: see `runtime.load.load_pair`.
             policy: `ar`, `chain`, `eagle2` (with settings, `eagle2:depth=8`), an artifact
                 folder, or a `Policy`.
-            allow_lossy: accept policies that change the target's law.
+            allow_lossy: accept policies that change the target's distribution.
             allow_mismatch: accept a lossless artifact of another pair, hardware, number format or
                 batch size, now and where one is followed; each difference is logged.
             decisions, graphs: see `Decoder`.

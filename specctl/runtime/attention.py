@@ -2,8 +2,8 @@
 
 A model that was loaded with `attn_implementation=ATTENTION` is told with every forward what its
 tokens see, by the option `reads`: a `Pass` over the nodes of draft trees or freshly emitted text,
-or a `Prompt`. It can therefore never fall back to "causal, mask omitted", the silent error that
-notes/live-engines.md (3.2) measured.
+or a `Prompt`. It can therefore never fall back to "causal, mask omitted", a silent error
+of wrong text.
 """
 
 from __future__ import annotations

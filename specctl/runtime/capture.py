@@ -108,8 +108,7 @@ class GraphSettings:
             `auto` in batches of up to 4; `never` drafts every level in one graph and drops on the
             device what is not wanted; `always` also has a graph for every level of other policies.
         flat_tokens: verifications of up to so many tokens take equal time, as reading the weights
-            does; smaller tiers are not made, so that no tree is cut for nothing. An 8B model on
-            an H200 is flat up to 100 and more (notes/state-of-the-art.md, 2.5).
+            does; smaller tiers are not made, so that no tree is cut for nothing.
     """
 
     capture: Capture | Literal["auto", "none"] = "auto"

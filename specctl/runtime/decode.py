@@ -61,10 +61,11 @@ class DecodeLoop:
         deadline_us: wall time that the policy's decisions of one round may take before a static
             plan takes the round over; None for any. The policy then decides on the host.
         graphs: how rounds are captured in CUDA graphs; `auto` as `GraphSettings()`, None for never.
-        decisions: where the policy's learned part is computed; see `runnable.Decisions`.
+        decisions: where the policy's learned part is computed; see
+            `specctl.runtime.runnable.Decisions`.
 
     Attributes:
-        graph_counters: what became of the rounds' graphs.
+        graph_counters: what became of the rounds' graphs. setting: what its rounds share.
         new_watch: makes each round's stopwatch; a profile puts its own there.
 
     Raises:

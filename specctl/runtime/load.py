@@ -54,7 +54,13 @@ _WORKLOAD = re.compile(r"[a-z0-9._-]{1,64}")
 
 @dataclass(frozen=True)
 class Target:
-    """The model whose text is emitted, its tokenizer and their identity."""
+    """The model whose text is emitted, its tokenizer and their identity.
+
+    Attributes:
+        name, folder: what was asked for, and where it lies.
+        eos_ids: tokens that end a text.
+        digest: of config and weights. tokenizer_digest: of all that maps text to ids.
+    """
 
     name: str
     folder: Path
@@ -67,7 +73,12 @@ class Target:
 
 @dataclass(frozen=True)
 class Pair:
-    """A target and, unless only plain decoding is wanted, its drafter."""
+    """A target and, unless only plain decoding is wanted, its drafter.
+
+    Attributes:
+        drafter_name, drafter_folder: as the target's; `none` and None without a drafter.
+        drafter_digest: as the target's; all zeros without a drafter.
+    """
 
     target: Target
     drafter: Drafter | None

@@ -66,6 +66,7 @@ class Request:
         request_id: unique within a run. prompt_id: shared by the turns of one prompt.
         prompt_ids: token ids, special tokens included, at least one.
         max_new_tokens: tokens to emit at most; decoding stops there exactly.
+        category, turn: of the prompt, for reports. sampling: greedy by default.
     """
 
     request_id: str
@@ -108,7 +109,7 @@ OnTokens = Callable[[Request, list[int]], None]
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """Wall time of one round, microseconds, whole batch."""
+    """Wall time of one round, whole batch: `draft_us`, `verify_us`, `policy_us`, `other_us`."""
 
     draft_us: float
     verify_us: float
@@ -181,6 +182,7 @@ class Metrics:
         draft_us, verify_us, policy_us, other_us: wall time of rounds, shared equally by the
             requests of a batch.
         prefill_us: wall time of reading prompts, target and drafter together.
+        accepted_lengths: draft tokens accepted, call by call.
     """
 
     num_requests: int = 0
@@ -266,6 +268,7 @@ class Completion:
     Attributes:
         token_ids: emitted tokens; the end-of-text token, where it was reached, is the last.
         finish_reason: `eos`, `length` (max_new_tokens) or `context` (the model's positions).
+        metrics: of this request alone.
     """
 
     request: Request
@@ -329,6 +332,7 @@ class RoundRecord:
         context_tokens: `[B]` int64, text length up to and with the root.
         pool: all drafted candidates, `[B, P]`, root at 0; for `ar` the root alone.
         offered_depth: `[B]` int64, levels drafted for the row.
+        offered_width: nodes expanded per level at most.
         top_k: children per expanded node at most; every `pool.sibling_rank` is below it.
         submitted: `[B, N]` int64, pool index of every verified node, root first, -1 padded.
         tree: the verified nodes themselves, `[B, N]`.
@@ -339,7 +343,7 @@ class RoundRecord:
         path: `[B, D + 1]` int64, tree indices of root and accepted nodes, -1 padded; what
             verification admitted, before EOS and length cut it.
         num_emitted: `[B]` int64, tokens emitted, bonus included, after EOS and length.
-        policy_digest: identity of the deciding policy.
+        times: wall time of the round. policy_digest: identity of the deciding policy.
     """
 
     requests: list[Request]

@@ -158,13 +158,14 @@ def raising_faults() -> Iterator[None]:
 
 @dataclass
 class Faults:
-    """Rounds of a loop that a static plan took over, by cause; the last one in words."""
+    """Rounds of a loop that a static plan took over: `counts` by cause, `last` in words."""
 
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(get_args(FaultKind), 0))
     last: str | None = None
 
     @property
     def total(self) -> int:
+        """Such rounds, of all causes."""
         return sum(self.counts.values())
 
     def note(self, fault: PolicyFault) -> None:

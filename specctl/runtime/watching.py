@@ -130,7 +130,7 @@ class AliasSource:
     """An alias of a registry. Moves between two looks are skipped: the newest counts.
 
     Attributes:
-        reference: `NAME@ALIAS`.
+        reference: `NAME@ALIAS`. reader: the keys it trusts, and the cache.
         expect: what the loop runs; artifacts for anything else are refused.
 
     Raises:

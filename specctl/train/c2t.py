@@ -1,12 +1,12 @@
 """`fit c2t`: a two-layer network that prunes draft trees (arXiv:2502.13652).
 
-Readings of the paper follow notes/state-of-the-art.md, section 6: split by prompt, all positives
+Readings of the paper (docs/c2t.md): split by prompt, all positives
 and a share of the negatives with the bias corrected for it, acceptance given the parent's
 multiplied along the path. `predicts="joint"` is the paper's label.
 
 Training (section 4.1 and appendix B) takes contiguous slices of tensors that were shuffled once,
 `Adam(fused=True)`, one thread and no DataLoader: the network is so small that anything else would
-cost more than its arithmetic (notes/dependencies.md, section 5).
+cost more than its arithmetic.
 """
 
 from __future__ import annotations

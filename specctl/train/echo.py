@@ -6,7 +6,7 @@ confidence of a level    the probability of its likeliest path (Eq. 6)
 label of a level         the accepted length reaches it
 sweet spot               the area under the ROC curve is above δ
 
-Readings of the paper follow notes/state-of-the-art.md, section 6.
+Readings of the paper: docs/echo.md.
 """
 
 from __future__ import annotations
@@ -367,7 +367,7 @@ class RecallReport(Record):
         loss_frac: where a budget leaves nothing to widen with, so that the level of the gate is
             lost too. widened_loss_frac: where the default nodes of that level are verified.
         loss_bound, widened_loss_bound: (n · loss + 1) / (n + 1), which conformal risk control
-            compares with the loss that one would allow (notes/state-of-the-art.md, 4b).
+            compares with the loss that one would allow.
     """
 
     num_prompts: int

@@ -208,3 +208,11 @@ def test_doctor_finds_a_registry_and_settings(registry: Path, tmp_path: Path) ->
     found = {one["what"]: one["found"] for one in json.loads(passes("doctor", "--json").out)}
     assert found["registry"] == f"{registry}: 0 names"
     assert found["settings"].endswith("sets run")
+
+
+def test_the_readme_shows_the_commands_for_nothing_at_all() -> None:
+    """And tests/test_docs.py runs them, in an empty folder."""
+    page = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    plan = planned()
+    block = "\n".join(["specctl quickstart", *plan["commands"], *plan["after"]])
+    assert f"```bash\n{block}\n```" in page

@@ -4,7 +4,7 @@
                                   └ x ─ c         x: off the path, hence its c too
 
 Greedy or sampled, the text is the target's draw, so "this path is a prefix of the continuation"
-is the label (notes/state-of-the-art.md, section 3: replay by coupling). The logits of a long text
+is the label (replay by coupling). The logits of a long text
 over a large vocabulary would fill the memory, so only those that the trees of one chunk of roots
 can ask for stand at a time: `READ_TOKENS` at most are made at once.
 """

@@ -254,7 +254,7 @@ def require_slope(model: CostModel | None) -> CostModel:
     """The model, if its verification time rises with the tokens.
 
     With a missing or flat table every further token looks free, so that a budget would always
-    verify all (notes/state-of-the-art.md, section 2.5): decisions refuse it.
+    verify all: decisions refuse it.
     """
     if model is not None and model.rises:
         return model

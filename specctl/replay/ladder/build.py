@@ -74,7 +74,7 @@ LIMITS: dict[RungKind, str] = {
     "clairvoyant": "R_clair",
     "ceiling": "R_ceil",
 }
-"""Labels of the rungs that are no policies; notes/state-of-the-art.md, section 2.3."""
+"""Labels of the rungs that are no policies."""
 
 
 def choose_cost(

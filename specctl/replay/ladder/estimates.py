@@ -1,7 +1,7 @@
 """Estimates of acceptance: one from the drafter's knowledge, one from an oracle's.
 
 Conditionals are fitted and multiplied along the path, so that no node outranks its parent whatever
-was fitted (notes/state-of-the-art.md, sections 2.1 and 4c). Labels are the nodes that the text
+was fitted. Labels are the nodes that the text
 speaks about: the children of nodes on its path.
 
 **Features** (R_feat). A logistic and isotonic fit on training prompts, over the drafter's own view.

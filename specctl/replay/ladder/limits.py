@@ -4,7 +4,7 @@
 nodes and d levels is worth 1 + Σ ρ(v) - λ (T_draft(d) + T_verify(n + 1)). For a given depth and
 size the N nodes of highest ρ are best, since ρ never rises along a path; so the best tree is found
 among D · M candidates instead of among all closed subsets. λ is the rate that its own decisions
-achieve (Dinkelbach; notes/state-of-the-art.md, sections 2.1 and 2.2). On a line, that is the rule
+achieve (Dinkelbach's method). On a line, that is the rule
 "take v iff ρ(v) >= λ · ΔT"; on a staircase it is its global form. The depth of a draft is chosen in
 hindsight here, knowing the candidates of every level: a relaxation, so that R_feat is a limit on
 policies with these features and not one of them.
@@ -15,7 +15,7 @@ nodes:
 
     F(t) = min over 0 <= k <= L(t) of  T_draft(k) + T_verify(k + 1) + F(t + k + 1)
 
-(notes/state-of-the-art.md, section 2.3). A policy that accepts a <= L(t) tokens there drafted a
+A policy that accepts a <= L(t) tokens there drafted a
 levels or more and verified a + 1 nodes or more, so it pays no less: F bounds every lossless policy
 on every single request, wherever time does not fall as levels, widths or tokens grow. The ceiling
 is the same programme with L = D everywhere: a drafter that is always right.

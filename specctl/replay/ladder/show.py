@@ -17,7 +17,7 @@ JSON_NAME, PICTURE_NAME = "ladder.json", "ladder.png"
 BEYOND = ("plain", "clairvoyant", "ceiling")
 """Rungs below or above the gap, of which no share is given."""
 WORTHWHILE = 0.03
-"""Headroom under which tuning policies is not worth the work (notes/state-of-the-art.md, 7)."""
+"""Headroom under which tuning policies is not worth the work."""
 LOOKS: dict[RungKind, tuple[str, str, str]] = {
     "plain": ("#7f7f7f", "", "plain decoding"),
     "chain": ("#0072b2", "", "tuned static"),

@@ -1,0 +1,224 @@
+"""What is published: sdist, wheel and their metadata, and the one version that all of it bears."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from email.message import Message
+from email.parser import BytesParser
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+import specctl
+from specctl.artifacts import load_artifact
+from specctl.artifacts.manifest import utc_now
+from specctl.artifacts.signing import statement_bytes
+from specctl.collect.trace_writer import make_header
+from specctl.policy import Policy, StaticTree
+from specctl.runtime.requests import Sampling
+from tests.artifacts.examples import write_artifact
+from tests.cli.command import specctl as command
+from tests.collect.rounds import DIGEST
+from tests.logs.import_cases import import_rows, request
+
+ROOT = Path(__file__).parents[1]
+MAX_BYTES = 20 << 20
+"""Of either file; both are 16 MB, of which the embedded pair is 15."""
+NOT_SHIPPED = (".ci/",)
+OF_THE_BUILD = {"PKG-INFO", ".gitignore"}
+"""Written into every sdist by the build, or by hatchling for rebuilding."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """An sdist, the wheel that was built from it, and the wheel of the checkout."""
+
+    sdist: Path
+    wheel: Path
+    from_checkout: Path
+
+    @property
+    def metadata(self) -> Message:
+        with zipfile.ZipFile(self.wheel) as files:
+            [name] = [name for name in files.namelist() if name.endswith(".dist-info/METADATA")]
+            return BytesParser().parsebytes(files.read(name))
+
+    @property
+    def entry_points(self) -> str:
+        with zipfile.ZipFile(self.wheel) as files:
+            [name] = [one for one in files.namelist() if one.endswith("/entry_points.txt")]
+            return files.read(name).decode()
+
+
+def run(*command: object) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", *map(str, command)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    dist, other = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("checkout")
+    run("build", "--no-isolation", "--outdir", dist)
+    run("hatchling", "build", "-t", "wheel", "-d", other)
+    [sdist], [wheel], [from_checkout] = dist.glob("*.tar.gz"), dist.glob("*.whl"), other.iterdir()
+    return Built(sdist, wheel, from_checkout)
+
+
+def test_wheel_of_the_sdist_is_that_of_the_checkout(built: Built) -> None:
+    assert built.wheel.name == built.from_checkout.name
+    assert built.wheel.read_bytes() == built.from_checkout.read_bytes()
+
+
+def test_wheel_has_the_package_with_its_data_and_nothing_else(built: Built) -> None:
+    names = set(zipfile.ZipFile(built.wheel).namelist())
+    package = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "specctl").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    info = f"specctl-{specctl.__version__}.dist-info"
+    rest = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")
+    assert names == package | {f"{info}/{name}" for name in rest}
+    for needed in ("py.typed", "embedded/prompts.jsonl", "report/templates/page.html"):
+        assert f"specctl/{needed}" in names
+    assert sum(name.endswith("model.safetensors") for name in names) == 3
+
+
+def test_sdist_has_the_repository_and_nothing_else(built: Built) -> None:
+    tracked, new = listed("--cached"), listed("--others", "--exclude-standard")
+    top = f"specctl-{specctl.__version__}/"
+    with tarfile.open(built.sdist) as files:
+        names = {member.name.removeprefix(top) for member in files if member.isfile()}
+    wanted = {name for name in tracked if not name.startswith(NOT_SHIPPED)}
+    assert wanted - names == set(), "name it in pyproject.toml, or in NOT_SHIPPED"
+    assert names - wanted - new - OF_THE_BUILD == set()
+
+
+def listed(*which: str) -> set[str]:
+    """Files of the checkout that git knows so."""
+    command = ["git", "ls-files", "-z", *which]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return {name for name in done.stdout.split("\0") if name and (ROOT / name).exists()}
+
+
+def test_both_are_of_a_reasonable_size(built: Built) -> None:
+    assert max(built.sdist.stat().st_size, built.wheel.stat().st_size) < MAX_BYTES
+
+
+def test_an_index_would_take_both(built: Built) -> None:
+    assert run("twine", "check", "--strict", built.sdist, built.wheel).count("PASSED") == 2
+
+
+def test_metadata_says_what_it_is(built: Built) -> None:
+    found = built.metadata
+    assert (found["Name"], found["Version"]) == ("specctl", specctl.__version__)
+    assert found["License-Expression"] == "Apache-2.0"
+    assert found["Requires-Python"] == ">=3.11"
+    for needed in ("Summary", "Author", "Keywords"):
+        assert found[needed], needed
+    stated = found.get_all("Classifier") or []
+    assert "Development Status :: 3 - Alpha" in stated
+    assert "Typing :: Typed" in stated
+    assert not any("CUDA" in one for one in stated), "no GPU has run it"
+    assert not any(one.startswith("License ::") for one in stated), "indexes refuse both forms"
+
+
+def test_readme_of_the_index_has_no_link_into_the_checkout(built: Built) -> None:
+    """Links of Markdown become names; other ways to link would need the same."""
+    assert built.metadata["Description-Content-Type"] == "text/markdown"
+    shown = built.metadata.get_payload()
+    assert isinstance(shown, str)
+    targets = re.findall(r"\]\(([^)]*)\)", shown)
+    targets += re.findall(r"<[^>]*\b(?:href|src|srcset)=[\"']([^\"']*)", shown)
+    assert not [one for one in targets if not one.startswith(("https://", "http://", "#"))]
+    page = (ROOT / "README.md").read_text("utf-8")
+    for file in re.findall(r"(?<!!)\[[^\]]+\]\(([\w/.-]+)[^)]*\)", page):
+        assert file in shown, f"{file} is no longer named"
+
+
+def test_entry_points_lead_to_code(built: Built) -> None:
+    assert set(entry_points(built.entry_points)) == {
+        ("console_scripts", "specctl"),
+        ("vllm.general_plugins", "specctl"),
+    }
+    for (group, name), value in entry_points(built.entry_points).items():
+        assert callable(EntryPoint(name, value, group).load()), value
+
+
+def entry_points(text: str) -> dict[tuple[str, str], str]:
+    found: dict[tuple[str, str], str] = {}
+    group = ""
+    for line in text.splitlines():
+        if line.startswith("["):
+            group = line.strip("[]")
+        elif "=" in line:
+            name, _, value = line.partition("=")
+            found[group, name.strip()] = value.strip()
+    return found
+
+
+def test_package_cites_only_what_is_published() -> None:
+    """Working notes lie beside the repository, not in it."""
+    files = [*(ROOT / "specctl").rglob("*.py"), *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    private = re.compile(r"\bnotes/[\w-]+\.md")
+    found = [str(one.relative_to(ROOT)) for one in files if private.search(one.read_text("utf-8"))]
+    assert set(found) <= {"docs/LOG.md"}
+
+
+# --------------------------------------------------------------------------- one version
+
+
+def test_changelog_begins_with_the_version() -> None:
+    sections = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    forms = [
+        re.fullmatch(r"\[(\d+\.\d+\.\d+)\] - (unreleased|\d{4}-\d\d-\d\d)", s) for s in sections
+    ]
+    assert all(forms), sections
+    assert next(form[1] for form in forms if form) == specctl.__version__
+    assert all(form[2] != "unreleased" for form in forms[1:] if form)
+
+
+def test_pages_speak_of_the_version() -> None:
+    minor = specctl.__version__.rpartition(".")[0]
+    assert f"\nIn {minor}: " in (ROOT / "README.md").read_text("utf-8")
+
+
+def test_the_version_is_written_once() -> None:
+    """A second literal, or the metadata of an older installation, would part from the first."""
+    literal = re.compile(rf"[\"']{re.escape(specctl.__version__)}[\"']|version\(\"specctl\"\)")
+    found = [
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "specctl").rglob("*.py")
+        if literal.search(path.read_text("utf-8"))
+    ]
+    assert found == ["specctl/__init__.py"]
+    assert specctl.__version__ not in (ROOT / "pyproject.toml").read_text("utf-8")
+
+
+def stamps(folder: Path) -> Iterator[str]:
+    """Versions in what specctl writes: an artifact, a signature, a trace set, an import."""
+    artifact = load_artifact(write_artifact(folder / "artifact"))
+    yield artifact.manifest.provenance.specctl_version
+    signed = statement_bytes(DIGEST, "pair:name", utc_now(), None)
+    yield json.loads(signed)["predicate"]["specctl_version"]
+    yield import_rows(folder, request("a", 5, eagle=[1, 3, 2, 1, 2])).header.specctl_version
+    policy = Policy(shape=StaticTree())
+    digests = dict.fromkeys(("target_digest", "drafter_digest", "tokenizer_digest"), DIGEST)
+    yield make_header(policy, Sampling(), collect={}, **digests).specctl_version
+
+
+def test_what_is_written_bears_the_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specctl, "__version__", "9.8.7")
+    assert set(stamps(tmp_path)) == {"9.8.7"}
+    assert command("--version").out == "9.8.7\n"
