@@ -256,7 +256,7 @@ def tune(
     app,
     examples="""specctl report traces -o report.html
 specctl report traces -o report.html --tune tuned/tune.json
-specctl report traces -o report.html --ladder ladder/ladder.json --run run/results.json""",
+specctl report traces -o report.html --run run/results.json""",
 )
 def report(
     out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")],
