@@ -36,12 +36,15 @@ demo: $(READY)  ## Set up, then tune the embedded pair for this machine; minutes
 	    --family confidence --family .demo/hetero/ -o .demo/tuned \
 	  || { cat .demo/hetero.log; kill $$c2t; exit 1; }; \
 	wait $$c2t || { cat .demo/c2t.log; exit 1; }
-	$(BIN)/specctl report .demo/traces --tune .demo/tuned/tune.json \
-	  --cost-model .demo/cost_model.json -o .demo/report.html
 	@echo "4. Decoded on other prompts: plain, the papers' defaults and fits, and the best found."
 	$(BIN)/specctl run .demo/other-prompts.jsonl -o .demo --max-new-tokens 64 --threads 1 --compare \
 	  ar,chain,eagle2,hetero=.demo/hetero/,c2t=.demo/c2t/,best=.demo/tuned/policy
-	@echo "To look at: .demo/report.html. For your own models: specctl quickstart TARGET DRAFTER PROMPTS"
+	@echo "5. What is left to gain? One page with all of it."
+	$(BIN)/specctl ladder .demo/traces --cost-model .demo/cost_model.json --held-out 0.4 \
+	  -p eagle2 -p .demo/hetero/ -o .demo/ladder > .demo/ladder.log
+	$(BIN)/specctl report .demo/traces --ladder .demo/ladder/ladder.json --tune .demo/tuned/tune.json \
+	  --run .demo/results.json --cost-model .demo/cost_model.json -o .demo/report.html
+	@echo "Look at .demo/report.html. For your own models: specctl quickstart TARGET DRAFTER PROMPTS"
 
 test: $(READY)  ## Set up and run the test suite; minutes.
 	$(BIN)/pytest -n 2 --dist loadscope --no-loadscope-reorder

@@ -174,7 +174,8 @@ class Rung(ResultRecord):
         label: unique. setting: what was tuned, in words.
         time_us: machine time of all requests, see `replay.ladder.LoadClock`.
         tokens_per_s, mean_acceptance_length: pooled, sums over sums.
-        against_static: tokens/s over those of the best static rung.
+        against_static: tokens/s over those of the best static rung. against_plain: over those of
+            plain decoding.
         gap_closed: (R - R_static) / (R_prob - R_static); None where the oracle's lead over the
             static rung is not above 0 at both ends of its interval.
         policy_regret: R_feat - R, tokens/s; None of a limit.
@@ -194,6 +195,7 @@ class Rung(ResultRecord):
     tokens_per_s: Interval
     mean_acceptance_length: Interval
     against_static: Interval
+    against_plain: Interval
     gap_closed: Interval | None
     policy_regret: Interval | None
     support: float
@@ -472,6 +474,65 @@ class TuneResult(TuneVerdict, TraceFacts):
     approximations: str
     for_engine: str | None = None
     fits: tuple[FitOutcome, ...] | None = None
+
+
+# ------------------------------------------------------------------------------ measured runs
+
+
+class RunPolicy(ResultRecord):
+    """One policy of `results.json`, as measured: the figures that a page shows."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    policy: str
+    num_tokens: int
+    calls: int
+    verified_tokens: int
+    mean_acceptance_length: float
+    tokens_per_s: float
+    equal_to_ar: bool | None
+    artifact_digest: str | None
+
+
+class RunPair(ResultRecord):
+    """The pair that was run."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    target: str
+    drafter: str
+    target_digest: str
+    drafter_digest: str
+
+
+class RunFacts(ResultRecord):
+    """`run.json`: the conditions of the runs beside it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    pair: RunPair
+    num_prompts: int
+    device: str
+    dtype: str
+    num_threads: int
+    batch_size: int
+    max_new_tokens: int
+
+
+class RunScores(ResultRecord):
+    """`results.json` of `specctl run`, with the `run.json` beside it."""
+
+    policies: tuple[RunPolicy, ...] = Field(min_length=1)
+    facts: RunFacts
+
+    @property
+    def fastest(self) -> RunPolicy:
+        return max(self.policies, key=lambda one: one.tokens_per_s)
+
+    def speedup(self, one: RunPolicy) -> float | None:
+        """Tokens/s over those of plain decoding; None where that was not run."""
+        plain = next((run.tokens_per_s for run in self.policies if run.policy == PLAIN), None)
+        return None if plain is None else one.tokens_per_s / plain
 
 
 # ------------------------------------------------------------------------------ cost and traces

@@ -256,7 +256,8 @@ def tune(
 @verb(
     app,
     examples="""specctl report traces -o report.html
-specctl report traces -o report.html --tune tuned/tune.json""",
+specctl report traces -o report.html --tune tuned/tune.json
+specctl report traces -o report.html --run run/results.json""",
 )
 def report(
     out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")],
@@ -267,12 +268,19 @@ def report(
     results: Path | None = option(None, "replay.json of `specctl replay`", default="none"),
     ladder: Path | None = option(None, "ladder.json of `specctl ladder`", default="none"),
     tune: Path | None = option(None, "tune.json of `specctl tune`", default="none"),
+    run: Path | None = option(
+        None, "results.json of `specctl run --compare`, beside its run.json", default="none"
+    ),
     cost_model: Path | None = option(
         None, "cost_model.json behind the results' times", default="none"
     ),
     seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap over prompts.")] = 0,
 ) -> Answer:
-    """Write one HTML page on traces and results."""
+    """Write one HTML page on traces and results.
+
+    First the best setting, its gains and what to set in your engine, then the details.
+    """
+    from specctl.engines.export import settings_for
     from specctl.logs.trace_set import TraceSet
     from specctl.replay.cost.files import cost_facts, load_cost_model
     from specctl.replay.trace_figures import num_passes, trace_figures
@@ -281,7 +289,8 @@ def report(
 
     check_place(out, "report")
     cost = None if cost_model is None else cost_facts(load_cost_model(cost_model))
-    given = read_given(results, ladder, tune, cost)
+    given = read_given(results, ladder, tune, run, cost)
+    given = settings_for(given, tune)
     figures = None
     if traces:
         opened = TraceSet.open(*traces)

@@ -6,11 +6,12 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from specctl.engines.engine import Engine, EngineDrafter, Export, MeanRound, Method
+from specctl.engines.engine import Engine, EngineDrafter, Export, MeanRound, Method, Serving
 from specctl.engines.sglang_flags import SGLANG
 from specctl.engines.transformers_flags import TRANSFORMERS
 from specctl.engines.trtllm_flags import TRTLLM
@@ -19,9 +20,12 @@ from specctl.errors import EngineError, UsageError
 from specctl.policy import PerRequest, Policy, as_chain, parse_policy
 from specctl.records import canonical_json
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress
+from specctl.report import Given, read_given
+from specctl.report.page import EngineSettings
 from specctl.runtime.policy_spec import (
     NamedPolicy,
     names_artifact,
+    part_of,
     pieces,
     resolve_policy,
     words_of,
@@ -112,7 +116,6 @@ def read_source(text: str) -> Source:
         named = resolve_policy(text, allow_lossy=True)
         return Source(named, "+".join(map(_absolute, pieces(text))))
     from specctl.replay.tune.publish import POLICY_FOLDER
-    from specctl.report import read_given
 
     result = read_given(tune=Path(text)).tune
     assert result is not None
@@ -140,7 +143,8 @@ def drafter_of(named: NamedPolicy, model: str | None, method: str | None) -> Eng
     """The drafter that an engine is to load: the given one, or the one of the artifact's pair.
 
     Args:
-        method: its kind; None reads the folder's `config.json`.
+        method: its kind; None reads `config.json` of the folder, or of the hub's model in the
+            local cache.
 
     Returns:
         None where neither names one.
@@ -156,13 +160,21 @@ def drafter_of(named: NamedPolicy, model: str | None, method: str | None) -> Eng
         return None
     from specctl.runtime.load import is_eagle3, model_folder
 
+    config: Any = None
     if os.path.isdir(name) or name == "embedded" or name.startswith("embedded:"):
         folder = model_folder(name, embedded_default="eagle3").absolute()
-        name, method = str(folder), method or ("eagle3" if is_eagle3(folder) else "draft_model")
+        name, config = str(folder), str(folder / "config.json")
+    elif method is None:
+        from huggingface_hub import try_to_load_from_cache
+
+        with suppress(ValueError):  # no name of the hub
+            config = try_to_load_from_cache(name, "config.json")
+    if method is None and isinstance(config, str):
+        method = "eagle3" if is_eagle3(Path(config).parent) else "draft_model"
     if method is None:
         raise UsageError(
             f"drafter {name}",
-            expected="a folder, whose config.json says its kind, or --method",
+            expected="a folder or a downloaded model, whose config.json says its kind, or --method",
             found="neither",
             fix=f"give --method {' or '.join(get_args(Method))}, or --drafter FOLDER",
         )
@@ -310,6 +322,57 @@ def command_lines(engine: Engine, export: Export, target: str) -> Iterator[str]:
             settings[-1] += f" {shlex.quote(word)}"
     yield from (f"{line} \\" for line in settings[:-1])
     yield settings[-1]
+
+
+def settings_for(given: Given, tune: Path | None) -> Given:
+    """Results with what to set in engines for their recommended setting: in the one that was tuned
+    for, else in all.
+
+    Args:
+        tune: the file of the tuning among them.
+    """
+    setting, facts = given.setting, given.tune or given.ladder
+    if setting is None or facts is None:
+        return given
+    source = None
+    if tune is not None or part_of(setting) is not None:
+        with suppress(UsageError):  # the label of an artifact, which its words do not describe
+            source = read_source(setting if tune is None else str(tune))
+    if source is None:
+        words = f"specctl export ARTIFACT --to ENGINE prints what to set for {setting}."
+        return replace(given, engines=[EngineSettings("", notes=(words,))])
+    only = given.tune.for_engine if given.tune is not None else None
+    chosen = ENGINES.values() if only is None else [ENGINES[only]]
+    engines = [settings_of(source, engine, facts.target, facts.drafter) for engine in chosen]
+    return replace(given, engines=engines, artifact=source.named.artifact_digest)
+
+
+def settings_of(source: Source, engine: Engine, target: str, drafter: str) -> EngineSettings:
+    """What to set in an engine for a policy, for a page; a sentence where it cannot be said.
+
+    Args:
+        target, drafter: names of the pair, as traces have them.
+    """
+    if losses := engine.losses(source.policy):
+        nearest = words_of(engine.nearest_to(source.policy))
+        near = f" The nearest that it runs: {nearest}." if nearest else ""
+        return EngineSettings(
+            engine.title, notes=(f"{engine.title} does not run {losses[0]}.{near}",)
+        )
+    try:
+        serving = Serving(drafter_of(source.named, drafter, None), reference=source.reference_of)
+        written = engine.write(source.policy, serving)
+        lines = [*command_lines(engine, written, target_of(source.named, target))]
+    except (EngineError, UsageError) as error:
+        return EngineSettings(
+            engine.title, notes=(f"Nothing to set in {engine.title} yet: {error}.",)
+        )
+    for name, content in written.files.items():
+        if any(name in line for line in lines):  # and the words alone do not say it
+            lines += ["", f"# {name}:", *content.splitlines()]
+    if not written.flags and not written.code:
+        lines = []
+    return EngineSettings(engine.title, lines, written.notes)
 
 
 def read_exported(path: Path) -> tuple[Engine, Policy] | None:

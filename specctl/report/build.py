@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,8 +13,9 @@ from pydantic import ValidationError
 from specctl.errors import InputError, TraceMismatchError, UsageError
 from specctl.formatting import count, fixture_note, listed
 from specctl.records import describe_violation
+from specctl.report.answer import Given, recommendation
 from specctl.report.page import Page, Section
-from specctl.report.result_sections import ladder_section, policies_section, recommendation
+from specctl.report.result_sections import ladder_section, policies_section, runs_section
 from specctl.report.trace_sections import (
     category_section,
     confidence_section,
@@ -28,7 +28,9 @@ from specctl.results import (
     CostFacts,
     LadderResult,
     ReplayScores,
-    TraceFacts,
+    ResultRecord,
+    RunPair,
+    RunScores,
     TraceFigures,
     TuneResult,
 )
@@ -40,42 +42,37 @@ FIXTURE = (
     "These traces come from the embedded pair, a fixture for people and tests: no figure here says "
     "anything about large models."
 )
-NAMES: dict[type[TraceFacts], str] = {
+NAMES: dict[type[ResultRecord], str] = {
     ReplayScores: "replay.json",
     LadderResult: "ladder.json",
     TuneResult: "tune.json",
+    RunScores: "results.json",
+    RunPair: "run.json",
 }
-ResultT = TypeVar("ResultT", bound=TraceFacts)
-
-
-@dataclass(frozen=True)
-class Given:
-    """Results that may stand beside traces; None for those that are not given."""
-
-    replay: ReplayScores | None = None
-    ladder: LadderResult | None = None
-    tune: TuneResult | None = None
-    cost: CostFacts | None = None
-
-    @property
-    def results(self) -> tuple[TraceFacts, ...]:
-        """All results of verbs."""
-        return tuple(r for r in (self.replay, self.ladder, self.tune) if r is not None)
+ResultT = TypeVar("ResultT", bound=ResultRecord)
 
 
 def read_given(
     replay: Path | None = None,
     ladder: Path | None = None,
     tune: Path | None = None,
+    run: Path | None = None,
     cost: CostFacts | None = None,
 ) -> Given:
     """The results in the named files.
+
+    Args:
+        run: `results.json`, with `run.json` beside it.
 
     Raises:
         InputError: a file that cannot be read, or is no result of its verb; the field is named.
     """
     return Given(
-        _read(replay, ReplayScores), _read(ladder, LadderResult), _read(tune, TuneResult), cost
+        _read(replay, ReplayScores),
+        _read(ladder, LadderResult),
+        _read(tune, TuneResult),
+        _read(run, RunScores),
+        cost,
     )
 
 
@@ -85,6 +82,9 @@ def _read(path: Path | None, kind: type[ResultT]) -> ResultT | None:
     name, fix = NAMES[kind], "write it again with this version of specctl"
     try:
         content = path.read_bytes()
+        if kind is RunScores:
+            facts = path.with_name("run.json").read_bytes()
+            content = b'{"policies": ' + content + b', "facts": ' + facts + b"}"
         return kind.model_validate_json(content)
     except OSError as error:
         found, fix = os.strerror(error.errno or 0).lower(), "check the path"
@@ -92,9 +92,12 @@ def _read(path: Path | None, kind: type[ResultT]) -> ResultT | None:
         found = describe_violation(error)
         if other := _not_of_dense_traces(content):
             found, fix = other, "leave it out: the page shows dense traces, one request at a time"
+    expected = f"the output of `specctl {name.partition('.')[0]}` on dense traces"
+    if kind is RunScores:
+        expected = "the output of `specctl run`, with its run.json beside it"
     raise InputError(
         f"{name} {path}",
-        expected=f"the output of `specctl {name.partition('.')[0]}` on dense traces",
+        expected=expected,
         found=found,
         fix=fix,
     )
@@ -122,12 +125,13 @@ def build_page(figures: TraceFigures | None, given: Given) -> Page:
         UsageError: neither traces nor results. TraceMismatchError: results of another pair.
     """
     sources: list[Any] = [*([] if figures is None else [figures]), *given.results]
+    sources += [] if given.run is None else [given.run.facts.pair]
     if not sources:
         raise UsageError(
             "report",
-            expected="traces, or results of replay, the ladder or tuning",
+            expected="traces, or results of replay, the ladder, tuning or a run",
             found="neither",
-            fix="name a trace folder, or give --results, --ladder or --tune",
+            fix="name a trace folder, or give --results, --ladder, --tune or --run",
         )
     first, *others = sources
     for other in others:
@@ -149,32 +153,31 @@ def build_page(figures: TraceFigures | None, given: Given) -> Page:
         )
     if fixture_note(first.target) or fixture_note(first.drafter):
         warnings.insert(0, FIXTURE)
+    facts = dict(_facts(figures, given))
+    told = [count(figures.num_prompts, "prompt"), facts["sampling"]] if figures else []
+    told += [f"times of {given.cost.hardware}"] if given.cost else []
     return Page(
         title=f"Speculative decoding report: {first.target} + {first.drafter}",
-        facts=tuple(_facts(figures, given)),
+        byline=", ".join([*told, f"specctl {facts['specctl']}"]),
+        facts=tuple(facts.items()),
         warnings=tuple(warnings),
         sections=tuple(_sections(figures, given)),
     )
 
 
 def _sections(figures: TraceFigures | None, given: Given) -> Iterator[Section]:
-    yield recommendation(given.replay, given.ladder, given.tune)
-    yield policies_section(given.replay)
-    yield ladder_section(given.ladder)
-    if figures is not None:
-        yield static_section(figures, given.replay)
-        yield depth_section(figures)
-        yield category_section(figures)
-        yield tcr_section(figures)
-        yield phi_section(figures)
-        yield confidence_section(figures)
+    """The answer, what there is, what there is not, a line each, and the caveats."""
+    yield recommendation(given, figures)
+    found = [policies_section(given.replay), runs_section(given.run), ladder_section(given.ladder)]
+    if figures is None:
+        found.append(Section("traces", missing="(no data supplied: give trace folders)"))
+    else:
+        found.append(static_section(figures, given.replay))
+        of_traces = depth_section, category_section, tcr_section, phi_section, confidence_section
+        found += [make(figures) for make in of_traces]
+    yield from sorted(found, key=lambda section: bool(section.missing))
     lines = [*_trace_caveats(figures), *_result_caveats(figures, given)]
-    yield Section(
-        "caveats",
-        reading=f"{count(len(lines), 'thing')} to know before these figures travel.",
-        notes=lines,
-        data={"lines": lines},
-    )
+    yield Section("caveats", notes=lines, data={"lines": lines})
 
 
 def _facts(figures: TraceFigures | None, given: Given) -> Iterator[tuple[str, str]]:
@@ -193,17 +196,19 @@ def _facts(figures: TraceFigures | None, given: Given) -> Iterator[tuple[str, st
         if (s := figures.support) is not None:
             nested = ", nested" if s["nested"] else ""
             yield "support", f"top_k {s['top_k']}, width {s['width']}, depth {s['depth']}{nested}"
+    if given.run is not None:
+        yield "hardware of the runs", given.run.facts.device
     if given.cost is not None:
-        yield "hardware", given.cost.hardware
+        yield "hardware of the times", given.cost.hardware
     else:
         timed = any(results.cost_model for results in given.results)
-        yield "hardware", "that of the results' cost model, not given" if timed else "nothing timed"
+        yield "hardware of the times", "in the cost model, not given here" if timed else "none"
     yield "specctl", __version__
 
 
 def _trace_caveats(figures: TraceFigures | None) -> Iterator[str]:
     if figures is None:
-        yield "No traces were given: nothing is said of acceptance, TCR, Φ or confidence."
+        yield "No traces were given: nothing is said of acceptance by depth, ranks or confidence."
         return
     yield "Intervals are 95% percentile bootstrap by prompt; tokens of one text are dependent."
     yield (
@@ -249,5 +254,7 @@ def _result_caveats(figures: TraceFigures | None, given: Given) -> Iterator[str]
     digests = sorted({results.cost_model for results in given.results if results.cost_model})
     for digest in digests:
         yield f"Times are predictions of cost model {digest[:19]}, not measured runs."
-    if not digests:
+    if given.run is not None:
+        yield "Measured runs are of one machine at one time, without intervals."
+    elif not digests:
         yield "No cost model: nothing here is a time."

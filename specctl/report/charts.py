@@ -12,7 +12,7 @@ import io
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -21,11 +21,12 @@ from specctl.stats import Interval
 
 LEFT, RIGHT, TOP, BOTTOM = 58, 16, 12, 44
 """Margins around the axes, px."""
-ROW, NAME_ROW, LEGEND_ROW = 26, 14, 18
+NAME_ROW, LEGEND_ROW = 14, 18
+"""Heights of a name beside a point and of a line of the legend, px."""
+NARROW = 360
+"""Width of the drawing for a phone; those that are hardly wider serve both."""
 CHARACTER = 7.2
 """Width of a character at 12 px: enough to place labels."""
-MAX_LABEL = 44
-"""Characters of a row's name that are drawn; the table beside holds all."""
 BACKGROUND = 6
 """The style of points that others stand out from."""
 MARKS = ("o", "s", "D", "^", "o", "s", "o")
@@ -43,6 +44,8 @@ SETTINGS: Any = {
     "legend.frameon": False, "legend.borderpad": 0.2, "legend.borderaxespad": 0.0,
     "legend.handlelength": 1.8,
 }  # fmt: skip
+Box = tuple[float, float, float, float]
+"""Left, right, bottom and top, px."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,7 @@ class Series:
         x, y: equally long; points that are not finite are left out.
         low, high: of y. names: written beside the points.
         kind: `line`, with a band for the interval; `points`, with error bars; `area`, filled down
-            to 0; `bars`, at whole numbers in a row; `rows`, points with error bars along a
-            horizontal axis, x the number of the row.
+            to 0; `bars`, at whole numbers in a row; `level`, a line across, with a band.
         style: 0 to 6, the colour, dash and mark.
     """
 
@@ -64,7 +66,7 @@ class Series:
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
     names: Sequence[str] | None = None
-    kind: Literal["line", "points", "area", "bars", "rows"] = "line"
+    kind: Literal["line", "points", "area", "bars", "level"] = "line"
     style: int = 0
 
     @classmethod
@@ -82,7 +84,6 @@ class Chart:
         alt: the figure in words, for readers who cannot see it.
         x_range, y_range: ends of the axes; from the data, with 0 in y, by default.
         whole_x: x counts something: ticks at whole numbers only.
-        rows: names of the rows, for series of that kind; `x_label` is then that of the values.
     """
 
     alt: str
@@ -92,11 +93,17 @@ class Chart:
     x_range: tuple[float, float] | None = None
     y_range: tuple[float, float] | None = None
     whole_x: bool = False
-    rows: Sequence[str] = ()
     width: int = 640
     height: int = 320
 
-    def svg(self) -> str:
+    def markup(self) -> str:
+        """The drawing, and beside a wide one its twin for phones; the style sheet shows one."""
+        if self.width <= 1.3 * NARROW:
+            return self.svg()
+        narrow = replace(self, width=NARROW, height=min(self.height, 290))
+        return self.svg("chart wide") + narrow.svg("chart narrow")
+
+    def svg(self, css_class: str = "chart") -> str:
         """The chart as markup, every text in it escaped."""
         import matplotlib as mpl
         from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -105,44 +112,38 @@ class Chart:
         with mpl.rc_context():
             mpl.rcdefaults()
             mpl.rcParams.update(SETTINGS)
-            height = TOP + ROW * len(self.rows) + BOTTOM if self.rows else self.height
-            figure = Figure(figsize=(self.width / 72, height / 72), dpi=72)
+            figure = Figure(figsize=(self.width / 72, self.height / 72), dpi=72)
             FigureCanvasSVG(figure)
-            self._draw(figure, height)
+            self._draw(figure)
             buffer = io.StringIO()
             figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-        return _inline(buffer.getvalue(), self.alt, self.width, height)
+        title = " against ".join(filter(None, (self.y_label, self.x_label)))
+        size = f'viewBox="0 0 {self.width} {self.height}" class="{css_class}"'
+        return _inline(buffer.getvalue(), title, self.alt, size)
 
-    def _draw(self, figure: Any, height: int) -> None:
+    def _draw(self, figure: Any) -> None:
         from matplotlib.ticker import MaxNLocator
 
         shown = [series.label for series in self.series if series.label]
         widest = max((40 + CHARACTER * len(label) for label in shown), default=1.0)
         columns = max(1, min(len(shown), int((self.width - LEFT) / widest)))
-        names = [r if len(r) <= MAX_LABEL else f"{r[: MAX_LABEL - 1]}…" for r in self.rows]
-        left = 16 + CHARACTER * max(map(len, names)) if names else LEFT
         top = TOP + LEGEND_ROW * math.ceil(len(shown) / columns)
-        sides = (left / self.width, BOTTOM / height)
-        size = (1 - (left + RIGHT) / self.width, 1 - (top + BOTTOM) / height)
+        size = (1 - (LEFT + RIGHT) / self.width, 1 - (top + BOTTOM) / self.height)
+        sides = (LEFT / self.width, BOTTOM / self.height)
         axes = figure.add_axes((*sides, *size))
-        axes.grid(axis="x" if names else "y")
+        axes.grid(axis="y")
         axes.set_xlabel(self.x_label)
         axes.set_ylabel(self.y_label)
         handles = [_draw_series(axes, series) for series in self.series]
-        if names:
-            axes.set_yticks(range(len(names)), names)
-            axes.set_ylim(len(names) - 0.5, -0.5)
-            axes.set_xlim(left=0.0)
-        else:
-            axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10], integer=self.whole_x))
-            axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-            axes.set_xlim(self.x_range)
-            axes.set_ylim(self.y_range or (min(0.0, axes.dataLim.y0), None))
-        for series in self.series:
-            _draw_names(axes, series, self.width)
+        ticks = {"steps": [1, 2, 5, 10], "integer": self.whole_x}
+        axes.xaxis.set_major_locator(MaxNLocator(round(self.width / 80), **ticks))
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+        axes.set_xlim(self.x_range)
+        axes.set_ylim(self.y_range or (min(0.0, axes.dataLim.y0), None))
+        _draw_names(axes, self.series)
         if shown:
             labelled = [h for h, s in zip(handles, self.series, strict=True) if s.label]
-            place = {"loc": "upper left", "bbox_to_anchor": (left / self.width, 1.0)}
+            place = {"loc": "upper left", "bbox_to_anchor": (LEFT / self.width, 1.0)}
             figure.legend(labelled, shown, ncols=columns, **place)
 
 
@@ -171,35 +172,53 @@ def _draw_series(axes: Any, series: Series) -> Any:
         "linewidth": 2,
         "linestyle": DASHES[series.style] if series.kind == "line" else "none",
     }
+    if series.kind == "level":
+        axes.axhspan(low[0], high[0], facecolor=colour, alpha=0.14, linewidth=0)
+        return axes.axhline(y[0], color=colour, linewidth=2, linestyle=DASHES[series.style])
     if series.kind == "line":
         axes.fill_between(*ends, facecolor=colour, alpha=0.16, linewidth=0)
-    elif series.kind == "rows":
-        x, y = y, x
-        axes.hlines(*ends, colors=colour)
     else:
         axes.vlines(*ends, colors=colour)
     return axes.plot(x, y, **look)[0]
 
 
-def _draw_names(axes: Any, series: Series, width: int) -> None:
-    """Names beside points; those of points that all but coincide stand in rows."""
-    named = zip(series.x, series.y, series.names or (), strict=False)
-    below = math.inf
-    for x, y, name in sorted(named, key=lambda one: -one[1]):
-        across, up = axes.transData.transform((x, y))
-        below = min(up, below - NAME_ROW)
-        fits = across + 9 + CHARACTER * len(name) < width
-        axes.annotate(
-            name,
-            (x, y),
-            xytext=(9 if fits else -9, below - up),
-            textcoords="offset points",
-            ha="left" if fits else "right",
-            va="center",
-        )
+def _draw_names(axes: Any, series: Sequence[Series]) -> None:
+    """Names of points, each where it covers no point and no other name, if there is a place."""
+    points = [
+        (*axes.transData.transform((x, y)), (x, y), name)
+        for one in reversed(series)  # the last series stands out
+        for x, y, name in zip(one.x, one.y, one.names or [""] * len(one.x), strict=True)
+        if one.names or one.kind == "points"
+    ]
+    taken = [(x - 5, x + 5, y - 5, y + 5) for x, y, *_ in points]
+    edges = axes.get_window_extent()
+    for across, up, point, name in points:
+        if not name:
+            continue
+        length = CHARACTER * len(name)
+        places = [
+            (side * 9, lift * NAME_ROW, "left" if side > 0 else "right")
+            for lift in (0, 1, -1, 2, -2, 3, -3)
+            for side in (1, -1)
+        ]
+        for right, lifted, side in places:
+            start = across + right - (length if side == "right" else 0)
+            box = (start, start + length, up + lifted - 6, up + lifted + 6)
+            fits = box[0] >= edges.x0 and box[1] <= edges.x1 + RIGHT
+            if fits and not any(_overlap(box, other) for other in taken):
+                break
+        else:
+            right, lifted, side = places[0]
+        taken.append(box)
+        offset = {"xytext": (right, lifted), "textcoords": "offset points"}
+        axes.annotate(name, point, ha=side, va="center", **offset)
 
 
-def _inline(text: str, alt: str, width: int, height: int) -> str:
+def _overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[1] and other[0] < one[1] and one[2] < other[3] and other[2] < one[3]
+
+
+def _inline(text: str, title: str, alt: str, size: str) -> str:
     """The drawing for a page: presentation attributes in place of styles, variables of colours."""
     body = text[text.index("<svg") :]
     body = body[body.index(">") + 1 :]
@@ -214,10 +233,10 @@ def _inline(text: str, alt: str, width: int, height: int) -> str:
         body = flat  # without groups that carry nothing
     for name, colour in COLOURS.items():
         body = body.replace(colour, f"var(--{name})")
-    box, alt = f'viewBox="0 0 {width} {height}"', html.escape(alt)
+    title, alt = html.escape(title), html.escape(alt)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" {box} '
-        f'role="img" aria-label="{alt}" class="chart"><title>{alt}</title>{body}'
+        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+        f'{size} role="img" aria-label="{alt}"><title>{title}</title><desc>{alt}</desc>{body}'
     )
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup, escape
 from pydantic_core import to_jsonable_python
 
 from specctl.formatting import Table
@@ -17,18 +20,42 @@ from specctl.report.charts import Chart
 from specctl.runtime.output import finite, write_whole
 
 TITLES = {
-    "recommendation": "Recommended setting",
+    "recommendation": "The best setting",
     "policies": "Replayed policies",
+    "runs": "Measured runs",
     "ladder": "The ladder: distance to what is possible",
-    "pareto": "Static settings: verified tokens against τ",
+    "pareto": "Static settings: what each verifies and what is accepted",
     "depth": "Acceptance by depth",
     "category": "Acceptance by category",
-    "tcr": "Terminal confidence rank",
-    "phi": "Φ against acceptance",
+    "tcr": "Where accepted paths end in the order of confidence",
+    "phi": "The drafter's uncertainty against acceptance",
     "confidence": "Confidence of accepted and rejected nodes",
-    "caveats": "Support and caveats",
+    "traces": "Acceptance by depth, category and confidence",
+    "caveats": "Before these figures travel",
 }
-"""Sections by key, in the order of the page."""
+"""Titles of sections by key, without a term that needs explaining."""
+TERMS = {
+    "τ": "mean acceptance length: tokens that one call of the target emits, 1 + accepted ones",
+    "TPOT": "time per output token",
+    "TCR": "terminal confidence rank: where the last accepted token stands when the draft tokens "
+    "of a round are ordered by joint probability",
+    "Φ": "the drafter's entropy summed along its likeliest path, nats: large where it is unsure",
+    "ρ": "rank correlation, from -1 to 1",
+    "AUC": "probability that an accepted one is more confident than a rejected one; 0.5 is chance",
+    "R_feat": "rate of the best trees that the drafter's own features could choose, estimated",
+    "R_prob": "rate of the best trees by the target's uncertainty: an estimate of the best that "
+    "any policy can do with this drafter",
+    "R_clair": "rate of trees chosen with the accepted path known: an upper bound",
+    "R_ceil": "rate if every draft token were accepted",
+    "λ*": "price of time at which a node is still worth verifying",
+}
+"""Terms that a page explains where it first uses them."""
+WHOLE = re.compile(r"(\[-?\d[^\[\]]*\]|--[a-z-]+)")
+"""What keeps together: an interval, and an option of the command line."""
+SETTING = re.compile(r"(?<=:)(?=[a-z_]+=)")
+"""Where the words of a policy may break over lines."""
+CODE = re.compile(r"(?<=[,/:])(?=\S)")
+"""Where a command may, too."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +67,19 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class EngineSettings:
+    """What to set in a serving engine; no lines where it does not run the policy.
+
+    Attributes:
+        lines: of a command or of Python. notes: sentences, for one why nothing can be set.
+    """
+
+    title: str
+    lines: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Section:
     """One question and its answer.
 
@@ -47,7 +87,10 @@ class Section:
         key: anchor on the page and key in the JSON.
         reading: the answer in words.
         basis: prompts, rounds and source behind it.
-        missing: in place of an answer: what the data lack, and the command that brings it.
+        missing: in place of an answer: what the data lack, and the option that brings it.
+        setting: the policy that is recommended, in words.
+        marks: figures that stand out, each with its meaning.
+        engines: what to set in them.
         notes: caveats of these figures.
         data: result records of the section, for scripts.
     """
@@ -56,6 +99,9 @@ class Section:
     reading: str = ""
     basis: str = ""
     missing: str = ""
+    setting: str = ""
+    marks: Sequence[tuple[str, str]] = ()
+    engines: Sequence[EngineSettings] = ()
     figures: Sequence[Figure] = ()
     tables: Sequence[Table] = ()
     notes: Sequence[str] = ()
@@ -67,9 +113,15 @@ class Section:
 
     def to_json(self) -> dict[str, Any]:
         """Words and figures, without the drawings."""
-        names = ("title", "reading", "basis", "missing", "notes")
-        words = {name: getattr(self, name) for name in names}
-        return words | {"data": to_jsonable_python(self.data)}
+        names = ("title", "setting", "reading", "marks", "engines", "basis", "missing", "notes")
+        found = {name: getattr(self, name) for name in (*names, "data")}
+        return dict(to_jsonable_python(found))
+
+    @property
+    def words(self) -> str:
+        """All that it says, to look terms up in."""
+        told = (self.reading, self.basis, self.missing, self.marks, self.notes, self.engines)
+        return repr((told, self.figures, self.tables))
 
 
 @dataclass(frozen=True)
@@ -77,11 +129,12 @@ class Page:
     """A report.
 
     Attributes:
-        facts: names and values of its sources.
+        facts: names and values of its sources. byline: the most important of them.
         warnings: shown before anything else.
     """
 
     title: str
+    byline: str
     facts: Sequence[tuple[str, str]]
     warnings: Sequence[str]
     sections: Sequence[Section]
@@ -108,9 +161,30 @@ class Page:
         environment = jinja2.Environment(
             autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
         )
+        environment.filters |= {"folding": folding, "code": partial(folding, places=CODE)}
         template, style = environment.from_string(_resource("page.html")), _resource("page.css")
         digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-        return template.render(page=self, style=style, style_digest=digest)
+        terms = dict(self.first_uses())
+        return template.render(page=self, terms=terms, style=style, style_digest=digest)
+
+    def first_uses(self) -> Iterator[tuple[str, dict[str, str]]]:
+        """By section, the terms that it is the first to use, with their meaning."""
+        left = dict(TERMS)
+        for section in self.sections:
+            found = {
+                term: left.pop(term) for term in TERMS if term in left and term in section.words
+            }
+            yield section.key, found
+
+
+def folding(text: str, places: re.Pattern[str] = SETTING) -> Markup:
+    """Escaped, with the places where it may break beside blanks."""
+    wrap = Markup('<span class="whole">{}</span>').format
+    parts = (
+        wrap(part) if number % 2 else Markup("<wbr>").join(map(escape, places.split(part)))
+        for number, part in enumerate(WHOLE.split(text))
+    )
+    return Markup("").join(parts)
 
 
 def _resource(name: str) -> str:

@@ -19,6 +19,8 @@ ENOUGH = 0.9
 """Of the largest τ on the front."""
 MAX_LINES = 6
 """Categories drawn as lines; the table holds all."""
+MAX_DEPTHS = 6
+"""Depths of which densities are drawn."""
 MAX_DENSITY = 12.0
 """Top of the densities' axis, per unit of probability."""
 SHOWN_WIDTH = 0.02
@@ -83,10 +85,7 @@ def static_section(figures: TraceFigures, replay: ReplayScores | None) -> Sectio
         "τ (tokens per call)": "tau:.2f",
         "calls": "calls:,",
     }
-    caption = (
-        "Every static setting of the grid, the front of those that no other beats, and the "
-        "replayed policies."
-    )
+    caption = "Every static setting of the grid, and the front of those that no other beats."
     return Section(
         "pareto",
         reading=f"{len(front)} of {count(len(points), 'setting')} are on the front, from "
@@ -347,6 +346,7 @@ def confidence_section(figures: TraceFigures) -> Section:
             missing="At every depth all rounds were accepted, or all rejected: there is nothing "
             "to tell apart. Collect more prompts.",
         )
+    step = -(-len(known) // MAX_DEPTHS)
     best = max(known, key=lambda layer: layer.auc.value)
     worst = min(known, key=lambda layer: layer.auc.value)
     total = sum(n.num_accepted + n.num_rejected for n in nodes)
@@ -374,11 +374,11 @@ def confidence_section(figures: TraceFigures) -> Section:
             Figure(
                 "Layer confidence of rounds that reached the depth and of those that did not: "
                 f"probability density in steps of {SHOWN_WIDTH}, cut at {MAX_DENSITY:g}.",
-                [_density_chart(layer, edges, *reached) for layer in known],
+                [_density_chart(layer, edges, *reached) for layer in known[::step]],
             ),
             Figure(
                 "Joint probability of drafted nodes, accepted and rejected, drawn alike.",
-                [_density_chart(node, edges, *accepted) for node in nodes],
+                [_density_chart(node, edges, *accepted) for node in nodes[::step]],
             ),
         ],
         tables=[

@@ -10,7 +10,7 @@ import pytest
 
 from specctl.embedded import embedded_path
 from specctl.engines.engine import EngineDrafter, MeanRound, Serving, made
-from specctl.engines.export import ENGINES, Source, read_source
+from specctl.engines.export import ENGINES, Source, drafter_of, read_source, settings_for
 from specctl.engines.settings import FILE_NAME, PluginSettings, TraceSettings
 from specctl.engines.sglang_flags import ADAPTIVE_FILE, SglangFlags
 from specctl.engines.transformers_flags import AssistantConfig
@@ -18,12 +18,14 @@ from specctl.engines.trtllm_flags import TrtllmConfig
 from specctl.engines.vllm_flags import CONFIG_FILE, VLLM, VllmConfig
 from specctl.errors import EngineError, UsageError
 from specctl.policy import Chain, Policy, RootOnly, StaticTree, as_chain, build_shape
+from specctl.report import Given, read_given
 from specctl.runtime.policy_spec import NamedPolicy, resolve_policy, words_of
 from tests.artifacts.examples import POLICIES, write_artifact
 from tests.cli.command import COST, USAGE, passes, refuses, specctl
 from tests.cli.command import write_artifact as embedded_artifact
 from tests.engines.exports import AS_IT_IS, CASES, HEAD, TAILED, WRONG_SGLANG, WRONG_VLLM, exported
 from tests.replay.logs import random_traces
+from tests.report.examples import ladder_results
 
 ENGINE = 8
 """What the command line ends with where an engine lacks a policy."""
@@ -441,8 +443,62 @@ def test_a_tuning_names_the_artifact_beside_it(tmp_path: Path, traces: Path, cos
     assert specctl(*verb, "-o", tmp_path, "--threads", 1).code == 0
     source = read_source(str(tmp_path / "tune.json"))
     assert source.reference == str(tmp_path / "policy")
+    page_says_what_export_says(tmp_path / "tune.json")
     (tmp_path / "policy").rename(tmp_path / "moved")
     assert read_source(str(tmp_path / "tune.json")).reference == words_of(source.policy)
+
+
+def test_the_kind_of_a_downloaded_drafter_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the hub's cache, without the hub."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    chain = read_source("chain").named
+    for name, kind in (("eagle3", "eagle3"), ("small", "draft_model")):
+        folder = tmp_path / f"models--org--{name}"
+        (folder / "refs").mkdir(parents=True)
+        (folder / "refs" / "main").write_text("abc")
+        (folder / "snapshots" / "abc").mkdir(parents=True)
+        config = (embedded_path(name) / "config.json").read_text()
+        (folder / "snapshots" / "abc" / "config.json").write_text(config)
+        found = drafter_of(chain, f"org/{name}", None)
+        assert found == EngineDrafter(model=f"org/{name}", method=kind)
+    for name in ("org/other", "no model of the hub"):
+        with pytest.raises(UsageError, match="or a downloaded model, whose"):
+            drafter_of(chain, name, None)
+
+
+def page_says_what_export_says(path: Path) -> None:
+    """Of the engine that was tuned for, and of no other; a pair without a drafter is said."""
+    [unknown] = settings_for(read_given(tune=path), path).engines
+    assert unknown.lines == ()
+    assert unknown.notes[0].startswith("Nothing to set in vLLM yet: drafter ")
+    document = json.loads(path.read_text()) | {"target": "embedded", "drafter": "embedded"}
+    path.write_text(json.dumps(document))
+    given = settings_for(read_given(tune=path), path)
+    assert given.artifact == resolve_policy(str(path.parent / "policy")).artifact_digest
+    [vllm] = given.engines
+    said = passes("export", path, "--to", "vllm", "--drafter", "embedded", "--target", "embedded")
+    assert "\n".join(vllm.lines) in said.out
+    assert vllm.lines[-1].startswith("  --")
+
+
+def test_a_page_names_every_engine_for_a_ladder() -> None:
+    """One of them a file, one a loss with the nearest; the label of an artifact has no words."""
+    tree = "eagle2:depth=4:top_k=2:num_tokens=9"
+    ladder = ladder_results(label=tree, target="embedded", drafter="embedded")
+    vllm, sglang, trtllm, transformers = settings_for(Given(ladder=ladder), None).engines
+    assert vllm.lines == transformers.lines == ()
+    assert vllm.notes[0].endswith("The nearest that it runs: chain.")
+    assert "  --speculative-num-draft-tokens 9" in sglang.lines
+    assert trtllm.lines[-1] == "  max_total_draft_tokens: 8"
+    assert "# trtllm.yaml:" in trtllm.lines
+    for label in ("mine", "hetero"):
+        [own] = settings_for(Given(ladder=ladder_results(label=label)), None).engines
+        assert own.notes == (
+            f"specctl export ARTIFACT --to ENGINE prints what to set for {label}.",
+        )
+    assert settings_for(Given(), None).engines == ()
 
 
 def test_a_policy_that_nothing_names_is_refused() -> None:

@@ -162,6 +162,7 @@ def test_equal_seeds_give_equal_ladders(log: DenseLog, ladder: Ladder) -> None:
 
 SLOW = (500.0, 500.0)
 TIMES: dict[str, tuple[Any, tuple[float, float]]] = {
+    "ar": ("plain", (1000.0, 1000.0)),
     "static": ("tree", SLOW),
     "mine": ("policy", (400.0, 400.0)),
     "R_feat": ("features", (320.0, 320.0)),
@@ -190,6 +191,7 @@ def test_distances_by_hand() -> None:
     assert found.tokens_per_s.value == 250_000
     assert found.mean_acceptance_length.value == 10
     assert found.against_static.value == 1.25
+    assert found.against_plain == Interval(2.5, 2.5, 2.5)
     assert found.gap_closed == Interval(0.25, 0.25, 0.25)
     assert found.policy_regret is not None
     assert found.policy_regret.value == pytest.approx(62_500)

@@ -30,11 +30,28 @@ def test_report_writes_a_page_from_traces_and_results(log: Path, tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".tmp"] == []
 
 
+def test_report_shows_what_ran(tmp_path: Path) -> None:
+    """With its run.json beside it; without, or for another file, it is said what is missing."""
+    words = ("--compare", "ar,chain", "--limit", 2, "--max-new-tokens", 4, "--threads", 1)
+    passes("run", "embedded", *words, "-o", tmp_path)
+    out, results = tmp_path / "report.html", tmp_path / "results.json"
+    twin = json.loads(passes("report", "--run", results, "-o", out, "--json").out)
+    measured = json.loads(results.read_text())
+    shown = twin["sections"]["runs"]["data"]["policies"]
+    assert [one["tokens_per_s"] for one in shown] == [one["tokens_per_s"] for one in measured]
+    assert twin["sections"]["runs"]["reading"].endswith("token for token.")
+    (tmp_path / "run.json").unlink()
+    assert "no such file" in refuses(4, "report", "--run", results, "-o", out)
+    results.write_text("{}")
+    (tmp_path / "run.json").write_text("{}")
+    assert "with its run.json beside it" in refuses(4, "report", "--run", results, "-o", out)
+
+
 def test_json_is_the_pages_twin(log: Path, tmp_path: Path) -> None:
     twin = json.loads(passes("report", log, "-o", tmp_path / "r.html", "--json").out)
     assert twin["kind"] == "report"
     assert twin["facts"]["traces"].startswith("dense, sha256:")
-    assert twin["sections"]["recommendation"]["missing"].startswith("None is made.")
+    assert twin["sections"]["recommendation"]["missing"].startswith("None yet.")
 
 
 @pytest.mark.usefixtures("two_prompts_are_enough")

@@ -7,14 +7,14 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
+from html import escape, unescape
 from html.parser import HTMLParser
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, get_args, get_origin
 
 import pytest
-from pydantic import BaseModel
 
 from specctl import results
 from specctl.errors import InputError, TraceEmptyError, TraceMismatchError
@@ -22,102 +22,23 @@ from specctl.formatting import Table, listed
 from specctl.replay.trace_figures import trace_figures
 from specctl.report import Given, Page, build_page, read_given, write_page
 from specctl.report.charts import Chart, Series
-from specctl.stats import Interval
+from specctl.report.page import TERMS, EngineSettings, folding
 from tests.replay.logs import random_traces
 from tests.replay.reports import TWO_PROMPTS, live_traces, write_log
+from tests.report.examples import (
+    around,
+    ladder_results,
+    replay_results,
+    run_results,
+    tune_results,
+)
 
 HOSTILE = "<script>alert('x')</script><img src=//evil.example/x>\"'&$a$"
 CHROMIUM = shutil.which("chromium")
-DIGESTS = ("traces_digest", "target_digest", "drafter_digest", "cost_model")
-FACTS: dict[str, Any] = {
-    **dict.fromkeys(DIGESTS, "sha256:" + 64 * "0"),
-    "target": "tiny",
-    "drafter": "small",
-    "sampling": {"temperature": 0.0, "top_k": 0, "top_p": 1.0},
-    "support": {"top_k": 4, "width": 4, "depth": 4, "nested": True},
-}
-
-
-SIZES = results.SideSizes(train=30, held_out=31)
-
-
-def example(record: Any, /, **given: Any) -> Any:
-    """A record with the given fields, all others of the plainest value of their type."""
-
-    def plain(wanted: Any) -> Any:
-        origin = get_origin(wanted)
-        if origin in (tuple, dict):
-            return origin()
-        if origin is Literal:
-            return get_args(wanted)[0]
-        if wanted is Interval:
-            return around(1.0)
-        if isinstance(wanted, type) and issubclass(wanted, BaseModel):
-            return example(wanted)
-        return wanted(0) if isinstance(wanted, type) else None
-
-    rest = {n: plain(f.annotation) for n, f in record.model_fields.items() if n not in given}
-    return record(**rest, **given)
-
-
-def around(value: float, apart: float = 0.1) -> Interval:
-    return Interval(value, value - apart, value + apart)
-
-
-def replay_results(*, timed: bool = True, label: str = "eagle2") -> results.ReplayScores:
-    policies = []
-    for name, calls, rate, is_marked in (("chain", 300, 100.0, False), (label, 200, 150.0, True)):
-        ratios = {"mean_acceptance_length": around(3.0), "verified_per_token": around(2.0)}
-        ratios |= {"tokens_per_s": around(rate, 5.0)} if timed else {}
-        against = {"calls": around(0.9)} | ({"time_us": around(0.8)} if timed else {})
-        pooled = example(
-            results.PolicyFigures,
-            policy=name,
-            num_prompts=40,
-            calls=calls,
-            expansion_support=0.98 if is_marked else 1.0,
-            is_marked=is_marked,
-            ratios=ratios,
-            bounds={"calls": results.Bound(low=calls - 3.0, high=calls + 9.0)},
-            against=against,
-        )
-        policies.append(results.PolicyScores(policy=name, pooled=pooled, by_category=()))
-    return example(results.ReplayScores, baseline="chain", policies=tuple(policies), **FACTS)
-
-
-def ladder_results(*, policy_gain: float = 1.2) -> results.LadderResult:
-    rates = {"plain ar": 40.0, "tree static": 100.0, "policy mine": 100 * policy_gain}
-    rates |= {"features R_feat": 150.0, "ceiling R_ceil": 400.0}
-    rungs = []
-    for name, rate in rates.items():
-        kind, label = name.split()
-        told = {"tokens_per_s": around(rate, 3.0), "against_static": around(rate / 100.0)}
-        rungs.append(example(results.Rung, kind=kind, label=label, setting="as given", **told))
-    told = {"rungs": tuple(rungs), "best_static": "static", "num_prompts": SIZES}
-    return example(results.LadderResult, **told, **FACTS)
-
-
-def tune_results(*, beats: bool = True) -> results.TuneResult:
-    policies = []
-    for name, rate, gain in (("static", 100.0, 1.0), ("fancy", 130.0, 1.3)):
-        held_out = example(results.HeldOutStanding, rate=around(rate), against=around(gain))
-        policies.append(example(results.Standing, policy=name, family=name, held_out=held_out))
-    return example(
-        results.TuneResult,
-        load=results.TunedLoad(batch_size=4, arrival_rate_per_s=2.5),
-        approximations="Batches are simulated.",
-        objective=example(
-            results.TunedObjective, kind="latency", meaning="tokens/s that a request sees"
-        ),
-        chosen="fancy" if beats else "static",
-        beats_static=beats,
-        baseline="static",
-        winner_on_train="fancy",
-        num_settings=77,
-        num_prompts=SIZES,
-        policies=tuple(policies),
-        **FACTS,
-    )
+ARTIFACT = "sha256:" + 64 * "a"
+VLLM = EngineSettings(
+    "vLLM", ("vllm serve m \\", "  --speculative-config '{\"a\": 1}'"), ("Mind.",)
+)
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +49,9 @@ def evidence(tmp_path_factory: pytest.TempPathFactory) -> results.TraceFigures:
 
 @pytest.fixture(scope="module")
 def full_page(evidence: results.TraceFigures) -> Page:
-    return build_page(evidence, Given(replay_results(), ladder_results(), tune_results()))
+    run = run_results(artifact_digest=ARTIFACT)
+    given = Given(replay_results(), ladder_results(), tune_results(load=(1, None)), run)
+    return build_page(evidence, replace(given, artifact=ARTIFACT, engines=[VLLM]))
 
 
 @pytest.fixture(scope="module")
@@ -172,16 +95,21 @@ def test_page_is_accessible(html: str) -> None:
     assert len(figures) > 10
     assert not re.search(r"<svg(?:(?!</svg>).)*#[0-9a-f]{6}\b", html, re.S), "themes give colours"
     assert all(svg["role"] == "img" and len(svg["aria-label"] or "") > 30 for svg in figures)
+    assert html.count("<title>") == html.count("<desc>") + 1 == len(figures) + 1
+    levels = [int(tag[1]) for tag, _ in outline.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[:2] == [1, 2]
+    assert all(after <= before + 1 for before, after in pairwise(levels))
     assert all(head.get("scope") in ("col", "row") for head in outline.of("th"))
     assert len(outline.of("caption")) == len(outline.of("table"))
     anchors = {section["id"] for section in outline.of("section")}
-    assert {a["href"] for a in outline.of("a")} == {f"#{anchor}" for anchor in anchors}
+    linked = {f"#{anchor}" for anchor in anchors - {"recommendation"}}
+    assert {a["href"] for a in outline.of("a")} == linked
 
 
 def test_every_section_says_something_and_on_what(full_page: Page) -> None:
     keys = [section.key for section in full_page.sections]
     of_traces = ["pareto", "depth", "category", "tcr", "phi", "confidence"]
-    assert keys == ["recommendation", "policies", "ladder", *of_traces, "caveats"]
+    assert keys == ["recommendation", "policies", "runs", "ladder", *of_traces, "caveats"]
     for section in full_page.sections[:-1]:
         assert section.reading, section.key
         assert "prompt" in section.basis, section.key
@@ -239,23 +167,30 @@ def reading_of(page: Page, key: str) -> str:
 
 
 UNTIMED, TIMED = replay_results(timed=False), replay_results()
-ALL = Given(TIMED, ladder_results(), tune_results())
+ALL = Given(TIMED, ladder_results(), tune_results(), run_results())
 SLIGHT = Given(ladder=ladder_results(policy_gain=1.05))  # a gain within its interval
 STATIC = Given(tune=tune_results(beats=False))
 SAID: list[tuple[Given, str, str]] = [
-    (Given(UNTIMED), "recommendation", "None is made. Time was not judged"),
+    (Given(UNTIMED), "recommendation", "None yet. specctl tune finds one"),
     (Given(UNTIMED), "policies", "nothing is said of time"),
-    (Given(TIMED), "recommendation", "Of the policies replayed, eagle2 is fastest"),
-    (Given(TIMED), "recommendation", "which flatters it"),
-    (Given(TIMED, ladder_results()), "recommendation", "Run mine (as given): 1.20"),
-    (ALL, "recommendation", "Run fancy: 1.300 [1.200, 1.400] times"),
+    (Given(TIMED), "recommendation", "None yet. specctl tune finds one"),
+    (Given(TIMED), "policies", "eagle2 is fastest under the cost model, 150 [145, 155] tokens/s"),
+    (Given(TIMED, ladder_results()), "recommendation", "mine beats the best static setting: 1.20"),
+    (Given(TIMED, ladder_results()), "recommendation", "which flatters it"),
+    (ALL, "recommendation", "fancy, the best of 77 settings on training prompts, beats"),
+    (ALL, "recommendation", "fancy is × 2.60 [2.50, 2.70] as fast as plain decoding"),
     (ALL, "recommendation", "77 settings on 30 prompts"),
     (ALL, "recommendation", "for 2.5 requests/s at batch size 4"),
     (ALL, "recommendation", "Batches are simulated."),
-    (SLIGHT, "recommendation", "Run static (as given), the"),
-    (STATIC, "recommendation", "Run static, the best static setting."),
+    (SLIGHT, "recommendation", "static is the best static setting. mine came out at"),
+    (STATIC, "recommendation", "fancy, the best of 77 settings on training prompts, does not beat"),
     (ALL, "policies", "eagle2 is marked"),
     (ALL, "policies", "bounded by 197 to 209"),
+    (ALL, "runs", "best was fastest, 60 tokens/s, × 1.50 of plain decoding. All texts equal"),
+    (Given(run=run_results(same=False)), "runs", "The texts of best differ from plain decoding's"),
+    (Given(run=run_results()), "caveats", "Measured runs are of one machine"),
+    (Given(), "caveats", "No cost model: nothing here is a time"),
+    (ALL, "ladder", "mine is the fastest that can be run"),
     (ALL, "caveats", "Support under 99%, bounds given: eagle2."),
     (ALL, "caveats", "replay.json was made from other traces"),
     (ALL, "caveats", "ladder.json was made from other traces"),
@@ -269,7 +204,102 @@ def test_strong_evidence_speaks(
 ) -> None:
     found = reading_of(build_page(evidence, given), key)
     assert words in found
-    assert not words.startswith("Run ") or found.startswith(words)
+
+
+def marks_of(given: Given) -> list[str]:
+    answer = build_page(None, given).sections[0]
+    return [f"{value}: {meaning}" for value, meaning in answer.marks]
+
+
+def test_the_page_begins_with_the_answer(html: str, full_page: Page) -> None:
+    """The setting, its gains as in tune.json, what is possible as in ladder.json, the settings of
+    the engine and the picture, before anything else is linked to or told."""
+    answer, text = full_page.sections[0], html.partition("<nav")[0]
+    assert answer.setting == "fancy"
+    assert [value for value, _ in answer.marks] == [
+        "× 2.60 [2.50, 2.70]",
+        "× 1.30 [1.20, 1.40]",
+        "130 [130, 130]",
+        "× 1.50",
+        "× 4.00 [3.90, 4.10]",
+        "× 7.50 [7.40, 7.60]",
+    ]
+    parts = ("<h2", "<code>fancy</code>", "× 2.60", "vllm serve m", "Mind.", "<svg", "<table")
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+    assert "{&#34;a&#34;:<wbr> 1}" not in text  # as it is typed
+    [chart] = answer.figures[0].charts
+    assert [point for one in chart.series for point in one.names or ()] == [
+        *("static", "plain decoding", "mine"),
+        "fancy",
+    ]
+
+
+def test_the_best_possible_is_that_of_the_tuned_load_or_none() -> None:
+    ladder = ladder_results()
+    assert any(
+        "4.00" in mark for mark in marks_of(Given(None, ladder, tune_results(load=(1, None))))
+    )
+    for load in ((4, None), (1, 2.5)):
+        last = marks_of(Given(None, ladder, tune_results(load=load)))[-1]
+        assert last.startswith("(not comparable): the best possible")
+    other = ladder_results(traces_digest="sha256:" + 64 * "9")
+    last = marks_of(Given(None, other, tune_results(load=(1, None))))[-1]
+    assert last.startswith("(not comparable)")
+    assert (
+        marks_of(STATIC)[-1] == "(no data supplied): the best possible: give --ladder ladder.json"
+    )
+    assert "× 1: it is the best static setting itself" in marks_of(STATIC)
+
+
+def test_a_run_counts_for_the_artifact_that_was_tuned() -> None:
+    """By its digest, or by its label in words; the name of another artifact says nothing."""
+    run, tune = run_results(artifact_digest=ARTIFACT), tune_results()
+    ours = "× 1.50: the speed of plain decoding when it ran on a machine, 48 prompts"
+    assert ours in marks_of(Given(tune=tune, run=run, artifact=ARTIFACT))
+    assert ours not in marks_of(Given(tune=tune, run=run, artifact="sha256:" + 64 * "b"))
+    assert ours not in marks_of(Given(tune=tune, run=run_results()))
+
+
+def test_sections_without_data_are_a_line_that_names_the_option(tmp_path: Path) -> None:
+    traces = write_log(tmp_path / "log")
+    for page, options in (
+        (build_page(None, Given(UNTIMED)), ("--run", "--ladder", "trace folders")),
+        (build_page(trace_figures(traces), Given()), ("--results", "--run", "--ladder")),
+    ):
+        empty = [section for section in page.sections[1:] if "(no data" in section.missing]
+        for section, option in zip(empty, options, strict=True):
+            assert section.missing.startswith("(no data supplied: give ")
+            assert option in section.missing
+            said = (section.reading, *section.tables, *section.figures, *section.notes)
+            assert said == ("",)
+        missing = [bool(section.missing) for section in page.sections[1:-1]]
+        assert missing == sorted(missing), "behind all that has something to say"
+        assert page.html().count('class="none"') == sum(missing)
+        assert "<p" not in "".join(re.findall(r'class="none">.*?</h2>', page.html(), re.S))
+
+
+def test_terms_are_explained_where_they_are_first_used(html: str) -> None:
+    """In the text that is read, drawings included; titles stand in the list of sections before."""
+    body = html.partition("<body>")[2]
+    told = [term for term in TERMS if term in body]
+    assert {"τ", "Φ", "TCR", "AUC", "R_feat", "R_clair"} <= set(told)
+    for term in told:
+        before = body[: body.index(f"<dfn>{term}</dfn>")]
+        section = before.rpartition("<section")[2]
+        assert term not in before.removesuffix(section), term
+        assert body.count(f"<dfn>{term}</dfn>") == 1
+
+
+def test_text_breaks_between_settings_and_keeps_intervals() -> None:
+    assert (
+        folding("run eagle2:depth=5:top_k=2, at 1:2")
+        == "run eagle2:<wbr>depth=5:<wbr>top_k=2, at 1:2"
+    )
+    assert folding("1.2 [1.1, 1.3].") == '1.2 <span class="whole">[1.1, 1.3]</span>.'
+    assert folding("<b> [1, <i>]") == '&lt;b&gt; <span class="whole">[1, &lt;i&gt;]</span>'
+    assert folding("- [n/a]") == "- [n/a]"
+    assert folding("give --a-b") == 'give <span class="whole">--a-b</span>'
 
 
 def test_few_prompts_the_fixture_and_no_categories_are_told(tmp_path: Path) -> None:
@@ -286,7 +316,7 @@ def test_few_prompts_the_fixture_and_no_categories_are_told(tmp_path: Path) -> N
 def test_results_alone_make_a_page() -> None:
     page = build_page(None, Given(replay_results()))
     keys = [section.key for section in page.sections]
-    assert keys == ["recommendation", "policies", "ladder", "caveats"]
+    assert keys == ["recommendation", "policies", "runs", "ladder", "traces", "caveats"]
     assert page.title.endswith("tiny + small")
 
 
@@ -294,6 +324,12 @@ def test_a_page_of_two_pairs_is_refused(tmp_path: Path) -> None:
     other = trace_figures(write_log(tmp_path / "log", drafter_digest="sha256:" + 64 * "1"))
     with pytest.raises(TraceMismatchError, match=r"replay\.json, drafter_digest"):
         build_page(other, Given(replay_results()))
+
+
+def test_a_run_of_another_pair_is_refused() -> None:
+    other = ladder_results(target_digest="sha256:" + 64 * "1")
+    with pytest.raises(TraceMismatchError, match=r"run\.json, target_digest"):
+        build_page(None, Given(ladder=other, run=run_results()))
 
 
 WHOLE = json.loads(replay_results().model_dump_json())
@@ -366,6 +402,43 @@ def test_chromium_renders_it_without_a_word_on_the_console(full_page: Page, tmp_
     path.write_text(text, "utf-8")
     _, console = chromium(tmp_path, path, "--dump-dom")
     assert "Content Security Policy" in console
+
+
+WIDTHS = (375, 768, 1200)
+MEASURE = """<script>addEventListener("load", () => { document.body.innerHTML = JSON.stringify(
+  [...document.querySelectorAll("iframe")].map(frame => {
+    const page = frame.contentDocument, width = page.documentElement.clientWidth;
+    const beyond = [...page.body.querySelectorAll("*")].filter(one => !one.closest(".scroll, svg")
+      && one.getBoundingClientRect().right > width + 1).map(one => one.outerHTML.slice(0, 80));
+    const broken = [], texts = page.createTreeWalker(page.body, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) for (const word of texts.currentNode.data.matchAll(/[\\w=.]+/g)) {
+      const range = page.createRange();
+      range.setStart(texts.currentNode, word.index);
+      range.setEnd(texts.currentNode, word.index + word[0].length);
+      const rows = new Set([...range.getClientRects()].map(box => Math.round(box.top)));
+      if (rows.size > 1 && !texts.currentNode.parentElement.closest("svg")) broken.push(word[0]);
+    }
+    return {width, scrolled: page.documentElement.scrollWidth, beyond, broken,
+      drawn: [...page.querySelectorAll("svg")].filter(one => one.getClientRects().length).length};
+  })) })</script>"""
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+def test_nothing_runs_out_of_the_page(full_page: Page, tmp_path: Path) -> None:
+    """At the widths of a phone, a tablet and a screen: no text beyond the edge outside the boxes
+    that scroll, no word broken over lines, one of each drawing and its twin for phones."""
+    frame = '<iframe srcdoc="{}" style="border: 0; width: {}px; height: 900px"></iframe>'
+    text, path = escape(full_page.html()), tmp_path / "frames.html"
+    frames = (frame.format(text, width) for width in WIDTHS)
+    path.write_text(f"<!doctype html><body>{''.join(frames)}{MEASURE}", "utf-8")
+    shown, _ = chromium(tmp_path, path, "--dump-dom", "--window-size=1400,1000")
+    found = json.loads(unescape(shown[shown.index("[{") : shown.rindex("}]") + 2]))
+    assert [one["width"] for one in found] == list(WIDTHS)
+    assert all(one["scrolled"] <= one["width"] for one in found), found
+    assert all(one["beyond"] == one["broken"] == [] for one in found), found
+    num_charts = sum(len(f.charts) for section in full_page.sections for f in section.figures)
+    assert [one["drawn"] for one in found] == 3 * [num_charts]
 
 
 def num_colours(picture: Path) -> int:

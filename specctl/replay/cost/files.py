@@ -13,6 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError, InputError, UsageError
+from specctl.formatting import count
 from specctl.records import describe_violation
 from specctl.replay.cost.model import CostModel, Steps, TableCost
 from specctl.replay.cost.rates import EngineCost, LinearCost
@@ -194,7 +195,7 @@ def cost_facts(model: AnyCost) -> CostFacts:
         )
     else:
         machine = model.machine
-        hardware = f"{machine.device}, {machine.dtype}, {machine.num_threads} threads"
+        hardware = f"{machine.device}, {machine.dtype}, {count(machine.num_threads, 'thread')}"
         errors = ", ".join(f"{name} {part.mape:.1%}" for name, part in model.held_out.items())
         provenance = (
             f"Times come from a cost model measured on {machine.device} ({machine.dtype}), "

@@ -384,6 +384,7 @@ def measure(tallied: TalliedLadder, *, seed: int) -> tuple[tuple[Rung, ...], Los
                 tokens_per_s=interval(rate),
                 mean_acceptance_length=interval(length),
                 against_static=interval(rate / static),
+                against_plain=interval(rate / rates[:, labels.index(PLAIN)]),
                 gap_closed=closed,
                 policy_regret=interval(features - rate) if rung.kind in RUNNABLE else None,
                 support=rung.support,

@@ -1,0 +1,293 @@
+"""The first section: the best setting, its gains, the distance to the possible, engine settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specctl.formatting import Table, count
+from specctl.report.charts import Chart, Series
+from specctl.report.page import EngineSettings, Figure, Section
+from specctl.report.result_sections import BY_PROMPT
+from specctl.results import (
+    PLAIN,
+    RUNNABLE,
+    CostFacts,
+    LadderResult,
+    ReplayScores,
+    Rung,
+    RunScores,
+    TraceFacts,
+    TraceFigures,
+    TuneResult,
+)
+from specctl.stats import Interval
+
+NOT_TUNED = (
+    "The fastest of the policies was picked on the prompts that it is shown for, which flatters "
+    "it. specctl tune chooses on training prompts and reports on held-out ones."
+)
+NOT_ELSEWHERE = "This holds for prompts like these; another workload needs its own traces."
+NONE_YET = (
+    "None yet. specctl tune finds one: it weighs calls against verified tokens by their time, "
+    "chooses on training prompts and reports on held-out ones. Run specctl profile -o "
+    "cost_model.json and specctl tune TRACES --cost-model cost_model.json -o tuned, and give "
+    "--tune tuned/tune.json."
+)
+TIMES_PLAIN = "the speed of plain decoding"
+LIMITS = {
+    "oracle": "the best possible with this drafter, over plain decoding, estimated",
+    "clairvoyant": "a bound for it: all outcomes known in advance",
+}
+"""Rungs that tell what is possible, in words."""
+NAMES = {
+    "oracle": "best possible",
+    "plain": "plain decoding",
+    "chain": "best static chain",
+    "tree": "best static tree",
+}
+"""Rungs on the picture; others by the first word of their label."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """Results that may stand beside traces; None for those that are not given.
+
+    Attributes:
+        artifact: digest of the policy that was tuned, by which `run` names what it ran.
+        engines: what to set in them for the recommended setting.
+    """
+
+    replay: ReplayScores | None = None
+    ladder: LadderResult | None = None
+    tune: TuneResult | None = None
+    run: RunScores | None = None
+    cost: CostFacts | None = None
+    artifact: str | None = None
+    engines: Sequence[EngineSettings] = ()
+
+    @property
+    def results(self) -> tuple[TraceFacts, ...]:
+        """All results of verbs on traces."""
+        return tuple(r for r in (self.replay, self.ladder, self.tune) if r is not None)
+
+    @property
+    def setting(self) -> str | None:
+        """The recommended setting: the tuned one, else the ladder's; None without either."""
+        if self.tune is not None:
+            return self.tune.chosen
+        return None if self.ladder is None else _to_run(self.ladder).label
+
+    @property
+    def comparable_ladder(self) -> LadderResult | None:
+        """The ladder, if its limits hold for what was tuned: of the same traces, times and load."""
+        one, tune = self.ladder, self.tune
+        if one is None or tune is None:
+            return one
+        load = (tune.load.batch_size, tune.load.arrival_rate_per_s)
+        alike = (one.traces_digest, one.cost_model) == (tune.traces_digest, tune.cost_model)
+        return one if alike and load == (one.batch_size, None) else None
+
+
+@dataclass(frozen=True)
+class Point:
+    """A setting on the picture; `speed` over plain decoding's, `kind` of its rung."""
+
+    label: str
+    tau: Interval
+    speed: Interval
+    kind: str = "policy"
+
+    @property
+    def name(self) -> str:
+        """Short, for the picture: tables hold the whole label."""
+        return NAMES.get("plain" if self.label == PLAIN else self.kind, self.label.split(":")[0])
+
+
+def recommendation(given: Given, figures: TraceFigures | None) -> Section:
+    """The setting to run, from the strongest evidence that is given."""
+    if given.tune is not None:
+        return _from_tune(given, given.tune)
+    if given.ladder is not None:
+        return _from_ladder(given, given.ladder)
+    return Section("recommendation", missing=NONE_YET, marks=_of_traces(figures))
+
+
+def _of_traces(figures: TraceFigures | None) -> list[tuple[str, str]]:
+    """What traces say without times."""
+    if figures is None:
+        return []
+    of = "the policy that was logged" if figures.tree is None else figures.tree
+    first = figures.depths[0].conditional_prob
+    return [
+        (figures.tau.text(".2f"), f"tokens that one call of the target emits under {of}"),
+        (first.text(".0%"), "of the time the draft holds the target's next token"),
+    ]
+
+
+def _from_tune(given: Given, tune: TuneResult) -> Section:
+    chosen, objective, arrivals = tune.standing(tune.chosen), tune.objective, tune.load
+    held_out, per_s = chosen.held_out, arrivals.arrival_rate_per_s
+    offered = "a closed loop" if per_s is None else f"{per_s:g} requests/s"
+    rate = f"tokens/s, predicted by the cost model ({objective.kind})"
+    columns = {
+        "setting": "policy",
+        "tokens/s, held out": "held_out.rate:.0f",
+        "× plain": "held_out.against_plain:.2f",
+        "× best static": "held_out.against:.3f",
+        "tokens per call": "held_out.mean_acceptance_length:.2f",
+    }
+    title = "Best static setting, best of each family, and plain decoding (ar)"
+    return _answer(
+        given,
+        [
+            Point(p.policy, p.held_out.mean_acceptance_length, p.held_out.against_plain)
+            for p in tune.policies
+        ],
+        [
+            (f"× {held_out.against_plain.text('.2f')}", TIMES_PLAIN),
+            _over_static(held_out.against, tune.chosen, tune.baseline),
+            (held_out.rate.text(".0f"), rate),
+        ],
+        reading=tune.sentence(),
+        basis=f"Chosen among {count(tune.num_settings, 'setting')} on "
+        f"{count(tune.num_prompts.train, 'prompt')}; n = "
+        f"{count(tune.num_prompts.held_out, 'held-out prompt')}, which the choice never saw; "
+        f"{BY_PROMPT}. Objective: {objective.kind}, {objective.meaning}.",
+        tables=[Table.of(title, tune.policies, columns)],
+        notes=[
+            f"Rates are the cost model's, for {offered} at batch size {arrivals.batch_size}; other "
+            f"loads may want another setting. {tune.approximations}",
+            NOT_ELSEWHERE,
+        ],
+        data=tune,
+    )
+
+
+def _to_run(ladder: LadderResult) -> Rung:
+    """The fastest rung that can be run; the best static one, if the lead is within its interval."""
+    best = ladder.fastest
+    return best if best.against_static.low > 1 else ladder.rung(ladder.best_static)
+
+
+def _from_ladder(given: Given, ladder: LadderResult) -> Section:
+    best, run = ladder.fastest, _to_run(ladder)
+    words = f"{best.against_static.text('.2f')} times the rate of {ladder.best_static}"
+    if best.label == ladder.best_static:
+        reading = f"{best.label} is the best static setting: no policy of the ladder beats it."
+    elif run is best:
+        reading = f"{best.label} beats the best static setting: {words}."
+    else:
+        reading = (
+            f"{run.label} is the best static setting. {best.label} came out at {words}: no gain "
+            "beyond the interval."
+        )
+    marks = [
+        (f"× {run.against_plain.text('.2f')}", TIMES_PLAIN),
+        _over_static(run.against_static, run.label, ladder.best_static),
+        (run.tokens_per_s.text(".0f"), "tokens/s, predicted by the cost model"),
+    ]
+    return _answer(
+        given,
+        [],
+        marks,
+        reading=reading,
+        basis=f"n = {count(ladder.num_prompts.held_out, 'held-out prompt')}; static settings were "
+        f"tuned on {ladder.num_prompts.train:,} others; batch size {ladder.batch_size}; "
+        f"{BY_PROMPT}.",
+        notes=[NOT_TUNED, NOT_ELSEWHERE],
+    )
+
+
+def _over_static(gain: Interval, chosen: str, static: str) -> tuple[str, str]:
+    if chosen == static:
+        return "× 1", "it is the best static setting itself"
+    return f"× {gain.text('.2f')}", f"the speed of the best static setting, {static}"
+
+
+# --------------------------------------------------------------------------- for every source
+
+
+def _answer(
+    given: Given, points: Sequence[Point], marks: Sequence[tuple[str, str]], **words: Any
+) -> Section:
+    """The section; the ladder and a run add what they know to the `points` and `marks`."""
+    assert given.setting is not None
+    ladder, run, shown = given.comparable_ladder, given.run, [*marks]
+    if run is not None:
+        place = f"when it ran on {run.facts.device}, {count(run.facts.num_prompts, 'prompt')}"
+        shown += [(f"× {faster:.2f}", f"{TIMES_PLAIN} {place}") for faster in _measured(given, run)]
+    rungs = () if ladder is None else ladder.rungs
+    limits = [rung for rung in rungs if rung.kind in LIMITS]
+    shown += [(f"× {r.against_plain.text('.2f')}", LIMITS[r.kind]) for r in limits]
+    for rung in rungs:
+        if rung.label == given.setting and rung.kind == "policy" and rung.gap_closed is not None:
+            gap = "of the way from the best static setting to the best possible"
+            shown.append((rung.gap_closed.text(".0%"), gap))
+    if given.ladder is None:
+        shown.append(("(no data supplied)", "the best possible: give --ladder ladder.json"))
+    elif ladder is None:
+        lacks = "the best possible: the ladder is of other traces, times or load"
+        shown.append(("(not comparable)", lacks))
+    known = {point.label for point in points}
+    others = [
+        Point(r.label, r.mean_acceptance_length, r.against_plain, r.kind)
+        for r in rungs
+        if r.kind in RUNNABLE and r.label not in known
+    ]
+    drawn = [p for p in (*points, *others) if p.tau.known and p.speed.known]
+    return Section(
+        "recommendation",
+        setting=given.setting,
+        marks=shown,
+        engines=given.engines,
+        figures=[_picture(given, drawn, limits)] if drawn else [],
+        **words,
+    )
+
+
+def _measured(given: Given, run: RunScores) -> Iterator[float]:
+    """The speed of the recommended setting over plain decoding's, if both ran."""
+    for one in run.policies:
+        of_tune = one.artifact_digest is not None and one.artifact_digest == given.artifact
+        faster = run.speedup(one)
+        if faster is not None and (of_tune or one.policy == given.setting):
+            yield faster
+
+
+def _picture(given: Given, points: Sequence[Point], limits: Sequence[Rung]) -> Figure:
+    """Speed against acceptance: the settings, the best one among them, and what is possible."""
+    best = [p for p in points if p.label == given.setting]
+    others = [p for p in points if p.label != given.setting]
+
+    def series(label: str, shown: Sequence[Point], style: int) -> Series:
+        tau, names = [p.tau.value for p in shown], [p.name for p in shown]
+        y = [p.speed.value for p in shown]
+        return Series(label, tau, y, names=names, kind="points", style=style)
+
+    oracle = [
+        Point("an estimate", r.mean_acceptance_length, r.against_plain, r.kind)
+        for r in limits
+        if r.kind == "oracle" and r.against_plain.known
+    ]
+    level = {"kind": "level", "style": 2}
+    possible = [Series.of("best possible, estimated", [0], [p.speed], **level) for p in oracle]
+    drawn = [*points, *oracle]
+    ends = [p.speed.value for p in drawn]
+    pad = 0.08 * (max(ends) - min(ends)) or 0.1
+    told = "; ".join(
+        f"{p.name} ({p.label}) {p.tau.value:.2f}, × {p.speed.value:.2f}" for p in drawn
+    )
+    caption = "Higher is faster, further right accepts more."
+    if given.tune is not None:
+        caption += " The best setting was chosen on training prompts; shown are held-out ones."
+    chart = Chart(
+        f"Scatter of tokens per call and speed over plain decoding: {told}.",
+        "tokens per call of the target",
+        "speed, × plain decoding",
+        [series("settings", others, 0), series("the best setting", best, 1), *possible],
+        y_range=(min(ends) - pad, max(ends) + pad),
+        height=360,
+    )
+    return Figure(caption, [chart])

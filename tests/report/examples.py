@@ -1,0 +1,131 @@
+"""Result records with plain values, for pages without the runs behind them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+
+from specctl import results
+from specctl.stats import Interval
+
+DIGESTS = ("traces_digest", "target_digest", "drafter_digest", "cost_model")
+FACTS: dict[str, Any] = {
+    **dict.fromkeys(DIGESTS, "sha256:" + 64 * "0"),
+    "target": "tiny",
+    "drafter": "small",
+    "sampling": {"temperature": 0.0, "top_k": 0, "top_p": 1.0},
+    "support": {"top_k": 4, "width": 4, "depth": 4, "nested": True},
+}
+
+
+SIZES = results.SideSizes(train=30, held_out=31)
+
+
+def example(record: Any, /, **given: Any) -> Any:
+    """A record with the given fields, all others of the plainest value of their type."""
+
+    def plain(wanted: Any) -> Any:
+        origin = get_origin(wanted)
+        if origin in (tuple, dict):
+            return origin()
+        if origin is Literal:
+            return get_args(wanted)[0]
+        if wanted is Interval:
+            return around(1.0)
+        if isinstance(wanted, type) and issubclass(wanted, BaseModel):
+            return example(wanted)
+        return wanted(0) if isinstance(wanted, type) else None
+
+    rest = {n: plain(f.annotation) for n, f in record.model_fields.items() if n not in given}
+    return record(**rest, **given)
+
+
+def around(value: float, apart: float = 0.1) -> Interval:
+    return Interval(value, value - apart, value + apart)
+
+
+def replay_results(*, timed: bool = True, label: str = "eagle2") -> results.ReplayScores:
+    policies = []
+    for name, calls, rate, is_marked in (("chain", 300, 100.0, False), (label, 200, 150.0, True)):
+        ratios = {"mean_acceptance_length": around(3.0), "verified_per_token": around(2.0)}
+        ratios |= {"tokens_per_s": around(rate, 5.0)} if timed else {}
+        against = {"calls": around(0.9)} | ({"time_us": around(0.8)} if timed else {})
+        pooled = example(
+            results.PolicyFigures,
+            policy=name,
+            num_prompts=40,
+            calls=calls,
+            expansion_support=0.98 if is_marked else 1.0,
+            is_marked=is_marked,
+            ratios=ratios,
+            bounds={"calls": results.Bound(low=calls - 3.0, high=calls + 9.0)},
+            against=against,
+        )
+        policies.append(results.PolicyScores(policy=name, pooled=pooled, by_category=()))
+    return example(results.ReplayScores, baseline="chain", policies=tuple(policies), **FACTS)
+
+
+def ladder_results(
+    *, policy_gain: float = 1.2, label: str = "mine", **others: Any
+) -> results.LadderResult:
+    """Of batch size 1; `label` is a policy's."""
+    rates = {"plain ar": 40.0, "tree static": 100.0, f"policy {label}": 100 * policy_gain}
+    rates |= {"features R_feat": 150.0, "oracle R_prob": 160.0}
+    rates |= {"clairvoyant R_clair": 300.0, "ceiling R_ceil": 400.0}
+    rungs = []
+    for name, rate in rates.items():
+        kind, own = name.split()
+        told = {"tokens_per_s": around(rate, 3.0), "against_static": around(rate / 100.0)}
+        told |= {"against_plain": around(rate / 40.0)}
+        rungs.append(example(results.Rung, kind=kind, label=own, setting="as given", **told))
+    told = {"rungs": tuple(rungs), "best_static": "static", "num_prompts": SIZES, "batch_size": 1}
+    return example(results.LadderResult, **told, **(FACTS | others))
+
+
+def tune_results(
+    *, beats: bool = True, load: tuple[int, float | None] = (4, 2.5)
+) -> results.TuneResult:
+    """`load`: batch size and requests per second."""
+    policies = []
+    for name, rate, gain in (("static", 100.0, 1.0), ("fancy", 130.0, 1.3), ("ar", 50.0, 0.5)):
+        held_out = example(
+            results.HeldOutStanding,
+            rate=around(rate),
+            against=around(gain),
+            against_plain=around(2 * gain),
+        )
+        policies.append(example(results.Standing, policy=name, family=name, held_out=held_out))
+    return example(
+        results.TuneResult,
+        load=results.TunedLoad(batch_size=load[0], arrival_rate_per_s=load[1]),
+        approximations="Batches are simulated.",
+        objective=example(
+            results.TunedObjective, kind="latency", meaning="tokens/s that a request sees"
+        ),
+        chosen="fancy" if beats else "static",
+        beats_static=beats,
+        baseline="static",
+        winner_on_train="fancy",
+        num_settings=77,
+        num_prompts=SIZES,
+        policies=tuple(policies),
+        **FACTS,
+    )
+
+
+def run_results(*, artifact_digest: str | None = None, same: bool = True) -> results.RunScores:
+    """Plain decoding, and a policy that is 1.5 times as fast."""
+    plain, mine = (
+        example(
+            results.RunPolicy,
+            policy=name,
+            tokens_per_s=rate,
+            equal_to_ar=same or name == "ar",
+            artifact_digest=None if name == "ar" else artifact_digest,
+        )
+        for name, rate in (("ar", 40.0), ("best", 60.0))
+    )
+    pair = example(results.RunPair, **{n: FACTS[n] for n in results.RunPair.model_fields})
+    facts = example(results.RunFacts, pair=pair, num_prompts=48, device="a machine")
+    return results.RunScores(policies=(plain, mine), facts=facts)
