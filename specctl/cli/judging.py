@@ -22,6 +22,9 @@ from specctl.replay.config import (
 )
 from specctl.runtime.config import ModelsConfig
 
+NUM_CHECKED, TOKENS_CHECKED = 4, 24
+"""Packaged prompts that end a profile as a check of it, and new tokens of each."""
+
 
 @verb(
     app,
@@ -70,13 +73,19 @@ def profile(
         save_cost_model(fitted, out)
         return Answer(engine_summary(fitted, out), [render_engine(fitted, out)])
 
-    from specctl.replay.cost.check import requests_to_check
+    from specctl.collect.prompts import load_prompts
     from specctl.replay.cost.profile import num_steps, render, summary_json, timed_rounds
     from specctl.replay.cost.profile import profile as measure
+    from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 
     with console.progress("loading models", None):
         pair = setup.load_pair()
-    graphs, requests = timed_rounds(grid.rounds, pair), requests_to_check(pair)
+    graphs = timed_rounds(grid.rounds, pair)
+    settings = DecodeSettings(TOKENS_CHECKED)
+    requests = [
+        next_request(pair.target.tokenizer, Conversation(prompt), settings)
+        for prompt in load_prompts("embedded", limit=NUM_CHECKED)
+    ]
     with console.progress("measurements", num_steps(pair, grid)) as tick:
         model = measure(pair, grid, requests=requests, graphs=graphs, on_step=tick)
     save_cost_model(model, out)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,9 +21,10 @@ from specctl.errors import UsageError
 from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
 from specctl.replay.config import ProfileGrid
 from specctl.replay.cost import Steps, load_cost_model
-from specctl.replay.cost.check import StepRecorder, predict
+from specctl.replay.cost.check import StepRecorder, checked_policies, predict
+from specctl.replay.cost.model import LiveCheck
 from specctl.replay.cost.probe import RoundProbe, Samples, probed_tree
-from specctl.replay.cost.profile import check_grid, profile
+from specctl.replay.cost.profile import check_grid, check_lines, num_steps, profile
 from specctl.runtime.capture import GraphSettings, Recording, bucket_of, token_tiers
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair
@@ -114,14 +117,17 @@ def charged_pair(mode: str) -> SimpleNamespace:
     ticks: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "perf_counter", clock)
-        model = profile(pair, SMALL, graphs=graphs(), on_step=lambda: ticks.append(1))
+        requests = toy_requests(3, max_new_tokens=9)
+        model = profile(
+            pair, SMALL, requests=requests, graphs=graphs(), on_step=lambda: ticks.append(1)
+        )
     return SimpleNamespace(pair=pair, clock=clock, model=model, graphs=graphs, ticks=ticks)
 
 
 @pytest.mark.parametrize("charged", MODES, indirect=True)
 def test_a_profile_is_whole_and_ticks(charged: SimpleNamespace) -> None:
     model, is_ordinary = charged.model, charged.graphs() is None
-    assert len(charged.ticks) == SMALL.num_steps
+    assert len(charged.ticks) == num_steps(charged.pair, SMALL)
     assert model.verify.sizes == (1, 4, 8)
     assert model.verify.batch_sizes == (1, 2)
     assert model.verify.context_tokens == (8, 24)
@@ -135,6 +141,35 @@ def test_a_profile_is_whole_and_ticks(charged: SimpleNamespace) -> None:
     assert model.machine.num_threads == torch.get_num_threads()
     assert model.token_tiers[:3] == (() if is_ordinary else (8, 16, 32))
     assert model.draft.loop.us[0][0][0] > 0
+
+
+@pytest.mark.parametrize("charged", MODES, indirect=True)
+def test_a_profile_ends_by_checking_itself(charged: SimpleNamespace) -> None:
+    """Three policies within the grid, decoded one prompt at a time on the same clock."""
+    plain, chain, tree = charged.model.checks
+    assert [plain.policy, chain.policy] == ["ar", "chain"]
+    assert tree.policy == "eagle2:top_k=3:num_tokens=8"
+    for check in charged.model.checks:
+        assert check.num_tokens == 3 * 9
+        assert check.error == pytest.approx(0, abs=0.005)
+    lines = list(check_lines(charged.model))
+    assert re.fullmatch(r"check: ar: (\d+) tokens/s predicted, \1 measured \([+-]0%\)", lines[0])
+    assert len(lines) == 3
+
+
+def test_a_check_that_is_far_off_is_warned_of() -> None:
+    checks = [LiveCheck(policy="ar", num_tokens=100, predicted_us=1e6, measured_us=1.05e6)]
+    assert len(list(check_lines(table_model(checks=tuple(checks))))) == 1
+    for policy, measured_us in (("chain", 0.8e6), ("eagle2", 1.4e6)):
+        checks.append(checks[0].model_copy(update={"policy": policy, "measured_us": measured_us}))
+    *rows, verdict = check_lines(table_model(checks=tuple(checks)))
+    assert rows[2] == "check: eagle2: 100 tokens/s predicted, 71 measured (+40%)"
+    assert verdict.startswith("The model is off by more than 10% (eagle2: +40%)")
+
+
+def test_a_target_alone_is_checked_plain() -> None:
+    pair = replace(toy(), drafter=None)
+    assert [one.shape for one in checked_policies(pair, SMALL)] == [RootOnly()]
 
 
 def test_an_engines_sizes_stand_in_place_of_the_runtimes() -> None:

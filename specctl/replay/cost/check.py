@@ -14,14 +14,11 @@ from specctl.policy import Chain, Policy, RootOnly, StaticTree
 from specctl.replay.config import ProfileGrid
 from specctl.replay.cost.model import CostModel, LiveCheck, Steps, TableCost
 from specctl.runtime.capture import GraphSettings
-from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair
 from specctl.runtime.policy_spec import words_of
 from specctl.runtime.requests import Observer, Request, RoundRecord
 
-NUM_CHECKED, TOKENS_CHECKED = 4, 24
-"""Prompts of the check that ends a profile, and new tokens of each."""
 NUM_TIMED = 3
 """Timed runs of a policy, of which the median counts; one of a quick profile."""
 
@@ -105,17 +102,6 @@ def checked_policies(pair: Pair, grid: ProfileGrid) -> list[Policy]:
     size = min(size, 1 + top_k + (depth - 1) * top_k**2)
     tree = StaticTree(depth=depth, top_k=top_k, num_tokens=size)
     return [plain, Policy(shape=chain), Policy(shape=tree)]
-
-
-def requests_to_check(pair: Pair) -> list[Request]:
-    """A few of the prompts that ship with the package, spread over their categories."""
-    from specctl.collect.prompts import EMBEDDED, load_prompts
-
-    settings = DecodeSettings(TOKENS_CHECKED)
-    return [
-        next_request(pair.target.tokenizer, Conversation(prompt), settings)
-        for prompt in load_prompts(EMBEDDED, limit=NUM_CHECKED)
-    ]
 
 
 def num_runs(grid: ProfileGrid) -> int:
