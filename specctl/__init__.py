@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from specctl.version import __version__
+
 if TYPE_CHECKING:
     from specctl.runtime.api import Decoder
 
 __all__ = ["Decoder", "__version__"]
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

@@ -420,6 +420,8 @@ class TuneVerdict(ResultRecord):
         return f"{self._beside_static()} {self._beside_plain()}"
 
     def _beside_static(self) -> str:
+        if not any(one.policy not in (self.baseline, PLAIN) for one in self.policies):
+            return f"{self.baseline} is the best of {self.num_settings} static settings."
         if self.winner_on_train == self.baseline:
             return (
                 f"No family beats the best static setting, {self.baseline}, even on training "

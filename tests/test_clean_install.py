@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_docs import blocks, lines_to_run
+from tests.pages import blocks, lines_to_run
 
 pytestmark = pytest.mark.nightly
 

@@ -10,7 +10,6 @@ import shlex
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from textwrap import fill
@@ -23,41 +22,15 @@ from scripts import readme_table
 from specctl import errors
 from specctl.cli import load_all_verbs
 from tests.cli.command import specctl
+from tests.pages import PAGES, ROOT, blocks, lines_to_run, pages_with
 from tests.servers import S3_ENVIRONMENT, make_bucket
 
-ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
 CLI_PAGE = ROOT / "docs" / "cli.md"
 BEGIN = "<!-- begin options: python -m tests.test_docs -->\n"
 END = "<!-- end options -->"
-NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.+?) -->\n\Z")
-BLOCK = re.compile(r"^```(?P<language>[a-z]+)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 MAX_NOT_RUN = 10
 """Blocks that may be exempt, over all pages; raise it only with a reason (four are of logs and
 models of serving engines)."""
-
-
-@dataclass(frozen=True)
-class Block:
-    """A fenced block of a page; `reason` why it is not run, or None."""
-
-    page: Path
-    language: str
-    code: str
-    reason: str | None
-
-
-def blocks(language: str) -> Iterator[Block]:
-    for page in PAGES:
-        text = page.read_text("utf-8")
-        for found in BLOCK.finditer(text):
-            if found["language"] == language:
-                exempt = NOT_RUN.search(text[: found.start()])
-                yield Block(page, language, found["code"], exempt and exempt["reason"])
-
-
-def pages_with(language: str) -> list[Path]:
-    return sorted({block.page for block in blocks(language)})
 
 
 # --------------------------------------------------------------------------- examples
@@ -96,12 +69,6 @@ def test_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             assert words[0] == "specctl", f"{page.name}: cannot run {line!r}"
             outcome = specctl(*words[1:])
             assert (outcome.code, outcome.err) == (0, ""), line
-
-
-def lines_to_run(page: Path) -> Iterator[str]:
-    for block in blocks("bash"):
-        if block.page == page and block.reason is None:
-            yield from block.code.replace("\\\n", " ").splitlines()
 
 
 @pytest.mark.parametrize("page", pages_with("python"), ids=lambda page: page.name)

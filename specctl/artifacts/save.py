@@ -90,7 +90,7 @@ def save_artifact(
 
 
 def _manifest(policy: Policy, origin: Origin, files: Mapping[str, bytes]) -> Manifest:
-    from specctl import __version__
+    from specctl.version import __version__
 
     features = policy.shape.reads
     libraries = {name: _installed(name) for name in RECORDED_LIBRARIES}

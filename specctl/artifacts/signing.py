@@ -370,7 +370,7 @@ def sign_artifact(
 
 def statement_bytes(manifest_digest: str, name: str, created: str, expires: str | None) -> bytes:
     """The statement as canonical JSON."""
-    from specctl import __version__
+    from specctl.version import __version__
 
     validity = Validity(created=created, expires=expires, specctl_version=__version__)
     tree = {

@@ -148,7 +148,7 @@ def _parameters(table: dict[str, Any]) -> dict[str, Any]:
 
 def _version(value: bool) -> None:  # noqa: FBT001  typer's callback form
     if value:
-        from specctl import __version__
+        from specctl.version import __version__
 
         typer.echo(__version__)
         raise typer.Exit

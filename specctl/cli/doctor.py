@@ -13,7 +13,7 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
-from specctl import __version__, console
+from specctl import console
 from specctl.cli.app import SETTINGS, app, read_settings
 from specctl.cli.quickstart import device_found, installed_engines
 from specctl.cli.verbs import Given, verb
@@ -22,6 +22,7 @@ from specctl.errors import SpecctlError, one_line
 from specctl.formatting import Table, count, listed
 from specctl.registry.userdirs import config_home
 from specctl.runtime.config import ModelsConfig
+from specctl.version import __version__
 
 GIB = 1 << 30
 LEAST_FREE = 2 * GIB

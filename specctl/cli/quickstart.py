@@ -433,7 +433,7 @@ def _plan_of_pair(words: Words) -> Plan:
         aim = "Find the settings that are fastest here for your pair."
         commands = (words.collect, profile, words.tune)
         return Plan(aim, commands, "docs/tune.md", after=(words.use, report))
-    small = " --limit 40 --max-new-tokens 32" if words.prompts == EMBEDDED else ""
+    small = " --limit 32 --max-new-tokens 24" if words.prompts == EMBEDDED else ""
     return Plan(
         "Find the settings that are fastest here, with the small pair that comes with specctl:",
         (

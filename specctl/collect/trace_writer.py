@@ -74,7 +74,7 @@ def make_header(
             that may differ between sittings, such as a limit on prompts.
         digests: `target_digest`, `drafter_digest`, `tokenizer_digest`.
     """
-    from specctl import __version__
+    from specctl.version import __version__
 
     fields = {
         "schema_ids": {table: schema_id(table) for table in TABLES},

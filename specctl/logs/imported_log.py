@@ -194,7 +194,7 @@ def save_import(
     """
     import pyarrow.parquet as pq
 
-    from specctl import __version__
+    from specctl.version import __version__
 
     for name, depth in offered_depths.items():
         lists = table.lists.get(name)

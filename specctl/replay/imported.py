@@ -282,7 +282,7 @@ def _label(drafter: str, spec: str) -> str:
 
 def _facts(log: ImportedLog, drafters: Sequence[str], model: CostModel | None) -> dict[str, Any]:
     """The conditions of the scores; an import names no models."""
-    from specctl import __version__
+    from specctl.version import __version__
 
     header = log.header
     return {

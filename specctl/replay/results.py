@@ -117,7 +117,7 @@ class Caption:
 
 def facts_of(traces: TraceSet, log: DenseLog, cost_model: str | None) -> dict[str, Any]:
     """The conditions of the scores. `cost_model`: its digest."""
-    from specctl import __version__
+    from specctl.version import __version__
 
     header = traces.header
     return {

@@ -181,7 +181,7 @@ def _sections(figures: TraceFigures | None, given: Given) -> Iterator[Section]:
 
 
 def _facts(figures: TraceFigures | None, given: Given) -> Iterator[tuple[str, str]]:
-    from specctl import __version__
+    from specctl.version import __version__
 
     if figures is not None:
         settings = figures.sampling

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scripts.reference import PAGE, ROOT, public_names, write_reference
-from tests.test_docs import BLOCK
+from tests.pages import BLOCK
 
 GOOD = '''
 """A shelf of `Box`es; see `Box.weight_kg` and `open_box()`."""
