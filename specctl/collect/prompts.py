@@ -10,7 +10,8 @@
 | `text`       | one line is one prompt                                | chat             |
 
 All but `text` are JSON lines, one JSON array, or Parquet, whose columns are the keys: SPEED-Bench
-is `spec-bench` as Parquet. `specctl.runtime.conversations.conversation_ids` makes token ids of a prompt.
+is `spec-bench` as Parquet. `specctl.runtime.conversations.conversation_ids` makes token ids of a
+prompt.
 """
 
 from __future__ import annotations
