@@ -6,6 +6,7 @@ a report on traces. NaN stands for a figure that is not defined, and is null in 
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any, ClassVar, Literal
 
 from pydantic import (
@@ -342,8 +343,8 @@ class HeldOutStanding(ResultRecord):
     """A finalist on held-out prompts.
 
     Attributes:
-        rate: of the objective, tokens/s. against: over the baseline's, paired.
-        lead: rate less the baseline's, tokens/s, paired.
+        rate: of the objective, tokens/s. against: over the baseline's, paired; against_plain: over
+            plain decoding's. lead: rate less the baseline's, tokens/s, paired.
         good_share: of tokens, within the limit on TPOT; None without a limit.
     """
 
@@ -351,6 +352,7 @@ class HeldOutStanding(ResultRecord):
 
     rate: Interval
     against: Interval
+    against_plain: Interval
     lead: Interval
     tokens_per_s: Interval
     tpot_us: Interval
@@ -378,6 +380,10 @@ class Standing(ResultRecord):
     held_out: HeldOutStanding
 
 
+PLAIN = "ar"
+"""Label of plain decoding."""
+
+
 class TuneVerdict(ResultRecord):
     """The outcome of a search, judged on held-out prompts.
 
@@ -386,7 +392,8 @@ class TuneVerdict(ResultRecord):
             else the baseline, the best static setting.
         rungs: of the halving. num_runs: orders of requests behind a finalist's figures.
         left_out: families of which the log supports nothing.
-        policies: the baseline first, then the best of each family.
+        policies: the baseline first, then the best of each family, and plain decoding where it is
+            not the baseline.
     """
 
     objective: TunedObjective
@@ -407,7 +414,10 @@ class TuneVerdict(ResultRecord):
         return next(found for found in self.policies if found.policy == policy)
 
     def sentence(self) -> str:
-        """The verdict in words."""
+        """The verdict in words: beside the best static setting, and beside plain decoding."""
+        return f"{self._beside_static()} {self._beside_plain()}"
+
+    def _beside_static(self) -> str:
         if self.winner_on_train == self.baseline:
             return (
                 f"No family beats the best static setting, {self.baseline}, even on training "
@@ -426,6 +436,19 @@ class TuneVerdict(ResultRecord):
             f"{picked}, does not beat the best static setting, {self.baseline}, by more than its "
             f"interval on held-out ones: × {gain}. The static setting is written."
         )
+
+    def _beside_plain(self) -> str:
+        if self.chosen == PLAIN:
+            return "Drafting does not pay here: plain decoding is the fastest."
+        gain = self.standing(self.chosen).held_out.against_plain
+        if not isfinite(gain.value):  # of goodput
+            return "Plain decoding keeps no request within the limit."
+        if gain.value < 1:
+            return (
+                f"Drafting does not pay here: {self.chosen} is × {gain.text('.2f')} as fast as "
+                "plain decoding."
+            )
+        return f"{self.chosen} is × {gain.text('.2f')} as fast as plain decoding."
 
 
 class TuneResult(TuneVerdict, TraceFacts):

@@ -52,7 +52,7 @@ fit_app = group(app, "fit", "Fit a policy from traces.")
 traces_app = group(app, "traces", "Check, freeze and rearrange trace sets.")
 registry_app = group(app, "registry", "Share policies: publish, find, roll back, copy, verify.")
 
-VERBS = ("collecting", "running", "judging", "exporting", "showing")
+VERBS = ("quickstart", "doctor", "collecting", "running", "judging", "exporting", "showing")
 """Modules of `specctl.cli` whose import adds verbs to the application."""
 GROUPS = {"fit": "fitting", "traces": "traces", "registry": "registry"}
 """The same by group. A group's verbs are imported where it is named, so that the registry's start
@@ -79,14 +79,18 @@ TABLES = (
     *GROUPS,
     "collect",
     "compose",
+    "doctor",
     "export",
     "import",
     "ladder",
     "profile",
+    "quickstart",
     "replay",
     "report",
+    "run",
+    "show",
+    "tune",
 )
-TABLES += ("run", "show", "tune")
 """Tables that the file may have, one for each verb and group of verbs."""
 
 

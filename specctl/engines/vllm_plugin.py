@@ -75,12 +75,11 @@ def vllm_version() -> str:
 # --------------------------------------------------------------------------- hooks
 
 
-def hook() -> None:
-    """Replaces vLLM's methods, once a process. A runner that is made without the variable set goes
-    its own way.
+def replaced_methods() -> tuple[tuple[Any, str, Callable[..., Any], bool], ...]:
+    """Owner and name of vLLM's methods that the plugin replaces, with what `wrap` takes.
 
     Raises:
-        EngineError: a vLLM without one of them; nothing is replaced.
+        EngineError: a vLLM without one of them.
     """
     try:
         from vllm.config import VllmConfig
@@ -100,6 +99,7 @@ def hook() -> None:
         )
         for owner, name, _, _ in methods:
             getattr(owner, name)
+        return methods
     except (ImportError, AttributeError) as error:
         raise EngineError(
             f"vLLM {vllm_version()}",
@@ -107,9 +107,18 @@ def hook() -> None:
             found=str(error),
             fix=f"use vLLM {' or '.join(CHECKED_VERSIONS)}, or unset {VARIABLE}",
         ) from error
-    if hasattr(Runner, "_specctl_hooked"):
+
+
+def hook() -> None:
+    """Replaces vLLM's methods, once a process; `EngineError` before anything is replaced.
+
+    A runner that is made without the variable set goes its own way.
+    """
+    methods = replaced_methods()
+    runner = methods[1][0]
+    if hasattr(runner, "_specctl_hooked"):
         return
-    Runner._specctl_hooked = True
+    runner._specctl_hooked = True
     for owner, name, around, in_session in methods:
         wrap(owner, name, around, in_session=in_session)
     mend_expansion()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -108,7 +109,7 @@ def test_rungs_never_outgrow_the_factor(num_prompts: int, factor: int) -> None:
 def test_rungs_are_heads_of_one_order_and_keep_the_best_share() -> None:
     this, evaluate = search("svip", train=100), Recording(Stated(statics))
     verdict, _ = this.run(evaluate)
-    _, *rungs, _ = evaluate.calls
+    _, *rungs, _plain, _held_out = evaluate.calls
     assert [(number, len(prompts)) for number, prompts in rungs] == [(24, 12), (8, 34), (3, 100)]
     assert [(r.num_settings, r.num_prompts) for r in verdict.rungs] == [(24, 12), (8, 34), (3, 100)]
     everyone = rungs[-1][1]
@@ -124,7 +125,7 @@ def test_held_out_prompts_are_looked_at_once_and_last() -> None:
     for _, prompts in before:
         assert set(prompts) <= set(this.split.train)
     assert last == (len(verdict.policies), this.split.held_out)
-    assert len(verdict.policies) == 4, "the baseline and one setting a family"
+    assert len(verdict.policies) == 5, "the baseline, one setting a family, plain decoding"
 
 
 def test_a_setting_that_is_faster_everywhere_wins() -> None:
@@ -202,8 +203,8 @@ def test_the_best_few_meet_again_where_a_run_has_luck(num_runs: int, chosen: flo
     evaluate = Recording(Stated(time_us, luck_us=luck_us))
     assert shape_of(this.run(evaluate)[0])["threshold"] == chosen
     scorings = [number for number, _ in evaluate.calls]
-    # Static settings, their best few; two rungs, their best few; finalists.
-    again = [scorings[i] for i in (1, 4, 5)] if num_runs > 1 else []
+    # Static settings, their best few; two rungs, their best few; plain decoding; finalists.
+    again = [scorings[i] for i in (1, 4, 5, 6)] if num_runs > 1 else []
     assert sum(scorings) + (num_runs - 1) * sum(again) == this.num_scorings
 
 
@@ -225,7 +226,7 @@ def test_a_family_that_never_leads_leaves_the_static_setting() -> None:
     assert verdict.winner_on_train == verdict.baseline
     assert not verdict.beats_static
     assert "even on training prompts" in verdict.sentence()
-    assert [s.family for s in verdict.policies] == ["chain", "svip", "confidence"]
+    assert [s.family for s in verdict.policies] == ["chain", "svip", "confidence", "ar"]
 
 
 def test_plain_decoding_can_be_the_best_static_setting() -> None:
@@ -233,6 +234,30 @@ def test_plain_decoding_can_be_the_best_static_setting() -> None:
     verdict = verdict_of(by=plain)
     assert verdict.chosen == "ar"
     assert len(verdict.policies) == 1
+    assert "Drafting does not pay here: plain decoding is the fastest" in verdict.sentence()
+
+
+@pytest.mark.parametrize(
+    ("plain_us", "words"),
+    [(2000, "3 is × 2.00 [2.00, 2.00] as fast as plain decoding"), (500, "does not pay here")],
+)
+def test_plain_decoding_stands_beside_what_an_engine_runs(plain_us: float, words: str) -> None:
+    """Which has no setting for it. The gain is paired by prompt, and may be a loss."""
+
+    def is_plain(policy: Policy) -> bool:
+        return isinstance(policy.shape, RootOnly)
+
+    def time_us(policy: Policy, prompt: str) -> float:
+        length = 1 + noise(prompt, Policy(shape=RootOnly()), 0.1)
+        return length * (plain_us if is_plain(policy) else statics(policy, prompt))
+
+    this = search()
+    conditions = replace(this.conditions, runs=lambda policy: not is_plain(policy))
+    verdict, _ = replace(this, conditions=conditions).run(Stated(time_us))
+    assert [one.family for one in verdict.policies] == ["chain", "ar"]
+    chain, plain = (one.held_out.against_plain for one in verdict.policies)
+    assert (plain.value, chain.value) == (1, pytest.approx(plain_us / 1000))
+    assert words in verdict.sentence()
 
 
 def test_the_number_of_settings_is_all_that_were_scored() -> None:
@@ -273,9 +298,9 @@ def test_a_family_that_the_log_does_not_support_may_be_left_out() -> None:
     deep, wide = "opt_tree:top_k=8", "threshold:top_k=3"  # the one is wholly beyond this log
     verdict = verdict_of("svip", deep, wide, by=lacking, drops_unsupported=True)
     assert verdict.left_out == ("svip", deep)
-    assert [one.family for one in verdict.policies[1:]] == [wide]
+    assert [one.family for one in verdict.policies[1:-1]] == [wide]
     alone = verdict_of("svip", by=lacking, drops_unsupported=True)
-    assert (alone.left_out, len(alone.policies)) == (("svip",), 1)
+    assert (alone.left_out, len(alone.policies)) == (("svip",), 2)
 
 
 @pytest.mark.parametrize(("grids", "rate"), [(["tokens_per_s=7"], 7), ((), 0.5 * 100e6 / 1000)])

@@ -56,6 +56,7 @@ from specctl.replay.rounds import replay
 from specctl.replay.run import open_cost_model
 from specctl.results import (
     MARKED_BELOW,
+    PLAIN,
     RUNNABLE,
     Ladder,
     LadderResult,
@@ -74,8 +75,6 @@ LIMITS: dict[RungKind, str] = {
     "ceiling": "R_ceil",
 }
 """Labels of the rungs that are no policies; notes/state-of-the-art.md, section 2.3."""
-PLAIN = "ar"
-"""The label of plain decoding, which is always there."""
 
 
 def choose_cost(

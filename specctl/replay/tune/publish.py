@@ -29,7 +29,17 @@ from specctl.runtime.output import json_bytes, write_whole
 from specctl.stats import CONFIDENCE, Interval, intervals_over
 
 RESULT_NAME, POLICY_FOLDER = "tune.json", "policy"
-COLUMNS = ("policy", "train", "held out", "× static", "τ", "verified", "TPOT ms", "support")
+COLUMNS = (
+    "policy",
+    "train",
+    "tokens/s",
+    "× plain",
+    "× static",
+    "τ",
+    "verified",
+    "TPOT ms",
+    "support",
+)
 
 
 def result_table(result: TuneResult) -> Table:
@@ -43,7 +53,7 @@ def result_table(result: TuneResult) -> Table:
         + intervals_over(result.num_prompts.held_out)
         + (f" ({note})" if note else "")
     )
-    wide = ("train", "verified", "support")
+    wide = ("train", "verified", "TPOT ms", "support")
     return Table(title, COLUMNS, [*map(_cells, result.policies)], wide=wide)
 
 
@@ -54,13 +64,14 @@ def grid_table(families: Sequence[SearchedFamily]) -> Table:
 
 
 def _cells(standing: Standing) -> tuple[str, ...]:
-    """Rates in tokens/s, intervals of 95% by prompt."""
+    """Rates in tokens/s, all but the first on held-out prompts; intervals of 95% by prompt."""
     held_out = standing.held_out
     return (
         standing.policy + ("" if held_out.is_supported else "*"),
         f"{standing.train.rate:.1f}",
-        held_out.rate.text(".1f"),
-        held_out.against.text(".3f"),
+        held_out.rate.text(".0f" if held_out.rate.value >= 100 else ".1f"),
+        held_out.against_plain.text(".2f"),
+        held_out.against.text(".2f"),
         f"{held_out.mean_acceptance_length.value:.2f}",
         f"{held_out.verified_per_call.value:.1f}",
         f"{held_out.tpot_us.value / 1e3:.2f}",
@@ -74,7 +85,7 @@ def tune_notes(result: TuneResult) -> Iterator[str]:
     lacking = sum(family.num_unsupported for family in result.families)
     not_run = sum(family.num_not_run or 0 for family in result.families)
     rungs = ", ".join(f"{r.num_settings} on {r.num_prompts} prompts" for r in result.rungs)
-    yield f"Rates: {result.objective.meaning}. × static is paired by prompt, on held-out ones."
+    yield f"On held-out prompts: {result.objective.meaning}; × is paired by prompt."
     yield (
         f"{result.num_settings} settings were scored on training prompts; "
         f"{beyond} more lie beyond the log, {lacking} need expansions that it lacks."
@@ -146,6 +157,7 @@ def evidence(result: TuneResult) -> Evidence:
     named: dict[str, Interval | None] = {
         "held_out_rate": held_out.rate,
         "held_out_against_static": held_out.against,
+        "held_out_against_plain": held_out.against_plain,
         **{f"held_out_{name}": getattr(held_out, name) for name in FIGURES},
         "held_out_static_rate": baseline.rate,
     }

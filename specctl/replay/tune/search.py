@@ -27,7 +27,7 @@ from math import ceil
 import numpy as np
 
 from specctl.errors import UsageError
-from specctl.policy import policy_digest
+from specctl.policy import Policy, RootOnly, policy_digest
 from specctl.replay.tune.candidates import (
     Conditions,
     Grown,
@@ -39,6 +39,7 @@ from specctl.replay.tune.candidates import (
 from specctl.replay.tune.evaluators import FIGURES, Evaluation, Evaluator, Objective
 from specctl.results import (
     MARKED_BELOW,
+    PLAIN,
     HalvingRung,
     HeldOutStanding,
     SideSizes,
@@ -47,7 +48,7 @@ from specctl.results import (
     TunedObjective,
     TuneVerdict,
 )
-from specctl.stats import Floats, Resamples, Split
+from specctl.stats import Resamples, Split
 
 FACTOR = 3
 """Growth of prompts, and share of settings that goes on, from rung to rung."""
@@ -153,7 +154,7 @@ class TuneSearch:
             rungs.append([num_kept(number, self.factor) for number in rungs[-1]])
         again = [min(SHORTLISTED, n) for n in (static, *rungs[-1])] if self.num_runs > 1 else []
         searched = static + sum(sum(rung) for rung in rungs)
-        return searched + self.num_runs * (sum(again) + 1 + num_families)
+        return searched + self.num_runs * (sum(again) + 3 + num_families)
 
     def run(self, evaluate: Evaluator) -> tuple[TuneVerdict, PolicyCandidate]:
         """Searches, then looks at the held-out prompts once.
@@ -181,9 +182,13 @@ class TuneSearch:
             )
         finalists = [baseline, *(self._best(trials, evaluate) for trials in groups.values())]
         self._check_limit(finalists)
-        candidates = [trial.candidate for trial in finalists]
+        shown = finalists
+        if baseline.candidate.label != PLAIN:  # which an engine's search has no setting for
+            plain = PolicyCandidate(PLAIN, PLAIN, Policy(shape=RootOnly()))
+            shown = [*finalists, *self._score([plain], evaluate, self.split.train, self.num_runs)]
+        candidates = [trial.candidate for trial in shown]
         held_out = self._score(candidates, evaluate, self.split.held_out, self.num_runs)
-        policies = self._standings(finalists, held_out)
+        policies = self._standings(shown, held_out)
         # Each side of the search has counts of its own: a static family may be named twice.
         families = [
             one.searched.model_copy(update={"num_unsupported": counts[one.searched.family]})
@@ -279,15 +284,17 @@ class TuneSearch:
         names = list(FIGURES)
         if self.objective.tpot_limit_us is None:
             names.remove("good_share")
-        rates: list[Floats] = []
+        evaluations, static_rate = [one.evaluation for one in held_out], train[0].rate
+        with np.errstate(divide="ignore", invalid="ignore"):  # there may be no good token
+            rates = [self.objective.rate(resamples.drawn(one.sums)) for one in evaluations]
+        [plain] = [i for i, one in enumerate(held_out) if one.candidate.label == PLAIN]
         standings = []
-        for trial, evaluation in zip(train, (one.evaluation for one in held_out), strict=True):
+        for trial, evaluation, rate in zip(train, evaluations, rates, strict=True):
             drawn = resamples.drawn(evaluation.sums)
-            with np.errstate(divide="ignore", invalid="ignore"):  # there may be no good token
-                rates.append(self.objective.rate(drawn))
-                against = rates[-1] / rates[0]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                against, against_plain = rate / rates[0], rate / rates[plain]
                 figures = {name: resamples.read(FIGURES[name](drawn)) for name in names}
-            lead, static_rate = resamples.read(rates[-1] - rates[0]), train[0].rate
+            lead = resamples.read(rate - rates[0])
             standings.append(
                 Standing(
                     policy=trial.candidate.label,
@@ -301,8 +308,9 @@ class TuneSearch:
                         support=trial.evaluation.support,
                     ),
                     held_out=HeldOutStanding(
-                        rate=resamples.read(rates[-1]),
+                        rate=resamples.read(rate),
                         against=resamples.read(against),
+                        against_plain=resamples.read(against_plain),
                         lead=lead,
                         **figures,
                         num_rounds=evaluation.num_rounds,
