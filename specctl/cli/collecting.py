@@ -69,6 +69,7 @@ def collect(
         limit=models.limit,
         limit_seed=models.limit_seed,
         naming=naming,
+        warn=console.warn,
     )
     texts = None if settings.responses is None else load_responses(settings.responses, naming)
     models.check()

@@ -214,7 +214,7 @@ def _runs(
 
     config: PairedConfig = runs.build(**seed)
     config.check()
-    loaded = load_prompt_files(prompts, format=config.format)
+    loaded = load_prompt_files(prompts, format=config.format, warn=console.warn)
     if config.limit is not None:  # of those that can be judged, where some can
         judged = [prompt for prompt in loaded if prompt.answer is not None]
         loaded = spread(judged or loaded, config.limit, config.limit_seed)

@@ -72,7 +72,11 @@ def run(
         prepare_folder(out)
     on_tokens = console.token_printer(stream=stream, batch_size=config.batch_size, as_json=as_json)
     loaded = load_prompts(
-        prompts, format=config.format, limit=config.limit, limit_seed=config.limit_seed
+        prompts,
+        format=config.format,
+        limit=config.limit,
+        limit_seed=config.limit_seed,
+        warn=console.warn,
     )
     settings = config.settings
     # Before minutes of loading models: a mistyped policy shows at once.

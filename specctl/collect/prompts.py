@@ -1,4 +1,4 @@
-"""Prompt files to prompts. Malformed input is refused by line.
+"""Prompt files to prompts. Malformed input is refused by line or row.
 
 | format       | keys read                                             | decoded as       |
 |--------------|-------------------------------------------------------|------------------|
@@ -9,7 +9,9 @@
 | `jsonl`      | prompt or turns, id, category, answer, raw            | chat unless raw  |
 | `text`       | one line is one prompt                                | chat             |
 
-`specctl.runtime.conversations.conversation_ids` makes token ids of a prompt.
+All but `text` are JSON lines, one JSON array, or Parquet, whose columns are the keys: SPEED-Bench
+is `spec-bench` as Parquet. `specctl.runtime.conversations.conversation_ids` makes token ids of a
+prompt.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +36,8 @@ from specctl.errors import PromptError, PromptLineError, UsageError, did_you_mea
 EMBEDDED = "embedded"
 MAX_NAME_BYTES = 256
 """Of ids and categories, which stand in every row."""
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+"""Begins turns of SPEED-Bench whose text NVIDIA may not hand on."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +92,11 @@ def _file_digest(path: str, modified_ns: int) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of a file, or one item of a JSON array.
+    """One line of a file, one item of a JSON array, or one row of a Parquet file.
 
     Attributes:
-        number: 1-based, of the unit. row: the JSON object that stands there.
+        number: 1-based, of the unit. row: the JSON object that stands there, or a row's columns
+            that are not null.
     """
 
     path: str
@@ -128,10 +134,15 @@ class Entry:
             raise self.refuse(f"{name} of at most {max_bytes} bytes", str(num_bytes), "shorten it")
         return text
 
+    def keys(self) -> str:
+        """The keys that are there, for a refusal."""
+        name = "columns" if self.unit == "row" else "keys"
+        return f"{name} {sorted(self.row)[:8]}"
+
     def text(self, key: str) -> str:
         """The text under a key."""
         if key not in self.row:
-            raise self.refuse(f"key {key!r}", f"keys {sorted(self.row)[:8]}")
+            raise self.refuse(f"key {key!r}", self.keys())
         return self.checked(self.row[key], repr(key))
 
     def texts(self, turns: object, found: Callable[[object], str]) -> tuple[str, ...]:
@@ -167,6 +178,7 @@ def load_prompts(
     limit: int | None = None,
     limit_seed: int = 0,
     naming: Naming = BY_TEXT,
+    warn: Callable[[str], None] = warnings.warn,
 ) -> list[Prompt]:
     """Reads prompts in file order.
 
@@ -177,11 +189,12 @@ def load_prompts(
             decide (see the table above).
         limit: prompts at most, see `spread`. limit_seed: which of them.
         naming: of prompts without an id.
+        warn: takes a line on prompts without their text (`PLACEHOLDER`), which are left out.
 
     Raises:
         UsageError: an unknown format, or a limit below 1.
-        PromptError: no such file, not a file, nothing in it, no format that fits, or one id
-            twice; `PromptLineError` where one line is to blame.
+        PromptError: no such file, not a file, nothing in it, no format that fits, no prompt with
+            its text, or one id twice; `PromptLineError` where one line is to blame.
     """
     if format not in FORMATS:
         expected = f"one of {', '.join(FORMATS)}"
@@ -193,14 +206,26 @@ def load_prompts(
         )
     path = PROMPTS if source == EMBEDDED else Path(source)
     first: dict[str, Entry] = {}  # an id used twice would merge two units of splitting into one
-    prompts = []
+    prompts, num_empty = [], 0
     with readable(path, "a prompt file", f"name a file, or {EMBEDDED!r}"):
         for entry, prompt in _parse(path, format, naming):
             earlier = first.setdefault(prompt.prompt_id, entry)
             if earlier is not entry:
                 found = f"{prompt.prompt_id!r}, which {earlier.unit} {earlier.number} has too"
                 raise entry.refuse("an id that is not used yet", found)
-            prompts.append(prompt)
+            if any(turn.startswith(PLACEHOLDER) for turn in prompt.turns):
+                num_empty += 1
+            else:
+                prompts.append(prompt)
+    if num_empty:
+        fix = "fill them in with NVIDIA's prepare_data.py (Model-Optimizer, examples/specdec_bench)"
+        if not prompts:
+            found = f"SPEED-Bench's placeholder in all {num_empty}"
+            raise PromptError(str(path), expected="prompts with their text", found=found, fix=fix)
+        warn(
+            f"{path}: {num_empty} of {num_empty + len(prompts)} prompts skipped: they hold "
+            f"SPEED-Bench's placeholder instead of a text; {fix}"
+        )
     if not prompts:
         raise PromptError(
             str(path), expected="at least one prompt", found="none", fix="fill the file"
@@ -226,7 +251,12 @@ def spread(prompts: Sequence[Prompt], limit: int, seed: int = 0) -> list[Prompt]
     return [prompt for prompt in prompts if prompt.prompt_id in chosen]
 
 
-def load_prompt_files(sources: Sequence[str | Path], *, format: str = "auto") -> list[Prompt]:
+def load_prompt_files(
+    sources: Sequence[str | Path],
+    *,
+    format: str = "auto",
+    warn: Callable[[str], None] = warnings.warn,
+) -> list[Prompt]:
     """The prompts of several files, in order; see `load_prompts`.
 
     Raises:
@@ -234,7 +264,7 @@ def load_prompt_files(sources: Sequence[str | Path], *, format: str = "auto") ->
     """
     found: dict[str, Prompt] = {}
     for source in sources:
-        for prompt in load_prompts(source, format=format):
+        for prompt in load_prompts(source, format=format, warn=warn):
             if prompt.prompt_id in found:
                 raise PromptError(
                     str(source),
@@ -267,12 +297,13 @@ def readable(path: Path, expected: str, fix: str) -> Iterator[None]:
 
 
 def _parse(path: Path, format: str, naming: Naming) -> Iterator[tuple[Entry, Prompt]]:
-    if format == "text" or (format == "auto" and path.suffix == ".txt"):
+    is_text = format == "auto" and path.suffix == ".txt" and not _is_parquet(path)
+    if format == "text" or is_text:
         for entry, line in _lines(path, naming):
             turns = (entry.checked(line.rstrip("\r\n"), "the line"),)
             yield entry, _prompt(entry, "id", turns)
         return
-    for entry in json_entries(path, naming):
+    for entry in entries(path, naming):
         format = detect_format(entry) if format == "auto" else format
         yield entry, READERS[format](entry)
 
@@ -293,8 +324,12 @@ def _lines(path: Path, naming: Naming, *, blank: bool = False) -> Iterator[tuple
                 yield entry, line
 
 
-def json_entries(path: Path, naming: Naming = BY_TEXT) -> Iterator[Entry]:
-    """Objects of a JSON-lines file, or of one JSON array (as ShareGPT is published)."""
+def entries(path: Path, naming: Naming = BY_TEXT) -> Iterator[Entry]:
+    """Objects of a JSON-lines file, of one JSON array (as ShareGPT is published), or of a Parquet
+    file (as SPEED-Bench is), which its first bytes tell."""
+    if _is_parquet(path):
+        yield from _parquet_rows(path, naming)
+        return
     start, first = next(_lines(path, naming), (Entry(str(path), 1), ""))
     if first.lstrip().startswith("["):
         text = "".join(line for _, line in _lines(path, naming, blank=True))
@@ -303,6 +338,36 @@ def json_entries(path: Path, naming: Naming = BY_TEXT) -> Iterator[Entry]:
     else:
         for entry, line in _lines(path, naming):
             yield entry.with_row(_json(line, entry))
+
+
+def _is_parquet(path: Path) -> bool:
+    with path.open("rb") as stream:
+        return stream.read(4) == b"PAR1"
+
+
+def _parquet_rows(path: Path, naming: Naming) -> Iterator[Entry]:
+    """Rows of a Parquet file; of its columns, those that a reader of this room knows."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def refuse(expected: str, found: str, fix: str) -> PromptError:
+        return PromptError(str(path), expected=expected, found=found, fix=fix)
+
+    try:
+        file = pq.ParquetFile(path, page_checksum_verification=True)
+        names = file.schema_arrow.names
+        if not TEXTS & set(names):
+            expected = "prompts: a column 'turns', 'prompt', 'question' or 'conversations'"
+            raise refuse(expected, f"columns {names[:12]}", "name a file of prompts")
+        # Without threads: pyarrow's, beside torch's, abort a process that ends.
+        number, known = 0, sorted(TEXTS.union(OTHERS).intersection(names))
+        for batch in file.iter_batches(batch_size=64, columns=known, use_threads=False):
+            for row in batch.to_pylist():
+                number += 1
+                row = {name: value for name, value in row.items() if value is not None}
+                yield Entry(str(path), number, "row", naming, row)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise refuse("a Parquet file that can be decoded", str(error), "fetch it again") from error
 
 
 def _json(text: str, start: Entry) -> Any:
@@ -322,8 +387,8 @@ def _json(text: str, start: Entry) -> Any:
 
 
 def _kind(value: object) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a truth value"}
-    return "nothing" if value is None else names.get(type(value), "a number")
+    kinds = {dict: "an object", list: "a list", str: "a string", bool: "a truth value"}
+    return "nothing" if value is None else (kinds | {bytes: "bytes"}).get(type(value), "a number")
 
 
 # --------------------------------------------------------------------------- formats
@@ -346,7 +411,7 @@ def detect_format(entry: Entry) -> str:
         return matching[0]
     raise entry.refuse(
         f"the keys of one format among {', '.join(READERS)}",
-        f"keys {sorted(entry.row)[:8]} of {' and '.join(matching) or 'none'}",
+        f"{entry.keys()} of {' and '.join(matching) or 'none'}",
         "state the format with --format",
     )
 
@@ -412,5 +477,8 @@ READERS: dict[str, Callable[[Entry], Prompt]] = {
     "sharegpt": read_sharegpt,
     "jsonl": read_jsonl,
 }
-"""Formats whose records are JSON objects."""
+"""Formats whose records are JSON objects, or rows of Parquet."""
 FORMATS = ("auto", "text", *READERS)
+TEXTS = {"turns", "prompt", "question", "conversations", "response", "token_ids"}
+"""Columns of Parquet files one of which must be there."""
+OTHERS = {"id", "prompt_id", "question_id", "task_id", "category", "answer", "raw", "eos"}

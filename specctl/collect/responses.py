@@ -1,6 +1,6 @@
 """A file of responses: what some model, in production or here, answered to known prompts.
 
-JSON lines, or one JSON array, of objects:
+JSON lines or one JSON array of objects, or Parquet with these columns:
 
 | key         | value                                                                     |
 |-------------|---------------------------------------------------------------------------|
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from specctl.collect.prompts import BY_TEXT, Entry, Naming, Prompt, json_entries, readable
+from specctl.collect.prompts import BY_TEXT, Entry, Naming, Prompt, entries, readable
 from specctl.durable import file_sha256
 from specctl.errors import PromptError
 
@@ -92,8 +92,8 @@ def load_responses(path: Path, naming: Naming = BY_TEXT) -> Responses:
             is malformed, or has the prompt id of an earlier one.
     """
     found_by: dict[str, Response] = {}
-    with readable(path, "a file of responses", "name a JSON-lines file"):
-        for entry in json_entries(path, naming):
+    with readable(path, "a file of responses", "name a JSON-lines or Parquet file"):
+        for entry in entries(path, naming):
             response = _read(entry)
             earlier = found_by.setdefault(response.prompt_id, response)
             if earlier is not response:
@@ -120,7 +120,7 @@ def _read(entry: Entry) -> Response:
     prompt_turns = None if given is None else entry.texts(given, _shown)
     prompt_id = entry.identifier("prompt_id" if "prompt_id" in row else "id", prompt_turns)
     if prompt_id is None:
-        raise entry.refuse("'prompt_id', or the 'prompt' itself", f"keys {sorted(row)[:8]}")
+        raise entry.refuse("'prompt_id', or the 'prompt' itself", entry.keys())
     return Response(entry, prompt_id, prompt_turns, _turns(entry), ends)
 
 

@@ -8,13 +8,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from specctl.collect.prompts import READERS, Prompt, load_prompts
+from specctl.collect.prompts import PLACEHOLDER, READERS, Prompt, load_prompts
+from specctl.collect.responses import load_responses
 from specctl.errors import PromptError, PromptLineError, UsageError
 from specctl.runtime.conversations import conversation_ids
 from specctl.stats import split_prompts
@@ -225,6 +228,126 @@ def test_any_bytes_give_prompts_or_a_prompt_error(
     except PromptError:
         return
     assert len({prompt.prompt_id for prompt in prompts}) == len(prompts) > 0
+    assert all(turn.strip() for prompt in prompts for turn in prompt.turns)
+
+
+# --------------------------------------------------------------------------- Parquet
+
+
+SPEED_BENCH = pa.schema(
+    [(name, pa.string()) for name in ("question_id", "category", "sub_category")]
+    + [("turns", pa.list_(pa.string()))]
+    + [(name, pa.string()) for name in ("source", "src_id", "difficulty")]
+    + [("multiturn", pa.bool_())]
+)
+"""The columns of nvidia/SPEED-Bench, as its dataset card states them."""
+
+
+def speed_bench(folder: Path, *turns: list[str], name: str = "test.parquet") -> Path:
+    rows = [
+        {
+            "question_id": f"q{number}",
+            "category": "coding" if number % 2 else "roleplay",
+            "sub_category": "any",
+            "turns": given,
+            "source": "https://example.org",
+            "src_id": None,
+            "difficulty": None,
+            "multiturn": len(given) > 1,
+        }
+        for number, given in enumerate(turns, start=1)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, SPEED_BENCH), folder / name)
+    return folder / name
+
+
+def table(folder: Path, name: str = "table.parquet", **columns: Any) -> Path:
+    pq.write_table(pa.table(columns), folder / name)
+    return folder / name
+
+
+@pytest.mark.parametrize("name", ["test.parquet", "test.txt", "test"])
+def test_speed_bench_is_read_as_it_is(tmp_path: Path, name: str) -> None:
+    """By its content, whatever the name; several turns as in Spec-Bench, categories kept."""
+    path = speed_bench(tmp_path, ["Sort it."], ["Be a pirate.", "Now a king."], name=name)
+    expected = [
+        Prompt("q1", "coding", ("Sort it.",)),
+        Prompt("q2", "roleplay", ("Be a pirate.", "Now a king.")),
+    ]
+    assert load_prompts(path) == load_prompts(path, format="spec-bench") == expected
+
+
+def test_placeholders_of_speed_bench_are_left_out_and_counted(tmp_path: Path) -> None:
+    """Whatever stands behind them, in any turn; a file of nothing else is refused."""
+    empty = [[PLACEHOLDER], [f"{PLACEHOLDER}\n\nSum up: {{article}}"], ["Well?", PLACEHOLDER]]
+    said: list[str] = []
+    path = speed_bench(tmp_path, *empty, ["Sort it."])
+    assert [prompt.prompt_id for prompt in load_prompts(path, warn=said.append)] == ["q4"]
+    assert len(said) == 1
+    assert "3 of 4 prompts skipped" in said[0]
+    assert "prepare_data.py" in said[0]
+    with pytest.warns(UserWarning, match="3 of 4"):
+        load_prompts(path)
+    with pytest.raises(PromptError, match=r"placeholder in all 3; .*prepare_data"):
+        load_prompts(speed_bench(tmp_path, *empty))
+
+
+def test_other_formats_are_read_from_parquet_too(tmp_path: Path) -> None:
+    """As the Hugging Face Hub has GSM8K and HumanEval. A null is a key that is not there."""
+    path = table(tmp_path, question=["2 + 2?"], answer=["2 + 2 = 4.\n#### 4"])
+    [prompt] = load_prompts(path)
+    assert (prompt.turns, prompt.answer, prompt.category) == (("2 + 2?",), "4", "arithmetic")
+    assert prompt.prompt_id.startswith("row-1-")
+    path = table(tmp_path, prompt=["a", None], turns=[None, ["b", "c"]], id=[None, 7], x=[b"", b""])
+    assert [prompt.turns for prompt in load_prompts(path)] == [("a",), ("b", "c")]
+    assert load_prompts(path)[1].prompt_id == "7"
+
+
+def test_responses_are_read_from_parquet_too(tmp_path: Path) -> None:
+    path = table(tmp_path, prompt=["a", "b"], response=["x", None], token_ids=[None, [1, 2]])
+    prompts, responses = load_prompts(path), load_responses(path)
+    responses.check_cover(prompts)
+    assert [responses.by_prompt[one.prompt_id].turns for one in prompts] == [("x",), ((1, 2),)]
+
+
+BAD_TABLES: list[tuple[dict[str, Any], str]] = [
+    ({"text": ["x"], "label": [1]}, r"a column 'turns'.* found columns \['text', 'label'\]"),
+    ({"turns": pa.array([], pa.list_(pa.string()))}, "at least one prompt, found none"),
+    ({"turns": ["x"], "question_id": ["a"]}, "row 1: .*list of strings, found a string"),
+    ({"turns": [["x"], None], "question_id": ["a", "b"]}, "row 2: .*found nothing"),
+    ({"turns": [["x"], ["y"]], "question_id": ["a", "a"]}, "row 2: .*'a', which row 1 has too"),
+    ({"turns": [["x", ""]]}, "row 1: .*each turn with text"),
+    ({"prompt": [b"x"]}, "row 1: .*found bytes"),
+    ({"prompt": ["x"], "conversations": [["y"]]}, "row 1: .*columns .*--format"),
+    ({"response": ["x"], "id": [1]}, r"row 1: .*columns \['id', 'response'\] of none"),
+]
+
+
+@pytest.mark.parametrize(("columns", "message"), BAD_TABLES)
+def test_tables_without_prompts_are_refused(
+    tmp_path: Path, columns: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(PromptError, match=message):
+        load_prompts(table(tmp_path, **columns))
+
+
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_damaged_parquet_gives_prompts_or_a_prompt_error(tmp_path: Path, data: Any) -> None:
+    """One byte changed, or the end cut off."""
+    content = bytearray(speed_bench(tmp_path, ["Sort it."], ["Be a pirate.", "So?"]).read_bytes())
+    place = data.draw(st.integers(4, len(content) - 1))
+    if data.draw(st.booleans()):
+        del content[place:]
+    else:
+        content[place] ^= data.draw(st.integers(1, 255))
+    (tmp_path / "test.parquet").write_bytes(content)
+    try:
+        prompts = load_prompts(tmp_path / "test.parquet")
+    except PromptError:
+        return
     assert all(turn.strip() for prompt in prompts for turn in prompt.turns)
 
 
