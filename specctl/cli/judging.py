@@ -22,7 +22,7 @@ from specctl.replay.config import (
 )
 from specctl.runtime.config import ModelsConfig
 
-NUM_CHECKED, TOKENS_CHECKED = 4, 24
+NUM_CHECKED, TOKENS_CHECKED = 4, 12
 """Packaged prompts that end a profile as a check of it, and new tokens of each."""
 
 
