@@ -34,10 +34,10 @@ def describe_named(what: str, *, unfinished: bool = False) -> Answer:
     """
     from specctl.logs.trace_files import split_reference as split_snapshot
 
-    _check_digest(what)
     if _is_in_registry(what):
         found = _artifact(artifact_at(what, None))
     else:
+        _check_digest(what)
         place, snapshot = split_snapshot(what)
         if is_store_url(place):
             return _bucket(what, place, unfinished=unfinished)

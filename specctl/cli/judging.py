@@ -227,6 +227,8 @@ def tune(
 
     The best static setting always takes part, and is written unless another beats it.
     """
+    settings: TuneConfig = config.build()
+
     from specctl.engines.export import check_load, engine_named
     from specctl.replay.tune.candidates import listed_families
     from specctl.replay.tune.publish import grid_table
@@ -237,7 +239,6 @@ def tune(
         families = listed_families(config.family or (), config.grid or ())
         grids = {family.name: dict(family.grid_rows()) for family in families}
         return Answer(grids, [grid_table(families)])
-    settings: TuneConfig = config.build()
     of_engine: dict[str, Any] = {}
     if settings.for_engine is not None:
         engine = engine_named(settings.for_engine, "--for")

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from pydantic import BeforeValidator, Field, create_model
 
-from specctl.errors import InputError, UsageError
+from specctl.errors import InputError, UsageError, check_choice
 from specctl.logs.import_lines import (
     Category,
     Counts,
@@ -187,15 +187,7 @@ def read_acceptance(
         InputError: a malformed line, by its number; a request twice; too much misaligned.
         UsageError: an option out of range, or a drafter that the file lacks.
     """
-    import polars as pl
-
-    if entry_predicts not in PREDICTS:
-        raise UsageError(
-            "--entry-predicts",
-            expected=" or ".join(PREDICTS),
-            found=repr(entry_predicts),
-            fix="name one of them",
-        )
+    check_choice("--entry-predicts", entry_predicts, PREDICTS)
     if not 0 <= max_misaligned <= 1:
         raise UsageError(
             "--max-misaligned",
@@ -203,6 +195,8 @@ def read_acceptance(
             found=str(max_misaligned),
             fix="0.01 allows one entry in a hundred",
         )
+    import polars as pl
+
     requests: list[tuple[str, str, int, int]] = []
     lists: dict[str, DrafterLists] = {}
     first: dict[str, Spot] = {}

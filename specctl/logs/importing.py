@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from specctl.artifacts.describe import Description
-from specctl.errors import UsageError
+from specctl.errors import UsageError, check_choice
 from specctl.logs.acceptance_figures import ChainClock, explain, shown_range
-from specctl.logs.acceptance_lists import DRAFTER, read_acceptance
+from specctl.logs.acceptance_lists import DRAFTER, PREDICTS, read_acceptance
 from specctl.logs.engine_summaries import (
     DECODE_MARK,
     LOG_MARK,
@@ -88,6 +88,9 @@ class ImportOptions:
         drafters, offered_depths, entry_predicts, max_misaligned: of `specdecode-bench`; see
             `read_acceptance` and `save_import`. None for the default.
         questions: of `spec-bench`, the file with the categories.
+
+    Raises:
+        UsageError: an unknown format or reading.
     """
 
     format: str = "auto"
@@ -96,6 +99,10 @@ class ImportOptions:
     entry_predicts: str | None = None
     max_misaligned: float | None = None
     questions: Path | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("--format", self.format, FORMATS)
+        check_choice("--entry-predicts", self.entry_predicts or PREDICTS[0], PREDICTS)
 
 
 @dataclass(frozen=True)
@@ -137,13 +144,6 @@ def import_file(
     text = source if isinstance(source, Source) else Source.of(source)
     if out is not None:
         refuse_used(out)  # before minutes of reading
-    if options.format not in FORMATS:
-        raise UsageError(
-            "--format",
-            expected=f"one of {', '.join(FORMATS)}",
-            found=repr(options.format),
-            fix="name one of them",
-        )
     format = detect_format(text) if options.format == "auto" else options.format
     for name, (flag, owner) in OWNERS.items():
         if owner != format and getattr(options, name) not in (None, ()):

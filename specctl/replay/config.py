@@ -201,13 +201,14 @@ class ProfileGrid(BaseModel):
     tokens: Axis = option(
         (1, 2, 5, 8, 16, 32, 64),
         "Tokens verified per request, 1 first, comma-separated",
+        name="--verified-tokens",
         default="1,2,5,8,16,32,64, of graphs 1,2,4,8,16,24,32,48,64",
     )
     widths: Axis = option((1, 4, 10), "Nodes a drafted level per request, 1 first, comma-separated")
     capture_limit_tokens: int = option(
         0,
-        "Tokens of a batch up to which another engine pads to the next of --tokens (captured "
-        "graphs); 0: as this runtime, to its tiers with graphs, else not",
+        "Tokens of a batch up to which another engine pads to the next of --verified-tokens "
+        "(captured graphs); 0: as this runtime, to its tiers with graphs, else not",
         name="--capture-limit",
         ge=0,
     )
@@ -286,7 +287,7 @@ class TuneConfig(BaseModel):
         default="the stated grids",
         repeats=True,
     )
-    for_engine: str | None = option(
+    for_engine: Literal["vllm", "sglang", "trtllm", "transformers"] | None = option(
         None,
         "Search only what an engine runs: vllm, sglang, trtllm, transformers",
         name="--for",
@@ -295,13 +296,13 @@ class TuneConfig(BaseModel):
     )
     batch_size: int = option(1, "Prompts decoded together at most: slots", ge=1, group="common")
     arrival_rate_per_s: float | None = ARRIVAL_RATE
-    objective: str = option(
+    objective: Literal["latency", "throughput", "goodput"] = option(
         "latency", "latency, throughput or goodput (with --tpot-limit-ms)", group="common"
     )
     tpot_limit_ms: float | None = option(
         None, "Time per output token of a good request, ms", default="none"
     )
-    packing: str = option(
+    packing: Literal["ragged", "padded"] = option(
         "ragged", "Verification of unequal trees: ragged (back to back) or padded"
     )
     held_out_frac: float = option(

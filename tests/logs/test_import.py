@@ -204,7 +204,7 @@ def refused(tmp_path: Path, *rows: Any, **options: Any) -> str:
 @pytest.mark.parametrize(
     ("bad", "says"),
     [
-        ('{"id": "b"', "delimiter"),
+        ('{"id": "b"', "which is no JSON from column 11 on"),
         ("[1, 2]", "a JSON object"),
         ("7", "a JSON object"),
         ({**GOOD, "id": None}, "'id'"),
@@ -349,7 +349,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("specctl.logs.imported_log.os.fsync", fail)
-    with pytest.raises(OutputError, match="No space left"):
+    with pytest.raises(OutputError, match="no space left"):
         import_rows(tmp_path, GOOD)
     assert [entry.name for entry in tmp_path.iterdir()] == ["source.jsonl"]
 
