@@ -95,8 +95,8 @@ def import_(
     )
     clock, load = None, f"batch size {batch_size} and {context_tokens} tokens of context"
     if cost_model is not None or linear is not None:
-        from specctl.replay.ladder.build import choose_cost
         from specctl.replay.ladder.tally import LoadClock
+        from specctl.replay.run import choose_cost
 
         model = LoadClock(choose_cost(cost_model, linear, None, console.warn), batch_size)
         model.check()

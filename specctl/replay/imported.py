@@ -76,7 +76,8 @@ def replay_chain(log: AcceptedLengths, num_draft_tokens: int) -> Rounds:
         )
     outcomes, most = chain_outcomes(log, num_draft_tokens)
     policy = _chain_policy(num_draft_tokens)
-    return walk_outcomes(policy, log.positions, outcomes, outcomes.accepted, most)
+    size = num_draft_tokens + 1
+    return walk_outcomes(policy, log.positions, outcomes, outcomes.accepted, most, size)
 
 
 def replay_oracle(log: AcceptedLengths) -> Rounds:

@@ -173,11 +173,16 @@ def _file_digest(path: Path) -> bytes:
 
 
 def hardware_name(device: torch.device) -> str:
-    """The device's own name: the GPU's, or the processor's where Linux tells it."""
+    """The device's own name: the GPU's, or the processor's."""
     if device.type == "cuda":
         import torch
 
         return torch.cuda.get_device_name(device)
+    return processor_name()
+
+
+def processor_name() -> str:
+    """The processor's own name where Linux tells it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
