@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -44,8 +45,11 @@ if TYPE_CHECKING:
 
 PREDICTS = ("same", "next")
 """Which generated token entry i drafts first: token i, or token i + 1."""
+LAST_ROUND = "last_round"
+"""The kind that is no fault: the last round of a text may stand in the file in part."""
 KINDS = {
-    "missing": "positions without an entry: the list is too short",
+    "missing": "positions without an entry: the list is too short, by more than a round emits",
+    LAST_ROUND: "positions without an entry, fewer than a round emits: the last one is not whole",
     "surplus": "entries past the last generated token: the list is too long",
     "below_one": "entries below 1, although the bonus token counts",
     "behind_below_one": "entries after the first one below 1",
@@ -67,12 +71,15 @@ class DrafterLists:
             1..c; c is num_generated - 1 where the list covers the text.
         num_entries: entries that the lists hold or should hold, whichever is more, summed.
         misaligned: entries by kind, see `KINDS`. first_line: 1-based line where each was met first.
+        shortfalls: entries that a list lacks at its end, and its line; `check` tells which of them
+            are a last round's.
     """
 
     accepted: list[Ints] = field(default_factory=list)
     num_entries: int = 0
     misaligned: Counter[str] = field(default_factory=Counter)
     first_line: dict[str, int] = field(default_factory=dict)
+    shortfalls: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def max_accepted(self) -> int:
@@ -97,6 +104,8 @@ class DrafterLists:
         remaining = num_generated - np.arange(1, covered + 1)
         # Where entry i drafts token i + 1, the last one has nothing to draft and may be left out.
         needed = num_generated if first else num_generated - 1
+        if needed > len(entries):
+            self.shortfalls.append((needed - len(entries), line))
         counts = Counter(
             missing=max(needed - len(entries), 0),
             surplus=max(len(entries) - num_generated, 0),
@@ -111,15 +120,21 @@ class DrafterLists:
         self.first_line = dict.fromkeys(+counts, line) | self.first_line
 
     def check(self, what: str, limit: float) -> None:
-        """Refuses a file whose lists do not belong to its texts."""
-        share = self.misaligned.total() / max(self.num_entries, 1)
+        """Refuses a file whose lists do not belong to its texts; all of them are added by then."""
+        of_last = [(size, line) for size, line in self.shortfalls if size <= self.max_accepted]
+        if of_last:
+            others = [line for size, line in self.shortfalls if size > self.max_accepted]
+            self.first_line |= {LAST_ROUND: of_last[0][1], "missing": min(others, default=0)}
+            cut = Counter({LAST_ROUND: sum(size for size, _ in of_last)})
+            self.misaligned = self.misaligned + cut - Counter(missing=cut.total())
+        share = misfit_share(self.misaligned, self.num_entries)
         if share <= limit:
             return
         kinds = (
             f"{count} {kind} (first in line {self.first_line[kind]})"
             for kind, count in self.misaligned.items()
         )
-        [(worst, _)] = self.misaligned.most_common(1)
+        worst = max(self.misaligned, key=lambda kind: (kind != LAST_ROUND) * self.misaligned[kind])
         raise InputError(
             what,
             expected=f"at most {limit:.2%} of the entries misaligned",
@@ -127,6 +142,12 @@ class DrafterLists:
             fix=f"{KINDS[worst]}; correct the file, leave the drafter out (--drafter), or raise "
             f"--max-misaligned",
         )
+
+
+def misfit_share(misaligned: Mapping[str, int], num_entries: int) -> float:
+    """The share of a drafter's entries that do not fit their texts; a last round cut short does."""
+    misfits = sum(misaligned.values()) - misaligned.get(LAST_ROUND, 0)
+    return misfits / max(num_entries, 1)
 
 
 @dataclass(frozen=True)

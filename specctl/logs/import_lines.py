@@ -196,8 +196,9 @@ def parse_json(text: str, spot: Spot) -> Any:
     except json.JSONDecodeError as error:
         at = Spot(spot.path, spot.number + error.lineno - 1)
         line = (text.splitlines() or [""])[error.lineno - 1]
+        fix = "remove them: tr -d '\\000' < FILE > COPY"
         if "\0" in line:  # of a file whose writer was stopped: the system filled what was missing
-            raise at.refuse("JSON", f"{line.count(chr(0))} NUL bytes", "remove them") from error
+            raise at.refuse("JSON", f"{line.count(chr(0))} NUL bytes", fix) from error
         cut = ", at the end of a line without a line end" if not text.endswith("\n") else ""
         found = f"{shown(line, max_chars=40)!r}, which is no JSON from column {error.colno} on{cut}"
         raise at.refuse("JSON", found, "restore the line, or remove it") from error

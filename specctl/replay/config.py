@@ -79,6 +79,11 @@ class ReplayConfig(BaseModel):
         "Whose batching is simulated: specctl, vllm, sglang, or waves, each until it is empty",
         group="common",
     )
+    definition: Literal["specctl", "specdecode-bench"] = option(
+        "specctl",
+        "Of speed-ups on an import: specctl (sums over sums), or specdecode-bench, as its "
+        "simulator prints them",
+    )
     in_order: bool = option(
         False,
         "Simulate the log once in its own order, as an import always is: totals of one run, to "
@@ -112,7 +117,8 @@ class ReplayConfig(BaseModel):
     @property
     def has_load(self) -> bool:
         """Whether requests meet, so that a batch is to be simulated."""
-        return self.batch_size > 1 or self.arrival_rate_per_s is not None or self.in_order
+        is_batch = self.batch_size > 1 and self.definition == "specctl"
+        return is_batch or self.arrival_rate_per_s is not None or self.in_order
 
     def check_baseline(self) -> None:
         """Raises `UsageError` unless the baseline is one of the policies."""
@@ -126,6 +132,12 @@ class ReplayConfig(BaseModel):
 
     def check_load(self) -> None:
         """Raises `UsageError` where an option says how a batch is simulated that is not."""
+        if self.definition != "specctl":
+            refuse_ignored(
+                {"--in-order": self.in_order, "--by-category": self.by_category},
+                expected="--definition specctl",
+                found=f"--definition {self.definition}",
+            )
         if not self.has_load:
             refuse_ignored(
                 {

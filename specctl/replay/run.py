@@ -86,7 +86,7 @@ def replay_folders(
             warn(f"cost model: one drafter's times stand for {names}; see --drafter")
         return replay_import(log, config, model, progress=progress, warn=warn)
     refuse_ignored(
-        {"--drafter": bool(config.drafters)},
+        {"--drafter": bool(config.drafters), "--definition": config.definition != "specctl"},
         expected="an import of `specctl import`",
         found="dense traces",
     )

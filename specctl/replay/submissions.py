@@ -157,9 +157,7 @@ class Submissions:
     def verification(self, budget: Budget, batch_size: int) -> Verify:
         """The sizes and outcomes under a budget, of the requests at given positions."""
         rule = None
-        if not isinstance(
-            budget, PerRequest
-        ):  # which leaves all as it is, without torch
+        if not isinstance(budget, PerRequest):  # which leaves all as it is, without torch
             rule = build_budget(budget, batch_size=batch_size, max_tokens=self.max_tokens)
         accepted = self.outcomes.accepted.astype(np.int64)
         verified = self.outcomes.verified.astype(np.int64)
