@@ -25,7 +25,7 @@ from pydantic import (
 
 from specctl.errors import InputError, shown
 from specctl.logs.sources import Source, readable
-from specctl.records import require
+from specctl.records import in_plain_words, require
 
 MAX_COUNTER = 2**53
 """Largest counter that a float64, the number type of Prometheus, counts by ones."""
@@ -103,7 +103,7 @@ class Spot:
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False)[0]
         value, place = first["input"], first["loc"]
-        message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+        message = in_plain_words(first["msg"])
         if first["type"] == "value_error" and isinstance(value, dict):
             raise self.refuse(message, "other values", kind.fix)
         field = [part for part in place if isinstance(part, str)][-1]

@@ -227,6 +227,7 @@ def refused(tmp_path: Path, *rows: Any, **options: Any) -> str:
         ('{"id": "b", "acc_eagle": {"acc_len": [NaN]}}', "NaN"),
         ('{"id": "b", "acc_eagle": {"acc_len": [1e999]}}', "1e999"),
         ('{"id": "b", "id": "c"}', "each key once"),
+        ("\0" * 512, "expected JSON, found 512 NUL bytes; remove them"),
         ('{"id": ' + "9" * 5000 + "}", "sane size"),
         ('{"id": ' + "[" * 100_000 + "}", "sane size"),
         (GOOD, "which line 1 has too"),
