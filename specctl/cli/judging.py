@@ -197,11 +197,13 @@ def ladder(
     check_words(policy or ())
     opened = TraceSet.open(*traces)
 
-    from specctl.replay.ladder.build import run_ladder
-    from specctl.replay.ladder.show import ladder_notes, ladder_table, write_ladder
     from specctl.replay.run import choose_cost
 
     model = choose_cost(cost_model, linear, opened, console.warn)
+
+    from specctl.replay.ladder.build import run_ladder
+    from specctl.replay.ladder.show import ladder_notes, ladder_table, write_ladder
+
     prepare_folder(out)
     result = run_ladder(
         opened,

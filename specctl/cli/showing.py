@@ -114,8 +114,8 @@ def import_(
     for name, lists in imported.log.header.drafters.items():
         if cut := lists.misaligned.get(LAST_ROUND):
             console.warn(
-                f"{name}: {cut} tokens at the ends of texts are left out: the file holds "
-                "their last round in part"
+                f"{name}: {cut} entries are missing or left over at the ends of texts, whose last "
+                "round the file holds in part"
             )
     drafters = explain_import(imported.log, clock, load)
     sentences = [f"{name}: {line}" for name in drafters for line in drafters[name]["meaning"]]

@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 PREDICTS = ("same", "next")
 """Which generated token entry i drafts first: token i, or token i + 1."""
 LAST_ROUND = "last_round"
-"""The kind that is no fault: the last round of a text may stand in the file in part."""
+"""The kind that is no fault: of the last round, a list or its text may hold a part."""
 KINDS = {
     "missing": "positions without an entry: the list is too short, by more than a round emits",
-    LAST_ROUND: "positions without an entry, fewer than a round emits: the last one is not whole",
-    "surplus": "entries past the last generated token: the list is too long",
+    LAST_ROUND: "entries that lack or are left over at the end, no more than a round accepts",
+    "surplus": "entries past the last generated token: the list is too long, by more than that",
     "below_one": "entries below 1, although the bonus token counts",
     "behind_below_one": "entries after the first one below 1",
     "beyond_end": "entries that accept more tokens than the text has left",
@@ -71,15 +71,15 @@ class DrafterLists:
             1..c; c is num_generated - 1 where the list covers the text.
         num_entries: entries that the lists hold or should hold, whichever is more, summed.
         misaligned: entries by kind, see `KINDS`. first_line: 1-based line where each was met first.
-        shortfalls: entries that a list lacks at its end, and its line; `check` tells which of them
-            are a last round's.
+        uneven: of lists too short or too long, the kind, how many entries and the line; `check`
+            tells which of them are a last round's.
     """
 
     accepted: list[Ints] = field(default_factory=list)
     num_entries: int = 0
     misaligned: Counter[str] = field(default_factory=Counter)
     first_line: dict[str, int] = field(default_factory=dict)
-    shortfalls: list[tuple[int, int]] = field(default_factory=list)
+    uneven: list[tuple[str, int, int]] = field(default_factory=list)
 
     @property
     def max_accepted(self) -> int:
@@ -104,8 +104,6 @@ class DrafterLists:
         remaining = num_generated - np.arange(1, covered + 1)
         # Where entry i drafts token i + 1, the last one has nothing to draft and may be left out.
         needed = num_generated if first else num_generated - 1
-        if needed > len(entries):
-            self.shortfalls.append((needed - len(entries), line))
         counts = Counter(
             missing=max(needed - len(entries), 0),
             surplus=max(len(entries) - num_generated, 0),
@@ -116,17 +114,20 @@ class DrafterLists:
         )
         self.accepted.append(np.minimum(accepted, remaining).astype(np.int32))
         self.num_entries += max(num_generated, len(entries))
+        self.uneven += [(k, counts[k], line) for k in ("missing", "surplus") if counts[k]]
         self.misaligned += counts
         self.first_line = dict.fromkeys(+counts, line) | self.first_line
 
     def check(self, what: str, limit: float) -> None:
         """Refuses a file whose lists do not belong to its texts; all of them are added by then."""
-        of_last = [(size, line) for size, line in self.shortfalls if size <= self.max_accepted]
-        if of_last:
-            others = [line for size, line in self.shortfalls if size > self.max_accepted]
-            self.first_line |= {LAST_ROUND: of_last[0][1], "missing": min(others, default=0)}
-            cut = Counter({LAST_ROUND: sum(size for size, _ in of_last)})
-            self.misaligned = self.misaligned + cut - Counter(missing=cut.total())
+        for kind, _, _ in self.uneven:
+            self.first_line.pop(kind, None)
+        for kind, size, line in self.uneven:
+            told = LAST_ROUND if size <= self.max_accepted else kind
+            self.misaligned.update({told: size})
+            self.misaligned.subtract({kind: size})
+            self.first_line.setdefault(told, line)
+        self.misaligned = +self.misaligned
         share = misfit_share(self.misaligned, self.num_entries)
         if share <= limit:
             return

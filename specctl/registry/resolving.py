@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from specctl.artifacts.manifest import UTC_FORMAT
 from specctl.artifacts.signing import parse_envelope, speaks_of
 from specctl.errors import ArtifactError, RegistryError, did_you_mean
-from specctl.formatting import listed
 from specctl.registry.log import Log, Logged
 from specctl.registry.names import Reference
 from specctl.registry.opening import Registry
@@ -85,9 +84,13 @@ def named_digest(log: Log, reference: Reference) -> str:
         if not fitting:
             check_published(log, reference.digest)
         if len(fitting) > 1:
-            expected, found = "digits of one version alone", f"those of {listed(fitting)}"
-            fix = "give more of them"
-            raise RegistryError("E_NAME", str(reference), expected=expected, found=found, fix=fix)
+            raise RegistryError(
+                "E_NAME",
+                str(reference),
+                expected="digits of one version alone",
+                found=f"those of {' and '.join(fitting)}",
+                fix="give more of them",
+            )
         return fitting[0]
     aliases = log.state.aliases
     if reference.alias in aliases:

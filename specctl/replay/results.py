@@ -161,7 +161,8 @@ def caption_of(facts: dict[str, Any]) -> Caption:
     return Caption(
         subject=f"{facts['target']} + {facts['drafter']}",
         sampling=formatting.sampling(facts["sampling"]) + (f" ({note})" if note else ""),
-        advice="Collect deeper or wider (--depth, --width).",
+        advice="Collect deeper or wider (--depth, --children), or give it at most depth="
+        "{depth}:top_k={top_k}.".format(**facts["support"]),
     )
 
 

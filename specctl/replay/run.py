@@ -110,10 +110,10 @@ def replay_policies(
     Args:
         named: the policies, where they are resolved already; None: those of the configuration.
     """
+    model = open_cost_model(config.cost_model, traces, warn)
     log = DenseLog.open(traces)
     if named is None:
         named = resolve_policies(",".join(config.specs), traces.fingerprint)
-    model = open_cost_model(config.cost_model, traces, warn)
     with progress("positions", log.num_positions) as tick:
         runs = replay(
             log,

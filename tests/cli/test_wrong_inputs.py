@@ -120,11 +120,6 @@ HEAVY: list[tuple[int, str, str]] = [
         "found draft_lgp; did you mean draft_logp?",
     ),
     (INPUT, "tune IMPORTED --cost-model x.json", "found an import; an import can only be replayed"),
-    (
-        USAGE,
-        "replay IMPORTED -p eagle/oracle",
-        "found 'eagle/oracle'; write -p oracle --drafter eagle",
-    ),
     (USAGE, "fit c2t NODES -o OUT --predicts jiont", "found jiont; did you mean joint?"),
     (
         USAGE,

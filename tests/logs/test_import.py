@@ -280,12 +280,14 @@ def test_a_last_round_that_is_not_whole_is_counted_and_no_misfit(tmp_path: Path)
     assert (log.header.num_cut_tokens, log.positions.num_rows) == (3, 14)
     warned = specctl("import", tmp_path / "source.jsonl", "-o", tmp_path / "again")
     assert warned.code == 0
-    assert warned.err.startswith("warning: eagle: 3 tokens at the ends of texts are left out")
-    too_short = request("c", 12, eagle=whole)
+    assert warned.err.startswith(
+        "warning: eagle: 3 entries are missing or left over at the ends of"
+    )
     (tmp_path / "more").mkdir()
-    line = refused(tmp_path / "more", request("a", 8, eagle=whole), cut, too_short)
-    assert "4 missing (first in line 3), 3 last_round (first in line 2)" in line
-    assert "missing" in line.partition(";")[0]
+    rows = [request(str(size), size, eagle=whole) for size in (8, 5, 11, 12, 4)]
+    line = refused(tmp_path / "more", *rows)
+    assert "4 missing (first in line 4), 4 surplus (first in line 5), " in line
+    assert "6 last_round (first in line 2)" in line
 
 
 @pytest.mark.parametrize(
