@@ -253,7 +253,7 @@ CASES: list[tuple[int, str, str]] = [
         "replay IMPORTED -p ar --batch-size 2 --engine sglang --adaptive no/such",
         "no/such: expected SGLang's file",
     ),
-    (USAGE, "replay IMPORTED IMPORTED -p ar", "one import by itself"),
+    (USAGE, "replay IMPORTED DENSE -p ar", "one import by itself"),
     *[
         (USAGE, f"replay DENSE {options}", says)
         for options, says in [
