@@ -230,11 +230,12 @@ def _why_unloadable(factory: str, folder: Path, error: Exception) -> tuple[str, 
     """Expected, found and the next step, of a folder that transformers cannot load."""
     import transformers
 
-    names, kind = sorted(os.listdir(folder)), read_config(folder / "config.json").get("model_type")
+    names, config = sorted(os.listdir(folder)), folder / "config.json"
+    kind = read_config(config).get("model_type") if config.is_file() else None
     if factory == "AutoTokenizer" and not any(map(_TOKENIZER_FILE.fullmatch, names)):
         held = f"none among {', '.join(names[:6])}"
         return "a tokenizer, such as tokenizer.json", held, "save it there with save_pretrained"
-    if kind not in transformers.CONFIG_MAPPING:
+    if kind is not None and kind not in transformers.CONFIG_MAPPING:
         known = f"a model_type that transformers {transformers.__version__} knows"
         return known, repr(kind), "update transformers; a checkpoint's own code is never run"
     if isinstance(error, ImportError) and error.name:
