@@ -298,7 +298,7 @@ def test_a_page_of_two_pairs_is_refused(tmp_path: Path) -> None:
 
 WHOLE = json.loads(replay_results().model_dump_json())
 REFUSED = {
-    "{": "Invalid JSON",
+    "{": "text that is no JSON",
     "[]": "not an object",
     json.dumps({n: v for n, v in WHOLE.items() if n != "policies"}): "policies: it is missing",
     json.dumps(WHOLE | {"policies": []}): "policies: Tuple",

@@ -84,9 +84,7 @@ def test_a_folder_without_a_model_or_its_tokenizer_is_refused_on_one_line(tmp_pa
         wanted_of(Wanted(target=str(tmp_path)))
     for name in ("config.json", "model.safetensors"):
         shutil.copy(embedded_path("target") / name, tmp_path)
-    with pytest.raises(
-        ModelError, match="a tokenizer, such as tokenizer.json, found none"
-    ) as refused:
+    with pytest.raises(ModelError, match=r"a tokenizer, such as .*, found none among") as refused:
         wanted_of(Wanted(target=str(tmp_path)))
     assert len(str(refused.value).splitlines()) == 1
 
