@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """A production log: what would drafting have done on texts that were already served?
 
-    python examples/production_responses.py                          the packaged pair, half a minute
-    python examples/production_responses.py LOG TARGET DRAFTER       your log of chat completions
+    python examples/production_responses.py                       the packaged pair, half a minute
+    python examples/production_responses.py LOG TARGET DRAFTER    your log of chat completions
 
 LOG is JSON lines of {"request": ..., "response": ...} in the shape of OpenAI's chat completions, as
 proxies and servers log them. Nothing is generated: the drafter drafts along the texts that users

@@ -4,8 +4,8 @@
     python examples/vllm_loop.py                       the packaged pair; vLLM's CPU build will do
     python examples/vllm_loop.py TARGET DRAFTER        your models, 32 of the packaged prompts
 
-Options of your own for `vllm serve` go into VLLM_OPTIONS, e.g. "--max-model-len 4096". With a server
-that is running anyway, do step 1, restart it with what is printed, and let your users send step 2.
+Options of your own for `vllm serve` go into VLLM_OPTIONS, e.g. "--max-model-len 4096". With a
+server that is running anyway, do step 1, restart it as printed, and let your users send step 2.
 """
 
 import json
@@ -30,8 +30,8 @@ target, drafter = sys.argv[1:] or (str(embedded_path("target")), "embedded")
 
 if shutil.which("vllm") is None:
     sys.exit(
-        "vllm is not installed here: install vLLM 0.32.0 beside specctl (`make engines` sets up its "
-        "CPU build in .venv-engines), or log with `specctl collect --dense` instead"
+        "vllm is not installed here: install vLLM 0.32.0 beside specctl (`make engines` sets up "
+        "its CPU build in .venv-engines), or log with `specctl collect --dense` instead"
     )
 
 
@@ -45,16 +45,36 @@ def specctl(*words: object) -> None:
 # 1. A dense log: behind every token 5 draft tokens are noted and none verified. The export prints
 # the command that is run below; its files hold the drafter's settings and the plugin's.
 plan, served_by = "chain:num_draft_tokens=5", ("--to", "vllm", "--target", target)
-specctl("export", plan, *served_by, "--drafter", drafter, "--trace", OUT / "traces", "--dense",
-        "-o", OUT / "log")  # fmt: skip
+specctl(
+    "export",
+    plan,
+    *served_by,
+    "--drafter",
+    drafter,
+    "--trace",
+    OUT / "traces",
+    "--dense",
+    "-o",
+    OUT / "log",
+)
 
 # 2. Serve, as vLLM's users do, and send prompts from eight clients.
 with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{probe.getsockname()[1]}"
-command = ["vllm", "serve", target, "--served-model-name", "target", "--port", url.rpartition(":")[2],
-           "--speculative-config", (OUT / "log" / "speculative-config.json").read_text(),
-           "--no-async-scheduling", *shlex.split(os.environ.get("VLLM_OPTIONS", ""))]  # fmt: skip
+command = [
+    "vllm",
+    "serve",
+    target,
+    "--served-model-name",
+    "target",
+    "--port",
+    url.rpartition(":")[2],
+    "--speculative-config",
+    (OUT / "log" / "speculative-config.json").read_text(),
+    "--no-async-scheduling",
+    *shlex.split(os.environ.get("VLLM_OPTIONS", "")),
+]
 plugin = {"SPECCTL_VLLM": str(OUT / "log" / "specctl-vllm.json"), "VLLM_USE_V2_MODEL_RUNNER": "0"}
 
 
@@ -80,7 +100,9 @@ with (OUT / "vllm.log").open("w") as log:
 try:
     while not is_up():
         if server.poll() is not None:
-            sys.exit(f"vLLM ended; the end of {OUT / 'vllm.log'}:\n{Path(log.name).read_text()[-2000:]}")
+            sys.exit(
+                f"vLLM ended; the end of {OUT / 'vllm.log'}:\n{Path(log.name).read_text()[-2000:]}"
+            )
         time.sleep(0.5)
     with ThreadPoolExecutor(8) as clients:
         texts = list(clients.map(ask, prompts))
@@ -91,10 +113,40 @@ print(f"vLLM served {len(texts)} prompts; the first answer begins {texts[0][:40]
 specctl("show", OUT / "traces")
 
 # 3. Choose among what vLLM runs. Its own clock is better: docs/vllm.md, `profile --from`.
-specctl("profile", "--quick", "--batch-sizes", "1,8", "--contexts", 64, "--tokens", "1,8",
-        "--widths", "1,4", "--target", target, "--drafter", drafter, "-o", OUT / "cost.json")  # fmt: skip
-specctl("tune", OUT / "traces", "--for", "vllm", "--cost-model", OUT / "cost.json",
-        "--batch-size", 8, "--held-out", 0.5, "--family", "confidence", "-o", OUT / "tuned")  # fmt: skip
+specctl(
+    "profile",
+    "--quick",
+    "--batch-sizes",
+    "1,8",
+    "--contexts",
+    64,
+    "--verified-tokens",
+    "1,8",
+    "--widths",
+    "1,4",
+    "--target",
+    target,
+    "--drafter",
+    drafter,
+    "-o",
+    OUT / "cost.json",
+)
+specctl(
+    "tune",
+    OUT / "traces",
+    "--for",
+    "vllm",
+    "--cost-model",
+    OUT / "cost.json",
+    "--batch-size",
+    8,
+    "--held-out",
+    0.5,
+    "--family",
+    "confidence",
+    "-o",
+    OUT / "tuned",
+)
 
 # 4. Serve the choice: the last lines are the command to start vLLM with.
 specctl("export", OUT / "tuned" / "tune.json", "--to", "vllm", "-o", OUT / "serve")

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from specctl.errors import OutputError, UsageError
+from specctl.errors import OutputError, UsageError, reason_of
 from specctl.formatting import Table
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _written() -> Iterator[None]:
         raise OutputError(
             "standard output",
             expected="a place that can be written",
-            found=error.strerror or type(error).__name__,
+            found=reason_of(error),
             fix="free space, or send it elsewhere; what the command wrote before this is kept",
         ) from error
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specctl.artifacts.describe import Description, describe_artifact
 from specctl.artifacts.files import kind_of
-from specctl.artifacts.load import Artifact
 from specctl.console import Answer
 from specctl.errors import InputError, StoreError, TraceError, UsageError
 from specctl.formatting import sampling
@@ -18,6 +17,9 @@ from specctl.registry.names import split_reference
 from specctl.registry.opening import is_registry
 from specctl.runtime.policy_spec import artifact_at
 from specctl.stores import is_store_url
+
+if TYPE_CHECKING:
+    from specctl.artifacts.load import Artifact
 
 
 def describe_named(what: str, *, unfinished: bool = False) -> Answer:
@@ -34,10 +36,10 @@ def describe_named(what: str, *, unfinished: bool = False) -> Answer:
     """
     from specctl.logs.trace_files import split_reference as split_snapshot
 
-    _check_digest(what)
     if _is_in_registry(what):
         found = _artifact(artifact_at(what, None))
     else:
+        _check_digest(what)
         place, snapshot = split_snapshot(what)
         if is_store_url(place):
             return _bucket(what, place, unfinished=unfinished)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from specctl.errors import OutputError
+from specctl.errors import OutputError, reason_of
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -35,7 +35,7 @@ def output_errors(path: Path, what: str, fix: str = TRY_AGAIN) -> Iterator[None]
         raise OutputError(
             f"{what} {path}",
             expected="a place that can be written",
-            found=error.strerror or type(error).__name__,
+            found=reason_of(error),
             fix=fix,
         ) from error
 

@@ -7,9 +7,11 @@ with 143, after keeping what is finished.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import errno
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from json import JSONDecodeError
 
 MAX_CHARS = 400
 """Of each part of an error: a path, a digest and some words fit; a list of features does."""
@@ -31,6 +33,32 @@ def shown(text: str, *, max_chars: int = MAX_CHARS) -> str:
 def one_line(text: str) -> str:
     """`shown`, with white space of any kind as single spaces: messages of libraries have lines."""
     return shown(" ".join(_cut(text, 2 * MAX_CHARS).split()))
+
+
+_REASONS = {
+    errno.ENOENT: "no such file or folder",
+    errno.EISDIR: "a folder",
+    errno.ENOTDIR: "a path that leads through a file",
+    errno.EACCES: "no permission",
+    errno.EPERM: "no permission",
+    errno.ENOSPC: "no space left",
+}
+
+
+def reason_of(error: Exception) -> str:
+    """The reason for which a file cannot be read or written, in a few words of ours.
+
+    Args:
+        error: of the operating system, of a decoder of text or JSON, or one whose text is ours.
+    """
+    if isinstance(error, OSError):
+        theirs = error.strerror or type(error).__name__
+        return _REASONS.get(error.errno or 0, theirs)
+    if isinstance(error, JSONDecodeError):
+        return f"text that is no JSON from line {error.lineno}, column {error.colno} on"
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte 0x{error.object[error.start]:02x}, which is not UTF-8"
+    return str(error)
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
@@ -74,6 +102,16 @@ class UsageError(SpecctlError):
     """Options that contradict each other or are out of range."""
 
     exit_code = 2
+
+
+def check_choice(option: str, word: str, known: Collection[str]) -> None:
+    """Raises `UsageError` unless a word is one of those known; it names what the word resembles."""
+    if word not in known:
+        *most, last = known
+        expected, fix = f"{', '.join(most)} or {last}", "name one of them"
+        raise UsageError(
+            option, expected=expected, found=repr(word), fix=did_you_mean(word, known, fix)
+        )
 
 
 class LossyPolicyError(UsageError):

@@ -1,16 +1,22 @@
 """Modules imported on first use, so that reading a policy's record costs neither torch nor numpy.
 
-    from specctl.lazy import Tensor, np, torch
+    from specctl.lazy import Tensor, inference, np, torch
 
 `torch` and `np` are the modules themselves for type checkers, and load them at the first attribute
-otherwise; `Tensor` is for annotations and aliases of types alone.
+otherwise; `Tensor` is for annotations and aliases of types alone; `inference` decorates as
+`torch.inference_mode()` does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
 
 
 class LazyModule(ModuleType):
@@ -32,3 +38,14 @@ else:
     np = LazyModule("numpy")
     torch = LazyModule("torch")
     Tensor = "Tensor"
+
+
+def inference(function: Callable[Given, Found]) -> Callable[Given, Found]:
+    """The function, run without a record for gradients."""
+
+    @wraps(function)
+    def called(*given: Given.args, **named: Given.kwargs) -> Found:
+        with torch.inference_mode():
+            return function(*given, **named)
+
+    return called

@@ -161,5 +161,6 @@ def describe_violation(error: ValidationError) -> str:
     """First violation of a pydantic error: `field: message`, or the message if it is of all."""
     place, rule, kind, is_value = violated_rule(error)
     known = {"extra_forbidden": "there is no such field", "missing": "it is missing"}
+    known["json_invalid"] = "text that is no JSON"
     text = known.get(kind, f"not {rule}" if is_value else rule)
     return f"{'.'.join(place)}: {text}" if place else text

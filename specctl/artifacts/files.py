@@ -23,7 +23,7 @@ from specctl.artifacts.manifest import (
     FileEntry,
 )
 from specctl.durable import beside, open_unfollowed, sync_folder, write_new
-from specctl.errors import ArtifactError, OutputError, refusals_of
+from specctl.errors import ArtifactError, OutputError, reason_of, refusals_of
 
 MIB = 1 << 20
 MAX_BYTES = {
@@ -174,9 +174,12 @@ def _not_a_file(name: str, found: str) -> ArtifactError:
 
 
 def _missing(field: str, error: OSError | ValueError) -> ArtifactError:
-    found = getattr(error, "strerror", None) or str(error)
     return ArtifactError(
-        "E_MISSING", field, expected="a readable artifact", found=found, fix="check the path"
+        "E_MISSING",
+        field,
+        expected="a readable artifact",
+        found=reason_of(error),
+        fix="check the path",
     )
 
 
@@ -259,7 +262,7 @@ def publish_folder(folder: Path, contents: Mapping[str, bytes], verify: Callable
         raise OutputError(
             f"artifact {folder}",
             expected="a place that can be written",
-            found=error.strerror or str(error),
+            found=reason_of(error),
             fix="choose another output folder",
         ) from error
     finally:

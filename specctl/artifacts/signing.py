@@ -28,7 +28,7 @@ from specctl.artifacts.files import read_folder, read_plain
 from specctl.artifacts.manifest import SIGNATURE, Name, UtcTime, utc_now
 from specctl.artifacts.strict_json import parse_strict
 from specctl.durable import output_errors, replace_file, sync_folder, write_new
-from specctl.errors import ArtifactError, OutputError, UsageError
+from specctl.errors import ArtifactError, OutputError, UsageError, reason_of
 from specctl.records import Record, canonical_json, describe_violation, require
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class SigningKey:
                 write_new(place, data, mode=mode)
             sync_folder(path.absolute().parent)
         except OSError as error:
-            expected, found = "a new file that can be written", _reason(error)
+            expected, found = "a new file that can be written", reason_of(error)
             fix = "choose another name; an existing key is never replaced"
             if isinstance(error, FileNotFoundError):
                 expected, found = f"the folder {path.absolute().parent}", "none"
@@ -182,7 +182,7 @@ def _read_key(path: Path) -> tuple[bytes, int]:
     try:
         data, status = read_plain(path, max_bytes=MAX_KEY_FILE_BYTES, follow=True)
     except OSError as error:
-        raise _bad_key(path, "a file that can be read", _reason(error)) from None
+        raise _bad_key(path, "a file that can be read", reason_of(error)) from None
     return data, status.st_mode
 
 
@@ -199,10 +199,6 @@ def _checked_ed25519(path: Path, key: Any) -> Any:
 def _bad_key(path: Path, expected: str, found: str, fix: str | None = None) -> UsageError:
     known = f"name a file of `specctl registry keygen`; set {PASSPHRASE} if it is encrypted"
     return UsageError(f"key {path}", expected=expected, found=found, fix=fix or known)
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or type(error).__name__
 
 
 # ------------------------------------------------------------------ envelopes

@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any, NoReturn
 
-from specctl.errors import ArtifactError
+from specctl.errors import ArtifactError, reason_of
 
 MAX_NESTING = 32
 """Levels. Our own manifests nest about six deep; parsers recurse."""
@@ -68,7 +68,7 @@ def parse_strict(data: bytes, file: str = "config.json") -> Any:
         for _ in range(MAX_NESTING):
             level = [inner for value in level for inner in _children(value)]
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        refuse("UTF-8 JSON", str(error))
+        refuse("UTF-8 JSON", reason_of(error))
     except RecursionError:
         level = [data]
     if level:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from specctl.console import prepare_output
-from specctl.errors import SpecctlError, UsageError, did_you_mean, one_line
+from specctl.errors import SpecctlError, UsageError, did_you_mean, reason_of
 from specctl.records import in_plain_words
 
 INTERRUPTED = 130
@@ -117,9 +117,9 @@ def read_settings() -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise UsageError(
-            str(path), expected="a TOML file", found=one_line(str(error)), fix="correct it"
-        ) from error
+        place = re.search(r"line \d+, column \d+", str(error))
+        what = f"other text at {place[0]}" if place else reason_of(error)
+        raise UsageError(str(path), expected="a TOML file", found=what, fix="correct it") from error
     registry = found.pop("registry", "")
     if not isinstance(registry, str):
         expected, fix = "registry to be a text", "put the place between quotes"

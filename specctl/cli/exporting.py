@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -47,7 +47,7 @@ def export(
     drafter: str | None = option(
         None, "Drafter: folder, hub id, 'embedded[:small]'", default="that of the artifact's pair"
     ),
-    method: str | None = option(
+    method: Literal["eagle3", "eagle", "draft_model"] | None = option(
         None, "Kind of the drafter: eagle3, eagle, draft_model", default="read from its folder"
     ),
     max_batch_size: PositiveInt | None = option(

@@ -24,6 +24,7 @@ from specctl.cli.options import (
 )
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
+from specctl.errors import UsageError, check_choice
 from specctl.records import option
 from specctl.replay.config import TuneConfig
 from specctl.train.configs import (
@@ -334,7 +335,6 @@ def fit_adasd(
 
     With --prompts, also a relaxed acceptance, certified on them.
     """
-    from specctl.errors import UsageError
     from specctl.logs.tree_log import DenseLog, read_chains
     from specctl.replay.fit_inputs import DISTANCE, prompt_costs, target_steps, tokens_tested
     from specctl.replay.run import open_cost_model
@@ -433,10 +433,13 @@ def fit_auto(
     Lossless policies only: replay cannot tell what a lossy one would have written. Where nothing
     beats the best static setting by more than its interval, that setting is written.
     """
+    plain = config.build(drops_unsupported=True)
+    for name in skip or ():
+        check_choice("--skip", name, FITS)
+
     from specctl.replay.tune.tuning import attempts, families_of, prepare
     from specctl.runtime.output import prepare_folder
 
-    plain = config.build(drops_unsupported=True)
     fitters = _fitters(traces, skip or [], held_out=plain.held_out_frac, seed=plain.seed)
     opened = open_to_fit(traces)
     prepare(opened, plain, cost_model, num_threads=threads)  # refuses before anything is fitted
@@ -457,16 +460,10 @@ def fit_auto(
 def _fitters(traces: list[str], skip: list[str], **shared: Any) -> dict[str, Any]:
     """The fits that are wanted, as a user would run them, their reports left to their folders."""
     from specctl.artifacts.load import load_artifact
-    from specctl.errors import UsageError
 
-    unknown = sorted(set(skip) - set(FITS))
-    if unknown or set(FITS) <= set(skip):
-        raise UsageError(
-            "--skip",
-            expected=f"some of {', '.join(FITS)}, not all",
-            found=", ".join(unknown or skip),
-            fix="check the names",
-        )
+    if set(FITS) <= set(skip):
+        expected = f"some of {', '.join(FITS)}, not all"
+        raise UsageError("--skip", expected=expected, found="all", fix="leave one of them out")
 
     def write(name: str, folder: Path) -> Any:
         fit, options = FITS[name]

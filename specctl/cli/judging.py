@@ -12,6 +12,7 @@ from specctl.cli.app import app
 from specctl.cli.options import DenseTracesArgument, ReplayThreadsOption, open_to_fit, tuned
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
+from specctl.errors import UsageError
 from specctl.records import option
 from specctl.replay.config import (
     LadderConfig,
@@ -103,7 +104,9 @@ specctl replay traces -p ar,chain --cost-model cost_model.json --batch-size 8"""
 def replay(
     traces: Annotated[
         list[str],
-        typer.Argument(help="One or more dense trace folders, or one of `specctl import`."),
+        typer.Argument(
+            help="Dense trace folders of one pair, or folders of `specctl import`, each by itself."
+        ),
     ],
     policy: Annotated[
         list[str],
@@ -128,22 +131,37 @@ def replay(
     from specctl.runtime.policy_spec import check_words
 
     settings = config.build(policies=policy, num_threads=threads)
-    if not any((Path(folder) / "import.json").is_file() for folder in traces):
+    is_import = [(Path(folder) / "import.json").is_file() for folder in traces]
+    if not any(is_import):
         check_words(settings.specs)  # an import has words of its own
         for folder in traces:
             read_header(open_place(split_reference(folder)[0]))
-    if out is not None:
-        prepare_folder(out)
+    groups = [[folder] for folder in traces] if all(is_import) else [traces]
+    places = (
+        [out] * len(groups)
+        if len(groups) == 1
+        else [out and out / Path(folder).resolve().name for folder in traces]
+    )
+    if len(set(places)) < len(groups) and out is not None:
+        found, fix = " ".join(traces), "replay them into folders of their own"
+        raise UsageError("--out", expected="imports of different names", found=found, fix=fix)
+    for place in places:
+        if place is not None:
+            prepare_folder(place)
 
     from specctl.replay.results import write_result
     from specctl.replay.run import replay_folders
 
-    result = replay_folders(
-        traces, settings, TraceSet.open, progress=console.progress, warn=console.warn
-    )
-    if out is not None:
-        write_result(result, out)
-    return Answer(result.to_json(), result.shown())
+    results = [
+        replay_folders(group, settings, TraceSet.open, progress=console.progress, warn=console.warn)
+        for group in groups
+    ]
+    for place, result in zip(places, results, strict=True):
+        if place is not None:
+            write_result(result, place)
+    data = [result.to_json() for result in results]
+    parts = [part for result in results for part in result.shown()]
+    return Answer(data if len(data) > 1 else data[0], parts)
 
 
 @verb(
@@ -189,10 +207,13 @@ def ladder(
     check_words(policy or ())
     opened = TraceSet.open(*traces)
 
-    from specctl.replay.ladder.build import choose_cost, run_ladder
-    from specctl.replay.ladder.show import ladder_notes, ladder_table, write_ladder
+    from specctl.replay.run import choose_cost
 
     model = choose_cost(cost_model, linear, opened, console.warn)
+
+    from specctl.replay.ladder.build import run_ladder
+    from specctl.replay.ladder.show import ladder_notes, ladder_table, write_ladder
+
     prepare_folder(out)
     result = run_ladder(
         opened,
@@ -237,6 +258,8 @@ def tune(
 
     The best static setting always takes part, and is written unless another beats it.
     """
+    settings: TuneConfig = config.build()
+
     from specctl.engines.export import check_load, engine_named
     from specctl.replay.tune.candidates import listed_families
     from specctl.replay.tune.publish import grid_table
@@ -247,7 +270,6 @@ def tune(
         families = listed_families(config.family or (), config.grid or ())
         grids = {family.name: dict(family.grid_rows()) for family in families}
         return Answer(grids, [grid_table(families)])
-    settings: TuneConfig = config.build()
     of_engine: dict[str, Any] = {}
     if settings.for_engine is not None:
         engine = engine_named(settings.for_engine, "--for")

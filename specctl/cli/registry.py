@@ -221,8 +221,8 @@ def promote(
 
     Refused where another writer moved it meanwhile.
     """
-    note, expected = _note(writing, writing.reason), _expected_digest(expect)
-    writer = _writer(registry, writing)
+    note, writer = _note(writing, writing.reason), _writer(registry, writing)
+    expected = _expected_digest(writer, name, expect)
     digest = version_digest(writer.registry, name, version)
     moved = room.promote(writer, name, alias, digest, expect=expected, note=note)
     return _entry(moved, changed=moved.changed)
@@ -241,12 +241,15 @@ def rollback(
     alias: AliasArgument,
     registry: RegistryOption,
     reason: NeededReasonOption,
+    version: Annotated[
+        str | None,
+        typer.Argument(
+            help="v1, sha256:HEX, another alias or ./FOLDER, one that it had before; default: the "
+            "one before the one it has.",
+            show_default=False,
+        ),
+    ] = None,
     *,
-    to: str | None = option(
-        None,
-        "v1, sha256:HEX, another alias or ./FOLDER, one that it had before",
-        default="the one before the one it has",
-    ),
     expect: str | None = option(
         None,
         "Digest sha256:HEX to go back from; done once, however often it is repeated. "
@@ -258,9 +261,9 @@ def rollback(
 
     That is a new generation; nothing is deleted.
     """
-    note, expected = _note(writing, reason), _expected_digest(expect)
-    writer = _writer(registry, writing)
-    digest = None if to is None else version_digest(writer.registry, name, to)
+    note, writer = _note(writing, reason), _writer(registry, writing)
+    expected = _expected_digest(writer, name, expect)
+    digest = version and version_digest(writer.registry, name, version)
     moved = room.rollback(writer, name, alias, note=note, to=digest, expect=expected)
     return _entry(moved, changed=moved.changed)
 
@@ -286,8 +289,10 @@ def _note(writing: Given, reason: str | None) -> room.Note:
     return room.Note(reason, check_time_to_come(writing.expires, "--expires"))
 
 
-def _expected_digest(text: str | None) -> str | None:
+def _expected_digest(writer: room.Writer, name: str, text: str | None) -> str | None:
     """The digest of `--expect`. An alias might have moved, too, so it would prove nothing."""
+    if text is not None and text.startswith("sha256:") and len(text) < len("sha256:") + 64:
+        return version_digest(writer.registry, name, text)
     try:
         return None if text is None else parse_digest(text)
     except RegistryError as error:
@@ -324,13 +329,14 @@ def list_(registry: RegistryOption, search: Given, trust: TrustOption = None) ->
 
     A search names every difference to what was wanted.
     """
-    found = room.open_registry(registry)
     wanted = Wanted(**dict(search.build()))
+    asked = wanted_of(wanted)
+    found = room.open_registry(registry)
     if wanted == Wanted():
         columns = "name num_versions aliases generation error"
         return _rows(found.url, listing.name_rows(found), columns, empty="no names yet")
     offered = listing.candidates(found, Trust.load(trust), console.warn)
-    matches = list(rank(wanted_of(wanted), offered))
+    matches = list(rank(asked, offered))
     columns = "reference digest exact loadable refusal differences"
     shown = [listing.match_row(match, as_json=False) for match in matches]
     data = [listing.match_row(match, as_json=True) for match in matches]

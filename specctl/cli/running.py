@@ -15,7 +15,7 @@ from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.formatting import Table
 from specctl.records import option
-from specctl.runtime.config import DecodingConfig
+from specctl.runtime.config import Decisions, DecodingConfig
 
 if TYPE_CHECKING:
     from specctl.runtime.conversations import Conversation, DecodeSettings
@@ -53,7 +53,7 @@ def run(
     offline: bool = option(
         False, "Take policies of registries from the cache: what they meant last", group="advanced"
     ),
-    decisions: str = option(
+    decisions: Decisions = option(
         "auto",
         "What computes what a policy learned: auto, fused (CUDA kernels), torch, onnx",
         group="advanced",
@@ -85,9 +85,7 @@ def run(
 
     from specctl.runtime.compare import compare_policies, write_results
     from specctl.runtime.load import expectation
-    from specctl.runtime.runnable import check_decisions
 
-    backend = check_decisions(decisions)
     with console.progress("loading models", None):
         pair = config.load_pair()
     loaded = config.with_room(pair, loaded, console.warn)
@@ -100,13 +98,13 @@ def run(
             loaded,
             settings,
             batch_size=config.batch_size,
-            decisions=backend,
+            decisions=decisions,
             on_prompt=lambda _: tick(),
             on_tokens=on_tokens and on_tokens(pair.target.tokenizer),
         )
     rows = [result.summary() for result in comparison.results]
     if out is not None:
-        write_results(out, comparison.results, pair, settings, config.batch_size, backend)
+        write_results(out, comparison.results, pair, settings, config.batch_size, decisions)
     table = comparison_table(rows, run_title(pair, len(loaded), settings))
 
     def end() -> None:

@@ -61,6 +61,9 @@ def import_(
     questions: Path | None = option(
         None, "Spec-Bench question file, for categories", default="none"
     ),
+    plain: Path | None = option(
+        None, "Spec-Bench answers of plain decoding, for speed-ups", default="none"
+    ),
     cost_model: Path | None = option(
         None, "cost_model.json of `specctl profile`, to name the best draft length", default="none"
     ),
@@ -81,6 +84,7 @@ def import_(
 
     Of per-position acceptance, to replay chains from; of other figures, a summary.
     """
+    from specctl.logs.acceptance_lists import LAST_ROUND
     from specctl.logs.importing import ImportOptions, describe_summary, import_file, parse_depths
     from specctl.logs.sources import Source
     from specctl.replay.imported import describe_imported_log, explain_import
@@ -92,11 +96,12 @@ def import_(
         entry_predicts=entry_predicts,
         max_misaligned=max_misaligned,
         questions=questions,
+        plain=plain,
     )
     clock, load = None, f"batch size {batch_size} and {context_tokens} tokens of context"
     if cost_model is not None or linear is not None:
-        from specctl.replay.ladder.build import choose_cost
         from specctl.replay.ladder.tally import LoadClock
+        from specctl.replay.run import choose_cost
 
         model = LoadClock(choose_cost(cost_model, linear, None, console.warn), batch_size)
         model.check()
@@ -106,6 +111,12 @@ def import_(
         imported = import_file(text, out, options, clock=clock, load=load, on_bytes=tick)
     if imported.log is None:
         return Answer(imported.to_json(), describe_summary(imported))
+    for name, lists in imported.log.header.drafters.items():
+        if cut := lists.misaligned.get(LAST_ROUND):
+            console.warn(
+                f"{name}: {cut} entries are missing or left over at the ends of texts, whose last "
+                "round the file holds in part"
+            )
     drafters = explain_import(imported.log, clock, load)
     sentences = [f"{name}: {line}" for name in drafters for line in drafters[name]["meaning"]]
     data = {**imported.to_json(), "drafters": drafters}

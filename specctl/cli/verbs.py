@@ -19,7 +19,6 @@ from __future__ import annotations
 import glob
 import inspect
 import math
-import re
 import time
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -38,7 +37,7 @@ from typer.core import TyperCommand
 from specctl import console
 from specctl.cli.app import NOTHING, SETTINGS, VerbInterruptedError
 from specctl.console import Answer
-from specctl.errors import SpecctlError, UsageError, did_you_mean
+from specctl.errors import SpecctlError, UsageError, check_choice, did_you_mean
 from specctl.formatting import count, listed
 from specctl.records import violated_rule
 
@@ -114,7 +113,7 @@ class ConfigOption:
 
     Attributes:
         path: of the field, from the model down. flag: with a short one behind a space, if any.
-        group: one of `GROUPS`. kind: of its value on the command line.
+        group: one of `GROUPS`. kind: of its value on the command line. words: that it may be.
         is_list: comma-separated there, or given by several options where it `repeats`.
         default: None where it depends on other things.
     """
@@ -127,6 +126,7 @@ class ConfigOption:
     repeats: bool
     default: Any
     help: str
+    words: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -205,12 +205,13 @@ class Given:
         try:
             return self.model.model_validate_json(TypeAdapter(Any).dump_json(tree))
         except ValidationError as error:
-            where, rule, kind, _ = violated_rule(error)
+            where, rule, _, _ = violated_rule(error)
             found = next((o for o in self.options if o.path == where[: len(o.path)]), None)
-            what, value, words = self.verb, "options that contradict each other", []
+            what, value = self.verb, "options that contradict each other"
+            words: tuple[str, ...] = ()
             if found is not None:
                 value, what = str(self.values[found.name]), found.flag.partition("/")[0]
-                words = re.findall("'([^']+)'", rule) if kind == "literal_error" else []
+                words = found.words
             raise UsageError(
                 what,
                 expected=rule.replace("'", ""),
@@ -268,12 +269,14 @@ def verb(
             for name, model in models.items()
         }
         parameters: list[inspect.Parameter] = []
+        choices: dict[str, tuple[str, tuple[str, ...]]] = {}
         for parameter in inspect.signature(function, eval_str=True).parameters.values():
             if parameter.name in models:
                 parameters += (option.parameter() for option in options[parameter.name])
             elif isinstance(parameter.default, FieldInfo):
                 made = _option((parameter.name,), parameter.default, parameter.annotation)
                 parameters.append(made.parameter().replace(name=parameter.name))
+                choices[parameter.name] = made.flag.split()[0], made.words
             elif parameter.name == JSON.name:
                 parameters.append(JSON)
             else:
@@ -287,6 +290,9 @@ def verb(
             bound = signature.bind(**given)
             bound.apply_defaults()
             values = bound.arguments
+            for name, (flag, known) in choices.items():
+                if known and values[name] is not None:
+                    check_choice(flag, values[name], known)
             for name, model in models.items():
                 taken = {o.name: values.pop(o.name) for o in options[name]}
                 values[name] = Given(model, options[name], taken, words)
@@ -375,6 +381,7 @@ def _option(
         repeats=bool(extra.get("repeats")),
         default=None if in_words else default,
         help=f"{field.description}{within}{stated}.",
+        words=tuple(word for word in _words(annotation) if isinstance(word, str)),
     )
 
 
@@ -391,6 +398,15 @@ def _kind_of(annotation: Any, bounds: list[Any]) -> tuple[Any, list[Any]]:
     if origin is Literal:
         return type(inner[0]), []
     return annotation, bounds
+
+
+def _words(annotation: Any) -> Iterator[Any]:
+    """The values of a `Literal` within an annotation."""
+    for one in get_args(annotation):
+        if get_origin(annotation) is Literal:
+            yield one
+        else:
+            yield from _words(one)
 
 
 def _range(bounds: list[Any]) -> str:

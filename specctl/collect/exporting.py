@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from specctl.durable import TRY_AGAIN, make_folder, output_errors, sync_file, sync_folder
-from specctl.errors import OutputError, UsageError
+from specctl.errors import OutputError, UsageError, check_choice
 from specctl.logs.parquet import read_batches
 from specctl.logs.trace_files import enclosing_set
 from specctl.logs.trace_set import TraceSet
@@ -35,9 +35,7 @@ def export(traces: TraceSet, out: str | Path, *, format: str, tokens: str) -> li
         )
     folder, choices = Path(out), {"--format": ("parquet", "csv"), "--tokens": ("keep", "drop")}
     for (option, words), found in zip(choices.items(), (format, tokens), strict=True):
-        if found not in words:
-            expected = " or ".join(words)
-            raise UsageError(option, expected=expected, found=repr(found), fix="choose one")
+        check_choice(option, found, words)
     with output_errors(folder, "export folder"):
         above = enclosing_set(folder / "x")
         if above is not None:

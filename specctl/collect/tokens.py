@@ -24,7 +24,7 @@ from specctl.durable import (
     publish_link,
     write_new,
 )
-from specctl.errors import InputError, InvariantError, UsageError
+from specctl.errors import InputError, InvariantError, UsageError, reason_of
 from specctl.logs.trace_files import HEADER_NAME, Place, read_header
 from specctl.records import canonical_json
 from specctl.trace import TOKEN_COLUMNS, arrow_schema, token_mode
@@ -213,7 +213,7 @@ def _key(path: Path) -> bytes:
     try:
         key = path.read_bytes()
     except OSError as error:
-        found = error.strerror or type(error).__name__
+        found = reason_of(error)
         raise refuse("a file that can be read", found, READ_AGAIN) from error
     if len(key) != KEY_BYTES:
         fix = "name the right file, or one that does not exist yet"

@@ -16,7 +16,7 @@ from specctl.engines.sglang_flags import SGLANG
 from specctl.engines.transformers_flags import TRANSFORMERS
 from specctl.engines.trtllm_flags import TRTLLM
 from specctl.engines.vllm_flags import VLLM
-from specctl.errors import EngineError, UsageError
+from specctl.errors import EngineError, UsageError, check_choice
 from specctl.policy import PerRequest, Policy, as_chain, parse_policy
 from specctl.records import canonical_json
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress
@@ -45,8 +45,7 @@ def engine_named(name: str, option: str) -> Engine:
     Raises:
         UsageError: another name.
     """
-    if name not in ENGINES:
-        raise UsageError(option, expected=", ".join(ENGINES), found=repr(name), fix="name one")
+    check_choice(option, name, ENGINES)
     return ENGINES[name]
 
 
@@ -139,7 +138,9 @@ def _absolute(piece: str) -> str:
     return f"{os.path.abspath(place)}/{name}" if slash else name
 
 
-def drafter_of(named: NamedPolicy, model: str | None, method: str | None) -> EngineDrafter | None:
+def drafter_of(
+    named: NamedPolicy, model: str | None, method: Method | None
+) -> EngineDrafter | None:
     """The drafter that an engine is to load: the given one, or the one of the artifact's pair.
 
     Args:
@@ -152,9 +153,6 @@ def drafter_of(named: NamedPolicy, model: str | None, method: str | None) -> Eng
     Raises:
         UsageError: a kind that is not known, or none for what is no folder.
     """
-    if method is not None and method not in get_args(Method):
-        known = ", ".join(get_args(Method))
-        raise UsageError("--method", expected=known, found=repr(method), fix="name one")
     name = model or next((one.manifest.pair.drafter for _, one in named.parts), None)
     if name is None:
         return None

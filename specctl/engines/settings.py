@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from specctl.errors import EngineError
+from specctl.errors import EngineError, reason_of
 from specctl.records import PositiveInt, Record, canonical_json, describe_violation, option, require
 
 VARIABLE = "SPECCTL_VLLM"
@@ -115,7 +115,7 @@ def read_settings(text: str) -> PluginSettings:
     except ValidationError as error:
         found = describe_violation(error)
     except (OSError, ValueError) as error:
-        found = str(error)
+        found = reason_of(error)
     raise EngineError(
         f"settings of the vLLM plugin, {where}",
         expected="JSON as `specctl export --to vllm` writes it",

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from pydantic import BeforeValidator, Field, create_model
 
-from specctl.errors import InputError, UsageError
+from specctl.errors import InputError, UsageError, check_choice
 from specctl.logs.import_lines import (
     Category,
     Counts,
@@ -44,9 +45,12 @@ if TYPE_CHECKING:
 
 PREDICTS = ("same", "next")
 """Which generated token entry i drafts first: token i, or token i + 1."""
+LAST_ROUND = "last_round"
+"""The kind that is no fault: of the last round, a list or its text may hold a part."""
 KINDS = {
-    "missing": "positions without an entry: the list is too short",
-    "surplus": "entries past the last generated token: the list is too long",
+    "missing": "positions without an entry: the list is too short, by more than a round emits",
+    LAST_ROUND: "entries that lack or are left over at the end, no more than a round accepts",
+    "surplus": "entries past the last generated token: the list is too long, by more than that",
     "below_one": "entries below 1, although the bonus token counts",
     "behind_below_one": "entries after the first one below 1",
     "beyond_end": "entries that accept more tokens than the text has left",
@@ -67,12 +71,15 @@ class DrafterLists:
             1..c; c is num_generated - 1 where the list covers the text.
         num_entries: entries that the lists hold or should hold, whichever is more, summed.
         misaligned: entries by kind, see `KINDS`. first_line: 1-based line where each was met first.
+        uneven: of lists too short or too long, the kind, how many entries and the line; `check`
+            tells which of them are a last round's.
     """
 
     accepted: list[Ints] = field(default_factory=list)
     num_entries: int = 0
     misaligned: Counter[str] = field(default_factory=Counter)
     first_line: dict[str, int] = field(default_factory=dict)
+    uneven: list[tuple[str, int, int]] = field(default_factory=list)
 
     @property
     def max_accepted(self) -> int:
@@ -107,19 +114,28 @@ class DrafterLists:
         )
         self.accepted.append(np.minimum(accepted, remaining).astype(np.int32))
         self.num_entries += max(num_generated, len(entries))
+        self.uneven += [(k, counts[k], line) for k in ("missing", "surplus") if counts[k]]
         self.misaligned += counts
         self.first_line = dict.fromkeys(+counts, line) | self.first_line
 
     def check(self, what: str, limit: float) -> None:
-        """Refuses a file whose lists do not belong to its texts."""
-        share = self.misaligned.total() / max(self.num_entries, 1)
+        """Refuses a file whose lists do not belong to its texts; all of them are added by then."""
+        for kind, _, _ in self.uneven:
+            self.first_line.pop(kind, None)
+        for kind, size, line in self.uneven:
+            told = LAST_ROUND if size <= self.max_accepted else kind
+            self.misaligned.update({told: size})
+            self.misaligned.subtract({kind: size})
+            self.first_line.setdefault(told, line)
+        self.misaligned = +self.misaligned
+        share = misfit_share(self.misaligned, self.num_entries)
         if share <= limit:
             return
         kinds = (
             f"{count} {kind} (first in line {self.first_line[kind]})"
             for kind, count in self.misaligned.items()
         )
-        [(worst, _)] = self.misaligned.most_common(1)
+        worst = max(self.misaligned, key=lambda kind: (kind != LAST_ROUND) * self.misaligned[kind])
         raise InputError(
             what,
             expected=f"at most {limit:.2%} of the entries misaligned",
@@ -127,6 +143,12 @@ class DrafterLists:
             fix=f"{KINDS[worst]}; correct the file, leave the drafter out (--drafter), or raise "
             f"--max-misaligned",
         )
+
+
+def misfit_share(misaligned: Mapping[str, int], num_entries: int) -> float:
+    """The share of a drafter's entries that do not fit their texts; a last round cut short does."""
+    misfits = sum(misaligned.values()) - misaligned.get(LAST_ROUND, 0)
+    return misfits / max(num_entries, 1)
 
 
 @dataclass(frozen=True)
@@ -187,15 +209,7 @@ def read_acceptance(
         InputError: a malformed line, by its number; a request twice; too much misaligned.
         UsageError: an option out of range, or a drafter that the file lacks.
     """
-    import polars as pl
-
-    if entry_predicts not in PREDICTS:
-        raise UsageError(
-            "--entry-predicts",
-            expected=" or ".join(PREDICTS),
-            found=repr(entry_predicts),
-            fix="name one of them",
-        )
+    check_choice("--entry-predicts", entry_predicts, PREDICTS)
     if not 0 <= max_misaligned <= 1:
         raise UsageError(
             "--max-misaligned",
@@ -203,6 +217,8 @@ def read_acceptance(
             found=str(max_misaligned),
             fix="0.01 allows one entry in a hundred",
         )
+    import polars as pl
+
     requests: list[tuple[str, str, int, int]] = []
     lists: dict[str, DrafterLists] = {}
     first: dict[str, Spot] = {}

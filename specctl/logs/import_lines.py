@@ -23,9 +23,9 @@ from pydantic import (
     WrapValidator,
 )
 
-from specctl.errors import InputError
+from specctl.errors import InputError, shown
 from specctl.logs.sources import Source, readable
-from specctl.records import require
+from specctl.records import in_plain_words, require
 
 MAX_COUNTER = 2**53
 """Largest counter that a float64, the number type of Prometheus, counts by ones."""
@@ -103,7 +103,7 @@ class Spot:
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False)[0]
         value, place = first["input"], first["loc"]
-        message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+        message = in_plain_words(first["msg"])
         if first["type"] == "value_error" and isinstance(value, dict):
             raise self.refuse(message, "other values", kind.fix)
         field = [part for part in place if isinstance(part, str)][-1]
@@ -194,9 +194,13 @@ def parse_json(text: str, spot: Spot) -> Any:
     try:
         return json.loads(text.rstrip(), **hooks)
     except json.JSONDecodeError as error:
-        cut = ", at the end of a line without a line end" if not text.endswith("\n") else ""
         at = Spot(spot.path, spot.number + error.lineno - 1)
-        found = f"{error.msg} at column {error.colno}{cut}"
+        line = (text.splitlines() or [""])[error.lineno - 1]
+        fix = "remove them: tr -d '\\000' < FILE > COPY"
+        if "\0" in line:  # of a file whose writer was stopped: the system filled what was missing
+            raise at.refuse("JSON", f"{line.count(chr(0))} NUL bytes", fix) from error
+        cut = ", at the end of a line without a line end" if not text.endswith("\n") else ""
+        found = f"{shown(line, max_chars=40)!r}, which is no JSON from column {error.colno} on{cut}"
         raise at.refuse("JSON", found, "restore the line, or remove it") from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, deep nesting
         raise spot.refuse("JSON of sane size", str(error)[:80], "remove it") from error

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from specctl.artifacts.describe import Description
-from specctl.errors import UsageError
+from specctl.errors import UsageError, check_choice
+from specctl.formatting import number
 from specctl.logs.acceptance_figures import ChainClock, explain, shown_range
-from specctl.logs.acceptance_lists import DRAFTER, read_acceptance
+from specctl.logs.acceptance_lists import DRAFTER, PREDICTS, read_acceptance
 from specctl.logs.engine_summaries import (
     DECODE_MARK,
     LOG_MARK,
@@ -76,6 +77,7 @@ OWNERS = {
     "entry_predicts": ("--entry-predicts", ACCEPTANCE),
     "max_misaligned": ("--max-misaligned", ACCEPTANCE),
     "questions": ("--questions", ANSWERS),
+    "plain": ("--plain", ANSWERS),
 }
 """The option of each field, and the one format that it belongs to."""
 
@@ -87,7 +89,11 @@ class ImportOptions:
     Attributes:
         drafters, offered_depths, entry_predicts, max_misaligned: of `specdecode-bench`; see
             `read_acceptance` and `save_import`. None for the default.
-        questions: of `spec-bench`, the file with the categories.
+        questions: of `spec-bench`, the file with the categories. plain: of the same, the answers of
+            plain decoding.
+
+    Raises:
+        UsageError: an unknown format or reading.
     """
 
     format: str = "auto"
@@ -96,6 +102,11 @@ class ImportOptions:
     entry_predicts: str | None = None
     max_misaligned: float | None = None
     questions: Path | None = None
+    plain: Path | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("--format", self.format, FORMATS)
+        check_choice("--entry-predicts", self.entry_predicts or PREDICTS[0], PREDICTS)
 
 
 @dataclass(frozen=True)
@@ -137,13 +148,6 @@ def import_file(
     text = source if isinstance(source, Source) else Source.of(source)
     if out is not None:
         refuse_used(out)  # before minutes of reading
-    if options.format not in FORMATS:
-        raise UsageError(
-            "--format",
-            expected=f"one of {', '.join(FORMATS)}",
-            found=repr(options.format),
-            fix="name one of them",
-        )
     format = detect_format(text) if options.format == "auto" else options.format
     for name, (flag, owner) in OWNERS.items():
         if owner != format and getattr(options, name) not in (None, ()):
@@ -153,7 +157,8 @@ def import_file(
     if format == ACCEPTANCE:
         return Imported(format, log=_import_log(text, out, options, on_bytes))
     if format == ANSWERS:
-        summary = summarise_answers(text, questions=options.questions, on_bytes=on_bytes)
+        files = {"questions": options.questions, "plain": options.plain}
+        summary = summarise_answers(text, **files, on_bytes=on_bytes)
         summary["all"] = explain(summary["all"], clock, load)
     else:
         summary = SUMMARIES[format](text, on_bytes=on_bytes)
@@ -246,14 +251,18 @@ def describe_summary(imported: Imported) -> list[Any]:
     title, why_not = f"summary of {imported.format}", ("not replayed", summary["why_not_replayed"])
     if "by_category" in summary:
         groups = {"all": summary["all"], **summary["by_category"]}
-        columns = (*_GROUP_COLUMNS, "τ pooled", "τ by question", "tokens/s")
+        speed_ups = [name for name in _SPEED_UPS if name in summary["all"]]
+        counts = _COUNTS[:1] if speed_ups else _COUNTS  # all would not fit a terminal
+        heads = [*counts, "τ pooled", *([] if speed_ups else ["τ by question"]), "tokens/s"]
+        columns = ("group", *heads, *(_SPEED_UPS[name] for name in speed_ups))
         rows = tuple(
             (
                 name,
-                *(str(figures[f"num_{counted}"]) for counted in _GROUP_COLUMNS[1:]),
+                *(str(figures[f"num_{counted}"]) for counted in counts),
                 f"{figures['mean_acceptance_length']:.3f}",
-                f"{figures['mean_of_question_means']:.3f}",
+                *([] if speed_ups else [f"{figures['mean_of_question_means']:.3f}"]),
                 f"{figures['tokens_per_s']:.1f}",
+                *(number(figures.get(speed_up)) for speed_up in speed_ups),
             )
             for name, figures in groups.items()
         )
@@ -265,7 +274,9 @@ def describe_summary(imported: Imported) -> list[Any]:
     return parts
 
 
-_GROUP_COLUMNS = ("group", "questions", "rounds", "tokens")
+_COUNTS = ("questions", "rounds", "tokens")
+_SPEED_UPS = {"speed_up": "×", "speed_up_of_mean_rates": "× of means"}
+"""Of `--plain`: Σ tokens / Σ time over its own, and as `speed.py` of Spec-Bench has it."""
 
 
 def _describe_rates(title: str, figures: dict[str, Any], why_not: tuple[str, str]) -> Description:

@@ -6,11 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
-from torch import Tensor
-
 from specctl.errors import TraceError
 from specctl.features import NO_TEXT, RECENT_TOKENS, DraftPool
+from specctl.lazy import Tensor, inference, torch
 from specctl.logs.tree_log import LogChunk
 from specctl.policy.growing import Children, PoolBuffers, grow_tree, new_pool
 from specctl.policy.rules import Frontier, Plan, RoundStart, ShapeRule, fresh_start, rank_order
@@ -94,7 +92,7 @@ class LoggedDraft:
         return (places * self.on_path[:, 1:].gather(1, order)).amax(1)
 
 
-@torch.inference_mode()
+@inference
 def logged_draft(
     rule: ShapeRule, chunk: LogChunk, rows: slice | Tensor, start: RoundStart | None = None
 ) -> LoggedDraft:

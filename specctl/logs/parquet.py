@@ -6,13 +6,14 @@ and columns are read long after `TraceSet.open`, so every reader goes through th
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specctl.errors import TraceCorruptError, shown
+from specctl.errors import TraceCorruptError, reason_of
 from specctl.trace import TABLES, arrow_schema
 
 if TYPE_CHECKING:
@@ -35,7 +36,12 @@ def decoding(what: str) -> Iterator[None]:
             theirs = sys.modules["polars"].exceptions
             found += [theirs.PolarsError, theirs.PanicException]
         if isinstance(error, tuple(found)):
-            raise _undecodable(what, str(error)) from error
+            reason = f"bytes that cannot be decoded ({type(error).__name__})"
+            if isinstance(error, OSError) and error.errno:
+                reason = reason_of(error)
+            elif column := re.match(r'unable to find column "(\w+)"', str(error)):
+                reason = f"no column {column[1]}"
+            raise _undecodable(what, reason) from error
         raise
 
 
@@ -92,7 +98,7 @@ def _undecodable(what: str, found: str) -> TraceCorruptError:
     return TraceCorruptError(
         what,
         expected="Parquet files with the columns of the format",
-        found=shown(" ".join(found.split()), max_chars=200),
+        found=found,
         fix="`specctl traces verify` names the file; go on without it, or fetch it again",
     )
 

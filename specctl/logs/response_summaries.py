@@ -3,7 +3,8 @@
 - Spec-Bench's answer files: `evaluation/eval.py` of github.com/hemingkx/Spec-Bench writes
   `choices[]` with a list per turn of `decoding_steps`, `new_tokens`, `wall_time` (seconds) and
   one flat list `accept_lengths` over all turns, the target's own token counted (plain decoding
-  has 1.0). Its `speed.py` reports a mean of rates; here rates are Σ tokens / Σ time.
+  has 1.0). Its `speed.py` reports means of the questions' rates, which have a key of their own;
+  other rates are Σ tokens / Σ time.
 - vLLM's per-request acceptance, `metrics.speculative_decoding` of its responses, written with
   `--per-request-spec-decode-metrics summary|detailed`
   (docs/features/speculative_decoding/acceptance_metrics.md of vLLM; experimental there). Whole
@@ -85,16 +86,61 @@ class _Question(OtherRecord):
 
 
 def summarise_answers(
-    source: Source, *, questions: Path | None = None, on_bytes: OnBytes | None = None
+    source: Source,
+    *,
+    questions: Path | None = None,
+    plain: Path | None = None,
+    on_bytes: OnBytes | None = None,
 ) -> dict[str, Any]:
     """Figures of an answer file, pooled and by category.
 
     Args:
         questions: `question.jsonl`; its categories are used, and each answer must be in it.
+        plain: answers of plain decoding to the same questions, which give the `speed_up`s.
 
     Raises:
-        InputError: a malformed line, by its number; a question answered twice or unknown.
+        InputError: a malformed line, by its number; a question answered twice or unknown, or by one
+            of the two files alone.
     """
+    rows = _answers(source, questions, on_bytes)
+    groups = _by_category(rows)
+    if plain is not None:
+        others = _answers(Source(str(plain)), questions, None)
+        alone = {*rows["question"]} ^ {*others["question"]}
+        if alone:
+            raise InputError(
+                str(plain),
+                expected=f"the questions of {source.name}",
+                found=f"{len(alone)} that one of the files lacks, such as {min(alone)!r}",
+                fix="give answers to the same questions",
+            )
+        theirs = _by_category(others)
+        for name, figures in groups.items():
+            if base := theirs.get(name):
+                figures["speed_up"] = figures["tokens_per_s"] / base["tokens_per_s"]
+                means = (one["mean_of_question_rates"] for one in (figures, base))
+                figures["speed_up_of_mean_rates"] = next(means) / next(means)
+    pooled = groups.pop("all") | {
+        "fixed_length_sweep": None,
+        "why_no_sweep": "answer files do not say whether drafts were chains or trees, nor how long",
+        "not_known": ["how many tokens were drafted"],
+    }
+    return {**NOT_REPLAYED, "all": pooled, "by_category": groups}
+
+
+def _by_category(rows: pl.DataFrame) -> dict[str, dict[str, Any]]:
+    """Figures of all answers, and of each category that has a name."""
+    import polars as pl
+
+    named = rows.filter(pl.col("category") != "").sort("category")
+    parts = named.partition_by("category", as_dict=True)
+    return {"all": _answer_figures(rows)} | {
+        str(name): _answer_figures(part) for (name,), part in parts.items()
+    }
+
+
+def _answers(source: Source, questions: Path | None, on_bytes: OnBytes | None) -> pl.DataFrame:
+    """A row an answer."""
     import polars as pl
 
     known: dict[str, str] = {}
@@ -112,6 +158,7 @@ def summarise_answers(
         spot.check_new(name, answered, "question")
         answers.append(
             {
+                "question": name,
                 "category": known.get(name, answer.category),
                 "lengths": [n for choice in choices for n in choice.accept_lengths],
                 "num_choices": len(choices),
@@ -120,23 +167,7 @@ def summarise_answers(
                 "wall_s": sum(sum(choice.wall_time) for choice in choices),
             }
         )
-    rows = pl.DataFrame(answers, schema_overrides={"lengths": pl.List(pl.Int64)})
-    groups = (
-        rows.filter(pl.col("category") != "")
-        .sort("category")
-        .partition_by("category", as_dict=True)
-    )
-    by_category = {str(name): _answer_figures(group) for (name,), group in groups.items()}
-    unknown = {
-        "fixed_length_sweep": None,
-        "why_no_sweep": "answer files do not say whether drafts were chains or trees, nor how long",
-        "not_known": ["how many tokens were drafted"],
-    }
-    return {
-        **NOT_REPLAYED,
-        "all": {**_answer_figures(rows), **unknown},
-        "by_category": by_category,
-    }
+    return pl.DataFrame(answers, schema_overrides={"lengths": pl.List(pl.Int64)})
 
 
 def _answer_figures(answers: pl.DataFrame) -> dict[str, Any]:
@@ -162,6 +193,7 @@ def _answer_figures(answers: pl.DataFrame) -> dict[str, Any]:
         "mean_acceptance_length": lengths.mean(),
         "mean_of_question_means": answers["lengths"].list.mean().mean(),
         "tokens_per_s": sums["num_tokens"] / sums["wall_s"],
+        "mean_of_question_rates": (answers["num_tokens"] / answers["wall_s"]).mean(),
         "acceptance_histogram": histogram.tolist(),
         "marginal_prob": (at_least / len(lengths)).tolist(),
     }

@@ -22,7 +22,7 @@ from specctl.durable import (
     publish,
     write_new,
 )
-from specctl.errors import TraceCorruptError
+from specctl.errors import TraceCorruptError, reason_of
 from specctl.logs.trace_files import MAX_SEGMENT_BYTES, Place, StoredFile
 from specctl.stores import KeyAbsentError
 from specctl.stores.creating import read
@@ -69,10 +69,13 @@ def local_file(place: Place, file: StoredFile, *, verify: bool = True, fresh: bo
         raise _damaged(str(path), "the file", "none") from None
     except PermissionError as error:  # no damage, so it must not be called that
         raise UnreadableError(
-            str(path), expected="a file that can be read", found=str(error.strerror), fix=READ_AGAIN
+            str(path),
+            expected="a file that can be read",
+            found=reason_of(error),
+            fix=READ_AGAIN,
         ) from error
     except OSError as error:
-        found_error = error.strerror or type(error).__name__
+        found_error = reason_of(error)
         raise _damaged(str(path), "a file that can be read", found_error) from error
     return path
 

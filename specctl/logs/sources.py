@@ -13,7 +13,7 @@ from typing import BinaryIO, Self
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from specctl.errors import InputError
+from specctl.errors import InputError, reason_of
 
 SCHEMES = ("http://", "https://")
 TIMEOUT_S = 10.0
@@ -64,7 +64,7 @@ def readable(path: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        found = error.strerror or type(error).__name__
+        found = reason_of(error)
         raise InputError(
             str(path), expected="a file that can be read", found=found, fix="check the path"
         ) from error
@@ -94,7 +94,9 @@ def _fetch(url: str) -> bytes:
         found = f"no whole answer within {TIMEOUT_S:.0f} to {DEADLINE_S:.0f} s"
     except (URLError, HTTPException, OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
-        found = getattr(reason, "strerror", None) or str(reason) or type(error).__name__
+        found = str(reason) or type(error).__name__
+        if isinstance(reason, OSError) and reason.strerror:
+            found = reason_of(reason)
     else:
         page = b"".join(parts)
         expected, fix = "metrics in the text format of Prometheus", "name the page /metrics"

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from specctl.errors import TraceCorruptError, TraceEmptyError, TraceError, TraceMismatchError
+from specctl.lazy import Tensor, torch
 from specctl.logs.parquet import read_columns
 from specctl.logs.positions import Bools, Longs, Positions, coded, join_positions
 from specctl.logs.trace_set import TraceSet

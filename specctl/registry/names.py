@@ -2,7 +2,7 @@
 
     NAME       PAIR  or  PAIR@HARDWARE:WORKLOAD          qwen3-8b+eagle3@h200:chat
     PAIR       TARGET  or  TARGET+DRAFTER
-    REFERENCE  NAME  or  NAME@ALIAS  or  NAME@sha256:<64 hex>  or  NAME@v<number>
+    REFERENCE  NAME  or  NAME@ALIAS  or  NAME@sha256:<hex>  or  NAME@v<number>
 
 A word (TARGET, DRAFTER, HARDWARE, WORKLOAD, ALIAS) is `[a-z0-9][a-z0-9._-]*` without `..`, at most
 64 bytes. A name has at most 255 bytes, since it is a segment of a key and a file name. Lower case
@@ -10,7 +10,8 @@ and ASCII only, so two names that look alike, or that a file system folds togeth
 exist. The last `@` part is an alias if it has no colon, a digest behind `sha256:`, else hardware
 and workload. So no hardware is called `sha256`.
 
-`v1` is the version that was published first under a name, `v2` the next; no alias is called so.
+`v1` is the version that was published first under a name, `v2` the next; no alias is called so. Of
+a digest 8 digits will do, where they are those of one version.
 
 In keys `:` is written `=`, which no name contains, so two names never share a key.
 """
@@ -32,6 +33,7 @@ _NAME = re.compile(rf"({_WORD})(?:\+({_WORD}))?(?:@(?!sha256:)({_WORD}):({_WORD}
 _ALIAS = re.compile(_WORD)
 _VERSION = re.compile(r"v[1-9][0-9]{0,8}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_SHORT = re.compile(r"sha256:[0-9a-f]{8,64}")
 GRAMMAR = (
     "TARGET[+DRAFTER][@HARDWARE:WORKLOAD], at most 255 bytes, "
     "words [a-z0-9][a-z0-9._-]* without .. of at most 64 bytes"
@@ -40,7 +42,8 @@ GRAMMAR = (
 
 @dataclass(frozen=True)
 class Reference:
-    """A name and one of its versions: by alias or `v<number>`, by digest, or left open."""
+    """A name and one of its versions: by alias or `v<number>`, by digest or its first digits, or
+    left open."""
 
     name: str
     alias: str | None = None
@@ -97,7 +100,8 @@ def parse_reference(text: str) -> Reference:
     """A reference of the grammar (else E_NAME)."""
     head, at, tail = text.rpartition("@")
     if at and tail.startswith("sha256:"):
-        return Reference(parse_name(head), digest=parse_digest(tail))
+        digest = _matched(_SHORT, "digest", "sha256:<8 to 64 lower-case hex digits>", tail)
+        return Reference(parse_name(head), digest=digest)
     if at and ":" not in tail:
         return Reference(parse_name(head), alias=parse_alias(tail))
     return Reference(parse_name(text))
@@ -141,5 +145,5 @@ def _matched(pattern: re.Pattern[str], what: str, expected: str, text: str) -> s
 
 def _bad_word(what: str, expected: str, found: str) -> RegistryError:
     is_digest = what == "digest"
-    fix = "take it whole from `specctl registry show NAME`" if is_digest else f"correct the {what}"
+    fix = "take it from `specctl registry show NAME`" if is_digest else f"correct the {what}"
     return RegistryError("E_NAME", what, expected=expected, found=repr(found), fix=fix)

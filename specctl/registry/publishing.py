@@ -215,8 +215,8 @@ def version_digest(registry: Registry, name: str, version: str) -> str:
     """The digest of a version as people write it.
 
     Args:
-        version: `sha256:<hex>`, another alias of the name, or the path of an artifact's folder
-            with a slash in it.
+        version: `sha256:<hex>` or its first digits, another alias of the name, or the path of an
+            artifact's folder with a slash in it.
     """
     if "/" in version:
         return read_package(Path(version)).digest

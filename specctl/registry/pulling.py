@@ -154,6 +154,12 @@ class Cache:
         except (ArtifactError, ValidationError):
             _refuse_note(url, reference, "a note of another form")
 
+    def whole(self, url: str, reference: Reference) -> Reference:
+        """The same with all digits of its digest, where one version that was pulled has those."""
+        note = self._note(url, reference)
+        found = sorted(note.parent.glob(f"{note.stem}*.json")) if reference.digest else []
+        return reference.pinned(f"sha256:{found[0].stem[1:]}") if len(found) == 1 else reference
+
     def _note(self, url: str, reference: Reference) -> Path:
         folder = self.root / "references" / hex_of(digest_of(url.encode()))
         # No alias begins with an @.
@@ -236,6 +242,7 @@ def pull_offline(
     from specctl.artifacts.load import load_files
 
     trust, place = reader.trust, f"{url}/{reference}"
+    reference = reader.cache.whole(url, reference)
     meant = reader.cache.recall(url, reference)
     accepted = tuple(text.encode() for text in meant.envelopes)
     with refusals_of(place):

@@ -68,6 +68,8 @@ def resolve(registry: Registry, reference: Reference, trust: Trust) -> Resolved:
 def resolve_in(log: Log, reference: Reference, trust: Trust) -> Resolved:
     """`resolve` in a history that was just read."""
     digest = named_digest(log, reference)
+    if reference.digest is not None:
+        reference = reference.pinned(digest)
     entries = deciding_entries(log, reference, digest)
     for logged in entries:
         check_entry(log, trust, logged)
@@ -76,10 +78,20 @@ def resolve_in(log: Log, reference: Reference, trust: Trust) -> Resolved:
 
 def named_digest(log: Log, reference: Reference) -> str:
     """The digest that a reference names: E_UNKNOWN_ALIAS; E_MISSING for a digest not published
-    under the name; E_NAME for a name alone."""
+    under the name; E_NAME for a name alone, or for digits that several versions begin with."""
     if reference.digest is not None:
-        check_published(log, reference.digest)
-        return reference.digest
+        fitting = [one for one in log.state.versions if one.startswith(reference.digest)]
+        if not fitting:
+            check_published(log, reference.digest)
+        if len(fitting) > 1:
+            raise RegistryError(
+                "E_NAME",
+                str(reference),
+                expected="digits of one version alone",
+                found=f"those of {' and '.join(fitting)}",
+                fix="give more of them",
+            )
+        return fitting[0]
     aliases = log.state.aliases
     if reference.alias in aliases:
         return aliases[reference.alias].digest

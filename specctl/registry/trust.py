@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
@@ -33,7 +33,7 @@ from specctl.artifacts.signing import (
 )
 from specctl.artifacts.strict_json import parse_strict
 from specctl.durable import make_folder, output_errors, replace_file
-from specctl.errors import ArtifactError, UsageError, shown
+from specctl.errors import ArtifactError, UsageError, check_choice, reason_of, shown
 from specctl.records import Record, canonical_json, describe_violation, require
 from specctl.registry.userdirs import config_home
 
@@ -105,6 +105,8 @@ class TrustedKey(Record):
         Raises:
             UsageError: a role, a name, a time or a comment that a trust file cannot hold.
         """
+        for role in roles:
+            check_choice("--role", role, get_args(Role))
         try:
             return cls(
                 key_id=key_id_of(public_key),
@@ -118,7 +120,7 @@ class TrustedKey(Record):
         except ValidationError as error:
             raise UsageError(
                 "trusted key",
-                expected="roles publisher, promoter; names of [a-z0-9._+@:-] and *",
+                expected="each role once; names of [a-z0-9._+@:-] and *",
                 found=describe_violation(error),
                 fix="correct that",
             ) from error
@@ -167,7 +169,7 @@ class Trust(Record):
             raise UsageError(
                 f"trust file {place}",
                 expected="a file that can be read",
-                found=error.strerror or type(error).__name__,
+                found=reason_of(error),
                 fix="check the path; `specctl registry trust add` makes one",
             ) from error
         if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o022:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from bisect import bisect_right
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Annotated, Self
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
-from specctl.errors import InputError
+from specctl.errors import InputError, reason_of
 from specctl.logs.positions import Longs
 from specctl.policy import Chain, RootOnly
 from specctl.policy.family import Length
@@ -89,11 +88,9 @@ def read_slots(path: Path) -> dict[int, AdaptiveSlot]:
     try:
         return parse_slots(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        found = str(error)
+        found = reason_of(error)
         if isinstance(error, ValidationError):
             found = describe_violation(error)
-        elif isinstance(error, OSError):
-            found = os.strerror(error.errno or 0)
         raise InputError(
             f"adaptive configuration {path}",
             expected="SGLang's file of --speculative-adaptive-config, a slot a batch size",

@@ -79,6 +79,11 @@ class ReplayConfig(BaseModel):
         "Whose batching is simulated: specctl, vllm, sglang, or waves, each until it is empty",
         group="common",
     )
+    definition: Literal["specctl", "specdecode-bench"] = option(
+        "specctl",
+        "Of speed-ups on an import: specctl (sums over sums), or specdecode-bench, as its "
+        "simulator prints them",
+    )
     in_order: bool = option(
         False,
         "Simulate the log once in its own order, as an import always is: totals of one run, to "
@@ -112,7 +117,8 @@ class ReplayConfig(BaseModel):
     @property
     def has_load(self) -> bool:
         """Whether requests meet, so that a batch is to be simulated."""
-        return self.batch_size > 1 or self.arrival_rate_per_s is not None or self.in_order
+        is_batch = self.batch_size > 1 and self.definition == "specctl"
+        return is_batch or self.arrival_rate_per_s is not None or self.in_order
 
     def check_baseline(self) -> None:
         """Raises `UsageError` unless the baseline is one of the policies."""
@@ -126,6 +132,12 @@ class ReplayConfig(BaseModel):
 
     def check_load(self) -> None:
         """Raises `UsageError` where an option says how a batch is simulated that is not."""
+        if self.definition != "specctl":
+            refuse_ignored(
+                {"--in-order": self.in_order, "--by-category": self.by_category},
+                expected="--definition specctl",
+                found=f"--definition {self.definition}",
+            )
         if not self.has_load:
             refuse_ignored(
                 {
@@ -201,13 +213,14 @@ class ProfileGrid(BaseModel):
     tokens: Axis = option(
         (1, 2, 5, 8, 16, 32, 64),
         "Tokens verified per request, 1 first, comma-separated",
+        name="--verified-tokens",
         default="1,2,5,8,16,32,64, of graphs 1,2,4,8,16,24,32,48,64",
     )
     widths: Axis = option((1, 4, 10), "Nodes a drafted level per request, 1 first, comma-separated")
     capture_limit_tokens: int = option(
         0,
-        "Tokens of a batch up to which another engine pads to the next of --tokens (captured "
-        "graphs); 0: as this runtime, to its tiers with graphs, else not",
+        "Tokens of a batch up to which another engine pads to the next of --verified-tokens "
+        "(captured graphs); 0: as this runtime, to its tiers with graphs, else not",
         name="--capture-limit",
         ge=0,
     )
@@ -286,7 +299,7 @@ class TuneConfig(BaseModel):
         default="the stated grids",
         repeats=True,
     )
-    for_engine: str | None = option(
+    for_engine: Literal["vllm", "sglang", "trtllm", "transformers"] | None = option(
         None,
         "Search only what an engine runs: vllm, sglang, trtllm, transformers",
         name="--for",
@@ -295,13 +308,13 @@ class TuneConfig(BaseModel):
     )
     batch_size: int = option(1, "Prompts decoded together at most: slots", ge=1, group="common")
     arrival_rate_per_s: float | None = ARRIVAL_RATE
-    objective: str = option(
+    objective: Literal["latency", "throughput", "goodput"] = option(
         "latency", "latency, throughput or goodput (with --tpot-limit-ms)", group="common"
     )
     tpot_limit_ms: float | None = option(
         None, "Time per output token of a good request, ms", default="none"
     )
-    packing: str = option(
+    packing: Literal["ragged", "padded"] = option(
         "ragged", "Verification of unequal trees: ragged (back to back) or padded"
     )
     held_out_frac: float = option(

@@ -19,6 +19,7 @@ import numpy as np
 from specctl.artifacts.describe import Description
 from specctl.errors import UsageError
 from specctl.logs.acceptance_figures import UNKNOWN_BATCHES, ChainClock, explain, sweep_of
+from specctl.logs.acceptance_lists import LAST_ROUND, misfit_share
 from specctl.logs.imported_log import AcceptedLengths, ImportedLog
 from specctl.logs.positions import Ints, Longs
 from specctl.policy import Chain, ChainSchedule, Policy, RootOnly
@@ -30,10 +31,13 @@ from specctl.replay.config import ReplayConfig, ShowProgress, no_progress, refus
 from specctl.replay.cost.files import warn_outside
 from specctl.replay.cost.model import CostModel, steps_of
 from specctl.replay.outcomes import Outcomes
+from specctl.replay.peer import peer_figures
 from specctl.replay.results import (
     Caption,
     ImportBatchScores,
+    PeerScores,
     Result,
+    peer_result,
     replay_result,
     totals_result,
 )
@@ -76,7 +80,8 @@ def replay_chain(log: AcceptedLengths, num_draft_tokens: int) -> Rounds:
         )
     outcomes, most = chain_outcomes(log, num_draft_tokens)
     policy = _chain_policy(num_draft_tokens)
-    return walk_outcomes(policy, log.positions, outcomes, outcomes.accepted, most)
+    size = num_draft_tokens + 1
+    return walk_outcomes(policy, log.positions, outcomes, outcomes.accepted, most, size)
 
 
 def replay_oracle(log: AcceptedLengths) -> Rounds:
@@ -155,6 +160,11 @@ def _lengths(shape: ChainShape) -> tuple[int, ...]:
     return (shape.num_draft_tokens if isinstance(shape, Chain) else 0,)
 
 
+def _length_at(shape: ChainShape, batch_size: int) -> int:
+    """Draft tokens of each request of a batch."""
+    return shape.length_at(batch_size) if isinstance(shape, ChainSchedule) else _lengths(shape)[0]
+
+
 # ----------------------------------------------------------------- the verb
 
 
@@ -182,13 +192,22 @@ def replay_import(
     )
     drafters = config.drafters or log.drafters
     candidates = candidates_of(drafters, config)
-    baseline = _label(drafters[0], config.specs[config.baseline - 1])
+    of, words = _of_one(drafters, config.specs[config.baseline - 1])
+    baseline = _label(of[0], words)
     facts, caption = _facts(log, drafters, model), _caption(log, drafters)
     if config.has_load:
         refuse_ignored(
             {"--by-category": config.by_category},
             expected="requests replayed one at a time",
             found="batches, which mix categories",
+        )
+    is_peer = config.definition != "specctl"
+    if is_peer and model is None:
+        raise UsageError(
+            "--definition",
+            expected="--cost-model, whose times it weighs",
+            found="none",
+            fix="write the published rates as a linear form (docs/cost-model.md)",
         )
     rounds: dict[str, Rounds] = {}
     runs: dict[str, Simulation] = {}
@@ -199,7 +218,7 @@ def replay_import(
             if config.has_load:
                 runs[label] = simulate(submissions_at(lengths, candidate), load, model)
             elif isinstance(candidate, ChainShape):
-                rounds[label] = replay_chain(lengths, _lengths(candidate)[0])
+                rounds[label] = replay_chain(lengths, _length_at(candidate, config.batch_size))
             else:
                 rounds[label] = replay_oracle(lengths)
             tick()
@@ -211,6 +230,18 @@ def replay_import(
             kind="replay-batch", **facts, load=vars(load).copy(), baseline=baseline, policies=totals
         )
         return totals_result(found, caption)
+    if is_peer and model is not None:
+        figures = peer_figures(rounds, baseline, model, config.batch_size, config.seed)
+        by_peer = PeerScores(
+            kind="replay-peer",
+            **facts,
+            definition="specdecode-bench",
+            batch_size=config.batch_size,
+            num_requests=log.positions.num_requests,
+            baseline=baseline,
+            policies=figures,
+        )
+        return peer_result(by_peer, caption)
     scored = score(
         list(rounds),
         list(rounds.values()),
@@ -226,22 +257,16 @@ def candidates_of(
     drafters: Sequence[str], config: ReplayConfig
 ) -> dict[str, tuple[str, Candidate]]:
     """Every policy for every drafter by label; plain decoding once, it has no drafter."""
+    named: list[tuple[str, Sequence[str], Candidate]] = []
     for spec in config.specs:
-        drafter, slash, rest = spec.partition("/")
-        if slash and drafter in drafters:  # as tables name a row
-            raise UsageError(
-                "policy",
-                expected="its words alone",
-                found=repr(spec),
-                fix=f"write -p {rest} --drafter {drafter}",
-            )
-    named: list[tuple[str, Candidate]] = [(spec, shape_of(spec)) for spec in config.specs]
+        of, words = _of_one(drafters, spec)
+        named.append((words, of, shape_of(words)))
     if config.adaptive is not None:
-        named.append((ADAPTIVE, read_slots(config.adaptive)))
+        named.append((ADAPTIVE, drafters, read_slots(config.adaptive)))
     found = [
         (_label(drafter, spec), (drafter, candidate))
-        for spec, candidate in named
-        for drafter in (drafters[:1] if spec == PLAIN else drafters)
+        for spec, of, candidate in named
+        for drafter in (of[:1] if spec == PLAIN else of)
     ]
     candidates = dict(found)
     if len(candidates) < len(found):
@@ -252,6 +277,13 @@ def candidates_of(
             fix="remove the repeated one",
         )
     return candidates
+
+
+def _of_one(drafters: Sequence[str], spec: str) -> tuple[Sequence[str], str]:
+    """The drafters and the words of a policy, which may be one drafter's: `eagle/oracle`, as the
+    rows of tables are named."""
+    drafter, slash, words = spec.partition("/")
+    return ([drafter], words) if slash and drafter in drafters else (drafters, spec)
 
 
 def shape_of(spec: str) -> ChainShape | None:
@@ -366,8 +398,12 @@ def describe_imported_log(log: ImportedLog) -> Description:
     rows = []
     for name, drafter in header.drafters.items():
         accepted = replay_oracle(log.lengths(name)).outcomes.accepted
-        share = sum(drafter.misaligned.values()) / max(drafter.num_entries, 1)
-        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(drafter.misaligned.items()))
+        share = misfit_share(drafter.misaligned, drafter.num_entries)
+        kinds = ", ".join(
+            f"{count} {kind}"
+            for kind, count in sorted(drafter.misaligned.items())
+            if kind != LAST_ROUND  # a warning and the tokens cut off say those
+        )
         rows.append(
             (
                 name,

@@ -12,10 +12,10 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike
 
 from specctl.errors import UsageError
+from specctl.lazy import inference, torch
 from specctl.logs.logged_draft import LoggedDraft, logged_draft
 from specctl.logs.positions import Bools, Ints, Longs, join_rows
 from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog, LogChunk
@@ -196,7 +196,7 @@ def decide_log(
 # ----------------------------------------------------------------- positions by themselves
 
 
-@torch.inference_mode()
+@inference
 def outcomes_at(draft: LoggedDraft, *, with_rank: bool = True) -> Outcomes:
     """The outcome of a draft; without its rank `tcr` is 0."""
     tree, lacking = draft.pool.tree, draft.expansions
@@ -213,7 +213,7 @@ def outcomes_at(draft: LoggedDraft, *, with_rank: bool = True) -> Outcomes:
     return Outcomes(*(column.to(torch.int32).numpy() for column in columns))
 
 
-@torch.inference_mode()
+@inference
 def accepted_bounds(draft: LoggedDraft, *, by_rank: bool) -> Ints:
     """Least and most that a round can accept, `[2, B]`, given what the log does not tell.
 
@@ -285,7 +285,7 @@ def _outcome_of(draft: LoggedDraft) -> Outcome:
     return Outcome(draft.pool, draft.submitted, tree, path[:, : deepest + 1], nothing)
 
 
-@torch.inference_mode()
+@inference
 def walk_online(rule: ShapeRule, chunk: LogChunk) -> tuple[Bools, Outcomes]:
     """Runs a shape over every request of a chunk.
 

@@ -19,6 +19,7 @@ from specctl.results import (
     ImportScores,
     PolicyFigures,
     ReplayScores,
+    ResultRecord,
     TraceFacts,
 )
 from specctl.runtime.output import json_bytes, write_whole
@@ -54,6 +55,25 @@ class ImportBatchScores(ImportFacts):
     policies: tuple[BatchTotals, ...]
 
 
+class PeerFigures(ResultRecord):
+    """A policy by SpecDecode-Bench's definition, see `replay.peer`; intervals are over requests."""
+
+    policy: str
+    tokens_per_s: Interval
+    speed_up: Interval
+
+
+class PeerScores(ImportFacts):
+    """Policies by that definition; `baseline` is one's label."""
+
+    kind: Literal["replay-peer"]
+    definition: Literal["specdecode-bench"]
+    batch_size: int
+    num_requests: int
+    baseline: str
+    policies: tuple[PeerFigures, ...]
+
+
 Columns = dict[str, Callable[[Any], str]]
 """By heading, how it is written of a row."""
 
@@ -66,7 +86,9 @@ class Result:
         tables: title, columns and rows of each. lines: below them. wide: columns of `--wide`.
     """
 
-    scores: ReplayScores | ImportScores | ServingScores | BatchScores | ImportBatchScores
+    scores: (
+        ReplayScores | ImportScores | ServingScores | BatchScores | ImportBatchScores | PeerScores
+    )
     tables: list[tuple[str, Columns, Sequence[Any]]]
     lines: list[str]
     wide: tuple[str, ...] = ()
@@ -139,7 +161,8 @@ def caption_of(facts: dict[str, Any]) -> Caption:
     return Caption(
         subject=f"{facts['target']} + {facts['drafter']}",
         sampling=formatting.sampling(facts["sampling"]) + (f" ({note})" if note else ""),
-        advice="Collect deeper or wider (--depth, --width).",
+        advice="Collect deeper or wider (--depth, --children), or give it at most depth="
+        "{depth}:top_k={top_k}.".format(**facts["support"]),
     )
 
 
@@ -158,7 +181,8 @@ def _range(figures: PolicyFigures, name: str, spec: str, over: float = 1.0) -> s
     if not figures.is_marked:
         return None
     bound = figures.bounds[name]
-    return f"{bound.low / over:{spec}} to {bound.high / over:{spec}}"
+    low, high = (f"{end / over:{spec}}" for end in (bound.low, bound.high))
+    return low if low == high else f"{low} to {high}"
 
 
 def _against(figures: PolicyFigures, name: str, bound: str, count: int) -> str:
@@ -330,3 +354,23 @@ def totals_result(scores: BatchScores | ImportBatchScores, caption: Caption) -> 
     ]
     columns = _timed(TOTALS, has_time=first.time_us is not None)
     return Result(scores, [(title, columns, scores.policies)], lines, WIDE)
+
+
+def peer_result(scores: PeerScores, caption: Caption) -> Result:
+    """Rates and speed-ups by a published definition."""
+    title = (
+        f"{caption.subject}: {scores.num_requests} requests, batch size {scores.batch_size}; "
+        f"{intervals_over(scores.num_requests)}"
+    )
+    columns: Columns = {
+        "policy": lambda f: f.policy,
+        "tokens/s": lambda f: f.tokens_per_s.text(".0f"),
+        "speed-up": lambda f: f.speed_up.text(".2f"),
+    }
+    lines = [
+        f"By the definition of {scores.definition}: means of the requests' own rates, over those "
+        f"of {scores.baseline}; reading prompts included, a batch is copies of one request, and "
+        "the oracle pays a draft in every round.",
+        *caption.remarks,
+    ]
+    return Result(scores, [(title, columns, scores.policies)], lines)

@@ -142,15 +142,17 @@ def walk_outcomes(
     outcomes: Outcomes,
     low: Ints | None = None,
     high: Ints | None = None,
+    max_tokens: int | None = None,
 ) -> Rounds:
     """The rounds of a policy that was decided at every position.
 
     Args:
         low, high: `[R]` bounds of the draft tokens accepted; without them requests have no bounds.
+        max_tokens: that a round verifies, where that is known; None: what the shape's rule says.
     """
     visited, bounds = walk(positions, outcomes.accepted + 1), None
     if low is not None and high is not None:
-        bounds = _walk_bounds(policy, positions, visited, outcomes, low, high)
+        bounds = _walk_bounds(policy, positions, visited, outcomes, low, high, max_tokens)
     return Rounds(policy, positions, visited, outcomes.at(visited), bounds)
 
 
@@ -161,6 +163,7 @@ def _walk_bounds(
     outcomes: Outcomes,
     low: Ints,
     high: Ints,
+    max_tokens: int | None,
 ) -> RequestBounds:
     first = positions.start[:-1]
     is_certain = low is high or bool((low == high).all())
@@ -180,7 +183,8 @@ def _walk_bounds(
 
     at_least = at_most = outcomes.verified
     if (missing := outcomes.missing > 0).any():
-        at_most = np.where(missing, build_shape(policy.shape).max_tokens, at_most)
+        max_tokens = max_tokens or build_shape(policy.shape).max_tokens
+        at_most = np.where(missing, max_tokens, at_most)
         at_least = at_least if is_ranked(policy.shape) else np.where(missing, 1, at_least)
     return RequestBounds(
         fewest_calls,

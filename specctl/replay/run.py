@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from specctl.errors import UsageError
+from specctl.lazy import torch
 from specctl.logs.imported_log import HEADER_NAME, ImportedLog
 from specctl.logs.parquet import collected
 from specctl.logs.trace_set import TraceSet
@@ -20,8 +19,8 @@ from specctl.replay.adaptive import ADAPTIVE, longest_chain, read_slots
 from specctl.replay.batch_figures import figures_of, totals_of
 from specctl.replay.batch_simulation import Load, Simulation, simulate, simulate_runs
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress, refuse_ignored
-from specctl.replay.cost.files import AnyCost, doubts, load_cost_model, warn_outside
-from specctl.replay.cost.model import require_slope, steps_of
+from specctl.replay.cost.files import AnyCost, doubts, load_cost_model, parse_linear, warn_outside
+from specctl.replay.cost.model import CostModel, require_slope, steps_of
 from specctl.replay.cost.rates import LinearCost
 from specctl.replay.imported import replay_import
 from specctl.replay.results import (
@@ -38,7 +37,7 @@ from specctl.replay.rounds import Rounds, replay
 from specctl.replay.score import score
 from specctl.replay.submissions import submissions_of
 from specctl.results import ReplayScores
-from specctl.runtime.identity import hardware_name
+from specctl.runtime.identity import processor_name
 from specctl.runtime.policy_spec import NamedPolicy, resolve_policies
 
 NUM_RUNS = 8
@@ -87,7 +86,7 @@ def replay_folders(
             warn(f"cost model: one drafter's times stand for {names}; see --drafter")
         return replay_import(log, config, model, progress=progress, warn=warn)
     refuse_ignored(
-        {"--drafter": bool(config.drafters)},
+        {"--drafter": bool(config.drafters), "--definition": config.definition != "specctl"},
         expected="an import of `specctl import`",
         found="dense traces",
     )
@@ -111,10 +110,10 @@ def replay_policies(
     Args:
         named: the policies, where they are resolved already; None: those of the configuration.
     """
+    model = open_cost_model(config.cost_model, traces, warn)
     log = DenseLog.open(traces)
     if named is None:
         named = resolve_policies(",".join(config.specs), traces.fingerprint)
-    model = open_cost_model(config.cost_model, traces, warn)
     with progress("positions", log.num_positions) as tick:
         runs = replay(
             log,
@@ -248,7 +247,7 @@ def open_cost_model(path: Path | None, traces: TraceSet | None, warn: Warn) -> A
             f"cost model: measured for target {model.pair.target!r} and drafter "
             f"{model.pair.drafter!r}; the import does not name its own"
         )
-    here = {"device": hardware_name(torch.device("cpu"))}
+    here = {"device": processor_name()}
     for line in doubts(model, pair=None if traces is None else traces.fingerprint, here=here):
         warn(line)
     return model
@@ -265,3 +264,26 @@ def require_cost_model(path: Path | None, traces: TraceSet, warn: Warn, expected
             fix="measure them with `specctl profile`, or write a linear form by hand",
         )
     return model
+
+
+def choose_cost(
+    path: Path | None, linear: str | None, traces: TraceSet | None, warn: Warn
+) -> CostModel:
+    """The cost model of a file or of stated rates.
+
+    Args:
+        traces: what it is for; None for an import, which names no models.
+
+    Raises:
+        UsageError: none or both, rates that cannot be read, or a model by which tokens are free.
+        InputError: a file that cannot be read.
+    """
+    if (path is None) == (linear is None):
+        raise UsageError(
+            "cost of a round",
+            expected="either --cost-model or --linear, to weigh tokens against time",
+            found="neither" if path is None else "both",
+            fix="measure one with `specctl profile` and give it with --cost-model",
+        )
+    model = parse_linear(linear) if linear is not None else open_cost_model(path, traces, warn)
+    return require_slope(model)

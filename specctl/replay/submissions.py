@@ -12,12 +12,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from specctl.errors import UsageError
 from specctl.features import DraftPool
+from specctl.lazy import Tensor, inference, torch
 from specctl.logs.logged_draft import LoggedDraft, logged_drafts
 from specctl.logs.positions import Longs, Positions, join_rows
 from specctl.logs.tree_log import DenseLog, LogChunk
@@ -157,7 +156,9 @@ class Submissions:
 
     def verification(self, budget: Budget, batch_size: int) -> Verify:
         """The sizes and outcomes under a budget, of the requests at given positions."""
-        rule = build_budget(budget, batch_size=batch_size, max_tokens=self.max_tokens)
+        rule = None
+        if not isinstance(budget, PerRequest):  # which leaves all as it is, without torch
+            rule = build_budget(budget, batch_size=batch_size, max_tokens=self.max_tokens)
         accepted = self.outcomes.accepted.astype(np.int64)
         verified = self.outcomes.verified.astype(np.int64)
         if self.adaptive is not None:
@@ -178,7 +179,7 @@ class Submissions:
                 return np.full(len(rows), length + 1), np.minimum(accepted[rows], length)
 
             return by_size
-        if isinstance(budget, PerRequest) or not self.drafts:
+        if rule is None or not self.drafts:
             return lambda rows, _: (verified[rows], accepted[rows])
         if self.nodes is None:
             raise UsageError(
@@ -189,7 +190,7 @@ class Submissions:
             )
         nodes, remaining = self.nodes, torch.tensor(self.positions.remaining)
 
-        @torch.inference_mode()
+        @inference
         def shared(rows: Longs, batch_size: int) -> tuple[Longs, Longs]:
             del batch_size
             batch = nodes.batch(rows)
@@ -257,7 +258,7 @@ def submissions_of(
                 fix="compare it live: specctl run --compare, or leave the budget out",
             )
 
-    @torch.inference_mode()
+    @inference
     def decide(policy: Policy, chunk: LogChunk) -> Submissions:
         positions, shape = chunk.positions, policy.shape
         if isinstance(shape, ChainSchedule):

@@ -18,6 +18,7 @@ from specctl.artifacts.compatibility import Expectation
 from specctl.errors import UsageError
 from specctl.policy import Policy
 from specctl.runtime.capture import GraphCounters, GraphSettings
+from specctl.runtime.config import Decisions
 from specctl.runtime.conversations import (
     Messages,
     TextStream,
@@ -29,7 +30,7 @@ from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, expectation, load_pair
 from specctl.runtime.policy_spec import resolve_policy, words_of
 from specctl.runtime.requests import Metrics, Observer, Request, Sampling
-from specctl.runtime.runnable import Decisions, check_decisions, runnable
+from specctl.runtime.runnable import check_decisions, runnable
 
 if TYPE_CHECKING:
     from specctl.runtime.watching import Watch

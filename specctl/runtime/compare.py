@@ -15,6 +15,7 @@ import torch
 from specctl.policy import RootOnly
 from specctl.runtime.api import Decoder
 from specctl.runtime.capture import GraphCounters
+from specctl.runtime.config import Decisions
 from specctl.runtime.conversations import (
     Conversation,
     ConversationPrompt,
@@ -27,7 +28,6 @@ from specctl.runtime.load import Pair
 from specctl.runtime.output import json_bytes, write_whole
 from specctl.runtime.policy_spec import NamedPolicy
 from specctl.runtime.requests import Metrics, OnTokens, pooled
-from specctl.runtime.runnable import Decisions
 
 
 @dataclass(frozen=True)

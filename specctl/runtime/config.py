@@ -13,6 +13,19 @@ if TYPE_CHECKING:
     from specctl.runtime.load import Pair
 
 
+Decisions = Literal["auto", "fused", "torch", "onnx"]
+"""Where a policy's learned part is computed; the rule stays the same.
+
+    auto     on CUDA by fused kernels, inside captured rounds; by torch elsewhere, and for
+             policies without such kernels
+    fused    by those kernels, or a refusal
+    torch    by the rule's own tensors
+    onnx     by the ONNX twin of the artifact, run by onnxruntime on the loop's device
+
+They decide alike: docs/artifact-format.md says how exactly.
+"""
+
+
 class ModelsConfig(Record):
     """A pair of models and where it runs."""
 

@@ -20,6 +20,7 @@ from specctl.errors import DeviceMemoryError, InvariantError
 from specctl.policy import Policy
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.capture import GraphCounters, GraphSettings
+from specctl.runtime.config import Decisions
 from specctl.runtime.drafter import Drafter
 from specctl.runtime.reload import check_fits, check_lossless, rehearse, tree_room
 from specctl.runtime.requests import (
@@ -32,14 +33,7 @@ from specctl.runtime.requests import (
     Stopwatch,
 )
 from specctl.runtime.round import Round, RoundSetting
-from specctl.runtime.runnable import (
-    Decisions,
-    Faults,
-    Runnable,
-    check_decisions,
-    guarded,
-    runnable,
-)
+from specctl.runtime.runnable import Faults, Runnable, check_decisions, guarded, runnable
 from specctl.runtime.sampling import Draw, gumbel_draw
 from specctl.runtime.state import SlotFacts
 

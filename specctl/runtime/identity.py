@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from specctl.artifacts.compatibility import Wanted, words
 from specctl.embedded import EMBEDDED, embedded_path
-from specctl.errors import ModelError, UsageError, did_you_mean
+from specctl.errors import ModelError, UsageError, did_you_mean, reason_of
 
 if TYPE_CHECKING:
     import torch
 
-_HUB_ID = re.compile(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})?")
+_HUB_WORD = r"\w(?:[\w.-]{0,94}\w)?"
+_HUB_ID = re.compile(rf"(?!.*(?:--|\.\.|\.git$)){_HUB_WORD}(?:/{_HUB_WORD})?")
 DTYPES = ("float32", "bfloat16", "float16")
 SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
 _FULL_LIMIT_BYTES = 256 * 2**20
@@ -150,7 +151,7 @@ def read_config(path: Path) -> dict[str, Any]:
         config = json.loads(path.read_text("utf-8"))
         found = type(config).__name__
     except (OSError, ValueError) as error:
-        config, found, cause = None, str(error), error
+        config, found, cause = None, reason_of(error), error
     if not isinstance(config, dict):
         raise ModelError(
             str(path), expected="a JSON object", found=found, fix="restore the file"
@@ -172,11 +173,16 @@ def _file_digest(path: Path) -> bytes:
 
 
 def hardware_name(device: torch.device) -> str:
-    """The device's own name: the GPU's, or the processor's where Linux tells it."""
+    """The device's own name: the GPU's, or the processor's."""
     if device.type == "cuda":
         import torch
 
         return torch.cuda.get_device_name(device)
+    return processor_name()
+
+
+def processor_name() -> str:
+    """The processor's own name where Linux tells it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -211,14 +217,35 @@ def quietly(factory: Any, folder: Path, **options: Any) -> Any:
     try:
         return factory.from_pretrained(folder, local_files_only=True, **options)
     except Exception as error:  # whatever a checkpoint's code raises
-        raise ModelError(
-            f"{factory.__name__} of {folder}",
-            expected="a checkpoint that transformers can load",
-            found=": ".join(filter(None, (type(error).__name__, first_line(error)))),
-            fix="check the folder with transformers itself",
-        ) from error
+        expected, found, fix = _why_unloadable(factory.__name__, folder, error)
+        raise ModelError(f"model {folder}", expected=expected, found=found, fix=fix) from error
     finally:
         logging.set_verbosity(verbosity)
+
+
+_TOKENIZER_FILE = re.compile(r"(tokenizer|vocab|merges|tekken|special_tokens).*|.*\.model")
+
+
+def _why_unloadable(factory: str, folder: Path, error: Exception) -> tuple[str, str, str]:
+    """Expected, found and the next step, of a folder that transformers cannot load."""
+    import transformers
+
+    names, config = sorted(os.listdir(folder)), folder / "config.json"
+    kind = read_config(config).get("model_type") if config.is_file() else None
+    if factory == "AutoTokenizer" and not any(map(_TOKENIZER_FILE.fullmatch, names)):
+        held = f"none among {', '.join(names[:6])}"
+        return "a tokenizer, such as tokenizer.json", held, "save it there with save_pretrained"
+    if kind is not None and kind not in transformers.CONFIG_MAPPING:
+        known = f"a model_type that transformers {transformers.__version__} knows"
+        return known, repr(kind), "update transformers; a checkpoint's own code is never run"
+    if isinstance(error, ImportError) and error.name:
+        return "the packages that it needs", f"no {error.name}", f"install {error.name}"
+    show = f"from transformers import {factory} as A; A.from_pretrained({str(folder)!r})"
+    return (
+        f"what transformers {transformers.__version__} can load",
+        f"a file that is damaged, or that does not fit the others ({type(error).__name__})",
+        f'save or download it again; python -c "{show}" shows more',
+    )
 
 
 def first_line(error: Exception) -> str:
@@ -264,7 +291,7 @@ def wanted_of(asked: Wanted) -> Wanted:
                 "--dtype",
                 expected=f"one of {', '.join([*DTYPES, *SHORT_DTYPES])}",
                 found=repr(name),
-                fix="choose one",
+                fix=did_you_mean(name, [*DTYPES, *SHORT_DTYPES], "choose one"),
             )
     target, drafter = _folder(asked.target, "target"), _folder(asked.drafter, "eagle3")
     if target is not None:

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specctl.artifacts.compatibility import Expectation
 from specctl.artifacts.manifest import Domain, PairFingerprint, Range
-from specctl.embedded import EMBEDDED, embedded_path
+from specctl.embedded import embedded_path
 from specctl.errors import (
     CheckpointKeyError,
     ModelConfigError,
@@ -25,6 +25,7 @@ from specctl.errors import (
     UsageError,
     VocabularyMismatchError,
     did_you_mean,
+    reason_of,
 )
 from specctl.runtime.attention import ATTENTION
 from specctl.runtime.cached_model import CachedModel
@@ -220,10 +221,30 @@ def model_folder(
     except Exception as error:  # hub, HTTP, OS, validation alike
         raise ModelError(
             f"model {name!r}",
-            expected=f"a folder, a reachable hub id, or embedded:{'|'.join(EMBEDDED)}",
-            found="none" if os.environ.get("HF_HUB_OFFLINE") else f"none: {first_line(error)}",
+            expected="a folder, embedded, or a hub id that is in the cache or can be fetched",
+            found=_why_not_fetched(error),
             fix=did_you_mean(name, ["embedded"], "check the name, or download the model first"),
         ) from error
+
+
+def _why_not_fetched(error: Exception) -> str:
+    """The hub's refusal in our words."""
+    from huggingface_hub import errors
+
+    if os.environ.get("HF_HUB_OFFLINE"):
+        return "none in the cache, and HF_HUB_OFFLINE is set"
+    for kind, words in (
+        (errors.GatedRepoError, "a model that its owner gives to known users alone; log in"),
+        (errors.RepositoryNotFoundError, "no model of that name that this user may read"),
+        (errors.RevisionNotFoundError, "no such revision"),
+        (errors.HFValidationError, "a name that no hub id has"),
+        (errors.LocalEntryNotFoundError, "none in the cache, and no answer from the hub"),
+    ):
+        if isinstance(error, kind):
+            return words
+    if isinstance(error, OSError) and error.errno:
+        return reason_of(error)
+    return f"none in the cache, and no answer from the hub ({type(error).__name__})"
 
 
 def parse_device(device: str) -> torch.device:

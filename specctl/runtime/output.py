@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specctl.durable import beside, write_new
-from specctl.errors import OutputError
+from specctl.errors import OutputError, reason_of
 
 
 def finite(value: Any) -> Any:
@@ -81,6 +81,6 @@ def _refusing(what: str, kind: str) -> Iterator[None]:
         raise OutputError(
             what,
             expected=f"{kind} that can be written",
-            found=error.strerror or type(error).__name__,
+            found=reason_of(error),
             fix="choose another --out",
         ) from error

@@ -40,6 +40,7 @@ from specctl.runtime.capture import (
     bucket_of,
     token_tiers,
 )
+from specctl.runtime.config import Decisions
 from specctl.runtime.device_drafting import (
     DraftBuffers,
     KernelDrafting,
@@ -49,7 +50,7 @@ from specctl.runtime.device_drafting import (
 from specctl.runtime.drafter import Drafter, DrafterSource
 from specctl.runtime.reload import recapture_reason, table_of
 from specctl.runtime.requests import RoundRecord, Sampling, Stopwatch
-from specctl.runtime.runnable import Decisions, Faults, PolicyFault, Runnable, raising_faults
+from specctl.runtime.runnable import Faults, PolicyFault, Runnable, raising_faults
 from specctl.runtime.sampling import Draw, SamplingTable, gumbel_draw
 from specctl.runtime.state import HostCopy, Rows, SlotFacts, SlotMemory, SlotState
 from specctl.runtime.verifying import (

@@ -17,7 +17,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from specctl.errors import UsageError
+from specctl.errors import UsageError, check_choice
 from specctl.features import DraftPool
 from specctl.policy import (
     Chain,
@@ -30,19 +30,9 @@ from specctl.policy import (
 )
 from specctl.policy.rules import BudgetRule, Frontier, Level, Plan, RoundStart, ShapeRule
 from specctl.policy.verification import AcceptanceRule, Outcome
+from specctl.runtime.config import Decisions
 from specctl.runtime.drafter import Drafter
 
-Decisions = Literal["auto", "fused", "torch", "onnx"]
-"""Where a policy's learned part is computed; the rule stays the same.
-
-    auto     on CUDA by fused kernels, inside captured rounds; by torch elsewhere, and for
-             policies without such kernels
-    fused    by those kernels, or a refusal
-    torch    by the rule's own tensors
-    onnx     by the ONNX twin of the artifact, run by onnxruntime on the loop's device
-
-They decide alike: docs/artifact-format.md says how exactly.
-"""
 FaultKind = Literal["exception", "nan", "late"]
 FALLBACK = StaticTree(depth=6, top_k=8, num_tokens=48)
 """The plan that takes over, as far as the failed policy's own limits reach."""
@@ -126,15 +116,8 @@ def check_decisions(word: str) -> Decisions:
     Raises:
         UsageError: another word.
     """
-    for known in get_args(Decisions):
-        if word == known:
-            return known  # type: ignore[no-any-return]
-    raise UsageError(
-        "decisions",
-        expected=", ".join(get_args(Decisions)),
-        found=repr(word),
-        fix="name one of them; auto has the fused kernels decide on CUDA",
-    )
+    check_choice("decisions", word, get_args(Decisions))
+    return word  # type: ignore[return-value]
 
 
 class PolicyFault(Exception):  # noqa: N818  it is a fault of the policy, not an error of ours

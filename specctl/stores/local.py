@@ -27,7 +27,7 @@ from specctl.durable import (
     sync_file,
     write_new,
 )
-from specctl.errors import StoreError
+from specctl.errors import StoreError, reason_of
 from specctl.stores.interface import (
     StoredObject,
     UnreadableError,
@@ -259,7 +259,7 @@ class LocalStore:
         return StoreError(
             place,
             expected=f"a folder that can be {'written' if writes else 'read'}",
-            found=error.strerror or type(error).__name__,
+            found=reason_of(error),
             fix=TRY_AGAIN if writes else READ_AGAIN,
         )
 

@@ -13,6 +13,7 @@ with runs of the same stop under strict acceptance; the largest certified clip i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -434,7 +435,8 @@ def _stop_table(stop: StopFit) -> Table:
         "drafted/call": "levels_per_call:.2f",
         "verified/call": "verified_per_call:.2f",
     }
-    return Table.of("Ways of stopping", [*others, chosen], columns)
+    table = Table.of("Ways of stopping", [*others, chosen], columns)
+    return replace(table, wide=("tokens/call", "drafted/call"))
 
 
 def _draw_signal(axes: Any, signal: Signal, label: str, clip: float | None = None) -> None:

@@ -154,7 +154,7 @@ def fit_cart(rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig) -> Fit[Car
     wanted = max(2, len(config.gammas))
     if len(edges) + 1 < wanted:
         raise TraceEmptyError(
-            f"fit cart ({config.method})",
+            f"fit cart ({config.algorithm})",
             expected=f"at least {wanted} bins, for {len(config.gammas)} gammas",
             found=f"{len(edges) + 1} from {len(phi)} training rounds with {len(np.unique(phi))} "
             f"values of phi and {len(np.unique(label))} of {config.label}",
@@ -445,7 +445,7 @@ def _summary(data: CartReport) -> tuple[str, ...]:
     is_idle = held_out.r_squared is not None and held_out.r_squared <= 0
     warning = "warning: on held-out rounds these bins predict no better than a constant"
     return (
-        f"{config.method} on label {config.label}, filter {config.filter}: {fates[USED]} rounds "
+        f"{config.algorithm} on label {config.label}, filter {config.filter}: {fates[USED]} rounds "
         f"used ({left_out or 'none'} left out), {data.prompts['train']} prompts for training, "
         f"{data.prompts['held_out']} held out",
         f"held-out error over {held_out.num_used} rounds: MSE {held_out.mse:.4g}, constant "

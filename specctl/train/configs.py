@@ -49,8 +49,8 @@ class CartConfig(Record):
     filter: Literal["fully_accepted", "all"] = option(
         "fully_accepted", "Rounds to fit to: fully_accepted (paper) or all"
     )
-    method: Literal["cart", "exact"] = option(
-        "cart", "cart (paper, greedy) or exact (the least-squares optimum)"
+    algorithm: Literal["cart", "exact"] = option(
+        "cart", "How bins are cut: cart (paper, greedy) or exact (the least-squares optimum)"
     )
     max_leaf_depth: int = option(
         3, "Tree levels; 3 give 8 bins (paper)", ge=1, le=5, group="common"

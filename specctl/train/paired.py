@@ -34,6 +34,7 @@ from specctl.errors import (
     TraceCorruptError,
     TraceMismatchError,
     UsageError,
+    reason_of,
 )
 from specctl.policy import Policy, Strict, policy_digest
 from specctl.records import Record, canonical_json, describe_violation
@@ -206,7 +207,7 @@ class RunFolder:
             raise OutputError(
                 f"{path}",
                 expected="a file that can be appended to",
-                found=error.strerror or type(error).__name__,
+                found=reason_of(error),
                 fix="free space or correct permissions, then go on with --resume",
             ) from error
 

@@ -39,7 +39,7 @@ def fit_tree(phi: Phis, label: Floats, *, depth: int, min_rows: int, seed: int) 
 
 def find_edges(phi: Phis, label: Floats, leaf_depth: int, config: CartConfig) -> list[float]:
     """Thresholds by the configured method, at most 2^leaf_depth - 1 of them."""
-    if config.method == "exact":
+    if config.algorithm == "exact":
         return exact_edges(phi, label, num_bins=2**leaf_depth, min_rows=config.min_rows)
     return cart_edges(phi, label, depth=leaf_depth, min_rows=config.min_rows, seed=config.seed)
 

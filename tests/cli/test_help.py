@@ -76,6 +76,35 @@ def test_option_states_meaning_unit_and_default(verb: str, param: Any) -> None:
     assert unit in param.help.lower()
 
 
+MEANINGS = {
+    "--batch-size": "requests together", "--context-tokens": "length of a request's text",
+    "--cost-model": "times of rounds", "--dense": "trees at every position",
+    "--depth": "levels drafted", "--drafter": "which drafter", "--dtype": "the target's numbers",
+    "--expect": "digest before the move", "--features": "of nodes", "--format": "of a file",
+    "--held-out": "share of prompts to report on", "--key": "to sign with",
+    "--linear": "rates of rounds", "--min-rows": "fewest rows to judge by",
+    "--name": "name that a key signs for", "--negatives": "rejected nodes for an accepted one",
+    "--num-tokens": "submitted at most", "--offline": "ask no registry",
+    "--out": "place to write", "--policy": "policy to use", "--reason": "why",
+    "--registry": "a registry's place", "--resume": "go on with what is there",
+    "--seed": "of all that is drawn", "--target": "which target", "--temperature": "of sampling",
+    "--threads": "of the processor", "--token-key": "key of hashed ids",
+    "--tokens": "treatment of token ids", "--top-k": "of sampling", "--top-p": "of sampling",
+    "--tpot-limit-ms": "of a good request", "--width": "nodes of a level",
+    "--workload": "kind of the requests",
+}  # fmt: skip
+"""The one meaning of each option that several verbs describe in words of their own."""
+
+
+def test_an_option_has_one_meaning_in_all_verbs() -> None:
+    """A new pair must say here what both mean, which is when two meanings would show."""
+    helps: dict[str, set[str]] = {}
+    for _, param in options():
+        if param.param_type_name == "option":
+            helps.setdefault(param.opts[0], set()).add(param.help)
+    assert {flag for flag, said in helps.items() if len(said) > 1} == set(MEANINGS)
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_shows_every_option_and_its_default(verb: str) -> None:
     shown = passes(*verb.split(), "--help-all").out

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from specctl import console
 from specctl.collect.trace_writer import TraceWriter
 from specctl.console import show_json
 from specctl.errors import StoreError
@@ -33,6 +34,21 @@ def test_json_holds_any_text_and_obeys_none(capsys: pytest.CaptureFixture[str]) 
     assert json.loads(printed) == value
     assert all(line.isprintable() for line in printed.split("\n"))
     assert "λ 日本" in printed
+
+
+def test_progress_says_how_much_time_is_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Five of ten prompts, ten seconds each by a clock of the test's own: fifty are left."""
+    now = [0.0]
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes the stream for a terminal
+    monkeypatch.setattr("rich.console.monotonic", lambda: now[0])
+    with console.progress("prompts", 10) as tick:
+        for _ in range(5):
+            now[0] += 10
+            tick()
+    last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err).split("prompts")[-1]
+    assert re.search(r"5/10 +0:00:50 left 0:00:50", " ".join(last.split()))
 
 
 def in_a_shell(

@@ -178,7 +178,7 @@ CASES: list[tuple[int, str, str]] = [
         for options, says in [
             ("--label luck", "--label: expected tcr or accepted"),
             ("--filter some", "filter"),
-            ("--method magic", "method"),
+            ("--algorithm magic", "algorithm"),
             ("--max-leaf-depth 99", "--max-leaf-depth"),
             ("--gammas '0.3;0.6'", "--gammas: expected comma-separated numbers"),
             ("--held-out 1.5", "--held-out"),
@@ -253,7 +253,7 @@ CASES: list[tuple[int, str, str]] = [
         "replay IMPORTED -p ar --batch-size 2 --engine sglang --adaptive no/such",
         "no/such: expected SGLang's file",
     ),
-    (USAGE, "replay IMPORTED IMPORTED -p ar", "one import by itself"),
+    (USAGE, "replay IMPORTED DENSE -p ar", "one import by itself"),
     *[
         (USAGE, f"replay DENSE {options}", says)
         for options, says in [
@@ -270,7 +270,7 @@ CASES: list[tuple[int, str, str]] = [
             ("-p ar --drafter eagle", "--drafter"),
         ]
     ],
-    (USAGE, "run PROMPTS --decisions triton SMALL", "auto, fused, torch, onnx, found 'triton'"),
+    (USAGE, "run PROMPTS --decisions triton SMALL", "auto, fused, torch or onnx, found 'triton'"),
     (USAGE, "run PROMPTS --decisions fused SMALL", "found no graphs on cpu"),
     (
         USAGE,
@@ -433,7 +433,7 @@ CASES: list[tuple[int, str, str]] = [
     (USAGE, f"{SIGN} PUBLIC", "found a public key; name "),
     (USAGE, f"{ADD} * --not-after soon", "UTC"),
     (USAGE, f"{ADD} [a-z]", "names"),
-    (USAGE, "registry trust add PUBLIC --role admin --name *", "roles"),
+    (USAGE, "registry trust add PUBLIC --role admin --name *", "publisher or promoter"),
     (USAGE, "registry trust add KEY --role publisher --name *", "found a private key; name "),
 ]
 

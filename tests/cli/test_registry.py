@@ -8,13 +8,17 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from specctl import console
+from specctl.errors import RegistryError
 from specctl.registry import Registry, listing
 from specctl.registry import log as log_module
+from specctl.registry.names import Reference
+from specctl.registry.resolving import named_digest
 from specctl.stores import LocalStore
 from tests.cli.command import (
     ARTIFACT,
@@ -135,7 +139,7 @@ def test_versions_are_given_as_digest_alias_or_folder(
     assert second in line
     assert "sha256:" in refuses(USAGE, *promote, first, "--expect", "canary")
     passes("registry", "promote", NAME, "canary", first)
-    moved = said("rollback", NAME, "prod", "--to", "canary", "--reason", "slow")
+    moved = said("rollback", NAME, "prod", "canary", "--reason", "slow")
     assert (moved["digest"], moved["previous_digest"]) == (first, second)
     again = said("rollback", NAME, "prod", "--expect", second, "--reason", "slow")
     assert (again["changed"], again["generation"]) == (False, moved["generation"])
@@ -144,7 +148,25 @@ def test_versions_are_given_as_digest_alias_or_folder(
     assert said("promote", NAME, "prod", "./eagle2", "--expect", first)["digest"] == second
     assert "no such alias" in refuses(REGISTRY, *promote, "nothing")
     line = refuses(REGISTRY, "registry", "pull", f"{NAME}@sha256:2ac074cddc03")
-    assert "take it whole from `specctl registry show NAME`" in line
+    assert "none of its 2 versions" in line
+    assert "take it from `specctl registry show NAME`" in refuses(
+        REGISTRY, "registry", "pull", f"{NAME}@sha256:2ac074c"
+    )
+
+
+def test_the_first_digits_of_a_digest_will_do(registry: Path, artifacts: Artifacts) -> None:
+    first, second = (publish(artifacts, kind) for kind in ("chain", "eagle2"))
+    short = f"{NAME}@{first[:15]}"
+    assert said("pull", short)["digest"] == first
+    assert first in specctl("registry", "pull", short, "--offline").out
+    assert json.loads(passes("show", f"{registry}/{short}", "--json").out)["digest"] == first
+    passes("registry", "verify", short)
+    moved = said("promote", NAME, "prod", first[:19], "--expect", second[:19])
+    assert moved["digest"] == first
+    alike = "sha256:" + first[7:20] + ("0" if first[20] != "0" else "1") * 51
+    log: Any = SimpleNamespace(state=SimpleNamespace(versions={first: 0, alike: 1}))
+    with pytest.raises(RegistryError, match=f"those of {first} and {alike}; give more of them"):
+        named_digest(log, Reference(NAME, digest=first[:15]))
 
 
 def test_versions_are_numbered_in_the_order_of_publication(artifacts: Artifacts) -> None:
@@ -153,7 +175,7 @@ def test_versions_are_numbered_in_the_order_of_publication(artifacts: Artifacts)
     shown = passes("registry", "show", NAME).out
     assert re.search(rf"v2 +prod +{second[:19]}", shown) or "version: v2" in shown
     assert said("promote", NAME, "prod", "v1")["digest"] == first
-    assert said("rollback", NAME, "prod", "--to", "v2", "--reason", "slow")["digest"] == second
+    assert said("rollback", NAME, "prod", "v2", "--reason", "slow")["digest"] == second
     assert said("pull", f"{NAME}@v1")["digest"] == first
     assert first in specctl("registry", "pull", f"{NAME}@v1", "--offline").out
     passes("registry", "verify", f"{NAME}@v1")

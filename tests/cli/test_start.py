@@ -35,7 +35,7 @@ REGISTRY = [
     f"registry verify {NAME}@prod",
     f"registry log {NAME}",
     f"registry promote {NAME} canary prod",
-    f"registry rollback {NAME} canary --reason test --to prod",
+    f"registry rollback {NAME} canary prod --reason test",
     "registry trust list",
     "registry keygen key",
 ]

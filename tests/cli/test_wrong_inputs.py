@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.command import INPUT, MODEL, REGISTRY, USAGE, refuses, write_lines
+from tests.cli.command import INPUT, MODEL, REGISTRY, USAGE, copy_model, refuses, write_lines
 
 LIGHT: list[tuple[int, str, str]] = [
     # Words that do not exist.
@@ -34,6 +35,32 @@ LIGHT: list[tuple[int, str, str]] = [
     (USAGE, "run p.txt --device gpu", "found gpu; choose one; a GPU is cuda, the second one"),
     (USAGE, "collect p.txt -o OUT --tokens hsh", "found hsh; did you mean hash?"),
     (USAGE, "replay DENSE -p ar --engine vlm", "found vlm; did you mean vllm?"),
+    (
+        USAGE,
+        "run p.txt --decisions trch",
+        "--decisions: expected auto, fused, torch or onnx, found",
+    ),
+    (USAGE, "tune DENSE --for vlm --cost-model c.json", "found vlm; did you mean vllm?"),
+    (
+        USAGE,
+        "tune DENSE --objective latncy --cost-model c.json",
+        "found latncy; did you mean laten",
+    ),
+    (USAGE, "tune DENSE --packing raged --cost-model c.json", "found raged; did you mean ragged?"),
+    (USAGE, "profile --rounds graph", "--rounds: expected auto, graphs or ordinary, found graph;"),
+    (
+        USAGE,
+        "import log.jsonl -o OUT --format specdecode",
+        "'specdecode'; did you mean specdecode-b",
+    ),
+    (USAGE, "fit cart DENSE -o OUT --algorithm exct", "found exct; did you mean exact?"),
+    (USAGE, "fit auto DENSE -o OUT --skip gbtd --cost-model c.json", "'gbtd'; did you mean gbdt?"),
+    (USAGE, "registry list --registry r --dtype bf61", "found 'bf61'; did you mean bf16?"),
+    (USAGE, "export chain --to vlm", "or transformers, found 'vlm'; did you mean vllm?"),
+    (USAGE, "export chain --to vllm --method eagel", "found 'eagel'; did you mean eagle?"),
+    (USAGE, "export chain --to vllm --trace t --tokens kep", "found kep; did you mean keep?"),
+    (USAGE, "traces export DENSE -o OUT --format cvs", "or csv, found 'cvs'; did you mean csv?"),
+    (USAGE, "traces export DENSE -o OUT --tokens kep", "found 'kep'; did you mean keep?"),
     # Values out of range, or of another kind.
     (USAGE, "run p.txt --policy eagle2:depth=four", "expected depth: a whole number, found 'four'"),
     (USAGE, "run p.txt --policy eagle2:depth=0", "expected depth: at least 1, found 0"),
@@ -80,7 +107,10 @@ LIGHT: list[tuple[int, str, str]] = [
 ]
 """Refused before torch is imported, hence at once."""
 HEAVY: list[tuple[int, str, str]] = [
-    (MODEL, "run p.txt --target embeded", "found none; did you mean embedded?"),
+    (MODEL, "run p.txt --target embeded", "is set; did you mean embedded?"),
+    (MODEL, "run p.txt --target untold", "a tokenizer, such as tokenizer.json, found none among"),
+    (MODEL, "run p.txt --target strange", "knows, found 'strange'; update transformers; a check"),
+    (MODEL, "run p.txt --target broken", "found a file that is damaged, or that does not fit the"),
     (MODEL, "run p.txt --target bert", "generates text (...ForCausalLM), found BertForMaskedLM"),
     (INPUT, "replay DENSE -p ar --cost-model nope.json", "nope.json: expected a file that can be"),
     (INPUT, "report -o r.html --results nope.json", "found no such file or directory; check the p"),
@@ -90,11 +120,6 @@ HEAVY: list[tuple[int, str, str]] = [
         "found draft_lgp; did you mean draft_logp?",
     ),
     (INPUT, "tune IMPORTED --cost-model x.json", "found an import; an import can only be replayed"),
-    (
-        USAGE,
-        "replay IMPORTED -p eagle/oracle",
-        "found 'eagle/oracle'; write -p oracle --drafter eagle",
-    ),
     (USAGE, "fit c2t NODES -o OUT --predicts jiont", "found jiont; did you mean joint?"),
     (
         USAGE,
@@ -116,9 +141,17 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_lines(tmp_path / "p.txt", "How much is 2 + 2?")
     write_lines(tmp_path / "p.csv", "a,b", "1,2")
     (tmp_path / "empty.txt").touch()
+    for name in ("strange", "broken"):
+        copy_model("target", tmp_path / name)
+    config = tmp_path / "strange" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "strange"}))
+    (tmp_path / "broken" / "model.safetensors").write_bytes(b"not tensors")
+    shutil.copytree(tmp_path / "broken", tmp_path / "untold")
+    for path in (tmp_path / "untold").glob("tokenizer*"):
+        path.unlink()
     (tmp_path / "bert").mkdir()
-    config = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
-    (tmp_path / "bert" / "config.json").write_text(json.dumps(config))
+    bert = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
+    (tmp_path / "bert" / "config.json").write_text(json.dumps(bert))
     (tmp_path / "bert" / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     return tmp_path
 

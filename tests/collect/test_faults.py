@@ -222,7 +222,7 @@ def test_a_writer_that_failed_takes_no_more(
 
         with monkeypatch.context() as patched:
             patched.setattr(trace_writer, "create", full)
-            with pytest.raises(OutputError, match="No space left"):
+            with pytest.raises(OutputError, match="no space left"):
                 writer.commit(["a"], tables_of(["a"]))
         with pytest.raises(OutputError, match="an earlier segment that failed"):
             writer.commit(["a"], tables_of(["a"]))

@@ -219,5 +219,5 @@ def test_a_commit_that_failed_is_told_as_it_failed(
 
     monkeypatch.setattr("specctl.collect.trace_writer.write_parquet", full)
     monkeypatch.setattr(collection, "FLUSH_S", 0.0)
-    with pytest.raises(OutputError, match="No space left"):
+    with pytest.raises(OutputError, match="no space left"):
         collect(tmp_path / "set", monkeypatch, "ab")

@@ -211,7 +211,7 @@ def test_nulls_that_no_writer_makes_are_named(tmp_path: Path) -> None:
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
     path = tmp_path / "nodes.parquet"
     for read in (lambda: read_columns(path, ["a"]), lambda: list(read_batches(path, ["a"], 1))):
-        with pytest.raises(TraceCorruptError, match=r"nodes.parquet.*No such file"):
+        with pytest.raises(TraceCorruptError, match=r"nodes.parquet.*no such file"):
             read()
 
 

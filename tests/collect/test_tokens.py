@@ -98,7 +98,7 @@ def test_a_key_is_made_whole_or_not_at_all_and_another_processs_is_taken(
 
 def test_keys_and_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     (tmp_path / "short").write_bytes(b"short")
-    for path, words in ((tmp_path / "short", "5 bytes"), (tmp_path, "Is a directory; correct")):
+    for path, words in ((tmp_path / "short", "5 bytes"), (tmp_path, "found a folder; correct")):
         with pytest.raises(InputError, match=words):
             token_treatment("hash", path, VOCABULARY)
     for mode, key in (("hash", None), ("drop", Path("k")), ("no", None)):

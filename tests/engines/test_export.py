@@ -273,11 +273,11 @@ def test_a_log_inside_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 REFUSED: dict[str, tuple[int, tuple[object, ...], str]] = {
-    "an unknown engine": (USAGE, ("chain", "--to", "tgi"), "vllm, sglang, trtllm, transformers"),
+    "an unknown engine": (USAGE, ("chain", "--to", "tgi"), "vllm, sglang, trtllm or transformers"),
     "an unknown method": (
         USAGE,
         ("chain", "--to", "vllm", "--drafter", "embedded", "--method", "eagle9"),
-        "eagle3, eagle, draft_model",
+        "eagle3, eagle or draft_model",
     ),
     "a batch for transformers": (
         USAGE,

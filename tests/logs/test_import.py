@@ -26,7 +26,7 @@ from specctl.logs.acceptance_lists import KINDS, DrafterLists
 from specctl.logs.imported_log import HEADER_NAME, POSITIONS_NAME, ImportedLog, publish_new
 from specctl.logs.importing import SUMMARY_NAME, parse_depths
 from specctl.records import canonical_json
-from tests.cli.command import passes, refuses
+from tests.cli.command import passes, refuses, specctl
 from tests.logs.import_cases import (
     COUNTERS,
     answer,
@@ -204,7 +204,7 @@ def refused(tmp_path: Path, *rows: Any, **options: Any) -> str:
 @pytest.mark.parametrize(
     ("bad", "says"),
     [
-        ('{"id": "b"', "delimiter"),
+        ('{"id": "b"', "which is no JSON from column 11 on"),
         ("[1, 2]", "a JSON object"),
         ("7", "a JSON object"),
         ({**GOOD, "id": None}, "'id'"),
@@ -227,6 +227,7 @@ def refused(tmp_path: Path, *rows: Any, **options: Any) -> str:
         ('{"id": "b", "acc_eagle": {"acc_len": [NaN]}}', "NaN"),
         ('{"id": "b", "acc_eagle": {"acc_len": [1e999]}}', "1e999"),
         ('{"id": "b", "id": "c"}', "each key once"),
+        ("\0" * 512, "expected JSON, found 512 NUL bytes; remove them"),
         ('{"id": ' + "9" * 5000 + "}", "sane size"),
         ('{"id": ' + "[" * 100_000 + "}", "sane size"),
         (GOOD, "which line 1 has too"),
@@ -262,13 +263,32 @@ def test_files_that_hold_no_records(tmp_path: Path, content: bytes | None, says:
 
 
 def test_lists_that_do_not_fit_are_refused_above_a_share(tmp_path: Path) -> None:
-    """One entry of 100 is missing: exactly 1%."""
-    row = request("b", 100, eagle=[1] * 99)
+    """Of 500 entries 5 are missing: exactly 1%."""
+    row = request("b", 500, eagle=[1] * 495)
     line = refused(tmp_path, GOOD, row, max_misaligned=0.009, drafters=("eagle",))
     assert "drafter eagle" in line
-    assert "1 missing (first in line 2)" in line
+    assert "5 missing (first in line 2)" in line
     traces = import_rows(tmp_path, row, max_misaligned=0.01)
-    assert traces.header.drafters["eagle"].misaligned == {"missing": 1}
+    assert traces.header.drafters["eagle"].misaligned == {"missing": 5}
+
+
+def test_a_last_round_that_is_not_whole_is_counted_and_no_misfit(tmp_path: Path) -> None:
+    """The most that a round of the file accepts is 3: what lacks that many entries may be cut."""
+    whole, cut = [1, 4, 3, 2, 1, 4, 3, 2], request("b", 11, eagle=[1, 4, 3, 2, 1, 4, 3, 2])
+    log = import_rows(tmp_path, request("a", 8, eagle=whole), cut, max_misaligned=0)
+    assert log.header.drafters["eagle"].misaligned == {"last_round": 3}
+    assert (log.header.num_cut_tokens, log.positions.num_rows) == (3, 14)
+    warned = specctl("import", tmp_path / "source.jsonl", "-o", tmp_path / "again")
+    assert warned.code == 0
+    assert warned.err.startswith(
+        "warning: eagle: 3 entries are missing or left over at the ends of"
+    )
+    (tmp_path / "more").mkdir()
+    rows = [request(str(size), size, eagle=whole) for size in (8, 5, 11, 12, 4)]
+    line = refused(tmp_path / "more", *rows)
+    for kind in ("4 missing (first in line 4)", "4 surplus (first in line 5)"):
+        assert kind in line
+    assert "6 last_round (first in line 2)" in line
 
 
 @pytest.mark.parametrize(
@@ -349,7 +369,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("specctl.logs.imported_log.os.fsync", fail)
-    with pytest.raises(OutputError, match="No space left"):
+    with pytest.raises(OutputError, match="no space left"):
         import_rows(tmp_path, GOOD)
     assert [entry.name for entry in tmp_path.iterdir()] == ["source.jsonl"]
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specctl.errors import UsageError
+from specctl.errors import InputError, UsageError
 from specctl.logs.acceptance_figures import chain_figures
+from tests.cli.command import passes
 from tests.logs.import_cases import (
     COUNTERS,
     answer,
@@ -41,13 +42,35 @@ def test_spec_bench_by_hand(tmp_path: Path) -> None:
     figures = found["all"]
     assert figures["mean_acceptance_length"] == pytest.approx(13 / 6)
     assert figures["mean_of_question_means"] == pytest.approx((9 / 5 + 4) / 2)
-    assert figures["tokens_per_s"] == pytest.approx(13 / 1.0)  # the mean of rates would be 14
+    assert figures["tokens_per_s"] == pytest.approx(13 / 1.0)
+    assert figures["mean_of_question_rates"] == pytest.approx(14.0)
     assert figures["acceptance_histogram"] == [2, 2, 1, 1]
     assert figures["marginal_prob"] == [4 / 6, 2 / 6, 1 / 6]
     assert "do not say whether drafts were chains or trees" in figures["meaning"][1]
     assert (figures["num_questions"], figures["num_rounds"], figures["num_tokens"]) == (2, 6, 13)
     assert set(found["by_category"]) == {"math", "qa"}
     assert found["by_category"]["qa"]["tokens_per_s"] == pytest.approx(16.0)
+
+
+def test_answers_are_compared_with_those_of_plain_decoding(tmp_path: Path) -> None:
+    """Rates 12 and 16, plain 6 and 4: sums 13/1 over 13/2.5, means 14 over 5."""
+    short = choice(new_tokens=[4], wall_time=[0.25], decoding_steps=[1], accept_lengths=[4])
+    plain = {"accept_lengths": [1] * 4}
+    slow = (choice(wall_time=[1.0, 0.5], **plain), {**short, **plain, "wall_time": [1.0]})
+    both = ((choice(), short), slow)
+    ours, theirs = (
+        write_rows(tmp_path / name, *(answer(i, one, category="qa") for i, one in enumerate(them)))
+        for name, them in zip(("ours", "plain"), both, strict=True)
+    )
+    figures = summary(ours, plain=theirs)
+    for group in (figures["all"], figures["by_category"]["qa"]):
+        assert group["speed_up"] == pytest.approx(13 / (13 / 2.5))
+        assert group["speed_up_of_mean_rates"] == pytest.approx(14 / 5)
+    table = passes("import", ours, "--plain", theirs).out
+    assert re.search(r"all +2 +2.167 +13.0 +2.50 +2.80", table), table
+    fewer = write_rows(tmp_path / "fewer", answer(0, slow[0]))
+    with pytest.raises(InputError, match=r"fewer: .*found 1 that one of the files lacks, such"):
+        summary(ours, plain=fewer)
 
 
 def test_spec_bench_pools_choices(tmp_path: Path) -> None:
@@ -78,7 +101,7 @@ def test_spec_bench_question_file(tmp_path: Path) -> None:
         (answer(2, choice(new_tokens=[6, 3.0])), "3.0 at index 1"),
         (answer(2, choice(new_tokens=[])), "at least 1 item"),
         (answer(2, choice(decoding_steps=None)), "'decoding_steps'"),
-        (answer(2, choice(accept_lengths=[3, 0])), "equal to 1, found 0 at index 1"),
+        (answer(2, choice(accept_lengths=[3, 0])), "at least 1, found 0 at index 1"),
         (answer(2, choice(accept_lengths=[3, 10**20])), "index 1"),
         (answer(2, choice(accept_lengths=None)), "'accept_lengths'"),
         (answer(1, choice()), "which line 1 has too"),

@@ -68,7 +68,7 @@ def run_live(
     return recorder.steps(), [len(request.prompt_ids) for request in requests]
 
 
-OPTIONS = ("--device", "cpu", "--batch-sizes", "1", "--contexts", "8", "--tokens", "1,5")
+OPTIONS = ("--device", "cpu", "--batch-sizes", "1", "--contexts", "8", "--verified-tokens", "1,5")
 QUICK = (*OPTIONS, "--widths", "1,2", "--quick")
 
 
@@ -295,10 +295,10 @@ def test_a_budget_still_sees_a_slope_below_the_smallest_tier() -> None:
 
 
 GRIDS = [
-    ({"tokens": (2, 4)}, r"--tokens: expected 1 first"),
+    ({"tokens": (2, 4)}, r"--verified-tokens: expected 1 first"),
     ({"batch_sizes": (2,)}, r"--batch-sizes: expected 1 first"),
     ({"widths": (2, 3)}, r"--widths: expected 1 first"),
-    ({"tokens": (1, 99)}, r"--tokens: expected at most 31 at these widths"),
+    ({"tokens": (1, 99)}, r"--verified-tokens: expected at most 31 at these widths"),
     ({"widths": (1, 65)}, r"--widths: expected at most 64"),
     ({"context_tokens": (8, 500)}, r"--contexts: expected at most 248"),
 ]
@@ -335,7 +335,7 @@ def test_an_interrupted_profile_leaves_the_old_file(tmp_path: Path, monkeypatch:
 
 def test_refusals_come_before_the_work(tmp_path: Path) -> None:
     place = ("profile", "-o", tmp_path / "c.json")
-    assert "--tokens" in refuses(2, *place, "--tokens", "4,2")
+    assert "--verified-tokens" in refuses(2, *place, "--verified-tokens", "4,2")
     assert "--rounds" in refuses(2, *place, "--rounds", "both")
     assert "--rounds" in refuses(2, *place, *QUICK, "--rounds", "graphs")
     refuses(6, "profile", "-o", tmp_path / "none" / "c.json")

@@ -32,7 +32,7 @@ from specctl.replay.submissions import submissions_of
 from specctl.train.cart import COLUMNS
 from specctl.train.echo import EchoReport
 from tests.cli.command import Outcome, refuses, specctl
-from tests.replay.logs import PlainTree, log_fixtures, plain_trees, static_tree
+from tests.replay.logs import PlainTree, log_fixtures, plain_trees, random_traces, static_tree
 from tests.replay.reports import live_traces
 from tests.replay.serving import linear
 from tests.replay.tune_cases import linear_file
@@ -85,6 +85,16 @@ def test_the_base_is_a_static_tree_and_live_traces_keep_their_own(
     assert isinstance(fit_inputs.rounds_to_fit(live, None).rounds, pl.LazyFrame)
     with pytest.raises(UsageError, match="--base"):
         fit_inputs.rounds_to_fit(live, BASE)
+
+
+@pytest.mark.parametrize(("held", "base"), [((4, 3), (4, 3)), ((7, 9), (6, 8))])
+def test_without_a_base_it_is_eagle2s_within_the_traces(
+    held: tuple[int, int], base: tuple[int, int], tmp_path: Path
+) -> None:
+    depth, top_k = held
+    random_traces(tmp_path / "traces", num_prompts=2, depth=depth, top_k=top_k)
+    policy = fit_inputs.rounds_to_fit(TraceSet.open(tmp_path / "traces"), None).policy
+    assert (policy["shape"]["depth"], policy["shape"]["top_k"]) == base
 
 
 @pytest.fixture(scope="module")

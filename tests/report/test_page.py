@@ -334,7 +334,7 @@ def test_a_run_of_another_pair_is_refused() -> None:
 
 WHOLE = json.loads(replay_results().model_dump_json())
 REFUSED = {
-    "{": "Invalid JSON",
+    "{": "text that is no JSON",
     "[]": "not an object",
     json.dumps({n: v for n, v in WHOLE.items() if n != "policies"}): "policies: it is missing",
     json.dumps(WHOLE | {"policies": []}): "policies: Tuple",

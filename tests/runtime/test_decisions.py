@@ -133,7 +133,7 @@ def test_what_cannot_be_had_is_refused_before_anything_runs(
 
 
 def test_an_unknown_backend_is_refused(pair: Pair) -> None:
-    with pytest.raises(UsageError, match="expected auto, fused, torch, onnx, found 'triton'"):
+    with pytest.raises(UsageError, match="expected auto, fused, torch or onnx, found 'triton'"):
         Decoder(pair, Policy(shape=BASE), decisions="triton")  # type: ignore[arg-type]
 
 

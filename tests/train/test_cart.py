@@ -51,7 +51,7 @@ def test_the_form_of_a_table_does_not_matter(form: str, fit: Fitted) -> None:
 @pytest.mark.parametrize("method", ["cart", "exact"])
 @pytest.mark.parametrize(("label", "keep"), [("tcr", "fully_accepted"), ("accepted", "all")])
 def test_bins_beat_a_constant_where_phi_tells(method: str, label: str, keep: str) -> None:
-    config = CartConfig.model_validate({"method": method, "label": label, "filter": keep})
+    config = CartConfig.model_validate({"algorithm": method, "label": label, "filter": keep})
     held_out = cart.fit_cart(noisy_rounds(), config).data.held_out
     assert held_out.r_squared is not None
     assert held_out.r_squared > 0.2
@@ -182,8 +182,8 @@ def test_refusal_is_one_line_that_says_what_to_do(
 def test_too_many_gammas_for_the_bins_are_refused_by_exact_too() -> None:
     frame = NOISY.with_columns(tcr=pl.when(pl.col("phi") > 5).then(9).otherwise(2))
     with pytest.raises(TraceEmptyError, match="found 2 from"):
-        cart.fit_cart(frame, CartConfig(method="exact"))
-    fewer = cart.fit_cart(frame, CartConfig(method="exact", gammas=(0.3, 0.6)))
+        cart.fit_cart(frame, CartConfig(algorithm="exact"))
+    fewer = cart.fit_cart(frame, CartConfig(algorithm="exact", gammas=(0.3, 0.6)))
     assert len(fewer.policy.shape.edges) > 0
 
 

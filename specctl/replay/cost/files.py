@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,7 +11,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.artifacts.strict_json import parse_strict
-from specctl.errors import ArtifactError, InputError, UsageError
+from specctl.errors import ArtifactError, InputError, UsageError, reason_of
 from specctl.formatting import count
 from specctl.records import describe_violation
 from specctl.replay.cost.model import CostModel, Steps, TableCost
@@ -46,7 +45,7 @@ def load_cost_model(path: Path) -> AnyCost:
         raise InputError(
             f"cost model {path}",
             expected="a file that can be read",
-            found=os.strerror(error.errno or 0),
+            found=reason_of(error),
             fix="check the path, or write one with specctl profile",
         ) from error
     except ValidationError as error:

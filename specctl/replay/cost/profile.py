@@ -89,10 +89,10 @@ def check_grid(pair: Pair, grid: ProfileGrid) -> None:
     longest = max(grid.context_tokens[-1], grid.prompt_tokens[-1] + grid.loop_tokens)
     for option, holds, expected, found in (
         ("--batch-sizes", grid.batch_sizes[0] == 1, "1 first", grid.batch_sizes),
-        ("--tokens", grid.tokens[0] == 1, "1 first, a plain round", grid.tokens),
+        ("--verified-tokens", grid.tokens[0] == 1, "1 first, a plain round", grid.tokens),
         ("--widths", grid.widths[0] == 1, "1 first, a chain", grid.widths),
         ("--widths", widest <= MAX_TOP_K, f"at most {MAX_TOP_K}", widest),
-        ("--tokens", largest <= most, f"at most {most} at these widths", largest),
+        ("--verified-tokens", largest <= most, f"at most {most} at these widths", largest),
         ("--contexts", longest <= room, f"at most {room}, the model's room", longest),
     ):
         if not holds:

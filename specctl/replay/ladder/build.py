@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,8 +21,7 @@ from specctl.replay.config import (
     check_held_out,
     no_progress,
 )
-from specctl.replay.cost.files import parse_linear
-from specctl.replay.cost.model import CostModel, require_slope
+from specctl.replay.cost.model import CostModel
 from specctl.replay.ladder.estimates import Estimates, fit_estimates
 from specctl.replay.ladder.limits import (
     Ranked,
@@ -53,7 +51,6 @@ from specctl.replay.ladder.tally import (
 )
 from specctl.replay.results import facts_of
 from specctl.replay.rounds import replay
-from specctl.replay.run import open_cost_model
 from specctl.results import (
     MARKED_BELOW,
     PLAIN,
@@ -75,29 +72,6 @@ LIMITS: dict[RungKind, str] = {
     "ceiling": "R_ceil",
 }
 """Labels of the rungs that are no policies."""
-
-
-def choose_cost(
-    path: Path | None, linear: str | None, traces: TraceSet | None, warn: Callable[[str], None]
-) -> CostModel:
-    """The cost model of a file or of stated rates.
-
-    Args:
-        traces: what it is for; None for an import, which names no models.
-
-    Raises:
-        UsageError: none or both, rates that cannot be read, or a model by which tokens are free.
-        InputError: a file that cannot be read.
-    """
-    if (path is None) == (linear is None):
-        raise UsageError(
-            "cost of a round",
-            expected="either --cost-model or --linear, to weigh tokens against time",
-            found="neither" if path is None else "both",
-            fix="measure one with `specctl profile` and give it with --cost-model",
-        )
-    model = parse_linear(linear) if linear is not None else open_cost_model(path, traces, warn)
-    return require_slope(model)
 
 
 def run_ladder(

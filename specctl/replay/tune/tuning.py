@@ -6,19 +6,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, sqrt
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any
 
 import torch
 
 from specctl.artifacts import Artifact
 from specctl.artifacts.load import load_artifact
-from specctl.errors import OutputError, SpecctlError, TraceEmptyError, UsageError
+from specctl.errors import OutputError, SpecctlError, TraceEmptyError
 from specctl.logs.parquet import collected
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy, StepCost
 from specctl.policy.rules import ShapeRule
-from specctl.replay.batch_simulation import Load, Packing
+from specctl.replay.batch_simulation import Load
 from specctl.replay.config import Engine, TuneConfig, check_held_out
 from specctl.replay.cost.files import source_of
 from specctl.replay.cost.model import Steps, require_slope
@@ -111,10 +111,6 @@ def prepare(
 
     objective = make_objective(config.objective, config.tpot_limit_ms)
     load = Load(config.batch_size, arrival_rate_per_s=config.arrival_rate_per_s, engine=batching)
-    if config.packing not in get_args(Packing):
-        expected = " or ".join(get_args(Packing))
-        raise UsageError("--packing", expected=expected, found=repr(config.packing), fix="name one")
-    packing = cast(Packing, config.packing)
     log = DenseLog.open(traces)
     model = require_cost_model(cost_model, traces, warn, "the times to tune for")
     families = parse_families(config.families, config.grids, traces.fingerprint)
@@ -155,12 +151,12 @@ def prepare(
         model,
         objective,
         load if is_simulated else None,
-        packing=packing,
+        packing=config.packing,
         seed=config.seed,
         num_threads=num_threads,
     )
     of = "" if batching == "specctl" else f", batches as in {batching}"
-    how = SIMULATED.format(packing=packing, seed=config.seed, num_runs=NUM_RUNS, of=of)
+    how = SIMULATED.format(packing=config.packing, seed=config.seed, num_runs=NUM_RUNS, of=of)
     source, device = source_of(model)
     tuned_load = TunedLoad(
         batch_size=config.batch_size, arrival_rate_per_s=config.arrival_rate_per_s
