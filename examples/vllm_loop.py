@@ -11,7 +11,6 @@ server that is running anyway, do step 1, restart it as printed, and let your us
 import json
 import os
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 from specctl.embedded import PROMPTS, embedded_path
@@ -28,7 +28,7 @@ OUT = Path(os.environ.get("OUT") or tempfile.mkdtemp())
 NUM_PROMPTS, NUM_TOKENS = int(os.environ.get("NUM_PROMPTS", 32)), 32
 target, drafter = sys.argv[1:] or (str(embedded_path("target")), "embedded")
 
-if shutil.which("vllm") is None:
+if find_spec("vllm") is None:
     sys.exit(
         "vllm is not installed here: install vLLM 0.32.0 beside specctl (`make engines` sets up "
         "its CPU build in .venv-engines), or log with `specctl collect --dense` instead"
@@ -62,28 +62,28 @@ specctl(
 with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{probe.getsockname()[1]}"
-command = [
-    "vllm",
-    "serve",
-    target,
-    "--served-model-name",
-    "target",
-    "--port",
-    url.rpartition(":")[2],
-    "--speculative-config",
-    (OUT / "log" / "speculative-config.json").read_text(),
-    "--no-async-scheduling",
-    *shlex.split(os.environ.get("VLLM_OPTIONS", "")),
-]
+# What `vllm serve` runs; that command itself does not start in the CPU build of another name.
+command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", target]
+command += ["--served-model-name", "target", "--port", url.rpartition(":")[2]]
+command += ["--speculative-config", (OUT / "log" / "speculative-config.json").read_text()]
+command += ["--no-async-scheduling", "--shutdown-timeout", "10"]  # as the export prints
+command += shlex.split(os.environ.get("VLLM_OPTIONS", ""))
 plugin = {"SPECCTL_VLLM": str(OUT / "log" / "specctl-vllm.json"), "VLLM_USE_V2_MODEL_RUNNER": "0"}
 
 
-def ask(prompt: str) -> str:
-    body = {"model": "target", "prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0}
+def ask(row: dict) -> str:
+    """The server's text for a prompt: an answer in a chat, or of raw text its continuation."""
+    if row.get("raw"):
+        route, asked = "completions", {"prompt": row["prompt"]}
+    else:
+        asked = {"messages": [{"role": "user", "content": row["prompt"]}]}
+        route = "chat/completions"
+    body = {"model": "target", "max_tokens": NUM_TOKENS, "temperature": 0, **asked}
     headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
+    request = urllib.request.Request(f"{url}/v1/{route}", json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=600) as answer:
-        return json.load(answer)["choices"][0]["text"]
+        [choice] = json.load(answer)["choices"]
+    return choice["text"] if row.get("raw") else choice["message"]["content"]
 
 
 def is_up() -> bool:
@@ -93,8 +93,8 @@ def is_up() -> bool:
         return False
 
 
-every = [json.loads(line)["prompt"] for line in PROMPTS.read_text().splitlines()]
-prompts = every[:: len(every) // NUM_PROMPTS]
+every = [json.loads(line) for line in PROMPTS.read_text().splitlines()]
+prompts = every[:: len(every) // NUM_PROMPTS][:NUM_PROMPTS]
 with (OUT / "vllm.log").open("w") as log:
     server = subprocess.Popen(command, env={**os.environ, **plugin}, stdout=log, stderr=log)
 try:

@@ -134,6 +134,12 @@ def write(policy: Policy, serving: Serving) -> Export:
         "synchronous scheduling, which these settings choose."
     )
     flags.append("--no-async-scheduling")
+    if trace is not None:
+        flags += ["--shutdown-timeout", "10"]
+        notes.append(
+            "Without --shutdown-timeout the server kills its processes as it ends, and the rows of "
+            "the last second are lost."
+        )
     return Export(tuple(flags), environment, files=files | {FILE_NAME: content}, notes=tuple(notes))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -21,7 +22,7 @@ from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 from specctl.embedded import embedded_path
 from specctl.engines.engine import EngineDrafter, Serving
 from specctl.engines.export import ENGINES
-from specctl.engines.settings import FILE_NAME
+from specctl.engines.settings import FILE_NAME, TraceSettings
 from specctl.policy import ChainSchedule, RootOnly, build_shape
 from specctl.runtime.policy_spec import resolve_policy
 from tests.engines.exports import AS_IT_IS, RANGES, WRONG_VLLM
@@ -56,6 +57,13 @@ def lengths_of(speculation: Any) -> list[int]:
     return build_dynamic_sd_schedule_lookup(
         getattr(speculation, RANGES), MAX_BATCH_SIZE, speculation.num_speculative_tokens
     )
+
+
+def test_a_server_that_logs_ends_in_time_to_write(tmp_path: Path) -> None:
+    trace = TraceSettings(out=str(tmp_path / "traces"), dense=True)
+    export = ENGINES["vllm"].write(resolve_policy("chain").policy, Serving(HEAD, trace=trace))
+    with patch.dict(os.environ, export.environment):
+        assert configured(*export.flags).shutdown_timeout == 10
 
 
 @pytest.mark.parametrize("words", AS_IT_IS["vllm"])
