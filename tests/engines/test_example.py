@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="no vLLM here; make engines has one")
 
+from specctl.logs.trace_set import TraceSet
 from tests.engines.vllm_engine import ENVIRONMENT
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "vllm_loop.py"
@@ -32,5 +34,8 @@ def test_the_loop_with_vllm_runs(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "vLLM served 32 prompts" in done.stdout
-    assert (tmp_path / "out" / "tuned" / "tune.json").is_file()
-    assert any((tmp_path / "out" / "serve").iterdir())
+    assert len(TraceSet.open(str(tmp_path / "out" / "traces")).prompt_ids) == 32, "none is lost"
+    tuned = json.loads((tmp_path / "out" / "tuned" / "tune.json").read_text())
+    assert tuned["for_engine"] == "vllm"
+    config = json.loads((tmp_path / "out" / "serve" / "speculative-config.json").read_text())
+    assert 1 <= config["num_speculative_tokens"] <= 5
