@@ -14,9 +14,9 @@ from specctl.policy import Policy, RootOnly, Shape, StaticTree
 from specctl.runtime import twins
 from specctl.runtime.api import Decoder
 from specctl.runtime.capture import GraphSettings
+from specctl.runtime.config import Decisions
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.requests import Request, RoundRecord
-from specctl.runtime.runnable import Decisions
 from specctl.runtime.twins import TwinSession
 from tests.hidden import HIDE, python
 from tests.policy.scorers import SCORED
