@@ -123,7 +123,7 @@ def quickstart(
     engines = installed_engines()
     facts = [
         ("device", device_found()),
-        ("engines", ", ".join(f"{name} {found}" for name, found in engines.items()) or "none"),
+        ("engines", f"here: {', '.join(map(' '.join, engines.items())) or 'none'}"),
         *((thing.word, f"{thing.kind}{thing.note and ', '}{thing.note}") for thing in things),
         *((thing.word, f"{thing.kind}, in the cache of the hub") for thing in cached),
     ]
@@ -347,7 +347,7 @@ class Words:
 
     @property
     def tune(self) -> str:
-        only = f" --for {self.engine}" if self.engine else ""
+        only = f" --for {self.engine} --batch-size 8" if self.engine else ""
         traces = self.first.get("dense traces", "traces")
         clock = self.first.get("cost model", "cost_model.json")
         return f"specctl tune {traces}{only} --cost-model {clock} -o tuned"
@@ -363,7 +363,7 @@ class Words:
     def log_in_vllm(self) -> str:
         return (
             f"specctl export chain:num_draft_tokens=8 --to vllm --drafter {self.drafter} "
-            "--trace traces --dense -o log"
+            "--trace traces --dense -o log  # start vLLM as it prints; send your prompts"
         )
 
     @property

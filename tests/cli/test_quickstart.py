@@ -42,7 +42,7 @@ def planned(*words: object) -> dict[str, Any]:
 
 def check_typed(command: str) -> None:
     """That a command names a verb and options that there are."""
-    program, *words = shlex.split(command)
+    program, *words = shlex.split(command, comments=True)
     assert program == "specctl"
     verb: Any = typer.main.get_command(load_all_verbs())
     while hasattr(verb, "commands"):

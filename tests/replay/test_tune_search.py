@@ -63,7 +63,6 @@ def test_rates_by_hand() -> None:
 @pytest.mark.parametrize(
     ("kind", "limit", "named"),
     [
-        ("speed", None, "latency or throughput or goodput"),
         ("goodput", None, "--tpot-limit-ms"),
         ("latency", 5.0, "goodput alone"),
         ("goodput", 0.0, "above 0"),

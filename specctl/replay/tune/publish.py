@@ -92,6 +92,11 @@ def tune_notes(result: TuneResult) -> Iterator[str]:
     )
     if result.for_engine is not None:
         yield f"Searched for {result.for_engine}, which does not run {not_run} more settings."
+        if result.rungs:  # rules take part, not fixed settings alone
+            yield (
+                "The time that a rule itself takes inside the engine is not counted "
+                "(docs/vllm.md, What it costs)."
+            )
     yield f"Halving: {rungs or 'none, static settings alone'}."
     yield result.approximations
     if not all(standing.held_out.is_supported for standing in result.policies):
