@@ -188,7 +188,7 @@ def test_a_row_of_the_tiny_pair(pair: Pair, mode: str) -> None:
     split = profiled(some, pair, FEW, times["round_us"])
     assert times["rounds"] == 3
     assert 0 < times["min_us"] <= times["round_us"] <= times["max_us"]
-    assert 0 < times["drafting_us"] < times["max_us"]
+    assert times["drafting_us"] > 0  # of other rounds than those above
     assert times["levels"] >= 1
     assert 1 < times["verified"] <= 60
     assert times["faults"] == 0
