@@ -53,6 +53,7 @@ MAX_WAITING = 4096
 """Steps that may wait for the writing thread."""
 MAX_LOGIT_BYTES = 256 << 20
 """Logits that may wait for it; beyond, the engine's thread reads its own."""
+UNDRAFTED = "requests with an undrafted position"
 MAX_HELD = 4 << 20
 """Rows that may be held: about a gigabyte. A dense log holds those of unfinished requests."""
 
@@ -460,7 +461,9 @@ class Recorder:
             segment = self._writer.commit(finished, tables, open_ids=names, policy=record)
             self.num_bytes += segment.size_bytes
         if self._log.num_left_out:
-            self.lost["requests with an undrafted position"] = self._log.num_left_out
+            if not self.lost[UNDRAFTED]:
+                log.warning("specctl: the log leaves out %s, and counts them", UNDRAFTED)
+            self.lost[UNDRAFTED] = self._log.num_left_out
         if self._max_bytes is not None and self.num_bytes >= self._max_bytes:
             self.end(f"{self.num_bytes} bytes are written, of at most {self._max_bytes}")
         elif self._log.num_held > MAX_HELD:

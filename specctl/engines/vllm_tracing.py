@@ -5,6 +5,7 @@ All that is read of vLLM for traces stands here; `recording` makes rows of it.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
@@ -29,6 +30,7 @@ from specctl.runtime.identity import load_tokenizer, tokenizer_digest, weights_d
 from specctl.runtime.load import domain_at, model_folder
 from specctl.runtime.requests import Sampling
 
+log = logging.getLogger("specctl.engines")
 GREEDY_BELOW = 1e-5
 """Temperature at which vLLM samples no more."""
 PLAIN = {
@@ -111,8 +113,8 @@ class Tracer:
         self._step: Step | None = None
         self._chains: dict[str, list[list[int]]] = {}  # dense: drafts that still may match
         depth = runner.vllm_config.speculative_config.num_speculative_tokens
-        log = DenseLog(depth) if settings.dense else LiveLog(greedy=self._sampling.greedy)
-        policy = log.policy if isinstance(log, DenseLog) else own
+        rows = DenseLog(depth) if settings.dense else LiveLog(greedy=self._sampling.greedy)
+        policy = rows.policy if isinstance(rows, DenseLog) else own
         self._dense_depth, self.is_dense = depth if settings.dense else 0, settings.dense
 
         def open_writer() -> TraceWriter:
@@ -146,7 +148,7 @@ class Tracer:
             )
 
         read = partial(read_steps, sampling=self._sampling, lane=self._lane)
-        self.recorder = Recorder(log, read, open_writer, settings.max_bytes)
+        self.recorder = Recorder(rows, read, open_writer, settings.max_bytes)
 
     # ----------------------------------------------------------------- a step
 
@@ -249,7 +251,7 @@ class Tracer:
             position, draft_row = context - num_prompt, draft_rows.get(request_id, -1)
             if counts[row] and draft_row < 0:  # scheduled later than in the next step
                 self._names[request_id] = None
-                self.skipped["requests that waited with drafts"] += 1
+                self._leave_out("requests that waited with drafts")
                 continue
             text = batch.token_ids_cpu[row]
             answer = Answered(
@@ -268,16 +270,23 @@ class Tracer:
     def _new_name(self, request: Any) -> str | None:
         """The name of a new request, as vLLM's runner holds it; None where it is not to be
         recorded."""
-        number, wanted, params = self._num_requests, self._sampling, request.sampling_params
+        number = self._num_requests
         self._num_requests += 1
         if number % self._settings.every:
             return None
+        if other := self._kind_of_other(request):
+            self._leave_out(other)
+            return None
+        return f"{self._run}-{number:06d}"
+
+    def _kind_of_other(self, request: Any) -> str | None:
+        """The kind of a request that the set's rows could not describe; None for one that they
+        can."""
+        wanted, params = self._sampling, request.sampling_params
         if request.lora_request is not None:  # the set is of one pair
-            self.skipped["requests of a LoRA adapter"] += 1
-            return None
+            return "requests of a LoRA adapter"
         if request.prompt_embeds is not None:
-            self.skipped["requests without token ids"] += 1
-            return None
+            return "requests without token ids"
         temperature = 0.0 if params.temperature < GREEDY_BELOW else params.temperature
         same = wanted.greedy and temperature == 0.0
         given = (temperature, max(params.top_k, 0), params.top_p)
@@ -285,9 +294,15 @@ class Tracer:
         if not same or any(
             getattr(params, name) not in (value, []) for name, value in PLAIN.items()
         ):
-            self.skipped["requests of another sampling"] += 1
-            return None
-        return f"{self._run}-{number:06d}"
+            return "requests of another sampling"
+        return None
+
+    def _leave_out(self, what: str) -> None:
+        """Counts a request; the first of each kind is logged, as nothing else in a running server
+        says why a set stays empty."""
+        self.skipped[what] += 1
+        if self.skipped[what] == 1:
+            log.warning("specctl: the log leaves out %s, and counts them", what)
 
     def _awaited(self, answered: list[Answered]) -> Tensor:
         """`[R, K]` int64, -1 padded: the tokens of chains that reach here, by their depth."""

@@ -50,7 +50,7 @@ def chain_figures(
         `fixed_length_sweep`, see `sweep_of`; None without positions.
     """
     marginal = [count / num_rounds for count in at_least]
-    reached = [num_rounds, *at_least[:-1]]
+    reached = [num_rounds, *at_least][: len(at_least)]
     most, depth = list(marginal), len(at_least)
     if is_ragged:
         # A round that drafted j - 1 tokens or fewer, and lost none of them, may have accepted

@@ -286,7 +286,9 @@ def test_a_slow_disk_ends_tracing(
     found.close()
 
 
-def test_requests_that_a_dense_log_leaves_out_are_counted(tmp_path: Path) -> None:
+def test_requests_that_a_dense_log_leaves_out_are_counted_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     log = DenseLog(2)
     path = tmp_path / "set"
     found = recorder(log, lambda: TraceWriter.open(path, header(log.policy)))
@@ -294,6 +296,7 @@ def test_requests_that_a_dense_log_leaves_out_are_counted(tmp_path: Path) -> Non
     found.put(dense_step("a", 1, END, NOTHING))
     found.close()
     assert found.lost == {"requests with an undrafted position": 1}
+    assert "the log leaves out requests with an undrafted position" in caplog.text
 
 
 def test_a_bound_on_bytes_ends_tracing(

@@ -215,20 +215,22 @@ def test_a_text_that_is_read_again_counts_as_a_prompt(
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_requests_that_rows_could_not_describe_are_counted(
-    start: Any, other: dict[str, Any], reason: str
+def test_requests_that_rows_could_not_describe_are_counted_and_said(
+    start: Any, caplog: pytest.LogCaptureFixture, other: dict[str, Any], reason: str
 ) -> None:
+    """Not only at the end: a server is killed before it could say so."""
     one = request()
     for name, value in other.items():
         setattr(one if hasattr(one, name) else one.sampling_params, name, value)
-    runner = Runner(a=one, b=request())
+    runner = Runner(a=one, b=request(), c=one)
     session = start(runner, trace=TRACE)
     take_step(session, runner)
     take_step(session, runner)
     session.begin_step(SimpleNamespace(finished_req_ids=set(), num_scheduled_tokens={}))
     steps = session.tracer.recorder.steps
     assert [len(step.answered) for step in steps] == [1, 1]
-    assert session.tracer.skipped == {reason: 1}
+    assert session.tracer.skipped == {reason: 2}
+    assert caplog.text.count(f"the log leaves out {reason}") == 1
 
 
 @pytest.mark.policy_faults
