@@ -28,7 +28,7 @@ from specctl.replay.adaptive import ADAPTIVE, AdaptiveSlot, longest_chain, read_
 from specctl.replay.batch_figures import totals_of
 from specctl.replay.batch_simulation import Load, Simulation, simulate
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress, refuse_ignored
-from specctl.replay.cost.files import warn_outside
+from specctl.replay.cost.files import clock_of, warn_outside
 from specctl.replay.cost.model import CostModel, steps_of
 from specctl.replay.outcomes import Outcomes
 from specctl.replay.peer import peer_figures
@@ -334,6 +334,7 @@ def _facts(log: ImportedLog, drafters: Sequence[str], model: CostModel | None) -
             for name in drafters
         },
         "cost_model": None if model is None else model.digest,
+        "clock": clock_of(model, None),
     }
 
 
