@@ -31,7 +31,7 @@ from specctl.replay.config import ReplayConfig, ShowProgress, no_progress, refus
 from specctl.replay.cost.files import clock_of, warn_outside
 from specctl.replay.cost.model import CostModel, steps_of
 from specctl.replay.outcomes import Outcomes
-from specctl.replay.peer import peer_figures
+from specctl.replay.peer import drawn, peer_figures
 from specctl.replay.results import (
     Caption,
     ImportBatchScores,
@@ -237,7 +237,7 @@ def replay_import(
             **facts,
             definition="specdecode-bench",
             batch_size=config.batch_size,
-            num_requests=log.positions.num_requests,
+            num_requests=len(drawn(log.positions.num_requests)),
             baseline=baseline,
             policies=figures,
         )
