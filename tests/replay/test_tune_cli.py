@@ -60,10 +60,10 @@ def verb(folder: Path, costs: Path) -> Verb:
 
 
 def tune(*arguments: object) -> Outcome:
-    """A run that must succeed, with the one warning that a linear cost model earns."""
+    """A run that must succeed, and be quiet."""
     outcome = specctl(*arguments)
     assert outcome.code == 0, outcome
-    assert outcome.err == "warning: cost model: linear form from 'by hand', not measured here\n"
+    assert outcome.err == ""
     return outcome
 
 
@@ -205,12 +205,11 @@ def test_options_are_refused(folder: Path, options: Any, named: str) -> None:
 
 
 def refused(*arguments: object) -> str:
-    """The line of a run that refuses after it has warned of its linear cost model."""
+    """The one line of a run that refuses."""
     outcome = specctl(*arguments)
     assert outcome.code in (2, 3, 4), outcome
     assert outcome.out == ""
-    warning, line = outcome.err.splitlines()
-    assert warning.startswith("warning: cost model: linear")
+    [line] = outcome.err.splitlines()
     assert line.startswith("error: ")
     return line
 
