@@ -6,6 +6,7 @@ a report on traces. NaN stands for a figure that is not defined, and is null in 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import isfinite
 from typing import Any, ClassVar, Literal
 
@@ -57,12 +58,24 @@ class TraceFacts(PairFacts):
     Attributes:
         support: of the log. cost_model: digest, None where nothing was timed.
         clock: whose times these are and what they are not, in words.
+        untimed: labels of policies whose own decisions are not in these times.
     """
+
+    omitted: ClassVar[tuple[str, ...]] = ("untimed",)
 
     specctl_version: str
     support: dict[str, int | bool]
     cost_model: str | None
     clock: str | None
+    untimed: tuple[str, ...] | None = None
+
+
+def not_in_it(untimed: Sequence[str] | None) -> str:
+    """What follows the words on a clock where it lacks the time of decisions."""
+    if not untimed:
+        return ""
+    names = ", ".join(untimed)
+    return f", without the time of {names}'s own decisions (profile --policy measures it)"
 
 
 # ------------------------------------------------------------------------------------- replay
@@ -469,7 +482,7 @@ class TuneResult(TuneVerdict, TraceFacts):
         fits: of `fit auto`.
     """
 
-    omitted: ClassVar[tuple[str, ...]] = ("fits", "for_engine")
+    omitted: ClassVar[tuple[str, ...]] = ("fits", "for_engine", "untimed")
 
     kind: Literal["tune"]
     cost_device: str | None
@@ -482,7 +495,7 @@ class TuneResult(TuneVerdict, TraceFacts):
 
     def sentence(self) -> str:
         """The verdict with the clock that it holds on."""
-        return f"On {self.clock}: {super().sentence()}"
+        return f"On {self.clock}{not_in_it(self.untimed)}: {super().sentence()}"
 
 
 # ------------------------------------------------------------------------------ measured runs

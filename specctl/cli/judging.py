@@ -33,6 +33,7 @@ NUM_CHECKED, TOKENS_CHECKED = 4, 12
     models=ModelsConfig,
     examples="""specctl profile -o cost_model.json
 specctl profile --target TARGET --drafter HEAD -o cost_model.json
+specctl profile --policy fitted -o cost_model.json
 specctl profile --from engine-traces -o cost_model.json""",
     wide=True,
 )
@@ -44,6 +45,12 @@ def profile(
         "Trace set of an engine, whose own step times are fitted; repeat for more",
         name="--from",
         default="measure here",
+    ),
+    policy: list[str] | None = option(
+        None,
+        "Policy whose own decisions are timed too, e.g. an artifact folder; repeat for more",
+        name="--policy -p",
+        default="none",
     ),
     config: Given,
     models: Given,
@@ -65,8 +72,9 @@ def profile(
         from specctl.logs.trace_set import TraceSet
         from specctl.replay.cost.engine import engine_summary, fit_engine, render_engine
 
+        given = [*config.changed, *models.changed, *(["--policy"] if policy else [])]
         refuse_ignored(
-            dict.fromkeys([*config.changed, *models.changed], True),
+            dict.fromkeys(given, True),
             expected="a measurement",
             found="--from, which makes none",
         )
@@ -75,20 +83,24 @@ def profile(
         return Answer(engine_summary(fitted, out), [render_engine(fitted, out)])
 
     from specctl.collect.prompts import load_prompts
+    from specctl.replay.cost.deciding import deciding_policies
     from specctl.replay.cost.profile import num_steps, render, summary_json, timed_rounds
     from specctl.replay.cost.profile import profile as measure
     from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 
     with console.progress("loading models", None):
         pair = setup.load_pair()
+    policies = deciding_policies(policy or (), pair)
     graphs = timed_rounds(grid.rounds, pair)
     settings = DecodeSettings(TOKENS_CHECKED)
     requests = [
         next_request(pair.target.tokenizer, Conversation(prompt), settings)
         for prompt in load_prompts("embedded", limit=NUM_CHECKED)
     ]
-    with console.progress("measurements", num_steps(pair, grid)) as tick:
-        model = measure(pair, grid, requests=requests, graphs=graphs, on_step=tick)
+    with console.progress("measurements", num_steps(pair, grid, len(policies))) as tick:
+        model = measure(
+            pair, grid, requests=requests, policies=policies, graphs=graphs, on_step=tick
+        )
     save_cost_model(model, out)
     return Answer(summary_json(model, out), [render(model, out)])
 

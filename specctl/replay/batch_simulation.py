@@ -22,7 +22,7 @@ from specctl.errors import UsageError
 from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions, join_rows
 from specctl.policy import Budget
 from specctl.replay.config import Engine
-from specctl.replay.cost.model import CostModel, Steps
+from specctl.replay.cost.model import CostModel, Steps, decider_of
 from specctl.replay.outcomes import Outcomes
 from specctl.replay.submissions import Submissions, Verify
 
@@ -277,6 +277,7 @@ def steps_of_batch(submissions: Submissions, rounds: BatchRounds, packing: Packi
         num_emitted=read * (num_ended < sizes),
         max_tokens=np.minimum(submissions.max_tokens, limit / sizes),
         prompt_tokens=rounds.prompt_tokens,
+        decider=decider_of(submissions.policy),
     )
 
 
@@ -360,8 +361,9 @@ class Simulation:
         """Steps in which somebody decodes, as a cost model is asked about them."""
         steps = steps_of_batch(self.submissions, self.rounds, self.packing)
         decodes = self.rounds.batch_sizes > 0
-        sizes = {name: np.broadcast_to(of, decodes.shape) for name, of in vars(steps).items()}
-        return Steps(**{name: of[decodes] for name, of in sizes.items()})
+        sizes = {name: of for name, of in vars(steps).items() if name != "decider"}
+        shown = {name: np.broadcast_to(of, decodes.shape)[decodes] for name, of in sizes.items()}
+        return Steps(**shown, decider=steps.decider)
 
     @cached_property
     def emitted(self) -> Longs:
@@ -395,9 +397,12 @@ def simulate(
         UsageError: a budget that cannot be decided or is smaller than the batch, trees that it
             needs and that were not kept, or a batch that the cost model does not know.
     """
+    if budget is not None:
+        policy = submissions.policy.model_copy(update={"budget": budget})
+        submissions = replace(submissions, policy=policy)
     positions = submissions.positions
     logged, arrival_us = load.draw(positions.num_requests, seed)
-    verify = submissions.verification(budget or submissions.policy.budget, load.batch_size)
+    verify = submissions.verification(submissions.policy.budget, load.batch_size)
     prompt_us = np.zeros(len(logged))
     if clock is not None and load.engine != "vllm":  # which reads them in the rounds' forward
         prompt_us += clock.prefill_us(prompt_tokens(positions, logged), drafts=submissions.drafts)

@@ -206,7 +206,11 @@ class ProfileGrid(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    batch_sizes: Axis = option((1, 2, 4, 8), "Requests decoded together, 1 first, comma-separated")
+    batch_sizes: Axis = option(
+        (1, 2, 4, 8),
+        "Requests decoded together, 1 first, comma-separated",
+        default="1,2,4,8, with --quick 1,4",
+    )
     context_tokens: Axis = option(
         (64, 256), "Text before the root, tokens, comma-separated", name="--contexts"
     )
@@ -229,7 +233,12 @@ class ProfileGrid(BaseModel):
         "What is timed: graphs, ordinary, or auto: graphs where this runtime decodes in them, "
         "which is on CUDA",
     )
-    quick: bool = option(False, "One pass instead of five", name="--quick", group="common")
+    quick: bool = option(
+        False,
+        "A first look: one pass instead of five, batches of 1 and 4",
+        name="--quick",
+        group="common",
+    )
     read: tuple[int, ...] = (1, 2, 5)
     prompt_tokens: tuple[int, ...] = (16, 64, 256)
     num_passes: int = 5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -12,9 +12,10 @@ from typing import Any, Literal
 from specctl import formatting
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
+from specctl.policy import Policy
 from specctl.replay.batch_figures import BatchFigures, BatchTotals
 from specctl.replay.config import Engine
-from specctl.replay.cost.files import clock_of
+from specctl.replay.cost.files import clock_of, untimed
 from specctl.replay.cost.model import CostModel
 from specctl.results import (
     ImportFacts,
@@ -23,6 +24,7 @@ from specctl.results import (
     ReplayScores,
     ResultRecord,
     TraceFacts,
+    not_in_it,
 )
 from specctl.runtime.output import json_bytes, write_whole
 from specctl.stats import Interval, intervals_over
@@ -139,8 +141,10 @@ class Caption:
     remarks: tuple[str, ...] = ()
 
 
-def facts_of(traces: TraceSet, log: DenseLog, model: CostModel | None) -> dict[str, Any]:
-    """The conditions of the scores."""
+def facts_of(
+    traces: TraceSet, log: DenseLog, model: CostModel | None, policies: Mapping[str, Policy]
+) -> dict[str, Any]:
+    """The conditions of the scores of policies by label."""
     from specctl.version import __version__
 
     header = traces.header
@@ -155,6 +159,7 @@ def facts_of(traces: TraceSet, log: DenseLog, model: CostModel | None) -> dict[s
         "support": vars(log.support).copy(),
         "cost_model": None if model is None else model.digest,
         "clock": clock_of(model, traces.fingerprint),
+        "untimed": untimed(model, policies),
     }
 
 
@@ -256,20 +261,23 @@ SERVING: Columns = {
 HEADINGS = ("tokens/s", "×", "TPOT p50", "p99", "TTFT p50", "good", "τ", "verified", "batch")
 
 
-def speeds(clock: str | None, baseline: str, found: dict[str, Interval | float]) -> list[str]:
+def speeds(
+    scores: TraceFacts | ImportFacts, baseline: str, found: dict[str, Interval | float]
+) -> list[str]:
     """One line on what each policy would save, in which the clock and its caveat stand.
 
     Args:
         found: by policy, its speed over the baseline's; those that the log does not know left out.
     """
-    if clock is None or not found:
+    if scores.clock is None or not found:
         return []
+    lacks = not_in_it(scores.untimed) if isinstance(scores, TraceFacts) else ""
     texts = [
         f"{policy} × {gain.text('.2f') if isinstance(gain, Interval) else f'{gain:.2f}'}"
         for policy, gain in found.items()
         if policy != baseline
     ]
-    return [f"On {clock}: {', '.join(texts)} of {baseline}."] if texts else []
+    return [f"On {scores.clock}{lacks}: {', '.join(texts)} of {baseline}."] if texts else []
 
 
 def _inverse(ratio: Interval) -> Interval:
@@ -310,7 +318,7 @@ def replay_result(
         f"The log does not hold what {scores.baseline} does, so nothing is compared with it."
         if without
         else f"× is relative to {scores.baseline}, paired by prompt.",
-        *([] if without else speeds(scores.clock, scores.baseline, gains)),
+        *([] if without else speeds(scores, scores.baseline, gains)),
         *(
             f"* {f.policy}: the log holds {f.expansion_support:.1%} of its expansions, so its "
             f"figures are ranges. {caption.advice}"
@@ -346,7 +354,7 @@ def serving_result(scores: ServingScores, caption: Caption) -> Result:
     }
     part = "without ramp-up and drain" if is_steady else "with ramp-up and drain"
     lines = [
-        *speeds(scores.clock, scores.baseline, gains),
+        *speeds(scores, scores.baseline, gains),
         f"Simulated under the cost model, {part}; trees of a batch verified back to back; "
         f"{ENGINES[scores.load['engine']]}.",
         f"× is tokens/s relative to {scores.baseline}, paired by run; times are in ms, "
@@ -373,7 +381,7 @@ def totals_result(scores: BatchScores | ImportBatchScores, caption: Caption) -> 
     gains: dict[str, Interval | float] = {f.policy: 1 / f.against["time_us"] for f in timed}
     lines = [
         f"× is relative to {scores.baseline}; {ENGINES[load['engine']]}.",
-        *speeds(scores.clock, scores.baseline, gains),
+        *speeds(scores, scores.baseline, gains),
         "Totals of one run in the order of the log, so without intervals; drafts are the calls "
         "that verify draft tokens.",
         *(
@@ -402,7 +410,7 @@ def peer_result(scores: PeerScores, caption: Caption) -> Result:
     }
     gains: dict[str, Interval | float] = {f.policy: f.speed_up for f in scores.policies}
     lines = [
-        *speeds(scores.clock, scores.baseline, gains),
+        *speeds(scores, scores.baseline, gains),
         f"By the definition of {scores.definition}: means of the requests' own rates, over those "
         f"of {scores.baseline}; reading prompts included, a batch is copies of one request, and "
         "the oracle pays a draft in every round.",

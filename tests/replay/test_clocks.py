@@ -126,7 +126,9 @@ def test_a_clock_is_named_with_what_it_is_not() -> None:
     assert clock_of(None, FINGERPRINT) is None
     assert clock_of(table_model(), FINGERPRINT) == "the clock of Test CPU"
     assert str(clock_of(table_model(), other)).endswith("(of toy + small, not of this pair)")
-    assert str(clock_of(named(H100), FINGERPRINT)).endswith("(stated, not of this pair)")
+    assert str(clock_of(named(H100), FINGERPRINT)).endswith(
+        "(stated, not of this pair, decisions free)"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +140,7 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_caveat_stands_in_the_line_of_the_gain(dense: Path, tmp_path: Path) -> None:
     """Of replay, alone and in batches, ladder and tune; and in their JSON."""
-    caveat = "SpecDecode-Bench's simulator (stated, not of this pair): "
+    caveat = "SpecDecode-Bench's simulator (stated, not of this pair, decisions free): "
     cost = ("--cost-model", H100)
     commands: dict[str, tuple[object, ...]] = {
         "replay": ("-p", "ar,chain:num_draft_tokens=2", *cost),

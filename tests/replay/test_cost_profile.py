@@ -254,7 +254,7 @@ def test_replayed_rounds_have_a_clock() -> None:
         SimpleNamespace(**{name: np.array(values) for name, values in of.items()})
         for of in (counts, places)
     )
-    run.outcomes = outcomes
+    run.outcomes, run.policy = outcomes, Policy(shape=TREE)
     fixed = 5885.90713 + 2135.26175 + 1206.83946
     per_cached = 0.0392645679 + 0.00237768493
     # 3 levels of width 3: the root's one and 2 of 3 nodes; 2 levels of width 3: 1 + 3.
@@ -311,9 +311,11 @@ def test_grids_beyond_the_pair_are_refused(changes: dict[str, Any], words: str) 
 
 
 def test_the_verb_writes_a_model(tmp_path: Path) -> None:
-    path = tmp_path / "cost_model.json"
-    told = json.loads(passes("profile", "-o", path, *QUICK, "--json").out)
+    path, mine = tmp_path / "cost_model.json", "threshold:depth=2:top_k=2"
+    told = json.loads(passes("profile", "-o", path, *QUICK, "-p", mine, "--json").out)
     model = load_cost_model(path)
+    assert list(told["deciders"]) == list(model.deciders) == ["threshold"]
+    assert told["checks"][-1]["policy"] == mine, "checked like the others"
     assert (told["digest"], told["rounds"]) == (model.digest, "ordinary")
     assert model.verify.sizes == (1, 5)
     shown = passes("profile", "-o", path, *QUICK, "--drafter", "none")

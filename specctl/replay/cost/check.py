@@ -12,15 +12,15 @@ import torch
 
 from specctl.policy import Chain, Policy, RootOnly, StaticTree
 from specctl.replay.config import ProfileGrid
-from specctl.replay.cost.model import CostModel, LiveCheck, Steps, TableCost
+from specctl.replay.cost.model import CostModel, LiveCheck, Steps, TableCost, decider_of
 from specctl.runtime.capture import GraphSettings
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair
 from specctl.runtime.policy_spec import words_of
 from specctl.runtime.requests import Observer, Request, RoundRecord
 
-NUM_TIMED = 3
-"""Timed runs of a policy, of which the median counts; one of a quick profile."""
+NUM_TIMED, NUM_TIMED_QUICK = 3, 2
+"""Timed runs of a policy, of which the median counts."""
 
 
 @dataclass(frozen=True)
@@ -80,14 +80,18 @@ class StepRecorder:
             )
         )
 
-    def steps(self) -> Steps:
-        """The rounds so far; one whose requests all ended has nothing more to read."""
+    def steps(self, decider: str = "") -> Steps:
+        """The rounds so far; one whose requests all ended has nothing more to read.
+
+        Args:
+            decider: name of the policy that ran, see `model.decider_of`.
+        """
         columns = np.array(self._rows, np.float64).T
         following = [*self._requests[1:], set[str]()]
         goes_on = [bool(a & b) for a, b in zip(self._requests, following, strict=True)]
         batch, tokens, context, levels, width, read = columns
         read = np.where(goes_on, read, 0)
-        return Steps(batch, tokens, context, levels, width, read, self._most)
+        return Steps(batch, tokens, context, levels, width, read, self._most, decider=decider)
 
 
 def checked_policies(pair: Pair, grid: ProfileGrid) -> list[Policy]:
@@ -106,7 +110,7 @@ def checked_policies(pair: Pair, grid: ProfileGrid) -> list[Policy]:
 
 def num_runs(grid: ProfileGrid) -> int:
     """Runs of every policy that is checked: one to count, the others timed."""
-    return 1 + (1 if grid.quick else NUM_TIMED)
+    return 1 + (NUM_TIMED_QUICK if grid.quick else NUM_TIMED)
 
 
 def check_live(
@@ -115,6 +119,7 @@ def check_live(
     grid: ProfileGrid,
     requests: Sequence[Request],
     *,
+    policies: Sequence[Policy] = (),
     graphs: GraphSettings | None = None,
     on_run: Callable[[], object] = lambda: None,
 ) -> tuple[LiveCheck, ...]:
@@ -123,10 +128,11 @@ def check_live(
     Only counts of a run that is not timed enter the prediction.
 
     Args:
+        policies: checked beside plain decoding, a chain and a tree.
         graphs: as in `profile`.
         on_run: called after each run of a policy.
     """
-    policies = checked_policies(pair, grid)
+    policies = [*checked_policies(pair, grid), *policies]
 
     def decode(policy: Policy, observer: Observer | None = None) -> float:
         loop = DecodeLoop(
@@ -157,7 +163,10 @@ def check_live(
             policy=words_of(policy) or policy.name,
             num_tokens=sum(request.max_new_tokens for request in requests),
             predicted_us=predict(
-                model, recorder.steps(), lengths, drafts=not isinstance(policy.shape, RootOnly)
+                model,
+                recorder.steps(decider_of(policy)),
+                lengths,
+                drafts=not isinstance(policy.shape, RootOnly),
             ).wall_us,
             measured_us=statistics.median(times),
         )

@@ -13,8 +13,9 @@ from specctl.artifacts.manifest import PairFingerprint
 from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError, InputError, UsageError, did_you_mean, reason_of
 from specctl.formatting import count
+from specctl.policy import Policy
 from specctl.records import describe_violation
-from specctl.replay.cost.model import CostModel, Steps, TableCost
+from specctl.replay.cost.model import CostModel, Steps, TableCost, decider_of
 from specctl.replay.cost.rates import EngineCost, LinearCost
 from specctl.results import CostFacts
 from specctl.runtime.output import write_whole
@@ -176,6 +177,14 @@ def warn_outside(
             warn(f"cost model, {label}: {line}")
 
 
+def untimed(model: CostModel | None, policies: Mapping[str, Policy]) -> tuple[str, ...] | None:
+    """Labels of policies whose own decisions take a time that a measured table does not have."""
+    if not isinstance(model, TableCost):
+        return None
+    deciders = {label: decider_of(policy) for label, policy in policies.items()}
+    return tuple(k for k, name in deciders.items() if name and name not in model.deciders) or None
+
+
 def device_of(model: CostModel) -> str | None:
     """The device that times were measured on; None of stated ones."""
     if isinstance(model, EngineCost):
@@ -193,7 +202,7 @@ def clock_of(model: CostModel | None, pair: PairFingerprint | None) -> str | Non
     if model is None:
         return None
     if isinstance(model, LinearCost):
-        return f"the clock of {model.source} (stated, not of this pair)"
+        return f"the clock of {model.source} (stated, not of this pair, decisions free)"
     assert isinstance(model, TableCost | EngineCost)
     if isinstance(model, EngineCost):
         of = f"{model.engine} {model.engine_version} on {model.device}"

@@ -19,10 +19,15 @@ from pydantic import Field, model_validator
 
 from specctl.artifacts.manifest import Count, Name, PairFingerprint, UtcTime, digest_of
 from specctl.errors import UsageError
+from specctl.features import needs_text
+from specctl.policy import PerRequest, ScoredTree
 from specctl.policy.budgets import Microseconds, StepCost
+from specctl.policy.families import family_of
+from specctl.policy.scorers import FfnScorer
 from specctl.records import PositiveInt, Record, canonical_json, require
 
 if TYPE_CHECKING:
+    from specctl.policy import Policy
     from specctl.policy.rules import ShapeRule
     from specctl.replay.rounds import Rounds
 
@@ -50,6 +55,7 @@ class Steps:
         max_tokens: per request that the policy verifies at most, roots counted, which captured
             rounds are padded up to; None where it always verifies that many.
         prompt_tokens: among `num_tokens`, those of prompts that share the forward.
+        decider: see `decider_of`.
     """
 
     batch_size: ArrayLike
@@ -60,6 +66,7 @@ class Steps:
     num_emitted: ArrayLike
     max_tokens: ArrayLike | None = None
     prompt_tokens: ArrayLike = 0
+    decider: str = ""
 
 
 def steps_of(run: Rounds) -> Steps:
@@ -73,7 +80,28 @@ def steps_of(run: Rounds) -> Steps:
         level_width=outcomes.expanded / np.maximum(outcomes.levels - 1, 1),
         num_emitted=np.where(run.is_last, 0, run.emitted),
         max_tokens=np.max(outcomes.verified, initial=1),  # the largest that the log knows
+        decider=decider_of(run.policy),
     )
+
+
+UNDECIDED = ("schedule", "full")
+"""Kinds that look at no draft, beside the families that say so."""
+
+
+def decider_of(policy: Policy) -> str:
+    """Name of what decides, the same for all settings of one rule; empty where nothing does."""
+    shape, budget = policy.shape, policy.budget
+    words = [] if family_of(shape).is_static or shape.kind in UNDECIDED else [shape.kind]
+    if isinstance(shape, ScoredTree):
+        scorer = shape.scorer
+        size = (
+            f"{len(scorer.b1)} units"
+            if isinstance(scorer, FfnScorer)
+            else f"{len(scorer.roots)} trees"
+        )
+        text = ", with the text" if needs_text(scorer.features) else ""
+        words = [f"c2t: {scorer.kind} of {len(scorer.features)} features, {size}{text}"]
+    return "+".join([*words, *([] if isinstance(budget, PerRequest) else [budget.kind])])
 
 
 def width_of(steps: Steps) -> Floats:
@@ -187,8 +215,15 @@ class CostModel(Record, ABC):
         parts = self.part_us("draft.root", 1, rows, context)
         parts = parts + self.part_us("draft.select", width, rows, 1)
         parts = parts + (levels - 1) * self.part_us("draft.level", width, rows, context)
+        parts = parts + levels * self.decider_us(steps.decider, rows)
         read = self.part_us("draft.extend", np.maximum(num_read, 1), rows, context)
         return np.where(levels > 0, parts + np.where(num_read > 0, read, 0.0), 0.0)
+
+    def decider_us(self, decider: str, batch: ArrayLike) -> Floats:
+        """Time of a policy's own decisions a level, beyond EAGLE-2's, which levels contain; 0 where
+        it is not known."""
+        del decider
+        return np.zeros(np.shape(batch))
 
     def loop_us(self, steps: Steps) -> Floats:
         """Host work around the models: state, commit, emission, bookkeeping."""
@@ -402,6 +437,19 @@ class HeldOut(Record):
     worst: Spread
 
 
+class DeciderCost(Record):
+    """Time of a rule's decisions a level, beyond EAGLE-2's, measured live; by batch size."""
+
+    batch_sizes: Axis
+    level_us: tuple[Spread, ...]
+
+    @model_validator(mode="after")
+    def _check(self) -> DeciderCost:
+        _check_increasing("batch_sizes", self.batch_sizes)
+        _check_shape("level_us", self.level_us, [("batch_sizes", len(self.batch_sizes))])
+        return self
+
+
 class LiveCheck(Record):
     """The model held against a few prompts that were decoded, one at a time.
 
@@ -437,6 +485,7 @@ class TableCost(CostModel):
         verify: the target's forward and the choice of its tokens, by tokens per request.
         loop: host work of a plain round. prefill: the target reads a prompt, by its tokens.
         draft: None for a target without a drafter.
+        deciders: by the name of `decider_of`, what `--policy` had timed.
         held_out: by part. checks: live runs at the end of the measurement.
     """
 
@@ -454,6 +503,7 @@ class TableCost(CostModel):
     loop: Grid
     prefill: Grid
     draft: DraftGrids | None
+    deciders: dict[Name, DeciderCost] = Field(default_factory=dict)
     held_out: dict[Name, HeldOut]
     checks: tuple[LiveCheck, ...] = ()
 
@@ -488,6 +538,12 @@ class TableCost(CostModel):
                 fix="measure trees too: specctl profile --widths 1,4,10",
             )
         return grid.read(sizes, batch, context)
+
+    def decider_us(self, decider: str, batch: ArrayLike) -> Floats:
+        found = self.deciders.get(decider)
+        if found is None:
+            return super().decider_us(decider, batch)
+        return np.interp(_f(batch), found.batch_sizes, found.level_us)
 
     def outside(self, steps: Steps) -> list[str]:
         sizes = _f(steps.num_tokens) / _f(steps.batch_size)

@@ -20,8 +20,9 @@ from specctl.policy import Chain, Policy, RootOnly, StaticTree
 from specctl.policy.family import MAX_TOKENS, MAX_TOP_K
 from specctl.replay.config import ProfileGrid
 from specctl.replay.cost.check import check_live, checked_policies, num_runs
+from specctl.replay.cost.deciding import time_decider
 from specctl.replay.cost.files import validity
-from specctl.replay.cost.model import DraftGrids, Grid, HeldOut, Machine, TableCost
+from specctl.replay.cost.model import DraftGrids, Grid, HeldOut, Machine, TableCost, decider_of
 from specctl.replay.cost.probe import (
     ONE,
     PROBE_DEPTH,
@@ -49,6 +50,8 @@ GRAPH_TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 """Sizes whose totals are tiers of captured rounds in every batch of a power of two requests."""
 GRAPH_READS = tuple(StaticTree(depth=d, top_k=1, num_tokens=d + 1) for d in (1, 8))
 """A captured round reads as many tokens as its tree is deep and one more: near and far points."""
+QUICK_BATCHES = (1, 4)
+"""Batch sizes of a quick profile, where none are named."""
 NUM_LOOP_STEPS = 4
 """Rounds that the loop of captured rounds is timed at, at least, in one pass."""
 NOISY_SPREAD, NOISY_ERROR = 0.25, 0.1
@@ -64,9 +67,9 @@ DRIVER = Path("/proc/driver/nvidia/version")
 def settled(grid: ProfileGrid, pair: Pair, graphs: GraphSettings | None) -> ProfileGrid:
     """The grid as this pair is timed on it.
 
-    A target alone has no trees to verify, so it is timed at plain rounds. Quick passes have the
-    same points, medians of fewer rounds. Texts of graphs are long enough to warm up, capture and
-    time the loop's rounds.
+    A target alone has no trees to verify, so it is timed at plain rounds. A quick pass has the
+    same points of two batch sizes, medians of fewer rounds. Texts of graphs are long enough to warm
+    up, capture and time the loop's rounds.
     """
     changes: dict[str, Any] = {}
     if graphs is not None and "tokens" not in grid.model_fields_set:
@@ -75,6 +78,8 @@ def settled(grid: ProfileGrid, pair: Pair, graphs: GraphSettings | None) -> Prof
         changes["tokens"] = (1,)
     if grid.quick:
         changes |= {"num_passes": 1, "num_rounds": 3}
+        if "batch_sizes" not in grid.model_fields_set:
+            changes["batch_sizes"] = QUICK_BATCHES
     if graphs is not None:
         least = (WARM_UPS + NUM_LOOP_STEPS) * (PROBE_DEPTH + 1) + 1
         changes["loop_tokens"] = max(grid.loop_tokens, least)
@@ -136,6 +141,7 @@ def profile(
     grid: ProfileGrid,
     *,
     requests: Sequence[Request] = (),
+    policies: Sequence[Policy] = (),
     graphs: GraphSettings | None = None,
     on_step: Callable[[], object] = lambda: None,
 ) -> TableCost:
@@ -143,6 +149,7 @@ def profile(
 
     Args:
         requests: decoded in the end to hold the model against; none are no check.
+        policies: whose own decisions are timed on these requests too.
         graphs: how captured rounds are captured; None times the ordinary loop's. See
             `timed_rounds`.
         on_step: called `num_steps` times.
@@ -160,13 +167,27 @@ def profile(
     model = fit_table(pair, grid, samples, graphs)
     if not requests:
         return model
-    checks = check_live(pair, model, grid, requests, graphs=graphs, on_run=on_step)
+    batches = grid.batch_sizes
+    with torch.inference_mode():
+        deciders = {
+            decider_of(one): time_decider(
+                pair, one, batches, requests, graphs=graphs, on_batch=on_step
+            )
+            for one in policies
+        }
+    model = model.model_copy(update={"deciders": deciders})
+    checks = check_live(
+        pair, model, grid, requests, policies=policies, graphs=graphs, on_run=on_step
+    )
     return model.model_copy(update={"checks": checks})
 
 
-def num_steps(pair: Pair, grid: ProfileGrid) -> int:
-    """Measurements of `profile` with requests, each of which moves the progress bar by one."""
-    return grid.num_steps + num_runs(grid) * len(checked_policies(pair, grid))
+def num_steps(pair: Pair, grid: ProfileGrid, num_policies: int = 0) -> int:
+    """Measurements of `profile` with requests and so many policies, each of which moves the
+    progress bar by one."""
+    grid = settled(grid, pair, None)
+    num_checked = len(checked_policies(pair, grid)) + num_policies
+    return grid.num_steps + num_policies * len(grid.batch_sizes) + num_runs(grid) * num_checked
 
 
 def _measure(
@@ -350,11 +371,20 @@ def is_noisy(model: TableCost) -> bool:
 
 def summary_json(model: TableCost, out: Path) -> dict[str, Any]:
     """Plain values for scripts: identity, machine, error and spread."""
-    told = {"rounds", "machine", "measured", "expires", "num_samples", "held_out", "checks"}
+    told = {
+        "rounds",
+        "machine",
+        "measured",
+        "expires",
+        "num_samples",
+        "held_out",
+        "checks",
+        "deciders",
+    }
     return {
         "out": str(out),
         "digest": model.digest,
-        **model.model_dump(mode="json", include=told),
+        **model.model_dump(mode="json", include={*told, "checks"}),
         "spread": spread(model.verify),
         "is_noisy": is_noisy(model),
     }
@@ -388,6 +418,11 @@ def render(model: TableCost, out: Path) -> Any:
     lines = [
         f"mean error at held-out points: {errors or 'nothing held out'}",
         f"spread of verification (IQR over median): {spread(model.verify):.1%}",
+        *(
+            f"decisions of {name}: {cost.level_us[0]:.0f} us a level at batch "
+            f"{cost.batch_sizes[0]}, {cost.level_us[-1]:.0f} at {cost.batch_sizes[-1]}"
+            for name, cost in model.deciders.items()
+        ),
         *check_lines(model),
         f"wrote {out}  {model.digest}  expires {model.expires}",
     ]

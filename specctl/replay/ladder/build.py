@@ -104,7 +104,8 @@ def run_ladder(
         config=config,
         progress=progress,
     )
-    return LadderResult(kind="ladder", **facts_of(traces, log, model), **dict(ladder))
+    facts = facts_of(traces, log, model, {item.label: item.policy for item in named})
+    return LadderResult(kind="ladder", **facts, **dict(ladder))
 
 
 def build_ladder(

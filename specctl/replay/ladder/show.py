@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specctl.formatting import Table, fixture_note, sampling
-from specctl.results import LadderResult, Rung, RungKind
+from specctl.results import LadderResult, Rung, RungKind, not_in_it
 from specctl.runtime.output import json_bytes, write_whole
 from specctl.stats import intervals_over
 
@@ -88,7 +88,8 @@ def ladder_notes(result: LadderResult) -> Iterator[str]:
         f"{result.num_prompts.train} training prompts."
     )
     fastest = result.fastest
-    yield f"On {result.clock}: {fastest.label} × {fastest.against_plain.text('.2f')} of plain."
+    gain = fastest.against_plain.text(".2f")
+    yield f"On {result.clock}{not_in_it(result.untimed)}: {fastest.label} × {gain} of plain."
     for rung in result.rungs:
         if rung.kind not in ("plain", "policy"):
             yield f"{rung.label}: {rung.setting}."

@@ -22,7 +22,7 @@ from specctl.policy.rules import ShapeRule
 from specctl.records import canonical_json
 from specctl.replay.batch_simulation import Load
 from specctl.replay.config import Engine, TuneConfig, check_held_out
-from specctl.replay.cost.files import device_of, warn_outside
+from specctl.replay.cost.files import device_of, untimed, warn_outside
 from specctl.replay.cost.model import Steps, require_slope
 from specctl.replay.outcomes import is_online
 from specctl.replay.results import facts_of
@@ -65,13 +65,14 @@ class Tuning:
 
     Attributes:
         conditions: the fields of the result that were settled before the search.
-        doubt: called with policies by label; warns of what the cost model does not know of them.
+        doubt: called with policies by label; warns of shapes that the cost model does not know, and
+            returns those of which it lacks the decisions.
     """
 
     search: TuneSearch
     evaluator: LogEvaluator
     conditions: dict[str, Any]
-    doubt: Callable[[Mapping[str, Policy]], None] = lambda _: None
+    doubt: Callable[[Mapping[str, Policy]], tuple[str, ...] | None]
 
     @property
     def num_scorings(self) -> int:
@@ -86,15 +87,11 @@ class Tuning:
     def judged(self, evaluate: Evaluator) -> Tuned:
         """The same by any evaluator."""
         verdict, chosen = self.search.run(evaluate)
-        labels = {verdict.baseline, verdict.chosen}
-        self.doubt(
-            {
-                one.policy: parse_policy(canonical_json(one.record))
-                for one in verdict.policies
-                if one.policy in labels
-            }
-        )
-        return Tuned(TuneResult(kind="tune", **self.conditions, **dict(verdict)), chosen)
+        finalists = {
+            one.policy: parse_policy(canonical_json(one.record)) for one in verdict.policies
+        }
+        conditions = self.conditions | {"untimed": self.doubt(finalists)}
+        return Tuned(TuneResult(kind="tune", **conditions, **dict(verdict)), chosen)
 
 
 def prepare(
@@ -174,7 +171,7 @@ def prepare(
     )
     stated = ("packing", "held_out_frac", "seed", "factor", "drops_unsupported")
     settled = {
-        **facts_of(traces, log, model),
+        **facts_of(traces, log, model, {}),
         "cost_device": device_of(model),
         "load": tuned_load,
         "config": {
@@ -190,13 +187,14 @@ def prepare(
         "for_engine": config.for_engine,
     }
 
-    def doubt(policies: Mapping[str, Policy]) -> None:
+    def doubt(policies: Mapping[str, Policy]) -> tuple[str, ...] | None:
         asked = {}
         for label, policy in policies.items():
             rule, batch = build_shape(policy.shape), load.batch_size
             most = batch * rule.max_tokens
             asked[label] = Steps(batch, most, cached, rule.max_depth, rule.width, 1)
         warn_outside(model, asked, warn)
+        return untimed(model, policies)
 
     return Tuning(search, evaluator, settled, doubt)
 

@@ -1,0 +1,144 @@
+"""The time of a policy's own decisions: measured live, stored by what decides, charged in one place
+and said to be missing where it is."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specctl.errors import UsageError
+from specctl.policy import (
+    Chain,
+    JointThreshold,
+    Policy,
+    RootOnly,
+    ScoredTree,
+    StaticTree,
+    SurvivalBudget,
+    build_shape,
+)
+from specctl.replay.batch_simulation import Load, simulate
+from specctl.replay.cost.deciding import deciding_policies, time_decider
+from specctl.replay.cost.files import untimed
+from specctl.replay.cost.model import DeciderCost, Steps, decider_of, steps_of
+from specctl.replay.rounds import replay
+from specctl.replay.submissions import submissions_of
+from tests.artifacts.examples import FFN, POLICIES, TREES
+from tests.cli.command import USAGE, refuses
+from tests.replay.costs import table_model, toy
+from tests.replay.logs import random_log
+from tests.runtime.toy import toy_requests
+
+THRESHOLD = Policy(shape=JointThreshold(min_prob=0.2, depth=3, top_k=2))
+NAME = "threshold"
+TIMED = table_model(deciders={NAME: DeciderCost(batch_sizes=(1, 3), level_us=(7.0, 11.0))})
+
+
+def test_what_decides_has_one_name_whatever_its_settings() -> None:
+    scored = ScoredTree(scorer=FFN, beta=0.1, depth=4)
+    names = {
+        decider_of(Policy(shape=shape))
+        for shape in (scored, scored.model_copy(update={"beta": 0.3, "depth": 9}))
+    }
+    assert names == {"c2t: ffn of 3 features, 2 units"}
+    other = decider_of(Policy(shape=scored.model_copy(update={"scorer": TREES})))
+    assert other.startswith("c2t: trees of ")
+    still = (RootOnly(), Chain(num_draft_tokens=3), StaticTree())
+    assert [decider_of(Policy(shape=shape)) for shape in still] == ["", "", ""]
+    shared = Policy(shape=StaticTree(), budget=SurvivalBudget(max_tokens=90))
+    assert decider_of(shared) == "survival"
+    assert (
+        decider_of(THRESHOLD.model_copy(update={"budget": shared.budget})) == "threshold+survival"
+    )
+    assert all(isinstance(decider_of(policy), str) for policy in POLICIES.values())
+
+
+def test_each_level_pays_for_its_decision() -> None:
+    bare = table_model()
+    batch, levels = np.array([1, 2, 3]), np.array([4, 0, 3])
+    steps = Steps(batch, 4 * batch, 64, levels, 2, 1, decider=NAME)
+    more = TIMED.round_us(steps) - bare.round_us(steps)
+    assert more == pytest.approx([4 * 7.0, 0.0, 3 * 11.0])
+    assert TIMED.draft_us(steps) - bare.draft_us(steps) == pytest.approx(more)
+    other = Steps(batch, 4 * batch, 64, levels, 2, 1, decider="hetero")
+    assert TIMED.round_us(other) == pytest.approx(bare.round_us(other))
+
+
+def test_replayed_and_simulated_rounds_are_charged(tmp_path: Path) -> None:
+    log = random_log(tmp_path / "log", num_prompts=3, depth=3, top_k=2)
+    for policy in (THRESHOLD, Policy(shape=StaticTree(depth=3, top_k=2, num_tokens=6))):
+        [run] = replay(log, [policy])
+        charge = 7.0 if policy is THRESHOLD else 0.0
+        more = TIMED.replayed_us(run) - table_model().replayed_us(run)
+        assert more == pytest.approx(charge * run.outcomes.levels)
+        assert steps_of(run).decider == decider_of(policy)
+        [submissions] = submissions_of(log, [policy])
+        load = Load(3)
+        spent = [
+            simulate(submissions, load, clock).timeline.end_us[-1]
+            for clock in (TIMED, table_model())
+        ]
+        assert bool(spent[0] - spent[1] > 100) is (policy is THRESHOLD)
+        budget = SurvivalBudget(max_tokens=9)
+        shared = simulate(submissions, load, TIMED, budget=budget)
+        assert shared.steps.decider == decider_of(policy.model_copy(update={"budget": budget}))
+
+
+def test_times_that_a_table_lacks_are_named() -> None:
+    policies = {"mine": THRESHOLD, "tree": Policy(shape=StaticTree()), "c2t": POLICIES["c2t_ffn"]}
+    assert untimed(table_model(), policies) == ("mine", "c2t")
+    assert untimed(TIMED, policies) == ("c2t",)
+    assert untimed(None, policies) is None
+
+
+def slowed(monkeypatch: pytest.MonkeyPatch, us_a_level: float) -> None:
+    """A clock that moves a little whenever it is read, and with each decision of a threshold."""
+    now = [0.0]
+
+    def read() -> float:
+        now[0] += 1e-6
+        return now[0]
+
+    monkeypatch.setattr(time, "perf_counter", read)
+    rule: Any = type(build_shape(THRESHOLD.shape))
+    grow = rule.grow
+
+    def slow(self: Any, *arguments: Any) -> Any:
+        now[0] += 1e-6 * us_a_level
+        return grow(self, *arguments)
+
+    monkeypatch.setattr(rule, "grow", slow)
+
+
+@pytest.mark.parametrize("batch_sizes", [(1,), (1, 2)])
+def test_the_time_beyond_a_trees_is_found(
+    batch_sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chain of three levels decides twice: 300 us each are 200 a level. It never stops here, and
+    what stops after the first level has decided as often as it has levels."""
+    slowed(monkeypatch, 300.0)
+    never = Policy(shape=JointThreshold(min_prob=0.0, depth=3, top_k=1))
+    with torch.inference_mode():
+        requests = toy_requests(2, max_new_tokens=9)
+        found = time_decider(toy(), never, batch_sizes, requests)
+    assert found.batch_sizes == batch_sizes
+    assert found.level_us == pytest.approx([200.0] * len(batch_sizes), abs=8)
+
+
+def test_what_decides_nothing_is_refused() -> None:
+    pair: Any = SimpleNamespace(fingerprint=None, drafter=object())
+    assert deciding_policies((), pair) == []
+    assert len(deciding_policies(("svip", "confidence:threshold=0.5"), pair)) == 1, "one rule"
+    with pytest.raises(UsageError, match="found eagle2, which decides nothing"):
+        deciding_policies(("eagle2",), pair)
+    pair.drafter = None
+    with pytest.raises(UsageError, match="found a target alone"):
+        deciding_policies(("svip",), pair)
+    told = refuses(USAGE, "profile", "--from", "none", "-p", "svip")
+    assert "leave --policy out" in told
