@@ -61,9 +61,8 @@ HELD = {
     "train": 4870,
     # 425 engines in replay and tuning, 590 their step times as a clock (part 2), 70 ranges in rows
     # of replay and the base tree of the traces, 150 SpecDecode-Bench's own definition of speed-up
-    # with its table and refusals (part 3), 210 a profile's check of itself, 170 named
-    # clocks and what they do not know, 210 the time of policies' own decisions, 60 waiting told from
-    # work (part 4).
+    # with its table and refusals (part 3), 210 a profile's check of itself, 170 named clocks and what
+    # they do not know, 210 the time of policies' own decisions, 60 waiting told from work (part 4).
     "replay": 9970,
     # 280 the answer in front: gains, distance, picture, engines; 45 measured runs, 50 terms that
     # are explained and text that breaks at the right places, 30 drawings for phones, less 120
