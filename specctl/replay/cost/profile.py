@@ -430,8 +430,8 @@ def render(model: TableCost, out: Path) -> Any:
         f"mean error at held-out points: {errors or 'nothing held out'}",
         f"spread of verification (IQR over median): {spread(model.verify):.1%}",
         *(
-            f"decisions of {name}: {cost.level_us[0]:.0f} us a level at batch "
-            f"{cost.batch_sizes[0]}, {cost.level_us[-1]:.0f} at {cost.batch_sizes[-1]}"
+            f"decisions of {name}: {', '.join(f'{us:.0f}' for us in cost.level_us)} us a level "
+            f"at batches of {', '.join(map(str, cost.batch_sizes))}"
             for name, cost in model.deciders.items()
         ),
         *check_lines(model),
