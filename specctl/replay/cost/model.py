@@ -456,12 +456,15 @@ class LiveCheck(Record):
 
     Attributes:
         num_tokens: emitted. predicted_us, measured_us: of the run, its prompts included.
+        waited: share of the measured time in which it stood ready and other work had the
+            processors; 0 where the system does not say.
     """
 
     policy: Name
     num_tokens: PositiveInt
     predicted_us: Microseconds
     measured_us: Microseconds
+    waited: Annotated[float, Field(ge=0, le=1)] = 0.0
 
     @property
     def error(self) -> float:
