@@ -255,7 +255,8 @@ def entropy_stop_shape(record: EntropyStop, device: torch.device) -> EntropyStop
 ADASD_STOP = Family(
     record=EntropyStop,
     rule=entropy_stop_shape,
-    words={"adasd_stop": {}},
+    # The threshold is the mean entropy of rejected tokens, from the first one on (section 4.3).
+    words={"adasd_stop": {}, "adasd-paper": {"between": "rejected", "min_samples": 1}},
     fitted_grid=grid(window=WINDOWS),
     chain=lambda record: record.model_copy(update={"top_k": 1, "num_tokens": None}),
 )

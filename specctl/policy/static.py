@@ -160,7 +160,8 @@ SCHEDULE = Family(
 EAGLE2 = Family(
     record=StaticTree,
     rule=static_shape,
-    words={"eagle2": {}},
+    # EAGLE-3's own tree, as ECHO (section C.4) runs it.
+    words={"eagle2": {}, "eagle3-paper": {"depth": 8, "top_k": 10, "num_tokens": 60}},
     grids={"eagle2": grid(depth=LEVELS, top_k="2 4 8 10", num_tokens="3 4 6 8 12 16 24 32 48 64")},
     shared_grid=grid(depth="3 5 8", top_k="4 8", num_tokens="8 16 32 64"),
     chain=lambda record: Chain(num_draft_tokens=record.depth),

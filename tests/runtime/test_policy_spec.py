@@ -306,5 +306,7 @@ def test_the_page_states_every_setting_and_its_default(word: str) -> None:
     for name in fields.keys() - not_settings:
         assert f"`{name}" in stated, name
     for name, value in ((n, v) for n, v in fields.items() if f"`{n}=" in stated):
-        text = "/".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        parts = value if isinstance(value, tuple) else (value,)
+        words = [f"{part:.6g}" if isinstance(value, tuple) else str(part) for part in parts]
+        text = "/".join(words)
         assert f"`{name}={text.lower() if isinstance(value, bool) else text}`" in stated
