@@ -47,8 +47,8 @@ HELD = {
     # 35 find what the text's end was followed by before (part 4).
     PLAIN: 2815,
     # Of these 90 are chains: by batch size, and in place of trees (part 2); 120 the marginal rule
-    # of levels and a table of acceptance (part 4).
-    "policy": 3830,
+    # of levels and a table of acceptance, 25 ECHO's reranked tree and words of papers (part 4).
+    "policy": 3860,
     "artifacts": 3125,  # 25 the twin and the self-test of a table of acceptance (part 4)
     "registry": 2715,  # the first digits of a digest
     # 60 refuse words before models load, 35 skip prompts that are too long, 35 name a misspelt
