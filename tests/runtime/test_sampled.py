@@ -14,12 +14,15 @@ from typing import Any
 import pytest
 import torch
 
+from specctl.collect.prompts import load_prompts
 from specctl.errors import ModelError
 from specctl.policy import Chain, Policy, Ratio, SignalStop, ratio
 from specctl.policy.ratio import RatioRule
 from specctl.policy.verification import Verification
+from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.drafter import SmallModelDrafter
+from specctl.runtime.load import load_pair
 from specctl.runtime.requests import Request, RoundRecord, Sampling
 from specctl.runtime.round import Round
 from tests.policy.ratio_reference import text_of
@@ -94,6 +97,35 @@ def test_greedy_requests_take_the_likeliest_tokens_beside_sampled_ones() -> None
     greedy = [one.request_id for one in mixed_requests() if one.sampling.greedy]
     assert {name: strict[name] for name in greedy} == {name: alone[name] for name in greedy}
     assert strict != alone, "of sampled requests only the distribution is the same"
+
+
+@pytest.mark.parametrize("drafter", ["embedded", "embedded:small"])
+def test_texts_of_the_embedded_pair_do_not_depend_on_the_batch(drafter: str) -> None:
+    """The EAGLE-3 head says a part of the vocabulary, which the target is not bound to."""
+    pair = load_pair("embedded", drafter, device="cpu", dtype="float32")
+    shape = SignalStop(signal="sqrt_entropy", threshold=1.5, window=4, keep_last=False)
+    settings = DecodeSettings(12, Sampling(1.2, top_p=0.95, seed=3))
+    requests = [
+        next_request(pair.target.tokenizer, Conversation(prompt), settings)
+        for prompt in load_prompts("embedded")[::60]
+    ]
+    found = [
+        texts_of(
+            DecodeLoop(
+                pair.target.model,
+                pair.drafter,
+                Policy(shape=shape, acceptance=Ratio()),
+                batch_size=size,
+                max_text_tokens=512,
+                eos_ids=(),
+            ).run(requests)
+        )
+        for size in (1, 3)
+    ]
+    assert found[0] == found[1]
+    said = set(pair.drafter.to_target_ids(torch.arange(pair.drafter.vocab_size)).tolist())
+    emitted = {token for text in found[0].values() for token in text}
+    assert drafter != "embedded" or emitted - said, "replaced by tokens that no draft can hold"
 
 
 # --------------------------------------------------------------------------- bugs put in
