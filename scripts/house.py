@@ -47,14 +47,16 @@ HELD = {
     # 35 find what the text's end was followed by before (part 4).
     PLAIN: 2815,
     # Of these 90 are chains: by batch size, and in place of trees (part 2); 120 the marginal rule
-    # of levels and a table of acceptance, 25 ECHO's reranked tree and words of papers (part 4).
-    "policy": 3860,
+    # of levels and a table of acceptance, 25 ECHO's reranked tree and words of papers,
+    # 175 ratio verification of drafts that are drawn, and which stops it may have (part 4).
+    "policy": 4035,
     "artifacts": 3125,  # 25 the twin and the self-test of a table of acceptance (part 4)
     "registry": 2715,  # the first digits of a digest
     # 60 refuse words before models load, 35 skip prompts that are too long, 35 name a misspelt
     # setting, 40 are reprs and max_tokens, 30 say why a model cannot be loaded, 16 what public
     # fields hold (part 3).
-    "runtime": 7610,  # 10 name the revision of a hub model that an engine loaded (part 2)
+    # 100 draw chains from the drafter and verify them whatever fails (part 4).
+    "runtime": 7710,  # 10 name the revision of a hub model that an engine loaded (part 2)
     # 40 write and verify prompts that span segments; 25 spread --limit, 70 read Parquet prompts
     # and leave out SPEED-Bench's placeholders (part 3).
     "collect": 4230,
@@ -83,8 +85,9 @@ HELD = {
     # which a browser measures too; 125 Parquet prompts; 290 the peer's definition, last rounds,
     # answers compared, short digests, one meaning an option; 265 examples (part 3);
     # 420 named clocks, deciders, the peer's simulator and speed.py step by step; 210 the table of
-    # acceptance, copies, levels that stop (part 4).
-    TESTS: 45250,
+    # acceptance, copies, levels that stop; 720 sampled drafts by enumeration and a reference
+    # (part 4).
+    TESTS: 45975,
 }
 """What rooms above their budget may hold, since 2026-11-23: they may only shrink. Eight people who
 each rewrote one or two of these rooms for two hours took 3,200 lines out of 53,000 and found no

@@ -259,6 +259,8 @@ ADASD_STOP = Family(
     words={"adasd_stop": {}, "adasd-paper": {"between": "rejected", "min_samples": 1}},
     fitted_grid=grid(window=WINDOWS),
     chain=lambda record: record.model_copy(update={"top_k": 1, "num_tokens": None}),
+    # The entropy that a token is drawn with is known before the token is.
+    withholds=lambda record: "drafts trees" if record.top_k > 1 else None,
 )
 
 
@@ -314,6 +316,7 @@ class JensenShannonRule:
     device: torch.device
     lossless = False
     needs_draft_law = True
+    samples_drafts = False
     memory_size = MEMORY_SIZE + 2
 
     def __post_init__(self) -> None:

@@ -90,6 +90,7 @@ class MarsRule:
     lossless = False
     memory_size = 0
     needs_draft_law = False
+    samples_drafts = False
 
     def judge(self, given: Verification) -> Judgement:
         if self.record.mode == "alg1" and not bool(given.greedy.all()):

@@ -142,6 +142,7 @@ CHAIN = Family(
     record=Chain,
     rule=static_shape,
     words={"chain": {}},
+    withholds=lambda record: None,
     grids={"chain": grid(num_draft_tokens=LEVELS)},
     shared_grid=grid(num_draft_tokens="2 3 4 6 8 11"),
     is_static=True,
@@ -150,6 +151,7 @@ SCHEDULE = Family(
     record=ChainSchedule,
     rule=scheduled_shape,
     words={"schedule": {}},
+    withholds=lambda record: None,
     grids={
         "schedule": grid(
             from_batch="1/2 1/3 1/5 1/9",

@@ -172,7 +172,7 @@ def test_a_policy_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("eagle2+marginal:tokens_per_s=5", "specctl profile"),
         ("eagle2+marginal", "expected tokens_per_s=VALUE"),
         ("eagle2+echo", "found another shape, 'echo'"),
-        ("eagle2+sorted", "expected survival, marginal, echo_budget, mars"),
+        ("eagle2+sorted", "expected survival, marginal, echo_budget, ratio, mars"),
         ("eagle2+", "found ''"),
         ("+survival:max_tokens=4", "found '+survival"),
         (
