@@ -77,7 +77,8 @@ HELD = {
     "cli": 4040,  # 150 export, 40 profile --from, 25 weigh an import, 10 --unfinished (part 2)
     # 530 for prompts that span segments, 800 for what engines log, 450 for their batching, 1400 for
     # the plugin (part 2). 60 what to set, for a report (part 3).
-    "engines": 3425,  # 40 drafts that are drawn (part 4), 1,950 the plugin inside vLLM, 1,310 exports to four engines (part 2)
+    # 40 exports of drafts that are drawn (part 4).
+    "engines": 3425,  # 1,950 the plugin inside vLLM, 1,310 exports to four engines (part 2)
     # 450 tables at four widths, wrong inputs, settings; 410 packaging, reference; 270 the report,
     # which a browser measures too; 125 Parquet prompts; 290 the peer's definition, last rounds,
     # answers compared, short digests, one meaning an option; 265 examples (part 3).

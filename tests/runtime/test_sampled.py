@@ -230,6 +230,19 @@ def test_a_failure_verifies_what_was_drawn(method: str) -> None:
 
 
 @pytest.mark.policy_faults
+def test_late_decisions_end_the_draft_and_verify_it() -> None:
+    sizes = Sizes()
+    policy = Policy(shape=Chain(num_draft_tokens=3), acceptance=Ratio())
+    loop = loop_of(policy, observer=sizes, deadline_us=0.0)
+    guard = loop.rules.shape
+    guard.begin = guard.rule.begin  # else the first call of a round is late, before any draw
+    loop.submit(Request("5", PROMPT, SIZE, sampling=Sampling(1.0, seed=5)))
+    assert [tuple(done.token_ids) for done in drained(loop)] == [reference(1, Sampling(1.0))[5]]
+    assert set(sizes.drafted) == {1}
+    assert loop.faults.counts["late"] == len(sizes.drafted)
+
+
+@pytest.mark.policy_faults
 def test_a_failure_before_the_first_draw_is_a_static_plans() -> None:
     loop = loop_of(Policy(shape=Chain(num_draft_tokens=3), acceptance=Ratio()))
     guard = loop.rules.shape
