@@ -266,12 +266,12 @@ def guarded(
         return rules
     device = rules.drafter.device if rules.drafter is not None else torch.device("cpu")
     fallback = runnable(static, rules.drafter, device, batch_size)
-    guard = GuardedDraws if rules.acceptance.samples_drafts else GuardedShape
-    shape = guard(rules.shape, deadline_us)
+    drawn = rules.acceptance.samples_drafts  # whose budget shares nothing
+    shape = (GuardedDraws if drawn else GuardedShape)(rules.shape, deadline_us)
     return replace(
         rules,
         shape=shape,
-        budget=GuardedBudget(rules.budget, shape),
+        budget=rules.budget if drawn else GuardedBudget(rules.budget, shape),
         fallback=replace(fallback, acceptance=rules.acceptance),
     )
 
