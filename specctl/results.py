@@ -56,11 +56,13 @@ class TraceFacts(PairFacts):
 
     Attributes:
         support: of the log. cost_model: digest, None where nothing was timed.
+        clock: whose times these are and what they are not, in words.
     """
 
     specctl_version: str
     support: dict[str, int | bool]
     cost_model: str | None
+    clock: str | None
 
 
 # ------------------------------------------------------------------------------------- replay
@@ -144,6 +146,7 @@ class ImportFacts(ResultRecord):
 
     Attributes:
         source: format, name, digest. drafters: by name, the depth that each round was offered.
+        cost_model, clock: as of traces.
     """
 
     specctl_version: str
@@ -152,6 +155,7 @@ class ImportFacts(ResultRecord):
     entry_predicts: str
     drafters: dict[str, Any]
     cost_model: str | None
+    clock: str | None
 
 
 class ImportScores(SequentialScores, ImportFacts):
@@ -459,7 +463,7 @@ class TuneResult(TuneVerdict, TraceFacts):
     """`tune.json`.
 
     Attributes:
-        cost_source, cost_device: of the times, in words; no device of a linear form.
+        cost_device: of the times; None where they are stated.
         config: of the search. approximations: how times came about, in words.
         for_engine: whose policies alone were searched; None: our own loop.
         fits: of `fit auto`.
@@ -468,7 +472,6 @@ class TuneResult(TuneVerdict, TraceFacts):
     omitted: ClassVar[tuple[str, ...]] = ("fits", "for_engine")
 
     kind: Literal["tune"]
-    cost_source: str
     cost_device: str | None
     load: TunedLoad
     config: dict[str, Any]
@@ -476,6 +479,10 @@ class TuneResult(TuneVerdict, TraceFacts):
     approximations: str
     for_engine: str | None = None
     fits: tuple[FitOutcome, ...] | None = None
+
+    def sentence(self) -> str:
+        """The verdict with the clock that it holds on."""
+        return f"On {self.clock}: {super().sentence()}"
 
 
 # ------------------------------------------------------------------------------ measured runs

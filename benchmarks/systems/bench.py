@@ -14,7 +14,7 @@ from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy, policy_digest
 from specctl.replay.batch_simulation import Load
-from specctl.replay.cost.files import parse_linear
+from specctl.replay.cost.files import load_cost_model
 from specctl.replay.cost.model import CostModel
 from specctl.replay.tune.evaluators import Evaluation, LogEvaluator, Objective
 from specctl.stats import split_prompts
@@ -22,12 +22,7 @@ from systems.curves import Curve
 
 SHARE, SEED = 0.5, 0
 """Of the split by prompt, in every fit and every figure of the table."""
-LINE = {
-    "line": parse_linear(
-        "verify_fixed_us=5000,verify_token_us=20,verify_cached_token_us=0,"
-        "draft_fixed_us=300,draft_token_us=5,step_us=200"
-    )
-}
+LINE: dict[str, CostModel] = {"line": load_cost_model(Path("line"))}
 """The load at which a token costs little beside the round: rates as a large accelerator has them,
 stated and not measured."""
 COUNTS = LINE["line"]

@@ -64,7 +64,7 @@ def export(
         default="no figures",
     ),
     cost_model: Path | None = option(
-        None, "cost_model.json of `specctl profile`: adds times", default="counts only"
+        None, "cost_model.json or a named clock: adds times", default="counts only"
     ),
     tracing: Given,
 ) -> Answer:

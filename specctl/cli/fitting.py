@@ -350,7 +350,9 @@ def fit_adasd(
         ),
     ] = 0.1,
     cost_model: Path | None = option(
-        None, "cost_model.json of `specctl profile`", default="--draft-cost decides"
+        None,
+        "cost_model.json of `specctl profile`, or a named clock",
+        default="--draft-cost decides",
     ),
     prompts: list[str] | None = option(
         None,
@@ -446,7 +448,9 @@ def fit_auto(
         Path,
         typer.Option("--out", "-o", help="Folder for fits/, tune.json and the winner, policy/."),
     ],
-    cost_model: Annotated[Path, typer.Option(help="cost_model.json of `specctl profile`.")],
+    cost_model: Annotated[
+        Path, typer.Option(help="cost_model.json of `specctl profile`, or a named clock.")
+    ],
     config: Given,
     skip: Annotated[
         list[str] | None,

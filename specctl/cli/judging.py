@@ -181,7 +181,7 @@ def ladder(
         None, "Policy to place on the ladder; repeat for more", name="--policy -p", default="none"
     ),
     cost_model: Path | None = option(
-        None, "cost_model.json of `specctl profile`", default="--linear"
+        None, "cost_model.json of `specctl profile`, or a named clock", default="--linear"
     ),
     linear: str | None = option(
         None,
@@ -246,7 +246,9 @@ def tune(
         None, "Folder for tune.json and the artifact, policy/", name="--out -o", default="none"
     ),
     cost_model: Path | None = option(
-        None, "cost_model.json of `specctl profile`", default="none, for --show-grid"
+        None,
+        "cost_model.json of `specctl profile`, or a named clock",
+        default="none, for --show-grid",
     ),
     show_grid: bool = option(False, "Print the grids and stop"),
     config: Given,
@@ -303,7 +305,7 @@ def report(
         None, "results.json of `specctl run --compare`, beside its run.json", default="none"
     ),
     cost_model: Path | None = option(
-        None, "cost_model.json behind the results' times", default="none"
+        None, "cost_model.json or named clock behind the results' times", default="none"
     ),
     seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap over prompts.")] = 0,
 ) -> Answer:

@@ -43,7 +43,7 @@ ReplayThreadsOption = Annotated[
 ]
 TimesOption = Annotated[
     Path | None,
-    typer.Option(help="cost_model.json of `specctl profile`: adds times. Default: counts only."),
+    typer.Option(help="cost_model.json or a named clock: adds times. Default: counts only."),
 ]
 
 

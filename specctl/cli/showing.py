@@ -65,7 +65,7 @@ def import_(
         None, "Spec-Bench answers of plain decoding, for speed-ups", default="none"
     ),
     cost_model: Path | None = option(
-        None, "cost_model.json of `specctl profile`, to name the best draft length", default="none"
+        None, "cost_model.json or a named clock, to name the best draft length", default="none"
     ),
     linear: str | None = option(
         None,

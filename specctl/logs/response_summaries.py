@@ -3,8 +3,8 @@
 - Spec-Bench's answer files: `evaluation/eval.py` of github.com/hemingkx/Spec-Bench writes
   `choices[]` with a list per turn of `decoding_steps`, `new_tokens`, `wall_time` (seconds) and
   one flat list `accept_lengths` over all turns, the target's own token counted (plain decoding
-  has 1.0). Its `speed.py` reports means of the questions' rates, which have a key of their own;
-  other rates are Σ tokens / Σ time.
+  has 1.0). Its `speed.py` reports means of the questions' rates, of first choices, which have a
+  key of their own; other rates are Σ tokens / Σ time over all choices.
 - vLLM's per-request acceptance, `metrics.speculative_decoding` of its responses, written with
   `--per-request-spec-decode-metrics summary|detailed`
   (docs/features/speculative_decoding/acceptance_metrics.md of vLLM; experimental there). Whole
@@ -51,6 +51,19 @@ IF_CHAINS = "if the drafts were chains (--speculative-eagle-topk 1)"
 """SGLang counts the same of trees, by depth; its figures do not say which they were."""
 
 # ----------------------------------------------------------------- Spec-Bench
+
+
+MT_BENCH = (
+    "writing",
+    "roleplay",
+    "reasoning",
+    "math",
+    "coding",
+    "extraction",
+    "stem",
+    "humanities",
+)
+"""Categories that `speed.py` reports as one task, `mt_bench`."""
 
 
 class _Choice(OtherRecord):
@@ -129,14 +142,16 @@ def summarise_answers(
 
 
 def _by_category(rows: pl.DataFrame) -> dict[str, dict[str, Any]]:
-    """Figures of all answers, and of each category that has a name."""
+    """Figures of all answers, of each category that has a name, and of MT-Bench's together."""
     import polars as pl
 
     named = rows.filter(pl.col("category") != "").sort("category")
     parts = named.partition_by("category", as_dict=True)
-    return {"all": _answer_figures(rows)} | {
-        str(name): _answer_figures(part) for (name,), part in parts.items()
-    }
+    groups = {"all": rows} | {str(name): part for (name,), part in parts.items()}
+    turns = rows.filter(pl.col("category").is_in(MT_BENCH))
+    if len(turns):
+        groups.setdefault("mt_bench", turns)
+    return {name: _answer_figures(part) for name, part in groups.items()}
 
 
 def _answers(source: Source, questions: Path | None, on_bytes: OnBytes | None) -> pl.DataFrame:
@@ -165,6 +180,7 @@ def _answers(source: Source, questions: Path | None, on_bytes: OnBytes | None) -
                 "num_decoding_steps": sum(sum(choice.decoding_steps) for choice in choices),
                 "num_tokens": sum(sum(choice.new_tokens) for choice in choices),
                 "wall_s": sum(sum(choice.wall_time) for choice in choices),
+                "first_rate": sum(choices[0].new_tokens) / sum(choices[0].wall_time),
             }
         )
     return pl.DataFrame(answers, schema_overrides={"lengths": pl.List(pl.Int64)})
@@ -193,7 +209,7 @@ def _answer_figures(answers: pl.DataFrame) -> dict[str, Any]:
         "mean_acceptance_length": lengths.mean(),
         "mean_of_question_means": answers["lengths"].list.mean().mean(),
         "tokens_per_s": sums["num_tokens"] / sums["wall_s"],
-        "mean_of_question_rates": (answers["num_tokens"] / answers["wall_s"]).mean(),
+        "mean_of_question_rates": answers["first_rate"].mean(),
         "acceptance_histogram": histogram.tolist(),
         "marginal_prob": (at_least / len(lengths)).tolist(),
     }

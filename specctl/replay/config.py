@@ -63,7 +63,7 @@ class ReplayConfig(BaseModel):
     policies: tuple[str, ...]
     cost_model: Path | None = option(
         None,
-        "cost_model.json of `specctl profile`: adds times",
+        "cost_model.json or a named clock: adds times",
         default="counts only",
         group="common",
     )

@@ -28,10 +28,10 @@ from specctl.replay.adaptive import ADAPTIVE, AdaptiveSlot, longest_chain, read_
 from specctl.replay.batch_figures import totals_of
 from specctl.replay.batch_simulation import Load, Simulation, simulate
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress, refuse_ignored
-from specctl.replay.cost.files import warn_outside
+from specctl.replay.cost.files import clock_of, warn_outside
 from specctl.replay.cost.model import CostModel, steps_of
 from specctl.replay.outcomes import Outcomes
-from specctl.replay.peer import peer_figures
+from specctl.replay.peer import drawn, peer_figures
 from specctl.replay.results import (
     Caption,
     ImportBatchScores,
@@ -237,7 +237,7 @@ def replay_import(
             **facts,
             definition="specdecode-bench",
             batch_size=config.batch_size,
-            num_requests=log.positions.num_requests,
+            num_requests=len(drawn(log.positions.num_requests)),
             baseline=baseline,
             policies=figures,
         )
@@ -334,6 +334,7 @@ def _facts(log: ImportedLog, drafters: Sequence[str], model: CostModel | None) -
             for name in drafters
         },
         "cost_model": None if model is None else model.digest,
+        "clock": clock_of(model, None),
     }
 
 

@@ -14,6 +14,8 @@ from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.replay.batch_figures import BatchFigures, BatchTotals
 from specctl.replay.config import Engine
+from specctl.replay.cost.files import clock_of
+from specctl.replay.cost.model import CostModel
 from specctl.results import (
     ImportFacts,
     ImportScores,
@@ -137,8 +139,8 @@ class Caption:
     remarks: tuple[str, ...] = ()
 
 
-def facts_of(traces: TraceSet, log: DenseLog, cost_model: str | None) -> dict[str, Any]:
-    """The conditions of the scores. `cost_model`: its digest."""
+def facts_of(traces: TraceSet, log: DenseLog, model: CostModel | None) -> dict[str, Any]:
+    """The conditions of the scores."""
     from specctl.version import __version__
 
     header = traces.header
@@ -151,7 +153,8 @@ def facts_of(traces: TraceSet, log: DenseLog, cost_model: str | None) -> dict[st
         "drafter_digest": header.drafter_digest,
         "sampling": header.sampling,
         "support": vars(log.support).copy(),
-        "cost_model": cost_model,
+        "cost_model": None if model is None else model.digest,
+        "clock": clock_of(model, traces.fingerprint),
     }
 
 
@@ -253,6 +256,26 @@ SERVING: Columns = {
 HEADINGS = ("tokens/s", "×", "TPOT p50", "p99", "TTFT p50", "good", "τ", "verified", "batch")
 
 
+def speeds(clock: str | None, baseline: str, found: dict[str, Interval | float]) -> list[str]:
+    """One line on what each policy would save, in which the clock and its caveat stand.
+
+    Args:
+        found: by policy, its speed over the baseline's; those that the log does not know left out.
+    """
+    if clock is None or not found:
+        return []
+    texts = [
+        f"{policy} × {gain.text('.2f') if isinstance(gain, Interval) else f'{gain:.2f}'}"
+        for policy, gain in found.items()
+        if policy != baseline
+    ]
+    return [f"On {clock}: {', '.join(texts)} of {baseline}."] if texts else []
+
+
+def _inverse(ratio: Interval) -> Interval:
+    return Interval(1 / ratio.value, 1 / ratio.high, 1 / ratio.low)
+
+
 def _timed(columns: Columns, *, has_time: bool) -> Columns:
     return {name: write for name, write in columns.items() if has_time or name not in TIMED}
 
@@ -281,10 +304,13 @@ def replay_result(
         )
         columns = _timed(SEQUENTIAL, has_time=first.time_us is not None)
         tables.append((title, {k: v for k, v in columns.items() if k not in without}, group))
+    timed = [f for f in pooled if f.time_us is not None and not f.is_marked]
+    gains: dict[str, Interval | float] = {f.policy: _inverse(f.against["time_us"]) for f in timed}
     lines = [
         f"The log does not hold what {scores.baseline} does, so nothing is compared with it."
         if without
         else f"× is relative to {scores.baseline}, paired by prompt.",
+        *([] if without else speeds(scores.clock, scores.baseline, gains)),
         *(
             f"* {f.policy}: the log holds {f.expansion_support:.1%} of its expansions, so its "
             f"figures are ranges. {caption.advice}"
@@ -315,8 +341,12 @@ def serving_result(scores: ServingScores, caption: Caption) -> Result:
         rows.append({"policy": _name(f), **texts, "support": f"{f.expansion_support:.2%}"})
     headings = dict(zip(SERVING, HEADINGS, strict=True))
     columns: Columns = {headings.get(name, name): itemgetter(name) for name in rows[0]}
+    gains: dict[str, Interval | float] = {
+        f.policy: f.against["tokens_per_s"] for f in policies if f.against and not f.is_marked
+    }
     part = "without ramp-up and drain" if is_steady else "with ramp-up and drain"
     lines = [
+        *speeds(scores.clock, scores.baseline, gains),
         f"Simulated under the cost model, {part}; trees of a batch verified back to back; "
         f"{ENGINES[scores.load['engine']]}.",
         f"× is tokens/s relative to {scores.baseline}, paired by run; times are in ms, "
@@ -339,8 +369,11 @@ def totals_result(scores: BatchScores | ImportBatchScores, caption: Caption) -> 
         f"{caption.subject}: {first.num_requests} requests, {first.num_tokens} "
         f"tokens, batch size {load['batch_size']}, {caption.sampling}"
     )
+    timed = [f for f in scores.policies if f.time_us is not None and not f.is_marked]
+    gains: dict[str, Interval | float] = {f.policy: 1 / f.against["time_us"] for f in timed}
     lines = [
         f"× is relative to {scores.baseline}; {ENGINES[load['engine']]}.",
+        *speeds(scores.clock, scores.baseline, gains),
         "Totals of one run in the order of the log, so without intervals; drafts are the calls "
         "that verify draft tokens.",
         *(
@@ -367,7 +400,9 @@ def peer_result(scores: PeerScores, caption: Caption) -> Result:
         "tokens/s": lambda f: f.tokens_per_s.text(".0f"),
         "speed-up": lambda f: f.speed_up.text(".2f"),
     }
+    gains: dict[str, Interval | float] = {f.policy: f.speed_up for f in scores.policies}
     lines = [
+        *speeds(scores.clock, scores.baseline, gains),
         f"By the definition of {scores.definition}: means of the requests' own rates, over those "
         f"of {scores.baseline}; reading prompts included, a batch is copies of one request, and "
         "the oracle pays a draft in every round.",

@@ -131,7 +131,7 @@ def replay_policies(
         seed=config.seed,
     )
     warn_outside(model, dict(zip(labels, map(steps_of, runs), strict=True)), warn)
-    facts = facts_of(traces, log, None if model is None else model.digest)
+    facts = facts_of(traces, log, model)
     baseline = labels[config.baseline - 1]
     scores = ReplayScores(kind="replay", **facts, baseline=baseline, policies=tuple(scored))
     return replay_result(scores, caption_of(facts), by_category=config.by_category)
@@ -185,7 +185,7 @@ def serve_policies(
         named = resolve_policies(",".join(config.specs), traces.fingerprint, step_cost=step_cost)
     policies = {item.label: item.policy for item in named}
     baseline = named[config.baseline - 1].label
-    facts = facts_of(traces, log, None if model is None else model.digest)
+    facts = facts_of(traces, log, model)
     caption = caption_of(facts)
     if config.engine == "vllm":
         chains = {label: as_chain(policy) for label, policy in policies.items()}

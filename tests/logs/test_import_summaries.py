@@ -48,7 +48,7 @@ def test_spec_bench_by_hand(tmp_path: Path) -> None:
     assert figures["marginal_prob"] == [4 / 6, 2 / 6, 1 / 6]
     assert "do not say whether drafts were chains or trees" in figures["meaning"][1]
     assert (figures["num_questions"], figures["num_rounds"], figures["num_tokens"]) == (2, 6, 13)
-    assert set(found["by_category"]) == {"math", "qa"}
+    assert set(found["by_category"]) == {"math", "mt_bench", "qa"}
     assert found["by_category"]["qa"]["tokens_per_s"] == pytest.approx(16.0)
 
 
@@ -71,6 +71,38 @@ def test_answers_are_compared_with_those_of_plain_decoding(tmp_path: Path) -> No
     fewer = write_rows(tmp_path / "fewer", answer(0, slow[0]))
     with pytest.raises(InputError, match=r"fewer: .*found 1 that one of the files lacks, such"):
         summary(ours, plain=fewer)
+
+
+def test_speed_ups_are_those_of_speed_py(tmp_path: Path) -> None:
+    """Of each task and overall, after `speed.py`: the mean of the rates of first choices over the
+    baseline's; eight categories are its task `mt_bench`."""
+    rng = np.random.default_rng(5)
+    tasks = [str(task) for task in rng.choice(["writing", "stem", "rag", "qa"], 40)]
+
+    def answers(speed: float) -> list[dict[str, Any]]:
+        made = []
+        for number, task in enumerate(tasks):
+            tokens, seconds = rng.integers(3, 9, (2, 2)), rng.uniform(0.2, 1.0, (2, 2)) / speed
+            both = [
+                choice(new_tokens=tokens[i].tolist(), wall_time=seconds[i].tolist()) for i in (0, 1)
+            ]
+            made.append(answer(number, *both, category=task))
+        return made
+
+    def rates(file: list[dict[str, Any]], task: str) -> list[float]:
+        groups = {"overall": set(tasks), "mt_bench": {"writing", "stem"}}
+        kept = [one for one in file if one["category"] in groups.get(task, {task})]
+        firsts = [one["choices"][0] for one in kept]
+        return [sum(one["new_tokens"]) / sum(one["wall_time"]) for one in firsts]
+
+    files = {"ours": answers(2.5), "base": answers(1.0)}
+    paths = [write_rows(tmp_path / name, *rows) for name, rows in files.items()]
+    found = summary(paths[0], plain=paths[1])
+    for task in ("overall", "mt_bench", "rag", "qa"):
+        group = found["all"] if task == "overall" else found["by_category"][task]
+        ratio = np.mean(rates(files["ours"], task)) / np.mean(rates(files["base"], task))
+        assert group["speed_up_of_mean_rates"] == pytest.approx(ratio)
+        assert group["speed_up"] != pytest.approx(ratio, rel=1e-3), "ours stands beside it"
 
 
 def test_spec_bench_pools_choices(tmp_path: Path) -> None:

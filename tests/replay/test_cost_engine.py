@@ -16,7 +16,7 @@ from specctl.errors import TraceMismatchError, UsageError
 from specctl.logs.trace_set import TraceSet
 from specctl.replay.cost import EngineCost, Steps, load_cost_model, save_cost_model
 from specctl.replay.cost.engine import fit_engine, least_absolute
-from specctl.replay.cost.files import cost_facts, doubts, source_of, warn_outside
+from specctl.replay.cost.files import clock_of, cost_facts, doubts, warn_outside
 from specctl.trace import arrow_schema
 from tests.cli.command import USAGE, passes, refuses
 from tests.collect.rounds import header
@@ -139,7 +139,7 @@ def test_a_file_of_it_is_a_cost_model(tmp_path: Path) -> None:
     [line] = doubts(model, here={"device": "A CPU"})
     assert "levels 0 to 5" in line
     assert "device was 'A CPU'" in doubts(model, here={"device": "B"})[0]
-    assert source_of(model)[0].endswith("to vllm 0.32.0 on A CPU")
+    assert "the clock of vllm 0.32.0 on A CPU (of " in str(clock_of(model, None))
     assert "held-out error: median 0.0%" in cost_facts(model).provenance
     prompt = float(model.prefill_us(100, drafts=False))
     assert prompt == pytest.approx(7000 + 100 * 150 + 900 + 60, rel=1e-3)
@@ -215,10 +215,10 @@ def test_outside_of_what_was_seen_is_said(tmp_path: Path) -> None:
     said: list[str] = []
     warn_outside(model, {"it": asked}, said.append)
     tokens, levels = said
-    assert tokens.startswith("cost model, it: 25% of the steps have 10 to 10 tokens verified")
-    assert tokens.endswith("the fit saw 1 to 6")
+    assert tokens.startswith("cost model, it: 25% of the steps have 10 tokens verified")
+    assert tokens.endswith("its times are of 1 to 6")
     assert "50% of the steps have 0 to 5 passes of the drafter" in levels
-    assert levels.endswith("the fit saw 3 to 3")
+    assert levels.endswith("its times are of 3 to 3")
     with pytest.raises(UsageError, match="at most 8, the largest that vllm ran, found 9"):
         model.round_us(Steps(9, 9, 100, 3, 1, 1))
 

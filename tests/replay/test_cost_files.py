@@ -170,7 +170,7 @@ DOUBTS: dict[str, tuple[Model, dict[str, Any], list[str]]] = {
     "published, here": (
         PUBLISHED,
         {"here": MACHINE.model_dump()},
-        [f"linear form from {PUBLISHED.source!r}, not measured here"],
+        [],
     ),
 }  # fmt: skip
 

@@ -13,6 +13,7 @@ import pytest
 from scripts import synthetic_trace
 from specctl.artifacts import Artifact, Origin, load_artifact, save_artifact
 from specctl.artifacts.manifest import Domain, Evidence
+from specctl.cli.fitting import FITS
 from specctl.errors import OutputError, SpecctlError, TraceEmptyError
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import EntropyBins, Policy, StaticTree, SurvivalBudget
@@ -60,10 +61,10 @@ def verb(folder: Path, costs: Path) -> Verb:
 
 
 def tune(*arguments: object) -> Outcome:
-    """A run that must succeed, with the one warning that a linear cost model earns."""
+    """A run that must succeed, and be quiet."""
     outcome = specctl(*arguments)
     assert outcome.code == 0, outcome
-    assert outcome.err == "warning: cost model: linear form from 'by hand', not measured here\n"
+    assert outcome.err == ""
     return outcome
 
 
@@ -205,12 +206,11 @@ def test_options_are_refused(folder: Path, options: Any, named: str) -> None:
 
 
 def refused(*arguments: object) -> str:
-    """The line of a run that refuses after it has warned of its linear cost model."""
+    """The one line of a run that refuses."""
     outcome = specctl(*arguments)
     assert outcome.code in (2, 3, 4), outcome
     assert outcome.out == ""
-    warning, line = outcome.err.splitlines()
-    assert warning.startswith("warning: cost model: linear")
+    [line] = outcome.err.splitlines()
     assert line.startswith("error: ")
     return line
 
@@ -325,7 +325,7 @@ def test_a_shape_that_learns_is_not_put_under_a_shared_budget(tmp_path: Path) ->
     assert "adasd+survival" not in names
 
 
-@pytest.mark.parametrize("skip", [["c3t"], ["hetero", "c2t", "gbdt", "distilled", "echo", "adasd"]])
+@pytest.mark.parametrize("skip", [["c3t"], list(FITS)])
 def test_names_to_skip_are_checked_before_anything_is_read(tmp_path: Path, skip: list[str]) -> None:
     fit = ("fit", "auto", tmp_path, "-o", tmp_path / "out", "--cost-model", "x")
     line = refuses(2, *fit, *(f"--skip={name}" for name in skip))

@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.artifacts.strict_json import parse_strict
-from specctl.errors import ArtifactError, InputError, UsageError, reason_of
+from specctl.errors import ArtifactError, InputError, UsageError, did_you_mean, reason_of
 from specctl.formatting import count
 from specctl.records import describe_violation
 from specctl.replay.cost.model import CostModel, Steps, TableCost
@@ -25,28 +25,40 @@ VALID_DAYS = 90
 RATES = tuple(name for name in LinearCost.model_fields if name.endswith("_us"))
 """Names that `--linear` takes; docs/cost-model.md."""
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
+CLOCKS = Path(__file__).parent / "clocks"
+"""Cost models of the package by name, `NAME.json`; docs/cost-model.md has the source of each."""
 AnyCost = TableCost | LinearCost | EngineCost
 _MODEL: TypeAdapter[AnyCost] = TypeAdapter(Annotated[AnyCost, Field(discriminator="kind")])
 
 
+def clock_names() -> list[str]:
+    """Names that stand for a packaged cost model wherever a file does."""
+    return sorted(path.stem for path in CLOCKS.glob("*.json"))
+
+
 def load_cost_model(path: Path) -> AnyCost:
-    """A cost model from a file, its white space and order of keys free.
+    """A cost model from a file, its white space and order of keys free, or a packaged one by its
+    name, unless a file is called that.
 
     Raises:
         InputError: a file that cannot be read, or whose first violation is named by field and
             index: negative, NaN or falling timings, axes that do not increase, other fields.
     """
+    names = clock_names()
     try:
+        if str(path) in names and not path.exists():
+            path = CLOCKS / f"{path}.json"
         data = path.read_bytes()
         model = _MODEL.validate_json(data)  # names the field of a NaN, which strict JSON cannot
         parse_strict(data)  # knows a key that stands twice, which pydantic does not
         return model
     except OSError as error:
+        advice = "check the path, or write one with specctl profile"
         raise InputError(
             f"cost model {path}",
-            expected="a file that can be read",
+            expected=f"a file that can be read, or one of {', '.join(names)}",
             found=reason_of(error),
-            fix="check the path, or write one with specctl profile",
+            fix=did_you_mean(str(path), names, advice),
         ) from error
     except ValidationError as error:
         found = describe_violation(error)
@@ -108,7 +120,7 @@ def doubts(
     """One line for each reason why the times of a model may not hold.
 
     They may be of another pair, expired, of another machine, or of the ordinary loop where rounds
-    are captured. A linear form names no machine, so that is the one line it gets.
+    are captured. A linear form names no machine and no pair: `clock_of` says so with every figure.
 
     Args:
         pair: the pair at hand; None where nobody knows it.
@@ -116,8 +128,7 @@ def doubts(
         now: in place of the present time, UTC.
     """
     if isinstance(model, LinearCost):
-        line = f"cost model: linear form from {model.source!r}, not measured here"
-        return [] if here is None else [line]
+        return []
     lines: list[str] = []
     if pair is not None:
         lines += [
@@ -165,16 +176,40 @@ def warn_outside(
             warn(f"cost model, {label}: {line}")
 
 
-def source_of(model: CostModel) -> tuple[str, str | None]:
-    """The origin of a model's times in a few words, and the device, where it names one."""
-    if isinstance(model, LinearCost):
-        return f"linear form from {model.source}", None
+def device_of(model: CostModel) -> str | None:
+    """The device that times were measured on; None of stated ones."""
     if isinstance(model, EngineCost):
-        engine = f"{model.engine} {model.engine_version}"
-        return f"fitted {model.measured} to {engine} on {model.device}", model.device
-    if isinstance(model, TableCost):
-        return f"measured {model.measured} on {model.machine.device}", model.machine.device
-    return "", None
+        return model.device
+    return model.machine.device if isinstance(model, TableCost) else None
+
+
+def clock_of(model: CostModel | None, pair: PairFingerprint | None) -> str | None:
+    """Whose times these are, and in brackets what they are not: the words that go into one line
+    with every gain in time.
+
+    Args:
+        pair: the pair at hand; None where nobody knows it.
+    """
+    if model is None:
+        return None
+    if isinstance(model, LinearCost):
+        return f"the clock of {model.source} (stated, not of this pair)"
+    assert isinstance(model, TableCost | EngineCost)
+    if isinstance(model, EngineCost):
+        of = f"{model.engine} {model.engine_version} on {model.device}"
+    else:
+        of = model.machine.device
+    named = model.pair.target, model.pair.drafter
+    if pair is None:
+        other = f" (of {' + '.join(named)}; the log names no pair)"
+    elif (pair.target_digest, pair.drafter_digest) == (
+        model.pair.target_digest,
+        model.pair.drafter_digest,
+    ):
+        other = ""
+    else:
+        other = f" (of {' + '.join(named)}, not of this pair)"
+    return f"the clock of {of}{other}"
 
 
 def cost_facts(model: AnyCost) -> CostFacts:

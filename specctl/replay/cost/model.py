@@ -76,6 +76,31 @@ def steps_of(run: Rounds) -> Steps:
     )
 
 
+def width_of(steps: Steps) -> Floats:
+    """Nodes per request of each level below the first, 1 where there is none."""
+    return np.where(_f(steps.levels) > 1, np.maximum(_f(steps.level_width), 1), 1)
+
+
+def beyond(*asked: tuple[str, ArrayLike, float | None, float | None]) -> list[str]:
+    """Sentences on steps that lie outside of what times are known for.
+
+    Args:
+        asked: of each dimension its name in words, the steps' values, and the least and the most
+            that is known; None where there is no end.
+    """
+    lines = []
+    for words, values, low, high in asked:
+        found, low = _f(values), 0.0 if low is None else low
+        far = found[(found < low) | (found > (np.inf if high is None else high))]
+        if far.size:
+            ends = sorted({f"{end:.4g}" for end in (far.min(), far.max())}, key=float)
+            lines.append(
+                f"{far.size / found.size:.0%} of the steps have {' to '.join(ends)} {words}, and "
+                f"its times are of {f'{low:.4g} to ' if low else 'at most '}{high:.4g}"
+            )
+    return lines
+
+
 # ----------------------------------------------------------------- times
 
 
@@ -151,8 +176,7 @@ class CostModel(Record, ABC):
 
     def draft_us(self, steps: Steps) -> Floats:
         """Drafting: all levels, the choice of nodes, and reading the committed tokens."""
-        levels = _f(steps.levels)
-        width = np.where(levels > 1, np.maximum(_f(steps.level_width), 1), 1)
+        levels, width = _f(steps.levels), width_of(steps)
         batch, context = _f(steps.batch_size), _f(steps.context_tokens)
         emitted = _f(steps.num_emitted)
         if not np.any(levels > 0):
@@ -456,7 +480,22 @@ class TableCost(CostModel):
     def part_us(self, part: str, sizes: ArrayLike, batch: ArrayLike, context: ArrayLike) -> Floats:
         name = part.removeprefix("draft.")
         grid: Grid = getattr(self if name == part else self.draft, name)
+        if name == "level" and grid.sizes == (1,) and np.any(np.asarray(sizes) > 1):
+            raise UsageError(
+                "nodes a level of the cost model",
+                expected="1, as it was measured with chains alone",
+                found=f"a tree of {int(np.max(sizes))}",
+                fix="measure trees too: specctl profile --widths 1,4,10",
+            )
         return grid.read(sizes, batch, context)
+
+    def outside(self, steps: Steps) -> list[str]:
+        sizes = _f(steps.num_tokens) / _f(steps.batch_size)
+        widest = self.draft.level.sizes[-1] if self.draft is not None else None
+        return beyond(
+            ("tokens verified a request", sizes, None, self.verify.sizes[-1]),
+            ("nodes a level", width_of(steps), None, widest),
+        )
 
     def _padded(self, tokens: Floats, batch: Floats, most: Floats | None) -> tuple[Floats, Floats]:
         """Rows of graphs: the next power of two, as far as measured."""

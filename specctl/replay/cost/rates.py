@@ -8,14 +8,14 @@ from functools import cached_property
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from pydantic import Field
 
 from specctl.artifacts.manifest import Count, Digest, Name, PairFingerprint, UtcTime
 from specctl.errors import UsageError
 from specctl.policy.budgets import Microseconds
 from specctl.records import PositiveInt, Record
-from specctl.replay.cost.model import CostModel, Floats, Spread, Steps
+from specctl.replay.cost.model import CostModel, Floats, Spread, Steps, beyond, width_of
 
 Rate = Annotated[float, Field(ge=0)]
 
@@ -57,16 +57,20 @@ class RateCost(CostModel):
 
 
 class LinearCost(RateCost):
-    """Published or hand-written: the form of SpecDecode-Bench's simulator (`predictor.py`).
+    """Published or hand-written, after SpecDecode-Bench's simulator (`predictor.py`).
 
-    A step of n batched tokens over c cached ones, K drafted tokens (all over the batch), costs
-    `step_us + verify_fixed_us + n · verify_token_us + c · verify_cached_token_us`, and where it
-    drafts also `draft_fixed_us + K · draft_token_us + c · draft_cached_token_us`. A level of W
-    nodes drafts W tokens a request, the first level one; a prompt is one step of its tokens.
-    Reading committed tokens is inside the fixed part.
+    A step of n batched tokens over c cached ones, L passes of the drafter and K drafted tokens (n,
+    c and K over the batch) costs `step_us + verify_fixed_us + n · verify_token_us
+    + c · verify_cached_token_us`, and where it drafts also `draft_fixed_us + L · draft_level_us
+    + K · draft_token_us + c · draft_cached_token_us`. A level of W nodes drafts W tokens a request,
+    the first level one; a prompt is one step of its tokens. Reading committed tokens is inside the
+    fixed part. The simulator's rate for draft tokens is of those of one request, however large the
+    batch, and the root counts: of chains that is a level's, once more in the fixed part.
 
     Attributes:
-        source: its publisher, the model and the hardware.
+        source: model, drafter and hardware, and who published the rates.
+        largest_batch_size, largest_level_width: that the rates are fitted to; None where they are
+            stated for any. See `outside`.
     """
 
     kind: Literal["linear"] = "linear"
@@ -76,26 +80,36 @@ class LinearCost(RateCost):
     verify_token_us: Rate
     verify_cached_token_us: Rate
     draft_fixed_us: Rate
+    draft_level_us: Rate = 0.0
     draft_token_us: Rate
     draft_cached_token_us: Rate = 0.0
     step_us: Rate
+    largest_batch_size: PositiveInt | None = None
+    largest_level_width: PositiveInt | None = None
 
     @cached_property
     def rates(self) -> dict[str, Rates]:
         # The published form gives no time for a drafter's prompt.
         prompt = Rates(self.verify_fixed_us + self.step_us, 0.0, self.verify_token_us, 0.0)
         step = Rates(self.step_us, 0.0, 0.0, 0.0)
-        verify = (self.verify_fixed_us, 0.0, self.verify_token_us, self.verify_cached_token_us)
-        draft = (self.draft_fixed_us, 0.0, self.draft_token_us, self.draft_cached_token_us)
+        first, token = self.draft_fixed_us + self.draft_level_us, self.draft_token_us
         return {
-            "verify": Rates(*verify),
+            "verify": Rates(
+                self.verify_fixed_us, 0.0, self.verify_token_us, self.verify_cached_token_us
+            ),
             "prefill": prompt,
             "draft.prefill": prompt,
             "loop": step,
             "draft.loop": step,
-            "draft.root": Rates(*draft),
-            "draft.level": Rates(0.0, 0.0, self.draft_token_us, 0.0),
+            "draft.root": Rates(first, 0.0, token, self.draft_cached_token_us),
+            "draft.level": Rates(self.draft_level_us, 0.0, token, 0.0),
         }
+
+    def outside(self, steps: Steps) -> list[str]:
+        return beyond(
+            ("requests a step", steps.batch_size, None, self.largest_batch_size),
+            ("nodes a level", width_of(steps), None, self.largest_level_width),
+        )
 
 
 # ----------------------------------------------------------------- of an engine
@@ -239,26 +253,13 @@ class EngineCost(RateCost):
 
     def outside(self, steps: Steps) -> list[str]:
         batch = np.asarray(steps.batch_size, np.float64)
+        tokens = np.asarray(steps.num_tokens, np.float64) - np.asarray(steps.prompt_tokens)
         asked: dict[str, tuple[str, ArrayLike]] = {
             "batch_size": ("requests a step", batch),
-            "tokens_per_request": (
-                "tokens verified a request",
-                (np.asarray(steps.num_tokens, np.float64) - np.asarray(steps.prompt_tokens))
-                / batch,
-            ),
+            "tokens_per_request": ("tokens verified a request", tokens / batch),
             "levels": ("passes of the drafter", steps.levels),
             "context_tokens": ("cached tokens a request", steps.context_tokens),
             "prompt_tokens": ("tokens of prompts", steps.prompt_tokens),
         }
-        lines = []
-        for name, (words, values) in asked.items():
-            span: Span = getattr(self.support, name)
-            found: NDArray[np.float64] = np.asarray(values, np.float64)
-            beyond = (found < span.low) | (found > span.high)
-            if beyond.any():
-                far = found[beyond]
-                lines.append(
-                    f"{beyond.mean():.0%} of the steps have {far.min():.4g} to {far.max():.4g} "
-                    f"{words}, and the fit saw {span.low:.4g} to {span.high:.4g}"
-                )
-        return lines
+        spans: dict[str, Span] = {name: getattr(self.support, name) for name in asked}
+        return beyond(*((*asked[name], of.low, of.high) for name, of in spans.items()))

@@ -104,7 +104,7 @@ def run_ladder(
         config=config,
         progress=progress,
     )
-    return LadderResult(kind="ladder", **facts_of(traces, log, model.digest), **dict(ladder))
+    return LadderResult(kind="ladder", **facts_of(traces, log, model), **dict(ladder))
 
 
 def build_ladder(

@@ -87,6 +87,8 @@ def ladder_notes(result: LadderResult) -> Iterator[str]:
         f"× static is relative to {result.best_static}, the faster static rung on the "
         f"{result.num_prompts.train} training prompts."
     )
+    fastest = result.fastest
+    yield f"On {result.clock}: {fastest.label} × {fastest.against_plain.text('.2f')} of plain."
     for rung in result.rungs:
         if rung.kind not in ("plain", "policy"):
             yield f"{rung.label}: {rung.setting}."

@@ -183,7 +183,7 @@ def write_card(result: TuneResult, policy: Policy, pair: PairFingerprint) -> str
     arrivals = load.arrival_rate_per_s
     lines = (
         f"traces `{result.traces_digest}`",
-        f"cost model `{result.cost_model}` ({cell(result.cost_source)})",
+        f"cost model `{result.cost_model}` ({cell(str(result.clock))})",
         f"objective {objective.kind}: {objective.meaning}",
         f"load: batch size {load.batch_size}, "
         + ("closed loop" if arrivals is None else f"{arrivals:g} requests/s"),

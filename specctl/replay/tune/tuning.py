@@ -16,11 +16,13 @@ from specctl.errors import OutputError, SpecctlError, TraceEmptyError
 from specctl.logs.parquet import collected
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
-from specctl.policy import Policy, StepCost
+from specctl.policy import Policy, StepCost, build_shape
+from specctl.policy.families import parse_policy
 from specctl.policy.rules import ShapeRule
+from specctl.records import canonical_json
 from specctl.replay.batch_simulation import Load
 from specctl.replay.config import Engine, TuneConfig, check_held_out
-from specctl.replay.cost.files import source_of
+from specctl.replay.cost.files import device_of, warn_outside
 from specctl.replay.cost.model import Steps, require_slope
 from specctl.replay.outcomes import is_online
 from specctl.replay.results import facts_of
@@ -63,11 +65,13 @@ class Tuning:
 
     Attributes:
         conditions: the fields of the result that were settled before the search.
+        doubt: called with policies by label; warns of what the cost model does not know of them.
     """
 
     search: TuneSearch
     evaluator: LogEvaluator
     conditions: dict[str, Any]
+    doubt: Callable[[Mapping[str, Policy]], None] = lambda _: None
 
     @property
     def num_scorings(self) -> int:
@@ -82,6 +86,14 @@ class Tuning:
     def judged(self, evaluate: Evaluator) -> Tuned:
         """The same by any evaluator."""
         verdict, chosen = self.search.run(evaluate)
+        labels = {verdict.baseline, verdict.chosen}
+        self.doubt(
+            {
+                one.policy: parse_policy(canonical_json(one.record))
+                for one in verdict.policies
+                if one.policy in labels
+            }
+        )
         return Tuned(TuneResult(kind="tune", **self.conditions, **dict(verdict)), chosen)
 
 
@@ -157,15 +169,13 @@ def prepare(
     )
     of = "" if batching == "specctl" else f", batches as in {batching}"
     how = SIMULATED.format(packing=config.packing, seed=config.seed, num_runs=NUM_RUNS, of=of)
-    source, device = source_of(model)
     tuned_load = TunedLoad(
         batch_size=config.batch_size, arrival_rate_per_s=config.arrival_rate_per_s
     )
     stated = ("packing", "held_out_frac", "seed", "factor", "drops_unsupported")
     settled = {
-        **facts_of(traces, log, model.digest),
-        "cost_source": source,
-        "cost_device": device,
+        **facts_of(traces, log, model),
+        "cost_device": device_of(model),
         "load": tuned_load,
         "config": {
             "families": list(config.families),
@@ -179,7 +189,16 @@ def prepare(
         "approximations": how if is_simulated else EXACT,
         "for_engine": config.for_engine,
     }
-    return Tuning(search, evaluator, settled)
+
+    def doubt(policies: Mapping[str, Policy]) -> None:
+        asked = {}
+        for label, policy in policies.items():
+            rule, batch = build_shape(policy.shape), load.batch_size
+            most = batch * rule.max_tokens
+            asked[label] = Steps(batch, most, cached, rule.max_depth, rule.width, 1)
+        warn_outside(model, asked, warn)
+
+    return Tuning(search, evaluator, settled, doubt)
 
 
 def _split(names: Sequence[str], config: TuneConfig) -> Split:

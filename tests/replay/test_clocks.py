@@ -1,0 +1,160 @@
+"""Clocks of the package: each is what its page says, goes by its name wherever a file does, and
+never without its caveat."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specctl.errors import InputError, UsageError
+from specctl.replay.cost import LinearCost, Steps, load_cost_model
+from specctl.replay.cost.files import CLOCKS, clock_names, clock_of
+from tests.cli.command import INPUT, refuses, specctl
+from tests.replay.costs import DRAFT, FINGERPRINT, PUBLISHED, grid, table_model
+from tests.replay.logs import random_traces
+
+ROOT = Path(__file__).parents[2]
+H100 = "h100-llama-3.1-8b-eagle"
+SENTENCE = r"\(?([\d.]+) (m|u)s a\s+verification, ([\d.]+) (m|u)s a token, ([\d.]+) (m|u)s a level"
+
+
+def named(name: str) -> LinearCost:
+    model = load_cost_model(Path(name))
+    assert isinstance(model, LinearCost)
+    return model
+
+
+def stated(text: str) -> tuple[float, ...]:
+    """us of a verification, a token and a level, as a sentence gives them."""
+    found = re.search(SENTENCE, text)
+    assert found is not None, text
+    numbers, units = found.groups()[::2], found.groups()[1::2]
+    us = {"m": 1e3, "u": 1.0}
+    return tuple(float(n) * us[unit] for n, unit in zip(numbers, units, strict=True))
+
+
+@pytest.mark.parametrize("page", ["docs/systems.md", "docs/cost-model.md", "source"])
+def test_the_line_clock_charges_what_pages_say(page: str) -> None:
+    """Rounds priced by hand with the numbers of the page, nothing else in them: 11 levels cost 11
+    passes of the drafter, whatever their width."""
+    line = named("line")
+    text = line.source if page == "source" else (ROOT / page).read_text("utf-8")
+    verification, token, level = stated(text)
+    random = np.random.default_rng(3)
+    for _ in range(50):
+        batch, levels = int(random.integers(1, 33)), int(random.integers(0, 17))
+        tokens = int(random.integers(batch, 64 * batch + 1))
+        width, context, read = random.integers(1, 11), random.integers(1, 4000), levels > 0
+        found = float(line.round_us(Steps(batch, tokens, context, levels, width, read)))
+        assert found == pytest.approx(verification + tokens * token + levels * level)
+    assert line.outside(Steps(1000, 9000, 1, 16, 64, 1)) == [], "it is stated for any shape"
+
+
+def test_the_h100_is_the_simulators() -> None:
+    """`predictor.py` of SpecDecode-Bench's simulator, class `Llama8BH100`, in seconds."""
+    model = named(H100)
+    for rate in ("verify_fixed_us", "verify_token_us", "verify_cached_token_us", "step_us"):
+        assert getattr(model, rate) == getattr(PUBLISHED, rate)
+    for batch, length, context in ((1, 3, 700), (32, 5, 90), (8, 0, 1500)):
+        cached = batch * context
+        forward = cached * 3.92645679e-08 + batch * (length + 1) * 2.10103129e-05 + 5.88590713e-03
+        draft = cached * 2.37768493e-09 + (length + 1) * 8.41429603e-07 + 2.13526175e-03
+        seconds = forward + (draft if length else 0.0) + 1.20683946e-03
+        steps = Steps(batch, batch * (length + 1), context, length, 1, 1)
+        assert float(model.round_us(steps)) == pytest.approx(1e6 * seconds, rel=1e-9)
+
+
+def test_every_clock_is_on_the_page_with_its_source() -> None:
+    page = (ROOT / "docs/cost-model.md").read_text("utf-8")
+    for name in clock_names():
+        [row] = re.findall(rf"^\| `{re.escape(name)}` \|.*$", page, re.MULTILINE)
+        assert named(name).source in row
+    assert {H100, "line"} <= set(clock_names())
+
+
+def test_a_wrong_name_is_told_the_right_ones(tmp_path: Path, monkeypatch: Any) -> None:
+    with pytest.raises(InputError, match=f"did you mean {H100}") as refusal:
+        load_cost_model(Path("h100-llama-8b-eagle"))
+    assert "or one of h100-llama-3.1-8b-eagle, line" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    monkeypatch.chdir(tmp_path)
+    own = table_model()
+    Path("line").write_bytes(own.to_bytes())
+    assert load_cost_model(Path("line")) == own, "a file of that name stands for itself"
+
+
+@pytest.mark.parametrize("name", clock_names())
+def test_they_are_read_like_any_file(name: str, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.json"
+    copy.write_bytes((CLOCKS / f"{name}.json").read_bytes())
+    assert load_cost_model(copy).digest == named(name).digest
+
+
+def test_shapes_that_a_clock_does_not_know() -> None:
+    h100 = named(H100)
+    trees, crowd = (
+        h100.outside(Steps(8, 80, 100, 3, 4, 1)),
+        h100.outside(Steps(128, 256, 9, 1, 1, 1)),
+    )
+    assert trees == ["100% of the steps have 4 nodes a level, and its times are of at most 1"]
+    assert crowd == ["100% of the steps have 128 requests a step, and its times are of at most 64"]
+    assert h100.outside(Steps(64, 640, 100, 9, 1, 1)) == []
+    chains = table_model(
+        draft=DRAFT.model_copy(update={"level": grid([[[2]], [[4]]], batch=(1, 3))})
+    )
+    tree = Steps(1, 6, 64, 3, 4, 2)
+    with pytest.raises(
+        UsageError, match="measured with chains alone, found a tree of 4"
+    ) as refusal:
+        chains.round_us(tree)
+    assert "\n" not in str(refusal.value)
+    assert float(chains.round_us(Steps(1, 6, 64, 3, 1, 2))) > 0
+    wide = table_model().outside(Steps(1, 20, 64, 3, 9, 2))
+    assert [line.partition("have ")[2] for line in wide] == [
+        "20 tokens verified a request, and its times are of at most 8",
+        "9 nodes a level, and its times are of at most 5",
+    ]
+
+
+def test_a_clock_is_named_with_what_it_is_not() -> None:
+    other = FINGERPRINT.model_copy(update={"drafter_digest": "sha256:" + 64 * "b"})
+    assert clock_of(None, FINGERPRINT) is None
+    assert clock_of(table_model(), FINGERPRINT) == "the clock of Test CPU"
+    assert str(clock_of(table_model(), other)).endswith("(of toy + small, not of this pair)")
+    assert str(clock_of(named(H100), FINGERPRINT)).endswith("(stated, not of this pair)")
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dense") / "traces"
+    random_traces(folder, num_prompts=24, depth=3, top_k=2)
+    return folder
+
+
+def test_the_caveat_stands_in_the_line_of_the_gain(dense: Path, tmp_path: Path) -> None:
+    """Of replay, alone and in batches, ladder and tune; and in their JSON."""
+    caveat = "SpecDecode-Bench's simulator (stated, not of this pair): "
+    cost = ("--cost-model", H100)
+    commands: dict[str, tuple[object, ...]] = {
+        "replay": ("-p", "ar,chain:num_draft_tokens=2", *cost),
+        "batch": ("-p", "ar,chain:num_draft_tokens=2", *cost, "--batch-size", 2),
+        "ladder": ("-o", tmp_path / "ladder", *cost),
+        "tune": (*cost, "--held-out", 0.5),
+    }
+    for name, words in commands.items():
+        verb = "replay" if name == "batch" else name
+        told = " ".join(specctl(verb, dense, *words).out.split())
+        line = told.partition(caveat)[2]
+        assert re.match(r"\S.*?× \d+\.\d\d .*?(of ar\.|of plain\.|plain decoding\.)", line), told
+        found = json.loads(specctl(verb, dense, *words, "--json").out)
+        assert found["clock"].endswith(caveat[:-2])
+
+
+def test_the_refusal_on_the_command_line() -> None:
+    told = refuses(INPUT, "report", "-o", "x.html", "--cost-model", "lines")
+    assert "did you mean line?" in told
