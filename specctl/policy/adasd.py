@@ -411,4 +411,8 @@ def relaxable(given: Verification, matched: Tensor, denied: Tensor) -> Tensor:
     return likeliest & ~of_parent(has_child(tree, matched), tree) & ~forbidden
 
 
-ADASD_ACCEPT = Family(record=JensenShannon, rule=jensen_shannon_rule, words={"adasd_accept": {}})
+ADASD_ACCEPT = Family(
+    record=JensenShannon,
+    rule=jensen_shannon_rule,
+    words={"adasd_accept": {}, "adasd-accept-paper": {"min_samples": 1}},
+)

@@ -214,10 +214,18 @@ PAPER = {
 }
 """One request at a time (section C.4), with the gates that it states for LLaMA-3.1-8B: its depths
 0, 3 and 5. Another pair has its own: `specctl fit echo`."""
+BETWEEN = (0.2, 0.25, 0.3, 0.35, 0.425, 0.5, 0.5, 0.5)
+"""Bars of a gate at every level, drawn straight between the three: the paper prints none."""
 ECHO = Family(
     record=SparseGates,
     rule=sparse_gates_shape,
-    words={"echo": {}, "echo-paper": PAPER},
+    words={
+        "echo": {},
+        "echo-paper": PAPER,
+        "echo-batch-paper": PAPER | {"width": 3, "rerank": False},
+        "echo-fixed": PAPER | {"thresholds": (0.35,) * 3},
+        "echo-dense": PAPER | {"gate_levels": tuple(range(1, 9)), "thresholds": BETWEEN},
+    },
     fitted_grid=grid(depth="3 4 6 8", width="1 2 3 4", num_tokens="8 16 32 48"),
     shared_fitted_grid=grid(width="1 2 3", depth="4"),
     chain=lambda record: record.model_copy(update={"width": 1, "max_width": 1}),

@@ -212,4 +212,8 @@ def top_two(logits: Tensor, target_ids: Tensor, greedy: Tensor) -> TopTwo:
     return TopTwo(first, second, values[..., 0].float(), values[..., 1].float())
 
 
-MARS = Family(record=Mars, rule=mars_acceptance, words={"mars": {}})
+MARS = Family(
+    record=Mars,
+    rule=mars_acceptance,
+    words={"mars": {}, "mars-paper": {"mode": "alg1"}, "mars-released": {"mode": "code_v1"}},
+)
