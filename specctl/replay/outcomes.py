@@ -145,7 +145,7 @@ def check_replayable(policy: Policy) -> None:
             f"replay of {policy.name}, position by position",
             expected="a policy that decides for one request at a time",
             found=f"budget {policy.budget.kind}, shared by a batch",
-            fix="give --batch-size, which simulates the batch",
+            fix="give --in-order, or a --batch-size above 1: either simulates the batch",
         )
 
 
