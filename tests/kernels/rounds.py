@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -95,7 +96,7 @@ def drawn_levels(rule: ShapeRule, rows: int, seed: int) -> list[DraftedChildren]
 class Decided(NamedTuple):
     """What a round came to; a rule leaves None what it does not know."""
 
-    submitted: list[list[int]]
+    submitted: list[list[tuple[int, int]]]
     bins: list[int] | None = None
     stopped_at: list[int] | None = None
 
@@ -105,7 +106,9 @@ def by_rule(shape: Shape, levels: list[DraftedChildren], rows: int) -> Decided:
     rule = build_shape(shape)
     plan = rule.begin(fresh_start(rows, rule.memory_size))
     pool = grow_tree(rule, plan, GivenChildren(levels), torch.full((rows,), 7), Stopwatch())
-    submitted = _nodes(rule.select(plan, pool))
+    depth = pool.tree.depth[0].tolist()
+    starts = [depth.index(level) for level in range(1, depth[-1] + 1)]
+    submitted = _nodes(rule.select(plan, pool), starts)
     told = (None if part is None else part.tolist() for part in (plan.bins, plan.stopped_at))
     return Decided(submitted, *told)
 
@@ -124,7 +127,8 @@ def by_kernels(
     assert not bool(buffers.faulty.any())
     told = (decider.bins(rows), decider.stopped_at(rows))
     return Decided(
-        _nodes(buffers.submitted), *(None if part is None else part.tolist() for part in told)
+        _nodes(buffers.submitted, list(drafting.geometry.starts)),
+        *(None if part is None else part.tolist() for part in told),
     )
 
 
@@ -140,8 +144,14 @@ class GivenDrafting(KernelDrafting):
         )
 
 
-def _nodes(submitted: Tensor) -> list[list[int]]:
-    return [[node for node in row if node >= 0] for row in submitted.tolist()]
+def _nodes(submitted: Tensor, starts: list[int]) -> list[list[tuple[int, int]]]:
+    """Level and place in it: kernels leave room for the widest level, rules for what is kept."""
+
+    def place(node: int) -> tuple[int, int]:
+        level = bisect_right(starts, node)
+        return (level, node - starts[level - 1]) if level else (0, 0)
+
+    return [[place(node) for node in row if node >= 0] for row in submitted.tolist()]
 
 
 def check_round(name: str, device: torch.device, rows: int = 6, seed: int = 0) -> Decided:

@@ -18,7 +18,7 @@ from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy, StepCost, build_shape
 from specctl.policy.families import parse_policy
-from specctl.policy.rules import ShapeRule
+from specctl.policy.rules import ShapeRule, is_fixed
 from specctl.records import canonical_json
 from specctl.replay.batch_simulation import Load
 from specctl.replay.config import Engine, TuneConfig, check_held_out
@@ -191,8 +191,9 @@ def prepare(
         asked = {}
         for label, policy in policies.items():
             rule, batch = build_shape(policy.shape), load.batch_size
-            most = batch * rule.max_tokens
-            asked[label] = Steps(batch, most, cached, rule.max_depth, rule.width, 1)
+            # What a rule verifies that decides by its drafts is known to replay alone.
+            most = rule.max_tokens if is_fixed(rule) else 1
+            asked[label] = Steps(batch, batch * most, cached, rule.max_depth, rule.width, 1)
         warn_outside(model, asked, warn)
         return untimed(model, policies)
 
