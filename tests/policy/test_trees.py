@@ -174,7 +174,7 @@ def test_root_only_drafts_nothing() -> None:
 
 
 def eagle2_by_the_book(law: Probabilities, shape: StaticTree) -> set[Path]:
-    """Expand and rerank as notes/engines.md 1.1 words it, with plain Python containers."""
+    """Expand and rerank as EAGLE-2 words it, with plain Python containers."""
 
     def children(path: Path) -> list[Path]:
         ranked = sorted(range(12), key=lambda token: -law(path)[token])

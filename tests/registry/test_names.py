@@ -80,7 +80,7 @@ def test_other_key_segments_are_refused(segment: str) -> None:
     ids=ascii,
 )  # fmt: skip
 def test_a_name_that_could_be_read_in_two_ways_is_refused(text: str) -> None:
-    """Families 1, 2 and 11 of notes/reliability.md, 3.3."""
+    """Paths, absolute names and characters that a shell or a URL reads otherwise."""
     with pytest.raises(RegistryError, match="E_NAME") as refused:
         parse_name(text)
     assert str(refused.value).isprintable()

@@ -50,7 +50,7 @@ def rms(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
 
 
 def documented_block(tensors: Tensors, embeds: Tensor, hidden: Tensor, positions: Tensor) -> Tensor:
-    """The layer as notes/engines.md 1.3 states it, in float64, causal, one head at a time."""
+    """The layer by its published definition, in float64, causal, one head at a time."""
     w = {k: v.double() for k, v in tensors.items()}
     embeds, hidden = embeds.double(), hidden.double()
     mixed = torch.cat(

@@ -1,6 +1,6 @@
 """The law tests must be able to fail: each of these bugs, put in on purpose, has to be seen.
 
-The list is notes/reliability.md 1.4, as far as it applies to point-mass verification. Bugs of
+Bugs that others shipped, as far as they apply to point-mass verification. Bugs of
 draws are put in and seen in `test_draws.py`.
 """
 
@@ -122,7 +122,7 @@ def stale_kv_after_accepting(patch: Patch) -> None:
 
 @mutant
 def policy_drops_a_drawn_token(patch: Patch) -> None:
-    """Finding 1 of notes/reliability.md: what is verified depends on what the target drew."""
+    """What is verified depends on what the target drew."""
     original = CellDraw.__call__
 
     def redraw(draw: CellDraw, processed: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ def losses(num_lost: int, num_prompts: int) -> Floats:
     return found
 
 
-TABLE = {  # (bound, true loss): prompts in notes/state-of-the-art.md 4a, the fewest that do
+TABLE = {  # (bound, true loss): the fewest prompts that do
     (0.05, 0.02): (192, 184),
     (0.02, 0.01): (714, 708),
     (0.02, 0.005): (276, 265),

@@ -1,6 +1,6 @@
 """Artifacts that must not be loaded: a table of makers of bytes, and the rule that refuses each.
 
-A name begins with its family in notes/reliability.md 3.3. `test_attacks` throws all of them at the
+A name begins with the number of its family. `test_attacks` throws all of them at the
 loader; families of signatures and logs (14 to 17, 37) have tests of their own.
 """
 
@@ -97,7 +97,7 @@ def telling(policy: Policy | str = "hetero", **changes: Any) -> Make:
 
 
 def family(name: str) -> int:
-    """Number of a family in notes/reliability.md 3.3."""
+    """Number of a family."""
     return int(name.split()[0])
 
 
