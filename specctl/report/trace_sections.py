@@ -298,7 +298,7 @@ def tcr_section(figures: TraceFigures) -> Section:
 
 
 def phi_section(figures: TraceFigures) -> Section:
-    """Whether Φ foretells acceptance (arXiv:2505.13254, figure 4)."""
+    """Whether Φ foretells acceptance (after figure 4 of arXiv:2505.13254, which has TCR as x)."""
     found = figures.phi
     if found is None:
         return Section("phi", missing="No round carries Φ: nothing was drafted.")
