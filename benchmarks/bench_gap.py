@@ -57,7 +57,7 @@ from specctl.train.c2t import train_ffn
 from specctl.train.configs import RICH_FEATURES, FfnConfig
 from specctl.train.survival import fit_table
 
-SHARE, SEED, DEPTH = 0.5, 0, 8
+SHARE, SEED = 0.5, 0
 NARROWED = 6
 """Settings of a family that are replayed on all training prompts, after a quarter of them."""
 TABLE = ("draft_logp", "copy_length")
@@ -97,58 +97,60 @@ class Replayer:
 # --------------------------------------------------------------------------- families
 
 
-def static_grid() -> Iterator[Policy]:
-    yield from (Policy(shape=Chain(num_draft_tokens=length)) for length in range(1, DEPTH + 1))
-    for depth in range(1, 7):
+def static_grid(deepest: int) -> Iterator[Policy]:
+    yield from (Policy(shape=Chain(num_draft_tokens=length)) for length in range(1, deepest + 1))
+    for depth in range(1, deepest + 1):
         for top_k in (2, 4, 8, 10):
-            for size in (2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48):
+            for size in (2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64):
                 if depth < size <= 1 + top_k + (depth - 1) * top_k**2:
                     yield Policy(shape=StaticTree(depth=depth, top_k=top_k, num_tokens=size))
 
 
-def threshold_grid(levels: Sequence[float]) -> Iterator[Policy]:
+def threshold_grid(depth: int, levels: Sequence[float]) -> Iterator[Policy]:
     for top_k in (4, 10):
-        for prob in (0.04, 0.06, 0.08, 0.1, 0.13, 0.17):
+        for prob in (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.13, 0.17):
             for level in levels:
-                sizes = {"depth": DEPTH, "top_k": top_k, "min_prob": prob}
+                sizes = {"depth": depth, "top_k": top_k, "min_prob": prob}
                 yield Policy(shape=JointThreshold(**sizes, min_level_prob=level))
 
 
-def scored_grid(scorer: Scorer, levels: Sequence[float]) -> Iterator[Policy]:
-    for beta in (0.05, 0.08, 0.12):
+def scored_grid(scorer: Scorer, depth: int, levels: Sequence[float]) -> Iterator[Policy]:
+    for beta in (0.01, 0.03, 0.05, 0.08, 0.12):
         for level in levels:
             yield Policy(
                 shape=ScoredTree(
                     scorer=scorer,
                     predicts="conditional",
                     beta=beta,
-                    depth=DEPTH,
+                    depth=depth,
                     min_level_prob=level,
                 )
             )
 
 
-STOPS = (0.4, 0.5, 0.6, 0.7, 0.8)
+STOPS = (0.1, 0.2, 0.4, 0.5, 0.6, 0.7)
 
 
-def families(traces: TraceSet, train: Sequence[str]) -> Iterator[tuple[str, list[Policy]]]:
+def families(
+    traces: TraceSet, train: Sequence[str], depth: int
+) -> Iterator[tuple[str, list[Policy]]]:
     """What competes, and the settings of each; scorers are fitted to the training prompts."""
-    yield "tuned static", list(static_grid())
-    yield "threshold", list(threshold_grid((0.0,)))
-    yield "threshold, levels by the marginal rule", list(threshold_grid(STOPS))
-    sizes: dict[str, Any] = {"depth": DEPTH, "first_top_k": 10, "second_top_k": 10}
+    yield "tuned static", list(static_grid(depth))
+    yield "threshold", list(threshold_grid(depth, (0.0,)))
+    yield "threshold, levels by the marginal rule", list(threshold_grid(depth, STOPS))
+    sizes: dict[str, Any] = {"depth": depth, "first_top_k": 10, "second_top_k": 10}
     draw: dict[str, Any] = {"predicts": "conditional", "negatives": 0.0, "max_rows": 10**7}
     source = logged_nodes(traces)
     rows = sample_nodes(source, train, features=TABLE, **sizes, **draw, seed=SEED)
     table, _ = fit_table(rows, num_bins=32, weight=20.0)
     middle = table.log_odds[len(table.log_odds) // 2]
     alone = AcceptanceTable(edges=table.edges, log_odds=(middle,) * len(table.log_odds))
-    yield "table of draft probability", list(scored_grid(alone, STOPS))
-    yield "table, copies too (fit survival)", list(scored_grid(table, STOPS))
+    yield "table of draft probability", list(scored_grid(alone, depth, STOPS))
+    yield "table, copies too (fit survival)", list(scored_grid(table, depth, STOPS))
     rows = sample_nodes(source, train, features=RICH_FEATURES, **sizes, **draw, seed=SEED)
     network = train_ffn(rows.features, rows.accepted, RICH_FEATURES, FfnConfig(hidden=24))
-    yield "network, draft and text, no rule of levels", list(scored_grid(network, (0.0,)))
-    yield "network, draft and text", list(scored_grid(network, (0.5, 0.6, 0.7)))
+    yield "network, draft and text, no rule of levels", list(scored_grid(network, depth, (0.0,)))
+    yield "network, draft and text", list(scored_grid(network, depth, (0.1, 0.3, 0.6)))
 
 
 # --------------------------------------------------------------------------- copies
@@ -290,9 +292,11 @@ def main() -> None:
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--traces", nargs="+", type=Path, required=True, help="dense sets")
     options.add_argument("--prompts", nargs="+", required=True, help="their prompts, for --live")
-    options.add_argument("--cost-model", type=Path, required=True, help="of this machine")
+    options.add_argument("--cost-model", type=Path, required=True, help="file or name")
+    options.add_argument("--depth", type=int, default=8, help="levels at most")
     options.add_argument("--live", type=int, default=200, help="prompts; 0 for none")
     options.add_argument("--tokens", type=int, default=64, help="per live prompt")
+    options.add_argument("--name", default="gap", help="of the JSON")
     options.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
     given = options.parse_args()
     given.device = "cpu"
@@ -301,7 +305,7 @@ def main() -> None:
     sides = split_prompts(traces.prompt_ids, held_out_frac=SHARE, seed=SEED)
     log, clock = DenseLog.open(traces), LoadClock(load_cost_model(given.cost_model))
     replayer, chosen, rows = Replayer(log, sides, clock), {}, []
-    for name, policies in families(traces, sides.train):
+    for name, policies in families(traces, sides.train, given.depth):
         chosen[name] = replayer.fastest(policies)
         print(f"{name}: {len(policies)} settings", flush=True)
     ladder = build_ladder(
@@ -345,7 +349,7 @@ def main() -> None:
         f"held-out prompts, settings chosen on {len(sides.train)}"
     )
     columns = dict.fromkeys(key for row in rows for key in row)
-    report("gap", [{key: row.get(key, "") for key in columns} for row in rows], given, note)
+    report(given.name, [{key: row.get(key, "") for key in columns} for row in rows], given, note)
 
 
 def described(policy: Policy) -> str:
