@@ -113,6 +113,7 @@ class AcceptanceTable(Record):
     """Acceptance given the parent's, by the drafter's probability and what the text repeats.
 
     Attributes:
+        features: names of the two node features that it reads.
         edges: natural logs of draft probabilities, ascending, E of them: bin i holds those above
             edge i - 1 up to edge i.
         log_odds: `[2 · SUFFIX_TOKENS + 1, E + 1]`, a row for each value of `copy_length`, from
