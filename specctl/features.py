@@ -26,6 +26,8 @@ SUFFIX_TOKENS = 4
 """Matches are counted up to this length, the node included."""
 MAX_COUNT = 4
 """Matches of two tokens or more are counted up to here."""
+COPIED_LEVELS = 16
+"""Levels of a draft that are compared with what followed the text's end before."""
 NO_TEXT = -1
 """Before the text begins, in `recent`."""
 _NO_TOKEN = -2
@@ -51,6 +53,7 @@ class DraftPool:
         expanded: `[B, P]` bool.
         recent: `[B, RECENT_TOKENS]` int64, the end of the text that was emitted, the root last,
             `NO_TEXT` before it begins; None unless the shape needs it.
+        copied: `[B, P]` int64, see `Copy`; None where `recent` is.
     """
 
     tree: TokenTree
@@ -60,6 +63,7 @@ class DraftPool:
     sibling_rank: Tensor
     expanded: Tensor
     recent: Tensor | None = None
+    copied: Tensor | None = None
 
 
 NODE_TENSORS = ("joint_logp", "entropy", "topk_entropy", "sibling_rank", "expanded")
@@ -149,6 +153,53 @@ def _upwards(token_ids: Tensor, parent: Tensor, recent: Tensor, start: int) -> T
     return torch.stack([tokens.gather(1, node) for node in nodes], -1)
 
 
+class Copy(NamedTuple):
+    """What followed the end of each of B texts where that end stood before.
+
+    Of all places whose tokens agree with the last ones of the text, the longest match counts, and
+    of equal ones the latest. What follows it goes on in itself where it reaches the text's end, so
+    that a loop is a copy of any length.
+
+        text   the cat sat on the cat ■     copy: "sat", "on", "the", "cat", "sat", ...
+
+    A node of the draft is given the length of the match, positive where its whole path copies,
+    negative where its parent's does and the node itself goes another way, 0 elsewhere.
+
+    Attributes:
+        token_ids: `[B, COPIED_LEVELS]` int64. length: `[B]` int64, tokens that agree, at most
+            `SUFFIX_TOKENS`; 0 for none.
+    """
+
+    token_ids: Tensor
+    length: Tensor
+
+    def of_level(self, depth: int, token_ids: Tensor, of_parent: Tensor) -> Tensor:
+        """`[B, W, K]` int64 of a level's nodes.
+
+        Args:
+            token_ids: `[B, W, K]`. of_parent: `[B, W]`, the same of the nodes above.
+        """
+        above = of_parent.clamp(min=0)[..., None]
+        if depth > COPIED_LEVELS:
+            return torch.zeros_like(token_ids)
+        return torch.where(token_ids == self.token_ids[:, depth - 1, None, None], above, -above)
+
+
+def copy_of(recent: Tensor) -> Copy:
+    """The copy that each of B texts offers; `recent` as in `DraftPool`.
+
+    The first places of `recent`, before which no whole match fits, are not looked at.
+    """
+    windows = recent.unfold(1, SUFFIX_TOKENS, 1)  # `[B, W', SUFFIX_TOKENS]`, the text's end last
+    agree = (windows[:, :-1] == windows[:, -1:]) & (windows[:, -1:] != NO_TEXT)
+    lengths = agree.flip(-1).cumprod(-1).sum(-1)
+    num_places = lengths.shape[1]
+    place = (lengths * num_places + torch.arange(num_places, device=recent.device)).argmax(1, True)
+    period = num_places - place
+    ahead = torch.arange(COPIED_LEVELS, device=recent.device) % period
+    return Copy(recent.gather(1, place + SUFFIX_TOKENS + ahead), lengths.gather(1, place)[:, 0])
+
+
 def recent_tokens(texts: list[list[int]], device: torch.device) -> Tensor:
     """`[B, RECENT_TOKENS]` int64: the ends of some texts."""
     ends = [text[-RECENT_TOKENS:] for text in texts]
@@ -170,18 +221,22 @@ class NodeView:
         """`[B, C]` of `[B, P]`."""
         return values[:, self.start :]
 
-    @cached_property
-    def suffix(self) -> SuffixMatch:
-        """Matches of each path with the recent text."""
-        if self.pool.recent is None:
+    def of_text(self, values: Tensor | None) -> Tensor:
+        """What a pool holds of the text, or the refusal of one that knows none."""
+        if values is None:
             raise UsageError(
                 "features of the text",
                 expected="rounds that carry the recent text",
                 found="rounds without it",
                 fix="collect dense traces, or leave these features out",
             )
-        tree = self.pool.tree
-        return suffix_match(tree.token_ids, tree.parent, self.pool.recent, self.start)
+        return values
+
+    @cached_property
+    def suffix(self) -> SuffixMatch:
+        """Matches of each path with the recent text."""
+        tree, recent = self.pool.tree, self.of_text(self.pool.recent)
+        return suffix_match(tree.token_ids, tree.parent, recent, self.start)
 
 
 @dataclass(frozen=True)
@@ -252,6 +307,14 @@ _TEXT = (
         "matches",
         "places of the recent text where the parent's token and this one stand, at most 4",
         lambda match: match.repeats,
+    ),
+    Feature(
+        "copy_length",
+        "tokens",
+        "longest earlier match of the text's end, positive on the path that goes on as the text "
+        "did there, negative beside it, 0 elsewhere",
+        lambda view: view.of(view.of_text(view.pool.copied)),
+        reads_text=True,
     ),
 )
 
@@ -329,9 +392,9 @@ def features_digest(names: Sequence[str]) -> str:
             described.append([name, "round", *ROUND_FEATURES[name], "float32", 1])
             continue
         [feature] = _registered([name])
-        window = [RECENT_TOKENS, SUFFIX_TOKENS, MAX_COUNT] if feature.reads_text else []
+        window = [RECENT_TOKENS, SUFFIX_TOKENS, MAX_COUNT, COPIED_LEVELS]
         facts = (feature.unit, feature.meaning, feature.dtype, feature.version)
-        described.append([name, "node", *facts, *window])
+        described.append([name, "node", *facts, *(window if feature.reads_text else ())])
     text = json.dumps({"features": described, "entropy_top_k": ENTROPY_TOP_K}, sort_keys=True)
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import takewhile
+from itertools import cycle, islice, takewhile
 
 import pytest
 import torch
 
 from specctl.errors import UsageError
 from specctl.features import (
+    COPIED_LEVELS,
     MAX_COUNT,
     NO_TEXT,
     NODE_FEATURES,
@@ -23,10 +24,13 @@ from specctl.features import (
     suffix_match,
 )
 from specctl.policy import StaticTree, build_shape
+from specctl.policy.growing import Children, append_level, new_pool
+from specctl.policy.rules import Frontier
 from specctl.tree import PAD, ROOT
 from tests.policy.drafts import grow, hand_law
 from tests.trees import joint_logp
 
+CPU = torch.device("cpu")
 DRAFT = [name for name, feature in NODE_FEATURES.items() if not feature.reads_text]
 TEXT = [name for name in NODE_FEATURES if name not in DRAFT]
 
@@ -104,11 +108,56 @@ def test_matches_equal_those_counted_by_loops(length: int) -> None:
 
 
 def test_a_level_has_the_values_that_it_has_in_the_whole_pool() -> None:
-    pool = replace(hand_pool(), recent=recent_tokens([[1, 0, 2, 1, 99]], torch.device("cpu")))
+    recent = recent_tokens([[1, 0, 2, 1, 99]], torch.device("cpu"))
+    pool = replace(hand_pool(), recent=recent, copied=torch.arange(7)[None])
     names = list(NODE_FEATURES)
     whole, level = node_features(pool, names), node_features(pool, names, 3)
     torch.testing.assert_close(level, whole[:, 3:], rtol=0, atol=0)
     assert level.shape == (1, 4, len(names))
+
+
+def copied_by_hand(text: list[int], path: list[int]) -> int:
+    """The copy by loops over the places of the text; `path` behind its last token."""
+    text, best = text[-RECENT_TOKENS:], (0, -1)
+    # Of a whole window the first places are not looked at: no whole match fits before them.
+    first = max(0, len(text) - RECENT_TOKENS + SUFFIX_TOKENS - 1)
+    for place in range(first, len(text) - 1):
+        agree = zip(text[place::-1], text[::-1], strict=False)
+        length = len(list(takewhile(lambda pair: pair[0] == pair[1], agree)))
+        best = max(best, (min(length, SUFFIX_TOKENS), place))
+    length, place = best
+    follows = list(islice(cycle(text[place + 1 :]), COPIED_LEVELS))
+    agree = [a == b for a, b in zip(path, follows, strict=False)]
+    if len(path) > COPIED_LEVELS or not all(agree[:-1]):
+        return 0
+    return length if all(agree) else -length
+
+
+@pytest.mark.parametrize("length", [5, 8, 40, 63, 64, 100])
+def test_copies_equal_those_found_by_loops(length: int) -> None:
+    """Chains and trees of three tokens, grown level by level as a round does."""
+    generator = torch.Generator().manual_seed(length)
+    texts = torch.randint(2, (6, length), generator=generator).tolist()
+    pool = new_pool(torch.tensor([t[-1] for t in texts]), 1 + 18 * 6, recent_tokens(texts, CPU))
+    paths: list[list[list[int]]] = [[[]] for _ in texts]
+    frontier = Frontier(torch.zeros(6, 1, dtype=torch.int64), torch.ones(6, 1, dtype=torch.bool))
+    for depth in range(1, 19):
+        width = frontier.index.shape[1]
+        ids = torch.stack([torch.randperm(3, generator=generator) for _ in range(6 * width)])
+        ids, zeros = ids.view(6, width, 3), torch.zeros(6, width)
+        append_level(pool, depth, frontier, Children(ids, -ids.float(), zeros, zeros))
+        level = [
+            [[*path, token] for path, tokens in zip(above, new, strict=True) for token in tokens]
+            for above, new in zip(paths, ids.tolist(), strict=True)
+        ]
+        found = pool.view().copied
+        assert found is not None
+        wanted = [[copied_by_hand(t, p) for p in row] for t, row in zip(texts, level, strict=True)]
+        assert found[:, pool.level_start :].tolist() == wanted, depth
+        # Go on below the copy, where there is one, and below another node.
+        places = [(max(range(len(row)), key=row.__getitem__), 0) for row in wanted]
+        frontier = Frontier(torch.tensor(places) + pool.level_start, torch.ones(6, 2) > 0)
+        paths = [[row[place] for place in two] for row, two in zip(level, places, strict=True)]
 
 
 def test_features_of_the_text_are_refused_where_the_text_is_not_known() -> None:

@@ -19,6 +19,11 @@ compare in float32 and go left on the threshold, as the rule does:
     features [n, F] ─ Gemm ─ Relu ─ Gemm ─────── Reshape ─ log_odds [n] ─ Sigmoid ─ prob [n]
     features [n, F] ─ TreeEnsembleRegressor ──── Reshape ─ log_odds [n] ─ Sigmoid ─ prob [n]
 
+A table of acceptance finds its cell by counting edges, as the bins do:
+
+    features [n, 2] ─┬─ draft_logp ─ Less(edges) ─ ReduceSum ─┐
+                     └─ copy_length ─ · columns ─────────── Add ─ Gather ─ log_odds ─ Sigmoid ─ prob
+
 The graph is a function of the record alone, and its bytes are the canonical protobuf that onnx
 itself would write. So an artifact's twin is checked by comparing bytes, and is never parsed.
 """
@@ -34,7 +39,9 @@ from numpy.typing import NDArray
 
 from specctl.artifacts.manifest import TWIN
 from specctl.errors import ArtifactError
+from specctl.features import SUFFIX_TOKENS
 from specctl.policy import (
+    AcceptanceTable,
     EntropyBins,
     FfnScorer,
     Policy,
@@ -138,10 +145,32 @@ def _scorer_graph(scorer: Scorer) -> bytes:
             _node("Relu", ["hidden"], ["active"]),
             _node("Gemm", ["active", "w2", "b2"], ["column"]),
         ]
+    elif isinstance(scorer, AcceptanceTable):
+        columns = len(scorer.edges) + 1
+        tables = {
+            "edges": np.array(scorer.edges, np.float32),
+            "first": np.array([0], np.int64),
+            "second": np.array([1], np.int64),
+            "columns": np.array([columns], np.int64),
+            "middle": np.array([SUFFIX_TOKENS * columns], np.int64),
+            "table": np.array(scorer.log_odds, np.float32).flatten(),
+        }
+        nodes = [
+            _node("Gather", ["features", "first"], ["draft_logp"], axis=1),
+            _node("Less", ["edges", "draft_logp"], ["edge_below"]),
+            _node("Cast", ["edge_below"], ["edge_below_int"], to=INT64),
+            _node("ReduceSum", ["edge_below_int", "second"], ["bin"], keepdims=1),
+            _node("Gather", ["features", "second"], ["copy_length"], axis=1),
+            _node("Cast", ["copy_length"], ["copied"], to=INT64),
+            _node("Mul", ["copied", "columns"], ["row"]),
+            _node("Add", ["row", "middle"], ["row_start"]),
+            _node("Add", ["row_start", "bin"], ["cell"]),
+            _node("Gather", ["table", "cell"], ["column"]),
+        ]
     else:
-        columns = {"n_targets": 1, **tree_attributes(scorer)}
+        trees = {"n_targets": 1, **tree_attributes(scorer)}
         ends = ["features"], ["column"]
-        nodes = [_node("TreeEnsembleRegressor", *ends, domain=ML_DOMAIN, **columns)]
+        nodes = [_node("TreeEnsembleRegressor", *ends, domain=ML_DOMAIN, **trees)]
     tables["flat"] = np.array([-1], np.int64)
     nodes.append(_node("Reshape", ["column", "flat"], ["log_odds"]))
     nodes.append(_node("Sigmoid", ["log_odds"], ["prob"]))

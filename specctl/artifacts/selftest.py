@@ -21,8 +21,9 @@ from torch import Tensor
 
 from specctl.artifacts.manifest import TENSORS
 from specctl.errors import ArtifactError, SpecctlError, UsageError
-from specctl.features import ENTROPY_TOP_K, RECENT_TOKENS, DraftPool
+from specctl.features import ENTROPY_TOP_K, RECENT_TOKENS, SUFFIX_TOKENS, DraftPool
 from specctl.policy import (
+    AcceptanceTable,
     FfnScorer,
     Mars,
     Policy,
@@ -277,11 +278,16 @@ def _check_says_something(policy: Policy) -> None:
 
 
 def _made_up_nodes(scorer: Scorer) -> NDArray[np.float32]:
-    """`[256, F]`: around the mean of a network's features; on thresholds of trees and above."""
+    """`[256, F]`: around the mean of a network's features; on edges of a table; on thresholds of
+    trees and above."""
     draws, width = np.random.default_rng(0), len(scorer.features)
     if isinstance(scorer, FfnScorer):
         spread = draws.normal(0, 3, (256, width)) * scorer.scale
         return np.asarray(scorer.mean + spread, np.float32)
+    if isinstance(scorer, AcceptanceTable):
+        logp = draws.choice(np.array([*scorer.edges, 0.0], np.float32), 256)
+        copied = draws.integers(-SUFFIX_TOKENS, SUFFIX_TOKENS, 256, endpoint=True)
+        return np.stack([logp, copied], 1).astype(np.float32)
     columns = []
     for feature in range(width):
         cuts = [t for f, t in zip(scorer.feature, scorer.threshold, strict=True) if f == feature]

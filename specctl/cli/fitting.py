@@ -36,6 +36,7 @@ from specctl.train.configs import (
     GbdtConfig,
     MarsConfig,
     PairedConfig,
+    SurvivalConfig,
 )
 
 
@@ -155,6 +156,30 @@ def fit_gbdt(
     return _fit_scorer(opened, out, config, fit, trees={"seed": config.seed})
 
 
+@verb(
+    fit_app,
+    "survival",
+    config=SurvivalConfig,
+    without=(
+        "config.nodes.features",
+        "config.nodes.predicts",
+        "config.nodes.negatives",
+        "config.recall",
+        "config.keep_leaves",
+    ),
+    examples="""specctl fit survival traces -o survival""",
+    wide=True,
+)
+def fit_survival(traces: DenseTracesArgument, out: OutOption, config: Given) -> Answer:
+    """Fit a table of acceptance for the marginal rule.
+
+    A node is verified, and a level drafted, where its acceptance is worth its time.
+    """
+    from specctl.train.survival import fit_survival as fit
+
+    return _fit_scorer(open_to_fit(traces), out, config, fit)
+
+
 def _fit_scorer(opened: Any, out: Path, config: Given, fit: Any, **fields: Any) -> Answer:
     """A node scorer, with progress over its passes of the log."""
     from specctl.logs.node_sample import logged_nodes
@@ -163,8 +188,10 @@ def _fit_scorer(opened: Any, out: Path, config: Given, fit: Any, **fields: Any) 
     nodes = logged_nodes(opened)
     seed = {"seed": config.seed}
     kind = type(config.model.model_fields["nodes"].default)
-    defaults = kind.defaults(nodes.support, config.predicts)
-    settings = config.build(nodes={**defaults, **seed}, ffn=seed, **fields)
+    defaults = kind.defaults(nodes.support, getattr(config, "predicts", "conditional"))
+    if "ffn" in config.model.model_fields:
+        fields["ffn"] = seed
+    settings = config.build(nodes={**defaults, **seed}, **fields)
     with console.progress("positions", NUM_PASSES * opened.num_rows("rounds")) as tick:
         fitted = fit(replace(nodes, on_positions=tick), opened.prompt_ids, settings)
     return finish(fitted, opened, out)
@@ -394,6 +421,7 @@ FITS: dict[str, tuple[Any, dict[str, Any]]] = {
     "c2t": (fit_c2t, {}),
     "gbdt": (fit_gbdt, {}),
     "distilled": (fit_gbdt, {"distill": True}),
+    "survival": (fit_survival, {}),
     "echo": (fit_echo, {}),
     "adasd": (fit_adasd, {}),
 }

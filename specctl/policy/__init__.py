@@ -40,7 +40,7 @@ from specctl.policy.hetero import EntropyBins
 from specctl.policy.mars import Mars
 from specctl.policy.pruning import JointThreshold
 from specctl.policy.rules import ShapeRule
-from specctl.policy.scorers import FfnScorer, Scorer, TreesScorer
+from specctl.policy.scorers import AcceptanceTable, FfnScorer, Scorer, TreesScorer
 from specctl.policy.static import (
     Chain,
     ChainSchedule,
@@ -54,6 +54,7 @@ from specctl.policy.verification import Strict
 
 __all__ = [
     "Acceptance",
+    "AcceptanceTable",
     "Budget",
     "Calibration",
     "Chain",

@@ -18,7 +18,14 @@ from specctl.lazy import Tensor, torch
 from specctl.policy.family import MAX_TOKENS, Depth, Family, NumTokens, Shape, TopK, grid
 from specctl.policy.pruning import Combine, PrunedPlan, PrunedShape, Score, best_scores, lowest_logp
 from specctl.policy.rules import Plan
-from specctl.policy.scorers import LogOdds, Scorer, build_log_odds, highest_log_odds
+from specctl.policy.scorers import (
+    AcceptanceTable,
+    LogOdds,
+    Scorer,
+    build_log_odds,
+    highest_log_odds,
+    table_log_odds,
+)
 from specctl.records import Probability, require
 
 
@@ -41,6 +48,8 @@ class ScoredTree(Shape):
         num_tokens: cap on submitted nodes, root counted; none as in the paper.
         running_min: force a child's score below its parent's, so that pruning stays closed
             under a cap; the product of conditionals never rises by itself.
+        min_level_prob: of all nodes together that would be expanded, below which drafting stops:
+            the marginal rule of a level, see `JointThreshold`.
     """
 
     kind: Literal["c2t"] = "c2t"
@@ -53,6 +62,7 @@ class ScoredTree(Shape):
     keep_leaves: bool = True
     num_tokens: NumTokens | None = None
     running_min: bool = True
+    min_level_prob: Probability = 0.0
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -113,6 +123,7 @@ def scored_shape(record: ScoredTree, device: torch.device) -> ScoredShape:
         min_score=lowest_logp(record.beta),
         combine=combination(record),
         root_score=0.0,
+        min_level_prob=record.min_level_prob,
         keep_leaves=record.keep_leaves,
         needs_text=needs_text(record.scorer.features),
     )
@@ -127,7 +138,23 @@ def combination(record: ScoredTree) -> Combine | None:
 
 def log_prob(scorer: Scorer, device: torch.device) -> Score:
     """Log-probabilities of acceptance that a scorer gives the nodes of a pool; -inf if empty."""
+    if isinstance(scorer, AcceptanceTable):
+        return table_score(scorer, device)
     return score_by(scorer.features, build_log_odds(scorer, device))
+
+
+def table_score(scorer: AcceptanceTable, device: torch.device) -> Score:
+    """The same of a table, whose cells are found without putting its two features side by side."""
+    table = table_log_odds(scorer, device)
+    logp = torch.nn.functional.logsigmoid(table.log_odds)
+
+    def score(pool: DraftPool, start: int) -> Tensor:
+        assert pool.copied is not None, "the rule says that it needs the text"
+        cells = table.cells(pool.tree.draft_logp[:, start:], pool.copied[:, start:])
+        joint = pool.joint_logp[:, start:]  # -inf in empty slots; NaN stays, for the guard to see
+        return torch.where(joint > -math.inf, logp[cells], joint)
+
+    return score
 
 
 def score_by(names: Sequence[str], log_odds: LogOdds) -> Score:
@@ -157,7 +184,7 @@ C2T = Family(
     record=ScoredTree,
     rule=scored_shape,
     fitted_grid=grid(
-        beta="0.003 0.01 0.02 0.04 0.08 0.15 0.3 0.5", depth="4 8", num_tokens="none 16"
+        beta="0.01 0.03 0.06 0.1 0.2 0.4", depth="4 8", min_level_prob="0 0.4 0.6 0.8"
     ),
     shared_fitted_grid=grid(beta="0.01 0.05 0.2", depth="4"),
     chain=lambda record: record.model_copy(update={"first_top_k": 1, "second_top_k": 1}),

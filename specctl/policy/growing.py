@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
-from specctl.features import DraftPool
+from specctl.features import Copy, DraftPool, copy_of
 from specctl.lazy import Tensor, torch
 from specctl.policy.rules import Frontier, Level, Plan, ShapeRule
 from specctl.tree import PAD, ROOT, TokenTree
@@ -42,6 +42,8 @@ class PoolBuffers:
     sibling_rank: Tensor
     expanded: Tensor
     recent: Tensor | None = None
+    copied: Tensor | None = None
+    copy: Copy | None = None
     size: int = 1
     level_start: int = 0
 
@@ -53,12 +55,14 @@ class PoolBuffers:
         tree = TokenTree(*(column[:, :end] for column in of_tree))
         joint, entropy, topk_entropy = (column[:, :end] for column in scores)
         rank, expanded = self.sibling_rank[:, :end], self.expanded[:, :end]
-        return DraftPool(tree, joint, entropy, topk_entropy, rank, expanded, self.recent)
+        copied = None if self.copied is None else self.copied[:, :end]
+        return DraftPool(tree, joint, entropy, topk_entropy, rank, expanded, self.recent, copied)
 
     def pick(self, rows: Tensor) -> PoolBuffers:
         """Some rows, `[R]` int64, of what has been written."""
         picked: Any = {name: one[rows] for name, one in vars(self).items() if torch.is_tensor(one)}
-        return replace(self, **picked)
+        copy = None if self.copy is None else Copy(*(one[rows] for one in self.copy))
+        return replace(self, **picked, copy=copy)
 
 
 def new_pool(root_ids: Tensor, capacity: int, recent: Tensor | None = None) -> PoolBuffers:
@@ -71,7 +75,13 @@ def new_pool(root_ids: Tensor, capacity: int, recent: Tensor | None = None) -> P
     expanded = torch.zeros(rows, capacity, dtype=torch.bool, device=device)
     own, joint, entropy, topk_entropy = floats
     scores = (own, joint, entropy, topk_entropy)
-    return PoolBuffers(token_ids, parent, depth, *scores, sibling_rank, expanded, recent)
+    buffers = PoolBuffers(token_ids, parent, depth, *scores, sibling_rank, expanded, recent)
+    if recent is not None:
+        buffers.copied = torch.zeros_like(token_ids)
+        copy = copy_of(recent)
+        if bool(copy.length.any()):  # else no node copies anything
+            buffers.copy, buffers.copied[:, 0] = copy, copy.length
+    return buffers
 
 
 def pool_capacity(rule: ShapeRule) -> int:
@@ -134,10 +144,11 @@ def grow_tree(
         if depth == deepest:
             break
         frontier = rule.grow(plan, Level(depth, pool.view(), pool.level_start))
-        going_on = bool(frontier.keep.any())
+        width = int(frontier.keep.sum(1).amax())
         watch.lap("policy")
-        if not going_on:
+        if width == 0:
             break
+        frontier = Frontier(frontier.index[:, :width], frontier.keep[:, :width])
     return pool.view()
 
 
@@ -158,6 +169,9 @@ def append_level(pool: PoolBuffers, depth: int, frontier: Frontier, children: Ch
         parents, entropy, topk_entropy = (one.repeat_interleave(top_k, 1) for one in repeated)
     before = pool.joint_logp.gather(1, frontier.index)
     joint = (before[..., None] + children.logp).flatten(1)
+    if pool.copied is not None and pool.copy is not None:
+        above = pool.copied.gather(1, frontier.index)
+        pool.copied[:, place] = pool.copy.of_level(depth, children.token_ids, above).flatten(1)
     pool.token_ids[:, place] = children.token_ids.flatten(1)
     pool.parent[:, place] = parents.masked_fill(~exists, PAD)
     pool.depth[:, place] = depth

@@ -26,7 +26,7 @@ from specctl.policy.rules import (
     best_nodes,
     top_order,
 )
-from specctl.records import MAX_FLOAT32, floor_float32, require
+from specctl.records import MAX_FLOAT32, Probability, floor_float32, require
 
 Score = Callable[[DraftPool, int], Tensor]
 """`(pool, start) -> [B, P - start]` float32, more is better, -inf in empty slots: scores of the
@@ -61,16 +61,19 @@ class PrunedShape(BaseShape):
     kept by level, and a child's parent is known by its place, W-major below the last frontier.
 
     Attributes:
-        score: of nodes as they are drafted. combine: with the parent's; None leaves a node its
-            own, for scores that cannot rise along a path or need no closing.
+        score: of nodes as they are drafted, natural log of their acceptance. combine: with the
+            parent's; None leaves a node its own, for scores that cannot rise along a path or need
+            no closing.
         min_score: below it a node is neither expanded nor submitted.
         root_score: what `combine` gets for the parent of the first level.
+        min_level_prob: of a level's nodes together, below which none is expanded.
     """
 
     score: Score
     min_score: float
     combine: Combine | None = None
     root_score: float = float("inf")
+    min_level_prob: float = 0.0
 
     def begin(self, start: RoundStart) -> Plan:
         plan = super().begin(start)
@@ -84,7 +87,11 @@ class PrunedShape(BaseShape):
         plan = cast(PrunedPlan, plan)
         self._score_new(plan, level.pool)
         plan.of_frontier, beam = best_scores(plan.levels[-1], self.width)
-        return Frontier(beam + level.start, plan.of_frontier >= self.min_score)
+        keep = plan.of_frontier >= self.min_score
+        if self.min_level_prob > 0:
+            together = (plan.of_frontier.exp() * keep).sum(1, keepdim=True)
+            keep = keep & (together >= self.min_level_prob)
+        return Frontier(beam + level.start, keep)
 
     def select(self, plan: Plan, pool: DraftPool) -> Tensor:
         plan = cast(PrunedPlan, plan)
@@ -110,7 +117,8 @@ class PrunedShape(BaseShape):
         """Scores the level that was drafted since the last call, if there is one."""
         start, size = plan.num_scored, pool.joint_logp.shape[1]
         if start < size:
-            plan.levels.append(self.level_scores(plan.of_frontier, pool, start))
+            width = (size - start) // self.top_k  # of the frontier as far as it was expanded
+            plan.levels.append(self.level_scores(plan.of_frontier[:, :width], pool, start))
             plan.num_scored = size
 
 
@@ -139,11 +147,18 @@ class JointThreshold(Shape):
     threshold over all rounds spends nodes where the drafter is sure; any learned pruning has to
     beat it at the same depth.
 
+    With `min_level_prob` it is the marginal rule. At a rate of λ tokens per us a node is worth its
+    time iff its acceptance is at least λ · (us to verify one token more), and a level iff what it
+    adds is at least λ · (us to draft it); what it adds grows with the probability that the text
+    goes through one of the nodes that are expanded, which is the sum of theirs, as at most one of
+    a level is on the path.
+
     Attributes:
         depth: drafted levels at most.
         top_k: children per expanded node and nodes expanded per level.
         min_prob: of the whole path.
         num_tokens: cap on submitted nodes, root counted; none leaves it to `min_prob`.
+        min_level_prob: of all nodes together that would be expanded, below which drafting stops.
     """
 
     always_reads: ClassVar = ("joint_prob",)
@@ -152,6 +167,7 @@ class JointThreshold(Shape):
     top_k: TopK = 10
     min_prob: Annotated[float, Field(ge=0, lt=1)] = 0.05
     num_tokens: NumTokens | None = None
+    min_level_prob: Probability = 0.0
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:
@@ -175,7 +191,11 @@ def joint_threshold_shape(record: JointThreshold, device: torch.device) -> Prune
     size = (record.depth, record.top_k, record.top_k, most)
     least = lowest_logp(record.min_prob)
     return PrunedShape(
-        *size, device, score=lambda pool, start: pool.joint_logp[:, start:], min_score=least
+        *size,
+        device,
+        score=lambda pool, start: pool.joint_logp[:, start:],
+        min_score=least,
+        min_level_prob=record.min_level_prob,
     )
 
 
@@ -190,9 +210,10 @@ THRESHOLD = Family(
     words={"threshold": {}},
     grids={
         "threshold": grid(
-            depth="2 4 6 8 10",
-            top_k="4 8 10",
-            min_prob="0.01 0.02 0.03 0.05 0.08 0.12 0.2 0.3 0.4 0.6",
+            depth="2 4 8",
+            top_k="4 10",
+            min_prob="0.02 0.05 0.08 0.12 0.2 0.35",
+            min_level_prob="0 0.3 0.5 0.7",
         )
     },
     shared_grid=grid(depth="5 8", top_k="4 8", min_prob="0.01 0.05"),

@@ -85,8 +85,8 @@ class Frontier:
 
     Attributes:
         index: `[B, W]` int64 pool indices, likeliest first.
-        keep: `[B, W]` bool: expand this one. When none is kept, drafting ends; a row without
-            any has stopped.
+        keep: `[B, W]` bool: expand this one; those that are kept stand first. When none is kept,
+            drafting ends; a row without any has stopped.
     """
 
     index: Tensor

@@ -1,6 +1,6 @@
-"""Scorers predict a node's acceptance: a tiny network, or boosted trees in flat arrays.
+"""Scorers predict a node's acceptance: a tiny network, boosted trees in flat arrays, or a table.
 
-Both decide in float32, batched, without a loop over nodes and without waiting for the device."""
+All decide in float32, batched, without a loop over nodes and without waiting for the device."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from specctl.features import SUFFIX_TOKENS
 from specctl.lazy import Tensor, np, torch
-from specctl.records import Array, Matrix, Record, require
+from specctl.records import Array, Matrix, Record, increasing, require
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MAX_TREE_NODES, MAX_LEAVES, MAX_HIDDEN = 1 << 16, 63, 64
+MAX_TREE_NODES, MAX_LEAVES, MAX_HIDDEN, MAX_CELLS = 1 << 16, 63, 64, 256
 """Bounds that keep a hostile record from asking for absurd memory; leaves of a tree are bits of an
 int64 at run time."""
 
@@ -108,7 +109,35 @@ class TreesScorer(Record):
         return tuple(below[root] for root in self.roots)
 
 
-Scorer = Annotated[FfnScorer | TreesScorer, Field(discriminator="kind")]
+class AcceptanceTable(Record):
+    """Acceptance given the parent's, by the drafter's probability and what the text repeats.
+
+    Attributes:
+        edges: natural logs of draft probabilities, ascending, E of them: bin i holds those above
+            edge i - 1 up to edge i.
+        log_odds: `[2 · SUFFIX_TOKENS + 1, E + 1]`, a row for each value of `copy_length`, from
+            -SUFFIX_TOKENS on.
+    """
+
+    learned: ClassVar = ("edges", "log_odds")
+    kind: Literal["table"] = "table"
+    features: tuple[Literal["draft_logp"], Literal["copy_length"]] = ("draft_logp", "copy_length")
+    edges: Array
+    log_odds: Matrix
+
+    @model_validator(mode="after")
+    def _shapes(self) -> Self:
+        rows, columns = 2 * SUFFIX_TOKENS + 1, len(self.edges) + 1
+        require(
+            len(self.log_odds) == rows and all(len(row) == columns for row in self.log_odds),
+            f"a table of {len(self.edges)} edges has {rows} rows of {columns} cells",
+        )
+        require(columns <= MAX_CELLS, f"at most {MAX_CELLS} cells a row")
+        require(increasing(self.edges), "edges must ascend")
+        return self
+
+
+Scorer = Annotated[FfnScorer | TreesScorer | AcceptanceTable, Field(discriminator="kind")]
 """A learned score of nodes."""
 
 
@@ -124,7 +153,9 @@ def build_log_odds(scorer: Scorer, device: torch.device | str = "cpu") -> LogOdd
     """The function of a scorer, its tables on `device`."""
     if isinstance(scorer, FfnScorer):
         return ffn_log_odds(scorer, torch.device(device))
-    return trees_log_odds(scorer, torch.device(device))
+    if isinstance(scorer, TreesScorer):
+        return trees_log_odds(scorer, torch.device(device))
+    return table_log_odds(scorer, torch.device(device))
 
 
 @dataclass(frozen=True)
@@ -160,6 +191,30 @@ def folded_layer(scorer: FfnScorer) -> tuple[NDArray[np.float32], NDArray[np.flo
 
 def _floats(values: Sequence[float]) -> NDArray[np.float32]:
     return np.array(values, np.float32)
+
+
+@dataclass(frozen=True)
+class TableLogOdds:
+    """The cell of a node, `[E]` edges and `[(2 · SUFFIX_TOKENS + 1) · (E + 1)]` log-odds."""
+
+    edges: Tensor
+    log_odds: Tensor
+
+    def __call__(self, features: Tensor) -> Tensor:
+        logp, copied = features.unbind(1)
+        found = self.log_odds[self.cells(logp, copied.long())]
+        return torch.where(logp.isnan(), logp, found)
+
+    def cells(self, draft_logp: Tensor, copied: Tensor) -> Tensor:
+        """int64 places in `log_odds`, of the common shape of both."""
+        columns = len(self.edges) + 1
+        first = torch.bucketize(draft_logp.contiguous(), self.edges).add_(SUFFIX_TOKENS * columns)
+        return first.add_(copied, alpha=columns)
+
+
+def table_log_odds(scorer: AcceptanceTable, device: torch.device) -> TableLogOdds:
+    tables = (_floats(scorer.edges), np.array(scorer.log_odds, np.float32).flatten())
+    return TableLogOdds(*(torch.from_numpy(table).to(device) for table in tables))
 
 
 @dataclass(frozen=True)
@@ -245,9 +300,11 @@ def _leaves(scorer: TreesScorer, root: int) -> list[int]:
 
 
 def highest_log_odds(scorer: Scorer) -> float:
-    """A bound on all nodes: the best leaf of every tree; infinite for a network."""
+    """A bound on all nodes: the best cell, the best leaf of every tree; infinite for a network."""
     if isinstance(scorer, FfnScorer):
         return math.inf
+    if isinstance(scorer, AcceptanceTable):
+        return max(map(max, scorer.log_odds))
     best = list(scorer.value)
     for node in reversed(range(len(best))):
         if scorer.feature[node] >= 0:

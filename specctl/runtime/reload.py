@@ -170,10 +170,10 @@ def table_of(shape: Shape) -> Table | None:
     if isinstance(shape, SparseGates):
         bars = map(log_threshold, shape.thresholds)
         return GateTable(dict(zip(shape.gate_levels, bars, strict=True)), shape.reached_depth)
+    if not isinstance(shape, JointThreshold | ScoredTree) or shape.min_level_prob:
+        return None  # a level's sum is no parameter of the kernel
     if isinstance(shape, JointThreshold):
         return PruneTable(lowest_logp(shape.min_prob))
-    if not isinstance(shape, ScoredTree):
-        return None
     scorer, network = shape.scorer, None
     check_registered(scorer.features)
     if isinstance(scorer, FfnScorer):

@@ -376,7 +376,9 @@ class Round:
             view = new_pool(rows.root_ids.clone(), 1).view()
             submitted = torch.zeros_like(view.tree.depth)
         else:
-            recent = recent_tokens(list(self._texts), rows.root_ids.device)
+            recent = None
+            if shape.needs_text:
+                recent = recent_tokens(list(self._texts), rows.root_ids.device)
             source = DrafterSource(
                 rules.drafter,
                 rows.stable,
@@ -384,9 +386,7 @@ class Round:
                 self.tables,
                 keep_logits=rules.acceptance.needs_draft_law,
             )
-            view = grow_tree(
-                shape, plan, source, rows.root_ids, watch, recent if shape.needs_text else None
-            )
+            view = grow_tree(shape, plan, source, rows.root_ids, watch, recent)
             submitted = trim(rules.budget.share(plan, view, shape.select(plan, view)))
             watch.lap("policy")
             if source.keep_logits:

@@ -35,13 +35,19 @@ TUNING_LR_FRAC = 0.1
 many steps as a fresh network gets, fits these rows and forgets all others (docs/LOG.md)."""
 
 
+class C2TReport(ScoredReport):
+    """`report.json` of a fit."""
+
+    config: C2TConfig
+
+
 def fit_c2t(
     source: LoggedNodes,
     prompt_ids: Iterable[str],
     config: C2TConfig,
     *,
     on_epoch: Callable[[int], None] | None = None,
-) -> Fit[ScoredReport]:
+) -> Fit[C2TReport]:
     """Fits the network on training prompts, chooses beta there, reports on held-out ones.
 
     Reads the log `scored.NUM_PASSES` times.
@@ -54,14 +60,14 @@ def fit_c2t(
     sides = read_sides(source, prompt_ids, config)
     scorer = fit_network(sides.train, config, on_epoch=on_epoch)
     judged = judge(source, scorer, config, sides.split)
-    data = ScoredReport(**scored_figures(config, scorer, sides, judged))
+    data = C2TReport(**scored_figures(config, scorer, sides, judged))
     train, nodes = data.sides["train"], config.nodes
     first = (
         f"{nodes.predicts} acceptance from {', '.join(nodes.features)}; hidden {config.ffn.hidden};"
         f" {train.num_accepted} accepted nodes and {train.kept_frac:.1%} of {train.num_rejected} "
         f"rejected ones from {train.num_prompts} prompts"
     )
-    network = f"A network of {config.ffn.hidden} hidden units"
+    network = f"A network of {config.ffn.hidden} hidden units (arXiv:2502.13652)"
     return scored_fit(data, scorer, sides, "c2t", "C2T policy", network, (first,))
 
 

@@ -14,7 +14,14 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from specctl.errors import UsageError
-from specctl.policy import Budget, ElasticBudget, PerRequest, SparseGates, StaticTree
+from specctl.policy import (
+    AcceptanceTable,
+    Budget,
+    ElasticBudget,
+    PerRequest,
+    SparseGates,
+    StaticTree,
+)
 from specctl.policy.family import MAX_DEPTH, Depth, NumTokens, TopK
 from specctl.policy.mars import Mars
 from specctl.policy.scorers import MAX_LEAVES
@@ -204,16 +211,15 @@ class TreesConfig(Record):
     seed: Seed = 0
 
 
-class C2TConfig(Record):
-    """Settings for fitting C2T.
+class ScoredConfig(Record):
+    """Settings of every fit of a node scorer.
 
     Attributes:
-        nodes: which logged nodes, which features and label. ffn: the network.
-        num_tokens, keep_leaves, running_min: see `ScoredTree`.
+        nodes: which logged nodes, which features and label.
+        num_tokens, keep_leaves, running_min, min_level_prob: see `ScoredTree`.
     """
 
     nodes: NodeConfig = NodeConfig()
-    ffn: FfnConfig = FfnConfig()
     beta: Probability | None = option(
         None, "Acceptance probability to prune below", default="by --recall", group="common"
     )
@@ -231,8 +237,55 @@ class C2TConfig(Record):
         True, "Verify also nodes that reach beta beyond the second Top-K; without: the paper"
     )
     running_min: bool = True
+    min_level_prob: Probability = option(
+        0.0, "Of all nodes together that a level would expand, below which drafting stops"
+    )
     held_out_frac: float = HELD_OUT
     seed: Seed = SEED
+
+
+class C2TConfig(ScoredConfig):
+    """Settings for fitting C2T.
+
+    Attributes:
+        ffn: the network.
+    """
+
+    ffn: FfnConfig = FfnConfig()
+
+
+class SurvivalNodeConfig(NodeConfig):
+    """All children of accepted nodes, by the two features that the table reads."""
+
+    features: tuple[str, ...] = AcceptanceTable.model_fields["features"].default
+    negatives: float = 0.0
+
+    @classmethod
+    def defaults(cls, support: Any, predicts: str) -> dict[str, Any]:
+        """Sizes that the traces hold; the features and the label are the table's."""
+        fixed = {name: cls.model_fields[name].default for name in ("features", "negatives")}
+        return {**super().defaults(support, predicts), **fixed}
+
+
+class SurvivalConfig(ScoredConfig):
+    """Settings for fitting a table of acceptance.
+
+    Attributes:
+        num_bins: of draft probability, half of them by where the accepted nodes lie, half by all.
+        weight: nodes that an estimate from a larger group counts as, in every cell.
+    """
+
+    nodes: SurvivalNodeConfig = SurvivalNodeConfig()
+    beta: Probability = option(0.05, "Acceptance probability to prune below", group="common")
+    min_level_prob: Probability = option(
+        0.5,
+        "Of all nodes together that a level would expand, below which drafting stops",
+        group="common",
+    )
+    num_bins: int = option(32, "Bins of draft probability", ge=2, le=128)
+    weight: float = option(
+        20.0, "Nodes that the estimate of a larger group counts as in a cell", gt=0.0, le=10000.0
+    )
 
 
 class GbdtConfig(C2TConfig):

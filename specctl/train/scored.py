@@ -25,7 +25,7 @@ from specctl.policy.scorers import build_log_odds
 from specctl.records import Record
 from specctl.runtime.twins import SCORER
 from specctl.stats import Floats, Interval, Split, auc_of, intervals_over, split_prompts
-from specctl.train.configs import C2TConfig
+from specctl.train.configs import ScoredConfig
 from specctl.train.curves import BETAS, Curve, CurvePoint, DepthCalibration, trace_curve
 from specctl.train.report import AMBER, BLUE, RED, Fit, FitReport, check_twin
 
@@ -69,7 +69,7 @@ class Judged:
     control: Curve
 
 
-def read_sides(source: LoggedNodes, prompt_ids: Iterable[str], config: C2TConfig) -> Sides:
+def read_sides(source: LoggedNodes, prompt_ids: Iterable[str], config: ScoredConfig) -> Sides:
     """Rows of training and of held-out prompts.
 
     Raises:
@@ -94,7 +94,7 @@ def read_sides(source: LoggedNodes, prompt_ids: Iterable[str], config: C2TConfig
     return Sides(split, train, sample_nodes(source, split.held_out, **fields))
 
 
-def judge(source: LoggedNodes, scorer: Scorer, config: C2TConfig, split: Split) -> Judged:
+def judge(source: LoggedNodes, scorer: Scorer, config: ScoredConfig, split: Split) -> Judged:
     """Chooses beta on the training prompts, then looks at the held-out ones.
 
     Raises:
@@ -111,27 +111,28 @@ def judge(source: LoggedNodes, scorer: Scorer, config: C2TConfig, split: Split) 
     return Judged(beta, chosen, curve, control)
 
 
-def shape_of(scorer: Scorer, config: C2TConfig, beta: float) -> ScoredTree:
+def shape_of(scorer: Scorer, config: ScoredConfig, beta: float) -> ScoredTree:
     """The record of a policy; pydantic's own refusal where options contradict each other."""
     return ScoredTree(
         scorer=scorer,
         beta=beta,
-        **config.model_dump(include={"keep_leaves", "num_tokens", "running_min"}),
+        **config.model_dump(include={"keep_leaves", "num_tokens", "running_min", "min_level_prob"}),
         **config.nodes.model_dump(include={"predicts", "depth", "first_top_k", "second_top_k"}),
     )
 
 
-def open_rule(scorer: Scorer, config: C2TConfig) -> Any:
+def open_rule(scorer: Scorer, config: ScoredConfig) -> Any:
     """The rule that keeps everything, with its scores closed along paths.
 
     A cap on nodes plays no part in the curve, and a threshold reaches a node only through its
     ancestors, so the running minimum shows what is kept whether the policy takes it or not.
     """
     shape = shape_of(scorer, config, 0.0)
-    return build_shape(shape.model_copy(update={"running_min": True, "num_tokens": None}))
+    whole = {"running_min": True, "num_tokens": None, "min_level_prob": 0.0}
+    return build_shape(shape.model_copy(update=whole))
 
 
-def choose_beta(curve: Curve, config: C2TConfig) -> float:
+def choose_beta(curve: Curve, config: ScoredConfig) -> float:
     """The configured threshold, or the highest that keeps enough.
 
     Raises:
@@ -217,7 +218,7 @@ class ScoredReport(Record):
         missing_frac: expansions that the log lacked, per held-out position.
     """
 
-    config: C2TConfig
+    config: ScoredConfig
     beta: float
     sides: dict[str, SideCounts]
     train: CurvePoint
@@ -237,7 +238,7 @@ Scored = TypeVar("Scored", bound=ScoredReport)
 
 
 def scored_figures(
-    config: C2TConfig, scorer: Scorer, sides: Sides, judged: Judged
+    config: ScoredConfig, scorer: Scorer, sides: Sides, judged: Judged
 ) -> dict[str, Any]:
     """The fields of a `ScoredReport`."""
     curve, control = judged.curve, judged.control
@@ -346,8 +347,8 @@ def scored_fit(
     report = FitReport(
         kind=kind,
         title=title,
-        what=f"{what} reads {names} of every draft token and predicts {label} "
-        f"(arXiv:2502.13652). While a tree of at most {nodes.depth} levels grows, what scores "
+        what=f"{what} reads {names} of every draft token and predicts {label}"
+        f". While a tree of at most {nodes.depth} levels grows, what scores "
         f"below beta = {data.beta:.4g} is neither expanded nor verified.",
         config=config.model_dump(mode="json"),
         data=data,

@@ -34,6 +34,7 @@ from specctl.policy import (
     TreesScorer,
 )
 from specctl.records import canonical_json
+from tests.policy.scorers import SCORED
 
 
 def sha(letter: str) -> str:
@@ -98,6 +99,7 @@ POLICIES = {
     "hetero": Policy(shape=HETERO),
     "c2t_ffn": Policy(shape=ScoredTree(scorer=FFN, beta=0.4)),
     "c2t_trees": Policy(shape=ScoredTree(scorer=TREES, beta=0.4, predicts="conditional")),
+    "survival": Policy(shape=SCORED["survival"]),
     "echo": Policy(
         shape=SparseGates(gate_levels=(1, 4), thresholds=(0.3, 0.05)),
         budget=ElasticBudget(max_tokens=60),

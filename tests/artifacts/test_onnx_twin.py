@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from specctl.artifacts.onnx_twin import twin_bytes
+from specctl.features import SUFFIX_TOKENS
 from specctl.policy import (
+    AcceptanceTable,
     EntropyBins,
     Policy,
     ScoredTree,
@@ -25,7 +27,7 @@ from specctl.policy.scorers import build_log_odds
 from specctl.runtime.twins import GATES as GATE_PORT
 from specctl.runtime.twins import SCORER, Port, TwinSession
 from tests.artifacts.examples import FFN, HETERO, TREES
-from tests.policy.scorers import FEATURES, random_network, random_trees
+from tests.policy.scorers import FEATURES, copy_table, random_network, random_trees
 
 BINS = {
     "paper": HETERO,
@@ -45,6 +47,7 @@ SCORERS = {
     "stump and a leaf": TREES,
     "one leaf": random_trees(0, 1, 1),
     "100 trees": random_trees(1, 100, 31),
+    "table": copy_table(),
 }
 TWINS = {
     **{name: Policy(shape=shape) for name, shape in BINS.items()},
@@ -53,7 +56,7 @@ TWINS = {
 }
 OPERATORS = {
     *("Unsqueeze", "Less", "Cast", "ReduceSum", "Gather", "ArgMax", "ReduceMax", "Mul"),
-    *("Gemm", "Relu", "Reshape", "Sigmoid", "TreeEnsembleRegressor"),
+    *("Gemm", "Relu", "Reshape", "Sigmoid", "TreeEnsembleRegressor", "Add"),
 }
 
 
@@ -132,6 +135,11 @@ def nodes(width: int) -> np.ndarray:
 def both(scorer: Scorer) -> tuple[np.ndarray, np.ndarray]:
     """Log-odds by the twin and by the rule."""
     x = nodes(len(scorer.features))
+    if isinstance(scorer, AcceptanceTable):
+        on_edges = np.concatenate(around(np.float32(scorer.edges)))
+        logp = np.concatenate([x[:, 0], np.tile(on_edges, 9)])
+        copied = np.arange(len(logp)) // len(on_edges) % 9 - SUFFIX_TOKENS
+        x = np.stack([logp, copied], 1).astype(np.float32)
     found = asked(ScoredTree(scorer=scorer, beta=0.1), SCORER, x)
     return found, build_log_odds(scorer)(torch.from_numpy(x)).numpy()
 

@@ -82,7 +82,9 @@ def test_round_trip_is_bit_exact_and_repeats(name: str, tmp_path: Path) -> None:
     assert names == sorted(path.name for path in (tmp_path / "b").iterdir())
     for file in names:
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
-    assert ("policy.onnx" in names) == (name in ("hetero", "c2t_ffn", "c2t_trees", "echo"))
+    assert ("policy.onnx" in names) == (
+        name in ("hetero", "c2t_ffn", "c2t_trees", "survival", "echo")
+    )
 
 
 def test_fitted_fields_are_references_to_tensors_at_their_paths() -> None:

@@ -77,7 +77,8 @@ def test_option_states_meaning_unit_and_default(verb: str, param: Any) -> None:
 
 
 MEANINGS = {
-    "--batch-size": "requests together", "--context-tokens": "length of a request's text",
+    "--batch-size": "requests together", "--beta": "acceptance to prune below",
+    "--context-tokens": "length of a request's text",
     "--cost-model": "times of rounds", "--dense": "trees at every position",
     "--depth": "levels drafted", "--drafter": "which drafter", "--dtype": "the target's numbers",
     "--expect": "digest before the move", "--features": "of nodes",

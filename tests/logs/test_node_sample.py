@@ -116,7 +116,7 @@ def test_rows_tell_prompt_and_category(source: LoggedNodes) -> None:
 def test_unknown_and_repeated_features_are_refused(
     names: tuple[str, ...], source: LoggedNodes
 ) -> None:
-    with pytest.raises(UsageError, match="--features: expected different names among depth"):
+    with pytest.raises(UsageError, match="--features: expected different names among copy_length"):
         sample_nodes(source, **wanted(features=names))
 
 

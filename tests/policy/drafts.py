@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specctl.collect.dense.drafters import DenseSource
-from specctl.features import DraftPool
+from specctl.features import RECENT_TOKENS, DraftPool
 from specctl.policy import Shape, StepCost, build_shape
 from specctl.policy.growing import grow_tree
 from specctl.policy.rules import BudgetRule, Plan, RoundStart, ShapeRule, fresh_start
@@ -83,7 +83,9 @@ def play(
         memory = fresh_start(len(rows), rule.memory_size).memory
     plan = rule.begin(RoundStart(len(rows), memory, batch_size))
     drafter, root = PathDrafter(rows), torch.full((len(rows),), 99)
-    pool = grow_tree(rule, plan, DenseSource(drafter), root, Stopwatch())
+    text = (torch.arange(RECENT_TOKENS) % 3).expand(len(rows), -1)
+    recent = text if rule.needs_text else None
+    pool = grow_tree(rule, plan, DenseSource(drafter), root, Stopwatch(), recent)
     return Round(plan, pool, rule.select(plan, pool), drafter)
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specctl.policy import FfnScorer, Policy, ScoredTree, TreesScorer
+from specctl.features import SUFFIX_TOKENS
+from specctl.policy import AcceptanceTable, FfnScorer, Policy, ScoredTree, TreesScorer
 
 FEATURES = ("joint_logp", "parent_entropy", "depth")
 
@@ -70,6 +71,15 @@ def random_trees(seed: int, num_trees: int, num_leaves: int) -> TreesScorer:
     )
 
 
+def copy_table() -> AcceptanceTable:
+    """Copies are accepted more often than the drafter says, what leaves one less often."""
+    edges = (-4.0, -2.0, -1.0, -0.4, -0.1)
+    probs = np.array([0.01, 0.08, 0.25, 0.5, 0.75, 0.95])
+    copied = np.arange(-SUFFIX_TOKENS, SUFFIX_TOKENS + 1)[:, None]
+    log_odds = np.log(probs / (1 - probs)) + 0.5 * copied
+    return AcceptanceTable(edges=edges, log_odds=tuple(map(tuple, log_odds.tolist())))
+
+
 BY_TOKEN = steps("draft_logp", [-3.0, -1.5, -0.6, -0.2], [0.03, 0.2, 0.45, 0.7, 0.9])
 SCORED = {
     "c2t joint": ScoredTree(
@@ -95,6 +105,15 @@ SCORED = {
     ),
     "c2t chain": ScoredTree(
         scorer=BY_TOKEN, predicts="conditional", beta=0.3, depth=8, first_top_k=1, second_top_k=1
+    ),
+    "survival": ScoredTree(
+        scorer=copy_table(),
+        predicts="conditional",
+        beta=0.08,
+        depth=7,
+        first_top_k=5,
+        second_top_k=5,
+        min_level_prob=0.4,
     ),
 }
 SCORED_POLICIES = {name: Policy(shape=shape) for name, shape in SCORED.items()}

@@ -192,13 +192,15 @@ def eagle2_by_the_book(law: Probabilities, shape: StaticTree) -> set[Path]:
 
 
 def likely_paths(law: Probabilities, shape: JointThreshold) -> set[Path]:
-    """Every path of the whole vocabulary that is likely enough."""
+    """Every path of the whole vocabulary that is likely enough, to the first level that is not."""
     found, level = {()}, {(): 1.0}
     for _ in range(shape.depth):
         children = ((path, prob, enumerate(law(path))) for path, prob in level.items())
         deeper = {(*path, t): prob * p for path, prob, law_of in children for t, p in law_of}
         level = {path: prob for path, prob in deeper.items() if prob >= shape.min_prob}
         found |= level.keys()
+        if sum(level.values()) < shape.min_level_prob:
+            break
     return found
 
 
@@ -258,6 +260,8 @@ def scored_by_the_book(law: Probabilities, shape: ScoredTree) -> set[Path]:
         passed = [node for node in nodes if node[2] >= math.log(shape.beta)]
         level = [node for node in nodes[: shape.second_top_k] if node in passed]
         found |= {path for path, *_ in (passed if shape.keep_leaves else level)}
+        if sum(math.exp(score) for *_, score in level) < shape.min_level_prob:
+            break
     return found
 
 
@@ -305,6 +309,10 @@ TOLD: list[tuple[Callable[..., set[Path]], Shape]] = [
     ],
     # With the whole vocabulary as top_k the beam leaves out nothing.
     *[(likely_paths, threshold(prob, depth=4, top_k=12)) for prob in (0.3, 0.1, 0.04)],
+    *[
+        (likely_paths, threshold(0.06, depth=4, top_k=12, min_level_prob=together))
+        for together in (0.3, 0.5, 0.7)
+    ],
     # So it does with the paper's top_k, the node budget.
     (best_first, OptTree(depth=4, top_k=7, num_tokens=8, min_gain=0.0)),
     *[(lambda law, shape: gated_by_the_book(law, shape)[0], shape) for shape in GATED],
@@ -329,6 +337,20 @@ TOLD: list[tuple[Callable[..., set[Path]], Shape]] = [
         for predicts in ("joint", "conditional")
         for keep_leaves, running_min in ((True, True), (False, True), (True, False))
         for seed, beta in ((0, 0.5), (1, 0.2), (2, 0.5), (3, 0.2))
+    ],
+    *[
+        (
+            scored_by_the_book,
+            scored(
+                scorer=random_network(1),
+                beta=0.05,
+                depth=4,
+                first_top_k=4,
+                second_top_k=3,
+                min_level_prob=together,
+            ),
+        )
+        for together in (0.3, 0.6)
     ],
 ]
 

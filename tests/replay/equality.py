@@ -40,6 +40,7 @@ ADAPTIVE = {
         "ddd:depth=8:top_k=6:num_tokens=24:check_levels=3/5:min_beam_logp=-1.0",
         "opt_tree:depth=6:top_k=8:num_tokens=24",
         "threshold:depth=8:top_k=8:min_prob=0.04",
+        "threshold:depth=8:top_k=8:min_prob=0.03:min_level_prob=0.4",
         "threshold:depth=6:top_k=5:min_prob=0.01:num_tokens=16",
         "echo:depth=7:gate_levels=1/3:thresholds=0.5/0.2:max_width=8",
         "echo:depth=8:width=1:max_width=6:gate_levels=2/4:thresholds=0.4/0.1:num_tokens=7",

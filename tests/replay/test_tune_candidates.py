@@ -180,15 +180,15 @@ def test_lossy_artifacts_are_refused(save: Save) -> None:
 
 
 def test_a_scorer_stays_as_fitted_and_its_threshold_is_searched(scored: Path) -> None:
-    found = grown(scored, "beta=0.4,0.1", "depth=3,4", "num_tokens=none,8")
+    found = grown(scored, "beta=0.4,0.1", "depth=3,4", "min_level_prob=0,0.5")
     shapes = shapes_of(found.candidates)
     assert {shape.scorer for shape in shapes} == {FFN}
-    sizes = {(shape.beta, shape.depth, shape.num_tokens) for shape in shapes}
+    sizes = {(shape.beta, shape.depth, shape.min_level_prob) for shape in shapes}
     assert len(sizes) == len(shapes) == 8
-    assert (0.1, 4, None) in sizes
+    assert (0.1, 4, 0.5) in sizes
     own = parse_families([str(scored)], (), PAIR)[0].grid
     first = {name: values[0] for name, values in own.items()}
-    assert first == {"beta": "0.4", "depth": "3", "num_tokens": "none"}
+    assert first == {"beta": "0.4", "depth": "3", "min_level_prob": "0"}
 
 
 def test_values_that_are_no_numbers_are_refused(scored: Path) -> None:
@@ -198,11 +198,11 @@ def test_values_that_are_no_numbers_are_refused(scored: Path) -> None:
 
 
 def test_a_budget_behind_an_artifact_is_searched_with_it(scored: Path) -> None:
-    own = ("beta=0.4", "depth=3", "num_tokens=none")
+    own = ("beta=0.4", "depth=3", "min_level_prob=0")
     candidates, _ = grown(f"{scored}+survival", *own, "max_tokens=8,16")
     assert [candidate.policy.budget.max_tokens for candidate in candidates] == [8, 16]
     label = candidates[0].label.rpartition("/")[2]
-    assert label == "fitted:beta=0.4:depth=3:num_tokens=none+survival:max_tokens=8"
+    assert label == "fitted:beta=0.4:depth=3:min_level_prob=0+survival:max_tokens=8"
     assert all(candidate.parent is not None for candidate in candidates)
     by_costs = grown(f"{scored}+survival", *own).candidates[0].policy.budget
     assert isinstance(by_costs, SurvivalBudget)
@@ -214,7 +214,7 @@ def test_a_budget_leaves_most_of_a_fitted_shape_as_it_is(scored: Path) -> None:
         set(shapes_of(grown(spec).candidates)) for spec in (scored, f"{scored}+survival")
     )
     assert len(shapes) <= 8 < len(alone)
-    assert len({shape.num_tokens for shape in shapes}) == 1
+    assert len({shape.min_level_prob for shape in shapes}) == 1
 
 
 def test_settings_that_the_record_refuses_are_counted(save: Save) -> None:

@@ -1,0 +1,358 @@
+"""The gap to the best tree: the marginal rule and what can feed it, beside the tuned static tree.
+
+Replayed: each family's setting is chosen on training prompts under a cost model and measured on the
+others, beside the ladder's R_feat and R_prob, and beside a drafter that only copies the text. A
+policy's own time is not in these figures. Live (`--live N`): the chosen settings decode N held-out
+prompts in one run, prompt by prompt in rotating order, so that drift of the machine hits all alike;
+there it is. Ratios are paired by prompt.
+
+    specctl collect PROMPTS -o DENSE --dense --max-new-tokens 64
+    specctl profile -o cost_model.json --batch-sizes 1 --threads 1
+    python benchmarks/bench_gap.py --traces DENSE --prompts PROMPTS --cost-model cost_model.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import RESULTS, report
+
+from specctl.collect.prompts import load_prompt_files
+from specctl.features import copy_of
+from specctl.logs.logged_draft import recent_text
+from specctl.logs.node_sample import logged_nodes, sample_nodes
+from specctl.logs.positions import Floats, Longs
+from specctl.logs.trace_set import TraceSet
+from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog
+from specctl.policy import (
+    AcceptanceTable,
+    Chain,
+    JointThreshold,
+    Policy,
+    RootOnly,
+    ScoredTree,
+    Scorer,
+    StaticTree,
+)
+from specctl.replay.config import LadderConfig
+from specctl.replay.cost.files import load_cost_model
+from specctl.replay.cost.model import Steps
+from specctl.replay.ladder.build import build_ladder
+from specctl.replay.ladder.tally import LoadClock, column, tally_rounds, tokens_per_us
+from specctl.replay.rounds import replay
+from specctl.replay.submissions import submissions_of
+from specctl.runtime.api import Decoder
+from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
+from specctl.runtime.load import load_pair
+from specctl.runtime.policy_spec import words_of
+from specctl.stats import Interval, Resamples, Split, ratio_of_ratios, split_prompts
+from specctl.train.c2t import train_ffn
+from specctl.train.configs import RICH_FEATURES, FfnConfig
+from specctl.train.survival import fit_table
+
+SHARE, SEED, DEPTH = 0.5, 0, 8
+NARROWED = 6
+"""Settings of a family that are replayed on all training prompts, after a quarter of them."""
+TABLE = ("draft_logp", "copy_length")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Replayer:
+    """The log, its sides and a clock at one request."""
+
+    log: DenseLog
+    sides: Split
+    clock: LoadClock
+
+    def sums(self, policies: Sequence[Policy], prompts: Sequence[str]) -> Floats:
+        """`[policies, P, S]` sums by prompt, in the order of the names."""
+        place = {name: number for number, name in enumerate(prompts)}
+        found = []
+        for run in replay(self.log.only(prompts), policies, with_bounds=False):
+            by_request = tally_rounds(run, self.clock)
+            codes = np.array([place.get(name, -1) for name in run.positions.prompt_ids])
+            total = np.zeros((len(prompts), by_request.shape[1]))
+            np.add.at(total, codes[run.positions.prompt], by_request)
+            found.append(total)
+        return np.stack(found)
+
+    def fastest(self, policies: Sequence[Policy]) -> Policy:
+        """The setting with the most tokens a second on the training prompts."""
+        some, left = self.sides.train[::4], list(policies)
+        if len(left) > NARROWED:
+            rates = tokens_per_us(self.sums(left, some).sum(1))
+            left = [left[number] for number in np.argsort(-rates)[:NARROWED]]
+        rates = tokens_per_us(self.sums(left, self.sides.train).sum(1))
+        return left[int(np.argmax(rates))]
+
+
+# --------------------------------------------------------------------------- families
+
+
+def static_grid() -> Iterator[Policy]:
+    yield from (Policy(shape=Chain(num_draft_tokens=length)) for length in range(1, DEPTH + 1))
+    for depth in range(1, 7):
+        for top_k in (2, 4, 8, 10):
+            for size in (2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48):
+                if depth < size <= 1 + top_k + (depth - 1) * top_k**2:
+                    yield Policy(shape=StaticTree(depth=depth, top_k=top_k, num_tokens=size))
+
+
+def threshold_grid(levels: Sequence[float]) -> Iterator[Policy]:
+    for top_k in (4, 10):
+        for prob in (0.04, 0.06, 0.08, 0.1, 0.13, 0.17):
+            for level in levels:
+                sizes = {"depth": DEPTH, "top_k": top_k, "min_prob": prob}
+                yield Policy(shape=JointThreshold(**sizes, min_level_prob=level))
+
+
+def scored_grid(scorer: Scorer, levels: Sequence[float]) -> Iterator[Policy]:
+    for beta in (0.05, 0.08, 0.12):
+        for level in levels:
+            yield Policy(
+                shape=ScoredTree(
+                    scorer=scorer,
+                    predicts="conditional",
+                    beta=beta,
+                    depth=DEPTH,
+                    min_level_prob=level,
+                )
+            )
+
+
+STOPS = (0.4, 0.5, 0.6, 0.7, 0.8)
+
+
+def families(traces: TraceSet, train: Sequence[str]) -> Iterator[tuple[str, list[Policy]]]:
+    """What competes, and the settings of each; scorers are fitted to the training prompts."""
+    yield "tuned static", list(static_grid())
+    yield "threshold", list(threshold_grid((0.0,)))
+    yield "threshold, levels by the marginal rule", list(threshold_grid(STOPS))
+    sizes: dict[str, Any] = {"depth": DEPTH, "first_top_k": 10, "second_top_k": 10}
+    draw: dict[str, Any] = {"predicts": "conditional", "negatives": 0.0, "max_rows": 10**7}
+    source = logged_nodes(traces)
+    rows = sample_nodes(source, train, features=TABLE, **sizes, **draw, seed=SEED)
+    table, _ = fit_table(rows, num_bins=32, weight=20.0)
+    middle = table.log_odds[len(table.log_odds) // 2]
+    alone = AcceptanceTable(edges=table.edges, log_odds=(middle,) * len(table.log_odds))
+    yield "table of draft probability", list(scored_grid(alone, STOPS))
+    yield "table, copies too (fit survival)", list(scored_grid(table, STOPS))
+    rows = sample_nodes(source, train, features=RICH_FEATURES, **sizes, **draw, seed=SEED)
+    network = train_ffn(rows.features, rows.accepted, RICH_FEATURES, FfnConfig(hidden=24))
+    yield "network, draft and text, no rule of levels", list(scored_grid(network, (0.0,)))
+    yield "network, draft and text", list(scored_grid(network, (0.5, 0.6, 0.7)))
+
+
+# --------------------------------------------------------------------------- copies
+
+
+def copied_texts(log: DenseLog) -> Iterator[tuple[str, Longs, Longs, Longs]]:
+    """Of every text its prompt, the log's rows, and at each the copy's length and how many of its
+    tokens the text takes."""
+    before = 0
+    for chunk in log.chunks(extra=TEXT_COLUMNS):
+        where, names = chunk.positions, chunk.positions.prompt_ids
+        recent = recent_text(chunk, slice(None))
+        copy, roots = copy_of(recent), recent[:, -1].numpy()
+        for request, first in enumerate(where.start[: where.num_requests]):
+            rows = np.arange(first, first + int(where.remaining[first]))
+            text, ids = roots[rows], copy.token_ids.numpy()[rows]
+            taken = [
+                int(
+                    np.argmin(
+                        [*(one[: len(text) - at - 1] == text[at + 1 : at + 1 + len(one)]), False]
+                    )
+                )
+                for at, one in enumerate(ids)
+            ]
+            name = names[where.prompt[request]]
+            yield name, before + rows, copy.length.numpy()[rows], np.array(taken)
+        before += where.num_rows
+
+
+def copy_rows(replayer: Replayer, policy: Policy) -> Iterator[Row]:
+    """A drafter that copies the text at no cost but the verification of what it offers: by itself,
+    and where it has a match, with a policy where it has none.
+
+    With a drafter beside it, every round pays for that drafter reading what was committed.
+    """
+    part = replayer.log.only(replayer.sides.held_out)
+    [submitted] = submissions_of(part, [policy])
+    texts, outcomes = list(copied_texts(part)), submitted.outcomes
+    for least in (1, 2, 3, 4):
+        for drafted in (2, 4, 6, 8, 12):
+            for together in (False, True):
+                rounds = []
+                for _, rows, lengths, taken in texts:
+                    at = 0
+                    while at < len(rows):
+                        left, row = len(rows) - at, rows[at]
+                        if lengths[at] >= least:
+                            emitted = min(int(taken[at]), drafted) + 1
+                            verified, levels, width = drafted + 1, 0, 0.0
+                        elif together:
+                            emitted = min(int(outcomes.accepted[row]) + 1, left)
+                            verified, levels = outcomes.verified[row], outcomes.levels[row]
+                            width = outcomes.expanded[row] / max(1, levels - 1)
+                        else:
+                            emitted, verified, levels, width = 1, 1, 0, 0.0
+                        rounds.append((verified, levels, width, 0 if emitted == left else emitted))
+                        rounds[-1] += (emitted,)
+                        at += emitted
+                verified, levels, width, read, emitted = np.array(rounds, np.float64).T
+                time_us = replayer.clock.share_us(Steps(1, verified, 80, levels, width, read))
+                if together:
+                    reading = replayer.clock.model.part_us(
+                        "draft.extend", np.maximum(read, 1), 1, 80
+                    )
+                    time_us = time_us + np.where(levels == 0, reading, 0.0)
+                beside = " and where there are none the policy above" if together else " alone"
+                yield {
+                    "system": f"copies of {least} tokens or more, {drafted} drafted,{beside}",
+                    "tokens_per_s": 1e6 * emitted.sum() / time_us.sum(),
+                    "tau": emitted.mean(),
+                }
+
+
+def best_copies(replayer: Replayer, policy: Policy) -> Iterator[Row]:
+    """The fastest of both kinds, on the prompts that are measured: a bound on what tuning finds."""
+    rows = list(copy_rows(replayer, policy))
+    for kind in ("alone", "above"):
+        yield max(
+            (row for row in rows if row["system"].endswith(kind)),
+            key=lambda row: float(row["tokens_per_s"]),
+        )
+
+
+# --------------------------------------------------------------------------- live
+
+
+def live_rows(chosen: dict[str, Policy], wanted: set[str], given: argparse.Namespace) -> list[Row]:
+    """Every chosen setting on the same held-out prompts, in turns."""
+    prompts = [p for p in load_prompt_files(given.prompts) if p.prompt_id in wanted]
+    prompts = prompts[:: max(1, len(prompts) // given.live)][: given.live]
+    systems = {"plain decoding": Policy(shape=RootOnly()), **chosen}
+    pairs = {name: load_pair("embedded", "embedded", device="cpu") for name in systems}
+    tokenizer, settings = pairs["plain decoding"].target.tokenizer, DecodeSettings(given.tokens)
+    requests = [next_request(tokenizer, Conversation(prompt), settings) for prompt in prompts]
+    room = max(len(r.prompt_ids) + r.max_new_tokens for r in requests)
+    loops = {name: Decoder(pairs[name], systems[name]).loop_for(room) for name in systems}
+    names, sums = list(systems), {name: np.zeros((len(requests), 6)) for name in systems}
+    for name in names:
+        list(loops[name].run(requests[:1]))  # warm-up
+    for number, request in enumerate(requests):
+        texts, first = set(), number % len(names)
+        for name in names[first:] + names[:first]:
+            began = time.perf_counter()
+            [done] = loops[name].run([request])
+            wall, metrics = time.perf_counter() - began, done.metrics
+            times = (metrics.draft_us, metrics.policy_us, metrics.verify_us)
+            sums[name][number] = (len(done.token_ids), wall, metrics.calls, *times)
+            texts.add(tuple(done.token_ids))
+        assert len(texts) == 1, f"{request.prompt_id}: texts differ"
+    static = sums["tuned static"]
+    rows = []
+    for name in names:
+        tokens, wall, calls, draft, policy, verify = sums[name].T
+        ratio = ratio_of_ratios((tokens, wall), (static[:, 0], static[:, 1]))
+        rows.append(
+            {
+                "system": f"live: {name}",
+                "setting": words_of(systems[name]) or "",
+                "tokens_per_s": tokens.sum() / wall.sum(),
+                "over_static": said(ratio),
+                "tau": tokens.sum() / calls.sum(),
+                "draft_us": draft.sum() / calls.sum(),
+                "policy_us": policy.sum() / calls.sum(),
+                "verify_us": verify.sum() / calls.sum(),
+                "num_prompts": len(requests),
+            }
+        )
+    return rows
+
+
+def said(found: Interval) -> str:
+    return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
+
+
+# --------------------------------------------------------------------------- the run
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("--traces", nargs="+", type=Path, required=True, help="dense sets")
+    options.add_argument("--prompts", nargs="+", required=True, help="their prompts, for --live")
+    options.add_argument("--cost-model", type=Path, required=True, help="of this machine")
+    options.add_argument("--live", type=int, default=200, help="prompts; 0 for none")
+    options.add_argument("--tokens", type=int, default=64, help="per live prompt")
+    options.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON")
+    given = options.parse_args()
+    given.device = "cpu"
+    torch.set_num_threads(1)
+    traces = TraceSet.open(*given.traces, verify=False)
+    sides = split_prompts(traces.prompt_ids, held_out_frac=SHARE, seed=SEED)
+    log, clock = DenseLog.open(traces), LoadClock(load_cost_model(given.cost_model))
+    replayer, chosen, rows = Replayer(log, sides, clock), {}, []
+    for name, policies in families(traces, sides.train):
+        chosen[name] = replayer.fastest(policies)
+        print(f"{name}: {len(policies)} settings", flush=True)
+    ladder = build_ladder(
+        log,
+        traces.prompt_ids,
+        clock,
+        [(name, policy) for name, policy in chosen.items() if name != "tuned static"],
+        config=LadderConfig(held_out_frac=SHARE, seed=SEED),
+    )
+    rungs = {rung.label: rung for rung in ladder.rungs}
+    found = replayer.sums(list(chosen.values()), sides.held_out)
+    resamples = Resamples.draw(len(sides.held_out), seed=SEED)
+    static = found[0]
+    limit = rungs["R_feat"].tokens_per_s.value
+    at_static = 1e6 * float(tokens_per_us(static.sum(0)))
+    for (name, policy), sums in zip(chosen.items(), found, strict=True):
+        total, rate = sums.sum(0), 1e6 * float(tokens_per_us(sums.sum(0)))
+        calls = column(total, "calls")
+        rows.append(
+            {
+                "system": name,
+                "setting": words_of(policy) or described(policy),
+                "tokens_per_s": rate,
+                "over_static": said(resamples.ratio(sums, static, tokens_per_us)),
+                "of_gap_to_R_feat": (rate - at_static) / (limit - at_static),
+                "tau": column(total, "tokens") / calls,
+                "verified": column(total, "verified") / calls,
+                "levels": column(total, "levels") / calls,
+            }
+        )
+    for label in ("R_feat", "R_prob", "R_clair"):
+        rate = rungs[label].tokens_per_s.value
+        rows.append(
+            {"system": label, "tokens_per_s": rate, "over_static": f"{rate / at_static:.3f}"}
+        )
+    rows += best_copies(replayer, chosen["threshold, levels by the marginal rule"])
+    if given.live:
+        rows += live_rows(chosen, set(sides.held_out), given)
+    note = (
+        f"embedded pair, float32, one thread, one request; replayed on {len(sides.held_out)} "
+        f"held-out prompts, settings chosen on {len(sides.train)}"
+    )
+    columns = dict.fromkeys(key for row in rows for key in row)
+    report("gap", [{key: row.get(key, "") for key in columns} for row in rows], given, note)
+
+
+def described(policy: Policy) -> str:
+    shape = policy.shape
+    assert isinstance(shape, ScoredTree)
+    return f"beta={shape.beta:g}:depth={shape.depth}:min_level_prob={shape.min_level_prob:g}"
+
+
+if __name__ == "__main__":
+    main()

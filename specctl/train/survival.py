@@ -1,0 +1,164 @@
+"""`fit survival`: a table of acceptance, by the drafter's probability and what the text repeats.
+
+    logged nodes ─read_sides─► rows ─count─► cells ─shrink, isotonic─► AcceptanceTable
+
+A node's *survival*, the probability that its whole path is accepted, is the product of the table's
+cells along the path. The policy is the marginal rule on it: a node is drafted below and verified
+iff its survival is worth its time, a level is drafted iff all that would be expanded together is
+(`JointThreshold`, docs/ladder.md). Both thresholds are times of a clock, so `specctl tune` finds
+them under a cost model; here they are options.
+
+A cell counts the accepted among the children of accepted nodes. Where few stand in a cell, the
+estimate of its group decides (copies, what leaves a copy, the rest), and where those are few, that
+of all nodes. Acceptance never falls as the drafter's probability rises: weighted isotonic
+regression, in every row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from specctl.errors import UsageError
+from specctl.features import SUFFIX_TOKENS
+from specctl.formatting import Table
+from specctl.logs.node_sample import LoggedNodes, NodeRows
+from specctl.logs.positions import Floats
+from specctl.policy import AcceptanceTable
+from specctl.train.configs import SurvivalConfig
+from specctl.train.report import Fit
+from specctl.train.scored import ScoredReport, judge, read_sides, scored_figures, scored_fit
+
+LEAST, MOST = 1e-4, 1 - 1e-4
+"""Acceptance that a cell says at least and at most: no count proves 0 or 1."""
+FAINTEST = -20.0
+"""Log-probabilities below it lie in the first bin, whatever their quantiles."""
+GROUPS = {
+    "beside a copy": slice(0, SUFFIX_TOKENS),
+    "no copy": slice(SUFFIX_TOKENS, SUFFIX_TOKENS + 1),
+    "on a copy": slice(SUFFIX_TOKENS + 1, None),
+}
+"""Rows of the table that share an estimate, by their `copy_length`."""
+
+
+class SurvivalReport(ScoredReport):
+    """`report.json` of a fit.
+
+    Attributes:
+        accepted: share of the training nodes accepted, by group; none without such nodes.
+    """
+
+    config: SurvivalConfig
+    accepted: dict[str, float | None]
+
+
+class Counts(NamedTuple):
+    """Training nodes of each cell, `[2 · SUFFIX_TOKENS + 1, bins]`: those accepted, and all."""
+
+    accepted: Floats
+    all: Floats
+
+    def of(self, rows: slice) -> Counts:
+        """Some rows, added up: `[bins]`."""
+        return Counts(self.accepted[rows].sum(0), self.all[rows].sum(0))
+
+
+def fit_survival(
+    source: LoggedNodes, prompt_ids: Iterable[str], config: SurvivalConfig
+) -> Fit[SurvivalReport]:
+    """Fits the table on training prompts, reports on held-out ones.
+
+    Reads the log `scored.NUM_PASSES` times.
+
+    Raises:
+        UsageError: traces that do not hold the text, or draft probabilities that are all alike.
+        TraceEmptyError: too few prompts, or labels of one kind.
+    """
+    sides = read_sides(source, prompt_ids, config)
+    scorer, counts = fit_table(sides.train, num_bins=config.num_bins, weight=config.weight)
+    judged = judge(source, scorer, config, sides.split)
+    shares = {}
+    for name, rows in GROUPS.items():
+        accepted, number = (float(part.sum()) for part in counts.of(rows))
+        shares[name] = accepted / number if number else None
+    figures = scored_figures(config, scorer, sides, judged)
+    data = SurvivalReport(**figures, accepted=shares)
+    cells = [
+        (name, f"{counts.of(rows).all.sum():.0f}", "-" if share is None else f"{share:.3f}")
+        for (name, rows), share in zip(GROUPS.items(), shares.values(), strict=True)
+    ]
+    legend = "children of accepted nodes of the training prompts; copies are longest earlier "
+    legend += f"matches of the text's end, up to {SUFFIX_TOKENS} tokens"
+    table = Table("Acceptance by copy", ("node", "number", "accepted"), cells, legend)
+    first = (
+        f"{len(scorer.edges) + 1} bins of draft probability; drafting stops where the nodes of a "
+        f"level together are accepted with less than {config.min_level_prob:g}"
+    )
+    words = f"A table of {len(scorer.log_odds)} x {len(scorer.edges) + 1} cells"
+    return scored_fit(data, scorer, sides, "survival", "Survival policy", words, (first,), (table,))
+
+
+def fit_table(rows: NodeRows, *, num_bins: int, weight: float) -> tuple[AcceptanceTable, Counts]:
+    """The table of some rows, whose features are `draft_logp` and `copy_length`.
+
+    Raises:
+        UsageError: draft probabilities that are all alike.
+    """
+    logp, copied = rows.features.T
+    edges = bin_edges(logp, logp[rows.accepted], num_bins)
+    place = (copied.astype(np.int64) + SUFFIX_TOKENS, np.searchsorted(edges, logp))
+    shape = (2 * SUFFIX_TOKENS + 1, len(edges) + 1)
+    accepted, number = np.zeros(shape), np.zeros(shape)
+    np.add.at(accepted, place, rows.accepted)
+    np.add.at(number, place, np.where(rows.accepted, 1.0, 1 / rows.kept_frac))
+    counts = Counts(accepted, number)
+    everywhere = rising(counts.of(slice(None)), np.zeros(shape[1]), 0.0)
+    prob = np.empty(shape)
+    for group in GROUPS.values():
+        together = rising(counts.of(group), everywhere, weight)
+        for row in range(shape[0])[group]:
+            prob[row] = rising(Counts(accepted[row], number[row]), together, weight)
+    log_odds = np.log(prob) - np.log1p(-prob)
+    floats = tuple(tuple(row) for row in log_odds.tolist())
+    return AcceptanceTable(edges=tuple(edges.tolist()), log_odds=floats), counts
+
+
+def bin_edges(logp: Floats, of_accepted: Floats, num_bins: int) -> Floats:
+    """Edges at quantiles of all nodes and of the accepted ones, float32, ascending.
+
+    Raises:
+        UsageError: there are none, because all values are alike.
+    """
+    inner = np.linspace(0, 1, num_bins // 2 + 1)[1:-1] if num_bins > 3 else np.array([0.5])
+    parts = [np.quantile(one[one > FAINTEST], inner) for one in (logp, of_accepted)]
+    edges = np.unique(np.concatenate(parts).astype(np.float32))
+    edges = edges[edges < float(logp.max())]  # nothing lies above the last one otherwise
+    if len(edges) == 0:
+        raise UsageError(
+            "draft probabilities of the traces",
+            expected="different ones, to tell nodes apart by",
+            found="the same for all accepted nodes",
+            fix="collect traces of more prompts",
+        )
+    ascending: Floats = edges.astype(np.float64)
+    return ascending
+
+
+def rising(counts: Counts, prior: Floats, weight: float) -> Floats:
+    """`[bins]` acceptance that never falls, in [`LEAST`, `MOST`].
+
+    Args:
+        prior: `[bins]`, that counts as `weight` nodes in every bin.
+    """
+    from sklearn.isotonic import IsotonicRegression
+
+    total = counts.all + weight
+    share = np.divide(
+        counts.accepted + weight * prior, total, out=np.zeros(len(total)), where=total > 0
+    )
+    model = IsotonicRegression(y_min=LEAST, y_max=MOST)
+    places = np.arange(len(total))
+    found: Floats = model.fit(places, share, sample_weight=np.maximum(total, 1e-9)).predict(places)
+    return found
