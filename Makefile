@@ -35,7 +35,7 @@ demo: $(READY)  ## Set up, then tune the embedded pair for this machine; minutes
 	@$(BIN)/specctl fit c2t .demo/traces -o .demo/c2t --features $(TEXT) > .demo/c2t.log 2>&1 & c2t=$$!; \
 	$(BIN)/specctl fit cart .demo/traces -o .demo/hetero > .demo/hetero.log 2>&1 \
 	  && $(BIN)/specctl tune .demo/traces --cost-model .demo/cost_model.json --held-out 0.4 \
-	    --family confidence --family .demo/hetero/ -o .demo/tuned \
+	    --family threshold --family .demo/hetero/ -o .demo/tuned \
 	  || { cat .demo/hetero.log; kill $$c2t; exit 1; }; \
 	wait $$c2t || { cat .demo/c2t.log; exit 1; }
 	@echo "4. Decoded on other prompts: plain, the papers' defaults and fits, and the best found."

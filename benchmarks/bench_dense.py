@@ -12,7 +12,7 @@ for `full`, which verifies seven times as many nodes. The small drafter has less
 rows of logits have 4096 tokens instead of 2560: about the same.
 
 Prediction (H200, Llama-3.1-8B with its EAGLE-3 head, bf16): the rows below, from bytes and
-operations alone (notes/state-of-the-art.md, 2.5: 4.3 TB/s and 700 TFLOP/s achieved): live rounds of
+operations alone (4.3 TB/s and 700 TFLOP/s achieved): live rounds of
 one request read all weights for one tree, dense drafting is bound by arithmetic.
 """
 

@@ -27,6 +27,7 @@ from specctl.policy import (
     FfnScorer,
     Mars,
     Policy,
+    Ratio,
     ScoredTree,
     Scorer,
     StepCost,
@@ -130,7 +131,8 @@ def _decisions(policy: Policy, shape: ShapeRule, seed: int) -> Arrays:
     tree, table = take(pool.tree, submitted), world.table_of(submitted)
     above = world.table_of(gather(submitted, tree.parent, 0))
     logits = world.target_logits[table]
-    greedy = not isinstance(policy.acceptance, Mars) or policy.acceptance.mode != "code_v1"
+    samples = isinstance(policy.acceptance, Ratio)  # where greedy rows would test nothing of it
+    samples |= isinstance(policy.acceptance, Mars) and policy.acceptance.mode == "code_v1"
     drafter = DraftLaw(world.draft_logits[above], torch.arange(NUM_TOKENS))
     judgement = acceptance.judge(
         Verification(
@@ -138,7 +140,7 @@ def _decisions(policy: Policy, shape: ShapeRule, seed: int) -> Arrays:
             target_ids=logits.argmax(-1),
             logits=logits,
             law=logits,
-            greedy=torch.full((num_rows,), greedy),
+            greedy=torch.full((num_rows,), not samples),
             seeds=torch.arange(num_rows),
             positions=torch.arange(tree.num_slots).expand_as(table),
             memory=world.memory(acceptance.memory_size),

@@ -20,6 +20,7 @@ from specctl.cli.options import (
     TracesArgument,
     UnfinishedOption,
     open_to_fit,
+    preset_option,
     tuned,
 )
 from specctl.cli.verbs import Given, verb
@@ -86,6 +87,7 @@ def fit_cart(
         default="eagle2 as deep and wide as the traces; live ones keep their own tree",
     ),
     unfinished: UnfinishedOption = False,
+    preset: preset_option("cart") = None,  # type: ignore[valid-type]
 ) -> Answer:
     """Fit how deep trees grow, by entropy (HeteroSpec)."""
     from specctl.errors import TraceMismatchError
@@ -96,7 +98,8 @@ def fit_cart(
 
     opened = open_to_fit(traces, unfinished=unfinished)
     with console.progress("positions", opened.num_rows("rounds")) as tick:
-        found = rounds_to_fit(opened, base, on_positions=tick)
+        conditional = config.path == "conditional"
+        found = rounds_to_fit(opened, base, conditional=conditional, on_positions=tick)
     shape = found.policy["shape"]
     if shape["kind"] != "eagle2":
         raise TraceMismatchError(
@@ -119,7 +122,11 @@ specctl fit c2t traces -o c2t --recall 0.9""",
     wide=True,
 )
 def fit_c2t(
-    traces: TracesArgument, out: OutOption, config: Given, unfinished: UnfinishedOption = False
+    traces: TracesArgument,
+    out: OutOption,
+    config: Given,
+    unfinished: UnfinishedOption = False,
+    preset: preset_option("c2t") = None,  # type: ignore[valid-type]
 ) -> Answer:
     """Fit a network that prunes draft trees (C2T)."""
     from specctl.train.c2t import fit_c2t as fit
@@ -210,6 +217,7 @@ def fit_echo(
     config: Given,
     cost_model: TimesOption = None,
     threads: ReplayThreadsOption = 2,
+    preset: preset_option("echo") = None,  # type: ignore[valid-type]
 ) -> Answer:
     """Fit where unsure trees stop growing (ECHO)."""
     from specctl.logs.tree_log import DenseLog
@@ -293,6 +301,7 @@ def fit_mars(
     max_diverging: float = option(
         1.0, "Do not run thresholds that change more of the traces' texts", group="advanced"
     ),
+    preset: preset_option("mars") = None,  # type: ignore[valid-type]
 ) -> Answer:
     """Fit a relaxed acceptance and certify it (MARS).
 

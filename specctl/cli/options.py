@@ -10,7 +10,7 @@ import typer
 
 from specctl import console
 from specctl.console import Answer
-from specctl.errors import StoreError, UsageError
+from specctl.errors import StoreError, UsageError, check_choice
 
 if TYPE_CHECKING:
     from specctl.logs.trace_set import TraceSet
@@ -45,6 +45,28 @@ TimesOption = Annotated[
     Path | None,
     typer.Option(help="cost_model.json or a named clock: adds times. Default: counts only."),
 ]
+
+
+def preset_option(verb: str) -> Any:
+    """The option `--preset` of a fit: the settings of a paper, which typed options override.
+
+    What it sets are the verb's defaults from then on, before those of the user's config.toml.
+    """
+    from specctl.train.presets import PRESETS, names_for
+
+    known = names_for(verb)
+
+    def take(context: typer.Context, name: str | None) -> str | None:
+        if name is not None:
+            check_choice("--preset", name, known)
+            options = dict(PRESETS[name].options)
+            context.default_map = {**(context.default_map or {}), **options}
+            words = ", ".join(f"{option} {value}" for option, value in options.items())
+            console.warn(f"{name} ({PRESETS[name].source}): {words}")
+        return name
+
+    help = f"Settings of a paper, which other options override: {', '.join(known)}; default: none."
+    return Annotated[str | None, typer.Option(help=help, is_eager=True, callback=take)]
 
 
 def refuse_together(context: typer.Context, option: str, *others: str) -> None:

@@ -347,7 +347,7 @@ class Words:
 
     @property
     def tune(self) -> str:
-        only = f" --for {self.engine} --batch-size 8" if self.engine else ""
+        only = f" --for {self.engine} --batch-size 8" if self.engine else " --family threshold"
         traces = self.first.get("dense traces", "traces")
         clock = self.first.get("cost model", "cost_model.json")
         return f"specctl tune {traces}{only} --cost-model {clock} -o tuned"

@@ -185,11 +185,15 @@ def equality_line(rows: Sequence[dict[str, Any]]) -> str:
     checked = [row for row in rows if row["equal_to_ar"] is not None]
     if not checked:
         return "Output not compared with plain decoding; use --compare ar,<policy>."
+    drawn = ", ".join(row["policy"] for row in rows if row["equal_to_ar"] is None)
+    more = f" Drafts of {drawn} are drawn: only the distribution is the same." if drawn else ""
     wrong = [row for row in checked if not row["equal_to_ar"]]
     if not wrong:
-        return "All outputs equal plain decoding's, token for token."
+        return f"All{' other' * bool(drawn)} outputs equal plain decoding's, token for token.{more}"
     parts = [f"{row['policy']}: {_explain(row['divergences'])}" for row in wrong]
-    return "Outputs that differ from plain decoding's: " + "; ".join(parts)
+    return (
+        "Outputs that differ from plain decoding's: " + "; ".join(parts) + "." * bool(more) + more
+    )
 
 
 def _explain(divergences: Sequence[dict[str, Any]]) -> str:

@@ -26,6 +26,7 @@ from specctl.kernels.node_features import best_and_entropy, node_features
 from specctl.policy import (
     PerRequest,
     Policy,
+    Strict,
     as_chain,
     build_budget,
     build_shape,
@@ -251,10 +252,10 @@ class ChainPolicy:
 
 def check_lossless(policy: Policy) -> None:
     """Refuses a policy whose acceptance the engine could not play."""
-    if not policy.lossless:
+    if not isinstance(policy.acceptance, Strict):
         raise LossyPolicyError(
             f"policy {policy.name}",
             expected="the strict acceptance: the engine's own rule decides what is accepted",
             found=f"acceptance {policy.acceptance.kind}",
-            fix="export a lossless policy, or run this one with `specctl run --allow-lossy`",
+            fix="export a policy without one, or run this one with `specctl run`",
         )

@@ -28,6 +28,7 @@ from specctl.policy import (
     ChainSchedule,
     PerRequest,
     Policy,
+    Ratio,
     RootOnly,
     Shape,
     StaticTree,
@@ -134,6 +135,7 @@ class Engine:
         files: names of all that `write` may write.
         budgets: kinds that it runs.
         loss: what it would lose of a shape, as a clause; None if it runs it as it is.
+        draws: the same of drafts that are drawn from the drafter and verified by p/q.
         nearest: the nearest shape that it runs, for one of which something is lost; the mean round
             says how long and large, where a log is at hand.
         write: a policy of which nothing is lost.
@@ -150,6 +152,7 @@ class Engine:
     files: tuple[str, ...]
     budgets: tuple[str, ...]
     loss: Callable[[Shape], str | None]
+    draws: Callable[[Shape], str | None]
     nearest: Callable[[Shape, MeanRound | None], Shape]
     write: Callable[[Policy, Serving], Export]
     read: Callable[[Sequence[str], Mapping[str, str]], Policy]
@@ -167,6 +170,8 @@ class Engine:
         if not policy.lossless:
             kind = policy.acceptance.kind
             found.append(f"its acceptance {kind}: {self.title} admits draft tokens by its own rule")
+        elif isinstance(policy.acceptance, Ratio) and (lost := self.draws(policy.shape)):
+            found.append(lost)
         if policy.budget.kind not in self.budgets:
             kind = policy.budget.kind
             found.append(f"its budget {kind}: {self.title} verifies all that a request submits")
@@ -183,7 +188,11 @@ class Engine:
             shape = self.nearest(shape, mean)
         shared = not isinstance(shape, RootOnly | ChainSchedule)
         kept = shared and policy.budget.kind in self.budgets
-        return Policy(shape=shape, budget=policy.budget if kept else PerRequest())
+        found = Policy(shape=shape, budget=policy.budget if kept else PerRequest())
+        drawn = isinstance(policy.acceptance, Ratio) and not isinstance(shape, RootOnly)
+        if drawn and self.draws(shape) is None:
+            return found.model_copy(update={"acceptance": policy.acceptance})
+        return found
 
 
 def fixed_shape(shape: Shape, mean: MeanRound | None) -> Chain | StaticTree:

@@ -17,7 +17,7 @@ from specctl.engines.transformers_flags import TRANSFORMERS
 from specctl.engines.trtllm_flags import TRTLLM
 from specctl.engines.vllm_flags import VLLM
 from specctl.errors import EngineError, UsageError, check_choice
-from specctl.policy import PerRequest, Policy, as_chain, parse_policy
+from specctl.policy import PerRequest, Policy, Strict, as_chain, parse_policy
 from specctl.records import canonical_json
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress
 from specctl.report import Given, read_given
@@ -261,7 +261,8 @@ def judge(
     chosen = engine.nearest_to(source.policy, mean) if losses else source.policy
     label = words_of(chosen) or f"{source.named.label} on a chain"
     named = [source.named, *([NamedPolicy(label, chosen)] if losses else [])]
-    told = [one for one in named if one.policy.lossless]  # the others write a text of their own
+    # The others write a text of their own.
+    told = [one for one in named if isinstance(one.policy.acceptance, Strict)]
     figures = None
     if traces is not None and told:
         from specctl.replay.run import replay_policies, serve_policies

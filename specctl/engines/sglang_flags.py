@@ -144,6 +144,7 @@ SGLANG = Engine(
     budgets=("per_request",),
     batching="sglang",
     loss=loss,
+    draws=lambda shape: "that drafts are drawn: SGLang drafts the likeliest tokens",
     nearest=fixed_shape,
     write=write,
     read=read,

@@ -23,6 +23,7 @@ from specctl.policy import (
     Chain,
     ChainSchedule,
     Policy,
+    Ratio,
     RootOnly,
     Shape,
     SignalStop,
@@ -94,8 +95,12 @@ def write(policy: Policy, serving: Serving) -> Export:
     config = made(AssistantConfig, fields, "transformers' generation configuration")
     values = json.loads(as_json(config))
     code = [f"assistant.generation_config.{name} = {value!r}" for name, value in values.items()]
-    code.append("target.generate(**inputs, assistant_model=assistant)")
+    samples = isinstance(policy.acceptance, Ratio)
+    more = ", do_sample=True" if samples else ""
+    code.append(f"target.generate(**inputs, assistant_model=assistant{more})")
     notes = ["transformers decodes one request at a time with an assistant."]
+    if not samples:
+        notes.append("With do_sample=True it draws its drafts and verifies them by p/q, as +ratio.")
     if threshold:
         notes.append(
             "Where scikit-learn is installed, transformers moves the threshold by a ROC curve of "
@@ -126,6 +131,7 @@ TRANSFORMERS = Engine(
     files=(FILE,),
     budgets=("per_request",),
     loss=loss,
+    draws=lambda shape: None,  # what it does where it samples
     nearest=nearest,
     write=write,
     read=read,

@@ -195,6 +195,7 @@ TRTLLM = Engine(
     files=(FILE,),
     budgets=("per_request",),
     loss=loss,
+    draws=lambda shape: "that drafts are drawn: TensorRT-LLM drafts the likeliest tokens",
     nearest=nearest,
     write=write,
     read=read,

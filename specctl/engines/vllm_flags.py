@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -27,8 +27,10 @@ from specctl.policy import (
     ChainSchedule,
     PerRequest,
     Policy,
+    Ratio,
     RootOnly,
     Shape,
+    Strict,
     as_chain,
     build_shape,
 )
@@ -47,6 +49,8 @@ class VllmConfig(Record):
         num_speculative_tokens_per_batch_size: in any order; a gap, and all beyond the last one,
             keep the length before. vLLM caps lengths at `num_speculative_tokens` without a word:
             here they are within it.
+        draft_sample_method: `probabilistic` draws drafts and verifies them by p/q; vLLM takes the
+            likeliest ones where nothing is said.
     """
 
     method: Method
@@ -55,6 +59,7 @@ class VllmConfig(Record):
     num_speculative_tokens_per_batch_size: (
         Annotated[tuple[Triple, ...], Field(min_length=1)] | None
     ) = None
+    draft_sample_method: Literal["greedy", "probabilistic"] | None = None
 
     @model_validator(mode="after")
     def _ranges(self) -> Self:
@@ -75,6 +80,12 @@ def loss(shape: Shape) -> str | None:
     return None
 
 
+def draws(shape: Shape) -> str | None:
+    if isinstance(shape, Chain | ChainSchedule):
+        return None
+    return f"drawn drafts under {shape.kind}: our plugin reads the likeliest ones alone"
+
+
 def write(policy: Policy, serving: Serving) -> Export:
     """Flags of `vllm serve`, and the plugin's file where rules decide or rounds are logged."""
     shape, trace = policy.shape, serving.trace
@@ -87,6 +98,14 @@ def write(policy: Policy, serving: Serving) -> Export:
                 fix="export a chain, e.g. chain:num_draft_tokens=8 with --dense",
             )
         return Export(notes=("vLLM decodes plainly without --speculative-config.",))
+    samples = isinstance(policy.acceptance, Ratio)
+    if trace is not None and samples:
+        raise EngineError(
+            "--trace",
+            expected="drafts of the likeliest tokens, which alone our plugin can log",
+            found=f"{policy.name}, whose drafts are drawn",
+            fix="leave --trace out, or export the shape alone",
+        )
     drafter = serving.drafter_for("vLLM")
     own, most = build_shape(shape).max_depth, serving.max_draft_tokens or 0
     is_fixed = isinstance(as_chain(policy).shape, Chain | ChainSchedule)
@@ -110,6 +129,7 @@ def write(policy: Policy, serving: Serving) -> Export:
         **drafter.model_dump(),
         "num_speculative_tokens": max(own, most),
         "num_speculative_tokens_per_batch_size": triples,
+        "draft_sample_method": "probabilistic" if samples else None,
     }
     config = made(VllmConfig, fields, "vLLM's --speculative-config")
     flags, files = ["--speculative-config", as_json(config)], {CONFIG_FILE: as_json(config) + "\n"}
@@ -158,10 +178,12 @@ def read(flags: Sequence[str], files: Mapping[str, str]) -> Policy:
         return Policy(shape=RootOnly())
     config = parsed(VllmConfig, text, "vLLM's --speculative-config")
     triples = config.num_speculative_tokens_per_batch_size
-    if triples is None:
-        return Policy(shape=Chain(num_draft_tokens=config.num_speculative_tokens))
-    starts, _, lengths = zip(*sorted(triples), strict=True)
-    return Policy(shape=ChainSchedule(from_batch=starts, num_draft_tokens=lengths))
+    shape: Shape = Chain(num_draft_tokens=config.num_speculative_tokens)
+    if triples is not None:
+        starts, _, lengths = zip(*sorted(triples), strict=True)
+        shape = ChainSchedule(from_batch=starts, num_draft_tokens=lengths)
+    samples = config.draft_sample_method == "probabilistic"
+    return Policy(shape=shape, acceptance=Ratio() if samples else Strict())
 
 
 VLLM = Engine(
@@ -173,6 +195,7 @@ VLLM = Engine(
     files=(CONFIG_FILE, FILE_NAME),
     budgets=("per_request", "survival", "marginal"),
     loss=loss,
+    draws=draws,
     nearest=lambda shape, mean: as_chain(Policy(shape=shape)).shape,
     write=write,
     read=read,

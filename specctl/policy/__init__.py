@@ -39,6 +39,7 @@ from specctl.policy.families import (
 from specctl.policy.hetero import EntropyBins
 from specctl.policy.mars import Mars
 from specctl.policy.pruning import JointThreshold
+from specctl.policy.ratio import Ratio
 from specctl.policy.rules import ShapeRule
 from specctl.policy.scorers import AcceptanceTable, FfnScorer, Scorer, TreesScorer
 from specctl.policy.static import (
@@ -72,6 +73,7 @@ __all__ = [
     "OptTree",
     "PerRequest",
     "Policy",
+    "Ratio",
     "RootOnly",
     "ScoredTree",
     "Scorer",

@@ -255,9 +255,12 @@ def entropy_stop_shape(record: EntropyStop, device: torch.device) -> EntropyStop
 ADASD_STOP = Family(
     record=EntropyStop,
     rule=entropy_stop_shape,
-    words={"adasd_stop": {}},
+    # The threshold is the mean entropy of rejected tokens, from the first one on (section 4.3).
+    words={"adasd_stop": {}, "adasd-paper": {"between": "rejected", "min_samples": 1}},
     fitted_grid=grid(window=WINDOWS),
     chain=lambda record: record.model_copy(update={"top_k": 1, "num_tokens": None}),
+    # The entropy that a token is drawn with is known before the token is.
+    withholds=lambda record: "drafts trees" if record.top_k > 1 else None,
 )
 
 
@@ -313,6 +316,7 @@ class JensenShannonRule:
     device: torch.device
     lossless = False
     needs_draft_law = True
+    samples_drafts = False
     memory_size = MEMORY_SIZE + 2
 
     def __post_init__(self) -> None:
@@ -407,4 +411,8 @@ def relaxable(given: Verification, matched: Tensor, denied: Tensor) -> Tensor:
     return likeliest & ~of_parent(has_child(tree, matched), tree) & ~forbidden
 
 
-ADASD_ACCEPT = Family(record=JensenShannon, rule=jensen_shannon_rule, words={"adasd_accept": {}})
+ADASD_ACCEPT = Family(
+    record=JensenShannon,
+    rule=jensen_shannon_rule,
+    words={"adasd_accept": {}, "adasd-accept-paper": {"min_samples": 1}},
+)

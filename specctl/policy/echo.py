@@ -22,6 +22,7 @@ from specctl.policy.rules import (
     Level,
     Plan,
     RoundStart,
+    best_nodes,
     best_of_level,
     rank_order,
     rows_below,
@@ -48,6 +49,8 @@ class SparseGates(Shape):
         gate_levels: levels with a gate, 1-based (the paper's d = 0 is level 1).
         thresholds: joint probability of the level's best node below which its gate closes.
         num_tokens: nodes submitted, root counted; levels are filled from the root on.
+        rerank: submit the likeliest of all drafted nodes instead, as EAGLE-2 does: the paper's
+            tree of one request is EAGLE-3's own (section C.4), ended by the gates.
     """
 
     learned: ClassVar = ("thresholds",)
@@ -59,6 +62,7 @@ class SparseGates(Shape):
     gate_levels: tuple[Depth, ...] = Field(min_length=1)
     thresholds: tuple[Annotated[Probability, AfterValidator(ceil_float32)], ...]
     num_tokens: NumTokens = 48
+    rerank: bool = False
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -71,11 +75,15 @@ class SparseGates(Shape):
     @property
     def reached_depth(self) -> int:
         """Levels that `num_tokens` leaves room for."""
+        if self.rerank:
+            return self.depth
         return min(self.depth, math.ceil((self.num_tokens - 1) / self.width))
 
     @property
     def most_tokens(self) -> int:
         """Nodes of a row whose last gate closes at the deepest level, root counted."""
+        if self.rerank:
+            return 1 + self.max_width + (self.depth - 1) * self.width * self.max_width
         return 1 + (self.reached_depth - 1) * self.width + self.max_width
 
 
@@ -103,11 +111,13 @@ class SparseGatesShape(BaseShape):
     Attributes:
         gates: log-probability of a level's likeliest node below which its gate closes, by level.
         closes: decides by them.
+        rerank: submits the likeliest nodes of all levels.
     """
 
     max_width: int
     gates: dict[int, float]
     closes: Closes
+    rerank: bool = False
 
     def begin(self, start: RoundStart) -> Plan:
         plan = super().begin(start)
@@ -119,6 +129,8 @@ class SparseGatesShape(BaseShape):
         return rows_below(plan, level, best[:, : self.width])
 
     def select(self, plan: Plan, pool: DraftPool) -> Tensor:
+        if self.rerank:
+            return best_nodes(pool, self.max_tokens)
         plan = cast(GatedPlan, plan)
         if plan.num_seen < pool.joint_logp.shape[1]:  # `grow` is not called after the last level
             self._decide(plan, Level(len(plan.kept) + 1, pool, plan.num_seen))
@@ -164,6 +176,7 @@ def sparse_gates_shape(record: SparseGates, device: torch.device) -> SparseGates
         max_width=record.max_width,
         gates=gates,
         closes=lambda confidence, level: gate_closes(confidence, gates[level]),
+        rerank=record.rerank,
     )
 
 
@@ -190,10 +203,29 @@ def log_threshold(prob: float) -> float:
     return floor_float32(math.log(prob)) if prob > 0 else -math.inf
 
 
+PAPER = {
+    "depth": 8,
+    "width": 10,
+    "max_width": 10,
+    "num_tokens": 60,
+    "rerank": True,
+    "gate_levels": (1, 4, 6),
+    "thresholds": (0.2, 0.35, 0.5),
+}
+"""One request at a time (section C.4), with the gates that it states for LLaMA-3.1-8B: its depths
+0, 3 and 5. Another pair has its own: `specctl fit echo`."""
+BETWEEN = (0.2, 0.25, 0.3, 0.35, 0.425, 0.5, 0.5, 0.5)
+"""Bars of a gate at every level, drawn straight between the three: the paper prints none."""
 ECHO = Family(
     record=SparseGates,
     rule=sparse_gates_shape,
-    words={"echo": {}},
+    words={
+        "echo": {},
+        "echo-paper": PAPER,
+        "echo-batch-paper": PAPER | {"width": 3, "rerank": False},
+        "echo-fixed": PAPER | {"thresholds": (0.35,) * 3},
+        "echo-dense": PAPER | {"gate_levels": tuple(range(1, 9)), "thresholds": BETWEEN},
+    },
     fitted_grid=grid(depth="3 4 6 8", width="1 2 3 4", num_tokens="8 16 32 48"),
     shared_fitted_grid=grid(width="1 2 3", depth="4"),
     chain=lambda record: record.model_copy(update={"width": 1, "max_width": 1}),

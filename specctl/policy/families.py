@@ -20,12 +20,14 @@ from specctl.policy import (
     hetero,
     mars,
     pruning,
+    ratio,
     static,
     stops,
     verification,
 )
 from specctl.policy.budgets import CostedBudget, PerRequest, StepCost
 from specctl.policy.family import Family
+from specctl.policy.ratio import Ratio
 from specctl.policy.rules import BudgetRule, ShapeRule
 from specctl.policy.static import RootOnly
 from specctl.policy.verification import AcceptanceRule, Strict
@@ -47,7 +49,7 @@ SHAPES = (
     echo.ECHO,
 )
 BUDGETS = (budgets.PER_REQUEST, budgets.SURVIVAL, budgets.MARGINAL, echo.ECHO_BUDGET)
-ACCEPTANCES = (verification.STRICT, mars.MARS, adasd.ADASD_ACCEPT)
+ACCEPTANCES = (verification.STRICT, ratio.RATIO, mars.MARS, adasd.ADASD_ACCEPT)
 Part = Literal["shape", "budget", "acceptance"]
 PARTS: dict[Part, tuple[Family, ...]] = {
     "shape": SHAPES,
@@ -91,13 +93,20 @@ class Policy(Record):
         plain = isinstance(self.shape, RootOnly)
         shares = not isinstance(self.budget, PerRequest)
         require(not (plain and shares), "ar drafts nothing that a budget could share")
-        require(not plain or self.lossless, "ar drafts nothing that could be accepted or refused")
+        strict = isinstance(self.acceptance, Strict)
+        require(not plain or strict, "ar drafts nothing that could be accepted or refused")
+        if isinstance(self.acceptance, Ratio):
+            fault = family_of(self.shape).withholds(self.shape)
+            rule = "ratio needs a chain with a predictable stop, but"
+            require(fault is None, f"{rule} {self.shape.kind} {fault}")
+            sort = self.budget.kind
+            require(not shares, f"{rule} budget {sort} withholds tokens for their probability")
         return self
 
     @property
     def lossless(self) -> bool:
         """Whether the emitted text follows the target's own distribution, whatever the shape."""
-        return isinstance(self.acceptance, Strict)
+        return isinstance(self.acceptance, Strict | Ratio)
 
     @property
     def name(self) -> str:

@@ -100,6 +100,8 @@ class Family:
         places: where a setting of the fitted grid stands in the record, if not at the top.
         chain: of a shape that may grow wider: the record whose rule grows and cuts the drafter's
             likeliest path alone, as engines do that draft chains; None where that is the record.
+        withholds: of a record: why drafts may not be drawn from the drafter, as a clause: its rule
+            may keep a drafted token from verification for what it is; None if it never does.
         is_static: nothing is learned, and no draft is looked at to decide.
         is_deep: records demand more nodes than levels.
     """
@@ -113,6 +115,7 @@ class Family:
     shared_fitted_grid: Grid = field(default_factory=dict)
     places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     chain: Callable[[Any], Record] | None = None
+    withholds: Callable[[Any], str | None] = lambda record: "drafts trees or prunes tokens"
     is_static: bool = False
     is_deep: bool = False
 

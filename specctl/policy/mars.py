@@ -90,6 +90,7 @@ class MarsRule:
     lossless = False
     memory_size = 0
     needs_draft_law = False
+    samples_drafts = False
 
     def judge(self, given: Verification) -> Judgement:
         if self.record.mode == "alg1" and not bool(given.greedy.all()):
@@ -211,4 +212,8 @@ def top_two(logits: Tensor, target_ids: Tensor, greedy: Tensor) -> TopTwo:
     return TopTwo(first, second, values[..., 0].float(), values[..., 1].float())
 
 
-MARS = Family(record=Mars, rule=mars_acceptance, words={"mars": {}})
+MARS = Family(
+    record=Mars,
+    rule=mars_acceptance,
+    words={"mars": {}, "mars-paper": {"mode": "alg1"}, "mars-released": {"mode": "code_v1"}},
+)

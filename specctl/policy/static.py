@@ -142,6 +142,7 @@ CHAIN = Family(
     record=Chain,
     rule=static_shape,
     words={"chain": {}},
+    withholds=lambda record: None,
     grids={"chain": grid(num_draft_tokens=LEVELS)},
     shared_grid=grid(num_draft_tokens="2 3 4 6 8 11"),
     is_static=True,
@@ -150,6 +151,7 @@ SCHEDULE = Family(
     record=ChainSchedule,
     rule=scheduled_shape,
     words={"schedule": {}},
+    withholds=lambda record: None,
     grids={
         "schedule": grid(
             from_batch="1/2 1/3 1/5 1/9",
@@ -160,7 +162,8 @@ SCHEDULE = Family(
 EAGLE2 = Family(
     record=StaticTree,
     rule=static_shape,
-    words={"eagle2": {}},
+    # EAGLE-3's own tree, as ECHO (section C.4) runs it.
+    words={"eagle2": {}, "eagle3-paper": {"depth": 8, "top_k": 10, "num_tokens": 60}},
     grids={"eagle2": grid(depth=LEVELS, top_k="2 4 8 10", num_tokens="3 4 6 8 12 16 24 32 48 64")},
     shared_grid=grid(depth="3 5 8", top_k="4 8", num_tokens="8 16 32 64"),
     chain=lambda record: Chain(num_draft_tokens=record.depth),

@@ -121,6 +121,17 @@ def uncertainty(record: SignalStop) -> Uncertain:
     return tests[record.signal]
 
 
+def withholds(record: SignalStop) -> str | None:
+    """Why a record's stop is not predictable; see `Family.withholds`.
+
+    A stop behind the token is: it decides about the tokens that follow. So is one before it on the
+    entropy of the distribution that it will be drawn from.
+    """
+    if record.keep_last or _READ[record.signal] == "parent_entropy":
+        return None
+    return f"withholds a drafted token for its own {record.signal} (keep_last=true submits it)"
+
+
 ROOTS = "0.3 0.5 0.7 0.9 1.1 1.3 1.6 2.0"
 BY_SIGNAL = {
     "confidence": PROBS,
@@ -132,6 +143,7 @@ BY_SIGNAL = {
 STOP = Family(
     record=SignalStop,
     rule=signal_stop_shape,
+    withholds=withholds,
     words={
         "stop": {},
         "confidence": {"signal": "confidence", "threshold": 0.4},

@@ -97,11 +97,13 @@ class AcceptanceRule(Protocol):
         lossless: the emitted text follows the target's own law.
         memory_size: as in `ShapeRule`.
         needs_draft_law: whether `Verification.draft_law` must be given.
+        samples_drafts: draft tokens must be draws from the drafter, not its likeliest ones.
     """
 
     lossless: bool
     memory_size: int
     needs_draft_law: bool
+    samples_drafts: bool
 
     def judge(self, given: Verification) -> Judgement:
         """Decides which nodes may follow their parents."""
@@ -153,6 +155,7 @@ class StrictAcceptance:
     lossless = True
     memory_size = 0
     needs_draft_law = False
+    samples_drafts = False
 
     def judge(self, given: Verification) -> Judgement:
         return Judgement(follows(given.tree, given.target_ids), given.target_ids)

@@ -67,6 +67,7 @@ def rounds_to_fit(
     traces: TraceSet,
     base: str | None,
     *,
+    conditional: bool = False,
     num_threads: int = 1,
     on_positions: OnPositions | None = None,
 ) -> FitRounds:
@@ -75,6 +76,7 @@ def rounds_to_fit(
     Args:
         base: static tree to draft at every position, e.g. `eagle2:depth=6`; dense traces only.
             None: that of the traces, else eagle2's, as deep and wide as they hold.
+        conditional: sum Φ along the path whose last token is the likeliest by itself.
 
     Raises:
         UsageError: a base for live traces, one that is not a static tree, or one that they lack.
@@ -87,6 +89,13 @@ def rounds_to_fit(
                 "--base",
                 expected="dense traces, which any base tree can be replayed on",
                 found="live ones, drafted with the tree that they were collected with",
+                fix="leave it out, or collect with --dense",
+            )
+        if conditional:
+            raise UsageError(
+                "--path conditional",
+                expected="dense traces, of which Φ is computed",
+                found="live ones, whose Φ was summed along the likeliest path",
                 fix="leave it out, or collect with --dense",
             )
         return FitRounds(traces.scan("rounds"), traces.header.policy)
@@ -112,7 +121,7 @@ def rounds_to_fit(
         )
 
     def columns(draft: LoggedDraft) -> dict[str, Tensor]:
-        return {"phi": phi(draft.pool), "tcr": draft.terminal_rank.int()}
+        return {"phi": phi(draft.pool, conditional=conditional), "tcr": draft.terminal_rank.int()}
 
     found = position_rows(
         log,

@@ -207,7 +207,7 @@ def replay_import(
             "--definition",
             expected="--cost-model, whose times it weighs",
             found="none",
-            fix="write the published rates as a linear form (docs/cost-model.md)",
+            fix="give the clock of its simulator: --cost-model h100-llama-3.1-8b-eagle",
         )
     rounds: dict[str, Rounds] = {}
     runs: dict[str, Simulation] = {}

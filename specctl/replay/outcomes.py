@@ -27,6 +27,7 @@ from specctl.policy import (
     JointThreshold,
     PerRequest,
     Policy,
+    Ratio,
     RootOnly,
     ScoredTree,
     Shape,
@@ -124,6 +125,14 @@ class Outcomes:
 
 def check_replayable(policy: Policy) -> None:
     """Refuses what a log of the target's own text cannot tell."""
+    if isinstance(policy.acceptance, Ratio):
+        raise UsageError(
+            f"replay of {policy.name}",
+            expected="a policy whose text is the logged one, whatever it drafts",
+            found="drafts that are drawn: its text depends on them, and the log holds no "
+            "distributions to draw them from",
+            fix="compare it live, on the same prompts: specctl run --compare",
+        )
     if not isinstance(policy.acceptance, Strict):
         raise UsageError(
             f"replay of {policy.name}",

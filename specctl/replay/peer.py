@@ -48,9 +48,11 @@ def peer_figures(
         seed: of the resamples of requests.
     """
     chosen = drawn(runs[baseline].positions.num_requests)
-    rates = {
-        label: tokens_per_s(run, model, batch_size)[chosen, None] for label, run in runs.items()
-    }
+
+    def rates_of(size: int) -> dict[str, Floats]:
+        return {label: tokens_per_s(run, model, size)[chosen, None] for label, run in runs.items()}
+
+    rates, alone = rates_of(batch_size), rates_of(1)
     resamples = Resamples.draw(len(rates[baseline]), seed=seed)
     mean = 1 / len(rates[baseline])
     return tuple(
@@ -58,6 +60,7 @@ def peer_figures(
             policy=label,
             tokens_per_s=resamples.interval(rate * mean, RATE),
             speed_up=resamples.ratio(rate, rates[baseline], RATE),
+            speed_up_alone=resamples.ratio(alone[label], alone[baseline], RATE),
         )
         for label, rate in rates.items()
     )

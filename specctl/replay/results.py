@@ -60,11 +60,15 @@ class ImportBatchScores(ImportFacts):
 
 
 class PeerFigures(ResultRecord):
-    """A policy by SpecDecode-Bench's definition, see `replay.peer`; intervals are over requests."""
+    """A policy by SpecDecode-Bench's definition, see `replay.peer`; intervals are over requests.
+
+    `speed_up` is that of the batch, `speed_up_alone` that of one request at a time.
+    """
 
     policy: str
     tokens_per_s: Interval
     speed_up: Interval
+    speed_up_alone: Interval
 
 
 class PeerScores(ImportFacts):
@@ -408,6 +412,8 @@ def peer_result(scores: PeerScores, caption: Caption) -> Result:
         "tokens/s": lambda f: f.tokens_per_s.text(".0f"),
         "speed-up": lambda f: f.speed_up.text(".2f"),
     }
+    if scores.batch_size > 1:
+        columns["at batch 1"] = lambda f: f.speed_up_alone.text(".2f")
     gains: dict[str, Interval | float] = {f.policy: f.speed_up for f in scores.policies}
     lines = [
         *speeds(scores, scores.baseline, gains),

@@ -261,7 +261,7 @@ def require_cost_model(path: Path | None, traces: TraceSet, warn: Warn, expected
             "--cost-model",
             expected=expected,
             found="none",
-            fix="measure them with `specctl profile`, or write a linear form by hand",
+            fix="measure them with `specctl profile`, or name a clock (docs/cost-model.md)",
         )
     return model
 

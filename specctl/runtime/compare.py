@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from specctl.policy import RootOnly
+from specctl.policy import Ratio, RootOnly
 from specctl.runtime.api import Decoder
 from specctl.runtime.capture import GraphCounters
 from specctl.runtime.config import Decisions
@@ -52,7 +52,8 @@ class RunResult:
 
     Attributes:
         conversations: in prompt order.
-        divergences: against `ar`; None when `ar` was not part of the comparison.
+        divergences: against `ar`; None when `ar` was not part of the comparison, or drafts were
+            drawn.
         graphs: what became of the rounds' graphs, the warm-up's among them.
     """
 
@@ -134,7 +135,17 @@ def checked_against_plain(runs: list[RunResult], pair: Pair) -> list[RunResult]:
     plain = next((run for run in runs if isinstance(run.named.policy.shape, RootOnly)), None)
     if plain is None:
         return runs
-    return [replace(run, divergences=_against(plain, run, pair)) for run in runs]
+    return [
+        run if _has_own_text(run) else replace(run, divergences=_against(plain, run, pair))
+        for run in runs
+    ]
+
+
+def _has_own_text(run: RunResult) -> bool:
+    """Whether drafts were drawn: the text then follows plain decoding's distribution alone."""
+    done = (one for conversation in run.conversations for one in conversation.completions)
+    drawn = isinstance(run.named.policy.acceptance, Ratio)
+    return drawn and not all(one.request.sampling.greedy for one in done)
 
 
 def _against(reference: RunResult, run: RunResult, pair: Pair) -> list[Divergence]:

@@ -61,6 +61,7 @@ class DecodeLoop:
     Attributes:
         graph_counters: what became of the rounds' graphs. setting: what its rounds share.
         new_watch: makes each round's stopwatch; a profile puts its own there.
+        now: seconds of the host, in place of wall time; a profile may put its own there.
 
     Raises:
         UsageError: a policy that this version or this pair cannot run.
@@ -105,7 +106,8 @@ class DecodeLoop:
             observed=observer is not None,
         )
         self.round = self._guarded(lambda: self._allocate(rules))
-        self.new_watch: Callable[[], Stopwatch] = lambda: Stopwatch(target.device)
+        self.now: Callable[[], float] | None = None
+        self.new_watch: Callable[[], Stopwatch] = lambda: Stopwatch(target.device, self.now)
         self._active: list[Active] = []
         self._waiting: deque[Request] = deque()
         self._finished: list[Completion] = []
@@ -253,7 +255,7 @@ class DecodeLoop:
 
     def _admit(self, request: Request) -> list[int]:
         """Reads the prompt into the next slot; the first token."""
-        watch, slot = Stopwatch(), len(self._active)
+        watch, slot = Stopwatch(now=self.now), len(self._active)
         prompt = torch.tensor([request.prompt_ids], device=self.target.device)
         result = self.target.extend(slot, 0, prompt)
         root = self.round.first_token(result.logits, request.sampling)

@@ -246,6 +246,9 @@ class DrafterSource:
     Args:
         stable: `[B]` int64, entries of each slot that the drafter has read. longest: their largest.
         keep_logits: keep what the drafter said at every node, for `parent_logits`.
+        draw: draws a chain's next tokens instead of taking the likeliest: from logits `[B, Vd]` and
+            the level, 1 for the root's children, to these after the processors, which are kept in
+            their place, and draft ids `[B]`.
     """
 
     def __init__(
@@ -256,9 +259,10 @@ class DrafterSource:
         tables: PassTables,
         *,
         keep_logits: bool = False,
+        draw: Callable[[Tensor, int], tuple[Tensor, Tensor]] | None = None,
     ) -> None:
         self.drafter, self.stable, self.longest = drafter, stable, longest
-        self.tables, self.keep_logits = tables, keep_logits
+        self.tables, self.keep_logits, self._draw = tables, keep_logits, draw
         self._depth = self._behind = 0
         self._seen: Tensor | None = None  # all that is behind, as long as the tree is a chain
         self._kept: list[Tensor] = []
@@ -274,12 +278,21 @@ class DrafterSource:
                 parent = (frontier.index - pool.level_start) // top_k
             token_ids = pool.token_ids.gather(1, frontier.index)
             logits = self.drafter.level(self._nodes(token_ids, parent), parent)
+        children = children_of(logits, top_k, self.drafter.to_target_ids)
+        if self._draw is not None:
+            drawn_from, ids = self._draw(logits[:, 0], self._depth + 1)
+            own = logits.float().log_softmax(-1).gather(-1, ids[:, None, None])
+            target_ids = self.drafter.to_target_ids(ids)[:, None, None]
+            children, logits = (
+                children._replace(token_ids=target_ids, logp=own),
+                drawn_from[:, None],
+            )
         if self.keep_logits:
             before = sum(kept.shape[1] for kept in self._kept)
             columns = torch.arange(logits.shape[1], device=logits.device) + before
             self._kept.append(logits)
             self._slot_column.append(columns.repeat_interleave(top_k))
-        return children_of(logits, top_k, self.drafter.to_target_ids)
+        return children
 
     def parent_logits(self, slots: Tensor) -> Tensor:
         """The drafter's logits from which pool slots were drawn: `[B, N, Vd]` of slots `[B, N]`.

@@ -168,6 +168,8 @@ def table_of(shape: Shape) -> Table | None:
             conditional=shape.path == "conditional",
         )
     if isinstance(shape, SparseGates):
+        if shape.rerank:
+            return None  # the kernel's gates come with levels that are filled in order
         bars = map(log_threshold, shape.thresholds)
         return GateTable(dict(zip(shape.gate_levels, bars, strict=True)), shape.reached_depth)
     if not isinstance(shape, JointThreshold | ScoredTree) or shape.min_level_prob:

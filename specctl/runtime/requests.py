@@ -125,9 +125,13 @@ class Stopwatch:
 
     Args:
         device: whose work is timed; None times the host.
+        now: seconds of the host, in place of wall time.
     """
 
-    def __init__(self, device: torch.device | None = None) -> None:
+    def __init__(
+        self, device: torch.device | None = None, now: Callable[[], float] | None = None
+    ) -> None:
+        self._now = now or time.perf_counter
         self._on_cuda = device is not None and device.type == "cuda"
         self._phases: list[str] = []
         self._marks: list[Any] = []
@@ -156,7 +160,7 @@ class Stopwatch:
 
     def _mark(self) -> None:
         if not self._on_cuda:
-            self._marks.append(time.perf_counter())
+            self._marks.append(self._now())
             return
         import torch
 

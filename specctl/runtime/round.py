@@ -28,6 +28,7 @@ from specctl.policy import Chain, PerRequest, Policy, RootOnly, StaticTree
 from specctl.policy.budgets import CostedRule
 from specctl.policy.echo import ElasticRule
 from specctl.policy.growing import grow_tree, new_pool
+from specctl.policy.ratio import DRAFT_STREAM
 from specctl.policy.rules import BudgetRule, Plan, RoundStart, ShapeRule
 from specctl.policy.verification import AcceptanceRule, DraftLaw
 from specctl.runtime.attention import PassTables
@@ -324,6 +325,8 @@ class Round:
             return f"{setting.decisions} decides"
         if setting.is_timed:
             return "a deadline is kept on the host"
+        if self.rules.acceptance.samples_drafts:
+            return "draft tokens are drawn from the drafter"
         if self.rules.acceptance.needs_draft_law:
             return "the acceptance wants the drafter's distribution"
         return not_by_kernels(self.policy.shape, self.rules.shape)
@@ -385,12 +388,17 @@ class Round:
                 self._longest(1),
                 self.tables,
                 keep_logits=rules.acceptance.needs_draft_law,
+                draw=partial(self._draw_drafts, rows) if rules.acceptance.samples_drafts else None,
             )
             view = grow_tree(shape, plan, source, rows.root_ids, watch, recent)
             submitted = trim(rules.budget.share(plan, view, shape.select(plan, view)))
             watch.lap("policy")
+            fault = getattr(shape, "fault", None)
+            if fault is not None and rules.fallback is not None:
+                self.setting.faults.note(fault)
+                rules = rules.fallback  # the round counts as one of its
             if source.keep_logits:
-                distribution = self._draft_distribution(source, submitted)
+                distribution = self._draft_distribution(rules, source, submitted)
         tree = view.tree
         pool = Pool(
             tree.token_ids,
@@ -417,12 +425,28 @@ class Round:
         submitted, faulty = buffers.submitted[:bucket], buffers.faulty[:bucket]
         return Draft(buffers.rows(bucket), submitted, faulty, rules, known)
 
-    def _draft_distribution(self, source: DrafterSource, submitted: Tensor) -> DraftLaw:
-        """The drafter's distribution where each submitted node was drawn, after the processors."""
+    def _draw_drafts(self, rows: Rows, logits: Tensor, level: int) -> tuple[Tensor, Tensor]:
+        """See `DrafterSource`; greedy requests take the likeliest token."""
+        row, positions = self.tables.rows(len(logits), 1), rows.positions + level - 1
+        processed, best = self.state.samplings.process(logits, row), logits.argmax(-1)
+        draw = partial(gumbel_draw, stream=DRAFT_STREAM)
+        return processed, self.state.samplings.draw(processed, best, row, positions, draw)
+
+    def _draft_distribution(
+        self, rules: Runnable, source: DrafterSource, submitted: Tensor
+    ) -> DraftLaw:
+        """The drafter's distribution where each submitted node was drawn, after the processors.
+
+        Raises:
+            ModelError: it is none, and drafts were drawn from it.
+        """
         drafter, num_rows = source.drafter, len(submitted)
-        logits = source.parent_logits(submitted).float()
-        row = self.tables.rows(num_rows, submitted.shape[1])
-        processed = self.state.samplings.process(logits.flatten(0, 1), row).view_as(logits)
+        processed = logits = source.parent_logits(submitted).float()
+        if rules.acceptance.samples_drafts:
+            check_finite(logits.amax(-1), "drafter")
+        else:
+            row = self.tables.rows(num_rows, submitted.shape[1])
+            processed = self.state.samplings.process(logits.flatten(0, 1), row).view_as(logits)
         vocabulary = torch.arange(drafter.vocab_size, device=submitted.device)
         return DraftLaw(processed, drafter.to_target_ids(vocabulary))
 
@@ -525,7 +549,7 @@ def trim(submitted: Tensor) -> Tensor:
     return submitted[:, : int((submitted >= 0).sum(1).max())]
 
 
-def check_finite(best: Tensor) -> None:
+def check_finite(best: Tensor, whose: str = "target") -> None:
     """Refuses logits from which no token may be drawn, given each row's largest.
 
     NaN and +inf show in the maximum; a row of nothing but -inf does too.
@@ -534,12 +558,12 @@ def check_finite(best: Tensor) -> None:
         ModelError: there are such.
     """
     if not bool(torch.isfinite(best).all()):
-        raise _logits_not_finite()
+        raise _logits_not_finite(whose)
 
 
-def _logits_not_finite() -> ModelError:
+def _logits_not_finite(whose: str = "target") -> ModelError:
     return ModelError(
-        "target logits",
+        f"{whose} logits",
         expected="finite values",
         found="NaN or infinity",
         fix="load the model in a wider dtype (--dtype float32)",

@@ -2,7 +2,8 @@
 
 A policy's faults end at its border: the round goes on by a static plan, and is counted. Nothing has
 been drawn from the target when a shape or a budget decides, so whichever nodes are submitted
-instead, the text is the same; only the round is not the policy's.
+instead, the text is the same; only the round is not the policy's. Drafts that were drawn from the
+drafter are the exception: they are verified as far as they came.
 """
 
 from __future__ import annotations
@@ -28,7 +29,15 @@ from specctl.policy import (
     build_shape,
     policy_digest,
 )
-from specctl.policy.rules import BudgetRule, Frontier, Level, Plan, RoundStart, ShapeRule
+from specctl.policy.rules import (
+    BudgetRule,
+    Frontier,
+    Level,
+    Plan,
+    RoundStart,
+    ShapeRule,
+    best_nodes,
+)
 from specctl.policy.verification import AcceptanceRule, Outcome
 from specctl.runtime.config import Decisions
 from specctl.runtime.drafter import Drafter
@@ -165,7 +174,10 @@ class GuardedShape:
     Attributes:
         deadline_us: wall time that the policy's decisions of one round may take together; None for
             any.
+        fault: the round's failure that ended its draft; None for none.
     """
+
+    fault: PolicyFault | None = None
 
     def __init__(self, rule: ShapeRule, deadline_us: float | None) -> None:
         self.rule, self.deadline_us, self.spent_us = rule, deadline_us, 0.0
@@ -208,6 +220,32 @@ class GuardedShape:
         return self.call(self.rule.observe, memory, outcome)
 
 
+class GuardedDraws(GuardedShape):
+    """The same of drafts that were drawn, which must be verified whatever fails then: a second
+    draft in their place would keep those from the target that a failure followed. The round submits
+    what was drawn so far; only one that fails before it draws is a static plan's."""
+
+    def begin(self, start: RoundStart) -> Plan:
+        self.fault = None
+        return super().begin(start)
+
+    def grow(self, plan: Plan, level: Level) -> Frontier:
+        try:
+            return super().grow(plan, level)
+        except PolicyFault as fault:
+            self.fault = fault
+            last = torch.zeros_like(level.pool.tree.parent[:, :1]) + level.start
+            return Frontier(last, torch.zeros_like(last, dtype=torch.bool))
+
+    def select(self, plan: Plan, pool: DraftPool) -> Tensor:
+        if self.fault is None:
+            try:
+                return super().select(plan, pool)
+            except PolicyFault as fault:
+                self.fault = fault
+        return best_nodes(pool, self.rule.max_tokens)
+
+
 @dataclass(frozen=True)
 class GuardedBudget:
     """A budget whose failures are `PolicyFault`s, within the time of its round's shape."""
@@ -228,11 +266,12 @@ def guarded(
         return rules
     device = rules.drafter.device if rules.drafter is not None else torch.device("cpu")
     fallback = runnable(static, rules.drafter, device, batch_size)
-    shape = GuardedShape(rules.shape, deadline_us)
+    drawn = rules.acceptance.samples_drafts  # whose budget shares nothing
+    shape = (GuardedDraws if drawn else GuardedShape)(rules.shape, deadline_us)
     return replace(
         rules,
         shape=shape,
-        budget=GuardedBudget(rules.budget, shape),
+        budget=rules.budget if drawn else GuardedBudget(rules.budget, shape),
         fallback=replace(fallback, acceptance=rules.acceptance),
     )
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from specctl.kernels.dispatch import runs_fused
 from specctl.kernels.sample_tokens import sample_tokens
-from specctl.noise import gumbels, noise_keys, signed_seed
+from specctl.noise import TOKEN_STREAM, gumbels, noise_keys, signed_seed
 from specctl.runtime.requests import Sampling
 
 Draw = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -100,9 +100,11 @@ class SamplingTable:
         return torch.where(self.greedy[row], best, by(processed, self.seeds[row], positions))
 
 
-def gumbel_draw(processed: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """See `Draw`; in float64, where ties do not happen."""
-    keys = noise_keys(seeds, positions)
+def gumbel_draw(
+    processed: Tensor, seeds: Tensor, positions: Tensor, stream: int = TOKEN_STREAM
+) -> Tensor:
+    """See `Draw`; in float64, where ties do not happen. The stream says what is drawn."""
+    keys = noise_keys(seeds, positions, stream)
     if runs_fused("sample_tokens", processed, keys):
         return sample_tokens(processed, keys, torch.zeros_like(keys, dtype=torch.bool))
     needed, place = keys.unique(return_inverse=True)  # noise is made once a position

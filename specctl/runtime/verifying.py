@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from specctl.features import DraftPool
 from specctl.kernels.bookkeeping import FACTS, Laid, Walked, lay_out, new_settled, settle
@@ -247,7 +248,7 @@ class Verifier:
                     seeds=samplings.seeds[:num_rows],
                     positions=rows.positions[:, None] + tree.depth,
                     memory=memory,
-                    draft_law=draft.distribution,
+                    draft_law=_as_wide(draft.distribution, tree.token_ids),
                 )
             )
             acceptance, evidence = Judged(judged.admitted), judged.evidence
@@ -334,6 +335,16 @@ class Verifier:
         features = None if self._features is None else taken(self._features)
         last = offsets[1:] - 1 if counts is not None else offsets[:-1] + settled.last[:num_rows]
         drafter.read(text, last, features)
+
+
+def _as_wide(law: DraftLaw | None, token_ids: Tensor) -> DraftLaw | None:
+    """The drafter's distributions of a captured batch `[B, N]`, whose rows and columns without a
+    draft nobody reads."""
+    if law is None or law.logits.shape[:2] == token_ids.shape:
+        return law
+    (rows, columns), (has_rows, has_columns) = token_ids.shape, law.logits.shape[:2]
+    behind = (0, 0, 0, columns - has_columns, 0, rows - has_rows)
+    return replace(law, logits=pad(law.logits, behind))
 
 
 @dataclass(frozen=True)

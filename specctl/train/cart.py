@@ -160,7 +160,7 @@ def fit_cart(rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig) -> Fit[Car
             f"values of phi and {len(np.unique(label))} of {config.label}",
             fix="collect more rounds, give fewer gammas, or use --filter all --label accepted",
         )
-    plan = config.model_dump(include={"gammas", "alpha", "index_base", "cap_tokens"})
+    plan = config.model_dump(include={"gammas", "alpha", "index_base", "cap_tokens", "path"})
     try:
         shape = EntropyBins(base=config.base, edges=tuple(edges), **plan)
     except ValidationError as error:

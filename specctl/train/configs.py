@@ -45,7 +45,7 @@ class CartConfig(Record):
     Attributes:
         base: the tree that the traces were drafted with and that the policy extends.
         min_rows: the mean of fewer says nothing.
-        gammas, alpha, index_base, cap_tokens: see `EntropyBins`.
+        gammas, alpha, index_base, cap_tokens, path: see `EntropyBins`.
     """
 
     base: StaticTree = StaticTree()
@@ -56,8 +56,15 @@ class CartConfig(Record):
     filter: Literal["fully_accepted", "all"] = option(
         "fully_accepted", "Rounds to fit to: fully_accepted (paper) or all"
     )
-    algorithm: Literal["cart", "exact"] = option(
-        "cart", "How bins are cut: cart (paper, greedy) or exact (the least-squares optimum)"
+    algorithm: Literal["cart", "printed", "exact"] = option(
+        "cart",
+        "How bins are cut: cart (greedy), printed (greedy by the paper's Eq. 2, which weighs a "
+        "side's squared error by its share once more) or exact (the least-squares optimum)",
+    )
+    path: Literal["cumulative", "conditional"] = option(
+        "cumulative",
+        "End of the path that Φ is summed along: the node of the deepest level with the highest "
+        "cumulative, or highest own (conditional, paper), probability",
     )
     max_leaf_depth: int = option(
         3, "Tree levels; 3 give 8 bins (paper)", ge=1, le=5, group="common"
@@ -307,7 +314,7 @@ class GbdtConfig(C2TConfig):
 
 
 class EchoConfig(Record):
-    """Settings for fitting ECHO's gates; depth, width, max_width, num_tokens: see `SparseGates`."""
+    """Settings for fitting ECHO's gates; the first five: see `SparseGates`."""
 
     depth: Depth = option(
         8, "Levels drafted at most", default="the traces', at most 8", group="common"
@@ -322,6 +329,9 @@ class EchoConfig(Record):
     )
     num_tokens: NumTokens = option(
         48, "Nodes a request submits at most, root counted", group="common"
+    )
+    rerank: bool = option(
+        False, "Submit the likeliest of all drafted nodes, as EAGLE-3 does (paper, batch 1)"
     )
     max_tokens: PositiveInt | None = option(
         None,
@@ -361,7 +371,7 @@ class EchoConfig(Record):
 
     def shape(self, levels: tuple[int, ...], thresholds: tuple[float, ...]) -> SparseGates:
         """The tree with gates at these levels."""
-        sizes = self.model_dump(include={"depth", "width", "max_width", "num_tokens"})
+        sizes = self.model_dump(include={"depth", "width", "max_width", "num_tokens", "rerank"})
         return SparseGates(gate_levels=levels, thresholds=thresholds, **sizes)
 
     @property

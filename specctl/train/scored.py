@@ -102,8 +102,10 @@ def judge(source: LoggedNodes, scorer: Scorer, config: ScoredConfig, split: Spli
     """
     betas = BETAS if config.beta is None else tuple(sorted({*BETAS, config.beta}))
     rule, nodes = open_rule(scorer, config), config.nodes
-    # The control has no second Top-K other than the first.
-    joint = JointThreshold(depth=nodes.depth, top_k=nodes.first_top_k, min_prob=0.0)
+    # The control has no second Top-K other than the first. It is never a policy, so that it may be
+    # larger than one (Top-K 15): a copy is not checked.
+    joint = JointThreshold(depth=nodes.depth, top_k=1, min_prob=0.0)
+    joint = joint.model_copy(update={"top_k": nodes.first_top_k})
     chosen = trace_curve(source, rule, split.train, betas=betas)
     beta = choose_beta(chosen, config)
     curve = trace_curve(source, rule, split.held_out, betas=betas)

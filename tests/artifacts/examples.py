@@ -24,6 +24,7 @@ from specctl.policy import (
     Mars,
     OptTree,
     Policy,
+    Ratio,
     RootOnly,
     ScoredTree,
     SignalStop,
@@ -93,6 +94,7 @@ CALIBRATION = Calibration(slopes=(0.9, 1 / 3), intercepts=(-0.1, 0.0))
 POLICIES = {
     "ar": Policy(shape=RootOnly()),
     "chain": Policy(shape=Chain(num_draft_tokens=5)),
+    "ratio": Policy(shape=Chain(num_draft_tokens=3), acceptance=Ratio()),
     "schedule": Policy(shape=ChainSchedule(from_batch=(1, 5), num_draft_tokens=(5, 2))),
     "eagle2": Policy(shape=StaticTree()),
     "full": Policy(shape=FullTree()),

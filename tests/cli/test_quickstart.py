@@ -105,7 +105,7 @@ def test_models_and_prompts_stand_in_the_commands(things: dict[str, str]) -> Non
     collect, profile, tune = plan["commands"]
     assert collect == f"specctl collect p.jsonl --dense -o traces {pair}"
     assert pair in profile
-    assert tune == "specctl tune traces --cost-model cost_model.json -o tuned"
+    assert tune == "specctl tune traces --family threshold --cost-model cost_model.json -o tuned"
     served = planned(things["target"], "head", "--for", "sglang", things["responses"])
     assert served["commands"][0].startswith("specctl collect r.jsonl --responses r.jsonl --dense")
     assert [command.split()[1] for command in served["before"]] == ["profile"]

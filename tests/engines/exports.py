@@ -14,6 +14,7 @@ TAILED = "schedule:from_batch=1/5:num_draft_tokens=5/2"
 AS_IT_IS = {
     "vllm": (
         *("ar", "chain", "chain:num_draft_tokens=1", SCHEDULE, TAILED),
+        *("chain+ratio", f"{TAILED}+ratio"),
         *("confidence", "svip", "adaedl:threshold=0.3", "adasd_stop:window=6"),
         *("stop:signal=survival:threshold=0.5:window=5", "stop:signal=entropy:threshold=1.5"),
         *("threshold:top_k=1", "opt_tree:top_k=1", "ddd:top_k=1"),

@@ -137,6 +137,24 @@ def test_every_policy_has_a_nearest_that_can_be_written(name: str, kind: str) ->
     engine.write(chosen, serving)
 
 
+@pytest.mark.parametrize(
+    ("engine", "words", "lost"),
+    [
+        ("vllm", "svip+ratio", "the likeliest ones alone"),
+        ("sglang", "chain+ratio", "that drafts are drawn"),
+        ("trtllm", "chain+ratio", "that drafts are drawn"),
+        ("transformers", "schedule:from_batch=1/2:num_draft_tokens=3/1+ratio", "larger batches"),
+    ],
+)
+def test_drawn_drafts_are_exported_where_the_engine_draws(
+    engine: str, words: str, lost: str
+) -> None:
+    policy = resolve_policy(words).policy
+    assert lost in "; ".join(ENGINES[engine].losses(policy))
+    drawn = exported("transformers", resolve_policy("confidence+ratio").policy)
+    assert drawn.code[-1].endswith("do_sample=True)")
+
+
 def test_the_mean_round_sizes_the_nearest_static_draft() -> None:
     sglang = ENGINES["sglang"]
     stop = resolve_policy("confidence:window=20").policy

@@ -208,10 +208,10 @@ def test_records_that_cannot_be_are_refused(
         record(**fields)
 
 
-def test_only_strict_acceptance_is_lossless() -> None:
+def test_strict_and_ratio_acceptance_alone_are_lossless() -> None:
     for family in ACCEPTANCES:
         policy = Policy(shape=Chain(), acceptance=family.record())
-        assert policy.lossless == (family.kind == "strict")
+        assert policy.lossless == (family.kind in ("strict", "ratio"))
 
 
 def test_tables_follow_the_device() -> None:

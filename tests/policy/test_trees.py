@@ -220,7 +220,7 @@ def best_first(law: Probabilities, shape: OptTree) -> set[Path]:
 def gated_by_the_book(law: Probabilities, shape: SparseGates) -> tuple[set[Path], int]:
     """Kept paths, and the level that stopped."""
     bars = dict(zip(shape.gate_levels, shape.thresholds, strict=True))
-    kept, level = [()], {(): 1.0}
+    kept, level, drafted = [()], {(): 1.0}, []
     for depth in range(1, shape.depth + 1):
         children = [
             (prob * p, (*path, token))
@@ -230,13 +230,17 @@ def gated_by_the_book(law: Probabilities, shape: SparseGates) -> tuple[set[Path]
             )[: shape.max_width]
         ]
         children.sort(key=lambda child: -child[0])
+        drafted += children
         closed = children[0][0] < bars.get(depth, 0.0)
         best = children[: shape.max_width if closed else shape.width]
         kept += [path for _, path in best]
         level = {path: prob for prob, path in best}
         if closed:
-            return set(kept[: shape.num_tokens]), depth
-    return set(kept[: shape.num_tokens]), 0
+            break
+    if shape.rerank:
+        drafted.sort(key=lambda child: -child[0])
+        kept = [(), *(path for _, path in drafted)]
+    return set(kept[: shape.num_tokens]), depth if closed else 0
 
 
 def scored_by_the_book(law: Probabilities, shape: ScoredTree) -> set[Path]:
@@ -300,6 +304,15 @@ GATED = [
     SparseGates(gate_levels=(1, 2, 3), thresholds=(0.2, 0.15, 0.1), depth=3, width=2, max_width=2),
     SparseGates(
         gate_levels=(1, 4), thresholds=(0.3, 0.1), depth=6, width=2, max_width=5, num_tokens=8
+    ),
+    SparseGates(
+        gate_levels=(1, 3),
+        thresholds=(0.25, 0.1),
+        depth=5,
+        width=4,
+        max_width=4,
+        num_tokens=14,
+        rerank=True,
     ),
 ]
 TOLD: list[tuple[Callable[..., set[Path]], Shape]] = [

@@ -20,14 +20,15 @@ import specctl.cli.judging  # registers the verb
 from specctl.errors import UsageError
 from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
 from specctl.replay.config import ProfileGrid
-from specctl.replay.cost import Steps, load_cost_model
-from specctl.replay.cost.check import StepRecorder, checked_policies, predict
+from specctl.replay.cost import Steps, check, deciding, load_cost_model
+from specctl.replay.cost.check import StepRecorder, checked_policies, predict, waited_us
 from specctl.replay.cost.model import LiveCheck
-from specctl.replay.cost.probe import RoundProbe, Samples, probed_tree
+from specctl.replay.cost.probe import RoundProbe, Samples, own_clock, probed_tree
 from specctl.replay.cost.profile import check_grid, check_lines, num_steps, profile
 from specctl.runtime.capture import GraphSettings, Recording, bucket_of, token_tiers
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair
+from specctl.runtime.requests import Stopwatch
 from tests.cli.command import passes, refuses, specctl
 from tests.replay.costs import PUBLISHED, SMALL, grid, table_model, toy
 from tests.runtime.tape import TapeCapture
@@ -116,7 +117,9 @@ def charged_pair(mode: str) -> SimpleNamespace:
 
     ticks: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(time, "perf_counter", clock)
+        for name in ("perf_counter", "thread_time"):
+            patch.setattr(time, name, clock)
+        patch.setattr(check, "SCHEDULED", Path("none"))
         requests = toy_requests(3, max_new_tokens=9)
         model = profile(
             pair, SMALL, requests=requests, graphs=graphs(), on_step=lambda: ticks.append(1)
@@ -149,9 +152,9 @@ def test_a_profile_ends_by_checking_itself(charged: SimpleNamespace) -> None:
     plain, chain, tree = charged.model.checks
     assert [plain.policy, chain.policy] == ["ar", "chain"]
     assert tree.policy == "eagle2:top_k=3:num_tokens=8"
-    for check in charged.model.checks:
-        assert check.num_tokens == 3 * 9
-        assert check.error == pytest.approx(0, abs=0.005)
+    for one in charged.model.checks:
+        assert one.num_tokens == 3 * 9
+        assert one.error == pytest.approx(0, abs=0.005)
     lines = list(check_lines(charged.model))
     assert re.fullmatch(r"check: ar: (\d+) tokens/s predicted, \1 measured \([+-]0%\)", lines[0])
     assert len(lines) == 3
@@ -164,7 +167,38 @@ def test_a_check_that_is_far_off_is_warned_of() -> None:
         checks.append(checks[0].model_copy(update={"policy": policy, "measured_us": measured_us}))
     *rows, verdict = check_lines(table_model(checks=tuple(checks)))
     assert rows[2] == "check: eagle2: 100 tokens/s predicted, 71 measured (+40%)"
-    assert verdict.startswith("The model is off by more than 10% (eagle2: +40%)")
+    assert verdict.startswith("The model is off by more than 10% (eagle2: +40%): speeds")
+    assert "quiet machine, without --quick" in verdict
+
+
+def test_a_check_says_where_other_work_was_in_the_way() -> None:
+    """Of 1.4 s the thread waited 0.42 s: without them it took 0.98 s, as predicted. Where the model
+    is off without the waiting too, it is off."""
+    waited = LiveCheck(policy="ar", num_tokens=100, predicted_us=1e6, measured_us=1.4e6, waited=0.3)
+    row, verdict = check_lines(table_model(checks=(waited,)))
+    assert row.endswith("71 measured (+40%, 30% of the time waiting)")
+    assert "other work kept the processors from it: without the waiting, by at most 2%" in verdict
+    off = waited.model_copy(update={"predicted_us": 0.7e6})
+    assert "speeds computed with it are too" in list(check_lines(table_model(checks=(off,))))[-1]
+
+
+def test_waiting_for_a_processor_is_no_time_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one thread a sleep, like other work, takes nothing off the processor's own time; on more
+    of them there is no such clock."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        watch = Stopwatch(now=own_clock(torch.device("cpu")))
+        time.sleep(0.05)
+        watch.lap("other")
+        assert watch.times().other_us < 25_000
+        torch.set_num_threads(2)
+        assert own_clock(torch.device("cpu")) is time.perf_counter
+    finally:
+        torch.set_num_threads(before)
+    assert 0 <= waited_us() <= waited_us()
+    monkeypatch.setattr(check, "SCHEDULED", Path("none"))
+    assert waited_us() == 0.0
 
 
 def test_a_target_alone_is_checked_plain() -> None:
@@ -310,7 +344,8 @@ def test_grids_beyond_the_pair_are_refused(changes: dict[str, Any], words: str) 
         check_grid(toy(), ProfileGrid(**{**vars(SMALL), **changes}))
 
 
-def test_the_verb_writes_a_model(tmp_path: Path) -> None:
+def test_the_verb_writes_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deciding, "NUM_PASSES", 1)
     path, mine = tmp_path / "cost_model.json", "threshold:depth=2:top_k=2"
     told = json.loads(passes("profile", "-o", path, *QUICK, "-p", mine, "--json").out)
     model = load_cost_model(path)

@@ -127,6 +127,8 @@ def test_speed_ups_are_those_of_the_simulator(
     for length, figures in zip(policies.values(), found["policies"], strict=True):
         theirs = 1.0 if length == 0 else Simulator(length, batch_size).speed_up(requests)
         assert figures["speed_up"]["value"] == pytest.approx(theirs, abs=error)
+        alone = 1.0 if length == 0 else Simulator(length, 1).speed_up(requests)
+        assert figures["speed_up_alone"]["value"] == pytest.approx(alone, abs=error)
         assert length == 0 or abs(theirs - 1) > 0.01, "it would pass as plain decoding"
     own = json.loads(specctl_out("replay", log, "-p", "ar,oracle", *asked[2:]))
     ratio = 1 / own["policies"][1]["pooled"]["against"]["time_us"]["value"]

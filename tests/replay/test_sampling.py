@@ -9,9 +9,11 @@ import pytest
 
 from specctl.collect.dense import collect_dense
 from specctl.collect.prompts import Prompt
+from specctl.errors import UsageError
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
-from specctl.policy import FullTree, Policy, StaticTree
+from specctl.policy import Chain, FullTree, Policy, Ratio, StaticTree
+from specctl.replay.outcomes import check_replayable
 from specctl.replay.rounds import replay
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings, converse
@@ -85,3 +87,9 @@ def test_with_other_seeds_the_law_is_the_live_one(pair: Pair, tmp_path: Path) ->
     life = counts(live(pair, prompts, seed=2).rounds, prompts)
     assert p_value(counts(replayed(log, TREE), prompts), life) > 0.001
     assert p_value(counts(replayed(log, WEAKER), prompts), life) == 0.001
+
+
+def test_drawn_drafts_are_not_replayed() -> None:
+    """No log holds the distributions that other drafts would be drawn from."""
+    with pytest.raises(UsageError, match="drafts that are drawn: its text depends on them"):
+        check_replayable(Policy(shape=Chain(), acceptance=Ratio()))

@@ -188,7 +188,7 @@ def test_a_scorer_stays_as_fitted_and_its_threshold_is_searched(scored: Path) ->
     assert (0.1, 4, 0.5) in sizes
     own = parse_families([str(scored)], (), PAIR)[0].grid
     first = {name: values[0] for name, values in own.items()}
-    assert first == {"beta": "0.4", "depth": "3", "min_level_prob": "0"}
+    assert first == {"beta": "0.4", "depth": "3", "min_level_prob": "0.0"}
 
 
 def test_values_that_are_no_numbers_are_refused(scored: Path) -> None:

@@ -30,8 +30,10 @@ from specctl.policy import (
     MarginalBudget,
     Mars,
     Policy,
+    Ratio,
     RootOnly,
     Shape,
+    SignalStop,
     StaticTree,
     StepCost,
     SurvivalBudget,
@@ -396,6 +398,15 @@ def test_rules_without_kernels_draft_between_graphs(
 
 def test_acceptance_by_torch_judges_between_graphs() -> None:
     found = same_as_ordinary(Policy(shape=TREE, acceptance=JensenShannon()), requests(3), tape())
+    assert found.loop.graph_counters.replays > found.loop.graph_counters.captures > 0
+
+
+def test_drawn_drafts_are_verified_between_graphs() -> None:
+    shape = SignalStop(signal="sqrt_entropy", threshold=1.2, window=4, keep_last=False)
+    samplings = (Sampling(1.0), Sampling(), Sampling(0.7, top_k=20))
+    policy = Policy(shape=shape, acceptance=Ratio())
+    found = same_as_ordinary(policy, requests(3, samplings), tape())
+    assert found.loop.round.kernels is None
     assert found.loop.graph_counters.replays > found.loop.graph_counters.captures > 0
 
 

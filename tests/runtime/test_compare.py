@@ -125,3 +125,12 @@ def test_the_fastest_is_named_and_where_drafting_does_not_pay(rates: dict, says:
     rows = [{"policy": name, "tokens_per_s": rate} for name, rate in rates.items()]
     lines = fastest_lines(rows)
     assert (len(lines), says in "".join(lines)) == (bool(says), True)
+
+
+def test_drawn_drafts_have_a_text_of_their_own(pair: Pair) -> None:
+    words = "ar,chain:num_draft_tokens=2,chain:num_draft_tokens=2+ratio"
+    for temperature, own in ((1.0, None), (0.0, True)):
+        runs = compared(pair, DecodeSettings(6, Sampling(temperature)), words)
+        rows = [run.summary() for run in runs]
+        assert [row["equal_to_ar"] for row in rows] == [True, True, own]
+        assert ("only the distribution is the same" in equality_line(rows)) == (own is None)

@@ -172,7 +172,7 @@ def test_a_policy_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("eagle2+marginal:tokens_per_s=5", "specctl profile"),
         ("eagle2+marginal", "expected tokens_per_s=VALUE"),
         ("eagle2+echo", "found another shape, 'echo'"),
-        ("eagle2+sorted", "expected survival, marginal, echo_budget, mars"),
+        ("eagle2+sorted", "expected survival, marginal, echo_budget, ratio, mars"),
         ("eagle2+", "found ''"),
         ("+survival:max_tokens=4", "found '+survival"),
         (
@@ -306,5 +306,7 @@ def test_the_page_states_every_setting_and_its_default(word: str) -> None:
     for name in fields.keys() - not_settings:
         assert f"`{name}" in stated, name
     for name, value in ((n, v) for n, v in fields.items() if f"`{n}=" in stated):
-        text = "/".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        parts = value if isinstance(value, tuple) else (value,)
+        words = [f"{part:.6g}" if isinstance(value, tuple) else str(part) for part in parts]
+        text = "/".join(words)
         assert f"`{name}={text.lower() if isinstance(value, bool) else text}`" in stated

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,6 +22,18 @@ from specctl.runtime.requests import Observer, Request, RoundRecord
 
 NUM_TIMED, NUM_TIMED_QUICK = 3, 2
 """Timed runs of a policy, of which the median counts."""
+
+
+SCHEDULED = Path("/proc/thread-self/schedstat")
+"""Of Linux: nanoseconds that the thread ran, that it stood ready and waited, and turns."""
+
+
+def waited_us() -> float:
+    """Time that this thread has waited for a processor until now; 0 where nobody counts it."""
+    try:
+        return float(SCHEDULED.read_text().split()[1]) / 1e3
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -134,7 +147,7 @@ def check_live(
     """
     policies = [*checked_policies(pair, grid), *policies]
 
-    def decode(policy: Policy, observer: Observer | None = None) -> float:
+    def decode(policy: Policy, observer: Observer | None = None) -> tuple[float, float]:
         loop = DecodeLoop(
             pair.target.model,
             pair.drafter,
@@ -145,13 +158,14 @@ def check_live(
             observer=observer,
             graphs=graphs,
         )
-        started = time.perf_counter()
+        started, waited = time.perf_counter(), waited_us()
         for _ in loop.run(requests):
             pass
         if pair.target.model.device.type == "cuda":
             torch.cuda.synchronize()
         on_run()
-        return 1e6 * (time.perf_counter() - started)
+        wall_us = 1e6 * (time.perf_counter() - started)
+        return wall_us, min((waited_us() - waited) / wall_us, 1.0)
 
     recorders = [StepRecorder() for _ in policies]
     for policy, recorder in zip(policies, recorders, strict=True):
@@ -160,7 +174,7 @@ def check_live(
     lengths = [len(request.prompt_ids) for request in requests]
     return tuple(
         LiveCheck(
-            policy=words_of(policy) or policy.name,
+            policy=words_of(policy) or decider_of(policy),
             num_tokens=sum(request.max_new_tokens for request in requests),
             predicted_us=predict(
                 model,
@@ -168,7 +182,8 @@ def check_live(
                 lengths,
                 drafts=not isinstance(policy.shape, RootOnly),
             ).wall_us,
-            measured_us=statistics.median(times),
+            measured_us=statistics.median(wall_us for wall_us, _ in times),
+            waited=round(statistics.median(waited for _, waited in times), 4),
         )
         for policy, recorder, times in zip(
             policies, recorders, zip(*walls, strict=True), strict=True

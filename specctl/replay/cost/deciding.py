@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from specctl.errors import UsageError
 from specctl.policy import Policy, StaticTree, build_shape
 from specctl.replay.cost.model import DeciderCost, decider_of
+from specctl.replay.cost.probe import own_clock
 from specctl.runtime.policy_spec import resolve_policies
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ def time_decider(
             observer=seen,
             graphs=graphs,
         )
+        loop.now = own_clock(loop.target.device)
         for _ in loop.run(asked):
             pass
         return seen.found

@@ -23,7 +23,7 @@ from specctl.features import needs_text
 from specctl.policy import PerRequest, ScoredTree
 from specctl.policy.budgets import Microseconds, StepCost
 from specctl.policy.families import family_of
-from specctl.policy.scorers import FfnScorer
+from specctl.policy.scorers import FfnScorer, TreesScorer
 from specctl.records import PositiveInt, Record, canonical_json, require
 
 if TYPE_CHECKING:
@@ -94,11 +94,12 @@ def decider_of(policy: Policy) -> str:
     words = [] if family_of(shape).is_static or shape.kind in UNDECIDED else [shape.kind]
     if isinstance(shape, ScoredTree):
         scorer = shape.scorer
-        size = (
-            f"{len(scorer.b1)} units"
-            if isinstance(scorer, FfnScorer)
-            else f"{len(scorer.roots)} trees"
-        )
+        if isinstance(scorer, FfnScorer):
+            size = f"{len(scorer.b1)} units"
+        elif isinstance(scorer, TreesScorer):
+            size = f"{len(scorer.roots)} trees"
+        else:
+            size = f"{len(scorer.edges) + 1} bins"
         text = ", with the text" if needs_text(scorer.features) else ""
         words = [f"c2t: {scorer.kind} of {len(scorer.features)} features, {size}{text}"]
     return "+".join([*words, *([] if isinstance(budget, PerRequest) else [budget.kind])])
@@ -455,12 +456,15 @@ class LiveCheck(Record):
 
     Attributes:
         num_tokens: emitted. predicted_us, measured_us: of the run, its prompts included.
+        waited: share of the measured time in which it stood ready and other work had the
+            processors; 0 where the system does not say.
     """
 
     policy: Name
     num_tokens: PositiveInt
     predicted_us: Microseconds
     measured_us: Microseconds
+    waited: Annotated[float, Field(ge=0, le=1)] = 0.0
 
     @property
     def error(self) -> float:

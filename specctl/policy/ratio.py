@@ -1,0 +1,128 @@
+"""Ratio verification of chains whose draft tokens were drawn from the drafter. Lossless.
+
+With q the drafter's distribution after a token and p the target's, both after temperature, top-k
+and top-p, the draft token x ~ q is accepted with probability min(1, p(x) / q(x)); the first one
+refused is replaced by a draw from the residual, max(p - q, 0) normalised; behind a chain that was
+accepted whole the target draws from p (Leviathan et al. 2023, Algorithm 1; Chen et al. 2023,
+Algorithm 2). A drawn token is accepted with probability 1 - TV(p, q), the likeliest one under
+point-mass verification with p of it: which is more depends on the pair.
+
+What it rests on is that x is a draw from q *given that it is verified*. Whether position i is
+verified may hence depend on what was drawn before position i, not on x_i itself: the stop rule must
+be predictable. A rule that drafts a token, looks at its probability and withholds it makes likely
+tokens of likely ones and emits another text. `Family.withholds` says which shapes do.
+
+All noise is of the request's seed and the output position (`specctl.noise`), in streams of its own
+for the draft token, the coin and the residual, so a text does not depend on the rest of the batch.
+It does depend on the policy, as no text of point-mass verification does: only its distribution is
+the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+from specctl.lazy import Tensor, torch
+from specctl.noise import gumbels, noise_keys, uniforms
+from specctl.policy.family import Acceptance, Family
+from specctl.policy.verification import Judgement, Outcome, Verification, follows
+
+DRAFT_STREAM, COIN_STREAM, RESIDUAL_STREAM = 201, 202, 203
+"""Streams of noise: the draft token, whether it is accepted, what replaces it."""
+
+
+class Ratio(Acceptance):
+    """Drafts are drawn from the drafter and accepted with probability min(1, p/q). Lossless."""
+
+    kind: Literal["ratio"] = "ratio"
+
+
+@dataclass(frozen=True)
+class Chances:
+    """The probabilities of a verification of chains, float64.
+
+    Attributes:
+        accept: `[B, N]`, of each draft token if the ones before it are accepted; 0 at the root and
+            in empty slots.
+        rest: `[B, N, V]`, distribution of the token emitted behind each node if its draft token is
+            refused; behind the last node of a chain the target's own.
+        draft_prob: `[B, N]`, q of each draft token; meaningless where there is none.
+    """
+
+    accept: Tensor
+    rest: Tensor
+    draft_prob: Tensor
+
+
+@dataclass(frozen=True)
+class RatioRule:
+    """Ratio verification of a batch of chains; greedy rows are strict, as the limit T = 0 is."""
+
+    lossless = True
+    memory_size = 0
+    needs_draft_law = True
+    samples_drafts = True
+
+    def judge(self, given: Verification) -> Judgement:
+        found, tree = chances(given), given.tree
+        before = given.positions[:, :-1]  # a draft token stands where its parent's successor does
+        coins = uniforms(noise_keys(given.seeds[:, None], before, COIN_STREAM), 1)[..., 0]
+        accepted = torch.zeros_like(tree.valid)
+        accepted[:, 1:] = coins < found.accept[:, 1:]
+        sampled = ~given.greedy[:, None]
+        accepted = torch.where(sampled, accepted, follows(tree, given.target_ids))
+        target_ids = given.target_ids.clone()
+        keys = noise_keys(given.seeds[:, None], before, RESIDUAL_STREAM)
+        rest = found.rest[:, :-1]
+        drawn = (rest.log() + gumbels(keys, rest.shape[-1])).argmax(-1)
+        drafted = has_draft(given)[:, 1:]
+        target_ids[:, :-1] = torch.where(sampled & drafted, drawn, target_ids[:, :-1])
+        # What follows a node is then what is emitted behind it, as in point-mass verification.
+        target_ids[:, :-1] = torch.where(accepted[:, 1:], tree.token_ids[:, 1:], target_ids[:, :-1])
+        return Judgement(accepted, target_ids, found.draft_prob.log().float())
+
+    def observe(self, memory: Tensor, outcome: Outcome) -> Tensor:
+        del outcome  # every round is judged alone
+        return memory
+
+
+def has_draft(given: Verification) -> Tensor:
+    """`[B, N]` bool: the slot holds a draft token."""
+    return given.tree.parent >= 0
+
+
+def chances(given: Verification) -> Chances:
+    """The probabilities that a verification draws by; see `Chances`.
+
+    Slot i holds the chain's i-th token: its parent is slot i - 1.
+    """
+    tree, drafter = given.tree, given.draft_law
+    assert drafter is not None
+    target = given.law.double().softmax(-1)
+    spread = torch.zeros_like(target)
+    said = drafter.logits.double().softmax(-1)
+    spread.index_add_(2, drafter.target_ids, said)  # tokens that the drafter cannot say have q = 0
+    p, q = target[:, :-1], spread[:, 1:]
+    token_ids, is_draft = tree.token_ids[:, 1:, None], has_draft(given)[:, 1:]
+    p_token, q_token = (law.gather(-1, token_ids)[..., 0] for law in (p, q))
+    accept = torch.zeros_like(target[..., 0])
+    accept[:, 1:] = torch.where(is_draft, (p_token / q_token).clamp(max=1), 0.0)
+    draft_prob = torch.ones_like(accept)
+    draft_prob[:, 1:] = q_token
+    residual = (p - q).clamp(min=0)
+    mass = residual.sum(-1, keepdim=True)
+    # No mass is left where p = q, up to rounding: then nothing is refused, up to rounding.
+    replaces = is_draft[..., None] & (mass > 0)
+    rest = target.clone()
+    rest[:, :-1] = torch.where(replaces, residual / mass.where(mass > 0, 1.0), p)
+    return Chances(accept, rest, draft_prob)
+
+
+def ratio_acceptance(record: Ratio, device: torch.device, eos_ids: Collection[int]) -> RatioRule:
+    del record, device, eos_ids
+    return RatioRule()
+
+
+RATIO = Family(record=Ratio, rule=ratio_acceptance, words={"ratio": {}})

@@ -1,0 +1,83 @@
+"""Settings of the papers, by name: those that need a fit. What needs none is a word of a policy
+(`echo-paper`, `eagle3-paper`, `adasd-paper`, `mars-paper`, ...; docs/policies.md).
+
+A preset gives a verb's options the values that its paper states; where the paper states none, the
+default stays. The pages of the systems list every departure that is left, with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A paper's settings of one fit.
+
+    Attributes:
+        verb: of `specctl fit`.
+        source: where the paper states them.
+        options: values by name of the verb's parameter, as they are written there.
+    """
+
+    verb: str
+    source: str
+    options: Mapping[str, Any]
+
+
+_ECHO = {"depth": 8, "width": 10, "max_width": 10, "num_tokens": 60, "rerank": True}
+PRESETS = {
+    "heterospec-paper": Preset(
+        "cart",
+        "HeteroSpec, arXiv:2505.13254, sections 4.1 to 4.3, Eq. 2 as printed",
+        {
+            "base": "eagle2:depth=8:top_k=10:num_tokens=60",  # "official" EAGLE-3
+            "label": "tcr",
+            "filter": "fully_accepted",
+            "algorithm": "printed",
+            "path": "conditional",
+            "max_leaf_depth": 3,
+            "gammas": "0.3,0.6,1.0",
+        },
+    ),
+    "c2t-paper": Preset(
+        "c2t",
+        "C2T, arXiv:2502.13652, sections 4.1 and 4.2, appendices B.1 to B.3 and B.6",
+        {
+            "predicts": "joint",
+            "depth": 11,
+            "first_top_k": 15,
+            "second_top_k": 15,
+            "keep_leaves": False,
+            "beta": 0.5,
+            "hidden": 48,
+            "epochs": 10,
+            "min_steps": 1,
+            "nodes_per_step": 1024,
+            "held_out": 0.05,
+        },
+    ),
+    "echo-paper": Preset("echo", "ECHO, arXiv:2604.09603, section C.4, batch 1", _ECHO),
+    "echo-dense": Preset(
+        "echo",
+        "ECHO, section 5, the ablation with a gate at every level",
+        {**_ECHO, "max_gates": 8, "delta": 0.5},
+    ),
+    "echo-batch-paper": Preset(
+        "echo",
+        "ECHO, arXiv:2604.09603, section C.4, batches above 1",
+        {"depth": 8, "width": 3, "max_width": 10, "num_tokens": 60, "rerank": False},
+    ),
+    "mars-paper": Preset(
+        "mars",
+        "MARS, arXiv:2601.15498, Algorithm 1",
+        {"mode": "alg1", "form": "ratio", "thetas": "0.9", "shape": "eagle3-paper"},
+    ),
+}
+
+
+def names_for(verb: str) -> tuple[str, ...]:
+    """Presets of a verb of `specctl fit`."""
+    return tuple(name for name, one in PRESETS.items() if one.verb == verb)
