@@ -154,7 +154,7 @@ def _upwards(token_ids: Tensor, parent: Tensor, recent: Tensor, start: int) -> T
 
 
 class Copy(NamedTuple):
-    """What followed the end of each of B texts where that end stood before.
+    """The tokens that followed the end of each of B texts where that end stood before.
 
     Of all places whose tokens agree with the last ones of the text, the longest match counts, and
     of equal ones the latest. What follows it goes on in itself where it reaches the text's end, so
