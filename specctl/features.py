@@ -222,7 +222,7 @@ class NodeView:
         return values[:, self.start :]
 
     def of_text(self, values: Tensor | None) -> Tensor:
-        """What a pool holds of the text, or the refusal of one that knows none."""
+        """The values that a pool holds of the text, or the refusal of one that knows none."""
         if values is None:
             raise UsageError(
                 "features of the text",

@@ -193,7 +193,7 @@ def device_of(model: CostModel) -> str | None:
 
 
 def clock_of(model: CostModel | None, pair: PairFingerprint | None) -> str | None:
-    """Whose times these are, and in brackets what they are not: the words that go into one line
+    """The owner of these times, and in brackets what they are not: the words that go into one line
     with every gain in time.
 
     Args:
