@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 import typer
@@ -22,7 +23,8 @@ from specctl.runtime.config import DecodingConfig
     examples="""specctl collect embedded -o traces --dense --depth 5 --children 4 --limit 24
 specctl collect prompts.jsonl -o traces --target TARGET --drafter HEAD --dense
 specctl collect prompts.jsonl -o traces --target TARGET --drafter HEAD \\
-    --dense --resume""",
+    --dense --resume
+specctl collect prompts.jsonl -o traces --target TARGET --drafter HEAD --workers 8""",
 )
 def collect(
     prompts: Annotated[str, typer.Argument(help="Prompt file, or 'embedded'.")],
@@ -73,6 +75,17 @@ def collect(
     )
     texts = None if settings.responses is None else load_responses(settings.responses, naming)
     models.check()
+    planned = [prompt for prompt in loaded if part.holds(prompt.prompt_id)]
+    if settings.workers is not None or settings.ray is not None:
+        from specctl.collect.ray_workers import Work, collect_on_ray
+
+        if texts is not None:
+            texts.check_cover(loaded)
+        treatment = tokens.token_treatment(*stored, 0)
+        work = Work(settings, models, out, os.getcwd(), treatment, named)
+        with console.progress("finished prompts", len(planned)) as tick:
+            crew = collect_on_ray(work, planned, texts, on_commit=tick, warn=console.warn)
+        return Answer(crew.to_json(), crew.parts())
 
     from specctl.collect.dense import collect_dense
     from specctl.collect.live import collect_live

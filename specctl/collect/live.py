@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -18,7 +19,7 @@ from specctl.policy import Policy
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings, converse
 from specctl.runtime.load import Pair, pair_domain
-from specctl.runtime.requests import Metrics, pooled
+from specctl.runtime.requests import Metrics, RoundRecord, pooled
 
 
 @dataclass
@@ -122,21 +123,65 @@ def collect_live(
     joins = resume or shard.count > 1
     with TraceWriter.open(out, header, resume=joins, tokens=tokens) as writer:
         summary, left = CollectSummary.begin(writer, prompts, shard)
-
-        def committed(segment: Segment) -> None:
-            summary.num_committed += len(segment.prompt_ids)
-            if on_commit is not None:
-                on_commit(segment)
-
-        with TraceRecorder(writer, RecorderConfig(when_full=when_full), committed) as recorder:
-            decoder = Decoder(pair, policy, batch_size=batch_size, observer=recorder)
-            for done in converse(decoder, left, settings):
-                recorder.finish_prompt(done.prompt.prompt_id)
-                parts = [completion.metrics for completion in done.completions]
-                summary.metrics = pooled([summary.metrics, *parts])
-                summary.num_cut += done.is_cut
-        summary.num_dropped, summary.num_dropped_rounds = recorder.losses
+        live = LiveCollection(
+            writer, pair, policy, settings, summary, batch_size, when_full, on_commit
+        )
+        with closing(live):
+            live.collect(left)
     return summary
+
+
+class LiveCollection:
+    """Decodes prompts and records their rounds, batch after batch, into a set that is open.
+
+    Raises:
+        UsageError: a policy that the pair cannot run.
+    """
+
+    def __init__(
+        self,
+        writer: TraceWriter,
+        pair: Pair,
+        policy: Policy,
+        settings: DecodeSettings,
+        summary: CollectSummary,
+        batch_size: int = 1,
+        when_full: WhenFull = "block",
+        on_commit: Callable[[Segment], None] | None = None,
+    ) -> None:
+        self.summary = summary
+        self._writer, self._settings, self._on_commit = writer, settings, on_commit
+        self._config = RecorderConfig(when_full=when_full)
+        self._decoder = Decoder(pair, policy, batch_size=batch_size, observer=self)
+        self._recorder: TraceRecorder | None = None
+
+    def collect(self, prompts: Sequence[Prompt]) -> None:
+        """Decodes them; those that are finished are durable after `close` at the latest."""
+        if self._recorder is None:
+            self._recorder = TraceRecorder(self._writer, self._config, self._committed)
+        for done in converse(self._decoder, prompts, self._settings):
+            self._recorder.finish_prompt(done.prompt.prompt_id)
+            parts = [completion.metrics for completion in done.completions]
+            self.summary.metrics = pooled([self.summary.metrics, *parts])
+            self.summary.num_cut += done.is_cut
+
+    def on_round(self, record: RoundRecord) -> None:
+        """Of the decoder."""
+        assert self._recorder is not None, "a prompt is being collected"
+        self._recorder.on_round(record)
+
+    def close(self) -> None:
+        """Publishes what is finished; more may be collected afterwards."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.close()
+            self.summary.num_dropped += recorder.losses.num_prompts
+            self.summary.num_dropped_rounds += recorder.losses.num_rounds
+
+    def _committed(self, segment: Segment) -> None:
+        self.summary.num_committed += len(segment.prompt_ids)
+        if self._on_commit is not None:
+            self._on_commit(segment)
 
 
 def header_of(

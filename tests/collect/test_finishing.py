@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,7 +17,12 @@ import pytest
 
 from specctl.collect import trace_writer as module
 from specctl.collect.dense import collection
-from specctl.collect.dense.collection import Answered, DenseSummary, FinishedPrompts
+from specctl.collect.dense.collection import (
+    Answered,
+    DenseCollection,
+    DenseSummary,
+    FinishedPrompts,
+)
 from specctl.collect.recorder import TraceRecorder
 from specctl.collect.trace_writer import TraceWriter, finishing
 from specctl.errors import OutputError, PromptError
@@ -127,9 +133,13 @@ def collect(root: Path, monkeypatch: pytest.MonkeyPatch, prompts: str) -> None:
     """A dense collection of prompts without a model."""
     monkeypatch.setattr(collection, "_draft", draft)
     summary = DenseSummary(str(root), len(prompts), 0)
+    unused: Any = (None, None, None)  # pair, drafting and settings
     texts = (Answered(prompt, (), is_cut=False, num_shortened=0) for prompt in prompts)
+    monkeypatch.setattr(collection, "generate", lambda *_: texts)
     with TraceWriter.open(root, header()) as opened:
-        collection._collect(None, texts, FinishedPrompts(opened, summary, None), summary)  # type: ignore[arg-type]
+        dense: Any = DenseCollection(opened, *unused, summary)
+        with closing(dense):
+            dense.collect(prompts)
 
 
 def committed(root: Path) -> list[str]:
@@ -145,7 +155,7 @@ class Interrupt:
 
     CODES = frozenset(
         function.__code__
-        for function in (collection._collect, FinishedPrompts.add, FinishedPrompts.commit)
+        for function in (DenseCollection.collect, FinishedPrompts.add, FinishedPrompts.commit)
     )
 
     def __init__(self, at: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from specctl.collect.responses import Response, Responses, TurnText
 from specctl.collect.tokens import KEEP, TokenTreatment
 from specctl.collect.trace_writer import FLUSH_BYTES, FLUSH_S, TraceWriter, finishing
 from specctl.logs.parquet import Tables, join_tables
-from specctl.logs.trace_files import Segment
+from specctl.logs.trace_files import Segment, TraceHeader
 from specctl.policy import FullTree, Policy, RootOnly
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import (
@@ -113,25 +114,78 @@ def collect_dense(
     drafting = DenseDrafting(pair, shape)
     if responses is not None:
         responses.check_cover(prompts)
+    header = dense_header(
+        pair, shape, settings, responses=responses, workload=workload, tokens=tokens
+    )
+    joins = resume or shard.count > 1
+    with TraceWriter.open(out, header, resume=joins, tokens=tokens) as writer:
+        summary, left = DenseSummary.begin(writer, prompts, shard)
+        dense = DenseCollection(writer, pair, drafting, settings, summary, batch_size, on_commit)
+        with closing(dense):
+            dense.collect(left, responses)
+    return summary
+
+
+def dense_header(
+    pair: Pair,
+    shape: FullTree,
+    settings: DecodeSettings,
+    *,
+    responses: Responses | None = None,
+    workload: str | None = None,
+    tokens: TokenTreatment = KEEP,
+) -> TraceHeader:
+    """Identity of dense traces; see `header_of`."""
     support = {name: getattr(shape, name) for name in ("top_k", "depth", "nested")}
     more = {
         "dense": {**support, "width": shape.width or shape.top_k},
         "responses_digest": None if responses is None else responses.digest,
     }
     policy = Policy(shape=shape)
-    header = header_of(pair, policy, settings, workload=workload, tokens=tokens, more=more)
-    joins = resume or shard.count > 1
-    with TraceWriter.open(out, header, resume=joins, tokens=tokens) as writer:
-        summary, left = DenseSummary.begin(writer, prompts, shard)
+    return header_of(pair, policy, settings, workload=workload, tokens=tokens, more=more)
+
+
+class DenseCollection:
+    """Drafts trees along the texts of prompts, batch after batch, into a set that is open."""
+
+    def __init__(
+        self,
+        writer: TraceWriter,
+        pair: Pair,
+        drafting: DenseDrafting,
+        settings: DecodeSettings,
+        summary: DenseSummary,
+        batch_size: int = 1,
+        on_commit: OnCommit | None = None,
+    ) -> None:
+        self.summary = summary
+        self._pair, self._drafting, self._settings = pair, drafting, settings
+        self._batch_size = batch_size
+        self._finished = FinishedPrompts(writer, summary, on_commit)
+
+    def collect(self, prompts: Sequence[Prompt], responses: Responses | None = None) -> None:
+        """Drafts along their responses, or texts that the target generates; those that are
+        finished are durable after `close` at the latest.
+
+        Raises:
+            PromptError, PromptTooLongError: responses that do not fit, before any is used.
+        """
         if responses is None:
-            texts = generate(pair, left, settings, batch_size)
+            texts = generate(self._pair, prompts, self._settings, self._batch_size)
         else:
-            given = [(pair.target, p, responses.by_prompt[p.prompt_id], settings) for p in left]
+            target, by_prompt = self._pair.target, responses.by_prompt
+            given = [(target, p, by_prompt[p.prompt_id], self._settings) for p in prompts]
             for one in given:  # all are checked before the first is used
                 answered(*one)
             texts = (answered(*one) for one in given)
-        _collect(drafting, texts, FinishedPrompts(writer, summary, on_commit), summary)
-    return summary
+        for text in texts:
+            start = time.perf_counter()
+            self._finished.add(text.prompt_id, _draft(self._drafting, text, self.summary))
+            self.summary.seconds += time.perf_counter() - start
+
+    def close(self) -> None:
+        """Publishes what is finished; more may be collected afterwards."""
+        self._finished.commit()
 
 
 @dataclass
@@ -170,21 +224,6 @@ class FinishedPrompts:
             self.committed_at = time.monotonic()
             if self.on_commit is not None:
                 self.on_commit(segment)
-
-
-def _collect(
-    drafting: DenseDrafting,
-    texts: Iterator[Answered],
-    finished: FinishedPrompts,
-    summary: DenseSummary,
-) -> None:
-    try:
-        for text in texts:
-            start = time.perf_counter()
-            finished.add(text.prompt_id, _draft(drafting, text, summary))
-            summary.seconds += time.perf_counter() - start
-    finally:  # behind Ctrl-C, and behind an error of a later prompt
-        finished.commit()
 
 
 def _draft(drafting: DenseDrafting, text: Answered, summary: DenseSummary) -> list[Tables]:
