@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import signal
@@ -13,7 +14,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -197,35 +198,43 @@ def cluster(
     if device == "cpu" and gpus:
         fix = "leave one of them out"
         raise UsageError("--gpus-per-worker", expected="0 on the CPU", found=f"{gpus:g}", fix=fix)
-    ray = _imported()
-    connected = ray.is_initialized()
-    if not connected:
-        _connect(ray, address)
+    with _undisturbed():
+        ray = _imported()
+        connected = ray.is_initialized()
+        if not connected:
+            _connect(ray, address)
     try:
         if gpus is None:
             has_some = bool(ray.cluster_resources().get("GPU", 0)) and device == "auto"
             gpus = 1.0 if has_some or device == "cuda" else 0.0
         found = Cluster(ray, not connected and address is None, Needs(threads, gpus))
         found.check_room(num_workers)
-        yield found
+        with redirect_stdout(io.StringIO()):  # where Ray says that a worker has died
+            yield found
     finally:
         if not connected:
             ray.shutdown()
 
 
-def _imported() -> Any:
-    """Ray, whose import takes the signal that ends a process: it is given back."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
-    is_main = threading.current_thread() is threading.main_thread()
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Gives SIGTERM back its handler, which Ray replaces, where it is imported and again where it
+    begins."""
     before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
+def _imported() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
     try:
         import ray
     except ImportError:
         fix = "pip install 'specctl[ray]'"
         raise UsageError("--workers and --ray", expected="Ray", found="none", fix=fix) from None
-    finally:
-        if is_main:
-            signal.signal(signal.SIGTERM, before)
     return ray
 
 

@@ -43,7 +43,7 @@ LOOK_S = 2.0
 """Between two looks at the nodes of a cluster, for room of further workers."""
 STOP_S = 25.0
 """For the batches and last segments of all workers, after Ctrl-C or an error."""
-WAIT_S = 30.0
+WAIT_S = 120.0
 """Without any worker, until it is said that the cluster is busy."""
 MAX_LOSSES = 3
 """Workers lost one after the other, for each that was asked for, without a prompt finished."""
@@ -365,7 +365,7 @@ class Crew:
         self._on_commit, self._warn = on_commit, warn
         self._queue: deque[Prompt] | None = None  # before it is planned
         kind = CollectSummary if work.policy is not None else DenseSummary
-        self._counts: Summary = kind(work.out, len(prompts), 0)
+        self.counts: Summary = kind(work.out, len(prompts), 0)
         self._num_requeued, self._num_left_out, self._num_losses = 0, 0, 0
         self._begun = time.monotonic()
         self._looked_at, self._room, self._has_waited = -math.inf, 1, False
@@ -389,13 +389,13 @@ class Crew:
         finally:
             for hand in self._alive:
                 self._cluster.ray.kill(hand.actor)
-        if isinstance(self._counts, DenseSummary):  # of workers that draft at one time
-            self._counts.seconds /= max(1, sum(hand.seconds > 0 for hand in self.hands))
+        if isinstance(self.counts, DenseSummary):  # of workers that draft at one time
+            self.counts.seconds /= max(1, sum(hand.seconds > 0 for hand in self.hands))
         end = time.monotonic()
         idle = [hand.idle_since for hand in self._alive if hand.idle_since is not None]
         hands = [hand for hand in self.hands if hand.pid]
         tail_s = end - min(idle, default=end)
-        return CrewSummary(self._counts, hands, self._num_requeued, end - self._begun, tail_s)
+        return CrewSummary(self.counts, hands, self._num_requeued, end - self._begun, tail_s)
 
     @property
     def _alive(self) -> list[Hand]:
@@ -452,8 +452,8 @@ class Crew:
                 self._warn(line)
             left = set(found.left)
             self._queue = deque(p for p in self._prompts if p.prompt_id in left)
-            self._counts.num_planned = found.num_planned
-            self._counts.num_skipped = found.num_planned - len(left)
+            self.counts.num_planned = found.num_planned
+            self.counts.num_skipped = found.num_planned - len(left)
         else:
             self._take_report(hand, found, is_last=doing == "close")
 
@@ -462,7 +462,7 @@ class Crew:
         hand.num_prompts += hand.num_batch
         hand.num_batch = 0
         self._finish(hand, report.committed)
-        add(self._counts, report.summary)
+        add(self.counts, report.summary)
         if is_last:  # the others were dropped, and are counted
             assert not hand.held or self._work.settings.when_full == "drop"
             hand.held.clear()
@@ -472,7 +472,7 @@ class Crew:
             del hand.held[prompt_id]
         if prompt_ids:
             self._num_losses = 0
-            self._counts.num_committed += len(prompt_ids)
+            self.counts.num_committed += len(prompt_ids)
             self._on_commit(len(prompt_ids))
 
     def _take_loss(self, hand: Hand, error: Exception) -> None:
