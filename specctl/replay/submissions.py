@@ -37,6 +37,7 @@ from specctl.replay.outcomes import (
     check_replayable,
     decide_log,
     is_online,
+    join_parts,
     outcomes_at,
     walk_online,
 )
@@ -275,11 +276,13 @@ def submissions_of(
         trees = join_rows(nodes) if keeps else None
         return Submissions(policy, positions, join_rows(outcomes), rule.max_tokens, trees)
 
-    return decide_log(
-        log,
-        policies,
-        decide,
-        with_entropy=keep_nodes or any(shares(policy) for policy in policies),
-        num_threads=num_threads,
-        on_positions=on_positions,
+    return join_parts(
+        decide_log(
+            log,
+            policies,
+            decide,
+            with_entropy=keep_nodes or any(shares(policy) for policy in policies),
+            num_threads=num_threads,
+            on_positions=on_positions,
+        )
     )

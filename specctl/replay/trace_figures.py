@@ -316,7 +316,7 @@ def _terminal_ranks(rounds: ReferenceRounds, resamples: Resamples) -> TerminalRa
         num_draft_tokens=most,
         counts=tuple(np.bincount(used.tcr, minlength=most + 1)[1:].tolist()),
         top_shares=top_shares,
-        quantiles=rank_quantiles(used.tcr),
+        quantiles=rank_quantiles(np.bincount(used.tcr)),
     )
 
 
