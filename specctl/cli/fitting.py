@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import BaseModel
 
 from specctl import console
 from specctl.cli.app import fit_app
@@ -435,6 +436,15 @@ FITS: dict[str, tuple[Any, dict[str, Any]]] = {
     "adasd": (fit_adasd, {}),
 }
 """The verbs that `fit auto` calls, with what differs from their defaults."""
+CONFIGS: dict[str, type[BaseModel]] = {
+    "hetero": CartConfig,
+    "c2t": C2TConfig,
+    "gbdt": GbdtConfig,
+    "survival": SurvivalConfig,
+    "echo": EchoConfig,
+    "adasd": AdasdConfig,
+}
+"""Their options, as artifacts keep them: a refit gives them again."""
 
 
 @verb(

@@ -119,20 +119,28 @@ class Drift:
         rows = [
             (
                 signal.name,
-                "moved" if signal in self.moved else "",
-                f"{signal.most:.3g}",
-                f"{signal.since + 1}{self._time(signal.since)}" if signal in self.moved else "",
+                f"{signal.since + 1}{self._time(signal.since)}",
                 signal.before.text(),
-                signal.after.text() if signal in self.moved else "",
+                signal.after.text(),
+                f"{signal.most:.3g}",
             )
-            for signal in self.signals
+            for signal in self.moved
         ]
-        heads = ("signal", "", "evidence", "since prompt", "before", "since")
-        note = (
+        heads = ("signal", "since prompt", "before", "since", "evidence")
+        parts: list[Any] = [[head]]
+        if rows:
+            parts.append(Table("", heads, rows, left=2, wide=("evidence",)))
+        still = [
+            f"{signal.name} {number(signal.before.value, '.3g')}"
+            for signal in self.signals
+            if signal not in self.moved and signal.before.known
+        ]
+        return [
+            *parts,
+            f"Not moved: {', '.join(still)}." if still else "Every signal moved.",
             f"While nothing changes the alarm rings with probability {self.alpha:g} at most, over "
-            "the whole watch and all signals, however often you look."
-        )
-        return [[head], Table("Signals", heads, rows, note)]
+            "the whole watch and all signals, however often you look.",
+        ]
 
     def _time(self, index: int) -> str:
         time = str(self.stream.finished[index])
@@ -155,25 +163,34 @@ def watch(reference: Prompts, stream: Prompts, *, alpha: float = 0.05, seed: int
             found=f"{len(reference)} and {len(stream)}",
             fix="collect more, or name other traces as --reference",
         )
-    wealths, signals = [], []
-    for group, of_group in watched(reference, stream).items():
-        found = {name: _bet(name, *pair, seed) for name, pair in of_group.items()}
-        of_signals = wealth(np.stack(list(found.values()), 1))
-        wealths.append(of_signals.mean(1))
-        signals += [
-            _signal(group, name, p, of_signals[:, at], reference, stream)
-            for at, (name, p) in enumerate(found.items())
-        ]
-    whole = np.mean(wealths, 0)
+    ranks = ranks_of(reference, stream, seed)
+    own = {group: wealth(np.stack([*found.values()], 1)) for group, found in ranks.items()}
+    whole = whole_wealth(own)
     rings = np.flatnonzero(whole >= 1 / alpha)
+    signals = [
+        _signal(group, name, p, own[group][:, at], reference, stream)
+        for group, found in ranks.items()
+        for at, (name, p) in enumerate(found.items())
+    ]
     signals.sort(key=lambda signal: -signal.most)
     at = int(rings[0]) if len(rings) else None
     return Drift(alpha, len(reference), stream, at, whole, tuple(signals))
 
 
-def _bet(name: str, reference: Floats, stream: Floats, seed: int) -> Floats:
-    random = np.random.default_rng((seed, zlib.crc32(name.encode())))
-    return p_values(reference, stream, random)
+def ranks_of(reference: Prompts, stream: Prompts, seed: int) -> dict[str, dict[str, Floats]]:
+    """The p-values `[n]` of every signal, by group and name."""
+    return {
+        group: {
+            name: p_values(*pair, np.random.default_rng((seed, zlib.crc32(name.encode()))))
+            for name, pair in of_group.items()
+        }
+        for group, of_group in watched(reference, stream).items()
+    }
+
+
+def whole_wealth(own: Mapping[str, Floats]) -> Floats:
+    """`[n, ...]`: the mean over groups of the mean over their signals, `[n, signals, ...]`."""
+    return np.asarray(np.mean([of_group.mean(1) for of_group in own.values()], 0))
 
 
 def _signal(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specctl.errors import TraceEmptyError, TraceError
+from specctl.errors import TraceEmptyError
 from specctl.lazy import torch
 from specctl.logs.node_sample import LoggedNodes
 from specctl.logs.parquet import collected, scan_files
@@ -310,7 +310,9 @@ def _surprises(
 
 def join(parts: list[Prompts]) -> Prompts:
     """Prompts of several, in order; one that stands in several is summed where it ends."""
-    whole = Prompts(*(np.concatenate(column) for column in zip(*(vars(p).values() for p in parts))))
+    whole = Prompts(
+        *(np.concatenate(column) for column in zip(*(vars(p).values() for p in parts), strict=True))
+    )
     names, codes = np.unique(whole.ids.astype(str), return_inverse=True)
     if len(names) == len(whole):
         return whole
@@ -320,8 +322,4 @@ def join(parts: list[Prompts]) -> Prompts:
     np.add.at(sums, codes, whole.sums)
     first = np.unique(codes, return_index=True)[1]
     order = np.argsort(last)
-    found = replace(whole.take(last[order]), sums=sums[order], context=whole.context[first[order]])
-    return found
-
-
-__all__ = ["COLUMNS", "RATIOS", "Prompts", "TraceError", "read_prompts", "watched"]
+    return replace(whole.take(last[order]), sums=sums[order], context=whole.context[first[order]])
