@@ -515,20 +515,25 @@ def read_chains(
         extra: further columns of the nodes table to keep.
         on_positions: called with the positions of each finished chunk.
     """
+    held = held_together(log.each(chain_of, extra=extra, on_positions=on_positions))
+    support = replace(log.support, top_k=1, width=1)
+    return replace(log, support=support, held=held, prompts=None)
+
+
+def held_together(chunks: Iterable[LogChunk]) -> tuple[LogChunk, ...]:
+    """The requests of many small chunks in few of the usual size."""
     groups: list[list[LogChunk]] = [[]]
-    for chunk in log.each(_chain_of, extra=extra, on_positions=on_positions):
+    for chunk in chunks:
         if sum(part.num_nodes for part in groups[-1]) >= CHUNK_NODES:
             groups.append([])
         groups[-1].append(chunk)
-    held = tuple(join_chunks(group) for group in groups if group)
-    support = replace(log.support, top_k=1, width=1)
-    return replace(log, support=support, held=held, prompts=None)
+    return tuple(join_chunks(group) for group in groups if group)
 
 
 _OF_NODES = ("on_path", "known", "draft_logp", "entropy", "topk_entropy")
 
 
-def _chain_of(chunk: LogChunk) -> LogChunk:
+def chain_of(chunk: LogChunk) -> LogChunk:
     """The same positions with the first child of each node alone."""
     levels = [chunk.root]
     for _ in range(chunk.support.depth):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from specctl.errors import UsageError
-from specctl.lazy import inference, torch
+from specctl.lazy import Tensor, inference, torch
 from specctl.logs.logged_draft import LoggedDraft, logged_draft
 from specctl.logs.positions import Bools, Ints, Longs, join_rows
 from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog, LogChunk
@@ -257,11 +257,13 @@ class OnlineStep:
     Attributes:
         rows: `[A]` int64 numpy, positions of the chunk where the rounds start.
         outcome: what the shape learns from. Token ids are not logged for replay and are 0.
+        memory: `[A, M]` of the requests, before the round.
     """
 
     rows: Longs
     draft: LoggedDraft
     outcome: Outcome
+    memory: Tensor
 
 
 def online_steps(rule: ShapeRule, chunk: LogChunk) -> Iterator[OnlineStep]:
@@ -276,7 +278,7 @@ def online_steps(rule: ShapeRule, chunk: LogChunk) -> Iterator[OnlineStep]:
         start = RoundStart(len(here), memory)
         draft = logged_draft(rule, chunk, torch.from_numpy(here), start)
         outcome = _outcome_of(draft)
-        yield OnlineStep(here, draft, outcome)
+        yield OnlineStep(here, draft, outcome, memory)
         memory = rule.observe(memory, outcome)
         here = here + draft.on_path.sum(1).numpy()
         inside = here < end

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specctl.logs.positions import Bools, Floats, Ints
+from specctl.policy import ScoredTree
 from specctl.replay.rounds import Clock, Rounds
-from specctl.results import MARKED_BELOW, Bound, PolicyFigures, PolicyScores
+from specctl.results import MARKED_BELOW, Bound, PolicyFigures, PolicyScores, Spread
 from specctl.stats import Resamples, figure_of, sums_by
 
 RATIOS: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -67,8 +68,17 @@ def score(
             ]
         )
     return [
-        PolicyScores(policy=label, pooled=pooled, by_category=tuple(categories))
-        for label, (pooled, *categories) in zip(labels, zip(*found, strict=True), strict=True)
+        PolicyScores(
+            policy=label,
+            scorer_features=run.policy.shape.scorer.features
+            if isinstance(run.policy.shape, ScoredTree)
+            else None,
+            pooled=pooled,
+            by_category=tuple(categories),
+        )
+        for label, run, (pooled, *categories) in zip(
+            labels, runs, zip(*found, strict=True), strict=True
+        )
     ]
 
 
@@ -135,7 +145,16 @@ def _figures(
             for name in COMPARED
             if np.isfinite(total[name])
         },
+        utilisation=_utilisation(run, rounds),
     )
+
+
+def _utilisation(run: Rounds, rounds: Bools) -> Spread | None:
+    """Accepted draft tokens over drafted levels of each request, of some rounds `[M]`."""
+    values = (run.outcomes.accepted[rounds], run.outcomes.levels[rounds])
+    accepted, levels = sums_by(run.request[rounds], run.positions.num_requests, values).T
+    drafted = levels > 0
+    return Spread.of(accepted[drafted] / levels[drafted])
 
 
 def rank_quantiles(ranks: Ints) -> dict[str, int]:

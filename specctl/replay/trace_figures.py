@@ -1,7 +1,7 @@
 """Figures of one trace set for a report, read a part at a time.
 
 rounds ─────────────────────────────► acceptance by depth and category
-nodes ──────────────────────────────► confidence of accepted and rejected nodes
+nodes ──────────────────────────────► confidence of accepted and rejected nodes, `paper_figures`
 trees, replayed (dense) or live ────► terminal confidence ranks (TCR), Φ
 trees, summarised (dense) ──────────► static settings
 """
@@ -23,8 +23,9 @@ from specctl.logs.positions import Bools, Floats, Ints, Longs, join_rows
 from specctl.logs.round_table import RoundTable, read_round_table
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, LogChunk, Support, open_log, support_of
-from specctl.policy import Chain, Policy, StaticTree, build_shape
+from specctl.policy import Chain, Policy, Ratio, StaticTree, build_shape
 from specctl.replay.ladder.static import static_submissions
+from specctl.replay.paper_figures import COLUMNS, PaperCounts
 from specctl.replay.score import rank_quantiles
 from specctl.replay.walk import walk
 from specctl.results import (
@@ -33,6 +34,7 @@ from specctl.results import (
     DepthAcceptance,
     PhiAcceptance,
     PhiBin,
+    RankProfile,
     Separation,
     StaticPoint,
     TerminalRanks,
@@ -91,8 +93,18 @@ def trace_figures(
     else:
         parts = _ticked(log.chunks(), on_positions)
         reference = join_rows([_replayed_rounds(chunk, tree, rounds) for chunk in parts])
-    nodes = opened.chunks(with_entropy=False, extra=NODE_COLUMNS)
-    collected = traces.header.collect
+    nodes = opened.chunks(extra=(*NODE_COLUMNS, *COLUMNS))
+    header = traces.header
+    acceptance = Policy.model_validate(header.policy).acceptance
+    papers = PaperCounts(
+        header.sampling,
+        opened.support,
+        is_dense=log is not None,
+        drawn=isinstance(acceptance, Ratio),
+    )
+    watched = papers.watched(_ticked(nodes, on_positions))
+    confidence = count_confidence(watched, rounds, depth, resamples)
+    collected = header.collect
     return TraceFigures(
         kind=rounds.kind,  # type: ignore[arg-type]
         target=str(collected.get("target", "unnamed")),
@@ -115,10 +127,14 @@ def trace_figures(
         categories=tuple(_categories(rounds, reference, resamples)),
         ranks=_terminal_ranks(reference, resamples),
         phi=_phi_acceptance(reference, resamples),
-        confidence=count_confidence(_ticked(nodes, on_positions), rounds, depth, resamples),
+        confidence=confidence,
         statics=()
         if log is None
         else tuple(sweep(log, resamples, rounds.prompt_ids, on_positions)),
+        profiles=tuple(_profiles(rounds, reference, resamples)),
+        entropy_ranks=papers.entropy_ranks(),
+        margins=papers.margins(rounds.prompt_ids, resamples, seed=seed),
+        thresholds=papers.thresholds(),
     )
 
 
@@ -318,6 +334,35 @@ def _terminal_ranks(rounds: ReferenceRounds, resamples: Resamples) -> TerminalRa
         top_shares=top_shares,
         quantiles=rank_quantiles(used.tcr),
     )
+
+
+def _profiles(
+    rounds: RoundTable, reference: ReferenceRounds, resamples: Resamples
+) -> Iterator[RankProfile]:
+    """Of all, then of each category by its number of rounds; none where nothing was accepted."""
+    used = reference.pick(~reference.is_cut & (reference.tcr > 0))
+    if not len(used.tcr):
+        return
+    most, num_prompts = int(reference.submitted.max()) - 1, rounds.num_prompts
+    sizes = np.bincount(used.category, minlength=len(rounds.categories))
+    codes = [c for c in np.argsort(-sizes, kind="stable") if sizes[c] and rounds.categories[c]]
+    for code in (None, *codes):
+        chosen = used if code is None else used.pick(used.category == code)
+        columns = (np.ones(len(chosen.tcr)), chosen.accepted + 1.0, chosen.phi)
+        place = chosen.prompt.astype(np.int64) * most + chosen.tcr - 1
+        sums = sums_by(place, num_prompts * most, columns).reshape(num_prompts, most, 3)
+        counts, _, phis = sums.sum(0).T
+        yield RankProfile(
+            name=None if code is None else rounds.categories[code],
+            num_prompts=len(np.unique(chosen.prompt)),
+            num_rounds=len(chosen.tcr),
+            counts=tuple(counts.astype(int).tolist()),
+            tau=tuple(
+                resamples.interval(of_rank, first_over_second)
+                for of_rank in np.moveaxis(sums[..., [1, 0]], 1, 0)
+            ),
+            mean_phi=tuple(first_over_second(np.stack([phis, counts], 1)).tolist()),
+        )
 
 
 def _phi_acceptance(rounds: ReferenceRounds, resamples: Resamples) -> PhiAcceptance | None:

@@ -28,8 +28,12 @@ TITLES = {
     "depth": "Acceptance by depth",
     "category": "Acceptance by category",
     "tcr": "Where accepted paths end in the order of confidence",
+    "profiles": "Acceptance length and uncertainty by terminal rank",
     "phi": "The drafter's uncertainty against acceptance",
     "confidence": "Confidence of accepted and rejected nodes",
+    "entropy": "Acceptance by the drafter's entropy and the token's rank",
+    "margins": "The target's margin between its two best tokens",
+    "thresholds": "Thresholds that a request learns while it is decoded",
     "traces": "Acceptance by depth, category and confidence",
     "caveats": "Before these figures travel",
 }

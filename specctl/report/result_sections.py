@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from specctl.formatting import Table, count, listed, number
 from specctl.report.page import Section
+from specctl.report.paper_figures import (
+    NO_ABLATION,
+    ablation_figure,
+    runtime_figure,
+    utilisation_figure,
+    utilisation_table,
+)
 from specctl.results import (
     LadderResult,
     ReplayScores,
@@ -45,12 +52,18 @@ def policies_section(replay: ReplayScores | None) -> Section:
         )
         for f in figures
     ]
+    boxes, used = utilisation_figure(replay), utilisation_table(replay)
+    ablation = ablation_figure(replay)
     return Section(
         "policies",
         reading=reading,
         basis=f"n = {count(first.num_prompts, 'prompt')}, {count(first.num_tokens, 'token')}; "
         f"{BY_PROMPT}; × is relative to {replay.baseline}, paired by prompt.",
-        tables=[Table("Policies (* marks support under 99%)", columns, rows)],
+        figures=[figure for figure in (boxes, ablation) if figure is not None],
+        tables=[
+            Table("Policies (* marks support under 99%)", columns, rows),
+            *([] if used is None else [used]),
+        ],
         notes=[
             "Calls are the target's, verified are the tokens that it checked, support is the share "
             "of the draft expansions needed that the log holds."
@@ -61,7 +74,8 @@ def policies_section(replay: ReplayScores | None) -> Section:
             f"{f.bounds['calls'].low:.0f} to {f.bounds['calls'].high:.0f}."
             for f in figures
             if f.is_marked
-        ],
+        ]
+        + ([NO_ABLATION] if ablation is None else []),
         data=replay,
     )
 
@@ -99,6 +113,7 @@ def runs_section(run: RunScores | None) -> Section:
         f"{facts.max_new_tokens} a turn; {facts.device}, {facts.dtype}, "
         f"{count(facts.num_threads, 'thread')}, batch size {facts.batch_size}; Σ tokens / Σ time, "
         "one run, one policy after the other, no intervals.",
+        figures=[runtime_figure(run)],
         tables=[Table("Measured", columns, rows)],
         data=run,
     )

@@ -11,6 +11,7 @@ import numpy as np
 from specctl.formatting import Table, count, listed, number
 from specctl.report.charts import Chart, Series
 from specctl.report.page import Figure, Section
+from specctl.report.paper_figures import like
 from specctl.report.result_sections import BY_PROMPT
 from specctl.results import CategoryFigures, ReplayScores, Separation, StaticPoint, TraceFigures
 
@@ -31,13 +32,13 @@ BY_DEPTH: dict[str, Any] = {
 """Looks of a chart of probabilities by depth."""
 
 
-def _rows_of(figures: TraceFigures) -> str:
+def rows_of(figures: TraceFigures) -> str:
     """n of figures that count every row."""
     noun = "position" if figures.kind == "dense" else "round"
     return f"{count(figures.num_prompts, 'prompt')}, {count(figures.num_rows, noun)}"
 
 
-def _reference(figures: TraceFigures) -> str:
+def reference(figures: TraceFigures) -> str:
     """The source of figures of rounds."""
     if figures.tree is None:
         return f"{count(figures.num_reference, 'live round')} with a draft"
@@ -93,7 +94,7 @@ def static_section(figures: TraceFigures, replay: ReplayScores | None) -> Sectio
         f"tokens per output token) to {last.label} (τ {last.tau.value:.2f}, "
         f"{last.verified_per_token.value:.2f}). {ENOUGH:.0%} of that τ is reached by "
         f"{enough.label} with {enough.verified_per_token.value:.2f}.",
-        basis=f"n = {_rows_of(figures)}, every setting walked over every request; {BY_PROMPT}.",
+        basis=f"n = {rows_of(figures)}, every setting walked over every request; {BY_PROMPT}.",
         figures=[Figure(caption, [_static_chart(points, front, replay)])],
         tables=[Table.of("Settings on the front", front, columns)],
         notes=notes,
@@ -179,7 +180,7 @@ def depth_section(figures: TraceFigures) -> Section:
         f"{first.conditional_prob.text('.0%')} of the time, and all {last.depth} tokens ahead "
         f"{last.marginal_prob.text('.0%')}. Given that the path held so far, the weakest step is "
         f"depth {weakest.depth} at {weakest.conditional_prob.text('.0%')}.",
-        basis=f"n = {_rows_of(figures)}; {BY_PROMPT}.",
+        basis=f"n = {rows_of(figures)}; {BY_PROMPT}.",
         figures=[Figure("Acceptance of the target's own path by draft depth.", [chart])],
         tables=[Table.of("Acceptance by depth", depths, columns)],
         notes=notes,
@@ -233,7 +234,7 @@ def category_section(figures: TraceFigures) -> Section:
     return Section(
         "category",
         reading=reading,
-        basis=f"n = {_rows_of(figures)}; τ and TCR over {_reference(figures)}; {BY_PROMPT}.",
+        basis=f"n = {rows_of(figures)}; τ and TCR over {reference(figures)}; {BY_PROMPT}.",
         figures=[Figure("Marginal acceptance by depth and category.", [chart])],
         tables=[Table("By category", columns, rows)],
         notes=[f"Fewer than 10 prompts, so intervals are rough: {listed(few)}."] if few else [],
@@ -283,10 +284,16 @@ def tcr_section(figures: TraceFigures) -> Section:
         f"quarter of the draft tokens submitted, by joint probability; half of them by rank {p50}, "
         f"90% by rank {p90} of {found.num_draft_tokens}.",
         basis=f"n = {count(found.num_rounds, 'round')} with an accepted token, of "
-        f"{_reference(figures)} over {count(figures.num_prompts, 'prompt')}; "
+        f"{reference(figures)} over {count(figures.num_prompts, 'prompt')}; "
         f"{count(found.num_empty, 'round')} accepted nothing, {found.num_cut:,} cut by the end of "
         f"the text left out; {BY_PROMPT}.",
-        figures=[Figure("Where accepted paths end in the order of confidence.", [bars, running])],
+        figures=[
+            Figure(
+                "Where accepted paths end in the order of confidence. "
+                + like("1c and 1e", "HeteroSpec"),
+                [bars, running],
+            )
+        ],
         tables=[Table("Concentration", columns, rows)],
         notes=[
             "A path of d tokens never ranks above d, because its ancestors outrank it: a peak at "
@@ -325,7 +332,7 @@ def phi_section(figures: TraceFigures) -> Section:
         "phi",
         reading=f"Rounds of the lowest Φ accept τ {first.tau.text('.2f')} tokens per call, those "
         f"of the highest {last.tau.text('.2f')}; Spearman's ρ {number(found.spearman)}. {verdict}",
-        basis=f"n = {count(found.num_rounds, 'round')} of {_reference(figures)} over "
+        basis=f"n = {count(found.num_rounds, 'round')} of {reference(figures)} over "
         f"{count(figures.num_prompts, 'prompt')}; {found.num_left_out:,} left out (cut by the end "
         f"of the text, or of another depth); Φ over {count(found.depth, 'level')}; {BY_PROMPT}.",
         figures=[Figure("τ in ten bins of equally many rounds, at their mean Φ.", [chart])],
@@ -368,7 +375,7 @@ def confidence_section(figures: TraceFigures) -> Section:
         reading=f"A round's best joint probability tells best at depth {best.depth} whether the "
         f"text will reach it, AUC {best.auc.text('.2f')}, and worst at depth {worst.depth}, "
         f"{worst.auc.text('.2f')}: depths of high AUC are where a gate on confidence can work.",
-        basis=f"n = {_rows_of(figures)}, {count(total, 'node')} of known fate; {BY_PROMPT}.",
+        basis=f"n = {rows_of(figures)}, {count(total, 'node')} of known fate; {BY_PROMPT}.",
         figures=[
             Figure("How well each signal separates, by depth. 0.5 is chance.", [aucs]),
             Figure(
@@ -377,7 +384,8 @@ def confidence_section(figures: TraceFigures) -> Section:
                 [_density_chart(layer, edges, *reached) for layer in known[::step]],
             ),
             Figure(
-                "Joint probability of drafted nodes, accepted and rejected, drawn alike.",
+                "Joint probability of drafted nodes, accepted and rejected, drawn alike. "
+                + like("2 and 6 to 9", "ECHO"),
                 [_density_chart(node, edges, *accepted) for node in nodes[::step]],
             ),
         ],

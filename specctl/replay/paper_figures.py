@@ -1,0 +1,281 @@
+"""Figures of the papers from one pass over the nodes of a trace set.
+
+children of accepted nodes ─► acceptance by entropy and rank (C2T, arXiv:2502.13652, figure 2)
+first token of every draft ─► the target's two best logits (MARS, arXiv:2601.15498, figures 1, 5)
+likeliest paths (dense) ────► AdaSD's tokens and thresholds (arXiv:2512.11280, figures 2, 3)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from specctl.logs.positions import Floats, Longs
+from specctl.logs.tree_log import LogChunk, Support, chain_of, held_together
+from specctl.policy import EntropyStop, build_shape
+from specctl.policy.adasd import EntropyStopShape
+from specctl.policy.mars import Mars
+from specctl.replay.fit_inputs import DISTANCE, tested_nodes
+from specctl.replay.outcomes import online_steps
+from specctl.results import EntropyRanks, Spread, StopThresholds, TargetMargins, TopTwoSample
+from specctl.stats import Resamples, sums_by
+
+COLUMNS = (
+    *("sibling_rank", "target_rank", "target_logp", "target_top1_logit", "target_top2_logit"),
+    DISTANCE,
+)
+"""Columns of nodes that the figures need, besides entropies."""
+ENTROPY_BOUNDS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
+"""Seven intervals, nats, as in C2T's figure, whose bounds the paper does not print."""
+MAX_RANKS = 10
+NUM_SHARES, NUM_LOGITS, NUM_DISTANCES = 50, 40, 50
+"""Bins of ratios in [0, 1], of logits, and of distances in [0, 1]."""
+SAMPLE_SIZE = 300
+"""Points of a scatter plot."""
+MAX_PLACES = 64
+"""Positions at which thresholds are read."""
+
+
+class PaperCounts:
+    """What the figures are made of, gathered a chunk at a time.
+
+    Args:
+        sampling: of the traces. drawn: draft tokens were drawn from the drafter, so that their
+            order among siblings says nothing.
+    """
+
+    def __init__(
+        self, sampling: Mapping[str, Any], support: Support, *, is_dense: bool, drawn: bool
+    ) -> None:
+        plain = {"temperature": (0, 1), "top_k": (0,), "top_p": (1,)}
+        self._plain = all(sampling[name] in values for name, values in plain.items())
+        self._support, self._is_dense, self._drawn = support, is_dense, drawn
+        cells = (len(ENTROPY_BOUNDS), min(MAX_RANKS, support.top_k))
+        self._cells = np.zeros((3, *cells))  # nodes, their probabilities, accepted ones
+        self._tops: list[dict[str, Any]] = []
+        self._chains: list[LogChunk] = []
+
+    def watched(self, chunks: Iterable[LogChunk]) -> Iterator[LogChunk]:
+        """The chunks, read with entropies and `COLUMNS`, each counted as it passes."""
+        for chunk in chunks:
+            if not self._drawn:
+                self._count_children(chunk)
+                self._note_tops(chunk)
+            if self._is_dense:
+                self._chains.append(chain_of(chunk))
+            yield chunk
+
+    def _children(self, chunk: LogChunk, parents: Longs) -> tuple[Longs, Any]:
+        """Log indices of their first children `[M, K]`, and which of these exist."""
+        ranks = np.arange(self._support.top_k)
+        index = chunk.first_child.numpy()[parents][:, None] + ranks
+        inside = index < chunk.num_nodes
+        index = np.where(inside, index, 0)
+        return index, inside & (chunk.extra["sibling_rank"][index] == ranks)
+
+    def _count_children(self, chunk: LogChunk) -> None:
+        """Children of nodes on the path, of known fate."""
+        expanded = chunk.on_path.numpy() & (chunk.first_child.numpy() >= 0)
+        index, exists = self._children(chunk, np.flatnonzero(expanded))
+        index, exists = index[:, :MAX_RANKS], exists[:, :MAX_RANKS]
+        entropy = chunk.entropy.numpy()[index]
+        chosen = exists & chunk.known.numpy()[index] & np.isfinite(entropy)
+        row = np.searchsorted(ENTROPY_BOUNDS, entropy[chosen], side="right") - 1
+        place = np.clip(row, 0, None) * self._cells.shape[2] + np.nonzero(chosen)[1]
+        node = index[chosen]
+        values = [np.ones(len(node)), np.exp(chunk.draft_logp.numpy()[node].astype(float))]
+        sums = sums_by(place, self._cells[0].size, [*values, chunk.on_path.numpy()[node]])
+        self._cells += sums.T.reshape(self._cells.shape)
+
+    def _note_tops(self, chunk: LogChunk) -> None:
+        """The target's two best at every root whose first draft token carries them."""
+        rows = np.flatnonzero(chunk.first_child.numpy()[chunk.root.numpy()] >= 0)
+        index, exists = self._children(chunk, chunk.root.numpy()[rows])
+        first, second, rank, logp = (
+            chunk.extra[name][index].astype(np.float64)
+            for name in ("target_top1_logit", "target_top2_logit", "target_rank", "target_logp")
+        )
+        held = exists[:, 0] & np.isfinite(first[:, 0] + second[:, 0] + rank[:, 0])
+        best, gap = first[held, 0], first[held, 0] - second[held, 0]
+        rank, exists = rank[held], exists[held]
+        # Of the best token; that of the second tells it too, by the difference of their logits.
+        told = np.where(rank == 2, logp[held] + gap[:, None], logp[held])
+        told = np.where(exists & (rank <= 2) & self._plain, told, -np.inf).max(1)
+        prob = np.where(np.isfinite(told), np.exp(told), np.nan)
+        prompt = chunk.positions.prompt[chunk.positions.request[rows[held]]]
+        names = np.array(chunk.positions.prompt_ids, object)
+        self._tops.append(
+            {
+                "first": best,
+                "second": best - gap,
+                "prob": prob,
+                "rank": np.minimum(rank[:, 0], 3).astype(np.int64),
+                "prompt": names[prompt],
+            }
+        )
+
+    def entropy_ranks(self) -> EntropyRanks | None:
+        """None where no node counts."""
+        nodes, probs, accepted = self._cells
+        if not nodes.any():
+            return None
+        with np.errstate(invalid="ignore"):
+            shares = [(values / nodes).tolist() for values in (probs, accepted)]
+        mean_prob, accepted_frac = (tuple(map(tuple, rows)) for rows in shares)
+        return EntropyRanks(
+            bounds=ENTROPY_BOUNDS,
+            num_nodes=tuple(map(tuple, nodes.astype(int).tolist())),
+            mean_prob=mean_prob,
+            accepted_frac=accepted_frac,
+        )
+
+    def margins(
+        self, prompt_ids: tuple[str, ...], resamples: Resamples, *, seed: int
+    ) -> TargetMargins | None:
+        """None where the log holds no logits of the target.
+
+        Args:
+            prompt_ids: in the order of the resamples. seed: of the sample.
+        """
+        if not any(len(part["first"]) for part in self._tops):
+            return None
+        of = {name: np.concatenate([p[name] for p in self._tops]) for name in self._tops[0]}
+        first, second, rank = of["first"], of["second"], of["rank"]
+        defined = second > 0  # then so is the first
+        ratio = np.where(defined, second / np.where(defined, first, 1.0), np.nan)
+        theta = Mars().theta
+        low = ratio > theta
+        codes = {name: code for code, name in enumerate(prompt_ids)}
+        prompt = np.array([codes[name] for name in of["prompt"]], np.int64)
+        shares = np.linspace(0, 1, NUM_SHARES + 1)
+        logits, edges = np.histogram(first, NUM_LOGITS)
+        generator = np.random.default_rng(seed)
+        size = min(SAMPLE_SIZE, len(first))
+        drawn = np.sort(generator.choice(len(first), size, replace=False))
+
+        def ranks(chosen: Any) -> Any:
+            return tuple(np.bincount(rank[chosen], minlength=4)[1:].tolist())
+
+        return TargetMargins(
+            num_positions=len(first),
+            num_negative=int((first < 0).sum()),
+            num_undefined=int((~defined).sum()),
+            theta=theta,
+            low_margin=resamples.mean(low, prompt),
+            logit_edges=tuple(edges.tolist()),
+            logits=tuple(logits.tolist()),
+            share_edges=tuple(shares.tolist()),
+            logit_ratios=tuple(np.histogram(ratio[defined], shares)[0].tolist()),
+            prob_ratios=tuple(np.histogram(np.exp(second - first), shares)[0].tolist()),
+            low_ranks=ranks(low),
+            other_ranks=ranks(~low),
+            sample=TopTwoSample(
+                first_logit=tuple(first[drawn].tolist()),
+                second_logit=tuple(second[drawn].tolist()),
+                first_prob=tuple(of["prob"][drawn].tolist()),
+                draft_rank=tuple(rank[drawn].tolist()),
+            ),
+        )
+
+    def thresholds(self) -> StopThresholds | None:
+        """None of live traces, which hold no round but those that ran."""
+        if not self._chains:
+            return None
+        shape = EntropyStop(between="rejected", min_samples=1)
+        shape = shape.model_copy(update={"window": min(shape.window, self._support.depth)})
+        parts = [_walked(shape, chunk) for chunk in held_together(self._chains)]
+        return _thresholds(shape, parts)
+
+
+# ----------------------------------------------------------------- AdaSD
+
+
+@torch.inference_mode()
+def _walked(shape: EntropyStop, chunk: LogChunk) -> dict[str, Any]:
+    """AdaSD's rounds over Q requests of R positions.
+
+    Returns:
+        `threshold` `[R]`, in force at each position, infinite where it did not act yet; `length`
+        `[Q]`; of T tested tokens `request`, `accepted`, `entropy` and `distance`; `num_rounds` and
+        `num_unsupported`.
+    """
+    rule = build_shape(shape)
+    assert isinstance(rule, EntropyStopShape)
+    positions = chunk.positions
+    threshold, last = np.full(positions.num_rows, np.nan), np.zeros(positions.num_rows, np.int64)
+    tested, num_rounds, num_unsupported = [], 0, 0
+    for step in online_steps(rule, chunk):
+        threshold[step.rows] = rule.threshold(step.memory).numpy()
+        last[step.rows] = step.rows
+        place, accepted, node = tested_nodes(step)
+        tested.append((positions.request[step.rows[place]], accepted, node))
+        num_rounds += len(step.rows)
+        num_unsupported += int((step.draft.expansions.missing > 0).sum())
+    request, accepted, node = (np.concatenate(column) for column in zip(*tested, strict=True))
+    return {
+        "threshold": threshold[np.maximum.accumulate(last)],
+        "length": np.diff(positions.start),
+        "request": request,
+        "accepted": accepted,
+        "entropy": chunk.entropy.numpy()[node].astype(np.float64),
+        "distance": chunk.extra[DISTANCE][node].astype(np.float64),
+        "num_rounds": num_rounds,
+        "num_unsupported": num_unsupported,
+    }
+
+
+def _thresholds(shape: EntropyStop, parts: list[dict[str, Any]]) -> StopThresholds:
+    lengths = np.concatenate([part["length"] for part in parts])
+    before = np.cumsum([0, *(len(part["length"]) for part in parts)])
+    request = np.concatenate([p["request"] + n for p, n in zip(parts, before[:-1], strict=True)])
+    accepted, entropy, distance, threshold = (
+        np.concatenate([part[name] for part in parts])
+        for name in ("accepted", "entropy", "distance", "threshold")
+    )
+
+    def spread(values: Floats, chosen: Any) -> Spread | None:
+        """Of the means of the requests."""
+        chosen = chosen & np.isfinite(values)
+        columns = (values[chosen], np.ones(int(chosen.sum())))
+        total, size = sums_by(request[chosen], len(lengths), columns).T
+        return Spread.of(total[size > 0] / size[size > 0])
+
+    longest = int(lengths.max())
+    grid = np.unique(np.linspace(0, longest - 1, min(MAX_PLACES, longest)).astype(int))
+    start = np.cumsum(lengths) - lengths
+    place = np.minimum(start[:, None] + grid, len(threshold) - 1)
+    table = np.where(grid < lengths[:, None], threshold[place], np.nan)
+    table[~np.isfinite(table)] = np.nan
+    num_at = np.isfinite(table).sum(0)
+    quartiles = np.full((3, len(grid)), np.nan)
+    quartiles[:, num_at > 0] = np.nanquantile(table[:, num_at > 0], (0.25, 0.5, 0.75), axis=0)
+    # Examples: of the longest answers that have one, those of a low and of a high last threshold.
+    whole = np.flatnonzero((lengths >= np.quantile(lengths, 0.9)) & np.isfinite(table).any(1))
+    means = np.nanmean(table[whole], axis=1) if len(whole) else np.zeros(0)
+    order = whole[np.argsort(means, kind="stable")]
+    shown = {int(q * (len(order) - 1)) for q in (0.1, 0.9)} if len(order) else set()
+    edges = np.linspace(0, 1, NUM_DISTANCES + 1)
+    known = np.isfinite(distance)
+    histograms = tuple(
+        tuple(np.histogram(distance[known & chosen], edges)[0].tolist())
+        for chosen in (accepted, ~accepted)
+    )
+    return StopThresholds(
+        policy=f"adasd-paper:window={shape.window}",
+        num_requests=len(lengths),
+        num_rounds=sum(part["num_rounds"] for part in parts),
+        num_unsupported=sum(part["num_unsupported"] for part in parts),
+        num_accepted=int(accepted.sum()),
+        num_rejected=int((~accepted).sum()),
+        entropy=(spread(entropy, accepted), spread(entropy, ~accepted)),
+        distance=(spread(distance, accepted), spread(distance, ~accepted)),
+        distance_edges=tuple(edges.tolist()),
+        distances=histograms,  # type: ignore[arg-type]
+        positions=tuple((grid + 1).tolist()),
+        num_at=tuple(num_at.tolist()),
+        quartiles=tuple(map(tuple, quartiles.tolist())),  # type: ignore[arg-type]
+        paths=tuple(tuple(table[order[i]].tolist()) for i in sorted(shown)),
+    )
