@@ -52,7 +52,8 @@ class PaperCounts:
     ) -> None:
         plain = {"temperature": (0, 1), "top_k": (0,), "top_p": (1,)}
         self._plain = all(sampling[name] in values for name, values in plain.items())
-        self._support, self._is_dense, self._drawn = support, is_dense, drawn
+        self._support, self._is_dense = support, is_dense
+        self._is_ranked = support.top_k > 0 and not drawn
         cells = (len(ENTROPY_BOUNDS), min(MAX_RANKS, support.top_k))
         self._cells = np.zeros((3, *cells))  # nodes, their probabilities, accepted ones
         self._tops: list[dict[str, Any]] = []
@@ -61,7 +62,7 @@ class PaperCounts:
     def watched(self, chunks: Iterable[LogChunk]) -> Iterator[LogChunk]:
         """The chunks, read with entropies and `COLUMNS`, each counted as it passes."""
         for chunk in chunks:
-            if not self._drawn:
+            if self._is_ranked:
                 self._count_children(chunk)
                 self._note_tops(chunk)
             if self._is_dense:
