@@ -645,24 +645,41 @@ class CategoryFigures(ResultRecord):
     depths: tuple[DepthAcceptance, ...]
 
 
-class TerminalRanks(ResultRecord):
-    """Where accepted paths end in the order of confidence: terminal confidence rank (TCR).
+class RankedRounds(ResultRecord):
+    """Rounds by terminal confidence rank (TCR), from rank 1 on.
 
     Attributes:
-        num_rounds: rounds with an accepted token, not cut by the end of the text. num_empty:
-            rounds that accepted nothing. num_cut: rounds left out.
-        num_draft_tokens: most that a round submits. counts: rounds by rank, from 1 on.
-        top_shares: share of rounds whose rank lies in the best part of the submitted tokens.
+        name: of a category of prompts; None of all. num_rounds: with an accepted token, not cut by
+            the end of the text. counts: rounds. tau: 1 + accepted, tokens.
+        mean_phi: nats, of rounds with the most frequent depth of Φ.
         quantiles: p50, p90, p99 of the rank.
     """
 
+    name: str | None
+    num_prompts: int
     num_rounds: int
+    counts: tuple[int, ...]
+    tau: tuple[Interval, ...]
+    mean_phi: tuple[Number, ...]
+    quantiles: dict[str, int]
+
+
+class TerminalRanks(ResultRecord):
+    """Where accepted paths end in the order of confidence (arXiv:2505.13254, figures 1, 3 and 4).
+
+    Attributes:
+        num_empty: rounds that accepted nothing. num_cut: rounds left out.
+        num_draft_tokens: most that a round submits.
+        top_shares: share of rounds whose rank lies in the best part of the submitted tokens.
+        categories: those with a name, most rounds first.
+    """
+
     num_empty: int
     num_cut: int
     num_draft_tokens: int
-    counts: tuple[int, ...]
     top_shares: dict[str, Interval]
-    quantiles: dict[str, int]
+    whole: RankedRounds
+    categories: tuple[RankedRounds, ...]
 
 
 class PhiBin(ResultRecord):
@@ -723,22 +740,6 @@ class ConfidenceFigures(ResultRecord):
     layers: tuple[Separation, ...]
 
 
-class RankProfile(ResultRecord):
-    """Rounds by terminal confidence rank, from rank 1 on (arXiv:2505.13254, figures 1, 3 and 4).
-
-    Attributes:
-        name: of a category of prompts; None of all. num_rounds: with an accepted token, not cut.
-        counts: rounds. tau: 1 + accepted, tokens. mean_phi: nats.
-    """
-
-    name: str | None
-    num_prompts: int
-    num_rounds: int
-    counts: tuple[int, ...]
-    tau: tuple[Interval, ...]
-    mean_phi: tuple[Number, ...]
-
-
 class EntropyRanks(ResultRecord):
     """Draft tokens behind accepted ones by entropy and rank (arXiv:2502.13652, figure 2).
 
@@ -754,20 +755,6 @@ class EntropyRanks(ResultRecord):
     accepted_frac: tuple[tuple[Number, ...], ...]
 
 
-class TopTwoSample(ResultRecord):
-    """Positions drawn at random; equally long.
-
-    Attributes:
-        first_logit, second_logit: the target's best, raw. first_prob: of the best, before
-            temperature; NaN where no draft tells it. draft_rank: as in `TargetMargins`.
-    """
-
-    first_logit: tuple[float, ...]
-    second_logit: tuple[float, ...]
-    first_prob: tuple[Number, ...]
-    draft_rank: tuple[int, ...]
-
-
 class TargetMargins(ResultRecord):
     """The target's two best logits z1 and z2 (arXiv:2601.15498, figures 1 and 5).
 
@@ -775,10 +762,12 @@ class TargetMargins(ResultRecord):
         num_positions: of which the log holds both. num_negative: of these, with z1 below 0.
         num_undefined: z1 or z2 is not above 0, so the ratio z2 / z1 says nothing.
         theta: the paper's threshold. low_margin: share of positions whose ratio is above it.
-        logit_edges, logits: histogram of z1. share_edges: of both ratios. logit_ratios: z2 / z1
-            where defined. prob_ratios: exp(z2 - z1).
+        logit_edges, logits: histogram of z1. logit_ratios: of z2 / z1 where defined, in equal
+            steps from 0 to 1. prob_ratios: of exp(z2 - z1), likewise.
         low_ranks, other_ranks: positions above theta, and others, by the rank that the target
             gives to the drafter's likeliest token: first, second, lower.
+        sample: positions drawn at random: z1, z2, the probability of the best before temperature
+            (NaN where no draft tells it), and that rank.
     """
 
     num_positions: int
@@ -788,12 +777,26 @@ class TargetMargins(ResultRecord):
     low_margin: Interval
     logit_edges: tuple[float, ...]
     logits: tuple[int, ...]
-    share_edges: tuple[float, ...]
     logit_ratios: tuple[int, ...]
     prob_ratios: tuple[int, ...]
     low_ranks: tuple[int, int, int]
     other_ranks: tuple[int, int, int]
-    sample: TopTwoSample
+    sample: tuple[tuple[float, float, Number, int], ...]
+
+
+class TestedSignals(ResultRecord):
+    """What AdaSD measures at tokens that were all accepted, or all rejected.
+
+    Attributes:
+        entropy: nats, a mean a request; None without tokens. distance: Jensen-Shannon distance,
+            square root of bits, likewise; None where the log has none.
+        distances: histogram of it over tokens, in equal steps from 0 to 1.
+    """
+
+    num_tokens: int
+    entropy: Spread | None
+    distance: Spread | None
+    distances: tuple[int, ...]
 
 
 class StopThresholds(ResultRecord):
@@ -801,28 +804,20 @@ class StopThresholds(ResultRecord):
 
     Attributes:
         policy: as on the command line. num_unsupported: rounds that wanted more than the log holds.
-        num_accepted, num_rejected: tokens tested: on the accepted path, and the first rejected.
-        entropy, distance: of these tokens, nats and square root of bits, a mean a request: of
-            accepted ones, of rejected ones. distance_*: None where the log has no distances.
-        distance_edges, distances: histograms of accepted and of rejected tokens.
-        positions: tokens of the answer before the round. num_at: requests with a threshold there.
-        quartiles: of their thresholds, nats, at 25, 50 and 75 %. paths: of single requests, by
-            position, NaN where there is none.
+        accepted: tokens on accepted paths. rejected: the first rejected ones.
+        positions: tokens of the answer before the round.
+        quartiles: thresholds there, nats, at 25, 50 and 75 % of the requests that have one.
+        paths: of single requests. NaN where there is no threshold.
     """
 
     policy: str
     num_requests: int
     num_rounds: int
     num_unsupported: int
-    num_accepted: int
-    num_rejected: int
-    entropy: tuple[Spread | None, Spread | None]
-    distance: tuple[Spread | None, Spread | None]
-    distance_edges: tuple[float, ...]
-    distances: tuple[tuple[int, ...], tuple[int, ...]]
+    accepted: TestedSignals
+    rejected: TestedSignals
     positions: tuple[int, ...]
-    num_at: tuple[int, ...]
-    quartiles: tuple[tuple[Number, ...], tuple[Number, ...], tuple[Number, ...]]
+    quartiles: tuple[tuple[Number, ...], ...]
     paths: tuple[tuple[Number, ...], ...]
 
 
@@ -868,7 +863,6 @@ class TraceFigures(PairFacts):
         num_reference, num_unsupported: reference rounds, and those of which the log lacks an
             expansion.
         ranks, phi: None where no round has any.
-        profiles: of all rounds, then of each category that has a name.
         entropy_ranks, margins, thresholds: None where the log does not hold what they need.
     """
 
@@ -887,7 +881,6 @@ class TraceFigures(PairFacts):
     phi: PhiAcceptance | None
     confidence: ConfidenceFigures
     statics: tuple[StaticPoint, ...]
-    profiles: tuple[RankProfile, ...]
     entropy_ranks: EntropyRanks | None
     margins: TargetMargins | None
     thresholds: StopThresholds | None

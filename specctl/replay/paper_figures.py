@@ -20,7 +20,7 @@ from specctl.policy.adasd import EntropyStopShape
 from specctl.policy.mars import Mars
 from specctl.replay.fit_inputs import DISTANCE, tested_nodes
 from specctl.replay.outcomes import online_steps
-from specctl.results import EntropyRanks, Spread, StopThresholds, TargetMargins, TopTwoSample
+from specctl.results import EntropyRanks, Spread, StopThresholds, TargetMargins, TestedSignals
 from specctl.stats import Resamples, sums_by
 
 COLUMNS = (
@@ -31,9 +31,9 @@ COLUMNS = (
 ENTROPY_BOUNDS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
 """Seven intervals, nats, as in C2T's figure, whose bounds the paper does not print."""
 MAX_RANKS = 10
-NUM_SHARES, NUM_LOGITS, NUM_DISTANCES = 50, 40, 50
-"""Bins of ratios in [0, 1], of logits, and of distances in [0, 1]."""
-SAMPLE_SIZE = 300
+NUM_STEPS, NUM_LOGITS = 50, 40
+"""Bins of ratios and distances in [0, 1], and of logits."""
+SAMPLE_SIZE = 400
 """Points of a scatter plot."""
 MAX_PLACES = 64
 """Positions at which thresholds are read."""
@@ -151,11 +151,10 @@ class PaperCounts:
         low = ratio > theta
         codes = {name: code for code, name in enumerate(prompt_ids)}
         prompt = np.array([codes[name] for name in of["prompt"]], np.int64)
-        shares = np.linspace(0, 1, NUM_SHARES + 1)
         logits, edges = np.histogram(first, NUM_LOGITS)
         generator = np.random.default_rng(seed)
-        size = min(SAMPLE_SIZE, len(first))
-        drawn = np.sort(generator.choice(len(first), size, replace=False))
+        drawn = generator.choice(len(first), min(SAMPLE_SIZE, len(first)), replace=False)
+        sampled = (values[drawn].tolist() for values in (first, second, of["prob"], rank))
 
         def ranks(chosen: Any) -> Any:
             return tuple(np.bincount(rank[chosen], minlength=4)[1:].tolist())
@@ -168,17 +167,11 @@ class PaperCounts:
             low_margin=resamples.mean(low, prompt),
             logit_edges=tuple(edges.tolist()),
             logits=tuple(logits.tolist()),
-            share_edges=tuple(shares.tolist()),
-            logit_ratios=tuple(np.histogram(ratio[defined], shares)[0].tolist()),
-            prob_ratios=tuple(np.histogram(np.exp(second - first), shares)[0].tolist()),
+            logit_ratios=_steps(ratio[defined]),
+            prob_ratios=_steps(np.exp(second - first)),
             low_ranks=ranks(low),
             other_ranks=ranks(~low),
-            sample=TopTwoSample(
-                first_logit=tuple(first[drawn].tolist()),
-                second_logit=tuple(second[drawn].tolist()),
-                first_prob=tuple(of["prob"][drawn].tolist()),
-                draft_rank=tuple(rank[drawn].tolist()),
-            ),
+            sample=tuple(zip(*sampled, strict=True)),
         )
 
     def thresholds(self) -> StopThresholds | None:
@@ -189,6 +182,11 @@ class PaperCounts:
         shape = shape.model_copy(update={"window": min(shape.window, self._support.depth)})
         parts = [_walked(shape, chunk) for chunk in held_together(self._chains)]
         return _thresholds(shape, parts)
+
+
+def _steps(values: Floats) -> tuple[int, ...]:
+    """Histogram in `NUM_STEPS` from 0 to 1."""
+    return tuple(np.histogram(values, NUM_STEPS, (0, 1))[0].tolist())
 
 
 # ----------------------------------------------------------------- AdaSD
@@ -237,46 +235,38 @@ def _thresholds(shape: EntropyStop, parts: list[dict[str, Any]]) -> StopThreshol
         for name in ("accepted", "entropy", "distance", "threshold")
     )
 
-    def spread(values: Floats, chosen: Any) -> Spread | None:
-        """Of the means of the requests."""
-        chosen = chosen & np.isfinite(values)
-        columns = (values[chosen], np.ones(int(chosen.sum())))
-        total, size = sums_by(request[chosen], len(lengths), columns).T
-        return Spread.of(total[size > 0] / size[size > 0])
+    def signals(fate: Any) -> TestedSignals:
+        spreads = []
+        for values in (entropy, distance):
+            known = fate & np.isfinite(values)
+            columns = (values[known], np.ones(int(known.sum())))
+            total, size = sums_by(request[known], len(lengths), columns).T
+            spreads.append(Spread.of(total[size > 0] / size[size > 0]))
+        steps = _steps(distance[fate & np.isfinite(distance)])
+        return TestedSignals(
+            num_tokens=int(fate.sum()), entropy=spreads[0], distance=spreads[1], distances=steps
+        )
 
     longest = int(lengths.max())
     grid = np.unique(np.linspace(0, longest - 1, min(MAX_PLACES, longest)).astype(int))
-    start = np.cumsum(lengths) - lengths
-    place = np.minimum(start[:, None] + grid, len(threshold) - 1)
+    place = np.minimum((np.cumsum(lengths) - lengths)[:, None] + grid, len(threshold) - 1)
     table = np.where(grid < lengths[:, None], threshold[place], np.nan)
     table[~np.isfinite(table)] = np.nan
-    num_at = np.isfinite(table).sum(0)
+    some = np.isfinite(table).any(0)
     quartiles = np.full((3, len(grid)), np.nan)
-    quartiles[:, num_at > 0] = np.nanquantile(table[:, num_at > 0], (0.25, 0.5, 0.75), axis=0)
-    # Examples: of the longest answers that have one, those of a low and of a high last threshold.
+    quartiles[:, some] = np.nanquantile(table[:, some], (0.25, 0.5, 0.75), axis=0)
+    # Examples: of the longest answers that have a threshold, those of a low and of a high one.
     whole = np.flatnonzero((lengths >= np.quantile(lengths, 0.9)) & np.isfinite(table).any(1))
-    means = np.nanmean(table[whole], axis=1) if len(whole) else np.zeros(0)
-    order = whole[np.argsort(means, kind="stable")]
-    shown = {int(q * (len(order) - 1)) for q in (0.1, 0.9)} if len(order) else set()
-    edges = np.linspace(0, 1, NUM_DISTANCES + 1)
-    known = np.isfinite(distance)
-    histograms = tuple(
-        tuple(np.histogram(distance[known & chosen], edges)[0].tolist())
-        for chosen in (accepted, ~accepted)
-    )
+    order = sorted(whole, key=lambda row: float(np.nanmean(table[row])))
+    shown = sorted({int(q * (len(order) - 1)) for q in (0.1, 0.9)} if order else ())
     return StopThresholds(
         policy=f"adasd-paper:window={shape.window}",
         num_requests=len(lengths),
         num_rounds=sum(part["num_rounds"] for part in parts),
         num_unsupported=sum(part["num_unsupported"] for part in parts),
-        num_accepted=int(accepted.sum()),
-        num_rejected=int((~accepted).sum()),
-        entropy=(spread(entropy, accepted), spread(entropy, ~accepted)),
-        distance=(spread(distance, accepted), spread(distance, ~accepted)),
-        distance_edges=tuple(edges.tolist()),
-        distances=histograms,  # type: ignore[arg-type]
+        accepted=signals(accepted),
+        rejected=signals(~accepted),
         positions=tuple((grid + 1).tolist()),
-        num_at=tuple(num_at.tolist()),
-        quartiles=tuple(map(tuple, quartiles.tolist())),  # type: ignore[arg-type]
-        paths=tuple(tuple(table[order[i]].tolist()) for i in sorted(shown)),
+        quartiles=tuple(map(tuple, quartiles.tolist())),
+        paths=tuple(tuple(table[order[place]].tolist()) for place in shown),
     )

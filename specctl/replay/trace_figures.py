@@ -34,7 +34,7 @@ from specctl.results import (
     DepthAcceptance,
     PhiAcceptance,
     PhiBin,
-    RankProfile,
+    RankedRounds,
     Separation,
     StaticPoint,
     TerminalRanks,
@@ -125,13 +125,12 @@ def trace_figures(
         tau=_tau(reference, resamples),
         depths=acceptance_by_depth(rounds, resamples),
         categories=tuple(_categories(rounds, reference, resamples)),
-        ranks=_terminal_ranks(reference, resamples),
+        ranks=_terminal_ranks(rounds, reference, resamples),
         phi=_phi_acceptance(reference, resamples),
         confidence=confidence,
         statics=()
         if log is None
         else tuple(sweep(log, resamples, rounds.prompt_ids, on_positions)),
-        profiles=tuple(_profiles(rounds, reference, resamples)),
         entropy_ranks=papers.entropy_ranks(),
         margins=papers.margins(rounds.prompt_ids, resamples, seed=seed),
         thresholds=papers.thresholds(),
@@ -314,66 +313,66 @@ def _tau(rounds: ReferenceRounds, resamples: Resamples) -> Interval:
     return resamples.mean(rounds.accepted + np.float64(1), rounds.prompt)
 
 
-def _terminal_ranks(rounds: ReferenceRounds, resamples: Resamples) -> TerminalRanks | None:
-    """Where accepted paths end (arXiv:2505.13254, figure 1); None where nothing was accepted."""
-    whole = rounds.pick(~rounds.is_cut)
+def _terminal_ranks(
+    rounds: RoundTable, reference: ReferenceRounds, resamples: Resamples
+) -> TerminalRanks | None:
+    """Where accepted paths end; None where nothing was accepted."""
+    whole = reference.pick(~reference.is_cut)
     used = whole.pick(whole.tcr > 0)
     if not len(used.tcr):
         return None
-    most = int(rounds.submitted.max()) - 1
-    top_shares = {
-        f"{s:.0%}": resamples.mean(used.tcr <= np.ceil(s * (used.submitted - 1)), used.prompt)
-        for s in TOP_SHARES
-    }
+    most = int(reference.submitted.max()) - 1
+
+    def ranked(name: str | None, rounds: ReferenceRounds) -> RankedRounds:
+        has_phi = _comparable_phi(rounds)[1]
+        by_rank = [rounds.tcr == rank for rank in range(1, most + 1)]
+        return RankedRounds(
+            name=name,
+            num_prompts=len(np.unique(rounds.prompt)),
+            num_rounds=len(rounds.tcr),
+            counts=tuple(int(chosen.sum()) for chosen in by_rank),
+            tau=tuple(_tau(rounds.pick(chosen), resamples) for chosen in by_rank),
+            mean_phi=tuple(
+                float(rounds.phi[chosen].mean()) if chosen.any() else float("nan")
+                for chosen in (here & has_phi for here in by_rank)
+            ),
+            quantiles=rank_quantiles(rounds.tcr),
+        )
+
+    sizes = np.bincount(used.category, minlength=len(rounds.categories))
+    largest = np.argsort(-sizes, kind="stable")
     return TerminalRanks(
-        num_rounds=len(used.tcr),
         num_empty=len(whole.tcr) - len(used.tcr),
-        num_cut=int(rounds.is_cut.sum()),
+        num_cut=int(reference.is_cut.sum()),
         num_draft_tokens=most,
-        counts=tuple(np.bincount(used.tcr, minlength=most + 1)[1:].tolist()),
-        top_shares=top_shares,
-        quantiles=rank_quantiles(used.tcr),
+        top_shares={
+            f"{s:.0%}": resamples.mean(used.tcr <= np.ceil(s * (used.submitted - 1)), used.prompt)
+            for s in TOP_SHARES
+        },
+        whole=ranked(None, used),
+        categories=tuple(
+            ranked(rounds.categories[code], used.pick(used.category == code))
+            for code in largest
+            if sizes[code] and rounds.categories[code]
+        ),
     )
 
 
-def _profiles(
-    rounds: RoundTable, reference: ReferenceRounds, resamples: Resamples
-) -> Iterator[RankProfile]:
-    """Of all, then of each category by its number of rounds; none where nothing was accepted."""
-    used = reference.pick(~reference.is_cut & (reference.tcr > 0))
-    if not len(used.tcr):
-        return
-    most, num_prompts = int(reference.submitted.max()) - 1, rounds.num_prompts
-    sizes = np.bincount(used.category, minlength=len(rounds.categories))
-    codes = [c for c in np.argsort(-sizes, kind="stable") if sizes[c] and rounds.categories[c]]
-    for code in (None, *codes):
-        chosen = used if code is None else used.pick(used.category == code)
-        columns = (np.ones(len(chosen.tcr)), chosen.accepted + 1.0, chosen.phi)
-        place = chosen.prompt.astype(np.int64) * most + chosen.tcr - 1
-        sums = sums_by(place, num_prompts * most, columns).reshape(num_prompts, most, 3)
-        counts, _, phis = sums.sum(0).T
-        yield RankProfile(
-            name=None if code is None else rounds.categories[code],
-            num_prompts=len(np.unique(chosen.prompt)),
-            num_rounds=len(chosen.tcr),
-            counts=tuple(counts.astype(int).tolist()),
-            tau=tuple(
-                resamples.interval(of_rank, first_over_second)
-                for of_rank in np.moveaxis(sums[..., [1, 0]], 1, 0)
-            ),
-            mean_phi=tuple(first_over_second(np.stack([phis, counts], 1)).tolist()),
-        )
+def _comparable_phi(rounds: ReferenceRounds) -> tuple[int, Bools]:
+    """The most frequent depth of Φ, and the rounds `[M]` that have it.
 
-
-def _phi_acceptance(rounds: ReferenceRounds, resamples: Resamples) -> PhiAcceptance | None:
-    """τ in ten bins of Φ of equally many rounds; None where no round has a Φ.
-
-    Φ of other depths does not compare (`specctl.features.phi`): the most frequent depth counts.
+    Φ of other depths does not compare (`specctl.features.phi`).
     """
     has_phi = np.isfinite(rounds.phi)
     counted = Counter(rounds.phi_depth[has_phi].tolist())
     depth = counted.most_common(1)[0][0] if counted else 0
-    used = rounds.pick(has_phi & (rounds.phi_depth == depth) & ~rounds.is_cut)
+    return depth, has_phi & (rounds.phi_depth == depth)
+
+
+def _phi_acceptance(rounds: ReferenceRounds, resamples: Resamples) -> PhiAcceptance | None:
+    """τ in ten bins of Φ of equally many rounds; None where no round has a Φ."""
+    depth, has_phi = _comparable_phi(rounds)
+    used = rounds.pick(has_phi & ~rounds.is_cut)
     if not len(used.phi):
         return None
     bounds = np.unique(np.quantile(used.phi, np.linspace(0, 1, NUM_PHI_BINS + 1)))

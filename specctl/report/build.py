@@ -18,7 +18,7 @@ from specctl.report.page import Page, Section
 from specctl.report.paper_figures import (
     entropy_section,
     margin_section,
-    profile_section,
+    tcr_section,
     threshold_section,
 )
 from specctl.report.result_sections import ladder_section, policies_section, runs_section
@@ -27,10 +27,7 @@ from specctl.report.trace_sections import (
     confidence_section,
     depth_section,
     phi_section,
-    reference,
-    rows_of,
     static_section,
-    tcr_section,
 )
 from specctl.results import (
     CostFacts,
@@ -181,12 +178,9 @@ def _sections(figures: TraceFigures | None, given: Given) -> Iterator[Section]:
         found.append(Section("traces", missing="(no data supplied: give trace folders)"))
     else:
         found.append(static_section(figures, given.replay))
-        found += [depth_section(figures), category_section(figures), tcr_section(figures)]
-        found += [profile_section(figures, reference(figures))]
-        found += [phi_section(figures), confidence_section(figures)]
-        found += [entropy_section(figures.entropy_ranks, rows_of(figures))]
-        found += [margin_section(figures.margins, count(figures.num_prompts, "prompt"))]
-        found += [threshold_section(figures.thresholds)]
+        of_traces = depth_section, category_section, tcr_section, phi_section, confidence_section
+        of_papers = entropy_section, margin_section, threshold_section
+        found += [make(figures) for make in (*of_traces, *of_papers)]
     yield from sorted(found, key=lambda section: bool(section.missing))
     lines = [*_trace_caveats(figures), *_result_caveats(figures, given)]
     yield Section("caveats", notes=lines, data={"lines": lines})

@@ -11,12 +11,13 @@ import html
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
+from specctl.results import Spread
 from specctl.stats import Interval
 
 LEFT, RIGHT, TOP, BOTTOM = 58, 16, 12, 44
@@ -25,6 +26,8 @@ NAME_ROW, LEGEND_ROW = 14, 18
 """Heights of a name beside a point and of a line of the legend, px."""
 NARROW = 360
 """Width of the drawing for a phone; those that are hardly wider serve both."""
+HALF, THIRD = 460, 340
+"""Widths of two and of three drawings beside each other; one alone has that of `Chart`."""
 MANY = 24
 """Points of a line above which it carries no marks."""
 ROW = 46
@@ -169,24 +172,22 @@ class Cells(Chart):
     values: Sequence[Sequence[float]] = ()
     x_names: Sequence[str] = ()
     y_names: Sequence[str] = ()
-    most: float = 1.0
-    spec: str = ".2f"
+    most: float = 100.0
+    spec: str = ".0f"
 
     def _draw(self, figure: Any) -> None:
-        sides = (LEFT / self.width, BOTTOM / self.height)
-        size = (1 - (LEFT + RIGHT) / self.width, 1 - (TOP + BOTTOM) / self.height)
-        axes = figure.add_axes((*sides, *size))
-        for row, values in enumerate(self.values):
-            for column, value in enumerate(values):
-                if not math.isfinite(value):
-                    continue
-                style, depth = ("s0" if value >= 0 else "s1"), min(abs(value) / self.most, 1)
-                colour = (COLOURS[style], 0.02 + 0.48 * depth)  # the number stays legible on it
-                x, y = column + CORNERS[0], row + CORNERS[1]
-                axes.fill(x, y, facecolor=colour, linewidth=0)
-                text = f"{value:{self.spec}}"
-                text = text.replace("0.", ".", 1) if float(text) else "0"
-                axes.text(column, row, text, ha="center", va="center")
+        left = LEFT + LEGEND_ROW  # names of rows are wider than numbers
+        size = (1 - (left + RIGHT) / self.width, 1 - (TOP + BOTTOM) / self.height)
+        axes = figure.add_axes((left / self.width, BOTTOM / self.height, *size))
+        for (row, column), value in np.ndenumerate(np.array(self.values)):
+            if not math.isfinite(value):
+                continue
+            colour = COLOURS["s0" if value >= 0 else "s1"]
+            depth = 0.02 + 0.48 * min(abs(value) / self.most, 1)  # the number stays legible
+            x, y = column + CORNERS[0], row + CORNERS[1]
+            axes.fill(x, y, facecolor=(colour, depth), linewidth=0)
+            text = f"{value:{self.spec}}"
+            axes.text(column, row, text if float(text) else "0", ha="center", va="center")
         axes.set_xticks(range(len(self.x_names)), self.x_names)
         axes.set_yticks(range(len(self.y_names)), self.y_names)
         axes.set_xlim(-0.5, len(self.x_names) - 0.5)
@@ -200,21 +201,20 @@ class Row:
     """A line of `Rows` under its name.
 
     Attributes:
-        parts: lengths of bars, one behind the other. ends: of an interval about the last end.
-        box: quantiles at 5, 25, 50, 75 and 95 %, and the mean.
+        parts: lengths of bars, one behind the other. ends: of an interval.
         style: of the box, or of the first part; the next part has the next.
     """
 
     name: str
     parts: Sequence[float] = ()
     ends: tuple[float, float] | None = None
-    box: Sequence[float] = ()
+    box: Spread | None = None
     style: int = 0
 
 
 @dataclass(frozen=True)
 class Rows(Chart):
-    """Bars or boxes that lie, one under the other, so that long names fit: `x_label` alone is used.
+    """Bars or boxes that lie, one under the other, so that long names fit; there is no y axis.
 
     Attributes:
         legend: of the parts of bars, in order.
@@ -225,24 +225,30 @@ class Rows(Chart):
 
     @classmethod
     def of(cls, alt: str, x_label: str, rows: Sequence[Row], **looks: Any) -> Rows:
-        """As high as its rows need."""
+        """As high as its rows need, half as wide as the page."""
         legend = LEGEND_ROW * len(looks.get("legend", ()))
-        height = round(TOP + BOTTOM + legend + ROW * len(rows))
-        return cls(alt, x_label, "", (), rows=rows, height=height, **looks)
+        height = TOP + BOTTOM + legend + ROW * len(rows)
+        return cls(alt, x_label, "", (), rows=rows, width=HALF, height=height, **looks)
 
-    def _narrow(self) -> Chart:
-        return replace(self, width=NARROW)
+    @classmethod
+    def boxes(cls, x_label: str, spreads: Mapping[str, Spread], **looks: Any) -> Rows:
+        """A box plot a name."""
+        rows = [Row(name, box=box, style=n % 6) for n, (name, box) in enumerate(spreads.items())]
+        medians = ", ".join(f"{name} {box.median:.2f}" for name, box in spreads.items())
+        return cls.of(f"Box plots of {x_label}; medians: {medians}.", x_label, rows, **looks)
 
     def _draw(self, figure: Any) -> None:
         top = TOP + LEGEND_ROW * len(self.legend)
         size = (1 - 2 * RIGHT / self.width, 1 - (top + BOTTOM) / self.height)
         axes = figure.add_axes((RIGHT / self.width, BOTTOM / self.height, *size))
         axes.grid(axis="x")
+        most = int((self.width - 2 * RIGHT) / CHARACTER)
         for place, row in enumerate(self.rows):
             handles = _draw_row(axes, row, -place)
-            axes.annotate(
-                row.name, (0, 0.12 - place), xycoords=("axes fraction", "data"), va="bottom"
+            name = (
+                row.name if len(row.name) <= most else f"{row.name[: most - 21]}…{row.name[-20:]}"
             )
+            axes.annotate(name, (0, 0.12 - place), xycoords=("axes fraction", "data"), va="bottom")
             if place == 0 and self.legend:
                 where = {"loc": "upper left", "bbox_to_anchor": (RIGHT / self.width, 1.0)}
                 figure.legend(handles, self.legend, **where)
@@ -263,16 +269,13 @@ def _draw_row(axes: Any, row: Row, y: float) -> list[Any]:
     colour = COLOURS[f"s{row.style}"]
     if row.ends is not None and np.isfinite(row.ends).all():
         axes.hlines(middle, *row.ends, colors=colour, linewidth=2)
-    if len(row.box):
-        low, first, median, third, high, mean = row.box
-        axes.hlines(middle, low, high, colors=colour)
-        axes.vlines((low, high), middle - half / 2, middle + half / 2, colors=colour)
-        looks = {"facecolor": COLOURS["paper"], "edgecolor": colour}
-        axes.barh(middle, third - first, 2 * half, left=first, **looks)
+    if (box := row.box) is not None:
+        axes.hlines([middle] * 2, [box.low, box.third], [box.first, box.high], colors=colour)
+        axes.vlines((box.low, box.high), middle - half / 2, middle + half / 2, colors=colour)
         looks = {"facecolor": (colour, 0.35), "edgecolor": colour}
-        axes.barh(middle, third - first, 2 * half, left=first, **looks)
-        axes.vlines(median, middle - half, middle + half, colors=colour, linewidth=3)
-        axes.plot([mean], [middle], marker="D", markersize=6, color=colour, linestyle="none")
+        axes.barh(middle, box.third - box.first, 2 * half, left=box.first, **looks)
+        axes.vlines(box.median, middle - half, middle + half, colors=colour, linewidth=3)
+        axes.plot([box.mean], [middle], marker="D", markersize=6, color=colour, linestyle="none")
     return handles
 
 

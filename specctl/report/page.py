@@ -28,7 +28,6 @@ TITLES = {
     "depth": "Acceptance by depth",
     "category": "Acceptance by category",
     "tcr": "Where accepted paths end in the order of confidence",
-    "profiles": "Acceptance length and uncertainty by terminal rank",
     "phi": "The drafter's uncertainty against acceptance",
     "confidence": "Confidence of accepted and rejected nodes",
     "entropy": "Acceptance by the drafter's entropy and the token's rank",
@@ -62,12 +61,34 @@ CODE = re.compile(r"(?<=[,/:])(?=\S)")
 """Where a command may, too."""
 
 
+PAPERS = {
+    "HeteroSpec": "arXiv:2505.13254",
+    "C2T": "arXiv:2502.13652",
+    "ECHO": "arXiv:2604.09603",
+    "MARS": "arXiv:2601.15498",
+    "AdaSD": "arXiv:2512.11280",
+}
+
+
 @dataclass(frozen=True)
 class Figure:
-    """Charts side by side under one caption."""
+    """Charts side by side under one caption; the width of a chart says how many stand in a row.
+
+    Attributes:
+        source: the paper whose figure this is, from other data, and which: `("ECHO", "Figure 4")`.
+    """
 
     caption: str
     charts: Sequence[Chart]
+    source: tuple[str, str] | None = None
+
+    @property
+    def origin(self) -> str:
+        """The source in words."""
+        if self.source is None:
+            return ""
+        paper, figure = self.source
+        return f" As {figure} of {paper}, {PAPERS[paper]}."
 
 
 @dataclass(frozen=True)

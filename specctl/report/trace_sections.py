@@ -1,4 +1,4 @@
-"""Sections on traces: static settings, acceptance, terminal ranks, Φ and confidence."""
+"""Sections on traces: static settings, acceptance by depth and category, Φ, confidence."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from typing import Any
 import numpy as np
 
 from specctl.formatting import Table, count, listed, number
-from specctl.report.charts import Chart, Series
+from specctl.report.charts import THIRD, Chart, Series
 from specctl.report.page import Figure, Section
-from specctl.report.paper_figures import like
 from specctl.report.result_sections import BY_PROMPT
-from specctl.results import CategoryFigures, ReplayScores, Separation, StaticPoint, TraceFigures
+from specctl.results import (
+    CategoryFigures,
+    ReplayScores,
+    Separation,
+    StaticPoint,
+    TraceFigures,
+)
 
 PROBABILITY = (0.0, 1.0)
 ENOUGH = 0.9
@@ -45,7 +50,7 @@ def reference(figures: TraceFigures) -> str:
     return f"{count(figures.num_reference, 'round')} of {figures.tree}, replayed"
 
 
-def _support_note(figures: TraceFigures) -> list[str]:
+def support_note(figures: TraceFigures) -> list[str]:
     if not figures.num_unsupported:
         return []
     part = figures.num_unsupported / figures.num_reference
@@ -246,66 +251,8 @@ def _name(category: CategoryFigures) -> str:
     return category.name or "(none)"
 
 
-def tcr_section(figures: TraceFigures) -> Section:
-    """Where accepted paths end in the order of confidence (arXiv:2505.13254, figure 1)."""
-    found = figures.ranks
-    if found is None:
-        return Section(
-            "tcr",
-            missing="No round accepted a draft token, so no accepted path ends anywhere. Collect "
-            "with a drafter that fits the target.",
-        )
-    p50, p90 = found.quantiles["p50"], found.quantiles["p90"]
-    ranks = list(range(1, len(found.counts) + 1))
-    shares = np.array(found.counts) / found.num_rounds
-    looks: dict[str, Any] = {"x_range": (0.0, len(ranks) + 1.0), "whole_x": True, "width": 460}
-    bars = Chart(
-        "Bar chart of the share of rounds by terminal confidence rank. Its largest share is "
-        f"{shares.max():.0%} at rank {int(shares.argmax()) + 1}.",
-        "TCR (rank)",
-        "share of rounds",
-        [Series("", ranks, shares.tolist(), kind="bars")],
-        **looks,
-    )
-    running = Chart(
-        f"Line chart of the cumulative share of rounds by rank: half by rank {p50}, 90% by rank "
-        f"{p90}.",
-        "TCR (rank)",
-        "cumulative share",
-        [Series("", ranks, shares.cumsum().tolist(), kind="area", style=2)],
-        y_range=PROBABILITY,
-        **looks,
-    )
-    columns = ("best part of the submitted tokens", "share of accepted paths that end in it")
-    rows = [(f"top {name}", value.text(".0%")) for name, value in found.top_shares.items()]
-    return Section(
-        "tcr",
-        reading=f"{found.top_shares['25%'].text('.0%')} of accepted paths end within the top "
-        f"quarter of the draft tokens submitted, by joint probability; half of them by rank {p50}, "
-        f"90% by rank {p90} of {found.num_draft_tokens}.",
-        basis=f"n = {count(found.num_rounds, 'round')} with an accepted token, of "
-        f"{reference(figures)} over {count(figures.num_prompts, 'prompt')}; "
-        f"{count(found.num_empty, 'round')} accepted nothing, {found.num_cut:,} cut by the end of "
-        f"the text left out; {BY_PROMPT}.",
-        figures=[
-            Figure(
-                "Where accepted paths end in the order of confidence. "
-                + like("1c and 1e", "HeteroSpec"),
-                [bars, running],
-            )
-        ],
-        tables=[Table("Concentration", columns, rows)],
-        notes=[
-            "A path of d tokens never ranks above d, because its ancestors outrank it: a peak at "
-            "the depth of the tree is the likeliest path accepted whole.",
-            *_support_note(figures),
-        ],
-        data=found,
-    )
-
-
 def phi_section(figures: TraceFigures) -> Section:
-    """Whether Φ foretells acceptance (after figure 4 of arXiv:2505.13254, which has TCR as x)."""
+    """Whether Φ foretells acceptance."""
     found = figures.phi
     if found is None:
         return Section("phi", missing="No round carries Φ: nothing was drafted.")
@@ -335,9 +282,15 @@ def phi_section(figures: TraceFigures) -> Section:
         basis=f"n = {count(found.num_rounds, 'round')} of {reference(figures)} over "
         f"{count(figures.num_prompts, 'prompt')}; {found.num_left_out:,} left out (cut by the end "
         f"of the text, or of another depth); Φ over {count(found.depth, 'level')}; {BY_PROMPT}.",
-        figures=[Figure("τ in ten bins of equally many rounds, at their mean Φ.", [chart])],
+        figures=[
+            Figure(
+                "τ in ten bins of equally many rounds, at their mean Φ. No figure of HeteroSpec: "
+                "its Figure 4, above, has TCR on the x axis.",
+                [chart],
+            )
+        ],
         tables=[Table.of("Bins of Φ", bins, columns)],
-        notes=_support_note(figures),
+        notes=support_note(figures),
         data=found,
     )
 
@@ -384,9 +337,9 @@ def confidence_section(figures: TraceFigures) -> Section:
                 [_density_chart(layer, edges, *reached) for layer in known[::step]],
             ),
             Figure(
-                "Joint probability of drafted nodes, accepted and rejected, drawn alike. "
-                + like("2 and 6 to 9", "ECHO"),
+                "Joint probability of drafted nodes, accepted and rejected, drawn alike.",
                 [_density_chart(node, edges, *accepted) for node in nodes[::step]],
+                ("ECHO", "Figure 2, which Figures 6 to 9 repeat for four pairs,"),
             ),
         ],
         tables=[
@@ -427,7 +380,7 @@ def _density_chart(
         ],
         x_range=PROBABILITY,
         y_range=(0.0, MAX_DENSITY),
-        width=340,
+        width=THIRD,
         height=240,
     )
 
