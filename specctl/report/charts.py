@@ -217,7 +217,7 @@ class Rows(Chart):
     """Bars or boxes that lie, one under the other, so that long names fit; there is no y axis.
 
     Attributes:
-        legend: of the parts of bars, in order.
+        legend: of the parts of bars, in order; short words.
     """
 
     rows: Sequence[Row] = ()
@@ -226,8 +226,7 @@ class Rows(Chart):
     @classmethod
     def of(cls, alt: str, x_label: str, rows: Sequence[Row], **looks: Any) -> Rows:
         """As high as its rows need, half as wide as the page."""
-        legend = LEGEND_ROW * len(looks.get("legend", ()))
-        height = TOP + BOTTOM + legend + ROW * len(rows)
+        height = TOP + BOTTOM + LEGEND_ROW * bool(looks.get("legend")) + ROW * len(rows)
         return cls(alt, x_label, "", (), rows=rows, width=HALF, height=height, **looks)
 
     @classmethod
@@ -238,7 +237,7 @@ class Rows(Chart):
         return cls.of(f"Box plots of {x_label}; medians: {medians}.", x_label, rows, **looks)
 
     def _draw(self, figure: Any) -> None:
-        top = TOP + LEGEND_ROW * len(self.legend)
+        top = TOP + LEGEND_ROW * bool(self.legend)
         size = (1 - 2 * RIGHT / self.width, 1 - (top + BOTTOM) / self.height)
         axes = figure.add_axes((RIGHT / self.width, BOTTOM / self.height, *size))
         axes.grid(axis="x")
@@ -251,7 +250,7 @@ class Rows(Chart):
             axes.annotate(name, (0, 0.12 - place), xycoords=("axes fraction", "data"), va="bottom")
             if place == 0 and self.legend:
                 where = {"loc": "upper left", "bbox_to_anchor": (RIGHT / self.width, 1.0)}
-                figure.legend(handles, self.legend, **where)
+                figure.legend(handles, self.legend, ncols=len(self.legend), **where)
         axes.set_ylim(0.5 - len(self.rows), 0.5)
         axes.set_yticks([])
         axes.set_xlim(self.x_range or (0, None))

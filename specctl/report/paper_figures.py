@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from specctl.formatting import Table, count, listed
+from specctl.formatting import Table, count, listed, number
 from specctl.report.charts import BACKGROUND, HALF, THIRD, Cells, Chart, Rows, Series
 from specctl.report.page import PAPERS, Figure, Section
 from specctl.report.result_sections import BY_PROMPT, spread_table
@@ -219,8 +219,9 @@ def margin_section(figures: TraceFigures) -> Section:
         )
     kinds = (("above", found.low_ranks), ("others", found.other_ranks))
     rows = [
-        (name, f"{sum(ranks):,}", *(f"{n / max(1, sum(ranks)):.1%}" for n in ranks))
+        (name, f"{num:,}", *(number(n / num if num else None, ".1%") for n in ranks))
         for name, ranks in kinds
+        for num in (sum(ranks),)
     ]
     columns = (f"z2 / z1 above {found.theta:g}", "positions", "the best", "the second", "lower")
     negative, undefined = (

@@ -117,17 +117,17 @@ def tune_results(
 
 def target_margins(**others: Any) -> results.TargetMargins:
     """Of ten positions, three of them undecided."""
-    sample = results.TopTwoSample(
-        first_logit=(5.0, 5.0, 5.0, 8.0),
-        second_logit=(4.9, 4.8, 4.7, 2.0),
-        first_prob=(0.4, 0.3, float("nan"), 0.9),
-        draft_rank=(1, 2, 3, 1),
+    sample = (
+        (5.0, 4.9, 0.4, 1),
+        (5.0, 4.8, 0.3, 2),
+        (5.0, 4.7, float("nan"), 3),
+        (8.0, 2.0, 0.9, 1),
     )
     told: dict[str, Any] = {"num_positions": 10, "num_negative": 1, "num_undefined": 2}
-    told |= {"theta": 0.9, "low_margin": around(0.3), "low_ranks": (1, 1, 1)}
+    told |= {"theta": 0.9, "low_margin": around(0.3), "low_ranks": (1, 1, 1), "sample": sample}
     told |= {"other_ranks": (6, 1, 0), "logit_edges": (0.0, 4.0, 8.0), "logits": (2, 8)}
-    told |= {"share_edges": (0.0, 0.5, 1.0), "logit_ratios": (3, 5), "prob_ratios": (7, 3)}
-    return results.TargetMargins(**told | {"sample": sample} | others)
+    told |= {"logit_ratios": (3, 5), "prob_ratios": (7, 3)}
+    return results.TargetMargins(**told | others)
 
 
 def spread(median: float) -> results.Spread:

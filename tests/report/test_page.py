@@ -109,7 +109,7 @@ def test_page_is_accessible(html: str) -> None:
 
 def test_every_section_says_something_and_on_what(full_page: Page) -> None:
     keys = [section.key for section in full_page.sections]
-    of_traces = ["pareto", "depth", "category", "tcr", "profiles", "phi", "confidence"]
+    of_traces = ["pareto", "depth", "category", "tcr", "phi", "confidence"]
     of_traces += ["entropy", "margins", "thresholds"]
     assert keys == ["recommendation", "policies", "runs", "ladder", *of_traces, "caveats"]
     for section in full_page.sections[:-1]:
