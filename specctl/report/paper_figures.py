@@ -14,7 +14,7 @@ from specctl.formatting import Table, count, listed, number
 from specctl.report.charts import BACKGROUND, HALF, THIRD, Cells, Chart, Rows, Series
 from specctl.report.page import PAPERS, Figure, Section
 from specctl.report.result_sections import BY_PROMPT, spread_table
-from specctl.report.trace_sections import PROBABILITY, reference, rows_of, support_note
+from specctl.report.trace_sections import density_chart, reference, rows_of, support_note
 from specctl.results import RankedRounds, Spread, StopThresholds, TargetMargins, TraceFigures
 
 MAX_CATEGORIES = 3
@@ -346,14 +346,21 @@ def threshold_section(figures: TraceFigures) -> Section:
         "The threshold of the relaxed acceptance is not drawn: it changes the text, so a log of "
         "the target's own text does not tell it.",
     ]
-    if any(map(any, (found.accepted.distances, found.rejected.distances))):
+    distances = {name: fate.distances for name, fate in fates.items()}
+    if any(map(any, distances.values())):
+        chart = density_chart(
+            "Densities of the Jensen-Shannon distance of drafter and target.",
+            "Jensen-Shannon distance (√bit)",
+            distances,
+            np.linspace(0, 1, len(found.accepted.distances) + 1).tolist(),
+        )
         caption = "How far the drafter's distribution is from the target's at these tokens."
-        drawings.append(Figure(caption, [_distance_chart(found)], ("AdaSD", "Figure 3")))
+        drawings.append(Figure(caption, [chart], ("AdaSD", "Figure 3")))
     else:
         notes.append("The log holds no js_distance; specctl collect --dense logs it.")
-    reading = "No token was rejected, so no threshold was learned."
+    reading = "No request learned a threshold: none rejected a token before its last round."
     medians = [value for value in found.quartiles[1] if np.isfinite(value)]
-    if medians and found.accepted.entropy and found.rejected.entropy:
+    if medians:
         drawings.append(
             Figure(
                 "The drafting threshold of requests as their answers grow: the median and the "
@@ -362,10 +369,10 @@ def threshold_section(figures: TraceFigures) -> Section:
                 [_path_chart(found, medians)],
             )
         )
+        accepted, rejected = (number(f.entropy and f.entropy.mean) for f in fates.values())
         reading = (
-            f"Accepted tokens were drafted at a mean entropy of {found.accepted.entropy.mean:.2f} "
-            f"nats, first rejected ones at {found.rejected.entropy.mean:.2f}; the median threshold "
-            f"ends at {medians[-1]:.2f}."
+            f"Accepted tokens were drafted at a mean entropy of {accepted} nats, first rejected "
+            f"ones at {rejected}; the median threshold ends at {medians[-1]:.2f}."
         )
     if found.num_unsupported:
         part = found.num_unsupported / found.num_rounds
@@ -381,29 +388,6 @@ def threshold_section(figures: TraceFigures) -> Section:
         tables=[spread_table("Tokens that were tested, a mean a request", spreads)],
         notes=notes,
         data=found,
-    )
-
-
-def _distance_chart(found: StopThresholds) -> Chart:
-    num_steps = len(found.accepted.distances)
-    middles = ((np.arange(num_steps) + 0.5) / num_steps).tolist()
-    fates = (("accepted", found.accepted.distances), ("first rejected", found.rejected.distances))
-    return Chart(
-        "Densities of the Jensen-Shannon distance of drafter and target, accepted and first "
-        "rejected tokens.",
-        "Jensen-Shannon distance (√bit)",
-        "density",
-        [
-            Series(
-                f"{name} (n={sum(counts):,})",
-                middles,
-                (np.array(counts) * num_steps / max(1, sum(counts))).tolist(),
-                kind="area",
-                style=style,
-            )
-            for style, (name, counts) in enumerate(fates)
-        ],
-        x_range=PROBABILITY,
     )
 
 

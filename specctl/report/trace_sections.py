@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -119,7 +119,7 @@ def _static_chart(
         "replayed policies",
         [p.ratios["verified_per_token"].value for p in policies],
         [p.tau for p in policies],
-        names=[p.policy for p in policies],
+        names=[p.policy.rpartition("/")[2] for p in policies],
         kind="points",
         style=1,
     )
@@ -334,11 +334,11 @@ def confidence_section(figures: TraceFigures) -> Section:
             Figure(
                 "Layer confidence of rounds that reached the depth and of those that did not: "
                 f"probability density in steps of {SHOWN_WIDTH}, cut at {MAX_DENSITY:g}.",
-                [_density_chart(layer, edges, *reached) for layer in known[::step]],
+                [_separation_chart(layer, edges, *reached) for layer in known[::step]],
             ),
             Figure(
                 "Joint probability of drafted nodes, accepted and rejected, drawn alike.",
-                [_density_chart(node, edges, *accepted) for node in nodes[::step]],
+                [_separation_chart(node, edges, *accepted) for node in nodes[::step]],
                 ("ECHO", "Figure 2, which Figures 6 to 9 repeat for four pairs,"),
             ),
         ],
@@ -357,28 +357,37 @@ def confidence_section(figures: TraceFigures) -> Section:
     )
 
 
-def _density_chart(
+def density_chart(
+    alt: str,
+    x_label: str,
+    counts: Mapping[str, Sequence[int]],
+    edges: Sequence[float],
+    **looks: Any,
+) -> Chart:
+    """Probability densities of counts in bins of [0, 1], drawn over each other."""
+    middles = (np.arange(round(1 / SHOWN_WIDTH)) + 0.5) * SHOWN_WIDTH
+    series = [
+        Series(
+            f"{name} (n={sum(of):,})",
+            middles.tolist(),
+            densities(of, edges).tolist(),
+            kind="area",
+            style=style,
+        )
+        for style, (name, of) in enumerate(counts.items())
+    ]
+    return Chart(alt, x_label, "density", series, x_range=PROBABILITY, **looks)
+
+
+def _separation_chart(
     depth: Separation, edges: Sequence[float], accepted: str, rejected: str
 ) -> Chart:
-    middles = (np.arange(round(1 / SHOWN_WIDTH)) + 0.5) * SHOWN_WIDTH
-    return Chart(
+    return density_chart(
         f"Depth {depth.depth}: densities of joint probability, {accepted} and {rejected}; AUC "
         f"{number(depth.auc.value)}.",
         f"joint probability, depth {depth.depth}",
-        "density",
-        [
-            Series(
-                f"{label} (n={sum(counts):,})",
-                middles.tolist(),
-                densities(counts, edges).tolist(),
-                kind="area",
-                style=style,
-            )
-            for style, (label, counts) in enumerate(
-                ((accepted, depth.accepted), (rejected, depth.rejected))
-            )
-        ],
-        x_range=PROBABILITY,
+        {accepted: depth.accepted, rejected: depth.rejected},
+        edges,
         y_range=(0.0, MAX_DENSITY),
         width=THIRD,
         height=240,

@@ -248,14 +248,18 @@ def test_thresholds(figures: results.TraceFigures) -> None:
     never = {"rejected": rejected, "quartiles": 3 * ((NAN,),), "paths": ()}
     told = {"thresholds": found.model_copy(update=never)}
     section = threshold_section(figures.model_copy(update=told))
-    assert section.reading == "No token was rejected, so no threshold was learned."
+    assert section.reading == "No request learned a threshold: none rejected a token before its last round."
     assert len(section.figures) == 1
-    distances = {"accepted": found.accepted.model_copy(update={"distances": (1, 3)})}
-    distances |= {"rejected": found.rejected.model_copy(update={"distances": (0, 2)})}
+    half = 24 * (0,) + (1, 3) + 24 * (0,)
+    distances = {"accepted": found.accepted.model_copy(update={"distances": half})}
+    distances |= {"rejected": found.rejected.model_copy(update={"distances": 50 * (0,)})}
     told = {"thresholds": found.model_copy(update=distances)}
     density = threshold_section(figures.model_copy(update=told)).figures[1]
     assert density.source == ("AdaSD", "Figure 3")
-    assert [list(one.y) for one in density.charts[0].series] == [[0.5, 1.5], [0, 2]]
+    accepted, rejected = density.charts[0].series
+    assert list(accepted.y)[23:27] == pytest.approx([0, 12.5, 37.5, 0]), "steps of .02"
+    assert not any(rejected.y)
+    assert rejected.label == "first rejected (n=0)"
 
 
 # ----------------------------------------------------------------- of the page
