@@ -515,19 +515,14 @@ def read_chains(
         extra: further columns of the nodes table to keep.
         on_positions: called with the positions of each finished chunk.
     """
-    held = held_together(log.each(chain_of, extra=extra, on_positions=on_positions))
-    support = replace(log.support, top_k=1, width=1)
-    return replace(log, support=support, held=held, prompts=None)
-
-
-def held_together(chunks: Iterable[LogChunk]) -> tuple[LogChunk, ...]:
-    """The requests of many small chunks in few of the usual size."""
     groups: list[list[LogChunk]] = [[]]
-    for chunk in chunks:
+    for chunk in log.each(chain_of, extra=extra, on_positions=on_positions):
         if sum(part.num_nodes for part in groups[-1]) >= CHUNK_NODES:
             groups.append([])
         groups[-1].append(chunk)
-    return tuple(join_chunks(group) for group in groups if group)
+    held = tuple(join_chunks(group) for group in groups if group)
+    support = replace(log.support, top_k=1, width=1)
+    return replace(log, support=support, held=held, prompts=None)
 
 
 _OF_NODES = ("on_path", "known", "draft_logp", "entropy", "topk_entropy")

@@ -7,14 +7,14 @@ likeliest paths (dense) ────► AdaSD's tokens and thresholds (arXiv:251
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from specctl.logs.positions import Floats, Longs
-from specctl.logs.tree_log import LogChunk, Support, chain_of, held_together
+from specctl.logs.positions import Bools, Floats, Longs
+from specctl.logs.tree_log import LogChunk, Support, chain_of, join_chunks
 from specctl.policy import EntropyStop, build_shape
 from specctl.policy.adasd import EntropyStopShape
 from specctl.policy.mars import Mars
@@ -43,20 +43,28 @@ class PaperCounts:
     """What the figures are made of, gathered a chunk at a time.
 
     Args:
-        sampling: of the traces. drawn: draft tokens were drawn from the drafter, so that their
-            order among siblings says nothing.
+        sampling: of the traces. prompt_ids: in the order of the resamples.
+        drawn: draft tokens were drawn from the drafter, so that their order among siblings says
+            nothing.
     """
 
     def __init__(
-        self, sampling: Mapping[str, Any], support: Support, *, is_dense: bool, drawn: bool
+        self,
+        sampling: Mapping[str, Any],
+        support: Support,
+        prompt_ids: Sequence[str],
+        *,
+        is_dense: bool,
+        drawn: bool,
     ) -> None:
         plain = {"temperature": (0, 1), "top_k": (0,), "top_p": (1,)}
-        self._plain = all(sampling[name] in values for name, values in plain.items())
+        self._is_plain = all(sampling[name] in values for name, values in plain.items())
         self._support, self._is_dense = support, is_dense
         self._is_ranked = support.top_k > 0 and not drawn
+        self._codes = {name: code for code, name in enumerate(prompt_ids)}
         cells = (len(ENTROPY_BOUNDS), min(MAX_RANKS, support.top_k))
         self._cells = np.zeros((3, *cells))  # nodes, their probabilities, accepted ones
-        self._tops: list[dict[str, Any]] = []
+        self._tops: list[Floats] = []  # first logit, second, probability of the first, rank, prompt
         self._chains: list[LogChunk] = []
 
     def watched(self, chunks: Iterable[LogChunk]) -> Iterator[LogChunk]:
@@ -102,21 +110,13 @@ class PaperCounts:
         held = exists[:, 0] & np.isfinite(first[:, 0] + second[:, 0] + rank[:, 0])
         best, gap = first[held, 0], first[held, 0] - second[held, 0]
         rank, exists = rank[held], exists[held]
-        # Of the best token; that of the second tells it too, by the difference of their logits.
-        told = np.where(rank == 2, logp[held] + gap[:, None], logp[held])
-        told = np.where(exists & (rank <= 2) & self._plain, told, -np.inf).max(1)
-        prob = np.where(np.isfinite(told), np.exp(told), np.nan)
-        prompt = chunk.positions.prompt[chunk.positions.request[rows[held]]]
-        names = np.array(chunk.positions.prompt_ids, object)
-        self._tops.append(
-            {
-                "first": best,
-                "second": best - gap,
-                "prob": prob,
-                "rank": np.minimum(rank[:, 0], 3).astype(np.int64),
-                "prompt": names[prompt],
-            }
-        )
+        # A child that is the target's best or second gives the log-probability of the best.
+        best_logp = np.where(rank == 2, logp[held] + gap[:, None], logp[held])
+        best_logp = np.where(exists & (rank <= 2) & self._is_plain, best_logp, -np.inf).max(1)
+        prob = np.where(np.isfinite(best_logp), np.exp(best_logp), np.nan)
+        prompt = [self._codes[name] for name in chunk.positions.row_prompts[rows[held]]]
+        columns = (best, best - gap, prob, np.minimum(rank[:, 0], 3), prompt)
+        self._tops.append(np.stack(columns, 1))
 
     def entropy_ranks(self) -> EntropyRanks | None:
         """None where no node counts."""
@@ -133,44 +133,39 @@ class PaperCounts:
             accepted_frac=accepted_frac,
         )
 
-    def margins(
-        self, prompt_ids: tuple[str, ...], resamples: Resamples, *, seed: int
-    ) -> TargetMargins | None:
+    def margins(self, resamples: Resamples, *, seed: int) -> TargetMargins | None:
         """None where the log holds no logits of the target.
 
         Args:
-            prompt_ids: in the order of the resamples. seed: of the sample.
+            seed: of the sample.
         """
-        if not any(len(part["first"]) for part in self._tops):
+        if not any(map(len, self._tops)):
             return None
-        of = {name: np.concatenate([p[name] for p in self._tops]) for name in self._tops[0]}
-        first, second, rank = of["first"], of["second"], of["rank"]
+        first, second, prob, ranks, prompts = np.concatenate(self._tops).T
+        rank = ranks.astype(np.int64)
         defined = second > 0  # then so is the first
         ratio = np.where(defined, second / np.where(defined, first, 1.0), np.nan)
         theta = Mars().theta
         low = ratio > theta
-        codes = {name: code for code, name in enumerate(prompt_ids)}
-        prompt = np.array([codes[name] for name in of["prompt"]], np.int64)
         logits, edges = np.histogram(first, NUM_LOGITS)
         generator = np.random.default_rng(seed)
         drawn = generator.choice(len(first), min(SAMPLE_SIZE, len(first)), replace=False)
-        sampled = (values[drawn].tolist() for values in (first, second, of["prob"], rank))
-
-        def ranks(chosen: Any) -> Any:
-            return tuple(np.bincount(rank[chosen], minlength=4)[1:].tolist())
-
+        sampled = (values[drawn].tolist() for values in (first, second, prob, rank))
+        low_ranks, other_ranks = (
+            tuple(np.bincount(rank[chosen], minlength=4)[1:].tolist()) for chosen in (low, ~low)
+        )
         return TargetMargins(
             num_positions=len(first),
             num_negative=int((first < 0).sum()),
             num_undefined=int((~defined).sum()),
             theta=theta,
-            low_margin=resamples.mean(low, prompt),
+            low_margin=resamples.mean(low, prompts.astype(np.int64)),
             logit_edges=tuple(edges.tolist()),
             logits=tuple(logits.tolist()),
             logit_ratios=_steps(ratio[defined]),
             prob_ratios=_steps(np.exp(second - first)),
-            low_ranks=ranks(low),
-            other_ranks=ranks(~low),
+            low_ranks=low_ranks,
+            other_ranks=other_ranks,
             sample=tuple(zip(*sampled, strict=True)),
         )
 
@@ -178,10 +173,7 @@ class PaperCounts:
         """None of live traces, which hold no round but those that ran."""
         if not self._chains:
             return None
-        shape = EntropyStop(between="rejected", min_samples=1)
-        shape = shape.model_copy(update={"window": min(shape.window, self._support.depth)})
-        parts = [_walked(shape, chunk) for chunk in held_together(self._chains)]
-        return _thresholds(shape, parts)
+        return _stop_thresholds(join_chunks(self._chains), self._support.depth)
 
 
 def _steps(values: Floats) -> tuple[int, ...]:
@@ -189,18 +181,15 @@ def _steps(values: Floats) -> tuple[int, ...]:
     return tuple(np.histogram(values, NUM_STEPS, (0, 1))[0].tolist())
 
 
-# ----------------------------------------------------------------- AdaSD
-
-
 @torch.inference_mode()
-def _walked(shape: EntropyStop, chunk: LogChunk) -> dict[str, Any]:
-    """AdaSD's rounds over Q requests of R positions.
+def _stop_thresholds(chunk: LogChunk, depth: int) -> StopThresholds:
+    """AdaSD's rounds over Q requests of R positions, no deeper than the log.
 
-    Returns:
-        `threshold` `[R]`, in force at each position, infinite where it did not act yet; `length`
-        `[Q]`; of T tested tokens `request`, `accepted`, `entropy` and `distance`; `num_rounds` and
-        `num_unsupported`.
+    Args:
+        chunk: chains, with the column `js_distance`.
     """
+    shape = EntropyStop(between="rejected", min_samples=1)
+    shape = shape.model_copy(update={"window": min(shape.window, depth)})
     rule = build_shape(shape)
     assert isinstance(rule, EntropyStopShape)
     positions = chunk.positions
@@ -213,29 +202,14 @@ def _walked(shape: EntropyStop, chunk: LogChunk) -> dict[str, Any]:
         tested.append((positions.request[step.rows[place]], accepted, node))
         num_rounds += len(step.rows)
         num_unsupported += int((step.draft.expansions.missing > 0).sum())
+    threshold = threshold[np.maximum.accumulate(last)]  # that of the round which emits a position
+    threshold[~np.isfinite(threshold)] = np.nan  # none was learned yet
     request, accepted, node = (np.concatenate(column) for column in zip(*tested, strict=True))
-    return {
-        "threshold": threshold[np.maximum.accumulate(last)],
-        "length": np.diff(positions.start),
-        "request": request,
-        "accepted": accepted,
-        "entropy": chunk.entropy.numpy()[node].astype(np.float64),
-        "distance": chunk.extra[DISTANCE][node].astype(np.float64),
-        "num_rounds": num_rounds,
-        "num_unsupported": num_unsupported,
-    }
+    entropy = chunk.entropy.numpy()[node].astype(np.float64)
+    distance = chunk.extra[DISTANCE][node].astype(np.float64)
+    lengths = np.diff(positions.start)
 
-
-def _thresholds(shape: EntropyStop, parts: list[dict[str, Any]]) -> StopThresholds:
-    lengths = np.concatenate([part["length"] for part in parts])
-    before = np.cumsum([0, *(len(part["length"]) for part in parts)])
-    request = np.concatenate([p["request"] + n for p, n in zip(parts, before[:-1], strict=True)])
-    accepted, entropy, distance, threshold = (
-        np.concatenate([part[name] for part in parts])
-        for name in ("accepted", "entropy", "distance", "threshold")
-    )
-
-    def signals(fate: Any) -> TestedSignals:
+    def signals(fate: Bools) -> TestedSignals:
         spreads = []
         for values in (entropy, distance):
             known = fate & np.isfinite(values)
@@ -249,9 +223,8 @@ def _thresholds(shape: EntropyStop, parts: list[dict[str, Any]]) -> StopThreshol
 
     longest = int(lengths.max())
     grid = np.unique(np.linspace(0, longest - 1, min(MAX_PLACES, longest)).astype(int))
-    place = np.minimum((np.cumsum(lengths) - lengths)[:, None] + grid, len(threshold) - 1)
+    place = np.minimum(positions.start[:-1, None] + grid, len(threshold) - 1)
     table = np.where(grid < lengths[:, None], threshold[place], np.nan)
-    table[~np.isfinite(table)] = np.nan
     some = np.isfinite(table).any(0)
     quartiles = np.full((3, len(grid)), np.nan)
     quartiles[:, some] = np.nanquantile(table[:, some], (0.25, 0.5, 0.75), axis=0)
@@ -262,8 +235,8 @@ def _thresholds(shape: EntropyStop, parts: list[dict[str, Any]]) -> StopThreshol
     return StopThresholds(
         policy=f"adasd-paper:window={shape.window}",
         num_requests=len(lengths),
-        num_rounds=sum(part["num_rounds"] for part in parts),
-        num_unsupported=sum(part["num_unsupported"] for part in parts),
+        num_rounds=num_rounds,
+        num_unsupported=num_unsupported,
         accepted=signals(accepted),
         rejected=signals(~accepted),
         positions=tuple((grid + 1).tolist()),

@@ -67,19 +67,20 @@ def score(
                 for label, run, table in zip(labels, runs, tables, strict=True)
             ]
         )
-    return [
-        PolicyScores(
-            policy=label,
-            scorer_features=run.policy.shape.scorer.features
-            if isinstance(run.policy.shape, ScoredTree)
-            else None,
-            pooled=pooled,
-            by_category=tuple(categories),
+    scores = []
+    by_policy = zip(labels, runs, zip(*found, strict=True), strict=True)
+    for label, run, (pooled, *categories) in by_policy:
+        shape = run.policy.shape
+        features = shape.scorer.features if isinstance(shape, ScoredTree) else None
+        scores.append(
+            PolicyScores(
+                policy=label,
+                scorer_features=features,
+                pooled=pooled,
+                by_category=tuple(categories),
+            )
         )
-        for label, run, (pooled, *categories) in zip(
-            labels, runs, zip(*found, strict=True), strict=True
-        )
-    ]
+    return scores
 
 
 def _groups(run: Rounds) -> Iterator[tuple[str, Bools]]:

@@ -99,6 +99,7 @@ def trace_figures(
     papers = PaperCounts(
         header.sampling,
         opened.support,
+        rounds.prompt_ids,
         is_dense=log is not None,
         drawn=isinstance(acceptance, Ratio),
     )
@@ -125,14 +126,14 @@ def trace_figures(
         tau=_tau(reference, resamples),
         depths=acceptance_by_depth(rounds, resamples),
         categories=tuple(_categories(rounds, reference, resamples)),
-        ranks=_terminal_ranks(rounds, reference, resamples),
+        ranks=_terminal_ranks(reference, rounds.categories, resamples),
         phi=_phi_acceptance(reference, resamples),
         confidence=confidence,
         statics=()
         if log is None
         else tuple(sweep(log, resamples, rounds.prompt_ids, on_positions)),
         entropy_ranks=papers.entropy_ranks(),
-        margins=papers.margins(rounds.prompt_ids, resamples, seed=seed),
+        margins=papers.margins(resamples, seed=seed),
         thresholds=papers.thresholds(),
     )
 
@@ -314,47 +315,49 @@ def _tau(rounds: ReferenceRounds, resamples: Resamples) -> Interval:
 
 
 def _terminal_ranks(
-    rounds: RoundTable, reference: ReferenceRounds, resamples: Resamples
+    rounds: ReferenceRounds, categories: Sequence[str], resamples: Resamples
 ) -> TerminalRanks | None:
     """Where accepted paths end; None where nothing was accepted."""
-    whole = reference.pick(~reference.is_cut)
+    whole = rounds.pick(~rounds.is_cut)
     used = whole.pick(whole.tcr > 0)
     if not len(used.tcr):
         return None
-    most = int(reference.submitted.max()) - 1
-
-    def ranked(name: str | None, rounds: ReferenceRounds) -> RankedRounds:
-        has_phi = _comparable_phi(rounds)[1]
-        by_rank = [rounds.tcr == rank for rank in range(1, most + 1)]
-        return RankedRounds(
-            name=name,
-            num_prompts=len(np.unique(rounds.prompt)),
-            num_rounds=len(rounds.tcr),
-            counts=tuple(int(chosen.sum()) for chosen in by_rank),
-            tau=tuple(_tau(rounds.pick(chosen), resamples) for chosen in by_rank),
-            mean_phi=tuple(
-                float(rounds.phi[chosen].mean()) if chosen.any() else float("nan")
-                for chosen in (here & has_phi for here in by_rank)
-            ),
-            quantiles=rank_quantiles(rounds.tcr),
-        )
-
-    sizes = np.bincount(used.category, minlength=len(rounds.categories))
-    largest = np.argsort(-sizes, kind="stable")
+    most = int(rounds.submitted.max()) - 1
+    top_shares = {
+        f"{s:.0%}": resamples.mean(used.tcr <= np.ceil(s * (used.submitted - 1)), used.prompt)
+        for s in TOP_SHARES
+    }
+    sizes = np.bincount(used.category, minlength=len(categories))
     return TerminalRanks(
         num_empty=len(whole.tcr) - len(used.tcr),
-        num_cut=int(reference.is_cut.sum()),
+        num_cut=int(rounds.is_cut.sum()),
         num_draft_tokens=most,
-        top_shares={
-            f"{s:.0%}": resamples.mean(used.tcr <= np.ceil(s * (used.submitted - 1)), used.prompt)
-            for s in TOP_SHARES
-        },
-        whole=ranked(None, used),
+        top_shares=top_shares,
+        whole=_ranked(None, used, most, resamples),
         categories=tuple(
-            ranked(rounds.categories[code], used.pick(used.category == code))
-            for code in largest
-            if sizes[code] and rounds.categories[code]
+            _ranked(categories[code], used.pick(used.category == code), most, resamples)
+            for code in np.argsort(-sizes, kind="stable")
+            if sizes[code] and categories[code]
         ),
+    )
+
+
+def _ranked(
+    name: str | None, rounds: ReferenceRounds, most: int, resamples: Resamples
+) -> RankedRounds:
+    """Rounds that accepted a token, by rank up to `most`."""
+    has_phi = _comparable_phi(rounds)[1]
+    phis = rounds.phi[has_phi]
+    sums = sums_by(rounds.tcr[has_phi] - 1, most, [phis, np.ones(len(phis))])
+    by_rank = [rounds.pick(rounds.tcr == rank) for rank in range(1, most + 1)]
+    return RankedRounds(
+        name=name,
+        num_prompts=len(np.unique(rounds.prompt)),
+        num_rounds=len(rounds.tcr),
+        counts=tuple(len(of.tcr) for of in by_rank),
+        tau=tuple(_tau(of, resamples) for of in by_rank),
+        mean_phi=tuple(first_over_second(sums).tolist()),
+        quantiles=rank_quantiles(rounds.tcr),
     )
 
 

@@ -26,7 +26,7 @@ NAME_ROW, LEGEND_ROW = 14, 18
 """Heights of a name beside a point and of a line of the legend, px."""
 NARROW = 360
 """Width of the drawing for a phone; those that are hardly wider serve both."""
-HALF, THIRD = 460, 340
+HALF, THIRD = 430, 340
 """Widths of two and of three drawings beside each other; one alone has that of `Chart`."""
 MANY = 24
 """Points of a line above which it carries no marks."""
@@ -51,8 +51,6 @@ SETTINGS: Any = {
     "legend.frameon": False, "legend.borderpad": 0.2, "legend.borderaxespad": 0.0,
     "legend.handlelength": 1.8,
 }  # fmt: skip
-CORNERS = np.array([[-0.5, 0.5, 0.5, -0.5], [-0.5, -0.5, 0.5, 0.5]])
-"""x and y of those of a square."""
 Box = tuple[float, float, float, float]
 """Left, right, bottom and top, px."""
 
@@ -110,10 +108,8 @@ class Chart:
         """The drawing, and beside a wide one its twin for phones; the style sheet shows one."""
         if self.width <= 1.3 * NARROW:
             return self.svg()
-        return self.svg("chart wide") + self._narrow().svg("chart narrow")
-
-    def _narrow(self) -> Chart:
-        return replace(self, width=NARROW, height=min(self.height, 290))
+        narrow = replace(self, width=NARROW, height=min(self.height, 290))
+        return self.svg("chart wide") + narrow.svg("chart narrow")
 
     def svg(self, css_class: str = "chart") -> str:
         """The chart as markup, every text in it escaped."""
@@ -184,8 +180,7 @@ class Cells(Chart):
                 continue
             colour = COLOURS["s0" if value >= 0 else "s1"]
             depth = 0.02 + 0.48 * min(abs(value) / self.most, 1)  # the number stays legible
-            x, y = column + CORNERS[0], row + CORNERS[1]
-            axes.fill(x, y, facecolor=(colour, depth), linewidth=0)
+            axes.bar(column, 1, 1, row - 0.5, facecolor=(colour, depth), linewidth=0)
             text = f"{value:{self.spec}}"
             axes.text(column, row, text if float(text) else "0", ha="center", va="center")
         axes.set_xticks(range(len(self.x_names)), self.x_names)
@@ -244,9 +239,9 @@ class Rows(Chart):
         most = int((self.width - 2 * RIGHT) / CHARACTER)
         for place, row in enumerate(self.rows):
             handles = _draw_row(axes, row, -place)
-            name = (
-                row.name if len(row.name) <= most else f"{row.name[: most - 21]}…{row.name[-20:]}"
-            )
+            name = row.name
+            if len(name) > most:
+                name = f"{name[: most - 21]}…{name[-20:]}"
             axes.annotate(name, (0, 0.12 - place), xycoords=("axes fraction", "data"), va="bottom")
             if place == 0 and self.legend:
                 where = {"loc": "upper left", "bbox_to_anchor": (RIGHT / self.width, 1.0)}

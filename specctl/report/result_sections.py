@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 from specctl.formatting import Table, count, listed, number
 from specctl.report.charts import BACKGROUND, Row, Rows
 from specctl.report.page import Figure, Section
-from specctl.results import LadderResult, PolicyFigures, ReplayScores, RunScores, Spread
+from specctl.results import (
+    LadderResult,
+    PolicyFigures,
+    PolicyScores,
+    ReplayScores,
+    RunScores,
+    Spread,
+)
 
 BY_PROMPT = "95% intervals resample prompts"
 MAX_CATEGORIES = 3
@@ -123,40 +130,37 @@ def _ablation(replay: ReplayScores) -> list[Figure]:
     fitted = [policy for policy in replay.policies if policy.scorer_features]
     if len({policy.scorer_features for policy in fitted}) < 2:
         return []
-    lengths: list[Row] = []
-    verified: list[Row] = []
-    for policy in replay.policies:
-        features = policy.scorer_features
-        if not features and policy.policy != replay.baseline:
-            continue
-        of, style = policy.pooled, 0 if features else BACKGROUND
-        name = " + ".join(features or (of.policy,))
-        for rows, key, bound, per in (
-            (lengths, "mean_acceptance_length", "tokens_per_call", 1),
-            (verified, "verified_per_token", "verified_tokens", of.num_tokens),
-        ):
-            if of.is_marked:
-                low, high = of.bounds[bound].low / per, of.bounds[bound].high / per
-                rows.append(Row(f"{name}*: {low:.2f} to {high:.2f}", (), (low, high), style=style))
-            else:
-                value = of.ratios[key]
-                ends = (value.low, value.high)
-                text = f"{name}: {value.text('.2f')}"
-                rows.append(Row(text, (value.value,), ends, style=style))
+    shown = [p for p in replay.policies if p.scorer_features or p.policy == replay.baseline]
+    charts = []
+    for label, key, bound in (
+        ("τ (tokens per call)", "mean_acceptance_length", "tokens_per_call"),
+        ("verified tokens per output token", "verified_per_token", "verified_tokens"),
+    ):
+        rows = [_ablation_row(policy, key, bound) for policy in shown]
+        alt = f"Bars of {label}: {'; '.join(row.name for row in rows)}."
+        charts.append(Rows.of(alt, label, rows))
     return [
         Figure(
             "Scorers by the features that they read, beside the baseline; a line without a bar is "
             "the range that the log leaves open.",
-            [
-                Rows.of(f"Bars of {label}: {'; '.join(row.name for row in rows)}.", label, rows)
-                for label, rows in (
-                    ("τ (tokens per call)", lengths),
-                    ("verified tokens per output token", verified),
-                )
-            ],
+            charts,
             ("C2T", "Table 1"),
         )
     ]
+
+
+def _ablation_row(policy: PolicyScores, key: str, bound: str) -> Row:
+    """A bar with its interval, or the range of a marked policy."""
+    of, features = policy.pooled, policy.scorer_features
+    style = 0 if features else BACKGROUND
+    name = " + ".join(features or (policy.policy,))
+    if of.is_marked:
+        per = of.num_tokens if bound == "verified_tokens" else 1
+        low, high = of.bounds[bound].low / per, of.bounds[bound].high / per
+        return Row(f"{name}*: {low:.2f} to {high:.2f}", ends=(low, high), style=style)
+    value = of.ratios[key]
+    text = f"{name}: {value.text('.2f')}"
+    return Row(text, (value.value,), (value.low, value.high), style=style)
 
 
 def runs_section(run: RunScores | None) -> Section:

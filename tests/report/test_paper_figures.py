@@ -248,7 +248,10 @@ def test_thresholds(figures: results.TraceFigures) -> None:
     never = {"rejected": rejected, "quartiles": 3 * ((NAN,),), "paths": ()}
     told = {"thresholds": found.model_copy(update=never)}
     section = threshold_section(figures.model_copy(update=told))
-    assert section.reading == "No request learned a threshold: none rejected a token before its last round."
+    assert (
+        section.reading
+        == "No request learned a threshold: none rejected a token before its last round."
+    )
     assert len(section.figures) == 1
     half = 24 * (0,) + (1, 3) + 24 * (0,)
     distances = {"accepted": found.accepted.model_copy(update={"distances": half})}
