@@ -339,6 +339,11 @@ class EchoConfig(Record):
         default="none",
         group="common",
     )
+    batch_size: PositiveInt | None = option(
+        None,
+        "Requests together for which K_max is fitted to the cost model (Eq. 2)",
+        default="no K_max is fitted",
+    )
     delta: Probability = option(0.8, "Area under the ROC curve that makes a level a sweet spot")
     max_gates: PositiveInt = option(3, "Gates at most")
     thresholds: Literal["youden", "cost"] = option(
