@@ -153,6 +153,12 @@ BY_SIGNAL = {
     "sqrt_entropy": ROOTS,
     "entropy_bound": PROBS,
 }
+EAGLE3_STOP = {
+    **{"signal": "entropy_bound", "threshold": 0.15},
+    **{"window": 8, "top_k": 10, "num_tokens": 60},
+}
+"""The threshold is ours: on the embedded pair it costs the share of τ that HeteroSpec's Table 11
+states (docs/concepts.md)."""
 STOP = Family(
     record=SignalStop,
     rule=signal_stop_shape,
@@ -162,7 +168,7 @@ STOP = Family(
         "confidence": {"signal": "confidence", "threshold": 0.4},
         "svip": {"signal": "sqrt_entropy", "threshold": 0.3, "keep_last": False},
         "adaedl": {"signal": "entropy_bound"},
-        "adaedl-eagle3": {"signal": "entropy_bound", "window": 8, "top_k": 10, "num_tokens": 60},
+        "adaedl-eagle3": EAGLE3_STOP,
     },
     grids={
         "confidence": grid(threshold=PROBS, window=WINDOWS),

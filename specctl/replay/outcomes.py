@@ -143,9 +143,11 @@ def check_replayable(policy: Policy) -> None:
     if not isinstance(policy.budget, PerRequest):
         raise UsageError(
             f"replay of {policy.name}, position by position",
-            expected="a policy that decides for one request at a time",
-            found=f"budget {policy.budget.kind}, shared by a batch",
-            fix="give --in-order, or a --batch-size above 1: either simulates the batch",
+            expected="a policy without a budget for the whole batch, which only simulated rounds "
+            "share",
+            found=f"+{policy.budget.kind}",
+            fix="add --in-order for one request at a time, or --batch-size above 1 and --cost-model "
+            "for several together",
         )
 
 

@@ -223,7 +223,7 @@ class ScoredConfig(Record):
 
     Attributes:
         nodes: which logged nodes, which features and label.
-        num_tokens, keep_leaves, running_min, min_level_prob: see `ScoredTree`.
+        num_tokens, keep_leaves, min_level_prob: see `ScoredTree`.
     """
 
     nodes: NodeConfig = NodeConfig()
@@ -243,7 +243,6 @@ class ScoredConfig(Record):
     keep_leaves: bool = option(
         True, "Verify also nodes that reach beta beyond the second Top-K; without: the paper"
     )
-    running_min: bool = True
     min_level_prob: Probability = option(
         0.0, "Of all nodes together that a level would expand, below which drafting stops"
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -118,7 +118,7 @@ def shape_of(scorer: Scorer, config: ScoredConfig, beta: float) -> ScoredTree:
     return ScoredTree(
         scorer=scorer,
         beta=beta,
-        **config.model_dump(include={"keep_leaves", "num_tokens", "running_min", "min_level_prob"}),
+        **config.model_dump(include={"keep_leaves", "num_tokens", "min_level_prob"}),
         **config.nodes.model_dump(include={"predicts", "depth", "first_top_k", "second_top_k"}),
     )
 
@@ -127,11 +127,12 @@ def open_rule(scorer: Scorer, config: ScoredConfig) -> Any:
     """The rule that keeps everything, with its scores closed along paths.
 
     A cap on nodes plays no part in the curve, and a threshold reaches a node only through its
-    ancestors, so the running minimum shows what is kept whether the policy takes it or not.
+    ancestors, so the running minimum of joint scores shows what is kept.
     """
     shape = shape_of(scorer, config, 0.0)
-    whole = {"running_min": True, "num_tokens": None, "min_level_prob": 0.0}
-    return build_shape(shape.model_copy(update=whole))
+    whole = {"num_tokens": None, "min_level_prob": 0.0}
+    rule: Any = build_shape(shape.model_copy(update=whole))
+    return replace(rule, combine=rule.combine or torch.minimum)
 
 
 def choose_beta(curve: Curve, config: ScoredConfig) -> float:

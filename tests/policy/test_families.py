@@ -176,7 +176,6 @@ REFUSED: list[tuple[type[Record], dict[str, Any], str]] = [
     (ScoredTree, {**SCORE, "beta": 1.5}, "beta"),
     (ScoredTree, {**SCORE, "beta": NAN}, "beta"),
     (ScoredTree, {**SCORE, "depth": 12}, "1111 nodes, more than 1024"),
-    (ScoredTree, {**SCORE, "running_min": False, "num_tokens": 9}, "needs running_min"),
     *[
         (record, fields, named)
         for record in (EntropyStop, JensenShannon)

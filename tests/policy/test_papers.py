@@ -268,7 +268,7 @@ def test_c2ts_tree(seed: int) -> None:
     fields = {name: options[name] for name in names}
     assert options["depth"] == 11
     # The network reads log joint probability: a monotone transform of the paper's feature.
-    shape = ScoredTree(scorer=random_network(seed), running_min=False, depth=4, **fields)
+    shape = ScoredTree(scorer=random_network(seed), depth=4, **fields)
     compare(shape, lambda law: c2t(law, shape), 18, 150)
 
 
