@@ -243,7 +243,9 @@ def fit_echo(
         clock = partial(model.verify_us, batch_size=batch, context_tokens=context)
         most = saturation_tokens(clock, batch, settings.num_tokens)
         settings = settings.model_copy(update={"max_tokens": most})
-        said.append(f"K_max {most} of batches of {batch} at {context:.0f} tokens of context (Eq. 2)")
+        said.append(
+            f"K_max {most} of batches of {batch} at {context:.0f} tokens of context (Eq. 2)"
+        )
     replayer = Replayer(log, None if model is None else model.replayed_us, threads)
     with console.progress("positions", opened.num_rows("rounds")) as tick:
         found = gate_rows(log, settings.open_shape, num_threads=threads, on_positions=tick)

@@ -133,7 +133,7 @@ def uncertainty(record: SignalStop) -> Uncertain:
 
 
 def withholds(record: SignalStop) -> str | None:
-    """Why a record's stop is not predictable; see `Family.withholds`.
+    """The reason why a record's stop is not predictable; see `Family.withholds`.
 
     A stop behind the token is: it decides about the tokens that follow. So is one before it on the
     entropy of the distribution that it will be drawn from.
@@ -154,8 +154,11 @@ BY_SIGNAL = {
     "entropy_bound": PROBS,
 }
 EAGLE3_STOP = {
-    **{"signal": "entropy_bound", "threshold": 0.15},
-    **{"window": 8, "top_k": 10, "num_tokens": 60},
+    "signal": "entropy_bound",
+    "threshold": 0.15,
+    "window": 8,
+    "top_k": 10,
+    "num_tokens": 60,
 }
 """The threshold is ours: on the embedded pair it costs the share of τ that HeteroSpec's Table 11
 states (docs/concepts.md)."""

@@ -146,8 +146,8 @@ def check_replayable(policy: Policy) -> None:
             expected="a policy without a budget for the whole batch, which only simulated rounds "
             "share",
             found=f"+{policy.budget.kind}",
-            fix="add --in-order for one request at a time, or --batch-size above 1 and --cost-model "
-            "for several together",
+            fix="add --in-order for one request at a time, or --batch-size above 1 and "
+            "--cost-model for several",
         )
 
 

@@ -190,7 +190,7 @@ def table_of(shape: Shape) -> Table | None:
 
 
 def recapture_reason(old: Shape, new: Shape) -> str | None:
-    """Why a buffer and the graphs of `old` cannot serve `new`; None if they can.
+    """The reason why a buffer and the graphs of `old` cannot serve `new`; None if they can.
 
     Bins may plan less than was captured: depth and size are numbers of the buffer there.
     """

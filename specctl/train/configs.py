@@ -107,7 +107,7 @@ RICH_FEATURES = (
 
 
 class NodeConfig(Record):
-    """Which logged nodes to fit to, and what of them; `seed` is that of the sample."""
+    """The logged nodes to fit to, and their features; `seed` is that of the sample."""
 
     features: tuple[str, ...] = option(
         DEFAULT_FEATURES["conditional"],
@@ -464,7 +464,7 @@ THETAS = {
 
 
 class MarsConfig(Record):
-    """Which thresholds of relaxed acceptance are tried, and under which contract."""
+    """The thresholds of relaxed acceptance that are tried, and the contract."""
 
     mode: Literal["alg1", "sound", "code_v1"] = option(
         "sound", "sound, alg1 (greedy, the paper) or code_v1 (as released)"
@@ -531,7 +531,7 @@ class AdasdConfig(Record):
 
 
 class ClipConfig(Record):
-    """Which clips of AdaSD's acceptance are tried, and under which contract.
+    """The clips of AdaSD's acceptance that are tried, and the contract.
 
     Clips are in square roots of bits; `min_samples` and `half_life` as in the stop, `variant` and
     `deny_token_ids` as in `JensenShannon`.

@@ -179,6 +179,7 @@ def shape_with(config: EchoConfig, gates: Sequence[Gate]) -> SparseGates:
 
 # --------------------------------------------------------------------------- the batch's cap
 
+
 def saturation_tokens(
     verify_us: Callable[[Floats], Floats], batch_size: int, num_tokens: int
 ) -> int:
