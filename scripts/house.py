@@ -48,8 +48,9 @@ HELD = {
     PLAIN: 2960,
     # Of these 90 are chains: by batch size, and in place of trees (part 2); 120 the marginal rule
     # of levels and a table of acceptance, 25 ECHO's reranked tree and words of papers,
-    # 175 ratio verification of drafts that are drawn, and which stops it may have (part 4).
-    "policy": 4050,
+    # 175 ratio verification of drafts that are drawn, and which stops it may have, 20 AdaEDL on a
+    # tree (part 4).
+    "policy": 4060,
     "artifacts": 3130,  # 25 the twin and the self-test of a table of acceptance (part 4)
     "registry": 2715,  # the first digits of a digest
     # 60 refuse words before models load, 35 skip prompts that are too long, 35 name a misspelt
@@ -63,13 +64,16 @@ HELD = {
     # 810 read engines' logs, metrics and responses and say what they mean, 210 put together prompts
     # that span segments (part 2).
     "logs": 5800,
-    "train": 5205,  # 215 the table of acceptance, 120 presets of papers and their Eq. 2 (part 4)
+    # 215 the table of acceptance, 120 presets of papers and their Eq. 2, 40 K_max fitted to a clock,
+    # 40 heat maps of scorers (part 4).
+    "train": 5290,
     # 425 engines in replay and tuning, 590 their step times as a clock (part 2), 70 ranges in rows
     # of replay and the base tree of the traces, 150 SpecDecode-Bench's own definition of speed-up
     # with its table and refusals (part 3), 210 a profile's check of itself, 180 named clocks and
     # what they do not know, 210 the time of policies' own decisions, 60 waiting told from work
-    # 10 Φ of the path of highest own probability, 300 figures of papers (part 4).
-    "replay": 10315,
+    # 10 Φ of the path of highest own probability, 300 figures of papers, 10 artifacts of another
+    # pair (part 4).
+    "replay": 10325,
     # 280 the answer in front: gains, distance, picture, engines; 45 measured runs, 50 terms that
     # are explained and text that breaks at the right places, 30 drawings for phones, less 120
     # replaced (part 3). 650 figures of papers: sections, heat maps, bars and boxes (part 4).
@@ -77,8 +81,8 @@ HELD = {
     # 110 lines are examples of help, 70 its groups, 60 config.toml, 100 --wide, --help-all and what
     # an interrupted verb left, 90 options of shared verbs on lines of their own, 570 quickstart and
     # doctor, 20 check choices of every verb, 25 replay several imports (part 3).
-    # 30 --preset (part 4).
-    "cli": 4115,  # 150 export, 40 profile --from, 25 weigh an import, 10 --unfinished (part 2)
+    # 45 --preset, K_max by a clock (part 4).
+    "cli": 4130,  # 150 export, 40 profile --from, 25 weigh an import, 10 --unfinished (part 2)
     # 530 for prompts that span segments, 800 for what engines log, 450 for their batching, 1400 for
     # the plugin (part 2). 60 what to set, for a report (part 3).
     # 1,950 the plugin inside vLLM, 1,310 exports to four engines (part 2), 40 of drafts that are

@@ -72,7 +72,7 @@ class TraceFacts(PairFacts):
 
 
 def not_in_it(untimed: Sequence[str] | None) -> str:
-    """What follows the words on a clock where it lacks the time of decisions."""
+    """The words behind a clock's where it lacks the time of decisions."""
     if not untimed:
         return ""
     names = ", ".join(untimed)

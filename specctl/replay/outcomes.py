@@ -55,7 +55,7 @@ WITHOUT_ENTROPY = (
     SparseGates,
 )
 """Shapes that never look at an entropy, so that the log's need not be read."""
-RANKED = (RootOnly, Chain, SignalStop, StaticTree, FullTree, JointThreshold)
+RANKED = (RootOnly, Chain, StaticTree, FullTree, JointThreshold)
 """Shapes whose known nodes stand whatever is unknown below less likely ones, so that bounds are
 close: they expand and submit by joint probability alone, or are chains, which end where the log
 does."""
@@ -143,9 +143,11 @@ def check_replayable(policy: Policy) -> None:
     if not isinstance(policy.budget, PerRequest):
         raise UsageError(
             f"replay of {policy.name}, position by position",
-            expected="a policy that decides for one request at a time",
-            found=f"budget {policy.budget.kind}, shared by a batch",
-            fix="give --in-order, or a --batch-size above 1: either simulates the batch",
+            expected="a policy without a budget for the whole batch, which only simulated rounds "
+            "share",
+            found=f"+{policy.budget.kind}",
+            fix="add --in-order for one request at a time, or --batch-size above 1 and "
+            "--cost-model for several",
         )
 
 
@@ -161,7 +163,7 @@ def text_columns(policies: Iterable[Policy]) -> tuple[str, ...]:
 
 def is_ranked(shape: Shape) -> bool:
     """Whether bounds of a shape are close, see `RANKED`."""
-    is_chain = (isinstance(shape, EntropyStop) and shape.top_k == 1) or (
+    is_chain = (isinstance(shape, EntropyStop | SignalStop) and shape.top_k == 1) or (
         isinstance(shape, ScoredTree) and shape.first_top_k == 1
     )
     return is_chain or isinstance(shape, RANKED)

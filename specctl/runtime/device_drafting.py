@@ -278,7 +278,7 @@ class PruneDecider(StaticDecider):
 
 
 def not_by_kernels(shape: Shape, rule: ShapeRule) -> str | None:
-    """Why a shape drafts by its torch rule; None if kernels can draft it."""
+    """The reason why a shape drafts by its torch rule; None if kernels can draft it."""
     if not isinstance(shape, RootOnly | Chain | StaticTree):
         table = table_of(shape)
         if table is None:

@@ -242,8 +242,8 @@ def _bad_setting(spec: str, given: dict[str, _Given], error: UsageError, fix: st
 def _given(
     spec: str, piece: str, load: Callable[[str], Artifact], *, is_first: bool
 ) -> list[_Given]:
-    """What a piece gives: the first one a shape and all else of an artifact, others what replaces
-    a budget or an acceptance."""
+    """The parts that a piece gives: the first one a shape and all else of an artifact, others
+    a budget or an acceptance that replaces one."""
     if names_artifact(piece):
         artifact = load(piece)
         policy = artifact.policy

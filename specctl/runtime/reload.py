@@ -21,7 +21,6 @@ from specctl.errors import LossyPolicyError, UsageError
 from specctl.features import RECENT_TOKENS, check_registered
 from specctl.kernels.policy_eval.layout import (
     BinTable,
-    Combine,
     GateTable,
     Network,
     PruneTable,
@@ -181,18 +180,17 @@ def table_of(shape: Shape) -> Table | None:
     if isinstance(scorer, FfnScorer):
         w2, b2 = np.array(scorer.w2, np.float32), scorer.b2[0]
         network = Network(scorer.features, *folded_layer(scorer), w2, b2)
-    combine: Combine = "min" if shape.running_min else "none"
     return PruneTable(
         min_score=lowest_logp(shape.beta),
         own="network" if network else "given",
-        combine="add" if shape.predicts == "conditional" else combine,
+        combine=shape.combine,
         keep_leaves=shape.keep_leaves,
         network=network,
     )
 
 
 def recapture_reason(old: Shape, new: Shape) -> str | None:
-    """Why a buffer and the graphs of `old` cannot serve `new`; None if they can.
+    """The reason why a buffer and the graphs of `old` cannot serve `new`; None if they can.
 
     Bins may plan less than was captured: depth and size are numbers of the buffer there.
     """

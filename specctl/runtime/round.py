@@ -317,7 +317,7 @@ class Round:
     # drafting
 
     def _not_by_kernels(self) -> str | None:
-        """Why kernels do not draft; None if they do."""
+        """The reason why kernels do not draft; None if they do."""
         setting = self.setting
         if not self.is_static:
             return f"no graphs on {setting.target.device.type}, or they are off"
