@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 
 import torch
 
-from specctl.errors import DeviceMemoryError, InvariantError
+from specctl.errors import DeviceMemoryError, InvariantError, UsageError
 from specctl.policy import Policy
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.capture import GraphCounters, GraphSettings
@@ -89,7 +89,7 @@ class DecodeLoop:
         self.decisions = check_decisions(decisions)
         self.policy, rules = policy, self._rules(policy)
         self.drafter, self.graph_counters = rules.drafter, GraphCounters()
-        self._room = tree_room(rules.shape)
+        self._room = tree_room(rules)
         if graphs == "auto":
             graphs = GraphSettings()
         self.setting = RoundSetting(
@@ -127,6 +127,13 @@ class DecodeLoop:
     def _rules(self, policy: Policy) -> Runnable:
         device, drafter, size = self.target.device, self.given_drafter, self.batch_size
         rules = runnable(policy, drafter, device, size, self.eos_ids, self.decisions)
+        if policy.copies is not None and self.observer is not None:
+            raise UsageError(
+                f"recorded rounds of {policy.name}",
+                expected="drafts with the probabilities that a row of traces holds",
+                found="copies of the text, which have none",
+                fix="record the policy without copy, and measure it with specctl run",
+            )
         return guarded(policy, rules, size, self.deadline_us)
 
     def _allocate(self, rules: Runnable) -> Round:
@@ -288,7 +295,8 @@ class DecodeLoop:
                 )
                 for active in actives
             ]
-            self.round.upload(facts, [active.output for active in actives])
+            prompts = [active.request.prompt_ids for active in actives]
+            self.round.upload(facts, [active.output for active in actives], prompts)
             self._changed = False
         found = self.round.play(watch)
         self._book_times()  # of the round before: by now its events are over
@@ -312,6 +320,7 @@ class DecodeLoop:
                 accepted=min(row.num_tokens - 1, len(tokens)),
                 emitted=len(tokens),
                 levels=row.num_levels,
+                is_copy=row.is_copy,
                 is_fallback=found.is_static_plan or bool(row.faulty),
             )
         self._untimed = watch, actives

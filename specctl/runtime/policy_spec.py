@@ -1,6 +1,7 @@
 """Policies by name: `ar`, `chain:num_draft_tokens=6`, `eagle2:depth=8+survival:max_tokens=64`, an
 artifact folder, a reference such as `s3://bucket/registry/NAME@prod`, or several composed: a shape,
-then `+` what replaces its budget or acceptance. docs/policies.md lists the words and settings.
+then `+` its copies and what replaces its budget or acceptance. docs/policies.md lists the words and
+settings.
 
 A registry is asked about a reference before a folder is looked at. Whoever may write to a shared
 folder could otherwise put a folder of the same words beside the histories, and that would be loaded
@@ -33,11 +34,9 @@ from specctl.errors import (
     refusals_of,
 )
 from specctl.policy import (
-    PerRequest,
     Policy,
     StepCost,
     StepCosts,
-    Strict,
     check_costs,
     parse_policy,
     with_costs,
@@ -60,7 +59,7 @@ class NamedPolicy:
     """A policy, what to call it in tables, and the artifact it came from, if it is one whole.
 
     Attributes:
-        parts: artifacts by the part that they gave (`shape`, `budget`, `acceptance`).
+        parts: artifacts by the part that they gave (`shape`, `copies`, `budget`, `acceptance`).
         spec: the user's words for it.
     """
 
@@ -230,6 +229,8 @@ def _bad_setting(spec: str, given: dict[str, _Given], error: UsageError, fix: st
     what, cause = f"policy {spec!r}", error.__cause__
     assert isinstance(cause, ValidationError)
     place, rule, kind, _ = violated_rule(cause)
+    if place[:1] == ("copies",):  # the one part of one kind, which its place does not name
+        place = ("copies", "copy", *place[1:])
     if len(place) < 3:  # not part, kind, field
         return UsageError(what, expected="parts that go together", found=rule, fix=fix)
     part, _, field, *_ = place
@@ -247,16 +248,12 @@ def _given(
     if names_artifact(piece):
         artifact = load(piece)
         policy = artifact.policy
-        parts: dict[str, Record] = {"shape": policy.shape} if is_first else {}
-        own = {"budget": policy.budget, "acceptance": policy.acceptance}
-        parts |= {
-            part: one for part, one in own.items() if not isinstance(one, PerRequest | Strict)
-        }
+        parts = ({"shape": policy.shape} if is_first else {}) | policy.additions
         if not parts:
             raise UsageError(
                 f"policy {spec!r}",
-                expected="an artifact with a budget or an acceptance of its own behind '+'",
-                found=f"{piece}, which has neither",
+                expected="an artifact with copies, a budget or an acceptance behind '+'",
+                found=f"{piece}, which has none",
                 fix="put the artifact that gives the shape first",
             )
         return [_Given(part, one.model_dump(mode="json"), artifact) for part, one in parts.items()]
@@ -312,7 +309,7 @@ def names_artifact(piece: str) -> bool:
 
 
 def part_of(piece: str) -> str | None:
-    """`shape`, `budget` or `acceptance`, by the piece's first word; None for an unknown one."""
+    """The part of a piece, by its first word; None for an unknown one."""
     name = re.split("[:+]", piece, maxsplit=1)[0]
     return next((part for part, known in WORDS.items() if name in known), None)
 
@@ -356,8 +353,7 @@ def record_of(piece: str) -> dict[str, Any]:
 def words_of(policy: Policy) -> str | None:
     """The words that stand for a policy, the inverse of `record_of`; None where a part has no word
     or a setting cannot be said in one: what was fitted is named by its artifact."""
-    parts = (policy.shape, policy.budget, policy.acceptance)
-    found = [_words_of_part(one) for one in parts if not isinstance(one, PerRequest | Strict)]
+    found = [_words_of_part(one) for one in (policy.shape, *policy.additions.values())]
     return None if None in found else "+".join(map(str, found))
 
 
