@@ -132,7 +132,7 @@ class Policy(Record):
     def _without_none(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         found: dict[str, Any] = write(self)
         if self.copies is None:
-            del found["copies"]
+            found.pop("copies", None)
         return found
 
     @property

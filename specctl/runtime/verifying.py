@@ -443,4 +443,4 @@ class RowOutcome(NamedTuple):
     def of(cls, outcome: list[int]) -> RowOutcome:
         """The row, its tokens without their padding."""
         size, end = len(FACTS), len(FACTS) + outcome[0]
-        return cls(*outcome[:size], outcome[size:end])
+        return cls._make([*outcome[:size], outcome[size:end], False])
