@@ -64,7 +64,7 @@ HELD = {
     # 810 read engines' logs, metrics and responses and say what they mean, 210 put together prompts
     # that span segments (part 2).
     "logs": 5800,
-    # 215 the table of acceptance, 120 presets of papers and their Eq. 2, 40 K_max fitted to a clock,
+    # 215 the table of acceptance, 120 presets of papers and their Eq. 2, 40 K_max by a clock,
     # 40 heat maps of scorers (part 4).
     "train": 5290,
     # 425 engines in replay and tuning, 590 their step times as a clock (part 2), 70 ranges in rows
