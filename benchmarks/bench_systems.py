@@ -71,7 +71,7 @@ def measured(given: argparse.Namespace, work: Path) -> None:
     who = Roster(fitted(half, work, may_fit=not given.no_fits))
     path = given.out / "systems.json"
     before = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    settings = {name: str(value) for name, value in vars(given).items()}
+    settings = {name: common.named(value) for name, value in vars(given).items()}
     found, paired = Found(bench), Paired.of(len(bench.held_out), SEED)
     result = {
         "machine": common.machine("cpu"),

@@ -140,13 +140,11 @@ def order(rows: Sequence[Row], name: str, figure: str, num_fits: int) -> str:
         )
         agree = sum(x < y for x, y in zip(a, b, strict=True))
         if agree < num_fits:
-            unstable.append(f"{one[name]} before {other[name]} in {agree} of {num_fits}")
-    words = ", ".join(row[name] for row in ranked)
+            unstable.append(f"*{one[name]}* before *{other[name]}* in {agree} of {num_fits}")
+    words = ", ".join(f"*{row[name]}*" for row in ranked)
     rest = "; ".join(unstable)
-    said = (
-        f"all but these pairs keep it in every one of the {num_fits} fits: {rest}." if rest else ""
-    )
-    return f"Order: {words}; " + (said or f"the same in every one of the {num_fits} fits.")
+    said = f"all pairs keep that order in every one of the {num_fits} fits"
+    return f"least first: {words}; {said}" + (f" but for these: {rest}." if rest else ".")
 
 
 # --------------------------------------------------------------------------- parts
@@ -211,7 +209,8 @@ def _papers(result: dict[str, Any], results: Path) -> Iterable[str]:
                     f" {row['system'].split()[1]} nodes"
                     for row in c2t
                 )
-                + ", 11 levels",
+                + f", 11 levels; the log holds {100 * min(r['support'] for r in c2t):.0f} % of what"
+                " it asks for",
                 "the plain threshold of joint probability, which learns nothing, has"
                 f" {' and '.join(change(r['threshold_at_equal_tau_baseline']) for r in c2t)}",
             ),
@@ -223,7 +222,8 @@ def _papers(result: dict[str, Any], results: Path) -> Iterable[str]:
                 f" {change(echo['levels_over_baseline'])}, tokens"
                 f" {change(echo['verified_over_baseline'])} over EAGLE-3 (8 levels, 60 nodes)",
                 "a closed gate ends the draft, and one request has nobody to give its tokens to."
-                " Youden's J closes too often; bars of .1, .05, .02 cost"
+                " Youden's J closes too often; bars of .1, .05, .02, set by hand on prompts that"
+                " overlap these, cost"
                 f" {change(low['tau_over_baseline'])} of τ, the paper's order of loss, for"
                 f" {change(low['levels_over_baseline'])} levels",
             ),
@@ -397,7 +397,7 @@ def _shapes(result: dict[str, Any]) -> Iterable[str]:
     known = [row for row in at if row["tokens"]["value"] is not None]
     least = min(row["support"] for row in result["shapes"])
     yield prose(f"""
-        At N 16: {order(known, "shape", "tokens", num_fits)} A dash: a fit's curve does not reach
+        At N 16, {order(known, "shape", "tokens", num_fits)} A dash: a fit's curve does not reach
         that τ. The log holds at least {100 * least:.0f} % of what any shape asked for (`support`);
         what it lacks counts as rejected, against the shape.
     """)
@@ -413,7 +413,8 @@ def _speed(result: dict[str, Any]) -> Iterable[str]:
         Time a token over the tuned static setting (chains and trees of every depth; plain decoding
         is one), each family's setting chosen on training prompts. In brackets, the most levels of
         the setting, and its time over the fastest static setting of just as many levels: what is
-        left when depth is taken out. One request:
+        left when depth is taken out. The survival table is [the marginal rule](survival.md), of
+        nodes and of levels. One request:
     """)
 
     def cell(row: Row) -> str:
@@ -456,7 +457,7 @@ def _speed(result: dict[str, Any]) -> Iterable[str]:
     )
     yield prose(
         *(
-            f"At one request on the {words} clock: "
+            f"At one request on the {words} clock, "
             + order([at_one[clock, name] for name in names], "family", "time_over_static", num_fits)
             for clock, words in CLOCKS.items()
         )

@@ -56,10 +56,9 @@ def test_an_order_is_called_stable_only_where_every_fit_has_it() -> None:
         {"name": "control", "time": figure(-0.15)},
     ]
     said = order(rows, "name", "time", 2)
-    assert said.startswith("Order: a, b, control; ")
-    assert "b before control in 1 of 2" in said
-    assert "a before" not in said
-    assert order(rows[1:], "name", "time", 2).endswith("the same in every one of the 2 fits.")
+    assert said.startswith("least first: *a*, *b*, *control*; ")
+    assert said.endswith("but for these: *b* before *control* in 1 of 2.")
+    assert order(rows[1:], "name", "time", 2).endswith("in every one of the 2 fits.")
 
 
 def test_numbers_in_words() -> None:
