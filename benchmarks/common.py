@@ -76,6 +76,6 @@ def report(
 def named(value: object) -> str:
     """A setting in words; of files their names, since folders are of one machine alone."""
     if isinstance(value, list | tuple):
-        return ", ".join(map(_named, value))
+        return ", ".join(map(named, value))
     text = str(value)
     return Path(text).name if "/" in text else text
