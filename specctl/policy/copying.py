@@ -26,14 +26,14 @@ class CopyText(Record):
 
     Attributes:
         min_length: tokens at the text's end that must agree.
-        max_tokens: drafted, root not counted; a copy that reaches the text's end goes on in itself.
+        max_draft_tokens: of a copy; one that reaches the text's end goes on in itself.
         window: tokens looked at, the text's last ones.
         prompt: the prompt is part of the text. Traces hold no prompts, so replay cannot tell.
     """
 
     kind: Literal["copy"] = "copy"
     min_length: Annotated[int, Field(ge=1, le=16)] = 2
-    max_tokens: Depth = 12
+    max_draft_tokens: Depth = 12
     window: Annotated[int, Field(ge=2, le=1 << 16)] = 1024
     prompt: bool = False
 
@@ -45,7 +45,7 @@ class CopyText(Record):
         """
         longest = max(self.min_length, SUFFIX_TOKENS)
         padded = torch.nn.functional.pad(recent, (longest, 0), value=NO_TEXT)
-        copy = copy_of(padded, self.max_tokens, longest)
+        copy = copy_of(padded, self.max_draft_tokens, longest)
         return copy._replace(length=copy.length * (copy.length >= self.min_length))
 
 
@@ -53,5 +53,5 @@ COPY = Family(
     record=CopyText,
     rule=lambda record: record.find,
     words={"copy": {}},
-    grids={"copy": grid(min_length="1 2 3 4", max_tokens="4 6 8 12")},
+    grids={"copy": grid(min_length="1 2 3", max_draft_tokens="6 12")},
 )

@@ -54,12 +54,12 @@ def copied_rounds(policy: Policy, chunk: LogChunk) -> CopiedRounds | None:
         for rows in batches(chunk.positions.num_rows, BATCH_POSITIONS)
     ]
     is_copy, accepted = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return CopiedRounds(is_copy, Outcomes.of(accepted, verified=1 + copies.max_tokens))
+    return CopiedRounds(is_copy, Outcomes.of(accepted, verified=1 + copies.max_draft_tokens))
 
 
 def _copied(copies: CopyText, chunk: LogChunk, rows: slice, window: int) -> tuple[Bools, Ints]:
     """Of some positions, whether they copy, and the copied tokens that the text takes."""
     copy = copies.find(recent_text(chunk, rows, window))
-    agrees = copy.token_ids == text_behind(chunk, rows, copies.max_tokens)
+    agrees = copy.token_ids == text_behind(chunk, rows, copies.max_draft_tokens)
     accepted = agrees.cumprod(1).sum(1).to(torch.int32)
     return (copy.length > 0).numpy(), accepted.numpy()

@@ -87,7 +87,9 @@ class Rounds:
         outcomes = {field.name: getattr(self.outcomes, field.name) for field in fields(Outcomes)}
         ones = np.ones(len(self.request))
         time_us = np.nan * ones if clock is None else clock(self)
-        return {"calls": ones, "tokens": self.emitted, **outcomes, "time_us": time_us}
+        copied = (self.outcomes.levels == 0) & (self.outcomes.verified > 1)
+        summed = {"calls": ones, "tokens": self.emitted, **outcomes, "copied": copied}
+        return {**summed, "time_us": time_us}
 
 
 Clock = Callable[[Rounds], Floats]

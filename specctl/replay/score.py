@@ -21,12 +21,14 @@ RATIOS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "verified_per_token": lambda s: s["verified"] / s["tokens"],
     "levels_per_call": lambda s: s["levels"] / s["calls"],
     "draft_utilisation": lambda s: s["accepted"] / (s["verified"] - s["calls"]),
+    "copied_share": lambda s: s["copied"] / s["calls"],
     "mean_tcr": lambda s: s["tcr"] / s["num_tcr"],
     "tokens_per_s": lambda s: 1e6 * s["tokens"] / s["time_us"],
     "tpot_us": lambda s: s["time_us"] / s["tokens"],
 }
-"""Ratios of sums. `draft_utilisation` is accepted over submitted draft tokens; `tpot_us` the time
-per output token; both times are the cost model's, rounds only."""
+"""Ratios of sums. `draft_utilisation` is accepted over submitted draft tokens; `copied_share`, of
+policies that copy, the rounds that did; `tpot_us` the time per output token; both times are the
+cost model's, rounds only."""
 COMPARED = ("calls", "verified", "time_us")
 """Sums whose ratio to the baseline's is reported, paired by prompt."""
 
@@ -109,7 +111,9 @@ def _figures(
     total = dict(zip(names, sums.sum(0).tolist(), strict=True))
     rounds = requests[run.request]
     has_time = bool(np.isfinite(total["time_us"]))
-    ratios = [n for n in RATIOS if has_time or n not in ("tokens_per_s", "tpot_us")]
+    left_out = {*(() if has_time else ("tokens_per_s", "tpot_us"))}
+    left_out |= {*(() if run.policy.copies else ("copied_share",))}
+    ratios = [name for name in RATIOS if name not in left_out]
     support = 1 - total["missing"] / max(1.0, total["wanted"])
     censored = total["censored"] / total["calls"]
     return PolicyFigures(

@@ -73,7 +73,7 @@ class Runnable:
     @property
     def num_copied(self) -> int:
         """Tokens of a copy; 0 where none are drafted."""
-        return 0 if self.copies is None else self.copies.max_tokens
+        return 0 if self.copies is None else self.copies.max_draft_tokens
 
     @property
     def max_depth(self) -> int:
