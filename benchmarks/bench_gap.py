@@ -1,10 +1,10 @@
 """The gap to the best tree: the marginal rule and what can feed it, beside the tuned static tree.
 
 Replayed: each family's setting is chosen on training prompts under a cost model and measured on the
-others, beside the ladder's R_feat and R_prob, and beside a drafter that only copies the text. A
-policy's own time is not in these figures. Live (`--live N`): the chosen settings decode N held-out
-prompts in one run, prompt by prompt in rotating order, so that drift of the machine hits all alike;
-there it is. Ratios are paired by prompt.
+others, beside the ladder's R_feat and R_prob; copies of the text stand alone and before the
+threshold. A policy's own time is not in these figures. Live (`--live N`): the chosen settings
+decode N held-out prompts in one run, prompt by prompt in rotating order, so that drift of the
+machine hits all alike; there it is. Ratios are paired by prompt.
 
     specctl collect PROMPTS -o DENSE --dense --max-new-tokens 64
     specctl profile -o cost_model.json --batch-sizes 1 --threads 1
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,10 @@ import torch
 from common import RESULTS, report
 
 from specctl.collect.prompts import load_prompt_files
-from specctl.features import copy_of
-from specctl.logs.logged_draft import recent_text
 from specctl.logs.node_sample import logged_nodes, sample_nodes
-from specctl.logs.positions import Floats, Longs
+from specctl.logs.positions import Floats
 from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog
+from specctl.logs.tree_log import DenseLog
 from specctl.policy import (
     AcceptanceTable,
     Chain,
@@ -41,13 +39,12 @@ from specctl.policy import (
     Scorer,
     StaticTree,
 )
+from specctl.policy.copying import CopyText
 from specctl.replay.config import LadderConfig
 from specctl.replay.cost.files import load_cost_model
-from specctl.replay.cost.model import Steps
 from specctl.replay.ladder.build import build_ladder
 from specctl.replay.ladder.tally import LoadClock, column, tally_rounds, tokens_per_us
 from specctl.replay.rounds import replay
-from specctl.replay.submissions import submissions_of
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.load import load_pair
@@ -106,9 +103,17 @@ def static_grid(deepest: int) -> Iterator[Policy]:
                     yield Policy(shape=StaticTree(depth=depth, top_k=top_k, num_tokens=size))
 
 
-def threshold_grid(depth: int, levels: Sequence[float]) -> Iterator[Policy]:
-    for top_k in (4, 10):
-        for prob in (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.13, 0.17):
+PROBS = (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.13, 0.17)
+
+
+def threshold_grid(
+    depth: int,
+    levels: Sequence[float],
+    top_ks: Sequence[int] = (4, 10),
+    probs: Sequence[float] = PROBS,
+) -> Iterator[Policy]:
+    for top_k in top_ks:
+        for prob in probs:
             for level in levels:
                 sizes = {"depth": depth, "top_k": top_k, "min_prob": prob}
                 yield Policy(shape=JointThreshold(**sizes, min_level_prob=level))
@@ -126,6 +131,14 @@ def scored_grid(scorer: Scorer, depth: int, levels: Sequence[float]) -> Iterator
                     min_level_prob=level,
                 )
             )
+
+
+def copying_grid(bases: Iterable[Policy]) -> Iterator[Policy]:
+    for base in bases:
+        for least in (1, 2, 3, 4):
+            for drafted in (4, 6, 8, 12, 16):
+                copies = CopyText(min_length=least, max_draft_tokens=drafted)
+                yield base.model_copy(update={"copies": copies})
 
 
 STOPS = (0.1, 0.2, 0.4, 0.5, 0.6, 0.7)
@@ -151,87 +164,9 @@ def families(
     network = train_ffn(rows.features, rows.accepted, RICH_FEATURES, FfnConfig(hidden=24))
     yield "network, draft and text, no rule of levels", list(scored_grid(network, depth, (0.0,)))
     yield "network, draft and text", list(scored_grid(network, depth, (0.1, 0.3, 0.6)))
-
-
-# --------------------------------------------------------------------------- copies
-
-
-def copied_texts(log: DenseLog) -> Iterator[tuple[str, Longs, Longs, Longs]]:
-    """Of every text its prompt, the log's rows, and at each the copy's length and how many of its
-    tokens the text takes."""
-    before = 0
-    for chunk in log.chunks(extra=TEXT_COLUMNS):
-        where, names = chunk.positions, chunk.positions.prompt_ids
-        recent = recent_text(chunk, slice(None))
-        copy, roots = copy_of(recent), recent[:, -1].numpy()
-        for request, first in enumerate(where.start[: where.num_requests]):
-            rows = np.arange(first, first + int(where.remaining[first]))
-            text, ids = roots[rows], copy.token_ids.numpy()[rows]
-            taken = [
-                int(
-                    np.argmin(
-                        [*(one[: len(text) - at - 1] == text[at + 1 : at + 1 + len(one)]), False]
-                    )
-                )
-                for at, one in enumerate(ids)
-            ]
-            name = names[where.prompt[request]]
-            yield name, before + rows, copy.length.numpy()[rows], np.array(taken)
-        before += where.num_rows
-
-
-def copy_rows(replayer: Replayer, policy: Policy) -> Iterator[Row]:
-    """A drafter that copies the text at no cost but the verification of what it offers: by itself,
-    and where it has a match, with a policy where it has none.
-
-    With a drafter beside it, every round pays for that drafter reading what was committed.
-    """
-    part = replayer.log.only(replayer.sides.held_out)
-    [submitted] = submissions_of(part, [policy])
-    texts, outcomes = list(copied_texts(part)), submitted.outcomes
-    for least in (1, 2, 3, 4):
-        for drafted in (2, 4, 6, 8, 12):
-            for together in (False, True):
-                rounds = []
-                for _, rows, lengths, taken in texts:
-                    at = 0
-                    while at < len(rows):
-                        left, row = len(rows) - at, rows[at]
-                        if lengths[at] >= least:
-                            emitted = min(int(taken[at]), drafted) + 1
-                            verified, levels, width = drafted + 1, 0, 0.0
-                        elif together:
-                            emitted = min(int(outcomes.accepted[row]) + 1, left)
-                            verified, levels = outcomes.verified[row], outcomes.levels[row]
-                            width = outcomes.expanded[row] / max(1, levels - 1)
-                        else:
-                            emitted, verified, levels, width = 1, 1, 0, 0.0
-                        rounds.append((verified, levels, width, 0 if emitted == left else emitted))
-                        rounds[-1] += (emitted,)
-                        at += emitted
-                verified, levels, width, read, emitted = np.array(rounds, np.float64).T
-                time_us = replayer.clock.share_us(Steps(1, verified, 80, levels, width, read))
-                if together:
-                    reading = replayer.clock.model.part_us(
-                        "draft.extend", np.maximum(read, 1), 1, 80
-                    )
-                    time_us = time_us + np.where(levels == 0, reading, 0.0)
-                beside = " and where there are none the policy above" if together else " alone"
-                yield {
-                    "system": f"copies of {least} tokens or more, {drafted} drafted,{beside}",
-                    "tokens_per_s": 1e6 * emitted.sum() / time_us.sum(),
-                    "tau": emitted.mean(),
-                }
-
-
-def best_copies(replayer: Replayer, policy: Policy) -> Iterator[Row]:
-    """The fastest of both kinds, on the prompts that are measured: a bound on what tuning finds."""
-    rows = list(copy_rows(replayer, policy))
-    for kind in ("alone", "above"):
-        yield max(
-            (row for row in rows if row["system"].endswith(kind)),
-            key=lambda row: float(row["tokens_per_s"]),
-        )
+    yield "copies alone", list(copying_grid([Policy(shape=RootOnly())]))
+    bases = threshold_grid(depth, STOPS[2:], top_ks=(4,), probs=PROBS[2:6])
+    yield "copies, else threshold with levels", list(copying_grid(bases))
 
 
 # --------------------------------------------------------------------------- live
@@ -341,7 +276,6 @@ def main() -> None:
         rows.append(
             {"system": label, "tokens_per_s": rate, "over_static": f"{rate / at_static:.3f}"}
         )
-    rows += best_copies(replayer, chosen["threshold, levels by the marginal rule"])
     if given.live:
         rows += live_rows(chosen, set(sides.held_out), given)
     note = (

@@ -101,7 +101,7 @@ def test_an_artifact_behind_a_plus_gives_its_budget(tmp_path: Path) -> None:
     assert isinstance(named.policy.shape, EntropyBins)
     assert isinstance(named.policy.budget, SurvivalBudget)
     assert [part for part, _ in named.parts] == ["shape", "budget"]
-    with pytest.raises(UsageError, match="which has neither"):
+    with pytest.raises(UsageError, match="which has none"):
         resolve_policy(f"{second}+{first}")
 
 
