@@ -145,12 +145,17 @@ STOPS = (0.1, 0.2, 0.4, 0.5, 0.6, 0.7)
 
 
 def families(
-    traces: TraceSet, train: Sequence[str], depth: int
+    traces: TraceSet, train: Sequence[str], depth: int, *, learned: bool
 ) -> Iterator[tuple[str, list[Policy]]]:
     """What competes, and the settings of each; scorers are fitted to the training prompts."""
     yield "tuned static", list(static_grid(depth))
     yield "threshold", list(threshold_grid(depth, (0.0,)))
     yield "threshold, levels by the marginal rule", list(threshold_grid(depth, STOPS))
+    yield "copies alone", list(copying_grid([Policy(shape=RootOnly())]))
+    bases = threshold_grid(depth, STOPS[2:], top_ks=(4,), probs=PROBS[2:6])
+    yield "copies, else threshold with levels", list(copying_grid(bases))
+    if not learned:
+        return
     sizes: dict[str, Any] = {"depth": depth, "first_top_k": 10, "second_top_k": 10}
     draw: dict[str, Any] = {"predicts": "conditional", "negatives": 0.0, "max_rows": 10**7}
     source = logged_nodes(traces)
@@ -164,9 +169,6 @@ def families(
     network = train_ffn(rows.features, rows.accepted, RICH_FEATURES, FfnConfig(hidden=24))
     yield "network, draft and text, no rule of levels", list(scored_grid(network, depth, (0.0,)))
     yield "network, draft and text", list(scored_grid(network, depth, (0.1, 0.3, 0.6)))
-    yield "copies alone", list(copying_grid([Policy(shape=RootOnly())]))
-    bases = threshold_grid(depth, STOPS[2:], top_ks=(4,), probs=PROBS[2:6])
-    yield "copies, else threshold with levels", list(copying_grid(bases))
 
 
 # --------------------------------------------------------------------------- live
@@ -229,6 +231,7 @@ def main() -> None:
     options.add_argument("--prompts", nargs="+", required=True, help="their prompts, for --live")
     options.add_argument("--cost-model", type=Path, required=True, help="file or name")
     options.add_argument("--depth", type=int, default=8, help="levels at most")
+    options.add_argument("--no-fits", action="store_true", help="only what learns nothing")
     options.add_argument("--live", type=int, default=200, help="prompts; 0 for none")
     options.add_argument("--tokens", type=int, default=64, help="per live prompt")
     options.add_argument("--name", default="gap", help="of the JSON")
@@ -240,7 +243,7 @@ def main() -> None:
     sides = split_prompts(traces.prompt_ids, held_out_frac=SHARE, seed=SEED)
     log, clock = DenseLog.open(traces), LoadClock(load_cost_model(given.cost_model))
     replayer, chosen, rows = Replayer(log, sides, clock), {}, []
-    for name, policies in families(traces, sides.train, given.depth):
+    for name, policies in families(traces, sides.train, given.depth, learned=not given.no_fits):
         chosen[name] = replayer.fastest(policies)
         print(f"{name}: {len(policies)} settings", flush=True)
     ladder = build_ladder(

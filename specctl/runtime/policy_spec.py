@@ -206,7 +206,7 @@ def _composed(spec: str, load: Callable[[str], Artifact]) -> NamedPolicy:
         if number > 1:
             raise UsageError(
                 f"policy {spec!r}",
-                expected=f"one {part} at most behind the shape",
+                expected=f"{part} once at most behind the shape",
                 found=f"{number}",
                 fix="remove all but one",
             )
