@@ -48,7 +48,7 @@ from specctl.replay.rounds import replay
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.load import load_pair
-from specctl.runtime.policy_spec import words_of
+from specctl.runtime.policy_spec import resolve_policy, words_of
 from specctl.stats import Interval, Resamples, Split, ratio_of_ratios, split_prompts
 from specctl.train.c2t import train_ffn
 from specctl.train.configs import RICH_FEATURES, FfnConfig
@@ -84,6 +84,8 @@ class Replayer:
     def fastest(self, policies: Sequence[Policy]) -> Policy:
         """The setting with the most tokens a second on the training prompts."""
         some, left = self.sides.train[::4], list(policies)
+        if len(left) == 1:
+            return left[0]
         if len(left) > NARROWED:
             rates = tokens_per_us(self.sums(left, some).sum(1))
             left = [left[number] for number in np.argsort(-rates)[:NARROWED]]
@@ -135,8 +137,8 @@ def scored_grid(scorer: Scorer, depth: int, levels: Sequence[float]) -> Iterator
 
 def copying_grid(bases: Iterable[Policy]) -> Iterator[Policy]:
     for base in bases:
-        for least in (1, 2, 3, 4):
-            for drafted in (4, 6, 8, 12, 16):
+        for least in (1, 2, 3):
+            for drafted in (4, 8, 12):
                 copies = CopyText(min_length=least, max_draft_tokens=drafted)
                 yield base.model_copy(update={"copies": copies})
 
@@ -152,7 +154,7 @@ def families(
     yield "threshold", list(threshold_grid(depth, (0.0,)))
     yield "threshold, levels by the marginal rule", list(threshold_grid(depth, STOPS))
     yield "copies alone", list(copying_grid([Policy(shape=RootOnly())]))
-    bases = threshold_grid(depth, STOPS[2:], top_ks=(4,), probs=PROBS[2:6])
+    bases = threshold_grid(depth, STOPS[3:5], top_ks=(4,), probs=PROBS[3:5])
     yield "copies, else threshold with levels", list(copying_grid(bases))
     if not learned:
         return
@@ -184,7 +186,7 @@ def live_rows(chosen: dict[str, Policy], wanted: set[str], given: argparse.Names
     requests = [next_request(tokenizer, Conversation(prompt), settings) for prompt in prompts]
     room = max(len(r.prompt_ids) + r.max_new_tokens for r in requests)
     loops = {name: Decoder(pairs[name], systems[name]).loop_for(room) for name in systems}
-    names, sums = list(systems), {name: np.zeros((len(requests), 6)) for name in systems}
+    names, sums = list(systems), {name: np.zeros((len(requests), 7)) for name in systems}
     for name in names:
         list(loops[name].run(requests[:1]))  # warm-up
     for number, request in enumerate(requests):
@@ -194,13 +196,14 @@ def live_rows(chosen: dict[str, Policy], wanted: set[str], given: argparse.Names
             [done] = loops[name].run([request])
             wall, metrics = time.perf_counter() - began, done.metrics
             times = (metrics.draft_us, metrics.policy_us, metrics.verify_us)
-            sums[name][number] = (len(done.token_ids), wall, metrics.calls, *times)
+            counts = (len(done.token_ids), wall, metrics.calls, metrics.copied_calls)
+            sums[name][number] = (*counts, *times)
             texts.add(tuple(done.token_ids))
         assert len(texts) == 1, f"{request.prompt_id}: texts differ"
     static = sums["tuned static"]
     rows = []
     for name in names:
-        tokens, wall, calls, draft, policy, verify = sums[name].T
+        tokens, wall, calls, copied, draft, policy, verify = sums[name].T
         ratio = ratio_of_ratios((tokens, wall), (static[:, 0], static[:, 1]))
         rows.append(
             {
@@ -209,6 +212,7 @@ def live_rows(chosen: dict[str, Policy], wanted: set[str], given: argparse.Names
                 "tokens_per_s": tokens.sum() / wall.sum(),
                 "over_static": said(ratio),
                 "tau": tokens.sum() / calls.sum(),
+                "copied_share": copied.sum() / calls.sum(),
                 "draft_us": draft.sum() / calls.sum(),
                 "policy_us": policy.sum() / calls.sum(),
                 "verify_us": verify.sum() / calls.sum(),
@@ -216,6 +220,21 @@ def live_rows(chosen: dict[str, Policy], wanted: set[str], given: argparse.Names
             }
         )
     return rows
+
+
+def best_trees(
+    log: DenseLog, traces: TraceSet, clock: LoadClock, chosen: dict[str, Policy]
+) -> dict[str, float]:
+    """Tokens a second of the ladder's limits."""
+    ladder = build_ladder(
+        log,
+        traces.prompt_ids,
+        clock,
+        [(name, policy) for name, policy in chosen.items() if name != "tuned static"],
+        config=LadderConfig(held_out_frac=SHARE, seed=SEED),
+    )
+    rates = {rung.label: rung.tokens_per_s.value for rung in ladder.rungs}
+    return {label: rates[label] for label in ("R_feat", "R_prob", "R_clair")}
 
 
 def said(found: Interval) -> str:
@@ -231,7 +250,12 @@ def main() -> None:
     options.add_argument("--prompts", nargs="+", required=True, help="their prompts, for --live")
     options.add_argument("--cost-model", type=Path, required=True, help="file or name")
     options.add_argument("--depth", type=int, default=8, help="levels at most")
-    options.add_argument("--no-fits", action="store_true", help="only what learns nothing")
+    options.add_argument(
+        "--no-fits", action="store_true", help="only what learns nothing, and no ladder"
+    )
+    options.add_argument(
+        "--chosen", nargs="*", default=[], help="NAME=POLICY, chosen by an earlier run"
+    )
     options.add_argument("--live", type=int, default=200, help="prompts; 0 for none")
     options.add_argument("--tokens", type=int, default=64, help="per live prompt")
     options.add_argument("--name", default="gap", help="of the JSON")
@@ -243,21 +267,19 @@ def main() -> None:
     sides = split_prompts(traces.prompt_ids, held_out_frac=SHARE, seed=SEED)
     log, clock = DenseLog.open(traces), LoadClock(load_cost_model(given.cost_model))
     replayer, chosen, rows = Replayer(log, sides, clock), {}, []
+    known = dict(one.split("=", 1) for one in given.chosen)
     for name, policies in families(traces, sides.train, given.depth, learned=not given.no_fits):
+        if name in known:
+            policies = [resolve_policy(known[name]).policy]
         chosen[name] = replayer.fastest(policies)
         print(f"{name}: {len(policies)} settings", flush=True)
-    ladder = build_ladder(
-        log,
-        traces.prompt_ids,
-        clock,
-        [(name, policy) for name, policy in chosen.items() if name != "tuned static"],
-        config=LadderConfig(held_out_frac=SHARE, seed=SEED),
-    )
-    rungs = {rung.label: rung for rung in ladder.rungs}
+    limits: dict[str, float] = {}
+    if not given.no_fits:
+        limits = best_trees(log, traces, clock, chosen)
     found = replayer.sums(list(chosen.values()), sides.held_out)
     resamples = Resamples.draw(len(sides.held_out), seed=SEED)
     static = found[0]
-    limit = rungs["R_feat"].tokens_per_s.value
+    limit = limits.get("R_feat", float("nan"))
     at_static = 1e6 * float(tokens_per_us(static.sum(0)))
     for (name, policy), sums in zip(chosen.items(), found, strict=True):
         total, rate = sums.sum(0), 1e6 * float(tokens_per_us(sums.sum(0)))
@@ -274,8 +296,7 @@ def main() -> None:
                 "levels": column(total, "levels") / calls,
             }
         )
-    for label in ("R_feat", "R_prob", "R_clair"):
-        rate = rungs[label].tokens_per_s.value
+    for label, rate in limits.items():
         rows.append(
             {"system": label, "tokens_per_s": rate, "over_static": f"{rate / at_static:.3f}"}
         )

@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 
 import torch
 
-from specctl.errors import DeviceMemoryError, InvariantError, UsageError
+from specctl.errors import DeviceMemoryError, InvariantError
 from specctl.policy import Policy
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.capture import GraphCounters, GraphSettings
@@ -33,7 +33,14 @@ from specctl.runtime.requests import (
     Stopwatch,
 )
 from specctl.runtime.round import Round, RoundSetting
-from specctl.runtime.runnable import Faults, Runnable, check_decisions, guarded, runnable
+from specctl.runtime.runnable import (
+    Faults,
+    Runnable,
+    check_decisions,
+    check_recordable,
+    guarded,
+    runnable,
+)
 from specctl.runtime.sampling import Draw, gumbel_draw
 from specctl.runtime.state import SlotFacts
 
@@ -127,13 +134,8 @@ class DecodeLoop:
     def _rules(self, policy: Policy) -> Runnable:
         device, drafter, size = self.target.device, self.given_drafter, self.batch_size
         rules = runnable(policy, drafter, device, size, self.eos_ids, self.decisions)
-        if policy.copies is not None and self.observer is not None:
-            raise UsageError(
-                f"recorded rounds of {policy.name}",
-                expected="drafts with the probabilities that a row of traces holds",
-                found="copies of the text, which have none",
-                fix="record the policy without copy, and measure it with specctl run",
-            )
+        if self.observer is not None:
+            check_recordable(policy)
         return guarded(policy, rules, size, self.deadline_us)
 
     def _allocate(self, rules: Runnable) -> Round:

@@ -148,6 +148,21 @@ def check_decisions(word: str) -> Decisions:
     return word  # type: ignore[return-value]
 
 
+def check_recordable(policy: Policy) -> None:
+    """Refuses to record rounds of a policy whose drafts lack what a row of traces holds.
+
+    Raises:
+        UsageError: it copies the text.
+    """
+    if policy.copies is not None:
+        raise UsageError(
+            f"recorded rounds of {policy.name}",
+            expected="drafts with the probabilities that a row of traces holds",
+            found="copies of the text, which have none",
+            fix="record the policy without copy, and measure it with specctl run",
+        )
+
+
 class PolicyFault(Exception):  # noqa: N818  it is a fault of the policy, not an error of ours
     """A rule failed. Never leaves the runtime: the round is done again by a static plan."""
 

@@ -181,13 +181,8 @@ def untimed(model: CostModel | None, policies: Mapping[str, Policy]) -> tuple[st
     """Labels of policies whose own decisions take a time that a measured table does not have."""
     if not isinstance(model, TableCost):
         return None
-    timed = {"", *model.deciders}  # nobody times the search for copies
-    found = (
-        label
-        for label, policy in policies.items()
-        if policy.copies is not None or decider_of(policy) not in timed
-    )
-    return tuple(found) or None
+    deciders = {label: decider_of(policy) for label, policy in policies.items()}
+    return tuple(k for k, name in deciders.items() if name and name not in model.deciders) or None
 
 
 def device_of(model: CostModel) -> str | None:
