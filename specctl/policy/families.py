@@ -36,7 +36,6 @@ from specctl.policy.adasd import EntropyStop
 from specctl.policy.budgets import CostedBudget, PerRequest, StepCost
 from specctl.policy.copying import CopyText
 from specctl.policy.family import Family
-from specctl.policy.mars import Mars
 from specctl.policy.ratio import Ratio
 from specctl.policy.rules import BudgetRule, ShapeRule
 from specctl.policy.static import ChainSchedule, RootOnly
@@ -119,11 +118,11 @@ class Policy(Record):
             sort = self.budget.kind
             require(not shares, f"{rule} budget {sort} withholds tokens for their probability")
         if self.copies is not None:
-            rule, sort = "copy drafts tokens without a probability, but", self.acceptance.kind
+            rule = "copy drafts tokens without a probability, but"
             require(not shares, f"{rule} budget {self.budget.kind} compares them by theirs")
-            require(isinstance(self.acceptance, Strict | Mars), f"{rule} {sort} decides by theirs")
+            require(strict, f"copy is verified strictly, not by {self.acceptance.kind}")
             learns = isinstance(self.shape, EntropyStop)
-            require(not learns, f"{rule} {self.shape.kind} learns from what becomes of its own")
+            require(not learns, f"{rule} {self.shape.kind} learns from those of its own drafts")
             looks = isinstance(self.shape, ChainSchedule)
             require(not looks, "copy goes with one length of chain, and schedule has several")
         return self

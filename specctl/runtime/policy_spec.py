@@ -82,9 +82,9 @@ def resolve_policy(
 
     Args:
         spec: an artifact folder, `REGISTRY/NAME@ALIAS` (without `REGISTRY/`, of the registry in
-            `SPECCTL_REGISTRY`), or a shape's name with `:field=value`
-            settings; then `+` and words of a budget or an acceptance, or an artifact that brings
-            one, which replace those of the first.
+            `SPECCTL_REGISTRY`), or a shape's name with `:field=value` settings; then `+` and words
+            of copies, a budget or an acceptance, or an artifact that brings one, which replace
+            those of the first.
         pair: the pair, or all that an `Expectation` says, that it must fit; None skips the check
             (inspection only).
         allow_lossy: accept policies that change the distribution of the text.
@@ -244,7 +244,7 @@ def _given(
     spec: str, piece: str, load: Callable[[str], Artifact], *, is_first: bool
 ) -> list[_Given]:
     """What a piece gives: the first one a shape and all else of an artifact, others what replaces
-    a budget or an acceptance."""
+    another part."""
     if names_artifact(piece):
         artifact = load(piece)
         policy = artifact.policy

@@ -65,9 +65,9 @@ def test_a_loop_is_copied_as_long_as_is_asked() -> None:
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("chain+copy+ratio", "without a probability, but ratio"),
+        ("chain+copy+ratio", "verified strictly, not by ratio"),
         ("eagle2+copy+survival:max_tokens=9", "without a probability, but budget survival"),
-        ("chain+copy+adasd_accept", "without a probability, but adasd_accept"),
+        ("eagle2+copy+mars", "verified strictly, not by mars"),
         ("adasd_stop+copy", "adasd_stop learns"),
         ("schedule:from_batch=1/4:num_draft_tokens=4/1+copy", "schedule has several"),
         ("chain+copy:min_length=0", "min_length: at least 1"),

@@ -290,6 +290,8 @@ def defaults_of(word: str) -> dict[str, Any]:
     settings = word + needed.get(word, "")
     if word in WORDS["budget"]:
         return resolve_policy(f"chain+{settings}", step_cost=COSTS).policy.budget.model_dump()
+    if word in WORDS["copies"]:
+        return resolve_policy(f"chain+{settings}").policy.copies.model_dump()
     if word in WORDS["acceptance"]:
         policy = resolve_policy(f"chain+{settings}", allow_lossy=True).policy
         return policy.acceptance.model_dump()
