@@ -279,8 +279,8 @@ def main() -> None:
     found = replayer.sums(list(chosen.values()), sides.held_out)
     resamples = Resamples.draw(len(sides.held_out), seed=SEED)
     static = found[0]
-    limit = limits.get("R_feat", float("nan"))
     at_static = 1e6 * float(tokens_per_us(static.sum(0)))
+    gap = limits["R_feat"] - at_static if limits else None
     for (name, policy), sums in zip(chosen.items(), found, strict=True):
         total, rate = sums.sum(0), 1e6 * float(tokens_per_us(sums.sum(0)))
         calls = column(total, "calls")
@@ -290,7 +290,7 @@ def main() -> None:
                 "setting": words_of(policy) or described(policy),
                 "tokens_per_s": rate,
                 "over_static": said(resamples.ratio(sums, static, tokens_per_us)),
-                "of_gap_to_R_feat": (rate - at_static) / (limit - at_static),
+                "of_gap_to_R_feat": (rate - at_static) / gap if gap else "",
                 "tau": column(total, "tokens") / calls,
                 "verified": column(total, "verified") / calls,
                 "levels": column(total, "levels") / calls,
