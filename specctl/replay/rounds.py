@@ -14,6 +14,7 @@ from specctl.logs.logged_draft import logged_drafts
 from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions, join_rows
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy import Policy, at_batch_size, build_shape
+from specctl.replay.copying import copied_rounds
 from specctl.replay.outcomes import (
     Outcomes,
     accepted_bounds,
@@ -86,7 +87,9 @@ class Rounds:
         outcomes = {field.name: getattr(self.outcomes, field.name) for field in fields(Outcomes)}
         ones = np.ones(len(self.request))
         time_us = np.nan * ones if clock is None else clock(self)
-        return {"calls": ones, "tokens": self.emitted, **outcomes, "time_us": time_us}
+        copied = (self.outcomes.levels == 0) & (self.outcomes.verified > 1)
+        summed = {"calls": ones, "tokens": self.emitted, **outcomes, "copied": copied}
+        return {**summed, "time_us": time_us}
 
 
 Clock = Callable[[Rounds], Floats]
@@ -133,7 +136,11 @@ def replay_chunk(policy: Policy, chunk: LogChunk, *, with_bounds: bool = True) -
         if with_bounds:
             spans.append(accepted_bounds(draft, by_rank=by_rank))
     low, high = np.concatenate(spans, 1) if with_bounds else (None, None)
-    return walk_outcomes(policy, positions, join_rows(found), low, high)
+    outcomes, copied = join_rows(found), copied_rounds(policy, chunk)
+    if copied is not None:
+        outcomes = copied.over(outcomes)
+        low, high = (None if span is None else copied.bounds(span) for span in (low, high))
+    return walk_outcomes(policy, positions, outcomes, low, high)
 
 
 def walk_outcomes(

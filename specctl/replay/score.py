@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specctl.logs.positions import Bools, Floats, Ints
+from specctl.policy import ScoredTree
 from specctl.replay.rounds import Clock, Rounds
-from specctl.results import MARKED_BELOW, Bound, PolicyFigures, PolicyScores
+from specctl.results import MARKED_BELOW, Bound, PolicyFigures, PolicyScores, Spread
 from specctl.stats import Resamples, figure_of, sums_by
 
 RATIOS: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -21,12 +22,14 @@ RATIOS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "verified_per_token": lambda s: s["verified"] / s["tokens"],
     "levels_per_call": lambda s: s["levels"] / s["calls"],
     "draft_utilisation": lambda s: s["accepted"] / (s["verified"] - s["calls"]),
+    "copied_share": lambda s: s["copied"] / s["calls"],
     "mean_tcr": lambda s: s["tcr"] / s["num_tcr"],
     "tokens_per_s": lambda s: 1e6 * s["tokens"] / s["time_us"],
     "tpot_us": lambda s: s["time_us"] / s["tokens"],
 }
-"""Ratios of sums. `draft_utilisation` is accepted over submitted draft tokens; `tpot_us` the time
-per output token; both times are the cost model's, rounds only."""
+"""Ratios of sums. `draft_utilisation` is accepted over submitted draft tokens; `copied_share`, of
+policies that copy, the rounds that did; `tpot_us` the time per output token; both times are the
+cost model's, rounds only."""
 COMPARED = ("calls", "verified", "time_us")
 """Sums whose ratio to the baseline's is reported, paired by prompt."""
 
@@ -66,10 +69,20 @@ def score(
                 for label, run, table in zip(labels, runs, tables, strict=True)
             ]
         )
-    return [
-        PolicyScores(policy=label, pooled=pooled, by_category=tuple(categories))
-        for label, (pooled, *categories) in zip(labels, zip(*found, strict=True), strict=True)
-    ]
+    scores = []
+    by_policy = zip(labels, runs, zip(*found, strict=True), strict=True)
+    for label, run, (pooled, *categories) in by_policy:
+        shape = run.policy.shape
+        features = shape.scorer.features if isinstance(shape, ScoredTree) else None
+        scores.append(
+            PolicyScores(
+                policy=label,
+                scorer_features=features,
+                pooled=pooled,
+                by_category=tuple(categories),
+            )
+        )
+    return scores
 
 
 def _groups(run: Rounds) -> Iterator[tuple[str, Bools]]:
@@ -109,7 +122,9 @@ def _figures(
     total = dict(zip(names, sums.sum(0).tolist(), strict=True))
     rounds = requests[run.request]
     has_time = bool(np.isfinite(total["time_us"]))
-    ratios = [n for n in RATIOS if has_time or n not in ("tokens_per_s", "tpot_us")]
+    left_out = {*(() if has_time else ("tokens_per_s", "tpot_us"))}
+    left_out |= {*(() if run.policy.copies else ("copied_share",))}
+    ratios = [name for name in RATIOS if name not in left_out]
     support = 1 - total["missing"] / max(1.0, total["wanted"])
     censored = total["censored"] / total["calls"]
     return PolicyFigures(
@@ -135,7 +150,16 @@ def _figures(
             for name in COMPARED
             if np.isfinite(total[name])
         },
+        utilisation=_utilisation(run, rounds),
     )
+
+
+def _utilisation(run: Rounds, rounds: Bools) -> Spread | None:
+    """Accepted draft tokens over drafted levels of each request, of some rounds `[M]`."""
+    values = (run.outcomes.accepted[rounds], run.outcomes.levels[rounds])
+    accepted, levels = sums_by(run.request[rounds], run.positions.num_requests, values).T
+    drafted = levels > 0
+    return Spread.of(accepted[drafted] / levels[drafted])
 
 
 def rank_quantiles(ranks: Ints) -> dict[str, int]:

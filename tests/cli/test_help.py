@@ -77,6 +77,7 @@ def test_option_states_meaning_unit_and_default(verb: str, param: Any) -> None:
 
 
 MEANINGS = {
+    "--allow-mismatch": "artifacts that were fitted elsewhere",
     "--batch-size": "requests together", "--beta": "acceptance to prune below",
     "--context-tokens": "length of a request's text",
     "--cost-model": "times of rounds", "--dense": "trees at every position",
