@@ -25,7 +25,7 @@ ALARM = 9
 @verb(
     app,
     examples="""specctl drift traces --policy eagle2
-specctl drift traces --policy team/chat@prod --reference march --metrics drift.prom""",
+specctl drift traces --policy NAME@prod --reference march --metrics drift.prom""",
     wide=True,
 )
 def drift(
@@ -45,20 +45,20 @@ def drift(
     reference_prompts: Annotated[
         int, typer.Option(min=8, help="Of the traffic, prompts to compare the others with.")
     ] = 200,
-    alpha: Annotated[
+    false_alarm_prob: Annotated[
         float, typer.Option(help="Most probability of a false alarm, over the whole watch.")
     ] = 0.05,
     out: Path | None = option(None, "Folder for drift.json", name="--out -o", default="none"),
     metrics: Path | None = option(
         None, "Text file of Prometheus to write, for a node exporter", default="none"
     ),
-    seed: Annotated[int, typer.Option(min=0, help="Breaks ties of equal figures.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed that breaks ties of equal figures.")] = 0,
 ) -> Answer:
     """Watch whether a deployed policy still fits its traffic.
 
     Exits with 9 where the alarm rang, and says which signal moved, since when and by how much.
 
-    It may be run as often as you like: a false alarm has probability --alpha over all of them.
+    Run it as often as you like: a false alarm has probability --false-alarm-prob over all runs.
     """
     from specctl.logs.trace_set import TraceSet
     from specctl.runtime.output import json_bytes, prepare_folder, write_whole
@@ -66,9 +66,13 @@ def drift(
     from specctl.watch.drift import prometheus, watch
     from specctl.watch.signals import read_prompts
 
-    if not 0 < alpha < 1:
-        expected = "a probability between 0 and 1, both excluded"
-        raise UsageError("--alpha", expected=expected, found=f"{alpha:g}", fix="correct it")
+    if not 0 < false_alarm_prob < 1:
+        raise UsageError(
+            "--false-alarm-prob",
+            expected="a probability between 0 and 1, both excluded",
+            found=f"{false_alarm_prob:g}",
+            fix="correct it",
+        )
     if out is not None:
         prepare_folder(out)
     served = TraceSet.open(*traces)
@@ -88,7 +92,7 @@ def drift(
                 found=str(len(known)),
                 fix="wait for traffic, lower --reference-prompts, or name --reference traces",
             )
-    found = watch(known, stream, alpha=alpha, seed=seed)
+    found = watch(known, stream, alpha=false_alarm_prob, seed=seed)
     data = {"policy": policy, "traces": traces, "reference": reference, **found.to_json()}
     if out is not None:
         write_whole(out / "drift.json", json_bytes(data), "drift")
@@ -106,9 +110,17 @@ def drift(
     app,
     config=TuneConfig,
     writing=WriterConfig,
-    examples="""specctl recalibrate recent --policy hetero --cost-model cost_model.json -o again
-specctl recalibrate recent --policy NAME@prod --cost-model cost_model.json -o again \\
-  --promote NAME@prod""",
+    without=(
+        "config.for_engine",
+        "config.grids",
+        "config.packing",
+        "config.factor",
+        "writing.actor",
+        "writing.trust",
+        "writing.expiry.expires",
+    ),
+    examples="""specctl recalibrate recent -p hetero --cost-model cost_model.json -o again
+specctl recalibrate recent -p NAME@prod --cost-model h100-llama-3.1-8b-eagle -o again""",
     wide=True,
 )
 def recalibrate(

@@ -45,7 +45,17 @@ def test_traffic_in_any_order_is_no_alarm(served: Path, dense: Path, tmp_path: P
     mixed = ("--limit", 40, "--limit-seed", 5, "--policy", SERVED)
     passes("collect", "embedded", "-o", chosen, "--batch-size", 8, *mixed, *LENGTH)
     found = json.loads(
-        passes("drift", chosen, "-p", SERVED, "--reference", dense, "--json", "--alpha", 0.001).out
+        passes(
+            "drift",
+            chosen,
+            "-p",
+            SERVED,
+            "--reference",
+            dense,
+            "--json",
+            "--false-alarm-prob",
+            0.001,
+        ).out
     )
     assert found["alarm"] is False
     assert found["num_reference"] == 40
@@ -69,7 +79,7 @@ def test_a_change_rings_and_is_told(served: Path, tmp_path: Path) -> None:
 
 def test_what_cannot_be_watched_is_refused(served: Path) -> None:
     assert "rounds of the policy" in refuses(4, "drift", served, "-p", "chain")
-    assert "a probability" in refuses(2, "drift", served, "-p", SERVED, "--alpha", 0)
+    assert "a probability" in refuses(2, "drift", served, "-p", SERVED, "--false-alarm-prob", 0)
     few = refuses(4, "drift", served, "-p", SERVED, "--reference-prompts", 240)
     assert "lower --reference-prompts" in few
 
