@@ -98,7 +98,8 @@ HELD = {
     # 420 named clocks, deciders, the peer's simulator and speed.py step by step; 210 the table of
     # acceptance, copies, levels that stop; 720 sampled drafts by enumeration and a reference
     # 420 the papers written down, 610 their figures, node by node and as drawn, 250 copies of the
-    # text, 40 K_max of clocks with and without a knee (part 4); 400 the alarm and its verbs (part 5).
+    # text, 40 K_max of clocks with and without a knee (part 4); 400 the alarm and its verbs
+    # (part 5).
     TESTS: 48050,
 }
 """What rooms above their budget may hold, since 2026-11-23: they may only shrink. Eight people who

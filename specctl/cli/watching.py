@@ -120,7 +120,7 @@ def drift(
         "writing.expiry.expires",
     ),
     examples="""specctl recalibrate recent -p hetero --cost-model cost_model.json -o again
-specctl recalibrate recent -p NAME@prod --cost-model h100-llama-3.1-8b-eagle -o again""",
+specctl recalibrate recent -p NAME@prod --cost-model line -o again""",
     wide=True,
 )
 def recalibrate(
