@@ -121,8 +121,7 @@ def hetero(half: TrainingHalf, seed: int, *, depth: int, paper: bool = False) ->
 def c2t(
     half: TrainingHalf, seed: int, *, features: tuple[str, ...], predicts: Label, paper: bool
 ) -> Policy:
-    """C2T's network; the paper's has Top-K 15, trains for 10 passes and prunes leaves too, and no
-    running minimum."""
+    """C2T's network; the paper's has Top-K 15, trains for 10 passes and prunes leaves too."""
     top_k = PRESETS["c2t-paper"].options["first_top_k"] if paper else TOP_K
     rows = half.nodes(seed, features, predicts, 10.0, top_k)
     size = {"hidden": 48, "min_steps": 1} if paper else {"hidden": 24}
@@ -140,7 +139,6 @@ def c2t(
         first_top_k=top_k,
         second_top_k=top_k,
         keep_leaves=not paper,
-        running_min=not paper,
     )
     return Policy(shape=shape)
 

@@ -20,9 +20,10 @@ from specctl.policy import FullTree, Policy
 from specctl.replay.paper_figures import ENTROPY_BOUNDS, MAX_PLACES
 from specctl.replay.rounds import replay
 from specctl.replay.score import score
-from specctl.replay.trace_figures import trace_figures
+from specctl.replay.trace_figures import ReferenceRounds, _terminal_ranks, trace_figures
 from specctl.results import Spread, StopThresholds, TargetMargins, TraceFigures
 from specctl.runtime.policy_spec import resolve_policy
+from specctl.stats import Resamples
 from tests.replay.logs import PlainTree, plain_trees, static_tree
 from tests.replay.reports import Position, Prompt, close, live_traces, write_log
 
@@ -289,6 +290,17 @@ def test_a_profile_by_hand(tmp_path: Path) -> None:
     assert whole.counts == (0, 0, 0, 0, 1, 0)
     assert (whole.tau[4].value, whole.mean_phi[4]) == (3.0, 1.0)
     assert math.isnan(whole.mean_phi[0])
+
+
+def test_phi_of_other_depths_does_not_count() -> None:
+    """Of three rounds that end at rank 1, two have a Φ of 3 levels and one of 2."""
+    prompt, accepted, submitted, tcr = (np.full(3, n, np.int32) for n in (0, 1, 4, 1))
+    phi, depth, no = np.array([1.0, 2.0, 9.0]), np.array([3, 3, 2], np.int32), np.zeros(3, np.bool_)
+    rounds = ReferenceRounds(prompt, prompt, accepted, submitted, tcr, phi, depth, no, no)
+    ranks = _terminal_ranks(rounds, ["code"], Resamples.draw(1))
+    assert ranks is not None
+    for found in (ranks.whole, *ranks.categories):
+        assert (found.counts, found.mean_phi[0]) == ((3, 0, 0), 1.5)
 
 
 def test_utilisation_of_requests(traces: TraceSet) -> None:
