@@ -111,11 +111,13 @@ def drift(
     config=TuneConfig,
     writing=WriterConfig,
     without=(
+        "config.families",
         "config.for_engine",
         "config.grids",
         "config.packing",
         "config.factor",
         "writing.actor",
+        "writing.reason",
         "writing.trust",
         "writing.expiry.expires",
     ),
@@ -144,6 +146,11 @@ def recalibrate(
     registry: str | None = option(
         None, "Registry to publish in, folder or s3://bucket/prefix", default="SPECCTL_REGISTRY"
     ),
+    family: list[str] | None = option(
+        None,
+        "Policy whose settings are searched, or an artifact; repeat for more",
+        default="those that the deployed policy was chosen from",
+    ),
     config: Given,
     writing: Given,
     threads: ReplayThreadsOption = 2,
@@ -169,7 +176,7 @@ def recalibrate(
     from specctl.runtime.policy_spec import resolve_policy, words_of
     from specctl.watch import recalibrate as room
 
-    settings: TuneConfig = config.build()
+    settings: TuneConfig = config.build(families=family or ())
     name, _, alias = (promote or "").rpartition("@")
     place = registry or os.environ.get("SPECCTL_REGISTRY")
     if promote is not None:
@@ -205,7 +212,7 @@ def recalibrate(
         publish(found.tuned, out, opened.fingerprint, domain_of(opened), opened.snapshots)
         parts.append(f"wrote {out / POLICY_FOLDER}")
     if found.is_better and promote is not None:
-        reason = writing.reason or (
+        reason = (
             f"recalibrated on {opened.digest[:19]}: x {found.against_deployed.text('.3f')} of the "
             f"deployed policy, x {found.against_static.text('.3f')} of the best static setting"
         )

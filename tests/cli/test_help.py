@@ -83,7 +83,7 @@ MEANINGS = {
     "--cost-model": "times of rounds", "--dense": "trees at every position",
     "--depth": "levels drafted", "--drafter": "which drafter", "--dtype": "the target's numbers",
     "--expect": "digest before the move", "--features": "of nodes",
-    "--for": "the engine that serves", "--format": "of a file",
+    "--family": "settings to search", "--for": "the engine that serves", "--format": "of a file",
     "--held-out": "share of prompts to report on", "--key": "to sign with",
     "--linear": "rates of rounds", "--min-rows": "fewest rows to judge by",
     "--name": "name that a key signs for", "--negatives": "rejected nodes for an accepted one",
