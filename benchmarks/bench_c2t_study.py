@@ -1,6 +1,11 @@
-"""C2T's side studies: feature ablation, hidden sizes, transfer, fine-tuning on little.
+"""C2T's side studies: feature ablation, hidden sizes, transfer, fine-tuning on little, and the
+entropy of few tokens.
 
     python benchmarks/bench_c2t_study.py TRACES...
+    python benchmarks/bench_c2t_study.py TRACES... --entropy-tokens 4 16 64 --predicts joint
+
+The second form is Table 6: the entropy of the M likeliest tokens alone, for every M that the traces
+hold children of (collect --dense --children 64 --width 10 --no-nested).
 
 Every fit is judged on the same held-out prompts, by the nodes per position that it needs for the
 recall of the main one. All fits share the rows of the main one, so that nothing but their subject
@@ -10,13 +15,17 @@ differs.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
+import torch
 from common import parser, report
 
+from specctl.logs.logged_draft import _LogSource
 from specctl.logs.node_sample import LoggedNodes, NodeRows, logged_nodes
 from specctl.logs.positions import Bools
 from specctl.logs.trace_set import TraceSet
@@ -86,6 +95,15 @@ class Study:
                     curve = self.curve(fit_network(rows, self.config, start=before))
                     yield self.one("fine-tuning", title, rows, name, curve)
 
+    def entropies(self, sizes: list[int]) -> Iterator[dict[str, Any]]:
+        """How many of the likeliest tokens the entropy needs (Table 6)."""
+        prompt_ids = [*self.sides.split.train, *self.sides.split.held_out]
+        for size in sizes:
+            with entropy_of(size):
+                rows = read_sides(self.source, prompt_ids, self.config).train
+                yield self.whole("entropy", f"M = {size}", rows, self.config)
+        yield self.whole("entropy", "all", self.sides.train, self.config)
+
     def of(self, category: str) -> Bools:
         rows = self.sides.train
         wanted = rows.categories.index(category) if category in rows.categories else -1
@@ -135,6 +153,22 @@ class Study:
         }
 
 
+@contextmanager
+def entropy_of(size: int) -> Iterator[None]:
+    """Has drafts from logs know the entropy of the likeliest `size` tokens alone (Eq. 3)."""
+    whole = _LogSource.children
+
+    def children(source: _LogSource, pool: Any, frontier: Any, top_k: int) -> Any:
+        found, chunk = whole(source, pool, frontier, top_k), source.chunk
+        first = chunk.first_child[source.node.gather(1, frontier.index).clamp(min=0)]
+        likeliest = (first[..., None] + torch.arange(size)).clamp(0, chunk.num_nodes - 1)
+        logp = chunk.draft_logp[likeliest].clamp(min=-87.0)
+        return found._replace(entropy=-(logp.exp() * logp).sum(-1))
+
+    with patch.object(_LogSource, "children", children):
+        yield
+
+
 def of_category(curve: Curve, category: str) -> Curve:
     """The prompts of one category; `calibration` stays that of all."""
     chosen = np.array([name == category for name in curve.category])
@@ -157,16 +191,23 @@ def main() -> None:
     wanted = parser(__doc__ or "")
     wanted.add_argument("traces", nargs="+", help="trace sets of one pair")
     wanted.add_argument("--recall", type=float, default=0.8)
+    wanted.add_argument("--predicts", default="conditional", help="conditional or joint (paper)")
+    wanted.add_argument("--entropy-tokens", type=int, nargs="+", help="M of Table 6, nothing else")
     options = wanted.parse_args()
     opened = TraceSet.open(*options.traces)
     nodes = logged_nodes(opened)
-    defaults = NodeConfig.defaults(nodes.support, "conditional")
+    defaults = NodeConfig.defaults(nodes.support, options.predicts)
     features = tuple(defaults.pop("features"))
-    config = C2TConfig(nodes=NodeConfig(features=features, **defaults), recall=options.recall)
-    study = Study(nodes, opened.prompt_ids, config)
+    sampled = NodeConfig(features=features, predicts=options.predicts, **defaults)
+    study = Study(nodes, opened.prompt_ids, C2TConfig(nodes=sampled, recall=options.recall))
+    note = f"nodes per position at recall {options.recall:g}, root counted, held-out prompts"
+    if sizes := options.entropy_tokens:
+        if max(sizes) > nodes.support.top_k:
+            wanted.error(f"the traces hold {nodes.support.top_k} children of a node")
+        report("c2t_entropy", [*study.entropies(sizes)], options, note)
+        return
     parts = (study.ablation(), study.hidden(), study.transfer(), study.fine_tuning())
     rows = [row for part in parts for row in part]
-    note = f"nodes per position at recall {options.recall:g}, root counted, held-out prompts"
     report("c2t_study", rows, options, note)
 
 

@@ -1,10 +1,10 @@
 """The gap to the best tree: the marginal rule and what can feed it, beside the tuned static tree.
 
 Replayed: each family's setting is chosen on training prompts under a cost model and measured on the
-others, beside the ladder's R_feat and R_prob, and beside a drafter that only copies the text. A
-policy's own time is not in these figures. Live (`--live N`): the chosen settings decode N held-out
-prompts in one run, prompt by prompt in rotating order, so that drift of the machine hits all alike;
-there it is. Ratios are paired by prompt.
+others, beside the ladder's R_feat and R_prob; copies of the text stand alone and before the
+threshold. A policy's own time is not in these figures. Live (`--live N`): the chosen settings
+decode N held-out prompts in one run, prompt by prompt in rotating order, so that drift of the
+machine hits all alike; there it is. Ratios are paired by prompt.
 
     specctl collect PROMPTS -o DENSE --dense --max-new-tokens 64
     specctl profile -o cost_model.json --batch-sizes 1 --threads 1
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,10 @@ import torch
 from common import RESULTS, report
 
 from specctl.collect.prompts import load_prompt_files
-from specctl.features import copy_of
-from specctl.logs.logged_draft import recent_text
 from specctl.logs.node_sample import logged_nodes, sample_nodes
-from specctl.logs.positions import Floats, Longs
+from specctl.logs.positions import Floats
 from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog
+from specctl.logs.tree_log import DenseLog
 from specctl.policy import (
     AcceptanceTable,
     Chain,
@@ -41,17 +39,16 @@ from specctl.policy import (
     Scorer,
     StaticTree,
 )
+from specctl.policy.copying import CopyText
 from specctl.replay.config import LadderConfig
 from specctl.replay.cost.files import load_cost_model
-from specctl.replay.cost.model import Steps
 from specctl.replay.ladder.build import build_ladder
 from specctl.replay.ladder.tally import LoadClock, column, tally_rounds, tokens_per_us
 from specctl.replay.rounds import replay
-from specctl.replay.submissions import submissions_of
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.load import load_pair
-from specctl.runtime.policy_spec import words_of
+from specctl.runtime.policy_spec import resolve_policy, words_of
 from specctl.stats import Interval, Resamples, Split, ratio_of_ratios, split_prompts
 from specctl.train.c2t import train_ffn
 from specctl.train.configs import RICH_FEATURES, FfnConfig
@@ -87,6 +84,8 @@ class Replayer:
     def fastest(self, policies: Sequence[Policy]) -> Policy:
         """The setting with the most tokens a second on the training prompts."""
         some, left = self.sides.train[::4], list(policies)
+        if len(left) == 1:
+            return left[0]
         if len(left) > NARROWED:
             rates = tokens_per_us(self.sums(left, some).sum(1))
             left = [left[number] for number in np.argsort(-rates)[:NARROWED]]
@@ -106,9 +105,17 @@ def static_grid(deepest: int) -> Iterator[Policy]:
                     yield Policy(shape=StaticTree(depth=depth, top_k=top_k, num_tokens=size))
 
 
-def threshold_grid(depth: int, levels: Sequence[float]) -> Iterator[Policy]:
-    for top_k in (4, 10):
-        for prob in (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.13, 0.17):
+PROBS = (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.13, 0.17)
+
+
+def threshold_grid(
+    depth: int,
+    levels: Sequence[float],
+    top_ks: Sequence[int] = (4, 10),
+    probs: Sequence[float] = PROBS,
+) -> Iterator[Policy]:
+    for top_k in top_ks:
+        for prob in probs:
             for level in levels:
                 sizes = {"depth": depth, "top_k": top_k, "min_prob": prob}
                 yield Policy(shape=JointThreshold(**sizes, min_level_prob=level))
@@ -128,16 +135,29 @@ def scored_grid(scorer: Scorer, depth: int, levels: Sequence[float]) -> Iterator
             )
 
 
+def copying_grid(bases: Iterable[Policy]) -> Iterator[Policy]:
+    for base in bases:
+        for least in (1, 2, 3):
+            for drafted in (4, 8, 12):
+                copies = CopyText(min_length=least, max_draft_tokens=drafted)
+                yield base.model_copy(update={"copies": copies})
+
+
 STOPS = (0.1, 0.2, 0.4, 0.5, 0.6, 0.7)
 
 
 def families(
-    traces: TraceSet, train: Sequence[str], depth: int
+    traces: TraceSet, train: Sequence[str], depth: int, *, learned: bool
 ) -> Iterator[tuple[str, list[Policy]]]:
     """What competes, and the settings of each; scorers are fitted to the training prompts."""
     yield "tuned static", list(static_grid(depth))
     yield "threshold", list(threshold_grid(depth, (0.0,)))
     yield "threshold, levels by the marginal rule", list(threshold_grid(depth, STOPS))
+    yield "copies alone", list(copying_grid([Policy(shape=RootOnly())]))
+    bases = threshold_grid(depth, STOPS[3:5], top_ks=(4,), probs=PROBS[3:5])
+    yield "copies, else threshold with levels", list(copying_grid(bases))
+    if not learned:
+        return
     sizes: dict[str, Any] = {"depth": depth, "first_top_k": 10, "second_top_k": 10}
     draw: dict[str, Any] = {"predicts": "conditional", "negatives": 0.0, "max_rows": 10**7}
     source = logged_nodes(traces)
@@ -153,87 +173,6 @@ def families(
     yield "network, draft and text", list(scored_grid(network, depth, (0.1, 0.3, 0.6)))
 
 
-# --------------------------------------------------------------------------- copies
-
-
-def copied_texts(log: DenseLog) -> Iterator[tuple[str, Longs, Longs, Longs]]:
-    """Of every text its prompt, the log's rows, and at each the copy's length and how many of its
-    tokens the text takes."""
-    before = 0
-    for chunk in log.chunks(extra=TEXT_COLUMNS):
-        where, names = chunk.positions, chunk.positions.prompt_ids
-        recent = recent_text(chunk, slice(None))
-        copy, roots = copy_of(recent), recent[:, -1].numpy()
-        for request, first in enumerate(where.start[: where.num_requests]):
-            rows = np.arange(first, first + int(where.remaining[first]))
-            text, ids = roots[rows], copy.token_ids.numpy()[rows]
-            taken = [
-                int(
-                    np.argmin(
-                        [*(one[: len(text) - at - 1] == text[at + 1 : at + 1 + len(one)]), False]
-                    )
-                )
-                for at, one in enumerate(ids)
-            ]
-            name = names[where.prompt[request]]
-            yield name, before + rows, copy.length.numpy()[rows], np.array(taken)
-        before += where.num_rows
-
-
-def copy_rows(replayer: Replayer, policy: Policy) -> Iterator[Row]:
-    """A drafter that copies the text at no cost but the verification of what it offers: by itself,
-    and where it has a match, with a policy where it has none.
-
-    With a drafter beside it, every round pays for that drafter reading what was committed.
-    """
-    part = replayer.log.only(replayer.sides.held_out)
-    [submitted] = submissions_of(part, [policy])
-    texts, outcomes = list(copied_texts(part)), submitted.outcomes
-    for least in (1, 2, 3, 4):
-        for drafted in (2, 4, 6, 8, 12):
-            for together in (False, True):
-                rounds = []
-                for _, rows, lengths, taken in texts:
-                    at = 0
-                    while at < len(rows):
-                        left, row = len(rows) - at, rows[at]
-                        if lengths[at] >= least:
-                            emitted = min(int(taken[at]), drafted) + 1
-                            verified, levels, width = drafted + 1, 0, 0.0
-                        elif together:
-                            emitted = min(int(outcomes.accepted[row]) + 1, left)
-                            verified, levels = outcomes.verified[row], outcomes.levels[row]
-                            width = outcomes.expanded[row] / max(1, levels - 1)
-                        else:
-                            emitted, verified, levels, width = 1, 1, 0, 0.0
-                        rounds.append((verified, levels, width, 0 if emitted == left else emitted))
-                        rounds[-1] += (emitted,)
-                        at += emitted
-                verified, levels, width, read, emitted = np.array(rounds, np.float64).T
-                time_us = replayer.clock.share_us(Steps(1, verified, 80, levels, width, read))
-                if together:
-                    reading = replayer.clock.model.part_us(
-                        "draft.extend", np.maximum(read, 1), 1, 80
-                    )
-                    time_us = time_us + np.where(levels == 0, reading, 0.0)
-                beside = " and where there are none the policy above" if together else " alone"
-                yield {
-                    "system": f"copies of {least} tokens or more, {drafted} drafted,{beside}",
-                    "tokens_per_s": 1e6 * emitted.sum() / time_us.sum(),
-                    "tau": emitted.mean(),
-                }
-
-
-def best_copies(replayer: Replayer, policy: Policy) -> Iterator[Row]:
-    """The fastest of both kinds, on the prompts that are measured: a bound on what tuning finds."""
-    rows = list(copy_rows(replayer, policy))
-    for kind in ("alone", "above"):
-        yield max(
-            (row for row in rows if row["system"].endswith(kind)),
-            key=lambda row: float(row["tokens_per_s"]),
-        )
-
-
 # --------------------------------------------------------------------------- live
 
 
@@ -247,7 +186,7 @@ def live_rows(chosen: dict[str, Policy], wanted: set[str], given: argparse.Names
     requests = [next_request(tokenizer, Conversation(prompt), settings) for prompt in prompts]
     room = max(len(r.prompt_ids) + r.max_new_tokens for r in requests)
     loops = {name: Decoder(pairs[name], systems[name]).loop_for(room) for name in systems}
-    names, sums = list(systems), {name: np.zeros((len(requests), 6)) for name in systems}
+    names, sums = list(systems), {name: np.zeros((len(requests), 7)) for name in systems}
     for name in names:
         list(loops[name].run(requests[:1]))  # warm-up
     for number, request in enumerate(requests):
@@ -257,13 +196,14 @@ def live_rows(chosen: dict[str, Policy], wanted: set[str], given: argparse.Names
             [done] = loops[name].run([request])
             wall, metrics = time.perf_counter() - began, done.metrics
             times = (metrics.draft_us, metrics.policy_us, metrics.verify_us)
-            sums[name][number] = (len(done.token_ids), wall, metrics.calls, *times)
+            counts = (len(done.token_ids), wall, metrics.calls, metrics.copied_calls)
+            sums[name][number] = (*counts, *times)
             texts.add(tuple(done.token_ids))
         assert len(texts) == 1, f"{request.prompt_id}: texts differ"
     static = sums["tuned static"]
     rows = []
     for name in names:
-        tokens, wall, calls, draft, policy, verify = sums[name].T
+        tokens, wall, calls, copied, draft, policy, verify = sums[name].T
         ratio = ratio_of_ratios((tokens, wall), (static[:, 0], static[:, 1]))
         rows.append(
             {
@@ -272,6 +212,7 @@ def live_rows(chosen: dict[str, Policy], wanted: set[str], given: argparse.Names
                 "tokens_per_s": tokens.sum() / wall.sum(),
                 "over_static": said(ratio),
                 "tau": tokens.sum() / calls.sum(),
+                "copied_share": copied.sum() / calls.sum(),
                 "draft_us": draft.sum() / calls.sum(),
                 "policy_us": policy.sum() / calls.sum(),
                 "verify_us": verify.sum() / calls.sum(),
@@ -279,6 +220,21 @@ def live_rows(chosen: dict[str, Policy], wanted: set[str], given: argparse.Names
             }
         )
     return rows
+
+
+def best_trees(
+    log: DenseLog, traces: TraceSet, clock: LoadClock, chosen: dict[str, Policy]
+) -> dict[str, float]:
+    """Tokens a second of the ladder's limits."""
+    ladder = build_ladder(
+        log,
+        traces.prompt_ids,
+        clock,
+        [(name, policy) for name, policy in chosen.items() if name != "tuned static"],
+        config=LadderConfig(held_out_frac=SHARE, seed=SEED),
+    )
+    rates = {rung.label: rung.tokens_per_s.value for rung in ladder.rungs}
+    return {label: rates[label] for label in ("R_feat", "R_prob", "R_clair")}
 
 
 def said(found: Interval) -> str:
@@ -294,6 +250,12 @@ def main() -> None:
     options.add_argument("--prompts", nargs="+", required=True, help="their prompts, for --live")
     options.add_argument("--cost-model", type=Path, required=True, help="file or name")
     options.add_argument("--depth", type=int, default=8, help="levels at most")
+    options.add_argument(
+        "--no-fits", action="store_true", help="only what learns nothing, and no ladder"
+    )
+    options.add_argument(
+        "--chosen", nargs="*", default=[], help="NAME=POLICY, chosen by an earlier run"
+    )
     options.add_argument("--live", type=int, default=200, help="prompts; 0 for none")
     options.add_argument("--tokens", type=int, default=64, help="per live prompt")
     options.add_argument("--name", default="gap", help="of the JSON")
@@ -305,22 +267,20 @@ def main() -> None:
     sides = split_prompts(traces.prompt_ids, held_out_frac=SHARE, seed=SEED)
     log, clock = DenseLog.open(traces), LoadClock(load_cost_model(given.cost_model))
     replayer, chosen, rows = Replayer(log, sides, clock), {}, []
-    for name, policies in families(traces, sides.train, given.depth):
+    known = dict(one.split("=", 1) for one in given.chosen)
+    for name, policies in families(traces, sides.train, given.depth, learned=not given.no_fits):
+        if name in known:
+            policies = [resolve_policy(known[name]).policy]
         chosen[name] = replayer.fastest(policies)
         print(f"{name}: {len(policies)} settings", flush=True)
-    ladder = build_ladder(
-        log,
-        traces.prompt_ids,
-        clock,
-        [(name, policy) for name, policy in chosen.items() if name != "tuned static"],
-        config=LadderConfig(held_out_frac=SHARE, seed=SEED),
-    )
-    rungs = {rung.label: rung for rung in ladder.rungs}
+    limits: dict[str, float] = {}
+    if not given.no_fits:
+        limits = best_trees(log, traces, clock, chosen)
     found = replayer.sums(list(chosen.values()), sides.held_out)
     resamples = Resamples.draw(len(sides.held_out), seed=SEED)
     static = found[0]
-    limit = rungs["R_feat"].tokens_per_s.value
     at_static = 1e6 * float(tokens_per_us(static.sum(0)))
+    gap = limits["R_feat"] - at_static if limits else None
     for (name, policy), sums in zip(chosen.items(), found, strict=True):
         total, rate = sums.sum(0), 1e6 * float(tokens_per_us(sums.sum(0)))
         calls = column(total, "calls")
@@ -330,18 +290,16 @@ def main() -> None:
                 "setting": words_of(policy) or described(policy),
                 "tokens_per_s": rate,
                 "over_static": said(resamples.ratio(sums, static, tokens_per_us)),
-                "of_gap_to_R_feat": (rate - at_static) / (limit - at_static),
+                "of_gap_to_R_feat": (rate - at_static) / gap if gap else "",
                 "tau": column(total, "tokens") / calls,
                 "verified": column(total, "verified") / calls,
                 "levels": column(total, "levels") / calls,
             }
         )
-    for label in ("R_feat", "R_prob", "R_clair"):
-        rate = rungs[label].tokens_per_s.value
+    for label, rate in limits.items():
         rows.append(
             {"system": label, "tokens_per_s": rate, "over_static": f"{rate / at_static:.3f}"}
         )
-    rows += best_copies(replayer, chosen["threshold, levels by the marginal rule"])
     if given.live:
         rows += live_rows(chosen, set(sides.held_out), given)
     note = (

@@ -1,7 +1,8 @@
 """The five systems beside the strong controls, on one dense log, held-out prompts, paired.
 
-Fits on one half of the prompts, chooses settings there, measures on the other half. Without
-`--traces` the packaged prompts are collected first.
+Fits on one half of the prompts, five times, chooses settings there, measures on the other half, and
+writes docs/systems.md, .csv and .json. Without `--traces` the packaged prompts are collected first;
+with `--parts` and nothing behind it the page is written again from systems.json.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ import torch
 from systems.bench import SEED, SHARE, Bench
 from systems.choosing import Found
 from systems.curves import Paired, figure
-from systems.loads import budget_rows, composition_rows
-from systems.roster import Roster, roster
-from systems.shapes_table import equal_depth_rows, learned, system_rows
+from systems.fits import SEEDS, TrainingHalf, fitted
+from systems.loads import budget_rows
+from systems.long_texts import long_rows
+from systems.page import write_page
+from systems.papers import EAGLE3, paper_rows, policy_of
+from systems.roster import Roster
+from systems.shapes import equal_depth_rows
 from systems.speed import speed_rows
 from systems.tables import PARTS, write_csv
-from systems.targets import target_rows
 
 from specctl.replay.cost.files import load_cost_model
 from specctl.stats import Interval
@@ -39,23 +43,45 @@ Row = dict[str, Any]
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--traces", nargs="+", type=Path, help="dense folders of one pair")
+    options.add_argument("--long", type=Path, help="dense traces of chains, of 512 tokens or more")
     options.add_argument("--cost-model", type=Path, default=COST_MODEL, help="of that pair")
     options.add_argument("--work", type=Path, help="keep fits and sums here; empty after changes")
     options.add_argument("--no-fits", action="store_true", help="use the fits in --work alone")
     options.add_argument("--threads", type=int, default=1, help="chunks of the log at a time")
-    options.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS, help="of the table")
-    options.add_argument("--out", type=Path, default=DOCS, help="folder for JSON and CSV")
+    options.add_argument(
+        "--parts", nargs="*", default=PARTS, choices=PARTS, help="to measure; others stay"
+    )
+    options.add_argument("--out", type=Path, default=DOCS, help="folder for JSON, CSV and page")
     given = options.parse_args()
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        work = given.work or Path(folder)
-        traces = given.traces or [collected(work)]
-        clocks = {"measured": load_cost_model(given.cost_model)}
-        bench = Bench.open(traces, clocks, given.threads, work / "sums")
-        result = measure(bench, roster(traces, work, may_fit=not given.no_fits), given.parts)
-    result["settings"] = {name: str(value) for name, value in vars(given).items()}
-    result = write_json(given.out / "systems.json", result)
+    if given.parts:
+        with tempfile.TemporaryDirectory() as folder:
+            measured(given, given.work or Path(folder))
+    result = json.loads((given.out / "systems.json").read_text("utf-8"))
     write_csv(given.out / "systems.csv", result)
+    write_page(given.out / "systems.md", result, common.RESULTS)
+
+
+def measured(given: argparse.Namespace, work: Path) -> None:
+    """Measures the parts that were asked for, each written as it is done."""
+    traces = given.traces or [collected(work)]
+    clocks = {"measured": load_cost_model(given.cost_model)}
+    bench = Bench.open(traces, clocks, given.threads, work / "sums")
+    half = TrainingHalf(bench.traces, bench.log.only(bench.train), bench.train)
+    who = Roster(fitted(half, work, may_fit=not given.no_fits))
+    path = given.out / "systems.json"
+    before = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    settings = {name: common.named(value) for name, value in vars(given).items()}
+    found, paired = Found(bench), Paired.of(len(bench.held_out), SEED)
+    result = {
+        "machine": common.machine("cpu"),
+        "settings": settings,
+        "data": facts(bench, found),
+        **{part: before.get(part, []) for part in PARTS},
+    }
+    for part in given.parts:
+        result[part] = timed(part, makers(bench, found, who, paired, given.long)[part])
+        write_json(path, result)
 
 
 def collected(work: Path) -> Path:
@@ -67,24 +93,16 @@ def collected(work: Path) -> Path:
     return folder
 
 
-def measure(bench: Bench, who: Roster, parts: Iterable[str]) -> dict[str, Any]:
-    """All parts of the table that were asked for; the others are empty."""
-    found, paired = Found(bench), Paired.of(len(bench.held_out), SEED)
-    makers: dict[str, Callable[[], Iterable[Row]]] = {
-        "shapes": lambda: equal_depth_rows(found, learned(who), paired),
-        "systems": lambda: system_rows(found, who, paired),
-        "budgets": lambda: budget_rows(bench, found, who, paired),
-        "compositions": lambda: composition_rows(bench, found, who, paired),
-        "speed": lambda: speed_rows(bench, who, paired),
-    }
-    rows = {name: timed(name, makers[name]) if name in parts else [] for name in PARTS}
-    order = ("shapes", "systems", "budgets", "compositions", "speed")  # of `target_rows`
+def makers(
+    bench: Bench, found: Found, who: Roster, paired: Paired, long: Path | None
+) -> dict[str, Callable[[], Iterable[Row]]]:
+    """What measures each part."""
     return {
-        "machine": common.machine("cpu"),
-        "data": facts(bench, found),
-        "absent": who.absent,
-        **rows,
-        "targets": list(target_rows(*(rows[name] for name in order))),
+        "papers": lambda: paper_rows(found, who, paired),
+        "shapes": lambda: equal_depth_rows(found, who, paired),
+        "speed": lambda: speed_rows(bench, who, paired),
+        "budgets": lambda: budget_rows(bench, found, paired),
+        "long": lambda: long_rows(long, bench.log.only(bench.train)) if long else [],
     }
 
 
@@ -97,7 +115,7 @@ def timed(name: str, rows: Callable[[], Iterable[Row]]) -> list[Row]:
 
 def facts(bench: Bench, found: Found) -> dict[str, Any]:
     """What the figures are of."""
-    headers, eagle2 = bench.traces.headers, found.eagle2()
+    headers, eagle3 = bench.traces.headers, found.one(EAGLE3, policy_of(EAGLE3))
     return {
         "trace_digest": bench.log.digest,
         "clocks": {name: clock.digest for name, clock in bench.clocks.items()},
@@ -106,16 +124,17 @@ def facts(bench: Bench, found: Found) -> dict[str, Any]:
         "num_folders": len(headers),
         "num_train": len(bench.train),
         "num_held_out": len(bench.held_out),
-        "num_tokens": int(figure(eagle2.pooled, "tokens")[0]),
+        "num_tokens": int(figure(eagle3.pooled, "tokens")[0]),
         "num_categories": len(bench.categories()),
         "categories": bench.categories(),
         "held_out_frac": SHARE,
         "seed": SEED,
+        "fit_seeds": SEEDS,
     }
 
 
-def write_json(path: Path, result: dict[str, Any]) -> dict[str, Any]:
-    """Writes the result; gives it as the file has it."""
+def write_json(path: Path, result: dict[str, Any]) -> None:
+    """Writes the result; an interval is `{value, low, high}`, with `by_fit` of its fits."""
     path.parent.mkdir(parents=True, exist_ok=True)
 
     def plain(value: Any) -> Any:
@@ -123,9 +142,7 @@ def write_json(path: Path, result: dict[str, Any]) -> dict[str, Any]:
 
     text = json.dumps(result, indent=1, ensure_ascii=False, default=plain).replace("NaN", "null")
     path.write_text(text + "\n", "utf-8")
-    print(f"wrote {path}")
-    written: dict[str, Any] = json.loads(text)
-    return written
+    print(f"wrote {path}", flush=True)
 
 
 if __name__ == "__main__":

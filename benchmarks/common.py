@@ -66,16 +66,16 @@ def report(
     """Prints the table and writes `<out>/<name>-<device>.json`."""
     print(note)
     print_table(rows)
-    settings = {key: _named(value) for key, value in vars(options).items() if key != "out"}
+    settings = {key: named(value) for key, value in vars(options).items() if key != "out"}
     value = {"machine": machine(options.device), "settings": settings, "note": note, "rows": rows}
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / f"{name}-{options.device.partition(':')[0]}.json"
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
-def _named(value: object) -> str:
+def named(value: object) -> str:
     """A setting in words; of files their names, since folders are of one machine alone."""
     if isinstance(value, list | tuple):
-        return ", ".join(map(_named, value))
+        return ", ".join(map(named, value))
     text = str(value)
     return Path(text).name if "/" in text else text

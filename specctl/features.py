@@ -166,8 +166,9 @@ class Copy(NamedTuple):
     negative where its parent's does and the node itself goes another way, 0 elsewhere.
 
     Attributes:
-        token_ids: `[B, COPIED_LEVELS]` int64. length: `[B]` int64, tokens that agree, at most
-            `SUFFIX_TOKENS`; 0 for none.
+        token_ids: `[B, L]` int64, L of `COPIED_LEVELS` unless more are asked for.
+        length: `[B]` int64, tokens that agree, at most `SUFFIX_TOKENS` unless more are asked for; 0
+            for none.
     """
 
     token_ids: Tensor
@@ -185,25 +186,30 @@ class Copy(NamedTuple):
         return torch.where(token_ids == self.token_ids[:, depth - 1, None, None], above, -above)
 
 
-def copy_of(recent: Tensor) -> Copy:
+def copy_of(recent: Tensor, num_tokens: int = COPIED_LEVELS, longest: int = SUFFIX_TOKENS) -> Copy:
     """The copy that each of B texts offers; `recent` as in `DraftPool`.
 
     The first places of `recent`, before which no whole match fits, are not looked at.
+
+    Args:
+        num_tokens: L, of the copy. longest: tokens of a match at most.
     """
-    windows = recent.unfold(1, SUFFIX_TOKENS, 1)  # `[B, W', SUFFIX_TOKENS]`, the text's end last
+    windows = recent.unfold(1, longest, 1)  # `[B, W', longest]`, the text's end last
     agree = (windows[:, :-1] == windows[:, -1:]) & (windows[:, -1:] != NO_TEXT)
     lengths = agree.flip(-1).cumprod(-1).sum(-1)
     num_places = lengths.shape[1]
     place = (lengths * num_places + torch.arange(num_places, device=recent.device)).argmax(1, True)
     period = num_places - place
-    ahead = torch.arange(COPIED_LEVELS, device=recent.device) % period
-    return Copy(recent.gather(1, place + SUFFIX_TOKENS + ahead), lengths.gather(1, place)[:, 0])
+    ahead = torch.arange(num_tokens, device=recent.device) % period
+    return Copy(recent.gather(1, place + longest + ahead), lengths.gather(1, place)[:, 0])
 
 
-def recent_tokens(texts: list[list[int]], device: torch.device) -> Tensor:
-    """`[B, RECENT_TOKENS]` int64: the ends of some texts."""
-    ends = [text[-RECENT_TOKENS:] for text in texts]
-    rows = [[NO_TEXT] * (RECENT_TOKENS - len(end)) + end for end in ends]
+def recent_tokens(
+    texts: list[list[int]], device: torch.device, window: int = RECENT_TOKENS
+) -> Tensor:
+    """`[B, window]` int64: the ends of some texts."""
+    ends = [text[-window:] for text in texts]
+    rows = [[NO_TEXT] * (window - len(end)) + end for end in ends]
     return torch.tensor(rows, device=device)
 
 

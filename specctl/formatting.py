@@ -138,7 +138,7 @@ def terminal_table(
 # --------------------------------------------------------------------------- on a terminal
 
 _PIECE = re.compile(r"[^\n]+?(?:\s+|(?<=[,;\]}])(?=\S)|:(?=[a-z_]+=)|\n|$)")
-"""What is never broken: a word, a setting of a policy, an entry of a list."""
+"""Text that is never broken: a word, a setting of a policy, an entry of a list."""
 _GAP = 2
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -18,7 +19,7 @@ from pydantic import (
     model_serializer,
 )
 
-from specctl.stats import Interval, Number
+from specctl.stats import Floats, Interval, Number
 
 MARKED_BELOW = 0.99
 """A figure whose support is under this share is marked, and given with bounds where possible."""
@@ -71,7 +72,7 @@ class TraceFacts(PairFacts):
 
 
 def not_in_it(untimed: Sequence[str] | None) -> str:
-    """What follows the words on a clock where it lacks the time of decisions."""
+    """The words behind a clock's where it lacks the time of decisions."""
     if not untimed:
         return ""
     names = ", ".join(untimed)
@@ -79,6 +80,30 @@ def not_in_it(untimed: Sequence[str] | None) -> str:
 
 
 # ------------------------------------------------------------------------------------- replay
+
+
+class Spread(ResultRecord):
+    """A figure over requests, as a box plot shows it: quantiles at 5, 25, 50, 75 and 95 %."""
+
+    num_requests: int
+    low: float
+    first: float
+    median: float
+    third: float
+    high: float
+    mean: float
+
+    @classmethod
+    def of(cls, values: Floats) -> Spread | None:
+        """Of the values `[Q]` that are not NaN; None without any."""
+        known = values[np.isfinite(values)]
+        if not len(known):
+            return None
+        names = ("low", "first", "median", "third", "high")
+        ends = np.quantile(known, (0.05, 0.25, 0.5, 0.75, 0.95)).tolist()
+        return cls(
+            num_requests=len(known), mean=float(known.mean()), **dict(zip(names, ends, strict=True))
+        )
 
 
 class Bound(ResultRecord):
@@ -102,6 +127,8 @@ class PolicyFigures(ResultRecord):
         ratios: see `replay.score.RATIOS`; times are absent without a cost model.
         bounds: of calls, verified tokens and tau.
         against: ratios to the baseline's calls, verified tokens and time, paired by prompt.
+        utilisation: accepted draft tokens over drafted levels, of each request (arXiv:2604.09603,
+            section 5.1: u = MAT / Depth, the target's own token not counted); None without drafts.
     """
 
     policy: str
@@ -122,6 +149,7 @@ class PolicyFigures(ResultRecord):
     ratios: dict[str, Interval]
     bounds: dict[str, Bound]
     against: dict[str, Interval]
+    utilisation: Spread | None
 
     @property
     def tau(self) -> Interval:
@@ -135,9 +163,16 @@ class PolicyFigures(ResultRecord):
 
 
 class PolicyScores(ResultRecord):
-    """One policy: all requests pooled, and each category."""
+    """One policy: all requests pooled, and each category.
+
+    Attributes:
+        scorer_features: what a fitted scorer of nodes reads; None of other policies.
+    """
+
+    omitted: ClassVar[tuple[str, ...]] = ("scorer_features",)
 
     policy: str
+    scorer_features: tuple[str, ...] | None = None
     pooled: PolicyFigures
     by_category: tuple[PolicyFigures, ...]
 
@@ -510,6 +545,10 @@ class RunPolicy(ResultRecord):
     num_tokens: int
     calls: int
     verified_tokens: int
+    draft_us: float
+    verify_us: float
+    policy_us: float
+    other_us: float
     mean_acceptance_length: float
     tokens_per_s: float
     equal_to_ar: bool | None
@@ -606,24 +645,41 @@ class CategoryFigures(ResultRecord):
     depths: tuple[DepthAcceptance, ...]
 
 
-class TerminalRanks(ResultRecord):
-    """Where accepted paths end in the order of confidence: terminal confidence rank (TCR).
+class RankedRounds(ResultRecord):
+    """Rounds by terminal confidence rank (TCR), from rank 1 on.
 
     Attributes:
-        num_rounds: rounds with an accepted token, not cut by the end of the text. num_empty:
-            rounds that accepted nothing. num_cut: rounds left out.
-        num_draft_tokens: most that a round submits. counts: rounds by rank, from 1 on.
-        top_shares: share of rounds whose rank lies in the best part of the submitted tokens.
+        name: of a category of prompts; None of all. num_rounds: with an accepted token, not cut by
+            the end of the text. counts: rounds. tau: 1 + accepted, tokens.
+        mean_phi: nats, of rounds with the most frequent depth of Φ.
         quantiles: p50, p90, p99 of the rank.
     """
 
+    name: str | None
+    num_prompts: int
     num_rounds: int
+    counts: tuple[int, ...]
+    tau: tuple[Interval, ...]
+    mean_phi: tuple[Number, ...]
+    quantiles: dict[str, int]
+
+
+class TerminalRanks(ResultRecord):
+    """Where accepted paths end in the order of confidence (arXiv:2505.13254, figures 1, 3 and 4).
+
+    Attributes:
+        num_empty: rounds that accepted nothing. num_cut: rounds left out.
+        num_draft_tokens: most that a round submits.
+        top_shares: share of rounds whose rank lies in the best part of the submitted tokens.
+        categories: those with a name, most rounds first.
+    """
+
     num_empty: int
     num_cut: int
     num_draft_tokens: int
-    counts: tuple[int, ...]
     top_shares: dict[str, Interval]
-    quantiles: dict[str, int]
+    whole: RankedRounds
+    categories: tuple[RankedRounds, ...]
 
 
 class PhiBin(ResultRecord):
@@ -684,6 +740,87 @@ class ConfidenceFigures(ResultRecord):
     layers: tuple[Separation, ...]
 
 
+class EntropyRanks(ResultRecord):
+    """Draft tokens behind accepted ones by entropy and rank (arXiv:2502.13652, figure 2).
+
+    Attributes:
+        bounds: of the E intervals of entropy, nats, ascending; the last has no upper end.
+        num_nodes: `[E][K]`, by rank among siblings, likeliest first; their fate is known.
+        mean_prob: the drafter's, given the parent. accepted_frac: of these nodes. NaN of none.
+    """
+
+    bounds: tuple[float, ...]
+    num_nodes: tuple[tuple[int, ...], ...]
+    mean_prob: tuple[tuple[Number, ...], ...]
+    accepted_frac: tuple[tuple[Number, ...], ...]
+
+
+class TargetMargins(ResultRecord):
+    """The target's two best logits z1 and z2 (arXiv:2601.15498, figures 1 and 5).
+
+    Attributes:
+        num_positions: of which the log holds both. num_negative: of these, with z1 below 0.
+        num_undefined: z1 or z2 is not above 0, so the ratio z2 / z1 says nothing.
+        theta: the paper's threshold. low_margin: share of positions whose ratio is above it.
+        logit_edges, logits: histogram of z1. logit_ratios: of z2 / z1 where defined, in equal
+            steps from 0 to 1. prob_ratios: of exp(z2 - z1), likewise.
+        low_ranks, other_ranks: positions above theta, and others, by the rank that the target
+            gives to the drafter's likeliest token: first, second, lower.
+        sample: positions drawn at random: z1, z2, the probability of the best before temperature
+            (NaN where no draft tells it), and that rank.
+    """
+
+    num_positions: int
+    num_negative: int
+    num_undefined: int
+    theta: float
+    low_margin: Interval
+    logit_edges: tuple[float, ...]
+    logits: tuple[int, ...]
+    logit_ratios: tuple[int, ...]
+    prob_ratios: tuple[int, ...]
+    low_ranks: tuple[int, int, int]
+    other_ranks: tuple[int, int, int]
+    sample: tuple[tuple[float, float, Number, int], ...]
+
+
+class TestedSignals(ResultRecord):
+    """What AdaSD measures at tokens that were all accepted, or all rejected.
+
+    Attributes:
+        entropy: nats, a mean a request; None without tokens. distance: Jensen-Shannon distance,
+            square root of bits, likewise; None where the log has none.
+        distances: histogram of it over tokens, in equal steps from 0 to 1.
+    """
+
+    num_tokens: int
+    entropy: Spread | None
+    distance: Spread | None
+    distances: tuple[int, ...]
+
+
+class StopThresholds(ResultRecord):
+    """AdaSD's drafting rule, replayed (arXiv:2512.11280, sections 4.2 and 4.3).
+
+    Attributes:
+        policy: as on the command line. num_unsupported: rounds that wanted more than the log holds.
+        accepted: tokens on accepted paths. rejected: the first rejected ones.
+        positions: tokens of the answer before the round.
+        quartiles: thresholds there, nats, at 25, 50 and 75 % of the requests that have one.
+        paths: of single requests. NaN where there is no threshold.
+    """
+
+    policy: str
+    num_requests: int
+    num_rounds: int
+    num_unsupported: int
+    accepted: TestedSignals
+    rejected: TestedSignals
+    positions: tuple[int, ...]
+    quartiles: tuple[tuple[Number, ...], ...]
+    paths: tuple[tuple[Number, ...], ...]
+
+
 class StaticPoint(ResultRecord):
     """One static setting over a whole log.
 
@@ -726,6 +863,7 @@ class TraceFigures(PairFacts):
         num_reference, num_unsupported: reference rounds, and those of which the log lacks an
             expansion.
         ranks, phi: None where no round has any.
+        entropy_ranks, margins, thresholds: None where the log does not hold what they need.
     """
 
     kind: Literal["dense", "live"]
@@ -743,3 +881,6 @@ class TraceFigures(PairFacts):
     phi: PhiAcceptance | None
     confidence: ConfidenceFigures
     statics: tuple[StaticPoint, ...]
+    entropy_ranks: EntropyRanks | None
+    margins: TargetMargins | None
+    thresholds: StopThresholds | None

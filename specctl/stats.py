@@ -189,7 +189,16 @@ class Resamples:
 
     def drawn(self, sums: Floats) -> Floats:
         """`[1 + B, S]`: the sums over all prompts, `[P, S]`, then those of every resample."""
-        return np.concatenate([sums.sum(0)[None], *(block @ sums for block in self.blocks)])
+        return self.drawn_each([sums])[0]
+
+    def drawn_each(self, tables: Sequence[Floats]) -> list[Floats]:
+        """`drawn` of several, in one pass over the weights."""
+        found = [[sums.sum(0)[None]] for sums in tables]
+        for block in self.blocks:
+            # Not as one product: its last bits would depend on what stands beside.
+            for rows, sums in zip(found, tables, strict=True):
+                rows.append(block @ sums)
+        return [np.concatenate(rows) for rows in found]
 
     def read(self, figure: Floats) -> Interval:
         """The interval of a figure of `drawn` sums, `[1 + B]`."""

@@ -24,8 +24,8 @@ def test_every_word_is_a_policy(word: str) -> None:
 
 
 def test_every_preset_is_there_with_its_verb() -> None:
-    named = dict(re.findall(r"specctl fit (?:\w+) [^`]*--preset ([\w-]+)()", PAGE)).keys()
-    verbs = {name: verb for verb, name in re.findall(r"fit (\w+) [^`]*--preset ([\w-]+)", PAGE)}
+    named = dict(re.findall(r"specctl fit (?:\w+) [^`\n]*--preset ([\w-]+)()", PAGE)).keys()
+    verbs = {name: verb for verb, name in re.findall(r"fit (\w+) [^`\n]*--preset ([\w-]+)", PAGE)}
     wanted = {name: preset.verb for name, preset in PRESETS.items() if name in named}
     assert verbs == wanted
     assert set(PRESETS) - set(named) <= {"echo-dense", "mars-paper"}  # words too

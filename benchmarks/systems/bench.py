@@ -22,10 +22,9 @@ from systems.curves import Curve
 
 SHARE, SEED = 0.5, 0
 """Of the split by prompt, in every fit and every figure of the table."""
-LINE: dict[str, CostModel] = {"line": load_cost_model(Path("line"))}
-"""The load at which a token costs little beside the round: rates as a large accelerator has them,
-stated and not measured."""
-COUNTS = LINE["line"]
+NAMED = ("line", "h100-llama-3.1-8b-eagle")
+"""Clocks of the package that every figure in time is given on, beside the measured one."""
+COUNTS = load_cost_model(Path("line"))
 """Of a batch's counts, which no clock changes while no request has to wait for its arrival."""
 NUM_RUNS = 2
 """Orders of the requests that a batch is simulated in."""
@@ -36,7 +35,7 @@ class Bench:
     """The log, split; `train` chooses, `held_out` is measured.
 
     Attributes:
-        clocks: cost models by name; `COUNTS` is always among them.
+        clocks: cost models by name; `NAMED` are always among them.
         cache: folder of sums that were found, by this run or an earlier one of the same code.
     """
 
@@ -55,10 +54,14 @@ class Bench:
         traces = TraceSet.open(*folders, verify=False)
         sides = split_prompts(traces.prompt_ids, held_out_frac=SHARE, seed=SEED)
         log = DenseLog.open(traces)
-        return cls(traces, log, {**clocks, **LINE}, sides.train, sides.held_out, num_threads, cache)
+        named = {name: load_cost_model(Path(name)) for name in NAMED}
+        clocks = {**clocks, **named}
+        return cls(traces, log, clocks, sides.train, sides.held_out, num_threads, cache)
 
     def side(self, name: str) -> tuple[str, ...]:
-        """Prompts of `train` or `held_out`."""
+        """Prompts of `train` or `held_out`, or every other one of `train`, which `choosing` is."""
+        if name == "choosing":
+            return self.train[::2]
         prompts: tuple[str, ...] = getattr(self, name)
         return prompts
 

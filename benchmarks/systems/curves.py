@@ -8,7 +8,8 @@ go through the same reading, which pairs everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,39 +107,71 @@ def _between(x: Floats, y: Floats, wanted: float) -> float:
     return float(np.interp(wanted, places, y[first], left=np.nan, right=np.nan))
 
 
+Fits = Curve | Sequence[Curve]
+"""One curve, or the same curve of every fit; whatever was fitted to nothing has one."""
+
+
+@dataclass(frozen=True)
+class Estimate(Interval):
+    """A figure over prompts and fits.
+
+    Attributes:
+        by_fit: the figure of each fit over all prompts, in the order of the seeds.
+    """
+
+    by_fit: tuple[float, ...] = ()
+
+
 @dataclass(frozen=True)
 class Paired:
-    """Compares curves over the same resamples of the same prompts."""
+    """Compares curves over the same resamples of the same prompts, and of the fits.
+
+    The figure of several fits is their mean. A resample draws prompts, then fits, both with
+    replacement: the interval is of what another fit to other data would give on other prompts, on
+    the average of as many fits.
+    """
 
     resamples: Resamples
+    seed: int = 0
 
     @classmethod
     def of(cls, num_prompts: int, seed: int) -> Paired:
-        return cls(Resamples.draw(num_prompts, seed=seed))
+        return cls(Resamples.draw(num_prompts, seed=seed), seed)
 
-    def interval(self, curve: Curve, reading: Reading) -> Interval:
+    def interval(self, curve: Fits, reading: Reading) -> Estimate:
         """A figure of one curve."""
         return self._interval((curve,), lambda one: reading(one))
 
-    def change(self, ours: Curve, theirs: Curve, name: str) -> Interval:
-        """Of a sum, ours over theirs less 1; single settings."""
+    def tau(self, ours: Fits) -> Estimate:
+        """Mean acceptance length of single settings."""
+        return self.interval(ours, lambda sums: tau(sums[..., 0, :]))
 
-        def ratio(a: Floats, b: Floats) -> Floats:
-            return figure(a[..., 0, :], name) / figure(b[..., 0, :], name) - 1
+    def tokens(self, ours: Fits) -> Estimate:
+        """Verified tokens a call of single settings."""
+        return self.interval(ours, lambda sums: tokens_per_call(sums[..., 0, :]))
 
-        return self._interval((ours, theirs), ratio)
+    def ratio(self, ours: Fits, above: str, below: str) -> Estimate:
+        """Of two sums of single settings."""
+        return self.interval(
+            ours, lambda sums: figure(sums[..., 0, :], above) / figure(sums[..., 0, :], below)
+        )
 
-    def change_per(self, ours: Curve, theirs: Curve, name: str, per: str) -> Interval:
-        """Of a ratio of sums, ours over theirs less 1; single settings."""
+    def change(self, ours: Fits, theirs: Fits, name: str, per: str = "") -> Estimate:
+        """Of a sum, or of its ratio to another; ours over theirs less 1; single settings."""
 
-        def ratio(a: Floats, b: Floats) -> Floats:
-            mine, other = a[..., 0, :], b[..., 0, :]
-            found = figure(mine, name) / figure(mine, per)
-            return found / (figure(other, name) / figure(other, per)) - 1
+        def read(sums: Floats) -> Floats:
+            one = sums[..., 0, :]
+            return figure(one, name) / (figure(one, per) if per else 1)
 
-        return self._interval((ours, theirs), ratio)
+        return self._interval((ours, theirs), lambda a, b: read(a) / read(b) - 1)
 
-    def tokens_of(self, ours: Curve, theirs: Curve) -> Interval:
+    def tau_change(self, ours: Fits, theirs: Fits) -> Estimate:
+        """Of the mean acceptance length, ours over theirs less 1; single settings."""
+        return self._interval(
+            (ours, theirs), lambda a, b: tau(a[..., 0, :]) / tau(b[..., 0, :]) - 1
+        )
+
+    def tokens_of(self, ours: Fits, theirs: Fits) -> Estimate:
         """Tokens a call of our curve over those of their one setting, at its tau; less 1."""
 
         def ratio(a: Floats, b: Floats) -> Floats:
@@ -147,7 +180,7 @@ class Paired:
 
         return self._interval((ours, theirs), ratio)
 
-    def tokens_against(self, ours: Curve, theirs: Curve) -> Interval:
+    def tokens_against(self, ours: Fits, theirs: Fits) -> Estimate:
         """Tokens a call of our one setting over those of their curve, at our tau; less 1."""
 
         def ratio(a: Floats, b: Floats) -> Floats:
@@ -156,7 +189,7 @@ class Paired:
 
         return self._interval((ours, theirs), ratio)
 
-    def tau_against(self, ours: Curve, theirs: Curve) -> Interval:
+    def tau_against(self, ours: Fits, theirs: Fits) -> Estimate:
         """Tau of our one setting over that of their curve at our tokens a call; less 1."""
 
         def ratio(a: Floats, b: Floats) -> Floats:
@@ -165,7 +198,7 @@ class Paired:
 
         return self._interval((ours, theirs), ratio)
 
-    def curve_against(self, ours: Curve, theirs: Curve, at: Curve) -> Interval:
+    def curve_against(self, ours: Fits, theirs: Fits, at: Fits) -> Estimate:
         """Tokens a call of our curve over those of theirs at the tau of a third's setting."""
 
         def ratio(a: Floats, b: Floats, c: Floats) -> Floats:
@@ -174,18 +207,33 @@ class Paired:
 
         return self._interval((ours, theirs, at), ratio)
 
-    def _interval(self, curves: tuple[Curve, ...], reading: Callable[..., Floats]) -> Interval:
-        """Curves stand side by side, prompt by prompt, so that one resample serves all."""
+    def _interval(self, sides: Sequence[Fits], reading: Callable[..., Floats]) -> Estimate:
+        of_fits = [(side,) if isinstance(side, Curve) else tuple(side) for side in sides]
+        number = max(map(len, of_fits))
+        drawn = np.stack(
+            [
+                self._drawn([one[fit % len(one)] for one in of_fits], reading)
+                for fit in range(number)
+            ]
+        )
+        by_fit = tuple(drawn[:, 0].tolist())
+        if not np.isfinite(by_fit).all():
+            return Estimate(math.nan, math.nan, math.nan, by_fit)
+        random = np.random.default_rng((self.seed, 1))
+        times = random.multinomial(number, np.full(number, 1 / number), drawn.shape[1] - 1)
+        weights = np.concatenate([np.ones((1, number)), times]) / number
+        found = self.resamples.read((weights.T * drawn).sum(0))
+        return Estimate(found.value, found.low, found.high, by_fit)
+
+    def _drawn(self, curves: Sequence[Curve], reading: Callable[..., Floats]) -> Floats:
+        """`[1 + B]`. Curves stand side by side, prompt by prompt: one resample serves all."""
         tables = [np.moveaxis(curve.sums, 0, 1) for curve in curves]
         num_prompts = len(tables[0])
         flat = np.concatenate([table.reshape(num_prompts, -1) for table in tables], 1)
         ends = np.cumsum([0, *(table[0].size for table in tables)])
-
-        def read(sums: Floats) -> Floats:
-            parts = [
-                sums[..., a:b].reshape(*sums.shape[:-1], *table.shape[1:])
-                for a, b, table in zip(ends[:-1], ends[1:], tables, strict=True)
-            ]
-            return reading(*parts)
-
-        return self.resamples.interval(flat, read)
+        sums = self.resamples.drawn(flat)
+        parts = [
+            sums[..., a:b].reshape(*sums.shape[:-1], *table.shape[1:])
+            for a, b, table in zip(ends[:-1], ends[1:], tables, strict=True)
+        ]
+        return np.asarray(reading(*parts))

@@ -11,7 +11,6 @@ import numpy as np
 from specctl.policy import (
     Budget,
     ElasticBudget,
-    JointThreshold,
     Policy,
     Shape,
     SparseGates,
@@ -22,7 +21,7 @@ from systems.bench import Bench
 from systems.choosing import Found, levels_of
 from systems.curves import Curve, Paired, tau, tau_at, tokens_per_call
 from systems.families import TOP_K
-from systems.roster import Roster
+from systems.papers import policy_of
 
 SHARED_LOADS = (8, 32)
 """Requests at a time, where there is something to share; 1 is shown for ECHO beside them."""
@@ -33,19 +32,18 @@ KNOBS = (3, 4, 6, 8, 12, 16, 24, 32, 44)
 DEPTH = 8
 WIDE = f"eagle2 {DEPTH}-{TOP_K}-64"
 TUNED = "ECHO gates, tuned"
-COMPOSED = ("HeteroSpec", "C2T, path and text", "ECHO gates")
-"""Fitted shapes that are put under budgets."""
+PAPER = "echo-batch-paper"
 Row = dict[str, Any]
 
 
-def budget_rows(bench: Bench, found: Found, who: Roster, paired: Paired) -> Iterator[Row]:
+def budget_rows(bench: Bench, found: Found, paired: Paired) -> Iterator[Row]:
     """Every shape under every budget at every load: tau against a static tree of equal tokens.
 
     Controls are per request: the static tree of the shape's depth, and the static depth that
     training prompts preferred at this size.
     """
     for load in (1, *SHARED_LOADS):
-        for shape_name, shape in _shapes(bench, who, load).items():
+        for shape_name, shape in _shapes(bench, load).items():
             names = _budgets(shape_name)
             curves = {name: _curve(bench, shape, name, load) for name in names}
             for name, curve in curves.items():
@@ -58,27 +56,6 @@ def budget_rows(bench: Bench, found: Found, who: Roster, paired: Paired) -> Iter
                     }
 
 
-def composition_rows(bench: Bench, found: Found, who: Roster, paired: Paired) -> Iterator[Row]:
-    """Every shape with every budget at EAGLE-2's tau: what it verifies a call."""
-    eagle2 = found.eagle2()
-    for load in SHARED_LOADS:
-        for shape_name, shape in _shapes(bench, who, load).items():
-            depth = levels_of(Policy(shape=shape))
-            static, threshold = found.static(depth), found.threshold(depth)
-            for name in _budgets(shape_name):
-                curve = _curve(bench, shape, name, load)
-                yield {
-                    "load": load,
-                    "shape": shape_name,
-                    "budget": name,
-                    "levels": depth,
-                    "tokens_at_eagle2_tau": paired.tokens_of(curve, eagle2),
-                    "over_static_of_that_depth": paired.curve_against(curve, static, eagle2),
-                    "over_threshold_of_that_depth": paired.curve_against(curve, threshold, eagle2),
-                    "support": curve.support,
-                }
-
-
 def _at_size(found: Found, curve: Curve, survival: Curve, size: int, paired: Paired) -> Row:
     """The budget whose K is `size` a request."""
     ours = curve.only(curve.labels.index(str(size)))
@@ -87,7 +64,7 @@ def _at_size(found: Found, curve: Curve, survival: Curve, size: int, paired: Pai
     return {
         "tokens_a_request": size,
         "tokens_per_call": float(tokens_per_call(ours.pooled)[0]),
-        "tau": paired.interval(ours, lambda sums: tau(sums[..., 0, :])),
+        "tau": paired.tau(ours),
         "tau_over_static": paired.tau_against(ours, static),
         "tau_over_best_static": paired.tau_against(ours, best),
         "tau_over_survival": paired.tau_against(ours, survival),
@@ -138,18 +115,13 @@ def _tau_on_train(found: Found, depth: int, wanted: float) -> float:
     return float(tau_at(found.static(depth, "train").pooled, np.asarray(wanted)))
 
 
-def _shapes(bench: Bench, who: Roster, load: int) -> dict[str, Shape]:
+def _shapes(bench: Bench, load: int) -> dict[str, Shape]:
     """Trees that a budget trims: wide enough to leave it the choice. ECHO's own at every load."""
-    wide: dict[str, Shape] = {WIDE: StaticTree(depth=DEPTH, top_k=TOP_K, num_tokens=64)}
-    names = [name for name in COMPOSED if name in who.fitted]
-    if load == 1:
-        names = [name for name in names if name == "ECHO gates"]
-    else:
-        wide["threshold 0.01"] = JointThreshold(
-            depth=DEPTH, top_k=TOP_K, min_prob=0.01, num_tokens=64
-        )
-        wide[TUNED] = tuned_gates(bench)
-    return {**wide, **{name: who.fitted[name].shape for name in names}}
+    wide: dict[str, Shape] = {
+        WIDE: StaticTree(depth=DEPTH, top_k=TOP_K, num_tokens=64),
+        PAPER: policy_of(PAPER).shape,
+    }
+    return wide if load == 1 else {**wide, TUNED: tuned_gates(bench)}
 
 
 BUDGETS: dict[str, Callable[[int], Budget]] = {

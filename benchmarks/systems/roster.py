@@ -1,72 +1,50 @@
-"""Who stands in the table: controls, and every family whose fit this version has."""
+"""Who stands in the tables: the control, and every family with its fits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from specctl.policy import EntropyBins, Policy, ScoredTree, SparseGates
-from systems import fits
-from systems.families import (
-    CONTROLS,
-    Family,
-    Settings,
-    gates_family,
-    hetero_family,
-    hetero_grid,
-    scored_family,
-)
+from specctl.policy import EntropyBins, Policy, ScoredTree
+from systems.families import THRESHOLD, Family, fitted_family
 
-BETAS = (0.015, 0.03, 0.06, 0.12, 0.22, 0.38, 0.6)
-SCORED = {
-    "C2T": fits.C2T,
-    "C2T, path product": fits.C2T_PATH,
-    "C2T, path and text": fits.C2T_TEXT,
-    "gbdt": fits.GBDT,
+SYSTEMS = {
+    "HeteroSpec": "HeteroSpec",
+    "C2T, paper": "C2T",
+    "C2T, path and text": "C2T",
+    "survival table": "ours",
 }
+"""Families of the comparison at equal depth and whose they are; a line adds one."""
 
 
 @dataclass(frozen=True)
 class Roster:
-    """Families by name.
+    """Fitted policies by name, one of each seed."""
 
-    Attributes:
-        curves: one knob a depth. grids: further settings, to be chosen on training prompts.
-        fitted: policies as their fits made them. absent: why a family is not there.
-    """
+    fitted: dict[str, list[Policy]]
 
-    curves: tuple[Family, ...]
-    grids: dict[str, Settings]
-    fitted: dict[str, Policy]
-    absent: dict[str, str]
+    def compared(self) -> Iterator[tuple[str, str, list[Family]]]:
+        """Name, whose, and the family of every fit; the plain threshold first."""
+        yield "threshold", "control", [THRESHOLD]
+        for name, whose in SYSTEMS.items():
+            yield name, whose, [self.family(name, seed) for seed in range(self.num_seeds)]
 
+    def family(self, name: str, seed: int) -> Family:
+        """One fit's."""
+        return fitted_family(f"{name}, seed {seed}", self.fitted[name][seed])
 
-def roster(traces: Sequence[Path], work: Path, *, may_fit: bool = True) -> Roster:
-    """Fits whatever can be fitted; or takes what `work` holds."""
-    made = {name: fits.fitted(fit, traces, work, may_fit=may_fit) for name, fit in _all_fits()}
-    absent = {name: found for name, found in made.items() if isinstance(found, str)}
-    policies = {name: found for name, found in made.items() if isinstance(found, Policy)}
-    learned = [_family(name, policy) for name, policy in policies.items()]
-    grids = {
-        name: hetero_grid(policy.shape)
-        for name, policy in policies.items()
-        if isinstance(policy.shape, EntropyBins)
-    }
-    return Roster((*CONTROLS, *learned), grids, policies, absent)
+    def scored(self, name: str, seed: int) -> ScoredTree:
+        """One fit's shape, of a scorer."""
+        shape = self.fitted[name][seed].shape
+        assert isinstance(shape, ScoredTree), name
+        return shape
 
+    def bins(self, name: str, seed: int) -> EntropyBins:
+        """One fit's shape, of HeteroSpec."""
+        shape = self.fitted[name][seed].shape
+        assert isinstance(shape, EntropyBins), name
+        return shape
 
-def _all_fits() -> Iterator[tuple[str, fits.Fit]]:
-    yield "HeteroSpec", fits.HETERO
-    yield from SCORED.items()
-    yield "ECHO gates", fits.ECHO
-
-
-def _family(name: str, policy: Policy) -> Family:
-    shape = policy.shape
-    if isinstance(shape, ScoredTree):
-        return scored_family(name, shape, BETAS)
-    if isinstance(shape, EntropyBins):
-        return hetero_family(name, shape)
-    assert isinstance(shape, SparseGates), f"no curve for {shape.kind}"
-    return gates_family(name, shape)
+    @property
+    def num_seeds(self) -> int:
+        return len(next(iter(self.fitted.values())))

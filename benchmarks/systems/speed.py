@@ -1,4 +1,4 @@
-"""Cost-model time, drafting counted: every family's fastest setting at a load, on the ladder."""
+"""Cost-model time, drafting counted: every family's fastest setting at a load."""
 
 from __future__ import annotations
 
@@ -11,25 +11,30 @@ import numpy as np
 from specctl.errors import UsageError
 from specctl.policy import Chain, PerRequest, Policy, RootOnly, StaticTree
 from specctl.replay.batch_simulation import Load, simulate
-from specctl.replay.config import LadderConfig
 from specctl.replay.cost.model import CostModel
-from specctl.replay.ladder.build import build_ladder
 from specctl.replay.ladder.static import is_static, static_submissions
 from specctl.replay.ladder.tally import LoadClock
 from specctl.replay.submissions import Submissions, submissions_of
 from specctl.replay.tune.evaluators import Objective, by_prompt, request_sums
-from systems.bench import SEED, SHARE, Bench
+from systems.bench import SEED, Bench
 from systems.choosing import fastest, levels_of
-from systems.curves import Curve, Paired, tau, tokens_per_call
-from systems.families import DEPTHS, STATIC, Settings
+from systems.curves import Curve, Paired
+from systems.families import (
+    LEVEL_PROBS,
+    TOP_K,
+    Settings,
+    hetero_settings,
+    scored_settings,
+    threshold_settings,
+)
+from systems.papers import policy_of
 from systems.roster import Roster
 
 LOADS = (1, 8, 32)
 """Requests at a time, in a closed loop."""
-SHALLOW = (3, 6)
-"""Levels that may be fast where a level costs time."""
-NUM_RUNS = 2
-"""Orders of the requests; at one request at a time they change nothing."""
+DEPTHS = (3, 6, 8)
+"""Levels of families that prune: few are fast where a level costs time."""
+ECHO_SIZES = (16, 32, 60)
 Row = dict[str, Any]
 
 
@@ -62,48 +67,65 @@ class Serving:
         return Curve(name, tuple(labels), policies, sums)
 
     def _sums(self, submissions: Submissions, clock: CostModel, load: int) -> Any:
-        """`[P, S]`, mean over the runs."""
+        """`[P, S]` in one order of the requests."""
         prompts, objective = self.bench.side(self.side), Objective("throughput")
-        runs = []
-        for number in range(1 if load == 1 else NUM_RUNS):
-            run = simulate(submissions, Load(load), clock, budget=PerRequest(), seed=(SEED, number))
-            positions, sums = run.submissions.positions, request_sums(run, objective)
-            runs.append(by_prompt(positions, positions.prompt[run.logged], sums, prompts))
-        return np.mean(runs, axis=0)
+        run = simulate(submissions, Load(load), clock, budget=PerRequest(), seed=(SEED, 0))
+        positions, sums = run.submissions.positions, request_sums(run, objective)
+        return by_prompt(positions, positions.prompt[run.logged], sums, prompts)
 
 
 def speed_rows(bench: Bench, who: Roster, paired: Paired) -> Iterator[Row]:
-    """At every load the fastest setting of every family by training prompts, on the others."""
-    families = _families(who)
-    train, held_out = Serving(bench, "train"), Serving(bench, "held_out")
-    for settings in families.values():
-        train.prepare(settings)
+    """At every load every family's fastest setting by training prompts, on the others.
+
+    Every fit chooses for itself. Two controls: the static setting that was chosen among all, and
+    the one chosen among those of as many levels.
+    """
+    families = families_of(who)
+    choosing, held_out = Serving(bench, "choosing"), Serving(bench, "held_out")
+    for fits in families.values():
+        for settings in fits:
+            choosing.prepare(settings)
     for clock_name, load in _conditions(bench):
         clock = bench.clocks[clock_name]
-        best = {
-            name: fastest(train.curve(name, list(settings), clock, load))
-            for name, settings in families.items()
+        tried = {
+            name: [choosing.curve(name, list(settings), clock, load) for settings in fits]
+            for name, fits in families.items()
         }
-        held_out.prepare(dict(best.values()))
-        recommended = _recommended(train, best, clock, load)
-        gaps = _gaps(bench, clock, best) if load == 1 else {}
-        static = held_out.curve("static", [best["static"][0]], clock, load)
-        for name, (label, policy) in best.items():
-            ours = held_out.curve(name, [label], clock, load)
+        best = {name: [fastest(curve) for curve in curves] for name, curves in tried.items()}
+        static = tried["static"][0]
+
+        def measured(labels: Sequence[str], clock: CostModel = clock, load: int = load) -> Any:
+            held_out.prepare({label: choosing.known[label].policy for label in labels})
+            return [held_out.curve(label, [label], clock, load) for label in labels]
+
+        for name, labels in best.items():
+            depths = [levels_of(choosing.known[label].policy) for label in labels]
+            ours, tuned = measured(labels), measured(best["static"])
+            equal = measured([_fastest_of_depth(static, depth) for depth in depths])
             yield {
                 "clock": clock_name,
                 "load": load,
-                "system": name,
-                "setting": label,
-                "is_recommended": name == recommended,
-                "levels": levels_of(policy),
-                "tau": paired.interval(ours, lambda sums: tau(sums[..., 0, :])),
-                "tokens_per_call": paired.interval(
-                    ours, lambda sums: tokens_per_call(sums[..., 0, :])
-                ),
-                "time_over_static": paired.change_per(ours, static, "time_us", "tokens"),
-                "gap_closed": gaps.get(name if name in gaps else label),
+                "family": name,
+                "setting": "; ".join(sorted(set(labels))),
+                "levels": max(depths),
+                "tau": paired.tau(ours),
+                "tokens_per_call": paired.tokens(ours),
+                "time_over_static": paired.change(ours, tuned, "time_us", "tokens"),
+                "time_over_static_of_that_depth": paired.change(ours, equal, "time_us", "tokens"),
             }
+        print(f"  {clock_name}, {load} requests", flush=True)
+
+
+def _fastest_of_depth(static: Curve, depth: int) -> str:
+    """Plain decoding where nothing is drafted."""
+    index = [i for i, policy in enumerate(static.policies) if levels_of(policy) == depth]
+    part = Curve(
+        static.name,
+        tuple(static.labels[i] for i in index),
+        tuple(static.policies[i] for i in index),
+        static.sums[index],
+    )
+    return fastest(part)
 
 
 def _conditions(bench: Bench) -> Iterator[tuple[str, int]]:
@@ -117,57 +139,71 @@ def _conditions(bench: Bench) -> Iterator[tuple[str, int]]:
             yield name, load
 
 
-def _recommended(
-    train: Serving, best: dict[str, tuple[str, Policy]], clock: CostModel, load: int
-) -> str:
-    """The fastest family on training prompts, if it beats static beyond its interval there."""
-    paired = Paired.of(len(train.bench.train), SEED)
-    curves = {name: train.curve(name, [label], clock, load) for name, (label, _) in best.items()}
-    times = {
-        name: paired.change_per(curve, curves["static"], "time_us", "tokens")
-        for name, curve in curves.items()
+def families_of(who: Roster) -> dict[str, list[Settings]]:
+    """What each family may choose from, fit by fit; a line adds a family."""
+    seeds = range(who.num_seeds)
+    return {
+        "static": [static_grid()],
+        "threshold": [_labelled("threshold", {d: threshold_settings(d) for d in DEPTHS})],
+        "EAGLE-3 default": [{"eagle3-paper": policy_of("eagle3-paper")}],
+        "HeteroSpec": [hetero_grid(who, seed) for seed in seeds],
+        "C2T, paper": [scored_grid(who, "C2T, paper", s, (0.0,)) for s in seeds],
+        "C2T, path and text": [scored_grid(who, "C2T, path and text", s, (0.0,)) for s in seeds],
+        "ECHO gates": [echo_grid(who, seed) for seed in seeds],
+        "survival table": [scored_grid(who, "survival table", s, LEVEL_PROBS) for s in seeds],
     }
-    clear = {name: time.value for name, time in times.items() if time.high < 0}
-    return min(clear, key=clear.__getitem__, default="static")
 
 
-def _families(who: Roster) -> dict[str, Settings]:
-    """What each family may choose from; static trees have a grid of their own."""
-    plain = {"ar": {"ar": Policy(shape=RootOnly())}, "static": _static_grid()}
-    others = {
-        family.name: {
-            f"{family.name}, {depth} levels, {label}": policy
-            for depth in (SHALLOW if family.depths == DEPTHS else family.depths)
-            for label, policy in list(family.settings(depth).items())[::2]
-        }
-        for family in who.curves
-        if family is not STATIC
+def _labelled(name: str, by_depth: dict[Any, Settings]) -> Settings:
+    """Every other setting of each depth."""
+    return {
+        f"{name}, {depth} levels, {label}": policy
+        for depth, settings in by_depth.items()
+        for label, policy in list(settings.items())[::2]
     }
-    return {**plain, **others}
 
 
-def _static_grid() -> Settings:
-    chains = {f"chain {n}": Policy(shape=Chain(num_draft_tokens=n)) for n in range(1, 12)}
+def scored_grid(who: Roster, name: str, seed: int, level_probs: Sequence[float]) -> Settings:
+    """Betas at few and many levels, with and without the marginal rule of levels."""
+    shape = who.scored(name, seed)
+    grids = {
+        f"{depth}" + (f", level {prob:g}" if prob else ""): scored_settings(shape, depth, prob)
+        for depth in DEPTHS
+        for prob in level_probs
+    }
+    return _labelled(f"{name} {seed}", grids)
+
+
+def hetero_grid(who: Roster, seed: int) -> Settings:
+    """HeteroSpec over bases of 2, 6 and 8 levels, at every size."""
+    names = {2: "HeteroSpec, base 2", 6: "HeteroSpec", 8: "HeteroSpec, paper"}
+    grids = {base: hetero_settings(who.bins(name, seed)) for base, name in names.items()}
+    return {
+        f"HeteroSpec {seed}, base {base}, {label}": policy
+        for base, settings in grids.items()
+        for label, policy in settings.items()
+    }
+
+
+def echo_grid(who: Roster, seed: int) -> Settings:
+    """ECHO's gates in its tree, at three sizes."""
+    policy = who.fitted["ECHO gates"][seed]
+    return {
+        f"ECHO {seed}, {size}": Policy(shape=policy.shape.model_copy(update={"num_tokens": size}))
+        for size in ECHO_SIZES
+    }
+
+
+def static_grid() -> Settings:
+    """Plain decoding, chains and trees, some of every depth that a family can reach."""
+    chains = {f"chain {n}": Policy(shape=Chain(num_draft_tokens=n)) for n in range(1, 13)}
     trees = {
         f"{depth}-{top_k}-{size}": Policy(
             shape=StaticTree(depth=depth, top_k=top_k, num_tokens=size)
         )
-        for depth in (1, 2, 3, 4, 6, 8, 11)
-        for top_k in (4, 10)
-        for size in (2, 3, 4, 6, 8, 12, 20, 32, 64)
+        for depth in (1, 2, 3, 4, 6, 8, 9, 11, 12)
+        for top_k in (4, TOP_K)
+        for size in (3, 4, 6, 8, 12, 20, 32, 64)
         if depth < size
     }
-    return {**chains, **trees}
-
-
-def _gaps(bench: Bench, clock: CostModel, best: dict[str, tuple[str, Policy]]) -> dict[str, Any]:
-    """Gap closed of every setting on the ladder, one request at a time."""
-    policies = [(name, policy) for name, (_, policy) in best.items() if name != "ar"]
-    ladder = build_ladder(
-        bench.log,
-        bench.traces.prompt_ids,
-        LoadClock(clock),
-        policies,
-        config=LadderConfig(held_out_frac=SHARE, seed=SEED),
-    )
-    return {rung.label: rung.gap_closed for rung in ladder.rungs}
+    return {"ar": Policy(shape=RootOnly()), **chains, **trees}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-PARTS = ("shapes", "systems", "budgets", "compositions", "speed")
+PARTS = ("papers", "shapes", "speed", "budgets", "long")
 COLUMNS = ("table", "row", "figure", "value", "low", "high")
 
 
@@ -24,7 +24,7 @@ def write_csv(path: Path, result: dict[str, Any]) -> None:
 
 
 def _lines(result: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
-    tables = {part: result[part] for part in (*PARTS, "targets")}
+    tables = {part: result[part] for part in PARTS}
     for table, rows in tables.items():
         for row in rows:
             named = {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from specctl.artifacts.card import domain_facts
 from specctl.artifacts.manifest import Evidence, Metric
 from specctl.errors import shown
-from specctl.policy import EntropyBins, PerRequest, Policy, Strict, policy_digest
+from specctl.policy import EntropyBins, Policy, policy_digest
 from specctl.records import canonical_json
 
 if TYPE_CHECKING:
@@ -40,10 +40,9 @@ def describe_artifact(artifact: Artifact) -> Description:
     pair, written = manifest.pair, manifest.provenance
     verdict = "lossless" if policy.lossless else "LOSSY: may emit other text than the target"
     no_domain = (("domain", "unknown: nothing is recorded of where the evidence holds"),)
-    parts = (("budget", policy.budget), ("acceptance", policy.acceptance))
     facts = (
         ("policy", f"{policy.name} ({verdict})"),
-        *((name, _json(part)) for name, part in parts if not isinstance(part, PerRequest | Strict)),
+        *((name, _json(part)) for name, part in policy.additions.items()),
         ("target", f"{pair.target}  {pair.target_digest}"),
         ("drafter", f"{pair.drafter}  {pair.drafter_digest}"),
         ("tokenizer", pair.tokenizer_digest),

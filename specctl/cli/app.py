@@ -52,7 +52,16 @@ fit_app = group(app, "fit", "Fit a policy from traces.")
 traces_app = group(app, "traces", "Check, freeze and rearrange trace sets.")
 registry_app = group(app, "registry", "Share policies: publish, find, roll back, copy, verify.")
 
-VERBS = ("quickstart", "doctor", "collecting", "running", "judging", "exporting", "showing")
+VERBS = (
+    "quickstart",
+    "doctor",
+    "collecting",
+    "running",
+    "judging",
+    "watching",
+    "exporting",
+    "showing",
+)
 """Modules of `specctl.cli` whose import adds verbs to the application."""
 GROUPS = {"fit": "fitting", "traces": "traces", "registry": "registry"}
 """The same by group. A group's verbs are imported where it is named, so that the registry's start
@@ -80,11 +89,13 @@ TABLES = (
     "collect",
     "compose",
     "doctor",
+    "drift",
     "export",
     "import",
     "ladder",
     "profile",
     "quickstart",
+    "recalibrate",
     "replay",
     "report",
     "run",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import BaseModel
 
 from specctl import console
 from specctl.cli.app import fit_app
@@ -220,23 +221,37 @@ def fit_echo(
     preset: preset_option("echo") = None,  # type: ignore[valid-type]
 ) -> Answer:
     """Fit where unsure trees stop growing (ECHO)."""
+    import polars as pl
+
+    from specctl.logs.parquet import collected
     from specctl.logs.tree_log import DenseLog
     from specctl.replay.fit_inputs import Replayer, gate_rows
-    from specctl.replay.run import open_cost_model
+    from specctl.replay.run import open_cost_model, require_cost_model
     from specctl.train.echo import fit_echo as fit
+    from specctl.train.echo import saturation_tokens
 
     opened = open_to_fit(traces)
     model = open_cost_model(cost_model, opened, console.warn)
     log = DenseLog.open(opened)
     settings: EchoConfig = config.build(**EchoConfig.defaults(log.support))
     settings.check_support(log.support)
+    sizes = f"depth {settings.depth}, width {settings.width}, at most {settings.max_width}"
+    said = [f"tree: {sizes}, of traces of depth {log.support.depth}, top_k {log.support.top_k}"]
+    if (batch := settings.batch_size) and not settings.max_tokens:
+        expected = f"times to fit K_max of batches of {batch} to, or --max-tokens"
+        model = model or require_cost_model(None, opened, console.warn, expected)
+        context = collected(opened.scan("rounds").select(pl.mean("context_tokens"))).item() - 1
+        clock = partial(model.verify_us, batch_size=batch, context_tokens=context)
+        most = saturation_tokens(clock, batch, settings.num_tokens)
+        settings = settings.model_copy(update={"max_tokens": most})
+        said.append(
+            f"K_max {most} of batches of {batch} at {context:.0f} tokens of context (Eq. 2)"
+        )
     replayer = Replayer(log, None if model is None else model.replayed_us, threads)
     with console.progress("positions", opened.num_rows("rounds")) as tick:
         found = gate_rows(log, settings.open_shape, num_threads=threads, on_positions=tick)
     fitted = fit(found.rows, settings, replayer, num_left_out=found.num_left_out)
-    sizes = f"depth {settings.depth}, width {settings.width}, at most {settings.max_width}"
-    said = f"tree: {sizes}, of traces of depth {log.support.depth}, top_k {log.support.top_k}"
-    return finish(fitted, opened, out, num_left_out=found.num_left_out, said=(said,))
+    return finish(fitted, opened, out, num_left_out=found.num_left_out, said=said)
 
 
 # --------------------------------------------------------------------------- with paired runs
@@ -435,6 +450,15 @@ FITS: dict[str, tuple[Any, dict[str, Any]]] = {
     "adasd": (fit_adasd, {}),
 }
 """The verbs that `fit auto` calls, with what differs from their defaults."""
+CONFIGS: dict[str, type[BaseModel]] = {
+    "hetero": CartConfig,
+    "c2t": C2TConfig,
+    "gbdt": GbdtConfig,
+    "survival": SurvivalConfig,
+    "echo": EchoConfig,
+    "adasd": AdasdConfig,
+}
+"""Their options, as artifacts keep them: a refit gives them again."""
 
 
 @verb(

@@ -204,7 +204,7 @@ def _is_drafter(name: str, folder: Path) -> bool:
 
 
 def recognised(word: str) -> Thing:
-    """What a word names, by what lies there.
+    """The kind of thing that a word names, by what lies there.
 
     Raises:
         InputError: nothing that specctl reads. Of a file that almost is, its own refusal.
@@ -299,7 +299,7 @@ def _log_format(word: str) -> str:
 
 @dataclass(frozen=True)
 class Words:
-    """What the commands name: of each kind the first that was given, else a word to replace.
+    """The names in the commands: of each kind the first that was given, else a word to replace.
 
     Attributes:
         engine: that serves, by the name that `--for` takes; None for specctl's own loop.

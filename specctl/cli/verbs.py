@@ -309,6 +309,7 @@ def verb(
                 left = leaves(given) if leaves else what_is_left(given.get("out"), started)
                 raise VerbInterruptedError(left) from None
 
+        answer.__signature__ = signature  # type: ignore[attr-defined]
         called.__name__, called.__doc__ = function.__name__, function.__doc__
         called.__signature__ = signature  # type: ignore[attr-defined]
         called.__annotations__ = {p.name: p.annotation for p in parameters}

@@ -19,6 +19,7 @@ from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings, converse
 from specctl.runtime.load import Pair, pair_domain
 from specctl.runtime.requests import Metrics, pooled
+from specctl.runtime.runnable import check_recordable
 
 
 @dataclass
@@ -118,6 +119,7 @@ def collect_live(
     Raises:
         TraceError, OutputError, PromptTooLongError: see `specctl.errors`.
     """
+    check_recordable(policy)
     header = header_of(pair, policy, settings, workload=workload, tokens=tokens)
     joins = resume or shard.count > 1
     with TraceWriter.open(out, header, resume=joins, tokens=tokens) as writer:

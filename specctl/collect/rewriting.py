@@ -173,7 +173,7 @@ class _Part(NamedTuple):
 
 
 def _wanted(listings: Sequence[Listing], writer: TraceWriter, done: Rewrite) -> Iterator[_Part]:
-    """What is to be written, in the order of all segments; repeats between sets are counted."""
+    """The rows to write, in the order of all segments; repeats between sets are counted."""
 
     def counted(listing: Listing) -> Iterator[tuple[Segment, Listing, Tables | None]]:
         pairs = counted_tables(listing.segments, partial(checked_tables, listing))

@@ -347,7 +347,7 @@ def settings_for(given: Given, tune: Path | None) -> Given:
 
 
 def settings_of(source: Source, engine: Engine, target: str, drafter: str) -> EngineSettings:
-    """What to set in an engine for a policy, for a page; a sentence where it cannot be said.
+    """The settings of an engine for a policy, for a page; a sentence where it cannot be said.
 
     Args:
         target, drafter: names of the pair, as traces have them.

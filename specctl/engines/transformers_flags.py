@@ -54,7 +54,7 @@ class AssistantConfig(Record):
 def loss(shape: Shape) -> str | None:
     if isinstance(shape, RootOnly | Chain):
         return None
-    if isinstance(shape, SignalStop):
+    if isinstance(shape, SignalStop) and shape.top_k == 1:
         if shape.signal != "confidence":
             return f"its stop on {shape.signal}: transformers stops on a token's own probability"
         if not shape.keep_last:

@@ -1,4 +1,4 @@
-"""Which implementation of an op runs: chosen by device, logged once, never changed in silence.
+"""The implementation of an op that runs: chosen by device, logged once, never changed in silence.
 
     tensors on CUDA      fused (Triton)
     tensors elsewhere    reference (torch)

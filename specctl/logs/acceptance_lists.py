@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 PREDICTS = ("same", "next")
-"""Which generated token entry i drafts first: token i, or token i + 1."""
+"""The generated token that entry i drafts first: token i, or token i + 1."""
 LAST_ROUND = "last_round"
 """The kind that is no fault: of the last round, a list or its text may hold a part."""
 KINDS = {

@@ -41,7 +41,7 @@ class OtherRecord(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
     fix: ClassVar[str] = "correct it"
-    """What to do where a rule between fields does not hold."""
+    """The advice where a rule between fields does not hold."""
 
 
 def _text(value: Any) -> str:

@@ -130,7 +130,7 @@ class Stored(Record):
     PAGE: ClassVar[str] = "docs/trace-format.md"
     NEWER: ClassVar[str] = NEWER
     RESTORE: ClassVar[str] = "restore the file"
-    """What to do where the version or fields are others, and where the bytes are."""
+    """The advice where the version or fields are others, and where the bytes are."""
 
     def to_bytes(self) -> bytes:
         """Canonical JSON: equal records, equal bytes."""

@@ -51,7 +51,7 @@ ROUND_COLUMNS = (
 OFFERED = ("top_k", "offered_width", "offered_depth")
 ENTROPIES = ("parent_entropy", "parent_topk_entropy")
 TEXT_COLUMNS = ("token_id",)
-"""`LogChunk.token_ids` needs them, given as `extra`."""
+"""`LogChunk.token_ids` and `next_ids` need them, given as `extra`."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,8 @@ class LogChunk:
         draft_logp, entropy, topk_entropy: `[T]` float32, nats; entropies of the distribution that
             the node comes from, NaN where they were not read.
         extra: further columns of the nodes table, `[T]` numpy, NaN for null.
+        next_ids: `[R]` int32 numpy, the token of the text behind each root; None where
+            `TEXT_COLUMNS` were not read, and of live logs.
     """
 
     support: Support
@@ -98,6 +100,7 @@ class LogChunk:
     entropy: Tensor
     topk_entropy: Tensor
     extra: dict[str, Any] = field(default_factory=dict)
+    next_ids: Any = None
 
     @property
     def num_nodes(self) -> int:
@@ -118,6 +121,7 @@ class LogChunk:
             positions=self.positions.take(requests),
             matched=self.matched[rows],
             root=self.root[torch.from_numpy(rows)],
+            next_ids=None if self.next_ids is None else self.next_ids[rows],
         )
 
 
@@ -358,7 +362,8 @@ def _read_chunks(
     columns = {"parent_idx", "draft_logp", *labels, *(ENTROPIES if with_entropy else ()), *extra}
     kind = "dense" if support else "live"
     for part in files:
-        names = ROUND_COLUMNS if support else (*ROUND_COLUMNS, *OFFERED)
+        more = ("bonus_token_id",) if "token_id" in extra else ()
+        names = (*ROUND_COLUMNS, *(more if support else OFFERED))
         rounds = pl.DataFrame(read_columns(part["rounds"], names))
         kinds = rounds["kind"].unique().to_list()
         if kinds != [kind]:
@@ -423,6 +428,7 @@ def _chunk(
     support: Support | None,
     extra: tuple[str, ...],
 ) -> LogChunk:
+    next_ids = None
     if support is None:
         parent, on_path, known = _live_labels(flat, root)
         matched = (np.add.reduceat(on_path, root, dtype=np.int32) - 1).astype(np.int32)
@@ -434,6 +440,10 @@ def _chunk(
         matched, position = (rounds[n].to_numpy() for n in ("num_accepted", "position"))
         total = (position + rounds["num_emitted"].to_numpy())[starts[1:] - 1]
         remaining = (np.repeat(total, np.diff(starts)) - position).astype(np.int32)
+        if "bonus_token_id" in rounds.columns:  # it stands behind the root, or a drafted one does
+            next_ids = rounds["bonus_token_id"].fill_null(UNKNOWN).to_numpy(writable=True)
+            drafted = np.flatnonzero(on_path & (parent == 0))
+            next_ids[np.searchsorted(root, drafted, "right") - 1] = flat["token_id"][drafted]
     absent = np.full(1, np.nan, np.float32)
     logp, entropy, topk_entropy = (
         torch.from_numpy(flat.get(name, absent)).expand(len(parent))
@@ -454,6 +464,7 @@ def _chunk(
         entropy,
         topk_entropy,
         extra={name: flat[name] for name in extra},
+        next_ids=next_ids,
     )
 
 
@@ -516,7 +527,7 @@ def read_chains(
         on_positions: called with the positions of each finished chunk.
     """
     groups: list[list[LogChunk]] = [[]]
-    for chunk in log.each(_chain_of, extra=extra, on_positions=on_positions):
+    for chunk in log.each(chain_of, extra=extra, on_positions=on_positions):
         if sum(part.num_nodes for part in groups[-1]) >= CHUNK_NODES:
             groups.append([])
         groups[-1].append(chunk)
@@ -528,7 +539,7 @@ def read_chains(
 _OF_NODES = ("on_path", "known", "draft_logp", "entropy", "topk_entropy")
 
 
-def _chain_of(chunk: LogChunk) -> LogChunk:
+def chain_of(chunk: LogChunk) -> LogChunk:
     """The same positions with the first child of each node alone."""
     levels = [chunk.root]
     for _ in range(chunk.support.depth):
@@ -568,5 +579,8 @@ def join_chunks(chunks: list[LogChunk]) -> LogChunk:
         positions=join_positions([chunk.positions for chunk in chunks]),
         matched=np.concatenate([chunk.matched for chunk in chunks]),
         extra=extra,
+        next_ids=None
+        if chunks[0].next_ids is None
+        else np.concatenate([c.next_ids for c in chunks]),
         **joined,
     )

@@ -16,7 +16,7 @@ from specctl.errors import UsageError
 from specctl.features import DraftPool, check_registered, needs_text, node_features
 from specctl.lazy import Tensor, torch
 from specctl.policy.family import MAX_TOKENS, Depth, Family, NumTokens, Shape, TopK, grid
-from specctl.policy.pruning import Combine, PrunedPlan, PrunedShape, Score, best_scores, lowest_logp
+from specctl.policy.pruning import PrunedPlan, PrunedShape, Score, best_scores, lowest_logp
 from specctl.policy.rules import Plan
 from specctl.policy.scorers import (
     AcceptanceTable,
@@ -46,8 +46,6 @@ class ScoredTree(Shape):
         keep_leaves: submit also what reaches beta and found no place among the second Top-K,
             so that one threshold decides alone; false is the paper's, section 4.2.2.
         num_tokens: cap on submitted nodes, root counted; none as in the paper.
-        running_min: force a child's score below its parent's, so that pruning stays closed
-            under a cap; the product of conditionals never rises by itself.
         min_level_prob: of all nodes together that would be expanded, below which drafting stops:
             the marginal rule of a level, see `JointThreshold`.
     """
@@ -61,12 +59,20 @@ class ScoredTree(Shape):
     second_top_k: TopK = 10
     keep_leaves: bool = True
     num_tokens: NumTokens | None = None
-    running_min: bool = True
     min_level_prob: Probability = 0.0
 
     @property
     def reads(self) -> tuple[str, ...]:
         return self.scorer.features
+
+    @property
+    def combine(self) -> Literal["add", "min", "none"]:
+        """The operation that joins a node's log-probability with its parent's. A joint score that
+        is above its parent's becomes its parent's, so that a cap keeps a tree and one pass of a log
+        shows every beta exactly; in the paper's own rule, which has no cap, it stands."""
+        if self.predicts == "conditional":
+            return "add"
+        return "min" if self.keep_leaves or self.num_tokens is not None else "none"
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -74,8 +80,6 @@ class ScoredTree(Shape):
             self.num_tokens is not None or self.most_tokens <= MAX_TOKENS,
             f"may submit {self.most_tokens} nodes, more than {MAX_TOKENS}: give num_tokens",
         )
-        closed = self.running_min or self.predicts == "conditional" or self.num_tokens is None
-        require(closed, "a cap on joint scores that may rise along a path needs running_min")
         return self
 
     @property
@@ -121,19 +125,12 @@ def scored_shape(record: ScoredTree, device: torch.device) -> ScoredShape:
         device,
         score=log_prob(record.scorer, device),
         min_score=lowest_logp(record.beta),
-        combine=combination(record),
+        combine={"add": torch.add, "min": torch.minimum, "none": None}[record.combine],
         root_score=0.0,
         min_level_prob=record.min_level_prob,
         keep_leaves=record.keep_leaves,
         needs_text=needs_text(record.scorer.features),
     )
-
-
-def combination(record: ScoredTree) -> Combine | None:
-    """The operation that joins a node's log-probability with its parent's, if there is one."""
-    if record.predicts == "conditional":
-        return torch.add
-    return torch.minimum if record.running_min else None
 
 
 def log_prob(scorer: Scorer, device: torch.device) -> Score:

@@ -8,7 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from specctl.errors import UsageError
 from specctl.lazy import torch
@@ -16,6 +22,7 @@ from specctl.policy import (
     adasd,
     budgets,
     c2t,
+    copying,
     echo,
     hetero,
     mars,
@@ -25,11 +32,13 @@ from specctl.policy import (
     stops,
     verification,
 )
+from specctl.policy.adasd import EntropyStop
 from specctl.policy.budgets import CostedBudget, PerRequest, StepCost
+from specctl.policy.copying import CopyText
 from specctl.policy.family import Family
 from specctl.policy.ratio import Ratio
 from specctl.policy.rules import BudgetRule, ShapeRule
-from specctl.policy.static import RootOnly
+from specctl.policy.static import ChainSchedule, RootOnly
 from specctl.policy.verification import AcceptanceRule, Strict
 from specctl.records import Record, canonical_json, describe_violation, json_digest, require
 
@@ -50,9 +59,10 @@ SHAPES = (
 )
 BUDGETS = (budgets.PER_REQUEST, budgets.SURVIVAL, budgets.MARGINAL, echo.ECHO_BUDGET)
 ACCEPTANCES = (verification.STRICT, ratio.RATIO, mars.MARS, adasd.ADASD_ACCEPT)
-Part = Literal["shape", "budget", "acceptance"]
+Part = Literal["shape", "copies", "budget", "acceptance"]
 PARTS: dict[Part, tuple[Family, ...]] = {
     "shape": SHAPES,
+    "copies": (copying.COPY,),
     "budget": BUDGETS,
     "acceptance": ACCEPTANCES,
 }
@@ -81,16 +91,22 @@ else:
 
 
 class Policy(Record):
-    """A shape, a budget and an acceptance; any of them may be the default."""
+    """A shape, a budget and an acceptance; any of them may be the default.
+
+    Attributes:
+        copies: what rounds draft in the shape's place where the text repeats itself; None: nothing,
+            and not written.
+    """
 
     shape: Shape
+    copies: CopyText | None = None
     budget: Budget = PerRequest()
     acceptance: Acceptance = Strict()
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
         """Refuses parts of which one could never act: it would be reported and do nothing."""
-        plain = isinstance(self.shape, RootOnly)
+        plain = self.is_plain
         shares = not isinstance(self.budget, PerRequest)
         require(not (plain and shares), "ar drafts nothing that a budget could share")
         strict = isinstance(self.acceptance, Strict)
@@ -101,7 +117,27 @@ class Policy(Record):
             require(fault is None, f"{rule} {self.shape.kind} {fault}")
             sort = self.budget.kind
             require(not shares, f"{rule} budget {sort} withholds tokens for their probability")
+        if self.copies is not None:
+            rule = "copy drafts tokens without a probability, but"
+            require(not shares, f"{rule} budget {self.budget.kind} compares them by theirs")
+            require(strict, f"copy is verified strictly, not by {self.acceptance.kind}")
+            learns = isinstance(self.shape, EntropyStop)
+            require(not learns, f"{rule} {self.shape.kind} learns from those of its own drafts")
+            looks = isinstance(self.shape, ChainSchedule)
+            require(not looks, "copy goes with one length of chain, and schedule has several")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        found: dict[str, Any] = write(self)
+        if self.copies is None:
+            found.pop("copies", None)
+        return found
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is ever drafted."""
+        return isinstance(self.shape, RootOnly) and self.copies is None
 
     @property
     def lossless(self) -> bool:
@@ -111,9 +147,17 @@ class Policy(Record):
     @property
     def name(self) -> str:
         """Kinds of the parts that are not the default, e.g. `hetero` or `echo+echo_budget`."""
-        parts: list[Any] = [self.shape, self.budget, self.acceptance]
-        kinds = [part.kind for part in parts if not isinstance(part, PerRequest | Strict)]
-        return "+".join(kinds)
+        return "+".join(part.kind for part in (self.shape, *self.additions.values()))
+
+    @property
+    def additions(self) -> dict[Part, Any]:
+        """The parts behind the shape that are not the default."""
+        parts: dict[Part, Any] = {name: getattr(self, name) for name in PARTS if name != "shape"}
+        return {
+            name: part
+            for name, part in parts.items()
+            if part is not None and not isinstance(part, PerRequest | Strict)
+        }
 
 
 def family_of(record: Record) -> Family:

@@ -1,5 +1,5 @@
-"""Drafts that stop on the drafter's own probabilities: chains by a signal, trees by their beam or
-by what a level adds."""
+"""Drafts that stop on the drafter's own probabilities: by a signal, by a tree's beam or by what a
+level adds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _READ = {
 
 
 class SignalStop(Shape):
-    """A chain that stops on one signal of the drafter; the static alternatives to adaptive length.
+    """A draft that stops on one signal of the drafter; the static alternatives to adaptive length.
 
     A token is uncertain where its signal passes the threshold:
 
@@ -49,16 +49,22 @@ class SignalStop(Shape):
 
     Attributes:
         threshold: as above.
-        window: draft tokens at most (transformers: 20).
+        window: draft levels at most (transformers: 20).
+        top_k: 1 for chains. More grows an EAGLE-2 tree, whose rows stop by the best node of a
+            level, as HeteroSpec puts AdaEDL on EAGLE-3's (arXiv:2505.13254, appendix A.10).
+        num_tokens: nodes submitted, root counted; all of a chain, and needed by a tree.
         entropy_factor: AdaEDL's γ, 0.2 in all its experiments; read by `entropy_bound` alone.
         keep_last: submit the uncertain token and stop after it, as transformers does; false
-            stops before it and leaves the first token untested, as SVIP's Algorithm 1 does.
+            stops before it and leaves the first token untested, as SVIP's Algorithm 1 does; of
+            chains alone.
     """
 
     kind: Literal["stop"] = "stop"
     signal: Literal["confidence", "survival", "entropy", "sqrt_entropy", "entropy_bound"]
     threshold: Annotated[float, Field(ge=0)]
     window: Depth = 20
+    top_k: TopK = 1
+    num_tokens: NumTokens | None = None
     entropy_factor: Annotated[float, Field(gt=0)] = 0.2
     keep_last: bool = True
 
@@ -70,6 +76,10 @@ class SignalStop(Shape):
     def _reachable(self) -> Self:
         unbounded = self.signal in ("entropy", "sqrt_entropy")
         require(unbounded or self.threshold <= 1, f"a {self.signal} threshold is at most 1")
+        chain, size = self.top_k == 1, self.num_tokens
+        require(chain == (size is None), "num_tokens goes with top_k above 1, and needs it")
+        require(size is None or size > self.window, "num_tokens must exceed window")
+        require(chain or self.keep_last, "a tree submits the level that it stops at: keep_last")
         return self
 
 
@@ -79,14 +89,15 @@ Uncertain = Callable[[DraftPool], Tensor]
 
 @dataclass(kw_only=True)
 class SignalStopShape(BaseShape):
-    """A chain that ends at the first uncertain token, or before it."""
+    """Ends at the first level whose best node is uncertain; a chain also before it."""
 
     uncertain: Uncertain
     keep_last: bool
 
     def grow(self, plan: Plan, level: Level) -> Frontier:
-        stop_rows(plan, level, self._ends(level.pool)[:, level.start])
-        return rows_below(plan, level, best_of_level(level, self.width))
+        best = best_of_level(level, self.width)
+        stop_rows(plan, level, self._ends(level.pool).gather(1, best[:, :1])[:, 0])
+        return rows_below(plan, level, best)
 
     def select(self, plan: Plan, pool: DraftPool) -> Tensor:
         if not self.keep_last:
@@ -101,7 +112,7 @@ class SignalStopShape(BaseShape):
 
 
 def signal_stop_shape(record: SignalStop, device: torch.device) -> SignalStopShape:
-    size = (record.window, 1, 1, record.window + 1)
+    size = (record.window, record.top_k, record.top_k, record.num_tokens or record.window + 1)
     uncertain = uncertainty(record)
     return SignalStopShape(*size, device, uncertain=uncertain, keep_last=record.keep_last)
 
@@ -122,11 +133,13 @@ def uncertainty(record: SignalStop) -> Uncertain:
 
 
 def withholds(record: SignalStop) -> str | None:
-    """Why a record's stop is not predictable; see `Family.withholds`.
+    """The reason why a record's stop is not predictable; see `Family.withholds`.
 
     A stop behind the token is: it decides about the tokens that follow. So is one before it on the
     entropy of the distribution that it will be drawn from.
     """
+    if record.top_k > 1:
+        return "drafts trees"
     if record.keep_last or _READ[record.signal] == "parent_entropy":
         return None
     return f"withholds a drafted token for its own {record.signal} (keep_last=true submits it)"
@@ -140,6 +153,15 @@ BY_SIGNAL = {
     "sqrt_entropy": ROOTS,
     "entropy_bound": PROBS,
 }
+EAGLE3_STOP = {
+    "signal": "entropy_bound",
+    "threshold": 0.15,
+    "window": 8,
+    "top_k": 10,
+    "num_tokens": 60,
+}
+"""The threshold is ours: on the embedded pair it costs the share of τ that HeteroSpec's Table 11
+states (docs/concepts.md)."""
 STOP = Family(
     record=SignalStop,
     rule=signal_stop_shape,
@@ -149,6 +171,7 @@ STOP = Family(
         "confidence": {"signal": "confidence", "threshold": 0.4},
         "svip": {"signal": "sqrt_entropy", "threshold": 0.3, "keep_last": False},
         "adaedl": {"signal": "entropy_bound"},
+        "adaedl-eagle3": EAGLE3_STOP,
     },
     grids={
         "confidence": grid(threshold=PROBS, window=WINDOWS),
@@ -159,6 +182,7 @@ STOP = Family(
             for signal, values in BY_SIGNAL.items()
         },
     },
+    chain=lambda record: record.model_copy(update={"top_k": 1, "num_tokens": None}),
 )
 
 

@@ -106,6 +106,7 @@ class ReplayConfig(BaseModel):
         default="all",
         repeats=True,
     )
+    allow_mismatch: bool = option(False, "Accept lossless artifacts of another pair")
     seed: int = option(0, "Seed of the bootstrap and of the load", ge=0)
     num_threads: int = 1
 

@@ -27,7 +27,7 @@ from specctl.logs.fit_data import (
     position_rows,
 )
 from specctl.logs.logged_draft import LoggedDraft, logged_drafts
-from specctl.logs.positions import Bools, Floats, join_rows
+from specctl.logs.positions import Bools, Longs, join_rows
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy import EntropyStop, Policy, SparseGates, StaticTree, build_shape
@@ -218,15 +218,22 @@ def tokens_tested(log: DenseLog, window: int) -> TestedTokens:
         log: with the column `js_distance`, if it holds chains alone.
     """
     rule = build_shape(EntropyStop(window=window, min_samples=NEVER))
-    parts = [
-        _tested(step, chunk)
-        for chunk in log.chunks(extra=(DISTANCE,))
-        for step in online_steps(rule, chunk)
-    ]
+    parts = []
+    for chunk in log.chunks(extra=(DISTANCE,)):
+        for step in online_steps(rule, chunk):
+            place, accepted, node = tested_nodes(step)
+            entropy, distance = chunk.entropy.numpy()[node], chunk.extra[DISTANCE][node]
+            prompt = chunk.positions.row_prompts[step.rows[place]]
+            parts.append((prompt, accepted, entropy.astype(float), distance.astype(float)))
     return TestedTokens(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def _tested(step: OnlineStep, chunk: LogChunk) -> tuple[Any, Any, Floats, Floats]:
+def tested_nodes(step: OnlineStep) -> tuple[Longs, Bools, Longs]:
+    """The M nodes of the accepted paths and the first rejected ones, as far as the text tells.
+
+    Returns:
+        `[M]` each: which of the step's requests, whether it was accepted, its index in the log.
+    """
     draft, path = step.draft, step.outcome.path
 
     def logged(index: Tensor) -> Tensor:
@@ -242,13 +249,7 @@ def _tested(step: OnlineStep, chunk: LogChunk) -> tuple[Any, Any, Floats, Floats
     depth[:, -1] = draft.on_path.sum(1)
     node = node.masked_fill(depth > draft.remaining[:, None], -1)
     row, place = (index.numpy() for index in (node >= 0).nonzero(as_tuple=True))
-    found = node[node >= 0]
-    return (
-        chunk.positions.row_prompts[step.rows[row]],
-        place < node.shape[1] - 1,
-        chunk.entropy[found].double().numpy(),
-        np.asarray(chunk.extra[DISTANCE], np.float64)[found.numpy()],
-    )
+    return row, place < node.shape[1] - 1, node[node >= 0].numpy()
 
 
 def prompt_costs(log: DenseLog, policies: Sequence[Policy], clock: Clock) -> list[PromptCosts]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from specctl.errors import UsageError
-from specctl.lazy import inference, torch
+from specctl.lazy import Tensor, inference, torch
 from specctl.logs.logged_draft import LoggedDraft, logged_draft
 from specctl.logs.positions import Bools, Ints, Longs, join_rows
 from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog, LogChunk
@@ -55,7 +55,7 @@ WITHOUT_ENTROPY = (
     SparseGates,
 )
 """Shapes that never look at an entropy, so that the log's need not be read."""
-RANKED = (RootOnly, Chain, SignalStop, StaticTree, FullTree, JointThreshold)
+RANKED = (RootOnly, Chain, StaticTree, FullTree, JointThreshold)
 """Shapes whose known nodes stand whatever is unknown below less likely ones, so that bounds are
 close: they expand and submit by joint probability alone, or are chains, which end where the log
 does."""
@@ -140,12 +140,21 @@ def check_replayable(policy: Policy) -> None:
             found=f"acceptance {policy.acceptance.kind}",
             fix="compare it live, on the same prompts: specctl run --compare",
         )
+    if policy.copies is not None and policy.copies.prompt:
+        raise UsageError(
+            f"replay of {policy.name}",
+            expected="copies of the emitted text, which traces hold",
+            found="prompt=true, and traces hold no prompts",
+            fix="leave prompt out, or compare it live: specctl run --compare",
+        )
     if not isinstance(policy.budget, PerRequest):
         raise UsageError(
             f"replay of {policy.name}, position by position",
-            expected="a policy that decides for one request at a time",
-            found=f"budget {policy.budget.kind}, shared by a batch",
-            fix="give --in-order, or a --batch-size above 1: either simulates the batch",
+            expected="a policy without a budget for the whole batch, which only simulated rounds "
+            "share",
+            found=f"+{policy.budget.kind}",
+            fix="add --in-order for one request at a time, or --batch-size above 1 and "
+            "--cost-model for several",
         )
 
 
@@ -156,12 +165,13 @@ def needs_entropy(policy: Policy) -> bool:
 
 def text_columns(policies: Iterable[Policy]) -> tuple[str, ...]:
     """Columns of the nodes table that policies read to compare tokens with the text."""
-    return TEXT_COLUMNS if any(build_shape(p.shape).needs_text for p in policies) else ()
+    reads = any(p.copies is not None or build_shape(p.shape).needs_text for p in policies)
+    return TEXT_COLUMNS if reads else ()
 
 
 def is_ranked(shape: Shape) -> bool:
     """Whether bounds of a shape are close, see `RANKED`."""
-    is_chain = (isinstance(shape, EntropyStop) and shape.top_k == 1) or (
+    is_chain = (isinstance(shape, EntropyStop | SignalStop) and shape.top_k == 1) or (
         isinstance(shape, ScoredTree) and shape.first_top_k == 1
     )
     return is_chain or isinstance(shape, RANKED)
@@ -261,11 +271,13 @@ class OnlineStep:
     Attributes:
         rows: `[A]` int64 numpy, positions of the chunk where the rounds start.
         outcome: what the shape learns from. Token ids are not logged for replay and are 0.
+        memory: `[A, M]` of the requests, before the round.
     """
 
     rows: Longs
     draft: LoggedDraft
     outcome: Outcome
+    memory: Tensor
 
 
 def online_steps(rule: ShapeRule, chunk: LogChunk) -> Iterator[OnlineStep]:
@@ -280,7 +292,7 @@ def online_steps(rule: ShapeRule, chunk: LogChunk) -> Iterator[OnlineStep]:
         start = RoundStart(len(here), memory)
         draft = logged_draft(rule, chunk, torch.from_numpy(here), start)
         outcome = _outcome_of(draft)
-        yield OnlineStep(here, draft, outcome)
+        yield OnlineStep(here, draft, outcome, memory)
         memory = rule.observe(memory, outcome)
         here = here + draft.on_path.sum(1).numpy()
         inside = here < end

@@ -329,6 +329,11 @@ def replay_result(
             for f in pooled
             if f.is_marked
         ),
+        *(
+            f"{f.policy}: {f.ratios['copied_share'].value:.0%} of its rounds copy the text."
+            for f in pooled
+            if "copied_share" in f.ratios
+        ),
         *caption.remarks,
     ]
     wide = WIDE if pooled[0].time_us is None else WIDE_TIMED

@@ -7,6 +7,7 @@ from dataclasses import replace
 from operator import add
 from pathlib import Path
 
+from specctl.artifacts.compatibility import Expectation
 from specctl.errors import UsageError
 from specctl.lazy import torch
 from specctl.logs.imported_log import HEADER_NAME, ImportedLog
@@ -121,7 +122,7 @@ def replay_policies(
     model = open_cost_model(config.cost_model, traces, warn)
     log = DenseLog.open(traces)
     if named is None:
-        named = resolve_policies(",".join(config.specs), traces.fingerprint)
+        named = named_policies(traces, config, warn)
     labels, policies = [item.label for item in named], [item.policy for item in named]
     scoring = Scoring(labels, None if model is None else model.replayed_us)
     beyond: dict[str, list[Beyond]] = {}
@@ -140,6 +141,19 @@ def replay_policies(
     baseline = labels[config.baseline - 1]
     scores = ReplayScores(kind="replay", **facts, baseline=baseline, policies=tuple(scored))
     return replay_result(scores, caption_of(facts), by_category=config.by_category)
+
+
+def named_policies(
+    traces: TraceSet,
+    config: ReplayConfig,
+    warn: Warn,
+    step_cost: Callable[[Shape], StepCost] | None = None,
+) -> list[NamedPolicy]:
+    """The policies of the configuration, fitted to the traces' pair unless it accepts others. That
+    lossy ones have to be compared live is said by the replay."""
+    expect = Expectation(traces.fingerprint, allow_mismatch=config.allow_mismatch, warn=warn)
+    words = ",".join(config.specs)
+    return resolve_policies(words, expect, allow_lossy=True, step_cost=step_cost)
 
 
 def refuse_in_vain(policies: Sequence[Policy], scored: Sequence[PolicyScores]) -> None:
@@ -187,12 +201,19 @@ def serve_policies(
         return require_slope(model).full_batch_cost(build_shape(shape), config.batch_size, cached)
 
     if named is None:
-        named = resolve_policies(",".join(config.specs), traces.fingerprint, step_cost=step_cost)
+        named = named_policies(traces, config, warn, step_cost)
     policies = {item.label: item.policy for item in named}
     baseline = named[config.baseline - 1].label
     facts = facts_of(traces, log, model, policies)
     caption = caption_of(facts)
     if config.engine == "vllm":
+        if copying := [label for label, policy in policies.items() if policy.copies]:
+            raise UsageError(
+                f"policy {copying[0]} in vLLM's batches",
+                expected="drafts of the drafter in every round",
+                found="copies of the text, which vLLM drafts in all rounds or none",
+                fix="simulate our own batches: leave --engine out",
+            )
         chains = {label: as_chain(policy) for label, policy in policies.items()}
         if changed := [label for label in chains if chains[label] != policies[label]]:
             line = f"On the drafter's likeliest path alone, as in vLLM: {', '.join(changed)}."

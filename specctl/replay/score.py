@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specctl.logs.positions import Bools, Floats, Ints, Longs
+from specctl.policy import Policy, ScoredTree
 from specctl.replay.rounds import Clock, Rounds
-from specctl.results import MARKED_BELOW, Bound, PolicyFigures, PolicyScores
+from specctl.results import MARKED_BELOW, Bound, PolicyFigures, PolicyScores, Spread
 from specctl.stats import Resamples, figure_of, sums_by
 
 RATIOS: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -23,15 +24,17 @@ RATIOS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "verified_per_token": lambda s: s["verified"] / s["tokens"],
     "levels_per_call": lambda s: s["levels"] / s["calls"],
     "draft_utilisation": lambda s: s["accepted"] / (s["verified"] - s["calls"]),
+    "copied_share": lambda s: s["copied"] / s["calls"],
     "mean_tcr": lambda s: s["tcr"] / s["num_tcr"],
     "tokens_per_s": lambda s: 1e6 * s["tokens"] / s["time_us"],
     "tpot_us": lambda s: s["time_us"] / s["tokens"],
 }
-"""Ratios of sums. `draft_utilisation` is accepted over submitted draft tokens; `tpot_us` the time
-per output token; both times are the cost model's, rounds only."""
+"""Ratios of sums. `draft_utilisation` is accepted over submitted draft tokens; `copied_share`, of
+policies that copy, the rounds that did; `tpot_us` the time per output token; both times are the
+cost model's, rounds only."""
 COLUMNS = (
     *("calls", "tokens", "accepted", "verified", "levels", "wanted", "missing", "censored"),
-    *("tcr", "num_tcr", "time_us"),
+    *("tcr", "copied", "time_us", "num_tcr"),
 )
 """What every round adds to."""
 COMPARED = ("calls", "verified", "time_us")
@@ -63,6 +66,7 @@ class _Sums:
 
     Attributes:
         by_cell: `[C, S]`, columns `COLUMNS`. bounds: `[K, 4]`, as the fields of `RequestBounds`.
+        utilisation: `[Q]` of the requests, some at a time, see `_utilisation`.
         lengths, ranks: rounds by category and accepted tokens, or terminal rank where it counts.
     """
 
@@ -70,27 +74,30 @@ class _Sums:
     bounds: Floats = field(default_factory=lambda: np.zeros((0, 4)))
     lengths: Counter[tuple[int, int]] = field(default_factory=Counter)
     ranks: Counter[tuple[int, int]] = field(default_factory=Counter)
+    utilisation: list[Floats] = field(default_factory=list)
 
 
 class Scoring:
     """Scores of policies side by side, of rounds that come some requests at a time.
 
-    What is kept is sums by prompt, 120 bytes a policy, and counts by category. Rounds are added in
+    What is kept of a policy is sums by prompt, 96 bytes each, 8 bytes a request, and counts by
+    category. Rounds are added in
     their order, one after another, so that figures do not depend on how they were grouped.
     """
 
     def __init__(self, labels: Sequence[str], clock: Clock | None = None) -> None:
         """Begins with no rounds; without a clock no figure has a time."""
         self.labels, self._clock = labels, clock
+        self._policies: list[Policy] = []
+        self._category_of: list[Longs] = []
         self._sums = [_Sums() for _ in labels]
         self._prompts: dict[str, int] = {}
         self._categories: dict[str, int] = {}
         self._cells: dict[tuple[int, int], int] = {}
-        self._num_requests = Counter[int]()
 
     def add(self, runs: Sequence[Rounds]) -> None:
         """Adds rounds of further requests, the same of every policy."""
-        positions = runs[0].positions
+        self._policies, positions = [run.policy for run in runs], runs[0].positions
         names = (positions.prompt_ids, self._prompts), (positions.categories, self._categories)
         prompt, category = (
             np.array([codes.setdefault(name, len(codes)) for name in found])[of]
@@ -100,7 +107,7 @@ class Scoring:
         )
         pairs = zip(prompt.tolist(), category.tolist(), strict=True)
         cells = [self._cells.setdefault(pair, len(self._cells)) for pair in pairs]
-        self._num_requests.update(category.tolist())
+        self._category_of.append(category)
         rows, place = np.unique(cells, return_inverse=True)
         for run, sums in zip(runs, self._sums, strict=True):
             sums.by_cell = _lengthened(sums.by_cell, len(self._cells))
@@ -111,6 +118,7 @@ class Scoring:
             of_round, is_whole = category[run.request], _has_terminal_rank(run)
             sums.lengths.update(_counted(of_round, run.outcomes.accepted))
             sums.ranks.update(_counted(of_round[is_whole], run.outcomes.tcr[is_whole]))
+            sums.utilisation.append(_utilisation(run))
             assert run.bounds is not None, "scored runs have bounds"
             sums.bounds = _lengthened(sums.bounds, len(self._categories))
             np.add.at(sums.bounds, category, np.stack([*vars(run.bounds).values()], 1))
@@ -138,28 +146,37 @@ class Scoring:
                 sums_by(codes, len(prompts), sums.by_cell[: len(inside)][inside])
                 for sums in self._sums
             ]
-            drawn = np.split(resamples.drawn(np.concatenate(tables, 1)), len(tables), 1)
-            num_requests = sum(self._num_requests[category] for category in categories)
+            drawn = resamples.drawn_each(tables)
+            requests = np.isin(np.concatenate(self._category_of), categories)
             found.append(
                 [
                     _figures(
                         label,
+                        policy,
                         sums,
                         ours,
                         drawn[baseline],
                         group=group,
                         categories=categories,
                         num_prompts=len(prompts),
-                        num_requests=num_requests,
+                        requests=requests,
                         resamples=resamples,
                     )
-                    for label, sums, ours in zip(self.labels, self._sums, drawn, strict=True)
+                    for label, policy, sums, ours in zip(
+                        self.labels, self._policies, self._sums, drawn, strict=True
+                    )
                 ]
             )
+        shapes = [policy.shape for policy in self._policies]
         return [
-            PolicyScores(policy=label, pooled=pooled, by_category=tuple(categories))
-            for label, (pooled, *categories) in zip(
-                self.labels, zip(*found, strict=True), strict=True
+            PolicyScores(
+                policy=label,
+                scorer_features=shape.scorer.features if isinstance(shape, ScoredTree) else None,
+                pooled=pooled,
+                by_category=tuple(categories),
+            )
+            for label, shape, (pooled, *categories) in zip(
+                self.labels, shapes, zip(*found, strict=True), strict=True
             )
         ]
 
@@ -203,6 +220,7 @@ def _has_terminal_rank(run: Rounds) -> Bools:
 
 def _figures(
     label: str,
+    policy: Policy,
     sums: _Sums,
     ours: Floats,
     theirs: Floats,
@@ -210,20 +228,22 @@ def _figures(
     group: str,
     categories: list[int],
     num_prompts: int,
-    num_requests: int,
+    requests: Bools,
     resamples: Resamples,
 ) -> PolicyFigures:
     """Of one group: `[1 + B, S]` drawn sums, a policy's and the baseline's."""
     total = dict(zip(COLUMNS, ours[0].tolist(), strict=True))
     has_time = bool(np.isfinite(total["time_us"]))
-    ratios = [n for n in RATIOS if has_time or n not in ("tokens_per_s", "tpot_us")]
+    left_out = {*(() if has_time else ("tokens_per_s", "tpot_us"))}
+    left_out |= {*(() if policy.copies else ("copied_share",))}
+    ratios = [name for name in RATIOS if name not in left_out]
     support = 1 - total["missing"] / max(1.0, total["wanted"])
     censored = total["censored"] / total["calls"]
     return PolicyFigures(
         policy=label,
         group=group,
         num_prompts=num_prompts,
-        num_requests=num_requests,
+        num_requests=int(requests.sum()),
         num_tokens=int(total["tokens"]),
         calls=int(total["calls"]),
         verified_tokens=int(total["verified"]),
@@ -243,7 +263,17 @@ def _figures(
             if np.isfinite(total[name])
             for of in (figure_of(COLUMNS, itemgetter(name)),)
         },
+        utilisation=Spread.of(np.concatenate(sums.utilisation)[requests]),
     )
+
+
+def _utilisation(run: Rounds) -> Floats:
+    """`[Q]` accepted draft tokens over drafted levels of each request; NaN where none drafted."""
+    values = (run.outcomes.accepted, run.outcomes.levels)
+    accepted, levels = sums_by(run.request, run.positions.num_requests, values).T
+    share: Floats = np.full(len(levels), np.nan)
+    np.divide(accepted, levels, out=share, where=levels > 0)
+    return share
 
 
 def rank_quantiles(counts: Longs) -> dict[str, int]:

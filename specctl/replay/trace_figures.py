@@ -1,7 +1,7 @@
 """Figures of one trace set for a report, read a part at a time.
 
 rounds ─────────────────────────────► acceptance by depth and category
-nodes ──────────────────────────────► confidence of accepted and rejected nodes
+nodes ──────────────────────────────► confidence of accepted and rejected nodes, `paper_figures`
 trees, replayed (dense) or live ────► terminal confidence ranks (TCR), Φ
 trees, summarised (dense) ──────────► static settings
 """
@@ -23,8 +23,9 @@ from specctl.logs.positions import Bools, Floats, Ints, Longs, join_rows
 from specctl.logs.round_table import RoundTable, read_round_table
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, LogChunk, Support, open_log, support_of
-from specctl.policy import Chain, Policy, StaticTree, build_shape
+from specctl.policy import Chain, Policy, Ratio, StaticTree, build_shape
 from specctl.replay.ladder.static import static_submissions
+from specctl.replay.paper_figures import COLUMNS, PaperCounts
 from specctl.replay.score import rank_quantiles
 from specctl.replay.walk import walk
 from specctl.results import (
@@ -33,6 +34,7 @@ from specctl.results import (
     DepthAcceptance,
     PhiAcceptance,
     PhiBin,
+    RankedRounds,
     Separation,
     StaticPoint,
     TerminalRanks,
@@ -91,8 +93,19 @@ def trace_figures(
     else:
         parts = _ticked(log.chunks(), on_positions)
         reference = join_rows([_replayed_rounds(chunk, tree, rounds) for chunk in parts])
-    nodes = opened.chunks(with_entropy=False, extra=NODE_COLUMNS)
-    collected = traces.header.collect
+    nodes = opened.chunks(extra=(*NODE_COLUMNS, *COLUMNS))
+    header = traces.header
+    acceptance = Policy.model_validate(header.policy).acceptance
+    papers = PaperCounts(
+        header.sampling,
+        opened.support,
+        rounds.prompt_ids,
+        is_dense=log is not None,
+        drawn=isinstance(acceptance, Ratio),
+    )
+    watched = papers.watched(_ticked(nodes, on_positions))
+    confidence = count_confidence(watched, rounds, depth, resamples)
+    collected = header.collect
     return TraceFigures(
         kind=rounds.kind,  # type: ignore[arg-type]
         target=str(collected.get("target", "unnamed")),
@@ -113,12 +126,15 @@ def trace_figures(
         tau=_tau(reference, resamples),
         depths=acceptance_by_depth(rounds, resamples),
         categories=tuple(_categories(rounds, reference, resamples)),
-        ranks=_terminal_ranks(reference, resamples),
+        ranks=_terminal_ranks(reference, rounds.categories, resamples),
         phi=_phi_acceptance(reference, resamples),
-        confidence=count_confidence(_ticked(nodes, on_positions), rounds, depth, resamples),
+        confidence=confidence,
         statics=()
         if log is None
         else tuple(sweep(log, resamples, rounds.prompt_ids, on_positions)),
+        entropy_ranks=papers.entropy_ranks(),
+        margins=papers.margins(resamples, seed=seed),
+        thresholds=papers.thresholds(),
     )
 
 
@@ -298,8 +314,10 @@ def _tau(rounds: ReferenceRounds, resamples: Resamples) -> Interval:
     return resamples.mean(rounds.accepted + np.float64(1), rounds.prompt)
 
 
-def _terminal_ranks(rounds: ReferenceRounds, resamples: Resamples) -> TerminalRanks | None:
-    """Where accepted paths end (arXiv:2505.13254, figure 1); None where nothing was accepted."""
+def _terminal_ranks(
+    rounds: ReferenceRounds, categories: Sequence[str], resamples: Resamples
+) -> TerminalRanks | None:
+    """Where accepted paths end; None where nothing was accepted."""
     whole = rounds.pick(~rounds.is_cut)
     used = whole.pick(whole.tcr > 0)
     if not len(used.tcr):
@@ -309,26 +327,55 @@ def _terminal_ranks(rounds: ReferenceRounds, resamples: Resamples) -> TerminalRa
         f"{s:.0%}": resamples.mean(used.tcr <= np.ceil(s * (used.submitted - 1)), used.prompt)
         for s in TOP_SHARES
     }
+    sizes = np.bincount(used.category, minlength=len(categories))
     return TerminalRanks(
-        num_rounds=len(used.tcr),
         num_empty=len(whole.tcr) - len(used.tcr),
         num_cut=int(rounds.is_cut.sum()),
         num_draft_tokens=most,
-        counts=tuple(np.bincount(used.tcr, minlength=most + 1)[1:].tolist()),
         top_shares=top_shares,
-        quantiles=rank_quantiles(np.bincount(used.tcr)),
+        whole=_ranked(None, used, most, resamples),
+        categories=tuple(
+            _ranked(categories[code], used.pick(used.category == code), most, resamples)
+            for code in np.argsort(-sizes, kind="stable")
+            if sizes[code] and categories[code]
+        ),
     )
 
 
-def _phi_acceptance(rounds: ReferenceRounds, resamples: Resamples) -> PhiAcceptance | None:
-    """τ in ten bins of Φ of equally many rounds; None where no round has a Φ.
+def _ranked(
+    name: str | None, rounds: ReferenceRounds, most: int, resamples: Resamples
+) -> RankedRounds:
+    """Rounds that accepted a token, by rank up to `most`."""
+    has_phi = _comparable_phi(rounds)[1]
+    phis = rounds.phi[has_phi]
+    sums = sums_by(rounds.tcr[has_phi] - 1, most, [phis, np.ones(len(phis))])
+    by_rank = [rounds.pick(rounds.tcr == rank) for rank in range(1, most + 1)]
+    return RankedRounds(
+        name=name,
+        num_prompts=len(np.unique(rounds.prompt)),
+        num_rounds=len(rounds.tcr),
+        counts=tuple(len(of.tcr) for of in by_rank),
+        tau=tuple(_tau(of, resamples) for of in by_rank),
+        mean_phi=tuple(first_over_second(sums).tolist()),
+        quantiles=rank_quantiles(np.bincount(rounds.tcr)),
+    )
 
-    Φ of other depths does not compare (`specctl.features.phi`): the most frequent depth counts.
+
+def _comparable_phi(rounds: ReferenceRounds) -> tuple[int, Bools]:
+    """The most frequent depth of Φ, and the rounds `[M]` that have it.
+
+    Φ of other depths does not compare (`specctl.features.phi`).
     """
     has_phi = np.isfinite(rounds.phi)
     counted = Counter(rounds.phi_depth[has_phi].tolist())
     depth = counted.most_common(1)[0][0] if counted else 0
-    used = rounds.pick(has_phi & (rounds.phi_depth == depth) & ~rounds.is_cut)
+    return depth, has_phi & (rounds.phi_depth == depth)
+
+
+def _phi_acceptance(rounds: ReferenceRounds, resamples: Resamples) -> PhiAcceptance | None:
+    """τ in ten bins of Φ of equally many rounds; None where no round has a Φ."""
+    depth, has_phi = _comparable_phi(rounds)
+    used = rounds.pick(has_phi & ~rounds.is_cut)
     if not len(used.phi):
         return None
     bounds = np.unique(np.quantile(used.phi, np.linspace(0, 1, NUM_PHI_BINS + 1)))

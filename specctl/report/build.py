@@ -15,6 +15,12 @@ from specctl.formatting import count, fixture_note, listed
 from specctl.records import describe_violation
 from specctl.report.answer import Given, recommendation
 from specctl.report.page import Page, Section
+from specctl.report.paper_figures import (
+    entropy_section,
+    margin_section,
+    tcr_section,
+    threshold_section,
+)
 from specctl.report.result_sections import ladder_section, policies_section, runs_section
 from specctl.report.trace_sections import (
     category_section,
@@ -22,7 +28,6 @@ from specctl.report.trace_sections import (
     depth_section,
     phi_section,
     static_section,
-    tcr_section,
 )
 from specctl.results import (
     CostFacts,
@@ -174,7 +179,8 @@ def _sections(figures: TraceFigures | None, given: Given) -> Iterator[Section]:
     else:
         found.append(static_section(figures, given.replay))
         of_traces = depth_section, category_section, tcr_section, phi_section, confidence_section
-        found += [make(figures) for make in of_traces]
+        of_papers = entropy_section, margin_section, threshold_section
+        found += [make(figures) for make in (*of_traces, *of_papers)]
     yield from sorted(found, key=lambda section: bool(section.missing))
     lines = [*_trace_caveats(figures), *_result_caveats(figures, given)]
     yield Section("caveats", notes=lines, data={"lines": lines})

@@ -30,6 +30,9 @@ TITLES = {
     "tcr": "Where accepted paths end in the order of confidence",
     "phi": "The drafter's uncertainty against acceptance",
     "confidence": "Confidence of accepted and rejected nodes",
+    "entropy": "Acceptance by the drafter's entropy and the token's rank",
+    "margins": "The target's margin between its two best tokens",
+    "thresholds": "Thresholds that a request learns while it is decoded",
     "traces": "Acceptance by depth, category and confidence",
     "caveats": "Before these figures travel",
 }
@@ -58,12 +61,34 @@ CODE = re.compile(r"(?<=[,/:])(?=\S)")
 """Where a command may, too."""
 
 
+PAPERS = {
+    "HeteroSpec": "arXiv:2505.13254",
+    "C2T": "arXiv:2502.13652",
+    "ECHO": "arXiv:2604.09603",
+    "MARS": "arXiv:2601.15498",
+    "AdaSD": "arXiv:2512.11280",
+}
+
+
 @dataclass(frozen=True)
 class Figure:
-    """Charts side by side under one caption."""
+    """Charts side by side under one caption; the width of a chart says how many stand in a row.
+
+    Attributes:
+        source: the paper whose figure this is, from other data, and which: `("ECHO", "Figure 4")`.
+    """
 
     caption: str
     charts: Sequence[Chart]
+    source: tuple[str, str] | None = None
+
+    @property
+    def origin(self) -> str:
+        """The source in words."""
+        if self.source is None:
+            return ""
+        paper, figure = self.source
+        return f" As {figure} of {paper}, {PAPERS[paper]}."
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,24 @@
-"""Sections on traces: static settings, acceptance, terminal ranks, Φ and confidence."""
+"""Sections on traces: static settings, acceptance by depth and category, Φ, confidence."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
 import numpy as np
 
 from specctl.formatting import Table, count, listed, number
-from specctl.report.charts import Chart, Series
+from specctl.report.charts import THIRD, Chart, Series
 from specctl.report.page import Figure, Section
 from specctl.report.result_sections import BY_PROMPT
-from specctl.results import CategoryFigures, ReplayScores, Separation, StaticPoint, TraceFigures
+from specctl.results import (
+    CategoryFigures,
+    ReplayScores,
+    Separation,
+    StaticPoint,
+    TraceFigures,
+)
 
 PROBABILITY = (0.0, 1.0)
 ENOUGH = 0.9
@@ -31,20 +37,20 @@ BY_DEPTH: dict[str, Any] = {
 """Looks of a chart of probabilities by depth."""
 
 
-def _rows_of(figures: TraceFigures) -> str:
+def rows_of(figures: TraceFigures) -> str:
     """n of figures that count every row."""
     noun = "position" if figures.kind == "dense" else "round"
     return f"{count(figures.num_prompts, 'prompt')}, {count(figures.num_rows, noun)}"
 
 
-def _reference(figures: TraceFigures) -> str:
+def reference(figures: TraceFigures) -> str:
     """The source of figures of rounds."""
     if figures.tree is None:
         return f"{count(figures.num_reference, 'live round')} with a draft"
     return f"{count(figures.num_reference, 'round')} of {figures.tree}, replayed"
 
 
-def _support_note(figures: TraceFigures) -> list[str]:
+def support_note(figures: TraceFigures) -> list[str]:
     if not figures.num_unsupported:
         return []
     part = figures.num_unsupported / figures.num_reference
@@ -93,7 +99,7 @@ def static_section(figures: TraceFigures, replay: ReplayScores | None) -> Sectio
         f"tokens per output token) to {last.label} (τ {last.tau.value:.2f}, "
         f"{last.verified_per_token.value:.2f}). {ENOUGH:.0%} of that τ is reached by "
         f"{enough.label} with {enough.verified_per_token.value:.2f}.",
-        basis=f"n = {_rows_of(figures)}, every setting walked over every request; {BY_PROMPT}.",
+        basis=f"n = {rows_of(figures)}, every setting walked over every request; {BY_PROMPT}.",
         figures=[Figure(caption, [_static_chart(points, front, replay)])],
         tables=[Table.of("Settings on the front", front, columns)],
         notes=notes,
@@ -113,7 +119,7 @@ def _static_chart(
         "replayed policies",
         [p.ratios["verified_per_token"].value for p in policies],
         [p.tau for p in policies],
-        names=[p.policy for p in policies],
+        names=[p.policy.rpartition("/")[2] for p in policies],
         kind="points",
         style=1,
     )
@@ -179,7 +185,7 @@ def depth_section(figures: TraceFigures) -> Section:
         f"{first.conditional_prob.text('.0%')} of the time, and all {last.depth} tokens ahead "
         f"{last.marginal_prob.text('.0%')}. Given that the path held so far, the weakest step is "
         f"depth {weakest.depth} at {weakest.conditional_prob.text('.0%')}.",
-        basis=f"n = {_rows_of(figures)}; {BY_PROMPT}.",
+        basis=f"n = {rows_of(figures)}; {BY_PROMPT}.",
         figures=[Figure("Acceptance of the target's own path by draft depth.", [chart])],
         tables=[Table.of("Acceptance by depth", depths, columns)],
         notes=notes,
@@ -233,7 +239,7 @@ def category_section(figures: TraceFigures) -> Section:
     return Section(
         "category",
         reading=reading,
-        basis=f"n = {_rows_of(figures)}; τ and TCR over {_reference(figures)}; {BY_PROMPT}.",
+        basis=f"n = {rows_of(figures)}; τ and TCR over {reference(figures)}; {BY_PROMPT}.",
         figures=[Figure("Marginal acceptance by depth and category.", [chart])],
         tables=[Table("By category", columns, rows)],
         notes=[f"Fewer than 10 prompts, so intervals are rough: {listed(few)}."] if few else [],
@@ -245,60 +251,8 @@ def _name(category: CategoryFigures) -> str:
     return category.name or "(none)"
 
 
-def tcr_section(figures: TraceFigures) -> Section:
-    """Where accepted paths end in the order of confidence (arXiv:2505.13254, figure 1)."""
-    found = figures.ranks
-    if found is None:
-        return Section(
-            "tcr",
-            missing="No round accepted a draft token, so no accepted path ends anywhere. Collect "
-            "with a drafter that fits the target.",
-        )
-    p50, p90 = found.quantiles["p50"], found.quantiles["p90"]
-    ranks = list(range(1, len(found.counts) + 1))
-    shares = np.array(found.counts) / found.num_rounds
-    looks: dict[str, Any] = {"x_range": (0.0, len(ranks) + 1.0), "whole_x": True, "width": 460}
-    bars = Chart(
-        "Bar chart of the share of rounds by terminal confidence rank. Its largest share is "
-        f"{shares.max():.0%} at rank {int(shares.argmax()) + 1}.",
-        "TCR (rank)",
-        "share of rounds",
-        [Series("", ranks, shares.tolist(), kind="bars")],
-        **looks,
-    )
-    running = Chart(
-        f"Line chart of the cumulative share of rounds by rank: half by rank {p50}, 90% by rank "
-        f"{p90}.",
-        "TCR (rank)",
-        "cumulative share",
-        [Series("", ranks, shares.cumsum().tolist(), kind="area", style=2)],
-        y_range=PROBABILITY,
-        **looks,
-    )
-    columns = ("best part of the submitted tokens", "share of accepted paths that end in it")
-    rows = [(f"top {name}", value.text(".0%")) for name, value in found.top_shares.items()]
-    return Section(
-        "tcr",
-        reading=f"{found.top_shares['25%'].text('.0%')} of accepted paths end within the top "
-        f"quarter of the draft tokens submitted, by joint probability; half of them by rank {p50}, "
-        f"90% by rank {p90} of {found.num_draft_tokens}.",
-        basis=f"n = {count(found.num_rounds, 'round')} with an accepted token, of "
-        f"{_reference(figures)} over {count(figures.num_prompts, 'prompt')}; "
-        f"{count(found.num_empty, 'round')} accepted nothing, {found.num_cut:,} cut by the end of "
-        f"the text left out; {BY_PROMPT}.",
-        figures=[Figure("Where accepted paths end in the order of confidence.", [bars, running])],
-        tables=[Table("Concentration", columns, rows)],
-        notes=[
-            "A path of d tokens never ranks above d, because its ancestors outrank it: a peak at "
-            "the depth of the tree is the likeliest path accepted whole.",
-            *_support_note(figures),
-        ],
-        data=found,
-    )
-
-
 def phi_section(figures: TraceFigures) -> Section:
-    """Whether Φ foretells acceptance (after figure 4 of arXiv:2505.13254, which has TCR as x)."""
+    """Whether Φ foretells acceptance."""
     found = figures.phi
     if found is None:
         return Section("phi", missing="No round carries Φ: nothing was drafted.")
@@ -325,12 +279,18 @@ def phi_section(figures: TraceFigures) -> Section:
         "phi",
         reading=f"Rounds of the lowest Φ accept τ {first.tau.text('.2f')} tokens per call, those "
         f"of the highest {last.tau.text('.2f')}; Spearman's ρ {number(found.spearman)}. {verdict}",
-        basis=f"n = {count(found.num_rounds, 'round')} of {_reference(figures)} over "
+        basis=f"n = {count(found.num_rounds, 'round')} of {reference(figures)} over "
         f"{count(figures.num_prompts, 'prompt')}; {found.num_left_out:,} left out (cut by the end "
         f"of the text, or of another depth); Φ over {count(found.depth, 'level')}; {BY_PROMPT}.",
-        figures=[Figure("τ in ten bins of equally many rounds, at their mean Φ.", [chart])],
+        figures=[
+            Figure(
+                "τ in ten bins of equally many rounds, at their mean Φ. No figure of HeteroSpec: "
+                "its Figure 4, above, has TCR on the x axis.",
+                [chart],
+            )
+        ],
         tables=[Table.of("Bins of Φ", bins, columns)],
-        notes=_support_note(figures),
+        notes=support_note(figures),
         data=found,
     )
 
@@ -368,17 +328,18 @@ def confidence_section(figures: TraceFigures) -> Section:
         reading=f"A round's best joint probability tells best at depth {best.depth} whether the "
         f"text will reach it, AUC {best.auc.text('.2f')}, and worst at depth {worst.depth}, "
         f"{worst.auc.text('.2f')}: depths of high AUC are where a gate on confidence can work.",
-        basis=f"n = {_rows_of(figures)}, {count(total, 'node')} of known fate; {BY_PROMPT}.",
+        basis=f"n = {rows_of(figures)}, {count(total, 'node')} of known fate; {BY_PROMPT}.",
         figures=[
             Figure("How well each signal separates, by depth. 0.5 is chance.", [aucs]),
             Figure(
                 "Layer confidence of rounds that reached the depth and of those that did not: "
                 f"probability density in steps of {SHOWN_WIDTH}, cut at {MAX_DENSITY:g}.",
-                [_density_chart(layer, edges, *reached) for layer in known[::step]],
+                [_separation_chart(layer, edges, *reached) for layer in known[::step]],
             ),
             Figure(
                 "Joint probability of drafted nodes, accepted and rejected, drawn alike.",
-                [_density_chart(node, edges, *accepted) for node in nodes[::step]],
+                [_separation_chart(node, edges, *accepted) for node in nodes[::step]],
+                ("ECHO", "Figure 2, which Figures 6 to 9 repeat for four pairs,"),
             ),
         ],
         tables=[
@@ -396,30 +357,39 @@ def confidence_section(figures: TraceFigures) -> Section:
     )
 
 
-def _density_chart(
+def density_chart(
+    alt: str,
+    x_label: str,
+    counts: Mapping[str, Sequence[int]],
+    edges: Sequence[float],
+    **looks: Any,
+) -> Chart:
+    """Probability densities of counts in bins of [0, 1], drawn over each other."""
+    middles = (np.arange(round(1 / SHOWN_WIDTH)) + 0.5) * SHOWN_WIDTH
+    series = [
+        Series(
+            f"{name} (n={sum(of):,})",
+            middles.tolist(),
+            densities(of, edges).tolist(),
+            kind="area",
+            style=style,
+        )
+        for style, (name, of) in enumerate(counts.items())
+    ]
+    return Chart(alt, x_label, "density", series, x_range=PROBABILITY, **looks)
+
+
+def _separation_chart(
     depth: Separation, edges: Sequence[float], accepted: str, rejected: str
 ) -> Chart:
-    middles = (np.arange(round(1 / SHOWN_WIDTH)) + 0.5) * SHOWN_WIDTH
-    return Chart(
+    return density_chart(
         f"Depth {depth.depth}: densities of joint probability, {accepted} and {rejected}; AUC "
         f"{number(depth.auc.value)}.",
         f"joint probability, depth {depth.depth}",
-        "density",
-        [
-            Series(
-                f"{label} (n={sum(counts):,})",
-                middles.tolist(),
-                densities(counts, edges).tolist(),
-                kind="area",
-                style=style,
-            )
-            for style, (label, counts) in enumerate(
-                ((accepted, depth.accepted), (rejected, depth.rejected))
-            )
-        ],
-        x_range=PROBABILITY,
+        {accepted: depth.accepted, rejected: depth.rejected},
+        edges,
         y_range=(0.0, MAX_DENSITY),
-        width=340,
+        width=THIRD,
         height=240,
     )
 

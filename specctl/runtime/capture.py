@@ -128,7 +128,7 @@ class GraphSettings:
             )
 
     def capture_on(self, device: torch.device) -> Capture | None:
-        """What records there; None for nothing. The references of the kernels ask the device,
+        """The recorder there; None for nothing. The references of the kernels ask the device,
         which no graph can hold."""
         if not isinstance(self.capture, str):
             return self.capture

@@ -43,7 +43,7 @@ def compose(named: NamedPolicy, spec: str, folder: Path) -> Artifact:
 def write_card(named: NamedPolicy, pair: PairFingerprint) -> str:
     """Markdown of `README.md`."""
     policy, rows = named.policy, []
-    for part in ("shape", "budget", "acceptance"):
+    for part in dict.fromkeys(("shape", "budget", "acceptance", *policy.additions)):
         source = next((a.digest for name, a in named.parts if name == part), "set by hand")
         rows.append((part, f"`{getattr(policy, part).kind}`", f"`{source}`"))
     caution = UNTESTED if policy.lossless else f"{UNTESTED} {NOT_CERTIFIED}"

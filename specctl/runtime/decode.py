@@ -33,7 +33,14 @@ from specctl.runtime.requests import (
     Stopwatch,
 )
 from specctl.runtime.round import Round, RoundSetting
-from specctl.runtime.runnable import Faults, Runnable, check_decisions, guarded, runnable
+from specctl.runtime.runnable import (
+    Faults,
+    Runnable,
+    check_decisions,
+    check_recordable,
+    guarded,
+    runnable,
+)
 from specctl.runtime.sampling import Draw, gumbel_draw
 from specctl.runtime.state import SlotFacts
 
@@ -89,7 +96,7 @@ class DecodeLoop:
         self.decisions = check_decisions(decisions)
         self.policy, rules = policy, self._rules(policy)
         self.drafter, self.graph_counters = rules.drafter, GraphCounters()
-        self._room = tree_room(rules.shape)
+        self._room = tree_room(rules)
         if graphs == "auto":
             graphs = GraphSettings()
         self.setting = RoundSetting(
@@ -127,6 +134,8 @@ class DecodeLoop:
     def _rules(self, policy: Policy) -> Runnable:
         device, drafter, size = self.target.device, self.given_drafter, self.batch_size
         rules = runnable(policy, drafter, device, size, self.eos_ids, self.decisions)
+        if self.observer is not None:
+            check_recordable(policy)
         return guarded(policy, rules, size, self.deadline_us)
 
     def _allocate(self, rules: Runnable) -> Round:
@@ -288,7 +297,8 @@ class DecodeLoop:
                 )
                 for active in actives
             ]
-            self.round.upload(facts, [active.output for active in actives])
+            prompts = [active.request.prompt_ids for active in actives]
+            self.round.upload(facts, [active.output for active in actives], prompts)
             self._changed = False
         found = self.round.play(watch)
         self._book_times()  # of the round before: by now its events are over
@@ -312,6 +322,7 @@ class DecodeLoop:
                 accepted=min(row.num_tokens - 1, len(tokens)),
                 emitted=len(tokens),
                 levels=row.num_levels,
+                is_copy=row.is_copy,
                 is_fallback=found.is_static_plan or bool(row.faulty),
             )
         self._untimed = watch, actives

@@ -1,6 +1,7 @@
 """Policies by name: `ar`, `chain:num_draft_tokens=6`, `eagle2:depth=8+survival:max_tokens=64`, an
 artifact folder, a reference such as `s3://bucket/registry/NAME@prod`, or several composed: a shape,
-then `+` what replaces its budget or acceptance. docs/policies.md lists the words and settings.
+then `+` its copies and what replaces its budget or acceptance. docs/policies.md lists the words and
+settings.
 
 A registry is asked about a reference before a folder is looked at. Whoever may write to a shared
 folder could otherwise put a folder of the same words beside the histories, and that would be loaded
@@ -33,11 +34,9 @@ from specctl.errors import (
     refusals_of,
 )
 from specctl.policy import (
-    PerRequest,
     Policy,
     StepCost,
     StepCosts,
-    Strict,
     check_costs,
     parse_policy,
     with_costs,
@@ -60,7 +59,7 @@ class NamedPolicy:
     """A policy, what to call it in tables, and the artifact it came from, if it is one whole.
 
     Attributes:
-        parts: artifacts by the part that they gave (`shape`, `budget`, `acceptance`).
+        parts: artifacts by the part that they gave (`shape`, `copies`, `budget`, `acceptance`).
         spec: the user's words for it.
     """
 
@@ -83,9 +82,9 @@ def resolve_policy(
 
     Args:
         spec: an artifact folder, `REGISTRY/NAME@ALIAS` (without `REGISTRY/`, of the registry in
-            `SPECCTL_REGISTRY`), or a shape's name with `:field=value`
-            settings; then `+` and words of a budget or an acceptance, or an artifact that brings
-            one, which replace those of the first.
+            `SPECCTL_REGISTRY`), or a shape's name with `:field=value` settings; then `+` and words
+            of copies, a budget or an acceptance, or an artifact that brings one, which replace
+            those of the first.
         pair: the pair, or all that an `Expectation` says, that it must fit; None skips the check
             (inspection only).
         allow_lossy: accept policies that change the distribution of the text.
@@ -207,7 +206,7 @@ def _composed(spec: str, load: Callable[[str], Artifact]) -> NamedPolicy:
         if number > 1:
             raise UsageError(
                 f"policy {spec!r}",
-                expected=f"one {part} at most behind the shape",
+                expected=f"{part} once at most behind the shape",
                 found=f"{number}",
                 fix="remove all but one",
             )
@@ -230,6 +229,8 @@ def _bad_setting(spec: str, given: dict[str, _Given], error: UsageError, fix: st
     what, cause = f"policy {spec!r}", error.__cause__
     assert isinstance(cause, ValidationError)
     place, rule, kind, _ = violated_rule(cause)
+    if place[:1] == ("copies",):  # the one part of one kind, which its place does not name
+        place = ("copies", "copy", *place[1:])
     if len(place) < 3:  # not part, kind, field
         return UsageError(what, expected="parts that go together", found=rule, fix=fix)
     part, _, field, *_ = place
@@ -242,21 +243,17 @@ def _bad_setting(spec: str, given: dict[str, _Given], error: UsageError, fix: st
 def _given(
     spec: str, piece: str, load: Callable[[str], Artifact], *, is_first: bool
 ) -> list[_Given]:
-    """What a piece gives: the first one a shape and all else of an artifact, others what replaces
-    a budget or an acceptance."""
+    """The parts that a piece gives: the first one a shape and all else of an artifact, others what
+    replaces another part."""
     if names_artifact(piece):
         artifact = load(piece)
         policy = artifact.policy
-        parts: dict[str, Record] = {"shape": policy.shape} if is_first else {}
-        own = {"budget": policy.budget, "acceptance": policy.acceptance}
-        parts |= {
-            part: one for part, one in own.items() if not isinstance(one, PerRequest | Strict)
-        }
+        parts = ({"shape": policy.shape} if is_first else {}) | policy.additions
         if not parts:
             raise UsageError(
                 f"policy {spec!r}",
-                expected="an artifact with a budget or an acceptance of its own behind '+'",
-                found=f"{piece}, which has neither",
+                expected="an artifact with copies, a budget or an acceptance behind '+'",
+                found=f"{piece}, which has none",
                 fix="put the artifact that gives the shape first",
             )
         return [_Given(part, one.model_dump(mode="json"), artifact) for part, one in parts.items()]
@@ -312,7 +309,7 @@ def names_artifact(piece: str) -> bool:
 
 
 def part_of(piece: str) -> str | None:
-    """`shape`, `budget` or `acceptance`, by the piece's first word; None for an unknown one."""
+    """The part of a piece, by its first word; None for an unknown one."""
     name = re.split("[:+]", piece, maxsplit=1)[0]
     return next((part for part, known in WORDS.items() if name in known), None)
 
@@ -356,8 +353,7 @@ def record_of(piece: str) -> dict[str, Any]:
 def words_of(policy: Policy) -> str | None:
     """The words that stand for a policy, the inverse of `record_of`; None where a part has no word
     or a setting cannot be said in one: what was fitted is named by its artifact."""
-    parts = (policy.shape, policy.budget, policy.acceptance)
-    found = [_words_of_part(one) for one in parts if not isinstance(one, PerRequest | Strict)]
+    found = [_words_of_part(one) for one in (policy.shape, *policy.additions.values())]
     return None if None in found else "+".join(map(str, found))
 
 

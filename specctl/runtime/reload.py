@@ -21,7 +21,6 @@ from specctl.errors import LossyPolicyError, UsageError
 from specctl.features import RECENT_TOKENS, check_registered
 from specctl.kernels.policy_eval.layout import (
     BinTable,
-    Combine,
     GateTable,
     Network,
     PruneTable,
@@ -41,7 +40,7 @@ from specctl.policy import (
 from specctl.policy.echo import log_threshold
 from specctl.policy.growing import Children, PoolBuffers, grow_tree
 from specctl.policy.pruning import lowest_logp
-from specctl.policy.rules import Frontier, ShapeRule, fresh_start
+from specctl.policy.rules import Frontier, fresh_start
 from specctl.policy.scorers import folded_layer
 from specctl.runtime.drafter import Drafter
 from specctl.runtime.requests import Stopwatch
@@ -59,11 +58,11 @@ class TreeRoom:
     submitted: int
 
 
-def tree_room(shape: ShapeRule) -> TreeRoom:
-    """The room that trees of a shape need."""
+def tree_room(rules: Runnable) -> TreeRoom:
+    """The room that trees of a policy need."""
     # Reading pads a batch to its longest accepted path, beyond a row's own end.
-    drafted = shape.max_depth * shape.width + shape.max_depth + 1
-    return TreeRoom(drafted, shape.max_tokens)
+    drafted = rules.shape.max_depth * rules.shape.width + rules.max_depth + 1
+    return TreeRoom(drafted, rules.max_tokens)
 
 
 def check_lossless(old: Policy, new: Policy) -> None:
@@ -86,7 +85,7 @@ def check_fits(rules: Runnable, drafter: Drafter | None, room: TreeRoom) -> None
             found=f"{rules.shape.max_depth} levels",
             fix="start another loop for it",
         )
-    needed = tree_room(rules.shape)
+    needed = tree_room(rules)
     if needed.drafted > room.drafted or needed.submitted > room.submitted:
         raise UsageError(
             "reload",
@@ -181,18 +180,17 @@ def table_of(shape: Shape) -> Table | None:
     if isinstance(scorer, FfnScorer):
         w2, b2 = np.array(scorer.w2, np.float32), scorer.b2[0]
         network = Network(scorer.features, *folded_layer(scorer), w2, b2)
-    combine: Combine = "min" if shape.running_min else "none"
     return PruneTable(
         min_score=lowest_logp(shape.beta),
         own="network" if network else "given",
-        combine="add" if shape.predicts == "conditional" else combine,
+        combine=shape.combine,
         keep_leaves=shape.keep_leaves,
         network=network,
     )
 
 
 def recapture_reason(old: Shape, new: Shape) -> str | None:
-    """Why a buffer and the graphs of `old` cannot serve `new`; None if they can.
+    """The reason why a buffer and the graphs of `old` cannot serve `new`; None if they can.
 
     Bins may plan less than was captured: depth and size are numbers of the buffer there.
     """

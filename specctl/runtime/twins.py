@@ -58,7 +58,7 @@ class Port:
 
 
 class TwinSession:
-    """What a twin says of tensors on one device.
+    """The outputs of a twin for tensors on one device.
 
     Args:
         model: bytes of the twin.
@@ -151,7 +151,7 @@ def _stream_on(device: torch.device) -> torch.cuda.Stream | None:
 
 @contextmanager
 def _in_order(stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """What runs on `stream` within comes behind torch's work so far and before what follows."""
+    """Work on `stream` within comes behind torch's work so far and before what follows."""
     if stream is None:
         yield
         return

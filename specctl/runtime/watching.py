@@ -190,7 +190,7 @@ def source_of(text: str, expect: Expectation) -> Source:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a version was refused, and until when.
+    """The reason why a version was refused, and until when.
 
     Attributes:
         key: of the version; None where it is not known which one there is.
@@ -211,7 +211,7 @@ class Refusal:
 def refusal_of(
     key: Hashable, error: Exception, before: Refusal | None, interval_s: float, now_s: float
 ) -> Refusal:
-    """What follows from a look, a load or a reload that failed: a bad version that takes long to
+    """The consequence of a look, a load or a reload that failed: a bad version that takes long to
     refuse must not be paid for at every round.
 
     Args:

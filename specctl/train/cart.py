@@ -42,7 +42,7 @@ COLUMNS = (
 USED = "used"
 INELIGIBLE = ("other_tree", "no_phi")
 UNLABELLED = ("not_fully_accepted", "nothing_accepted")
-"""Why a round is left out; see `_fate`."""
+"""The reason why a round is left out; see `_fate`."""
 DEEPER = (1, 2, 3)
 """Levels added for the stability check: 4 to 6 for the paper's 3."""
 HISTOGRAM_BARS = 60

@@ -107,7 +107,7 @@ RICH_FEATURES = (
 
 
 class NodeConfig(Record):
-    """Which logged nodes to fit to, and what of them; `seed` is that of the sample."""
+    """The logged nodes to fit to, and their features; `seed` is that of the sample."""
 
     features: tuple[str, ...] = option(
         DEFAULT_FEATURES["conditional"],
@@ -223,7 +223,7 @@ class ScoredConfig(Record):
 
     Attributes:
         nodes: which logged nodes, which features and label.
-        num_tokens, keep_leaves, running_min, min_level_prob: see `ScoredTree`.
+        num_tokens, keep_leaves, min_level_prob: see `ScoredTree`.
     """
 
     nodes: NodeConfig = NodeConfig()
@@ -243,7 +243,6 @@ class ScoredConfig(Record):
     keep_leaves: bool = option(
         True, "Verify also nodes that reach beta beyond the second Top-K; without: the paper"
     )
-    running_min: bool = True
     min_level_prob: Probability = option(
         0.0, "Of all nodes together that a level would expand, below which drafting stops"
     )
@@ -338,6 +337,11 @@ class EchoConfig(Record):
         "K_max, nodes a batch verifies per round, roots counted: adds ECHO's budget",
         default="none",
         group="common",
+    )
+    batch_size: PositiveInt | None = option(
+        None,
+        "Requests together for which K_max is fitted to the cost model (Eq. 2)",
+        default="no K_max is fitted",
     )
     delta: Probability = option(0.8, "Area under the ROC curve that makes a level a sweet spot")
     max_gates: PositiveInt = option(3, "Gates at most")
@@ -460,7 +464,7 @@ THETAS = {
 
 
 class MarsConfig(Record):
-    """Which thresholds of relaxed acceptance are tried, and under which contract."""
+    """The thresholds of relaxed acceptance that are tried, and the contract."""
 
     mode: Literal["alg1", "sound", "code_v1"] = option(
         "sound", "sound, alg1 (greedy, the paper) or code_v1 (as released)"
@@ -527,7 +531,7 @@ class AdasdConfig(Record):
 
 
 class ClipConfig(Record):
-    """Which clips of AdaSD's acceptance are tried, and under which contract.
+    """The clips of AdaSD's acceptance that are tried, and the contract.
 
     Clips are in square roots of bits; `min_samples` and `half_life` as in the stop, `variant` and
     `deny_token_ids` as in `JensenShannon`.

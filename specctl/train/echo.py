@@ -177,6 +177,41 @@ def shape_with(config: EchoConfig, gates: Sequence[Gate]) -> SparseGates:
     return config.shape(tuple(g.level for g in gates), tuple(g.threshold for g in gates))
 
 
+# --------------------------------------------------------------------------- the batch's cap
+
+
+def saturation_tokens(
+    verify_us: Callable[[Floats], Floats], batch_size: int, num_tokens: int
+) -> int:
+    """K_max of Eq. 2: the most tokens of a batch, roots counted, that take at most a third longer
+    to verify than half as many.
+
+    Of times a + b K that is K = a / b, the compute-bound limit, where the tokens' own time comes
+    to equal the rest; of Eq. 2's own form it is at most K_max + 1 / (3 γ), and never less.
+
+    Args:
+        verify_us: us of verifications of so many tokens.
+        num_tokens: that a request submits at most, root counted.
+
+    Raises:
+        UsageError: times by which the batch is saturated with one draft token a request, or not
+            with all.
+    """
+    sizes = np.arange(2 * batch_size, batch_size * num_tokens + 1, dtype=np.float64)
+    added = verify_us(sizes) / verify_us(sizes / 2) - 1
+    free = np.flatnonzero(added <= 1 / 3)
+    if len(free) and free[-1] < len(sizes) - 1:
+        return int(sizes[free[-1]])
+    when, place = ("never", -1) if len(free) else ("always", 0)
+    raise UsageError(
+        "K_max",
+        expected=f"a clock that {2 * batch_size} to {sizes[-1]:.0f} tokens saturate, as batches of "
+        f"{batch_size} verify: beyond K_max they take a third longer than half as many",
+        found=f"{when} saturated: {sizes[place]:.0f} take {added[place]:.0%} longer",
+        fix="give --max-tokens, or another --cost-model or --batch-size",
+    )
+
+
 # --------------------------------------------------------------------------- the fit
 
 

@@ -68,7 +68,12 @@ PRESETS = {
     "echo-batch-paper": Preset(
         "echo",
         "ECHO, arXiv:2604.09603, section C.4, batches above 1",
-        {"depth": 8, "width": 3, "max_width": 10, "num_tokens": 60, "rerank": False},
+        {
+            **_ECHO,
+            "width": 3,
+            "rerank": False,
+            "batch_size": 8,  # the least of its figures' 8 to 256
+        },
     ),
     "mars-paper": Preset(
         "mars",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,9 +25,9 @@ from specctl.policy.scorers import build_log_odds
 from specctl.records import Record
 from specctl.runtime.twins import SCORER
 from specctl.stats import Floats, Interval, Split, auc_of, intervals_over, split_prompts
-from specctl.train.configs import ScoredConfig
+from specctl.train.configs import NodeConfig, ScoredConfig
 from specctl.train.curves import BETAS, Curve, CurvePoint, DepthCalibration, trace_curve
-from specctl.train.report import AMBER, BLUE, RED, Fit, FitReport, check_twin
+from specctl.train.report import AMBER, BLUE, RED, Draw, Fit, FitReport, check_twin
 
 NUM_PASSES = 5
 """Over the log: rows and thresholds of both sides, and the control."""
@@ -118,7 +118,7 @@ def shape_of(scorer: Scorer, config: ScoredConfig, beta: float) -> ScoredTree:
     return ScoredTree(
         scorer=scorer,
         beta=beta,
-        **config.model_dump(include={"keep_leaves", "num_tokens", "running_min", "min_level_prob"}),
+        **config.model_dump(include={"keep_leaves", "num_tokens", "min_level_prob"}),
         **config.nodes.model_dump(include={"predicts", "depth", "first_top_k", "second_top_k"}),
     )
 
@@ -127,11 +127,12 @@ def open_rule(scorer: Scorer, config: ScoredConfig) -> Any:
     """The rule that keeps everything, with its scores closed along paths.
 
     A cap on nodes plays no part in the curve, and a threshold reaches a node only through its
-    ancestors, so the running minimum shows what is kept whether the policy takes it or not.
+    ancestors, so the running minimum of joint scores shows what is kept.
     """
     shape = shape_of(scorer, config, 0.0)
-    whole = {"running_min": True, "num_tokens": None, "min_level_prob": 0.0}
-    return build_shape(shape.model_copy(update=whole))
+    whole = {"num_tokens": None, "min_level_prob": 0.0}
+    rule: Any = build_shape(shape.model_copy(update=whole))
+    return replace(rule, combine=rule.combine or torch.minimum)
 
 
 def choose_beta(curve: Curve, config: ScoredConfig) -> float:
@@ -236,6 +237,11 @@ class ScoredReport(Record):
     joint_curve: tuple[CurvePoint, ...]
 
 
+PROBABILITIES = {
+    "joint_prob": "probability of the path",
+    "joint_logp": "probability of the path",
+    "draft_logp": "probability of the token",
+}
 Scored = TypeVar("Scored", bound=ScoredReport)
 
 
@@ -368,7 +374,8 @@ def scored_fit(
         figures=[
             functools.partial(draw, data=data)
             for draw in (_draw_curves, _draw_reliability, _draw_errors)
-        ],
+        ]
+        + _heat_maps(scorer, nodes, sides.held_out),
         limits=(
             "Figures are means over logged positions, each taken as a start. A run visits some. "
             "`specctl replay` walks the log as a run would: compare there before you trust it.",
@@ -437,3 +444,32 @@ def _draw_errors(axes: Any, data: ScoredReport) -> None:
     axes.bar([level.depth for level in levels], [level.ece for level in levels], color=BLUE)
     axes.set_xlabel("depth (levels)")
     axes.set_ylabel("ECE (equal mass, debiased)")
+
+
+def _heat_maps(scorer: Scorer, nodes: NodeConfig, rows: NodeRows) -> list[Draw]:
+    """Predicted acceptance at the first, a middle and the last level, where a scorer reads the
+    drafter's probability, its entropy and the depth (C2T, Figures 9 and 10)."""
+    names, levels = nodes.features, sorted({1, (nodes.depth + 1) // 2, nodes.depth})
+    if not {"parent_entropy", "depth"} < set(names) or names[0] not in PROBABILITIES:
+        return []
+    return [functools.partial(_draw_heat, scorer=scorer, rows=rows, depth=d) for d in levels]
+
+
+def _draw_heat(axes: Any, scorer: Scorer, rows: NodeRows, depth: int) -> None:
+    """Other features stand at their medians; entropy ends where one node in a hundred has more."""
+    names = scorer.features
+    entropies = rows.features[:, names.index("parent_entropy")]
+    prob, most = np.linspace(0.01, 1, 60), float(np.quantile(entropies, 0.99))
+    grid_prob, grid_entropy = np.meshgrid(prob, np.linspace(0, most, 50))
+    table = np.tile(np.median(rows.features, 0), (grid_prob.size, 1))
+    table[:, 0] = grid_prob.flatten() if names[0].endswith("_prob") else np.log(grid_prob.flatten())
+    table[:, names.index("parent_entropy")] = grid_entropy.flatten()
+    table[:, names.index("depth")] = depth
+    with torch.inference_mode():
+        odds = build_log_odds(scorer)(torch.from_numpy(table.astype(np.float32)))
+    heat = odds.sigmoid().numpy().reshape(grid_prob.shape)
+    filled = axes.contourf(grid_prob, grid_entropy, heat, np.linspace(0, 1, 11), cmap="viridis")
+    axes.figure.colorbar(filled, ax=axes, label="predicted acceptance")
+    axes.set_title(f"depth {depth}", fontsize=8)
+    axes.set_xlabel(PROBABILITIES[names[0]])
+    axes.set_ylabel("entropy of its distribution (nats)")

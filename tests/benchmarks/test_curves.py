@@ -87,3 +87,26 @@ def test_resamples_are_paired() -> None:
     assert spread.high - spread.low > 3
     change = paired.change(ours, theirs, "verified")
     assert (change.low, change.high) == pytest.approx((-0.25, -0.25))
+
+
+def test_several_fits_count_as_their_mean_and_widen_the_interval() -> None:
+    """Two fits of tau 2 and 4 against a control of 3: no prompt differs, so the width is theirs."""
+    control = curve((3.0, 8.0))
+    fits = [curve((2.0, 8.0)), curve((4.0, 8.0))]
+    found = Paired.of(12, 0).tau_change(fits, control)
+    assert found.by_fit == pytest.approx((-1 / 3, 1 / 3))
+    assert found.value == pytest.approx(0.0)
+    assert (found.low, found.high) == pytest.approx((-1 / 3, 1 / 3))
+    alone = Paired.of(12, 0).tau_change(fits[0], control)
+    assert (alone.low, alone.high) == pytest.approx((-1 / 3, -1 / 3))
+
+
+def test_fits_are_paired_by_prompt() -> None:
+    """The same fit twice has the interval of one: drawing fits adds nothing."""
+    one, control = curve((2.5, 8.0), seed=1), curve((3.0, 8.0))
+    paired = Paired.of(12, 0)
+    single, twice = (paired.tokens(fits) for fits in (one, [one, one]))
+    assert (twice.low, twice.high) == pytest.approx((single.low, single.high))
+    assert paired.change([one, one], control, "calls").by_fit[0] == pytest.approx(
+        paired.change(one, control, "calls").value
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specctl.artifacts import load_artifact
-from specctl.policy import EntropyStop, JensenShannon
+from specctl.policy import ElasticBudget, EntropyStop, JensenShannon
 from specctl.train import mars
 from tests.cli.command import INPUT, USAGE, passes, refuses, specctl
 
@@ -181,3 +181,17 @@ def test_an_interrupted_sweep_keeps_what_is_finished(
     assert outcome.code == 130
     [kept] = (tmp_path / "policy.runs").glob("*.jsonl")
     assert len(kept.read_text().splitlines()) == 8
+
+
+def test_echos_budget_is_fitted_to_a_clock(nodes: Path, tmp_path: Path) -> None:
+    small = ("--depth", 4, "--width", 2, "--max-width", 3, "--delta", 0.5, "--min-rows", 5)
+    fit = ("fit", "echo", nodes, *small, "--num-tokens", 60, "--batch-size", 8, "-o")
+    assert "--max-tokens" in refuses(USAGE, *fit, tmp_path / "policy"), "no clock to fit it to"
+    clock = ("--cost-model", "h100-llama-3.1-8b-eagle")
+    out = specctl(*fit, tmp_path / "policy", *clock).out
+    budget = load_artifact(tmp_path / "policy").policy.budget
+    assert isinstance(budget, ElasticBudget)
+    assert budget.max_tokens in (280, 281)  # 5886 us and a little for the context, over 21.0
+    assert f"K_max {budget.max_tokens} of batches of 8" in out
+    given = specctl(*fit, tmp_path / "given", *clock, "--max-tokens", 64).out
+    assert "K_max" not in given, "what is given is not fitted"

@@ -77,12 +77,13 @@ def test_option_states_meaning_unit_and_default(verb: str, param: Any) -> None:
 
 
 MEANINGS = {
+    "--allow-mismatch": "artifacts that were fitted elsewhere",
     "--batch-size": "requests together", "--beta": "acceptance to prune below",
     "--context-tokens": "length of a request's text",
     "--cost-model": "times of rounds", "--dense": "trees at every position",
     "--depth": "levels drafted", "--drafter": "which drafter", "--dtype": "the target's numbers",
     "--expect": "digest before the move", "--features": "of nodes",
-    "--for": "the engine that serves", "--format": "of a file",
+    "--family": "settings to search", "--for": "the engine that serves", "--format": "of a file",
     "--held-out": "share of prompts to report on", "--key": "to sign with",
     "--linear": "rates of rounds", "--min-rows": "fewest rows to judge by",
     "--name": "name that a key signs for", "--negatives": "rejected nodes for an accepted one",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.command import USAGE, passes, specctl
+from tests.cli.command import ARTIFACT, USAGE, passes, refuses, specctl
 from tests.replay.costs import table_model
 
 CHAIN = "chain:num_draft_tokens=2"
@@ -248,3 +248,28 @@ def test_a_served_batch_with_budgets_and_goodput(dense: Path, cost: Path, tmp_pa
     assert fixed["against"]["tokens_per_s"]["low"] > 1
     shown = " ".join(specctl("replay", dense, "-p", "ar", *load).out.split())
     assert "batch size 3, closed loop, 8 runs of 24 requests" in shown
+
+
+def test_an_artifact_of_another_pair_and_a_lossy_policy(
+    dense: Path, artifacts: dict[str, Path]
+) -> None:
+    """The log is of other models than the artifact: what to type stands in the refusal."""
+    ask = ("replay", dense, "-p", artifacts["chain"])
+    assert "--allow-mismatch" in refuses(ARTIFACT, *ask)
+    found = specctl(*ask, "--allow-mismatch")
+    assert found.code == 0
+    assert found.err.startswith("warning: ")
+    lossy = refuses(USAGE, "replay", dense, "-p", "chain+mars-paper")
+    assert "specctl run --compare" in lossy
+    assert "--allow-lossy" not in lossy
+
+
+def test_a_shared_budget_of_one_request_at_a_time(dense: Path) -> None:
+    """What the refusal says works, and is the tree of so many nodes."""
+    tree = "eagle2:depth=4:top_k=3"
+    ask = ("replay", dense, "-p", f"{tree}:num_tokens=24+survival:max_tokens=9")
+    assert "--in-order" in refuses(USAGE, *ask, "--batch-size", 1)
+    found = by_label(replayed(dense, *ask[2:], "-p", f"{tree}:num_tokens=9", "--in-order"))
+    shared, alone = found.values()
+    assert shared["calls"] == alone["calls"]
+    assert shared["verified_tokens"] == alone["verified_tokens"]

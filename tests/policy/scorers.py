@@ -101,7 +101,6 @@ SCORED = {
         first_top_k=5,
         second_top_k=3,
         keep_leaves=False,
-        running_min=False,
     ),
     "c2t chain": ScoredTree(
         scorer=BY_TOKEN, predicts="conditional", beta=0.3, depth=8, first_top_k=1, second_top_k=1

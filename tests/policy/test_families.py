@@ -55,6 +55,7 @@ EXAMPLES: dict[str, Shape] = {
     ),
     "stop": SignalStop(signal="confidence", threshold=0.4, window=5),
     "stop, before": SignalStop(signal="entropy", threshold=1.5, window=5, keep_last=False),
+    "stop, a tree": SignalStop(signal="entropy", threshold=1, window=4, top_k=3, num_tokens=12),
     "ddd": DynamicDepth(depth=4, top_k=3, num_tokens=10, check_levels=(2, 3), min_beam_logp=-1.0),
     "opt_tree": OptTree(depth=4, top_k=3, num_tokens=10, min_gain=0.2),
     "threshold": JointThreshold(depth=4, top_k=4, min_prob=0.05, num_tokens=20),
@@ -142,6 +143,13 @@ REFUSED: list[tuple[type[Record], dict[str, Any], str]] = [
     (SignalStop, {"signal": "mood", "threshold": 0.5}, "signal"),
     (SignalStop, {"signal": "entropy", "threshold": 0.5, "entropy_factor": 0.0}, "entropy_factor"),
     (SignalStop, {"signal": "entropy", "threshold": NAN}, "threshold"),
+    (SignalStop, {"signal": "entropy", "threshold": 1.0, "top_k": 2}, "num_tokens goes with top_k"),
+    (SignalStop, {"signal": "entropy", "threshold": 1.0, "num_tokens": 30}, "num_tokens goes"),
+    (
+        SignalStop,
+        {"signal": "entropy", "threshold": 1, "top_k": 2, "num_tokens": 30, "keep_last": False},
+        "keep_last",
+    ),
     (DynamicDepth, {"check_levels": (5, 5)}, "strictly increasing"),
     (DynamicDepth, {"min_beam_logp": 0.1}, "min_beam_logp"),
     (DynamicDepth, {"depth": 60}, "must exceed depth"),
@@ -168,7 +176,6 @@ REFUSED: list[tuple[type[Record], dict[str, Any], str]] = [
     (ScoredTree, {**SCORE, "beta": 1.5}, "beta"),
     (ScoredTree, {**SCORE, "beta": NAN}, "beta"),
     (ScoredTree, {**SCORE, "depth": 12}, "1111 nodes, more than 1024"),
-    (ScoredTree, {**SCORE, "running_min": False, "num_tokens": 9}, "needs running_min"),
     *[
         (record, fields, named)
         for record in (EntropyStop, JensenShannon)

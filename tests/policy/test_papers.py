@@ -164,6 +164,29 @@ def heterospec(law: Probabilities, shape: EntropyBins) -> set[Path]:
     return {(), *best(drafted, size - 1)}
 
 
+def adaedl(law: Probabilities, least: float) -> set[Path]:
+    """AdaEDL on EAGLE-3's tree (appendix A.10): drafting ends with the level whose likeliest node
+    was drawn with a lower bound of acceptance, 1 - sqrt(0.2 · entropy), below a threshold."""
+    level, drafted = {(): 1.0}, {}
+    for _ in range(8):
+        candidates = children(law, level, 10)
+        drafted |= candidates
+        level = best(candidates, 10)
+        [likeliest] = best(candidates, 1)
+        entropy = -sum(p * math.log(p) for p in law(likeliest[:-1]) if p)
+        bound = 1 - math.sqrt(0.2 * entropy)
+        apart([bound], least)
+        if bound < least:
+            break
+    return {(), *best(drafted, 59)}
+
+
+@pytest.mark.parametrize("least", [0.3, 0.5])
+def test_adaedl_on_a_tree(least: float) -> None:
+    words = f"adaedl-eagle3:threshold={least}"
+    compare(shape_of(words), lambda law: adaedl(law, least), 12, 120)
+
+
 def test_heterospecs_tree() -> None:
     base = shape_of("eagle2:depth=4:top_k=4:num_tokens=20")
     edges = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)
@@ -245,7 +268,7 @@ def test_c2ts_tree(seed: int) -> None:
     fields = {name: options[name] for name in names}
     assert options["depth"] == 11
     # The network reads log joint probability: a monotone transform of the paper's feature.
-    shape = ScoredTree(scorer=random_network(seed), running_min=False, depth=4, **fields)
+    shape = ScoredTree(scorer=random_network(seed), depth=4, **fields)
     compare(shape, lambda law: c2t(law, shape), 18, 150)
 
 

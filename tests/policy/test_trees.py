@@ -245,6 +245,7 @@ def gated_by_the_book(law: Probabilities, shape: SparseGates) -> tuple[set[Path]
 
 def scored_by_the_book(law: Probabilities, shape: ScoredTree) -> set[Path]:
     found, level = {()}, [((), 0.0, 0.0)]  # path, the drafter's log-probability, score
+    scores: dict[Path, float] = {}  # in the order of the pool
     for depth in range(1, shape.depth + 1):
         nodes = []
         for path, joint, of_parent in level:
@@ -257,16 +258,18 @@ def scored_by_the_book(law: Probabilities, shape: ScoredTree) -> set[Path]:
                 score = -math.log1p(math.exp(-float(odds[0])))
                 if shape.predicts == "conditional":
                     score += of_parent
-                elif shape.running_min:
+                elif shape.keep_leaves or shape.num_tokens:
                     score = min(score, of_parent)
                 nodes.append(((*path, token), logp, score))
+                scores[(*path, token)] = score
         nodes.sort(key=lambda node: -node[2])
         passed = [node for node in nodes if node[2] >= math.log(shape.beta)]
         level = [node for node in nodes[: shape.second_top_k] if node in passed]
         found |= {path for path, *_ in (passed if shape.keep_leaves else level)}
         if sum(math.exp(score) for *_, score in level) < shape.min_level_prob:
             break
-    return found
+    ranked = sorted((path for path in scores if path in found), key=lambda path: -scores[path])
+    return {(), *ranked[: (shape.num_tokens or len(found)) - 1]}
 
 
 def stopped_by_the_book(law: Probabilities, shape: SignalStop) -> set[Path]:
@@ -344,11 +347,10 @@ TOLD: list[tuple[Callable[..., set[Path]], Shape]] = [
                 first_top_k=4,
                 second_top_k=3,
                 keep_leaves=keep_leaves,
-                running_min=running_min,
             ),
         )
         for predicts in ("joint", "conditional")
-        for keep_leaves, running_min in ((True, True), (False, True), (True, False))
+        for keep_leaves in (True, False)
         for seed, beta in ((0, 0.5), (1, 0.2), (2, 0.5), (3, 0.2))
     ],
     *[
@@ -364,6 +366,20 @@ TOLD: list[tuple[Callable[..., set[Path]], Shape]] = [
             ),
         )
         for together in (0.3, 0.6)
+    ],
+    *[
+        (
+            scored_by_the_book,
+            ScoredTree(
+                scorer=random_network(seed),
+                beta=0.2,
+                depth=4,
+                first_top_k=4,
+                second_top_k=3,
+                num_tokens=8,
+            ),
+        )
+        for seed in (0, 1, 2, 3)
     ],
 ]
 

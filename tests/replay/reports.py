@@ -145,19 +145,28 @@ def live_traces(
     match: Sequence[bool | None] | None = None,
     *,
     offered_depth: int = 0,
+    top_k: int = 0,
+    policy: Policy = POLICY,
+    **of_nodes: Sequence[float],
 ) -> TraceSet:
-    """Two equal live rounds of one request; of plain decoding, unless told of a draft."""
+    """Two equal live rounds of one request; of plain decoding, unless told of a draft.
+
+    Args:
+        of_nodes: further columns of one round's nodes.
+    """
     size = len(parent)
     depths = np.array(depth or (0,))
     names = {"request_id": "a/0", "prompt_id": "a", "kind": "live", "policy_digest": "-"}
     rounds = {**names, "round_idx": np.arange(2), "offered_depth": offered_depth}
+    rounds |= {"top_k": top_k, "offered_width": top_k}
     rounds |= {"num_drafted": size - 1, "num_verified": 2, "num_accepted": 1, "num_emitted": 2}
     rounds |= {"tcr": 1, "phi": 1.0, "phi_depth": 3}
     nodes = {"request_id": "a/0", "round_idx": np.repeat([0, 1], size)}
     nodes |= {"node_idx": np.tile(index or (0,), 2), "parent_idx": np.tile(parent, 2)}
     nodes |= {"depth": np.tile(depths, 2), "joint_logp": np.tile(-depths.astype(float), 2)}
+    nodes |= {name: np.tile(values, 2) for name, values in of_nodes.items()}
     whole = with_column(table("nodes", nodes, 2 * size), "node_match", list(match or [None]) * 2)
-    header = make_header(POLICY, Sampling(), collect={"target": "t", "drafter": "d"}, **DIGESTS)
+    header = make_header(policy, Sampling(), collect={"target": "t", "drafter": "d"}, **DIGESTS)
     with TraceWriter.open(folder, header) as writer:
         writer.commit(["a"], {"rounds": table("rounds", rounds, 2), "nodes": whole})
     return TraceSet.open(folder)

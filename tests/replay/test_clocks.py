@@ -23,7 +23,8 @@ from tests.replay.logs import random_traces
 
 ROOT = Path(__file__).parents[2]
 H100 = "h100-llama-3.1-8b-eagle"
-SENTENCE = r"\(?([\d.]+) (m|u)s a\s+verification, ([\d.]+) (m|u)s a token, ([\d.]+) (m|u)s a level"
+COST = r"([\d.]+)\s+(m|u)s\s+a\s+"
+SENTENCE = rf"\(?{COST}verification,\s+{COST}token,\s+{COST}level"
 
 
 def named(name: str) -> LinearCost:

@@ -72,9 +72,9 @@ def test_reference_rounds_tcr_and_tau_by_hand(evidence: TraceFigures) -> None:
     assert close(evidence.tau.value, 1 + 2 / 3)
     found = evidence.ranks
     assert found is not None
-    assert (found.num_rounds, found.num_empty, found.num_cut) == (1, 2, 0)
-    assert found.counts == (0, 0, 0, 0, 1, 0)
-    assert found.quantiles == {"p50": 5, "p90": 5, "p99": 5}
+    assert (found.whole.num_rounds, found.num_empty, found.num_cut) == (1, 2, 0)
+    assert found.whole.counts == (0, 0, 0, 0, 1, 0)
+    assert found.whole.quantiles == {"p50": 5, "p90": 5, "p99": 5}
     assert [share.value for share in found.top_shares.values()] == [0, 0, 0]
     by_name = {category.name: category.tau.value for category in evidence.categories}
     assert by_name == {"maths": 3.0, "prose": 1.0}

@@ -30,6 +30,7 @@ from tests.report.examples import (
     ladder_results,
     replay_results,
     run_results,
+    target_margins,
     tune_results,
 )
 
@@ -44,7 +45,7 @@ VLLM = EngineSettings(
 @pytest.fixture(scope="module")
 def evidence(tmp_path_factory: pytest.TempPathFactory) -> results.TraceFigures:
     traces = random_traces(tmp_path_factory.mktemp("log") / "traces", num_prompts=6, depth=4)
-    return trace_figures(traces)
+    return trace_figures(traces).model_copy(update={"margins": target_margins()})
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +110,7 @@ def test_page_is_accessible(html: str) -> None:
 def test_every_section_says_something_and_on_what(full_page: Page) -> None:
     keys = [section.key for section in full_page.sections]
     of_traces = ["pareto", "depth", "category", "tcr", "phi", "confidence"]
+    of_traces += ["entropy", "margins", "thresholds"]
     assert keys == ["recommendation", "policies", "runs", "ladder", *of_traces, "caveats"]
     for section in full_page.sections[:-1]:
         assert section.reading, section.key

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 
 from specctl.errors import TraceEmptyError, UsageError
 from specctl.policy import SparseGates, build_shape
+from specctl.replay.cost.files import load_cost_model
+from specctl.replay.cost.rates import LinearCost
 from specctl.stats import UNKNOWN, Interval
 from specctl.train import echo
 from specctl.train.configs import EchoConfig
@@ -179,3 +182,49 @@ def test_gates_of_the_report_are_judged_on_what_reaches_them(fit: Fit[echo.EchoR
     for gate in (first, second):
         assert gate.true_rate > 0.8
         assert gate.false_rate < 0.25
+
+
+def hinge(plain_us: float, knee: int, gamma: float) -> Any:
+    """Eq. 2 as printed."""
+    return lambda tokens: plain_us * (1 + gamma * np.maximum(0, tokens - knee))
+
+
+@pytest.mark.parametrize(("knee", "gamma"), [(96, 0.5), (96, 1 / 96), (200, 1 / 100), (33, 0.02)])
+def test_k_max_of_a_clock_with_a_knee(knee: int, gamma: float) -> None:
+    found = echo.saturation_tokens(hinge(7000.0, knee, gamma), 8, 60)
+    assert knee <= found <= knee + 1 / (3 * gamma)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_k_max_of_measured_times(seed: int) -> None:
+    """A staircase of captured sizes with noise of 3 %: within one stair of the knee."""
+    draws = np.random.default_rng(seed)
+    tiers = np.array([8, 16, 32, 64, 96, 128, 192, 256, 384, 512])
+    times = hinge(5000.0, 128, 1 / 128)(tiers) * draws.normal(1, 0.03, len(tiers))
+    found = echo.saturation_tokens(
+        lambda n: np.maximum.accumulate(times)[np.searchsorted(tiers, n)], 8, 60
+    )
+    assert 96 <= found <= 192
+
+
+@pytest.mark.parametrize("name", ["h100-llama-3.1-8b-eagle", "line"])
+def test_k_max_of_a_packaged_clock_is_where_tokens_take_half_the_time(name: str) -> None:
+    clock = load_cost_model(Path(name))
+    assert isinstance(clock, LinearCost)
+    for batch in (1, 8, 64):
+        fixed = clock.verify_fixed_us + batch * 100 * clock.verify_cached_token_us
+        found = echo.saturation_tokens(lambda n, b=batch: clock.verify_us(n, b, 100), batch, 1024)
+        assert found == int(fixed / clock.verify_token_us)
+
+
+@pytest.mark.parametrize(
+    ("clock", "found"),
+    [
+        (lambda n: 0 * n + 5.0, "never saturated: 480 take 0% longer"),
+        (hinge(5.0, 470, 0.01), "never saturated: 480"),
+        (lambda n: 20.0 * n, "always saturated: 16 take 100% longer"),
+    ],
+)
+def test_k_max_of_a_clock_without_a_knee_is_refused(clock: Any, found: str) -> None:
+    with pytest.raises(UsageError, match=f"{found}.*--max-tokens"):
+        echo.saturation_tokens(clock, 8, 60)

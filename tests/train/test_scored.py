@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from specctl.train.curves import BETAS, CalibrationTally, Curve, equal_mass, tra
 from specctl.train.gbdt import fit_gbdt, fit_trees, validation_rows
 from specctl.train.report import Fit
 from specctl.train.scored import RECALLS, choose_beta, log_odds, read_sides
+from tests.policy.scorers import ffn_by_hand
 from tests.train.cases import DEPTH, GBDT_FEATURES, NODE_PROMPTS, TOP_K, c2t_config, gbdt_config
 
 Fits = dict[str, Fit[Any]]
@@ -178,6 +180,18 @@ def test_thresholds_keep_what_their_rules_submit(
         assert point.recall == pytest.approx(accepted / curve.longest.sum())
         kept.append(submitted)
     assert kept[0] > 2 * kept[-1] > 0
+
+
+def test_heat_maps_show_what_the_scorer_says(fits: Fits) -> None:
+    scorer, depths = shape_of(fits["c2t"]).scorer, (1, 2, 4)
+    for draw, depth in zip(fits["c2t"].report.figures[3:], depths, strict=True):
+        axes = MagicMock()
+        draw(axes)
+        prob, entropy, heat, *_ = axes.contourf.call_args.args
+        rows = np.stack([np.log(prob), entropy, 0 * prob + depth], -1).reshape(-1, 3)
+        wanted = 1 / (1 + np.exp(-ffn_by_hand(scorer, rows)))
+        np.testing.assert_allclose(heat.flatten(), wanted, atol=1e-4)
+        assert axes.set_title.call_args.args == (f"depth {depth}",)
 
 
 JOINT = build_shape(JointThreshold(depth=DEPTH, top_k=TOP_K, min_prob=0.0))

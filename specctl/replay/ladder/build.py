@@ -252,8 +252,10 @@ def _policy_rungs(
     log: DenseLog, policies: Sequence[tuple[str, Policy]], clock: LoadClock, tick: Tick
 ) -> Iterator[TalliedRung]:
     """Plain decoding, and the policies that were given."""
-    shapes = [RootOnly(), *(at_batch_size(of.shape, clock.batch_size) for _, of in policies)]
-    wanted = [Policy(shape=shape) for shape in shapes]
+    wanted = [
+        of.model_copy(update={"shape": at_batch_size(of.shape, clock.batch_size)})
+        for of in (Policy(shape=RootOnly()), *(of for _, of in policies))
+    ]
     plain, *given = replay(log, wanted, with_bounds=False, on_positions=tick)
     yield TalliedRung("plain", PLAIN, "no drafting", tally_rounds(plain, clock))
     for (label, _), run in zip(policies, given, strict=True):

@@ -10,7 +10,7 @@ import numpy as np
 from specctl.errors import UsageError
 from specctl.logs.positions import Floats
 from specctl.logs.tree_log import DenseLog, Support
-from specctl.policy import Chain, PerRequest, Policy, Shape, StaticTree, build_shape
+from specctl.policy import Chain, Policy, Shape, StaticTree, build_shape
 from specctl.replay.ladder.tally import NUM_TALLIED, LoadClock, RunningSums, tally, tokens_per_us
 from specctl.replay.outcomes import Outcomes
 from specctl.replay.submissions import Submissions
@@ -71,7 +71,7 @@ def width_of(shape: Shape) -> int:
 
 def is_static(policy: Policy) -> bool:
     """Whether a summary of the log says all about it."""
-    return isinstance(policy.shape, Static) and isinstance(policy.budget, PerRequest)
+    return isinstance(policy.shape, Static) and not policy.additions
 
 
 def static_submissions(

@@ -258,7 +258,8 @@ class LogEvaluator:
         shared: dict[str, list[int]] = {}
         for index, policy in others.items():
             groups = shared if shares(policy) else alone
-            groups.setdefault(policy.shape.model_dump_json(), []).append(index)
+            drafts = policy.model_dump_json(include={"shape", "copies"})
+            groups.setdefault(drafts, []).append(index)
         for together in (*_passes(list(alone.values())), *([group] for group in shared.values())):
             firsts = [policies[group[0]] for group in together]
             found = submissions_of(log, firsts, num_threads=self.num_threads)

@@ -1,0 +1,226 @@
+"""`specctl drift` and `recalibrate`: whether a deployed policy still fits, and a better one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specctl import console
+from specctl.cli.app import app
+from specctl.cli.options import DenseTracesArgument, ReplayThreadsOption, open_to_fit
+from specctl.cli.registry import WriterConfig
+from specctl.cli.verbs import Given, verb
+from specctl.console import Answer
+from specctl.errors import TraceEmptyError, UsageError
+from specctl.policy import Policy
+from specctl.records import option
+from specctl.replay.config import TuneConfig
+
+ALARM = 9
+"""Exit code of `drift` where the alarm rang."""
+
+
+@verb(
+    app,
+    examples="""specctl drift traces --policy eagle2
+specctl drift traces --policy NAME@prod --reference march --metrics drift.prom""",
+    wide=True,
+)
+def drift(
+    traces: Annotated[
+        list[str],
+        typer.Argument(help="Trace folders of the traffic that the policy served, live."),
+    ],
+    *,
+    policy: Annotated[
+        str, typer.Option("--policy", "-p", help="The deployed policy: words or an artifact.")
+    ],
+    reference: list[str] | None = option(
+        None,
+        "Traces to compare with, of that policy or dense; repeat for more",
+        default="the first prompts of the traffic itself",
+    ),
+    reference_prompts: Annotated[
+        int, typer.Option(min=8, help="Of the traffic, prompts to compare the others with.")
+    ] = 200,
+    false_alarm_prob: Annotated[
+        float, typer.Option(help="Most probability of a false alarm, over the whole watch.")
+    ] = 0.05,
+    out: Path | None = option(None, "Folder for drift.json", name="--out -o", default="none"),
+    metrics: Path | None = option(
+        None, "Text file of Prometheus to write, for a node exporter", default="none"
+    ),
+    seed: Annotated[int, typer.Option(min=0, help="Seed that breaks ties of equal figures.")] = 0,
+) -> Answer:
+    """Watch whether a deployed policy still fits its traffic.
+
+    Exits with 9 where the alarm rang, and says which signal moved, since when and by how much.
+
+    Run it as often as you like: a false alarm has probability --false-alarm-prob over all runs.
+    """
+    from specctl.logs.trace_set import TraceSet
+    from specctl.runtime.output import json_bytes, prepare_folder, write_whole
+    from specctl.runtime.policy_spec import resolve_policy
+    from specctl.watch.drift import prometheus, watch
+    from specctl.watch.signals import read_prompts
+
+    if not 0 < false_alarm_prob < 1:
+        raise UsageError(
+            "--false-alarm-prob",
+            expected="a probability between 0 and 1, both excluded",
+            found=f"{false_alarm_prob:g}",
+            fix="correct it",
+        )
+    if out is not None:
+        prepare_folder(out)
+    served = TraceSet.open(*traces)
+    named = resolve_policy(policy, served.fingerprint, allow_lossy=True)
+    stream = read_prompts(served, named.policy)
+    if reference:
+        known = read_prompts(TraceSet.open(*reference), named.policy)
+    else:
+        known, stream = (
+            stream.take(slice(reference_prompts)),
+            stream.take(slice(reference_prompts, None)),
+        )
+        if not len(stream):
+            raise TraceEmptyError(
+                "prompts to watch",
+                expected=f"more than the {reference_prompts} of --reference-prompts",
+                found=str(len(known)),
+                fix="wait for traffic, lower --reference-prompts, or name --reference traces",
+            )
+    found = watch(known, stream, alpha=false_alarm_prob, seed=seed)
+    data = {"policy": policy, "traces": traces, "reference": reference, **found.to_json()}
+    if out is not None:
+        write_whole(out / "drift.json", json_bytes(data), "drift")
+    if metrics is not None:
+        write_whole(metrics, prometheus(found, {"policy": policy}).encode(), "metrics")
+
+    def end() -> None:
+        if found.alarm_at is not None:
+            raise typer.Exit(ALARM)
+
+    return Answer(data, found.shown(), end)
+
+
+@verb(
+    app,
+    config=TuneConfig,
+    writing=WriterConfig,
+    without=(
+        "config.families",
+        "config.for_engine",
+        "config.grids",
+        "config.packing",
+        "config.factor",
+        "writing.actor",
+        "writing.reason",
+        "writing.trust",
+        "writing.expiry.expires",
+    ),
+    examples="""specctl recalibrate recent -p hetero --cost-model cost_model.json -o again
+specctl recalibrate recent -p NAME@prod --cost-model line -o again""",
+    wide=True,
+)
+def recalibrate(
+    traces: DenseTracesArgument,
+    *,
+    policy: Annotated[
+        str, typer.Option("--policy", "-p", help="The deployed policy: words or an artifact.")
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", "-o", help="Folder for recalibration.json and the artifact, policy/."
+        ),
+    ],
+    cost_model: Annotated[
+        Path, typer.Option(help="cost_model.json of `specctl profile`, or a named clock.")
+    ],
+    promote: str | None = option(
+        None, "NAME@ALIAS to publish a candidate under and point to it", default="none"
+    ),
+    registry: str | None = option(
+        None, "Registry to publish in, folder or s3://bucket/prefix", default="SPECCTL_REGISTRY"
+    ),
+    family: list[str] | None = option(
+        None,
+        "Policy whose settings are searched, or an artifact; repeat for more",
+        default="those that the deployed policy was chosen from",
+    ),
+    config: Given,
+    writing: Given,
+    threads: ReplayThreadsOption = 2,
+) -> Answer:
+    """Refit a deployed policy on recent traces; keep it only if it is better.
+
+    Compared on held-out recent prompts with the deployed policy and the best static setting.
+
+    With --promote it is published and the alias moved; `registry rollback` undoes that.
+    """
+    import inspect
+    import os
+
+    from specctl.cli import fitting
+    from specctl.cli import registry as publishing
+    from specctl.cli.verbs import options_of
+    from specctl.logs.trace_set import domain_of
+    from specctl.policy import StaticTree
+    from specctl.registry.names import parse_new_alias
+    from specctl.replay.tune.publish import POLICY_FOLDER, publish
+    from specctl.replay.tune.tuning import prepare
+    from specctl.runtime.output import json_bytes, prepare_folder, write_whole
+    from specctl.runtime.policy_spec import resolve_policy, words_of
+    from specctl.watch import recalibrate as room
+
+    settings: TuneConfig = config.build(families=family or ())
+    name, _, alias = (promote or "").rpartition("@")
+    place = registry or os.environ.get("SPECCTL_REGISTRY")
+    if promote is not None:
+        parse_new_alias(alias)
+        if not place:
+            expected, fix = "a registry", "name it, or set SPECCTL_REGISTRY"
+            raise UsageError("--promote", expected=expected, found="none", fix=fix)
+    opened = open_to_fit(traces)
+    named = resolve_policy(policy, opened.fingerprint, allow_lossy=True)
+    manifest = named.parts[0][1].manifest if named.artifact_digest else None
+    families = settings.families or room.families_to_search(named.policy, manifest)
+    fit = dict(manifest.fit or {}) if manifest is not None else {}
+    kind = {"cart": "hetero"}.get(str(fit.get("kind")), str(fit.get("kind")))
+    prepare_folder(out)
+    if kind in fitting.FITS and not settings.families:
+        again, taken = fitting.FITS[kind][0], inspect.signature(fitting.FITS[kind][0]).parameters
+        options = options_of(fitting.CONFIGS[kind])
+        paths = {one.name: one.path for one in options if one.name in taken}
+        stored = room.stored_options(fit, paths)
+        stored |= {"held_out": settings.held_out_frac, "seed": settings.seed}
+        if kind == "hetero":
+            base = StaticTree.model_validate(fit["base"])
+            stored["base"] = words_of(Policy(shape=base))
+        with console.progress("refit", None):
+            again(traces=traces, out=out / "fit", **stored)
+        families = (str(out / "fit"),)
+    searched = settings.model_copy(update={"families": families})
+    tuning = prepare(opened, searched, cost_model, num_threads=threads, warn=console.warn)
+    with console.progress("scorings", tuning.num_scorings) as tick:
+        found = room.compare(tuning, named.policy, policy, on_setting=tick)
+    data, parts = {**found.to_json(), "promoted": None}, found.shown()
+    if found.is_better:
+        publish(found.tuned, out, opened.fingerprint, domain_of(opened), opened.snapshots)
+        parts.append(f"wrote {out / POLICY_FOLDER}")
+    if found.is_better and promote is not None:
+        reason = (
+            f"recalibrated on {opened.digest[:19]}: x {found.against_deployed.text('.3f')} of the "
+            f"deployed policy, x {found.against_static.text('.3f')} of the best static setting"
+        )
+        given = {**writing.values, "reason": reason}
+        moved = publishing.push(
+            folder=out / POLICY_FOLDER, name=name, registry=place, alias=alias, **given
+        )
+        assert moved is not None
+        data["promoted"], parts = moved.data, [*parts, *moved.parts]
+    write_whole(out / "recalibration.json", json_bytes(data), "recalibration")
+    return Answer(data, parts)

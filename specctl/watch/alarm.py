@@ -1,0 +1,123 @@
+"""An alarm that may be looked at after every prompt and rarely rings for nothing.
+
+While nothing changes, the prompts of a stream and those of the reference are exchangeable. So the
+rank of a prompt's figure among all prompts before it is uniform, whatever the figure's
+distribution, and the ranks are independent (conformal p-values; Vovk, Gammerman and Shafer,
+*Algorithmic Learning in a Random World*, 2005, chapter 8). The alarm bets on the ranks: its wealth
+starts at 1, is fair while they are uniform, and grows when they are not. By Ville's inequality fair
+wealth reaches 1/alpha with probability at most alpha, ever. So the promise is of the whole watch,
+of any length, over all signals together, and needs no assumption on their dependence.
+
+What it does assume: the order of prompts tells nothing while nothing changes. Traffic whose mix
+follows the hour breaks that; take a reference over whole days, and look at whole days.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+Floats = NDArray[np.float64]
+SHIFTS = (0.15, 0.3, 0.6, 1.2)
+"""Changes that the wealth bets on, up and down: of the normal score of a rank, so in standard
+deviations between prompts."""
+PRIOR = 50.0
+"""Prompts until which the share of the wealth that bets on a start falls slowly."""
+
+
+def p_values(reference: Floats, stream: Floats, random: np.random.Generator) -> Floats:
+    """Share of the prompts up to each one whose figure is larger, `[n]`, ties broken at random.
+
+    Uniform on (0, 1) and independent while `reference` and `stream` are exchangeable. NaN where the
+    stream has no figure, which then counts for nobody.
+
+    Args:
+        reference: `[R]` figures of the prompts before the watch. stream: `[n]`, in order.
+    """
+    known = np.isfinite(stream)
+    values = np.concatenate([reference[np.isfinite(reference)], stream[known]])
+    first = len(values) - int(known.sum())
+    larger, equal = _earlier(values)
+    ranks = larger + random.random(len(values)) * (equal + 1)
+    found = np.full(len(stream), np.nan)
+    found[known] = (ranks / np.arange(1, len(values) + 1))[first:]
+    return found
+
+
+def _earlier(values: Floats) -> tuple[Floats, Floats]:
+    """How many values before each are larger, and how many equal, `[n]` each, by merging."""
+    codes = np.unique(values, return_inverse=True)[1]
+    number = len(codes)
+    larger, equal = np.zeros(number), np.zeros(number)
+    size = 1
+    while size < number:
+        # Pairs of neighbouring blocks: of every value in the right one, ranks within the left one.
+        block = np.arange(number) // size
+        right, pair = block % 2 == 1, block // 2
+        key = pair * (codes.max() + 1) + codes
+        left = np.sort(key[~right])
+        ends = np.searchsorted(pair[~right], pair[right], side="right")
+        after = np.searchsorted(left, key[right], side="right")
+        larger[right] += ends - after
+        equal[right] += after - np.searchsorted(left, key[right], side="left")
+        size *= 2
+    return larger, equal
+
+
+def wealth(p: Floats) -> Floats:
+    """The wealth after every prompt, `[n, ...]`, of fair bets on p-values of many streams at once.
+
+    A bet of shift d multiplies what it staked by exp(d z - d^2 / 2), the likelihood ratio of the
+    normal score z = Phi^-1(1 - p) shifted by d; a NaN leaves it. Starts are staked by a prior that
+    falls as 1 / (k log^2 k), so that a change after k quiet prompts costs about log k.
+
+    Args:
+        p: `[n, ...]`, NaN where a stream has nothing to say.
+    """
+    z = -ndtri(np.clip(p, 1e-12, 1 - 1e-12))
+    shifts = np.array([*SHIFTS, *(-shift for shift in SHIFTS)])
+    stakes = start_prior(len(p))
+    active = np.zeros((*p.shape[1:], len(shifts)))
+    found, waiting = np.empty(p.shape), 1.0
+    for k, stake in enumerate(stakes):
+        waiting -= stake
+        factor = np.exp(shifts * z[k][..., None] - shifts**2 / 2)
+        active = (active + stake) * np.where(np.isfinite(factor), factor, 1.0)
+        found[k] = active.mean(-1) + waiting
+    return found
+
+
+def start_prior(number: int) -> Floats:
+    """Shares of the first `number` starts of all there will ever be, which sum to less than 1."""
+    ends = 1 / np.log2(1 + (PRIOR + np.arange(number + 1)) / PRIOR)
+    return np.asarray(ends[:-1] - ends[1:])
+
+
+@dataclass(frozen=True)
+class Change:
+    """Where a signal seems to have moved.
+
+    Attributes:
+        start: index in the stream of the first prompt since.
+        shift: in standard deviations between prompts, of the bets' grid; positive is larger.
+    """
+
+    start: int
+    shift: float
+
+
+def likeliest_change(p: Floats) -> Change:
+    """The start and shift under which the p-values `[n]` of a stream are likeliest."""
+    z = np.nan_to_num(-ndtri(np.clip(p, 1e-12, 1 - 1e-12)))
+    known = np.isfinite(p)
+    best = (-math.inf, Change(0, 0.0))
+    for shift in (*SHIFTS, *(-shift for shift in SHIFTS)):
+        gains = np.where(known, shift * z - shift**2 / 2, 0.0)
+        from_here = np.cumsum(gains[::-1])[::-1]
+        start = int(np.argmax(from_here))
+        best = max(best, (float(from_here[start]), Change(start, shift)), key=lambda one: one[0])
+    return best[1]

@@ -1,0 +1,258 @@
+"""Whether a deployed policy still fits its traffic: an alarm over every signal of its prompts.
+
+Every signal is bet on by itself (`watch.alarm`), the signals of a group share their group's stake,
+the groups share the whole. A mean of fair wealths is fair, so the alarm, which rings where the mean
+reaches 1/alpha, rings with probability at most alpha while nothing changes, over the whole watch,
+however often it is looked at and however the signals depend on each other.
+
+Which signal moved is then told by its own wealth: at least 1/alpha. That and the figures beside it
+describe an alarm; the promise is the alarm's.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from specctl.errors import TraceEmptyError
+from specctl.formatting import Table, count, number
+from specctl.logs.positions import Floats
+from specctl.stats import MIN_PROMPTS, Interval, Resamples, first_over_second
+from specctl.watch.alarm import likeliest_change, p_values, wealth
+from specctl.watch.signals import RATIOS, Prompts, watched
+
+
+@dataclass(frozen=True)
+class Signal:
+    """One signal at the end of the watch.
+
+    Attributes:
+        wealth: of the bets on it alone. most: the most it ever was.
+        since: index of the first prompt after the likeliest change.
+        before: in the reference and in the stream up to there. after: since.
+    """
+
+    group: str
+    name: str
+    wealth: float
+    most: float
+    since: int
+    before: Interval
+    after: Interval
+
+    def moved(self, alpha: float) -> bool:
+        """Whether its own bets reached 1/alpha."""
+        return self.most >= 1 / alpha
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A watch of n prompts.
+
+    Attributes:
+        alpha: bound on the probability of a false alarm.
+        alarm_at: index of the prompt at which the alarm rang; None: it has not.
+        wealth: of all bets after each prompt, `[n]`.
+        signals: those with a wealth, most first.
+    """
+
+    alpha: float
+    num_reference: int
+    stream: Prompts
+    alarm_at: int | None
+    wealth: Floats
+    signals: tuple[Signal, ...]
+
+    @property
+    def moved(self) -> tuple[Signal, ...]:
+        """Signals that reached 1/alpha by themselves; of an alarm at least the foremost."""
+        found = tuple(signal for signal in self.signals if signal.moved(self.alpha))
+        return found or (self.signals[:1] if self.alarm_at is not None else ())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "alarm": self.alarm_at is not None,
+            "alpha": self.alpha,
+            "num_reference": self.num_reference,
+            "num_prompts": len(self.stream),
+            "wealth": float(self.wealth[-1]),
+            "most_wealth": float(self.wealth.max()),
+            "alarm_at": None if self.alarm_at is None else self._prompt(self.alarm_at),
+            "signals": [
+                {
+                    "group": signal.group,
+                    "signal": signal.name,
+                    "moved": signal in self.moved,
+                    "wealth": signal.wealth,
+                    "most_wealth": signal.most,
+                    "since": self._prompt(signal.since),
+                    "before": signal.before.to_json(),
+                    "after": signal.after.to_json(),
+                }
+                for signal in self.signals
+            ],
+        }
+
+    def _prompt(self, index: int) -> dict[str, Any]:
+        stream = self.stream
+        return {
+            "index": index,
+            "prompt_id": str(stream.ids[index]),
+            "finished": str(stream.finished[index]) or None,
+        }
+
+    def shown(self) -> list[Any]:
+        """For a person."""
+        num, bar = len(self.stream), 1 / self.alpha
+        head = f"{count(num, 'prompt')} watched against {self.num_reference} of the reference: "
+        if self.alarm_at is None:
+            head += (
+                f"no alarm (evidence {number(self.wealth[-1])}, at most "
+                f"{number(self.wealth.max())}; it rings at {bar:.0f})"
+            )
+        else:
+            head += f"ALARM at prompt {self.alarm_at + 1}{self._time(self.alarm_at)}"
+        rows = [
+            (
+                signal.name,
+                f"{signal.since + 1}{self._time(signal.since)}",
+                signal.before.text(),
+                signal.after.text(),
+                f"{signal.most:.3g}",
+            )
+            for signal in self.moved
+        ]
+        heads = ("signal", "since prompt", "before", "since", "evidence")
+        parts: list[Any] = [[head]]
+        if rows:
+            parts.append(Table("", heads, rows, left=2, wide=("evidence",)))
+        still = [
+            f"{signal.name} {number(signal.before.value, '.3g')}"
+            for signal in self.signals
+            if signal not in self.moved and signal.before.known
+        ]
+        return [
+            *parts,
+            f"Not moved: {', '.join(still)}." if still else "Every signal moved.",
+            f"While nothing changes the alarm rings with probability {self.alpha:g} at most, over "
+            "the whole watch and all signals, however often you look.",
+        ]
+
+    def _time(self, index: int) -> str:
+        time = str(self.stream.finished[index])
+        return f" ({time} UTC)" if time else ""
+
+
+def watch(reference: Prompts, stream: Prompts, *, alpha: float = 0.05, seed: int = 0) -> Drift:
+    """Watches a stream against a reference.
+
+    The same prompts give the same answer, and more prompts behind them go on from there, as ties
+    are broken by a generator of the signal's own.
+
+    Raises:
+        TraceEmptyError: too few prompts to compare with, or none to watch.
+    """
+    if len(reference) < MIN_PROMPTS or not len(stream):
+        raise TraceEmptyError(
+            "prompts to watch",
+            expected=f"at least {MIN_PROMPTS} of the reference and one after them",
+            found=f"{len(reference)} and {len(stream)}",
+            fix="collect more, or name other traces as --reference",
+        )
+    ranks = ranks_of(reference, stream, seed)
+    own = {group: wealth(np.stack([*found.values()], 1)) for group, found in ranks.items()}
+    whole = whole_wealth(own)
+    rings = np.flatnonzero(whole >= 1 / alpha)
+    signals = [
+        _signal(group, name, p, own[group][:, at], reference, stream)
+        for group, found in ranks.items()
+        for at, (name, p) in enumerate(found.items())
+    ]
+    signals.sort(key=lambda signal: -signal.most)
+    at = int(rings[0]) if len(rings) else None
+    return Drift(alpha, len(reference), stream, at, whole, tuple(signals))
+
+
+def ranks_of(reference: Prompts, stream: Prompts, seed: int) -> dict[str, dict[str, Floats]]:
+    """The p-values `[n]` of every signal, by group and name."""
+    return {
+        group: {
+            name: p_values(*pair, np.random.default_rng((seed, zlib.crc32(name.encode()))))
+            for name, pair in of_group.items()
+        }
+        for group, of_group in watched(reference, stream).items()
+    }
+
+
+def whole_wealth(own: Mapping[str, Floats]) -> Floats:
+    """`[n, ...]`: the mean over groups of the mean over their signals, `[n, signals, ...]`."""
+    return np.asarray(np.mean([of_group.mean(1) for of_group in own.values()], 0))
+
+
+def _signal(
+    group: str, name: str, p: Floats, own: Floats, reference: Prompts, stream: Prompts
+) -> Signal:
+    since = likeliest_change(p).start
+    before, after = (
+        _estimate(name, np.concatenate([one, other]))
+        for one, other in (
+            (_terms(name, reference), _terms(name, stream.take(slice(since)))),
+            (np.zeros((0, 2)), _terms(name, stream.take(slice(since, None)))),
+        )
+    )
+    return Signal(group, name, float(own[-1]), float(own.max()), since, before, after)
+
+
+def _terms(name: str, prompts: Prompts) -> Floats:
+    """`[P, 2]` above and below of a figure; of prompts without one, zeros."""
+    if name in RATIOS:
+        table = np.stack([prompts.column(part) for part in RATIOS[name]], 1)
+        return np.nan_to_num(table)
+    if name == "prompt tokens":
+        values = prompts.context
+    else:
+        values = (prompts.category == name.removeprefix("category ")).astype(float)
+    return np.stack([values, np.ones(len(values))], 1)
+
+
+def _estimate(name: str, terms: Floats) -> Interval:
+    return Resamples.draw(len(terms), seed=0).interval(terms, first_over_second)
+
+
+def prometheus(drift: Drift, labels: Mapping[str, str]) -> str:
+    """The result in the text format of Prometheus, for a node exporter's text files."""
+
+    def line(name: str, value: float, **more: str) -> str:
+        pairs = {**labels, **more}.items()
+        escaped = ",".join(
+            '{}="{}"'.format(
+                key, text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+            )
+            for key, text in pairs
+        )
+        return f"{name}{{{escaped}}} {value:g}"
+
+    return "\n".join(
+        [
+            "# HELP specctl_drift_alarm 1 if the policy no longer fits its traffic",
+            "# TYPE specctl_drift_alarm gauge",
+            line("specctl_drift_alarm", drift.alarm_at is not None),
+            "# HELP specctl_drift_prompts Prompts that were watched",
+            "# TYPE specctl_drift_prompts gauge",
+            line("specctl_drift_prompts", len(drift.stream)),
+            "# HELP specctl_drift_evidence Evidence of a change; the alarm rings at 1/alpha",
+            "# TYPE specctl_drift_evidence gauge",
+            line("specctl_drift_evidence", float(drift.wealth[-1])),
+            "# HELP specctl_drift_signal_evidence The same, of one signal alone",
+            "# TYPE specctl_drift_signal_evidence gauge",
+            *(
+                line("specctl_drift_signal_evidence", signal.wealth, signal=signal.name)
+                for signal in drift.signals
+            ),
+            "",
+        ]
+    )

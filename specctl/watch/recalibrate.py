@@ -1,0 +1,171 @@
+"""A refit on recent traffic, which counts only where it is better than what is there.
+
+The recent prompts are split. One side fits and chooses; on the other, where nothing was chosen, the
+new policy is compared with the deployed one and with the best static setting, prompt by prompt. It
+becomes a candidate if it is faster than both by more than its interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from specctl.artifacts.manifest import Manifest
+from specctl.errors import UsageError
+from specctl.formatting import Table
+from specctl.policy import Policy, Strict, policy_digest
+from specctl.policy.families import parse_policy
+from specctl.records import canonical_json
+from specctl.replay.ladder.static import is_static
+from specctl.replay.tune.search import resample
+from specctl.replay.tune.tuning import Tuned, Tuning
+from specctl.stats import Interval
+
+
+@dataclass(frozen=True)
+class Recalibration:
+    """The comparison on held-out recent prompts, rates in tokens/s.
+
+    Attributes:
+        deployed, candidate, static: labels, of the policy that serves, of the best by the training
+            side, and of the best static setting.
+        rates: of the three, by these names.
+        against_deployed, against_static: the candidate's rate over theirs, paired by prompt.
+        is_static: the candidate is the static setting, because the deployed policy is one too.
+    """
+
+    tuned: Tuned
+    deployed: str
+    candidate: str
+    static: str
+    rates: dict[str, Interval]
+    against_deployed: Interval
+    against_static: Interval
+    is_same: bool
+    is_static: bool
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the candidate may be put in the deployed policy's place."""
+        return not self.is_same and not self.why_not
+
+    @property
+    def why_not(self) -> str:
+        """What speaks against it, in words; empty where nothing does."""
+        if self.is_same:
+            return "the refit chose the deployed policy itself"
+        if self.candidate == self.static and not self.is_static:
+            return (
+                f"the best static setting, {self.static}, is fastest on the prompts that chose: "
+                "specctl tune writes it"
+            )
+        if not self.against_deployed.low > 1:
+            return "it is not faster than the deployed policy by more than its interval"
+        if not self.is_static and not self.against_static.low > 1:
+            return "it is not faster than the best static setting by more than its interval"
+        return ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "is_better": self.is_better,
+            "why_not": self.why_not or None,
+            "deployed": self.deployed,
+            "candidate": self.candidate,
+            "static": self.static,
+            "rates": {name: rate.to_json() for name, rate in self.rates.items()},
+            "against_deployed": self.against_deployed.to_json(),
+            "against_static": self.against_static.to_json(),
+            "num_prompts": self.tuned.result.num_prompts.model_dump(),
+            "cost_model": self.tuned.result.cost_model,
+        }
+
+    def shown(self) -> list[Any]:
+        """For a person."""
+        result = self.tuned.result
+        named = {"deployed": self.deployed, "refit": self.candidate, "static": self.static}
+        rows = [(name, label, self.rates[name].text(".0f")) for name, label in named.items()]
+        title = (
+            f"{result.num_prompts.held_out} recent prompts held out of "
+            f"{result.num_prompts.held_out + result.num_prompts.train}; {result.clock}"
+        )
+        lines = [
+            f"refit over deployed: × {self.against_deployed.text('.3f')}; over the best static "
+            f"setting: × {self.against_static.text('.3f')}"
+        ]
+        lines.append(f"no candidate: {self.why_not}" if self.why_not else "a candidate")
+        return [Table(title, ("", "policy", "tokens/s"), rows, left=2), lines]
+
+
+def families_to_search(policy: Policy, manifest: Manifest | None) -> tuple[str, ...]:
+    """The families that a deployed policy was chosen from, where nothing has to be fitted.
+
+    Raises:
+        UsageError: a lossy policy, which no replay can judge.
+    """
+    if not isinstance(policy.acceptance, Strict):
+        raise UsageError(
+            f"recalibration of {policy.name}",
+            expected="a lossless policy, whose text is the logged one",
+            found=f"acceptance {policy.acceptance.kind}",
+            fix="certify it anew on recent prompts: specctl fit mars or adasd --prompts",
+        )
+    fit = {} if manifest is None or manifest.fit is None else manifest.fit
+    if fit.get("kind") == "tune":
+        return tuple(str(name) for name in fit["families"])  # type: ignore[union-attr]
+    return () if is_static(policy) else (policy.shape.kind,)
+
+
+def compare(tuning: Tuning, deployed: Policy, label: str, **run: Any) -> Recalibration:
+    """Searches, then compares on the held-out prompts.
+
+    Args:
+        tuning: a search over the refitted family, static settings beside it.
+        label: of the deployed policy.
+        run: of `Tuning.run`.
+    """
+    tuned = tuning.run(**run)
+    result = tuned.result
+    chosen, static = (
+        next(one for one in result.policies if one.policy == name)
+        for name in (result.winner_on_train, result.baseline)
+    )
+    policies = [
+        deployed,
+        *(parse_policy(canonical_json(one.record)) for one in (chosen, static)),
+    ]
+    search, prompts = tuning.search, tuning.search.split.held_out
+    found = tuning.evaluator(policies, prompts, search.num_runs)
+    resamples = resample(len(prompts), search.num_runs, search.seed)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rates = [search.objective.rate(resamples.drawn(one.sums)) for one in found]
+        ratios = [resamples.read(rates[1] / rates[place]) for place in (0, 2)]
+    return Recalibration(
+        tuned=tuned,
+        deployed=label,
+        candidate=chosen.policy,
+        static=static.policy,
+        rates=dict(zip(("deployed", "refit", "static"), map(resamples.read, rates), strict=True)),
+        against_deployed=ratios[0],
+        against_static=ratios[1],
+        is_same=policy_digest(policies[1]) == policy_digest(deployed),
+        is_static=is_static(deployed),
+    )
+
+
+def stored_options(fit: Mapping[str, Any], paths: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    """The options of a fit as its artifact keeps them, by name; those it lacks are left out.
+
+    Args:
+        paths: where the option of a name stands in the record.
+    """
+    found = {}
+    for name, path in paths.items():
+        value: Any = fit
+        for part in path:
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if value is not None:
+            found[name] = ",".join(map(str, value)) if isinstance(value, list) else value
+    return found

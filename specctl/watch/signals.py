@@ -1,0 +1,325 @@
+"""What every prompt says of a deployed policy: the figures that an alarm watches, prompt by prompt.
+
+Live rows hold them as they were served. Of dense traces the policy is replayed, which gives the
+rounds that it would have run, so the traces of a fit are a reference for the traffic of a service.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specctl.errors import TraceEmptyError
+from specctl.lazy import torch
+from specctl.logs.node_sample import LoggedNodes
+from specctl.logs.parquet import collected, scan_files
+from specctl.logs.positions import Floats, Longs
+from specctl.logs.trace_set import TraceSet
+from specctl.logs.tree_log import DenseLog, open_log, segment_files
+from specctl.policy import Policy, build_shape, policy_digest
+from specctl.replay.rounds import replay
+from specctl.stats import sums_by
+
+DEEP = 4
+"""Levels from here on count as one."""
+COLUMNS = (
+    "calls",
+    "tokens",
+    "verified",
+    *(f"{what}_{depth}" for depth in range(1, DEEP + 1) for what in ("tried", "accepted")),
+    "judged",
+    "surprise",
+    "other_policy",
+)
+"""Sums of a prompt. `tried_d`, `accepted_d`: rounds that drafted level d behind an accepted path,
+and those of which it was accepted; of the last, levels. `judged`: verified draft nodes whose fate
+is known; `surprise`: of these accepted, less what their scores promised. `other_policy`: rounds
+that another policy decided."""
+RATIOS = {
+    "tokens per call": ("tokens", "calls"),
+    "verified per call": ("verified", "calls"),
+    **{f"acceptance at depth {d}": (f"accepted_{d}", f"tried_{d}") for d in range(1, DEEP)},
+    f"acceptance from depth {DEEP} on": (f"accepted_{DEEP}", f"tried_{DEEP}"),
+    "calibration": ("surprise", "judged"),
+    "fallbacks": ("other_policy", "calls"),
+}
+"""Figures of sums: above over below."""
+GROUPS = {
+    "tokens per call": ("tokens per call",),
+    "verified per call": ("verified per call",),
+    "acceptance": tuple(name for name in RATIOS if name.startswith("acceptance")),
+    "calibration": ("calibration",),
+    "fallbacks": ("fallbacks",),
+}
+"""Signals that share one stake. `prompt tokens` and `categories` stand beside them."""
+MOST_CATEGORIES = 12
+"""Categories that are watched; rarer ones of the reference count together."""
+REST = "other"
+SEGMENT = re.compile(r"^(\d{8})T(\d{2})(\d{2})(\d{2})\d{3}Z-")
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """P prompts in the order in which they were finished.
+
+    Attributes:
+        sums: `[P, S]`, columns `COLUMNS`; NaN in `judged` and `surprise` where the log cannot tell.
+        context: `[P]` tokens of the prompt, with its first root.
+        finished: `[P]` UTC time of the segment, as text; empty where it is not known.
+    """
+
+    ids: NDArray[np.object_]
+    category: NDArray[np.object_]
+    finished: NDArray[np.object_]
+    context: Floats
+    sums: Floats
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, rows: Any) -> Prompts:
+        """Some of them, by index, slice or mask."""
+        return Prompts(*(column[rows] for column in vars(self).values()))
+
+    def column(self, name: str) -> Floats:
+        """`[P]` one of `COLUMNS`."""
+        return self.sums[:, COLUMNS.index(name)]
+
+    def figure(self, name: str) -> Floats:
+        """`[P]` one of `RATIOS`; NaN where a prompt has none."""
+        above, below = (self.column(part) for part in RATIOS[name])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(below > 0, above / below, np.nan)
+
+
+def watched(reference: Prompts, stream: Prompts) -> dict[str, dict[str, tuple[Floats, Floats]]]:
+    """Figures of the reference and of the stream, by group and signal; those that neither has are
+    left out."""
+    found = {
+        group: {name: (reference.figure(name), stream.figure(name)) for name in names}
+        for group, names in GROUPS.items()
+    }
+    found["prompt tokens"] = {"prompt tokens": (reference.context, stream.context)}
+    names, counts = np.unique(reference.category.astype(str), return_counts=True)
+    kept = names[np.argsort(-counts, kind="stable")][:MOST_CATEGORIES]
+    if len({*names, *stream.category}) > 1:
+        found["categories"] = {
+            f"category {name}": (
+                (reference.category == name).astype(float),
+                (stream.category == name).astype(float),
+            )
+            for name in kept
+        } | {
+            f"category {REST}": (
+                (~np.isin(reference.category.astype(str), kept)).astype(float),
+                (~np.isin(stream.category.astype(str), kept)).astype(float),
+            )
+        }
+    told = {
+        group: {
+            name: pair
+            for name, pair in signals.items()
+            if all(np.isfinite(side).any() for side in pair)
+        }
+        for group, signals in found.items()
+    }
+    return {group: signals for group, signals in told.items() if signals}
+
+
+# --------------------------------------------------------------------------- readers
+
+
+def read_prompts(traces: TraceSet, policy: Policy, *, num_threads: int = 1) -> Prompts:
+    """The prompts of a set under a policy: as served, or replayed where the set is dense.
+
+    Raises:
+        TraceEmptyError: live rows, none of which the policy decided.
+        UsageError: a policy that cannot be replayed. TraceError: see `open_log`.
+    """
+    log = open_log(traces)
+    if isinstance(log, DenseLog):
+        return _replayed(traces, log, policy, num_threads)
+    return _served(traces, policy)
+
+
+def _served(traces: TraceSet, policy: Policy) -> Prompts:
+    """Segment by segment, so memory follows the prompts."""
+    import polars as pl
+
+    digest, parts, others = policy_digest(policy), [], set()
+    whole_rounds = []
+    for files in segment_files(traces):
+        names = pl.col("request_id", "prompt_id", "category", "policy_digest").cast(pl.String)
+        columns = ("round_idx", "context_tokens", *COUNTS)
+        rounds = scan_files("rounds", [files["rounds"]]).select(names, *columns)
+        table = collected(rounds.with_columns(pl.col(columns).cast(pl.Int64)))
+        ours = table["policy_digest"] == digest
+        of_request = pl.col("round_idx").max().over("request_id")
+        ends = table.select(pl.col("round_idx") == of_request).to_series()
+        whole_rounds.append((ours & ~ends).to_numpy())
+        others |= set(table["policy_digest"].unique()) - {digest}
+        served = table.filter(ours)["prompt_id"].unique()
+        table = table.filter(pl.col("prompt_id").is_in(served.implode()))
+        if len(table):
+            parts.append(_summed(table, digest, _time_of(files["rounds"])))
+    if not parts:
+        raise TraceEmptyError(
+            "live traces",
+            expected=f"rounds of the policy {digest[:19]}",
+            found=f"rounds of {', '.join(sorted(name[:19] for name in others)) or 'none'}",
+            fix="name the policy that the traffic was served with: specctl show TRACES",
+        )
+    found = join(parts)
+    return _with_calibration(found, _surprises(traces, policy, np.concatenate(whole_rounds)))
+
+
+COUNTS = ("offered_depth", "num_verified", "num_accepted", "num_emitted")
+
+
+def _summed(table: Any, digest: str, finished: str) -> Prompts:
+    names, codes = np.unique(table["prompt_id"].to_numpy().astype(object), return_inverse=True)
+    first = np.unique(codes, return_index=True)[1]
+    order = np.argsort(first)  # of the rows, not of the names
+    place = np.argsort(order)[codes]
+    counts = {name: table[name].to_numpy() for name in COUNTS}
+    sums = round_sums(
+        place,
+        len(names),
+        offered=counts["offered_depth"],
+        verified=counts["num_verified"],
+        accepted=counts["num_accepted"],
+        emitted=counts["num_emitted"],
+        other=(table["policy_digest"] != digest).to_numpy(),
+    )
+    starts = np.flatnonzero(table["round_idx"].to_numpy() == 0)
+    context = np.full(len(names), np.nan)
+    context[place[starts][::-1]] = table["context_tokens"].to_numpy()[starts][::-1]
+    category = table["category"].to_numpy().astype(object)[first][order]
+    return Prompts(names[order], category, np.full(len(names), finished, object), context, sums)
+
+
+def round_sums(
+    prompt: Longs,
+    num_prompts: int,
+    *,
+    offered: NDArray[Any],
+    verified: NDArray[Any],
+    accepted: NDArray[Any],
+    emitted: NDArray[Any],
+    other: NDArray[Any] | None = None,
+) -> Floats:
+    """`[P, S]` sums of rounds `[M]`, given the place of each round's prompt.
+
+    A path that the end of the text cut is not tried at the next level.
+    """
+    tried = np.minimum(accepted + (emitted > accepted), offered)
+    by_depth = []
+    for depth in range(1, DEEP):
+        by_depth += [tried >= depth, accepted >= depth]
+    by_depth += [np.maximum(tried - DEEP + 1, 0), np.maximum(accepted - DEEP + 1, 0)]
+    ones, unknown = np.ones(len(prompt)), np.full(len(prompt), np.nan)
+    switched = np.zeros(len(prompt)) if other is None else other
+    columns = (ones, emitted, verified, *by_depth, unknown, unknown, switched)
+    return sums_by(prompt, num_prompts, [np.asarray(column, float) for column in columns])
+
+
+def _time_of(path: Path) -> str:
+    """`2026-01-31 12:00:00` of a segment's name; empty for a copy."""
+    found = SEGMENT.match(path.name)
+    if found is None:
+        return ""
+    day, hour, minute, second = found.groups()
+    return f"{day[:4]}-{day[4:6]}-{day[6:]} {hour}:{minute}:{second}"
+
+
+def _replayed(traces: TraceSet, log: DenseLog, policy: Policy, num_threads: int) -> Prompts:
+    run = replay(log, [policy], with_bounds=False, num_threads=num_threads)[0]
+    positions = run.positions
+    counts = run.counts()
+    codes = positions.prompt
+    present, place = np.unique(codes, return_inverse=True)
+    sums = round_sums(
+        place[run.request],
+        len(present),
+        offered=counts["levels"],
+        verified=counts["verified"],
+        accepted=counts["accepted"],
+        emitted=counts["tokens"],
+    )
+    whole_rounds = run.visited.copy()
+    whole_rounds[run.visited] = ~run.is_last
+    first = np.unique(place, return_index=True)[1]
+    found = Prompts(
+        np.array(positions.prompt_ids, object)[present],
+        np.array(positions.categories, object)[positions.category[first]],
+        np.full(len(present), "", object),
+        positions.context_tokens[positions.start[:-1]][first].astype(float),
+        sums,
+    )
+    return _with_calibration(found, _surprises(traces, policy, whole_rounds))
+
+
+def _with_calibration(prompts: Prompts, surprises: dict[str, Floats] | None) -> Prompts:
+    if surprises is None:
+        return prompts
+    sums = prompts.sums.copy()
+    places = [COLUMNS.index(name) for name in ("judged", "surprise")]
+    nothing = np.zeros(2)
+    sums[:, places] = [surprises.get(name, nothing) for name in prompts.ids]
+    return replace(prompts, sums=sums)
+
+
+def _surprises(
+    traces: TraceSet, policy: Policy, whole_rounds: NDArray[np.bool_]
+) -> dict[str, Floats] | None:
+    """Of every prompt, verified draft nodes of known fate, and accepted ones less the sum of their
+    scores; None where the rows lack what the policy reads.
+
+    The score is what a pruning policy gave the path, of others its joint probability.
+
+    Args:
+        whole_rounds: `[R]` rows of the log that are rounds of the policy, but for those that end
+            a text: what it would have gone on with is not known.
+    """
+    rule, log = build_shape(policy.shape), open_log(traces)
+    if rule.memory_size or rule.max_depth == 0:
+        return None
+    if rule.needs_text and not isinstance(log, DenseLog):
+        return None
+    found: dict[str, Floats] = {}
+    index = 0
+    for batch in LoggedNodes(log, 0).batches(rule):
+        submitted = batch.submitted[:, 1:]
+        at = submitted.clamp(min=0)
+        scores = batch.pool.joint_logp if batch.scores is None else batch.scores
+        told = batch.known.gather(1, at) & (submitted >= 0)
+        promised = scores.gather(1, at).double().exp()
+        surprise = (batch.accepted.gather(1, at).double() - promised).masked_fill(~told, 0.0)
+        sums = torch.stack([told.sum(1).double(), surprise.sum(1)], 1).numpy()
+        rows = whole_rounds[index : index + len(sums)]
+        for name, one in zip(batch.prompt_id[rows], sums[rows], strict=True):
+            found[name] = found.get(name, 0.0) + one
+        index += len(sums)
+    return found
+
+
+def join(parts: list[Prompts]) -> Prompts:
+    """Prompts of several, in order; one that stands in several is summed where it ends."""
+    whole = Prompts(
+        *(np.concatenate(column) for column in zip(*(vars(p).values() for p in parts), strict=True))
+    )
+    names, codes = np.unique(whole.ids.astype(str), return_inverse=True)
+    if len(names) == len(whole):
+        return whole
+    last = np.full(len(names), -1)
+    last[codes] = np.arange(len(whole))
+    sums = np.zeros((len(names), whole.sums.shape[1]))
+    np.add.at(sums, codes, whole.sums)
+    first = np.unique(codes, return_index=True)[1]
+    order = np.argsort(last)
+    return replace(whole.take(last[order]), sums=sums[order], context=whole.context[first[order]])

@@ -1,0 +1,103 @@
+"""Signals of prompts: live rows and a replay of dense ones say the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specctl.errors import TraceEmptyError
+from specctl.logs.trace_set import TraceSet
+from specctl.runtime.policy_spec import resolve_policy
+from specctl.watch.signals import COLUMNS, RATIOS, Prompts, join, read_prompts, round_sums, watched
+from tests.cli.command import passes
+
+LIMIT = ("--limit", 10, "--max-new-tokens", 24, "--threads", 1)
+SERVED = {
+    "threshold:min_level_prob=0.3:depth=6:top_k=4": "pruned",
+    "chain:num_draft_tokens=4": "chain",
+    "confidence:threshold=0.5:window=5": "stop",
+}
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> TraceSet:
+    folder = tmp_path_factory.mktemp("dense") / "traces"
+    tree = ("--depth", 6, "--children", 4)
+    passes("collect", "embedded", "-o", folder, "--dense", *tree, *LIMIT)
+    return TraceSet.open(str(folder))
+
+
+@pytest.mark.parametrize("words", SERVED)
+def test_live_rows_and_a_replay_say_the_same(words: str, dense: TraceSet, tmp_path: Path) -> None:
+    """Also calibration, at the nodes that were verified, and whichever batch a prompt was in."""
+    live = tmp_path / "live"
+    passes("collect", "embedded", "-o", live, "--policy", words, "--batch-size", 4, *LIMIT)
+    policy = resolve_policy(words).policy
+    served, replayed = (
+        read_prompts(traces, policy) for traces in (TraceSet.open(str(live)), dense)
+    )
+    place = {name: index for index, name in enumerate(replayed.ids)}
+    order = [place[name] for name in served.ids]
+    assert served.context.tolist() == replayed.context[order].tolist()
+    assert served.category.tolist() == replayed.category[order].tolist()
+    for name in COLUMNS:
+        expected = replayed.column(name)[order]
+        assert served.column(name) == pytest.approx(expected, abs=1e-4, nan_ok=True), name
+    assert np.isfinite(served.column("surprise")).all()
+    assert all(time.startswith("20") for time in served.finished)
+
+
+def test_rounds_of_another_policy_are_no_reference(dense: TraceSet, tmp_path: Path) -> None:
+    live = tmp_path / "live"
+    passes("collect", "embedded", "-o", live, "--policy", "eagle2", *LIMIT)
+    with pytest.raises(TraceEmptyError, match="found rounds of sha256"):
+        read_prompts(TraceSet.open(str(live)), resolve_policy("chain").policy)
+
+
+def test_sums_of_rounds_by_hand() -> None:
+    """Two prompts; the last round of the first is cut by the end of its text at depth 2."""
+    sums = round_sums(
+        np.array([0, 0, 1]),
+        2,
+        offered=np.array([5, 5, 2]),
+        verified=np.array([9, 9, 3]),
+        accepted=np.array([5, 2, 0]),
+        emitted=np.array([6, 2, 1]),
+    )
+    first, second = (dict(zip(COLUMNS, row, strict=True)) for row in sums)
+    assert (first["calls"], first["tokens"], first["verified"]) == (2, 8, 18)
+    assert [first[f"tried_{d}"] for d in (1, 2, 3, 4)] == [2, 2, 1, 2]
+    assert [first[f"accepted_{d}"] for d in (1, 2, 3, 4)] == [2, 2, 1, 2]
+    assert [second[f"tried_{d}"] for d in (1, 2, 3, 4)] == [1, 0, 0, 0]
+    assert second["accepted_1"] == 0
+
+
+def prompts_of(*rows: tuple[str, str, float]) -> Prompts:
+    """Prompts of one call each, of a category, with so many tokens."""
+    sums = np.zeros((len(rows), len(COLUMNS)))
+    sums[:, COLUMNS.index("calls")] = 1
+    sums[:, COLUMNS.index("tokens")] = [tokens for _, _, tokens in rows]
+    names, categories = (np.array([row[at] for row in rows], object) for at in (0, 1))
+    return Prompts(names, categories, np.full(len(rows), "", object), np.ones(len(rows)), sums)
+
+
+def test_a_prompt_of_several_segments_is_one_where_it_ends() -> None:
+    joined = join(
+        [prompts_of(("a", "x", 1), ("b", "x", 2)), prompts_of(("c", "x", 3), ("a", "x", 4))]
+    )
+    assert joined.ids.tolist() == ["b", "c", "a"]
+    assert joined.column("tokens").tolist() == [2, 3, 5]
+    assert joined.column("calls").tolist() == [1, 1, 2]
+
+
+def test_what_neither_side_tells_is_not_watched() -> None:
+    """No level was drafted, so nothing is said of acceptance; one category is no mix."""
+    some = prompts_of(("a", "x", 1), ("b", "x", 2))
+    found = watched(some, some)
+    assert "acceptance" not in found
+    assert "categories" not in found
+    assert set(found["tokens per call"]) == {"tokens per call"} <= set(RATIOS)
+    mixed = watched(some, prompts_of(("c", "new", 1)))["categories"]
+    assert mixed["category other"][1].tolist() == [1.0]

@@ -1,0 +1,131 @@
+"""`specctl drift` and `recalibrate` as typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specctl.artifacts import load_artifact
+from specctl.cli.watching import ALARM
+from specctl.logs.trace_set import TraceSet
+from specctl.policy import Chain, StaticTree
+from tests.cli.command import passes, refuses, specctl
+from tests.replay.tune_cases import linear_file
+
+SERVED = "threshold:depth=6:top_k=4"
+LENGTH = ("--max-new-tokens", 16, "--threads", 1)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packaged prompts stand sorted by category, which is a change that must be noticed."""
+    folder = tmp_path_factory.mktemp("served") / "traces"
+    passes("collect", "embedded", "-o", folder, "--policy", SERVED, "--batch-size", 8, *LENGTH)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dense") / "traces"
+    size = ("--depth", 6, "--children", 4, "--limit", 40)
+    passes("collect", "embedded", "-o", folder, "--dense", "--batch-size", 8, *size, *LENGTH)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def costs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return linear_file(tmp_path_factory.mktemp("costs") / "cost_model.json")
+
+
+def test_traffic_in_any_order_is_no_alarm(served: Path, dense: Path, tmp_path: Path) -> None:
+    """Forty prompts of every category, against the same policy replayed on prompts like them."""
+    chosen = tmp_path / "mixed"
+    mixed = ("--limit", 40, "--limit-seed", 5, "--policy", SERVED)
+    passes("collect", "embedded", "-o", chosen, "--batch-size", 8, *mixed, *LENGTH)
+    found = json.loads(
+        passes(
+            "drift",
+            chosen,
+            "-p",
+            SERVED,
+            "--reference",
+            dense,
+            "--json",
+            "--false-alarm-prob",
+            0.001,
+        ).out
+    )
+    assert found["alarm"] is False
+    assert found["num_reference"] == 40
+    assert {"tokens per call", "calibration"} <= {one["signal"] for one in found["signals"]}
+
+
+def test_a_change_rings_and_is_told(served: Path, tmp_path: Path) -> None:
+    metrics, out = tmp_path / "drift.prom", tmp_path / "out"
+    place = ("--metrics", metrics, "-o", out, "--reference-prompts", 60)
+    said = specctl("drift", served, "-p", SERVED, *place)
+    assert said.code == ALARM, said
+    assert "ALARM at prompt" in said.out
+    found = json.loads((out / "drift.json").read_text("utf-8"))
+    moved = [one for one in found["signals"] if one["moved"]]
+    assert any(one["group"] == "categories" for one in moved)
+    assert all(one["most_wealth"] >= 20 for one in moved)
+    text = metrics.read_text("utf-8")
+    assert f'specctl_drift_alarm{{policy="{SERVED}"}} 1\n' in text
+    assert all(line.startswith(("#", "specctl_drift_")) for line in text.splitlines())
+
+
+def test_what_cannot_be_watched_is_refused(served: Path) -> None:
+    assert "rounds of the policy" in refuses(4, "drift", served, "-p", "chain")
+    assert "a probability" in refuses(2, "drift", served, "-p", SERVED, "--false-alarm-prob", 0)
+    few = refuses(4, "drift", served, "-p", SERVED, "--reference-prompts", 240)
+    assert "lower --reference-prompts" in few
+
+
+def test_a_better_policy_is_written_and_promoted(dense: Path, costs: Path, tmp_path: Path) -> None:
+    registry = tmp_path / "registry"
+    passes("registry", "init", registry)
+    verb = ("recalibrate", dense, "--cost-model", costs, "--held-out", 0.5, "--threads", 1)
+    bad = ("--policy", "chain:num_draft_tokens=1")
+    name = ("--promote", "tiny+head@cpu:all@prod", "--registry", registry)
+    said = specctl(*verb, *bad, "-o", tmp_path / "again", *name, "--json")
+    assert said.code == 0, said
+    found = json.loads(said.out)
+    assert found["is_better"], found["why_not"]
+    assert found["against_deployed"]["low"] > 1
+    artifact = load_artifact(tmp_path / "again" / "policy")
+    assert isinstance(artifact.policy.shape, StaticTree | Chain)
+    entries = passes("registry", "log", "tiny+head@cpu:all", "--registry", registry).out
+    assert "recalibrated on sha256:" in " ".join(entries.split())
+
+
+def test_what_is_no_better_is_not_written(dense: Path, costs: Path, tmp_path: Path) -> None:
+    """The setting that the search itself finds best, deployed already."""
+    verb = ("recalibrate", dense, "--cost-model", costs, "--held-out", 0.5, "--threads", 1)
+    first, again = tmp_path / "first", tmp_path / "again"
+    passes("tune", dense, "--cost-model", costs, "--held-out", 0.5, "-o", first, "--threads", 1)
+    found = json.loads(passes(*verb, "--policy", first / "policy", "-o", again, "--json").out)
+    assert not found["is_better"]
+    assert found["why_not"] == "the refit chose the deployed policy itself"
+    assert found["promoted"] is None
+    assert not (again / "policy").exists()
+    assert json.loads((again / "recalibration.json").read_text("utf-8")) == found
+
+
+def test_a_fit_is_made_again_with_its_own_options(dense: Path, costs: Path, tmp_path: Path) -> None:
+    options = ("--weight", 5, "--beta", 0.2, "--held-out", 0.5)
+    passes("fit", "survival", dense, "-o", tmp_path / "old", *options)
+    verb = ("recalibrate", dense, "--cost-model", costs, "--held-out", 0.5, "--threads", 1)
+    passes(*verb, "--policy", tmp_path / "old", "-o", tmp_path / "again", "--json")
+    old, new = (load_artifact(tmp_path / place).manifest.fit for place in ("old", "again/fit"))
+    assert old is not None
+    assert new is not None
+    assert {**old, "snapshots": 0} == {**new, "snapshots": 0}
+    assert TraceSet.open(str(dense)).digest
+
+
+def test_lossy_policies_are_certified_instead(dense: Path, costs: Path, tmp_path: Path) -> None:
+    verb = ("recalibrate", dense, "--cost-model", costs, "-o", tmp_path / "again")
+    assert "specctl fit mars" in refuses(2, *verb, "--policy", "eagle2+mars-paper")
