@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import NormalDist
 from typing import Annotated, Any, Literal
 
@@ -25,6 +26,8 @@ CONFIDENCE = 0.95
 MIN_PROMPTS = 8
 """An interval over fewer says nothing: resampled or by their variance, it is far too narrow."""
 NUM_RESAMPLES = 2000
+BLOCK_BYTES = 64 << 20
+"""Weights of resamples that are in memory at a time: all of them up to 4,194 prompts."""
 Figure = Callable[[Floats], Floats]
 """From sums `[..., S]` to figures `[...]`."""
 
@@ -116,16 +119,35 @@ def intervals_over(num_prompts: int) -> str:
 
 
 @dataclass(frozen=True)
+class _Weights:
+    """Weights `[B, P]`, some resamples at a time, every time the same."""
+
+    num_prompts: int
+    seed: int
+    num: int
+
+    def __iter__(self) -> Iterator[Floats]:
+        generator = np.random.default_rng(self.seed)
+        shares = np.full(self.num_prompts, 1 / self.num_prompts)
+        rows = max(1, BLOCK_BYTES // (8 * self.num_prompts))
+        for at in range(0, self.num, rows):
+            size = min(rows, self.num - at)
+            yield generator.multinomial(self.num_prompts, shares, size).astype(np.float64)
+
+
+@dataclass(frozen=True)
 class Resamples:
     """Bootstrap weights `[B, P]` of P prompts in B resamples.
 
-    They are drawn once and used for every figure of every policy, so that differences are paired.
+    They are the same for every figure of every policy, so that differences are paired.
 
     Attributes:
+        blocks: the weights, some resamples at a time. Of more prompts than fit into `BLOCK_BYTES`
+            they are drawn again whenever they are gone through.
         is_enough: so many were drawn from that an interval says something.
     """
 
-    weights: Floats
+    blocks: Iterable[Floats]
     confidence: float = CONFIDENCE
     is_enough: bool = True
 
@@ -141,10 +163,15 @@ class Resamples:
     ) -> Resamples:
         """Resamples of `num_prompts` prompts with replacement; of fewer than `least`, by default
         `MIN_PROMPTS`, there are no intervals."""
-        generator = np.random.default_rng(seed)
-        shares = np.full(num_prompts, 1 / num_prompts)
-        weights = generator.multinomial(num_prompts, shares, num).astype(np.float64)
-        return cls(weights, confidence, num_prompts >= (least or MIN_PROMPTS))
+        blocks: Iterable[Floats] = _Weights(num_prompts, seed, num)
+        if 8 * num_prompts * num <= BLOCK_BYTES:
+            blocks = tuple(blocks)
+        return cls(blocks, confidence, num_prompts >= (least or MIN_PROMPTS))
+
+    @cached_property
+    def weights(self) -> Floats:
+        """`[B, P]`, all in memory."""
+        return np.concatenate(list(self.blocks))
 
     def interval(self, sums: Floats, figure: Figure) -> Interval:
         """A figure of sums per prompt, `[P, S]`."""
@@ -153,7 +180,8 @@ class Resamples:
     def mean(self, values: NDArray[Any], prompt: NDArray[np.integer]) -> Interval:
         """The mean of rows `[M]`, given the code of each row's prompt; NaN without rows."""
         columns = np.stack([values, np.ones(len(values))], 1).astype(np.float64)
-        return self.interval(sums_by(prompt, self.weights.shape[1], columns), first_over_second)
+        num_prompts = next(iter(self.blocks)).shape[1]
+        return self.interval(sums_by(prompt, num_prompts, columns), first_over_second)
 
     def ratio(self, ours: Floats, theirs: Floats, figure: Figure) -> Interval:
         """Ours over theirs, paired: both sides see the same prompts in every resample."""
@@ -161,7 +189,16 @@ class Resamples:
 
     def drawn(self, sums: Floats) -> Floats:
         """`[1 + B, S]`: the sums over all prompts, `[P, S]`, then those of every resample."""
-        return np.concatenate([sums.sum(0)[None], self.weights @ sums])
+        return self.drawn_each([sums])[0]
+
+    def drawn_each(self, tables: Sequence[Floats]) -> list[Floats]:
+        """`drawn` of several, in one pass over the weights."""
+        found = [[sums.sum(0)[None]] for sums in tables]
+        for block in self.blocks:
+            # Not as one product: its last bits would depend on what stands beside.
+            for rows, sums in zip(found, tables, strict=True):
+                rows.append(block @ sums)
+        return [np.concatenate(rows) for rows in found]
 
     def read(self, figure: Floats) -> Interval:
         """The interval of a figure of `drawn` sums, `[1 + B]`."""

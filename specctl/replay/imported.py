@@ -81,7 +81,7 @@ def replay_chain(log: AcceptedLengths, num_draft_tokens: int) -> Rounds:
     outcomes, most = chain_outcomes(log, num_draft_tokens)
     policy = _chain_policy(num_draft_tokens)
     size = num_draft_tokens + 1
-    return walk_outcomes(policy, log.positions, outcomes, outcomes.accepted, most, size)
+    return walk_outcomes(policy, log.positions, outcomes, size, outcomes.accepted, most)
 
 
 def replay_oracle(log: AcceptedLengths) -> Rounds:
@@ -97,7 +97,7 @@ def replay_oracle(log: AcceptedLengths) -> Rounds:
     outcomes, _ = chain_outcomes(log, None, np.flatnonzero(visited))
     policy = _chain_policy(min(log.offered_depth, MAX_DEPTH))
     bounds = RequestBounds(calls, calls, tokens, tokens)
-    return Rounds(policy, log.positions, visited, outcomes, bounds)
+    return Rounds(policy, log.positions, visited, outcomes, bounds, log.offered_depth + 1)
 
 
 def chain_outcomes(

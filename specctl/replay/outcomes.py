@@ -190,7 +190,7 @@ def decide_log(
     with_entropy: bool = False,
     num_threads: int = 1,
     on_positions: Callable[[int], None] | None = None,
-) -> list[DecidedT]:
+) -> Iterator[list[DecidedT]]:
     """Decides about every chunk under every policy, in one pass over the files.
 
     Args:
@@ -200,16 +200,20 @@ def decide_log(
         on_positions: called with the positions of each finished chunk.
 
     Returns:
-        One a policy, of the whole log.
+        One a policy, chunk by chunk.
     """
-    chunks = log.each(
+    return log.each(
         lambda chunk: [decide(policy, chunk) for policy in policies],
         with_entropy=with_entropy or any(needs_entropy(policy) for policy in policies),
         extra=text_columns(policies),
         num_threads=num_threads,
         on_positions=on_positions,
     )
-    return [join_rows(parts) for parts in zip(*chunks, strict=True)]
+
+
+def join_parts(parts: Iterable[list[DecidedT]]) -> list[DecidedT]:
+    """One a policy, of the whole log."""
+    return [join_rows(of) for of in zip(*parts, strict=True)]
 
 
 # ----------------------------------------------------------------- positions by themselves

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +21,7 @@ from specctl.replay.outcomes import (
     check_replayable,
     decide_log,
     is_ranked,
+    join_parts,
     outcomes_at,
     walk_online,
 )
@@ -45,6 +46,7 @@ class Rounds:
         visited: `[R]` bool, a round starts at the position.
         outcomes: of these M rows, in order, so memory follows the rounds.
         bounds: of each request; None if they were not computed.
+        max_tokens: that a round of the policy verifies at most, root counted.
     """
 
     policy: Policy
@@ -52,6 +54,7 @@ class Rounds:
     visited: Bools
     outcomes: Outcomes
     bounds: RequestBounds | None
+    max_tokens: int
 
     @cached_property
     def request(self) -> Longs:
@@ -96,19 +99,22 @@ Clock = Callable[[Rounds], Floats]
 """Wall time of every round, `[M]` us, e.g. `CostModel.replayed_us`."""
 
 
-def replay(
+def replay_parts(
     log: DenseLog,
     policies: Sequence[Policy],
     *,
     with_bounds: bool = True,
     num_threads: int = 1,
     on_positions: Callable[[int], None] | None = None,
-) -> list[Rounds]:
+) -> Iterator[list[Rounds]]:
     """Runs every policy over every request of a log, in one pass over the files.
 
     Args:
         with_bounds: a third of the time where the log lacks something.
         num_threads, on_positions: see `decide_log`.
+
+    Returns:
+        The rounds of every policy, some requests at a time: nothing of a log is kept.
 
     Raises:
         UsageError: a policy that a log cannot tell. TraceError: see `DenseLog`.
@@ -122,6 +128,11 @@ def replay(
     return decide_log(log, policies, decide, num_threads=num_threads, on_positions=on_positions)
 
 
+def replay(log: DenseLog, policies: Sequence[Policy], **options: Any) -> list[Rounds]:
+    """The same with all rounds in memory, one a policy; options of `replay_parts`."""
+    return join_parts(replay_parts(log, policies, **options))
+
+
 def replay_chunk(policy: Policy, chunk: LogChunk, *, with_bounds: bool = True) -> Rounds:
     """The rounds of a policy over the requests of a chunk, each a batch by itself."""
     policy = policy.model_copy(update={"shape": at_batch_size(policy.shape, 1)})
@@ -129,38 +140,41 @@ def replay_chunk(policy: Policy, chunk: LogChunk, *, with_bounds: bool = True) -
     if rule.memory_size:
         visited, outcomes = walk_online(rule, chunk)
         bounds = _online_bounds(policy, positions, visited, outcomes) if with_bounds else None
-        return Rounds(policy, positions, visited, outcomes, bounds)
-    found, spans, by_rank = [], [], is_ranked(policy.shape)
+        return Rounds(policy, positions, visited, outcomes, bounds, rule.max_tokens)
+    parts, spans, by_rank = [], [], is_ranked(policy.shape)
     for draft in logged_drafts(rule, chunk):
-        found.append(outcomes_at(draft))
+        parts.append(outcomes_at(draft))
         if with_bounds:
             spans.append(accepted_bounds(draft, by_rank=by_rank))
     low, high = np.concatenate(spans, 1) if with_bounds else (None, None)
-    outcomes, copied = join_rows(found), copied_rounds(policy, chunk)
+    outcomes, copied = join_rows(parts), copied_rounds(policy, chunk)
     if copied is not None:
         outcomes = copied.over(outcomes)
         low, high = (None if span is None else copied.bounds(span) for span in (low, high))
-    return walk_outcomes(policy, positions, outcomes, low, high)
+    found = walk_outcomes(policy, positions, outcomes, rule.max_tokens, low, high)
+    if policy.copies is None:
+        return found
+    return replace(found, max_tokens=max(rule.max_tokens, 1 + policy.copies.max_draft_tokens))
 
 
 def walk_outcomes(
     policy: Policy,
     positions: Positions,
     outcomes: Outcomes,
+    max_tokens: int,
     low: Ints | None = None,
     high: Ints | None = None,
-    max_tokens: int | None = None,
 ) -> Rounds:
     """The rounds of a policy that was decided at every position.
 
     Args:
+        max_tokens: that a round verifies at most.
         low, high: `[R]` bounds of the draft tokens accepted; without them requests have no bounds.
-        max_tokens: that a round verifies, where that is known; None: what the shape's rule says.
     """
     visited, bounds = walk(positions, outcomes.accepted + 1), None
     if low is not None and high is not None:
         bounds = _walk_bounds(policy, positions, visited, outcomes, low, high, max_tokens)
-    return Rounds(policy, positions, visited, outcomes.at(visited), bounds)
+    return Rounds(policy, positions, visited, outcomes.at(visited), bounds, max_tokens)
 
 
 def _walk_bounds(
@@ -170,7 +184,7 @@ def _walk_bounds(
     outcomes: Outcomes,
     low: Ints,
     high: Ints,
-    max_tokens: int | None,
+    max_tokens: int,
 ) -> RequestBounds:
     first = positions.start[:-1]
     is_certain = low is high or bool((low == high).all())
@@ -190,7 +204,6 @@ def _walk_bounds(
 
     at_least = at_most = outcomes.verified
     if (missing := outcomes.missing > 0).any():
-        max_tokens = max_tokens or build_shape(policy.shape).max_tokens
         at_most = np.where(missing, max_tokens, at_most)
         at_least = at_least if is_ranked(policy.shape) else np.where(missing, 1, at_least)
     return RequestBounds(

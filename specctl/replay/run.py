@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import add
 from pathlib import Path
 
 from specctl.artifacts.compatibility import Expectation
@@ -20,8 +21,15 @@ from specctl.replay.adaptive import ADAPTIVE, longest_chain, read_slots
 from specctl.replay.batch_figures import figures_of, totals_of
 from specctl.replay.batch_simulation import Load, Simulation, simulate, simulate_runs
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress, refuse_ignored
-from specctl.replay.cost.files import AnyCost, doubts, load_cost_model, parse_linear, warn_outside
-from specctl.replay.cost.model import CostModel, require_slope, steps_of
+from specctl.replay.cost.files import (
+    AnyCost,
+    doubts,
+    load_cost_model,
+    parse_linear,
+    warn_beyond,
+    warn_outside,
+)
+from specctl.replay.cost.model import Beyond, CostModel, require_slope, steps_of
 from specctl.replay.cost.rates import LinearCost
 from specctl.replay.imported import replay_import
 from specctl.replay.results import (
@@ -34,10 +42,10 @@ from specctl.replay.results import (
     serving_result,
     totals_result,
 )
-from specctl.replay.rounds import Rounds, replay
-from specctl.replay.score import score
+from specctl.replay.rounds import replay_parts
+from specctl.replay.score import Scoring
 from specctl.replay.submissions import submissions_of
-from specctl.results import ReplayScores
+from specctl.results import PolicyScores, ReplayScores
 from specctl.runtime.identity import processor_name
 from specctl.runtime.policy_spec import NamedPolicy, resolve_policies
 
@@ -115,23 +123,20 @@ def replay_policies(
     log = DenseLog.open(traces)
     if named is None:
         named = named_policies(traces, config, warn)
+    labels, policies = [item.label for item in named], [item.policy for item in named]
+    scoring = Scoring(labels, None if model is None else model.replayed_us)
+    beyond: dict[str, list[Beyond]] = {}
     with progress("positions", log.num_positions) as tick:
-        runs = replay(
-            log,
-            [item.policy for item in named],
-            num_threads=config.num_threads,
-            on_positions=tick,
-        )
-    refuse_in_vain(runs)
-    labels = [item.label for item in named]
-    scored = score(
-        labels,
-        runs,
-        clock=None if model is None else model.replayed_us,
-        baseline=config.baseline - 1,
-        seed=config.seed,
-    )
-    warn_outside(model, dict(zip(labels, map(steps_of, runs), strict=True)), warn)
+        for runs in replay_parts(log, policies, num_threads=config.num_threads, on_positions=tick):
+            scoring.add(runs)
+            for label, run in zip(labels, runs, strict=True):
+                found = [] if model is None else model.outside(steps_of(run))
+                known = beyond.get(label)
+                beyond[label] = found if known is None else [*map(add, known, found)]
+    scored = scoring.scores(baseline=config.baseline - 1, seed=config.seed)
+    refuse_in_vain(policies, scored)
+    for label, of in beyond.items():
+        warn_beyond(label, of, warn)
     facts = facts_of(traces, log, model, {item.label: item.policy for item in named})
     baseline = labels[config.baseline - 1]
     scores = ReplayScores(kind="replay", **facts, baseline=baseline, policies=tuple(scored))
@@ -151,12 +156,12 @@ def named_policies(
     return resolve_policies(words, expect, allow_lossy=True, step_cost=step_cost)
 
 
-def refuse_in_vain(runs: Sequence[Rounds]) -> None:
+def refuse_in_vain(policies: Sequence[Policy], scored: Sequence[PolicyScores]) -> None:
     """Refuses a scorer whose beta kept no node of any round: it drafts, and verifies nothing."""
-    for run in runs:
-        shape, verified = run.policy.shape, run.outcomes.verified
-        if isinstance(shape, ScoredTree) and bool((verified == 1).all()):
-            raise nothing_kept(shape.beta, f"no node in {len(verified)} rounds of these traces")
+    for policy, found in zip(policies, scored, strict=True):
+        shape, calls = policy.shape, found.pooled.calls
+        if isinstance(shape, ScoredTree) and found.pooled.verified_tokens == calls:
+            raise nothing_kept(shape.beta, f"no node in {calls} rounds of these traces")
 
 
 def serve_policies(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specctl.logs.positions import Bools, Floats, Ints
-from specctl.policy import ScoredTree
+from specctl.logs.positions import Bools, Floats, Ints, Longs
+from specctl.policy import Policy, ScoredTree
 from specctl.replay.rounds import Clock, Rounds
 from specctl.results import MARKED_BELOW, Bound, PolicyFigures, PolicyScores, Spread
 from specctl.stats import Resamples, figure_of, sums_by
@@ -30,6 +32,11 @@ RATIOS: dict[str, Callable[[dict[str, Any]], Any]] = {
 """Ratios of sums. `draft_utilisation` is accepted over submitted draft tokens; `copied_share`, of
 policies that copy, the rounds that did; `tpot_us` the time per output token; both times are the
 cost model's, rounds only."""
+COLUMNS = (
+    *("calls", "tokens", "accepted", "verified", "levels", "wanted", "missing", "censored"),
+    *("tcr", "copied", "time_us", "num_tcr"),
+)
+"""What every round adds to."""
 COMPARED = ("calls", "verified", "time_us")
 """Sums whose ratio to the baseline's is reported, paired by prompt."""
 
@@ -42,62 +49,166 @@ def score(
     baseline: int = 0,
     seed: int = 0,
 ) -> list[PolicyScores]:
-    """Scores replayed policies side by side.
+    """Scores replayed policies side by side, from all their rounds; see `Scoring`.
 
     Args:
         runs: of one log, so that prompts agree.
         clock: the cost model's; without it no figure has a time.
-        baseline: index of the policy that the others are compared with.
-        seed: of the resamples.
     """
-    columns = [_columns(run, clock) for run in runs]
-    found: list[list[PolicyFigures]] = []
-    for group, requests in _groups(runs[0]):
-        prompts = np.unique(runs[0].positions.prompt[requests])
-        resamples = Resamples.draw(len(prompts), seed=seed)  # the same for every policy
-        tables = []
-        for run, values in zip(runs, columns, strict=True):
-            inside = requests[run.request]
-            codes = np.searchsorted(prompts, run.positions.prompt[run.request[inside]])
-            tables.append(sums_by(codes, len(prompts), [of[inside] for of in values.values()]))
-        figures = partial(
-            _figures, group=group, requests=requests, names=tuple(columns[0]), resamples=resamples
+    scoring = Scoring(labels, clock)
+    scoring.add(runs)
+    return scoring.scores(baseline=baseline, seed=seed)
+
+
+@dataclass
+class _Sums:
+    """Sums of one policy over K categories and C cells; a cell is a prompt within a category.
+
+    Attributes:
+        by_cell: `[C, S]`, columns `COLUMNS`. bounds: `[K, 4]`, as the fields of `RequestBounds`.
+        utilisation: `[Q]` of the requests, some at a time, see `_utilisation`.
+        lengths, ranks: rounds by category and accepted tokens, or terminal rank where it counts.
+    """
+
+    by_cell: Floats = field(default_factory=lambda: np.zeros((0, len(COLUMNS))))
+    bounds: Floats = field(default_factory=lambda: np.zeros((0, 4)))
+    lengths: Counter[tuple[int, int]] = field(default_factory=Counter)
+    ranks: Counter[tuple[int, int]] = field(default_factory=Counter)
+    utilisation: list[Floats] = field(default_factory=list)
+
+
+class Scoring:
+    """Scores of policies side by side, of rounds that come some requests at a time.
+
+    What is kept of a policy is sums by prompt, 96 bytes each, 8 bytes a request, and counts by
+    category. Rounds are added in
+    their order, one after another, so that figures do not depend on how they were grouped.
+    """
+
+    def __init__(self, labels: Sequence[str], clock: Clock | None = None) -> None:
+        """Begins with no rounds; without a clock no figure has a time."""
+        self.labels, self._clock = labels, clock
+        self._policies: list[Policy] = []
+        self._category_of: list[Longs] = []
+        self._sums = [_Sums() for _ in labels]
+        self._prompts: dict[str, int] = {}
+        self._categories: dict[str, int] = {}
+        self._cells: dict[tuple[int, int], int] = {}
+
+    def add(self, runs: Sequence[Rounds]) -> None:
+        """Adds rounds of further requests, the same of every policy."""
+        self._policies, positions = [run.policy for run in runs], runs[0].positions
+        names = (positions.prompt_ids, self._prompts), (positions.categories, self._categories)
+        prompt, category = (
+            np.array([codes.setdefault(name, len(codes)) for name in found])[of]
+            for (found, codes), of in zip(
+                names, (positions.prompt, positions.category), strict=True
+            )
         )
-        found.append(
-            [
-                figures(label, run, table, tables[baseline])
-                for label, run, table in zip(labels, runs, tables, strict=True)
+        pairs = zip(prompt.tolist(), category.tolist(), strict=True)
+        cells = [self._cells.setdefault(pair, len(self._cells)) for pair in pairs]
+        self._category_of.append(category)
+        rows, place = np.unique(cells, return_inverse=True)
+        for run, sums in zip(runs, self._sums, strict=True):
+            sums.by_cell = _lengthened(sums.by_cell, len(self._cells))
+            codes = np.concatenate([np.arange(len(rows)), place[run.request]])
+            known = sums.by_cell[rows].T
+            columns = zip(known, self._columns(run).values(), strict=True)
+            sums.by_cell[rows] = sums_by(codes, len(rows), [*map(np.concatenate, columns)])
+            of_round, is_whole = category[run.request], _has_terminal_rank(run)
+            sums.lengths.update(_counted(of_round, run.outcomes.accepted))
+            sums.ranks.update(_counted(of_round[is_whole], run.outcomes.tcr[is_whole]))
+            sums.utilisation.append(_utilisation(run))
+            assert run.bounds is not None, "scored runs have bounds"
+            sums.bounds = _lengthened(sums.bounds, len(self._categories))
+            np.add.at(sums.bounds, category, np.stack([*vars(run.bounds).values()], 1))
+
+    def _columns(self, run: Rounds) -> dict[str, NDArray[Any]]:
+        """The amounts that every round adds to each sum, `[M]`, by `COLUMNS`."""
+        columns, is_whole = run.counts(self._clock), _has_terminal_rank(run)
+        columns |= {"tcr": np.where(is_whole, columns["tcr"], 0), "num_tcr": is_whole}
+        return {name: columns[name] for name in COLUMNS}
+
+    def scores(self, *, baseline: int = 0, seed: int = 0) -> list[PolicyScores]:
+        """Figures of what was added.
+
+        Args:
+            baseline: index of the policy that the others are compared with.
+            seed: of the resamples.
+        """
+        of_cell = np.array(list(self._cells), np.int64).reshape(-1, 2)
+        found: list[list[PolicyFigures]] = []
+        for group, categories in self._groups():
+            inside = np.isin(of_cell[:, 1], categories)
+            prompts, codes = np.unique(of_cell[inside, 0], return_inverse=True)
+            resamples = Resamples.draw(len(prompts), seed=seed)  # the same for every policy
+            tables = [
+                sums_by(codes, len(prompts), sums.by_cell[: len(inside)][inside])
+                for sums in self._sums
             ]
-        )
-    scores = []
-    by_policy = zip(labels, runs, zip(*found, strict=True), strict=True)
-    for label, run, (pooled, *categories) in by_policy:
-        shape = run.policy.shape
-        features = shape.scorer.features if isinstance(shape, ScoredTree) else None
-        scores.append(
+            drawn = resamples.drawn_each(tables)
+            requests = np.isin(np.concatenate(self._category_of), categories)
+            found.append(
+                [
+                    _figures(
+                        label,
+                        policy,
+                        sums,
+                        ours,
+                        drawn[baseline],
+                        group=group,
+                        categories=categories,
+                        num_prompts=len(prompts),
+                        requests=requests,
+                        resamples=resamples,
+                    )
+                    for label, policy, sums, ours in zip(
+                        self.labels, self._policies, self._sums, drawn, strict=True
+                    )
+                ]
+            )
+        shapes = [policy.shape for policy in self._policies]
+        return [
             PolicyScores(
                 policy=label,
-                scorer_features=features,
+                scorer_features=shape.scorer.features if isinstance(shape, ScoredTree) else None,
                 pooled=pooled,
                 by_category=tuple(categories),
             )
-        )
-    return scores
+            for label, shape, (pooled, *categories) in zip(
+                self.labels, shapes, zip(*found, strict=True), strict=True
+            )
+        ]
+
+    def _groups(self) -> Iterator[tuple[str, list[int]]]:
+        """All categories, then each that has a name."""
+        yield "all", list(self._categories.values())
+        for name, code in sorted(self._categories.items()):
+            if name:
+                yield name, [code]
 
 
-def _groups(run: Rounds) -> Iterator[tuple[str, Bools]]:
-    """All requests, then each category that has a name."""
-    positions = run.positions
-    yield "all", np.ones(positions.num_requests, np.bool_)
-    for code, name in sorted(enumerate(positions.categories), key=lambda item: item[1]):
-        if name:
-            yield name, positions.category == code
+def _lengthened(rows: Floats, num_rows: int) -> Floats:
+    """Rows, and zeros behind them for `num_rows` at least; twice as many, so that it is rare."""
+    more = num_rows - len(rows)
+    zeros = np.zeros((max(more, len(rows)), rows.shape[1]))
+    return np.concatenate([rows, zeros]) if more > 0 else rows
 
 
-def _columns(run: Rounds, clock: Clock | None) -> dict[str, NDArray[Any]]:
-    """The amounts that every round adds to each sum, `[M]`."""
-    columns, is_whole = run.counts(clock), _has_terminal_rank(run)
-    return {**columns, "tcr": np.where(is_whole, columns["tcr"], 0), "num_tcr": is_whole}
+def _counted(category: Longs, values: Ints) -> dict[tuple[int, int], int]:
+    """How often each value stands in each category."""
+    pairs, counts = np.unique(category << 32 | values, return_counts=True)
+    found = zip((pairs >> 32).tolist(), (pairs & 0xFFFFFFFF).tolist(), strict=True)
+    return dict(zip(found, counts.tolist(), strict=True))
+
+
+def _of_categories(found: Counter[tuple[int, int]], categories: list[int]) -> Longs:
+    """Counts by value, from 0 to the largest."""
+    counts = Counter[int]()
+    for (category, value), count in found.items():
+        if category in categories:
+            counts[value] += count
+    return np.array([counts[value] for value in range(max(counts, default=-1) + 1)], np.int64)
 
 
 def _has_terminal_rank(run: Rounds) -> Bools:
@@ -109,28 +220,29 @@ def _has_terminal_rank(run: Rounds) -> Bools:
 
 def _figures(
     label: str,
-    run: Rounds,
-    sums: Floats,
+    policy: Policy,
+    sums: _Sums,
+    ours: Floats,
     theirs: Floats,
     *,
     group: str,
+    categories: list[int],
+    num_prompts: int,
     requests: Bools,
-    names: tuple[str, ...],
     resamples: Resamples,
 ) -> PolicyFigures:
-    """Of one group: `[P, S]` sums by prompt, a policy's and the baseline's, with their names."""
-    total = dict(zip(names, sums.sum(0).tolist(), strict=True))
-    rounds = requests[run.request]
+    """Of one group: `[1 + B, S]` drawn sums, a policy's and the baseline's."""
+    total = dict(zip(COLUMNS, ours[0].tolist(), strict=True))
     has_time = bool(np.isfinite(total["time_us"]))
     left_out = {*(() if has_time else ("tokens_per_s", "tpot_us"))}
-    left_out |= {*(() if run.policy.copies else ("copied_share",))}
+    left_out |= {*(() if policy.copies else ("copied_share",))}
     ratios = [name for name in RATIOS if name not in left_out]
     support = 1 - total["missing"] / max(1.0, total["wanted"])
     censored = total["censored"] / total["calls"]
     return PolicyFigures(
         policy=label,
         group=group,
-        num_prompts=len(sums),
+        num_prompts=num_prompts,
         num_requests=int(requests.sum()),
         num_tokens=int(total["tokens"]),
         calls=int(total["calls"]),
@@ -138,46 +250,47 @@ def _figures(
         num_accepted=int(total["accepted"]),
         drafted_levels=int(total["levels"]),
         time_us=total["time_us"] if has_time else None,
-        histogram=tuple(np.bincount(run.outcomes.accepted[rounds]).tolist()),
-        tcr_quantiles=rank_quantiles(run.outcomes.tcr[rounds & _has_terminal_rank(run)]),
+        histogram=tuple(_of_categories(sums.lengths, categories).tolist()),
+        tcr_quantiles=rank_quantiles(_of_categories(sums.ranks, categories)),
         expansion_support=support,
         censored_share=censored,
         is_marked=min(support, 1 - censored) < MARKED_BELOW,
-        ratios={n: resamples.interval(sums, figure_of(names, RATIOS[n])) for n in ratios},
-        bounds=_bounds(run, requests, total["tokens"]),
+        ratios={n: resamples.read(figure_of(COLUMNS, RATIOS[n])(ours)) for n in ratios},
+        bounds=_bounds(sums.bounds[categories].sum(0), total["tokens"]),
         against={
-            name: resamples.ratio(sums, theirs, figure_of(names, itemgetter(name)))
+            name: resamples.read(of(ours) / of(theirs))
             for name in COMPARED
             if np.isfinite(total[name])
+            for of in (figure_of(COLUMNS, itemgetter(name)),)
         },
-        utilisation=_utilisation(run, rounds),
+        utilisation=Spread.of(np.concatenate(sums.utilisation)[requests]),
     )
 
 
-def _utilisation(run: Rounds, rounds: Bools) -> Spread | None:
-    """Accepted draft tokens over drafted levels of each request, of some rounds `[M]`."""
-    values = (run.outcomes.accepted[rounds], run.outcomes.levels[rounds])
-    accepted, levels = sums_by(run.request[rounds], run.positions.num_requests, values).T
-    drafted = levels > 0
-    return Spread.of(accepted[drafted] / levels[drafted])
+def _utilisation(run: Rounds) -> Floats:
+    """`[Q]` accepted draft tokens over drafted levels of each request; NaN where none drafted."""
+    values = (run.outcomes.accepted, run.outcomes.levels)
+    accepted, levels = sums_by(run.request, run.positions.num_requests, values).T
+    share: Floats = np.full(len(levels), np.nan)
+    np.divide(accepted, levels, out=share, where=levels > 0)
+    return share
 
 
-def rank_quantiles(ranks: Ints) -> dict[str, int]:
-    """p50, p90 and p99 of terminal ranks; nothing of none."""
-    if not len(ranks):
+def rank_quantiles(counts: Longs) -> dict[str, int]:
+    """p50, p90 and p99 of terminal ranks, from how often each occurs; nothing of none."""
+    if not counts.any():
         return {}
-    levels = np.quantile(ranks, (0.5, 0.9, 0.99), method="inverted_cdf")
+    # As `np.quantile` of the ranks themselves with method="inverted_cdf".
+    places = [max(0, math.ceil(counts.sum() * level - 1)) for level in (0.5, 0.9, 0.99)]
+    levels = np.searchsorted(counts.cumsum(), places, side="right")
     return dict(zip(("p50", "p90", "p99"), map(int, levels), strict=True))
 
 
-def _bounds(run: Rounds, requests: Bools, tokens: float) -> dict[str, Bound]:
-    b = run.bounds
-    assert b is not None, "scored runs have bounds"
-
-    def total(values: Floats) -> float:
-        return float(values[requests].sum())
-
-    calls = Bound(low=total(b.calls_low), high=total(b.calls_high))
-    verified = Bound(low=total(b.verified_low), high=total(b.verified_high))
-    per_call = Bound(low=tokens / calls.high, high=tokens / calls.low)
-    return {"calls": calls, "verified_tokens": verified, "tokens_per_call": per_call}
+def _bounds(totals: Floats, tokens: float) -> dict[str, Bound]:
+    """Of sums `[4]`, as the fields of `RequestBounds`."""
+    low, high, *verified = totals.tolist()
+    return {
+        "calls": Bound(low=low, high=high),
+        "verified_tokens": Bound(low=verified[0], high=verified[1]),
+        "tokens_per_call": Bound(low=tokens / high, high=tokens / low),
+    }

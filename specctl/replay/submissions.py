@@ -38,6 +38,7 @@ from specctl.replay.outcomes import (
     check_replayable,
     decide_log,
     is_online,
+    join_parts,
     outcomes_at,
     walk_online,
 )
@@ -279,11 +280,13 @@ def submissions_of(
             joined, most = copied.over(joined), int(copied.outcomes.verified.max(initial=1))
         return Submissions(policy, positions, joined, max(rule.max_tokens, most), trees)
 
-    return decide_log(
-        log,
-        policies,
-        decide,
-        with_entropy=keep_nodes or any(shares(policy) for policy in policies),
-        num_threads=num_threads,
-        on_positions=on_positions,
+    return join_parts(
+        decide_log(
+            log,
+            policies,
+            decide,
+            with_entropy=keep_nodes or any(shares(policy) for policy in policies),
+            num_threads=num_threads,
+            on_positions=on_positions,
+        )
     )

@@ -10,7 +10,7 @@ draft nodes of depth <= d, by joint probability.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,8 @@ from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy.rules import BaseShape, rank_order
 
 BATCH_POSITIONS = 256
+PART_POSITIONS = 1 << 16
+"""Positions that are walked together, about a hundred bytes each."""
 NOT_THERE = np.iinfo(np.int16).max
 """`path_rank` of a node that is not on the path, or deeper than d."""
 
@@ -53,15 +55,20 @@ class Summary:
         return int(self.path_rank.shape[1])
 
 
-def summarise(
+def summarise(log: DenseLog, **options: Any) -> Summary:
+    """The summary of a whole log; options of `summaries`."""
+    return join_rows(list(summaries(log, **options)))
+
+
+def summaries(
     log: DenseLog,
     *,
     top_k: int,
     depth: int | None = None,
     num_threads: int = 1,
     on_positions: Callable[[int], None] | None = None,
-) -> Summary:
-    """Reads a log once.
+) -> Iterator[Summary]:
+    """Reads a log once: summaries of about `PART_POSITIONS` each.
 
     Args:
         top_k: K and width of the static tree; 1 is the chain.
@@ -80,8 +87,16 @@ def summarise(
     def work(chunk: LogChunk) -> Summary:
         return _of_chunk(rule, chunk)
 
-    parts = log.each(work, with_entropy=False, num_threads=num_threads, on_positions=on_positions)
-    return join_rows(list(parts))
+    found: list[Summary] = []
+    for part in log.each(
+        work, with_entropy=False, num_threads=num_threads, on_positions=on_positions
+    ):
+        found.append(part)
+        if sum(one.positions.num_rows for one in found) >= PART_POSITIONS:
+            yield join_rows(found)
+            found = []
+    if found:
+        yield join_rows(found)
 
 
 def static_accepted(summary: Summary, depth: int, num_tokens: int) -> Ints:

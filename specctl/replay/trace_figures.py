@@ -357,7 +357,7 @@ def _ranked(
         counts=tuple(len(of.tcr) for of in by_rank),
         tau=tuple(_tau(of, resamples) for of in by_rank),
         mean_phi=tuple(first_over_second(sums).tolist()),
-        quantiles=rank_quantiles(rounds.tcr),
+        quantiles=rank_quantiles(np.bincount(rounds.tcr)),
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import re
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from specctl.errors import InputError, UsageError
 from specctl.replay.cost import LinearCost, Steps, load_cost_model
 from specctl.replay.cost.files import CLOCKS, clock_names, clock_of
+from specctl.replay.cost.model import CostModel
 from tests.cli.command import INPUT, refuses, specctl
 from tests.replay.costs import DRAFT, FINGERPRINT, PUBLISHED, grid, table_model
 from tests.replay.logs import random_traces
@@ -53,7 +56,7 @@ def test_the_line_clock_charges_what_pages_say(page: str) -> None:
         width, context, read = random.integers(1, 11), random.integers(1, 4000), levels > 0
         found = float(line.round_us(Steps(batch, tokens, context, levels, width, read)))
         assert found == pytest.approx(verification + tokens * token + levels * level)
-    assert line.outside(Steps(1000, 9000, 1, 16, 64, 1)) == [], "it is stated for any shape"
+    assert said(line, Steps(1000, 9000, 1, 16, 64, 1)) == [], "it is stated for any shape"
 
 
 def test_the_h100_is_the_simulators() -> None:
@@ -96,15 +99,26 @@ def test_they_are_read_like_any_file(name: str, tmp_path: Path) -> None:
     assert load_cost_model(copy).digest == named(name).digest
 
 
+def said(model: CostModel, steps: Steps) -> list[str]:
+    return [str(one) for one in model.outside(steps) if one.num_far]
+
+
 def test_shapes_that_a_clock_does_not_know() -> None:
     h100 = named(H100)
     trees, crowd = (
-        h100.outside(Steps(8, 80, 100, 3, 4, 1)),
-        h100.outside(Steps(128, 256, 9, 1, 1, 1)),
+        said(h100, Steps(8, 80, 100, 3, 4, 1)),
+        said(h100, Steps(128, 256, 9, 1, 1, 1)),
     )
     assert trees == ["100% of the steps have 4 nodes a level, and its times are of at most 1"]
     assert crowd == ["100% of the steps have 128 requests a step, and its times are of at most 64"]
-    assert h100.outside(Steps(64, 640, 100, 9, 1, 1)) == []
+    assert said(h100, Steps(64, 640, 100, 9, 1, 1)) == []
+    parts = (h100.outside(Steps(8, 80, 100, 3, width, 1)) for width in (4, 1, 1, 7))
+    whole = h100.outside(Steps(8, 80, 100, 3, np.array([4, 1, 1, 7]), 1))
+    assert (
+        [*map(str, reduce(lambda one, more: [*map(add, one, more)], parts))][1:]
+        == ["50% of the steps have 4 to 7 nodes a level, and its times are of at most 1"]
+        == [*map(str, whole)][1:]
+    )
     chains = table_model(
         draft=DRAFT.model_copy(update={"level": grid([[[2]], [[4]]], batch=(1, 3))})
     )
@@ -115,7 +129,7 @@ def test_shapes_that_a_clock_does_not_know() -> None:
         chains.round_us(tree)
     assert "\n" not in str(refusal.value)
     assert float(chains.round_us(Steps(1, 6, 64, 3, 1, 2))) > 0
-    wide = table_model().outside(Steps(1, 20, 64, 3, 9, 2))
+    wide = said(table_model(), Steps(1, 20, 64, 3, 9, 2))
     assert [line.partition("have ")[2] for line in wide] == [
         "20 tokens verified a request, and its times are of at most 8",
         "9 nodes a level, and its times are of at most 5",

@@ -27,6 +27,7 @@ from specctl.policy import (
 )
 from specctl.replay.rounds import Rounds, replay, replay_chunk
 from specctl.replay.run import refuse_in_vain
+from specctl.replay.score import score
 from specctl.replay.submissions import submissions_of
 from specctl.replay.summary import static_accepted, static_verified, summarise
 from specctl.replay.walk import walk
@@ -165,9 +166,10 @@ def test_a_beta_that_keeps_nothing_is_refused(plain_log: DenseLog) -> None:
     keeps, does_not = replay(plain_log, [tree(0.1), tree(1.0)])
     assert keeps.outcomes.verified.max() > 4
     assert set(does_not.outcomes.verified.tolist()) == {1}
-    refuse_in_vain([keeps])
+    refuse_in_vain([keeps.policy], score(["keeps"], [keeps]))
+    both = score(["keeps", "does not"], [keeps, does_not])
     with pytest.raises(UsageError, match=r"beta 1: .* found no node in \d+ rounds"):
-        refuse_in_vain([keeps, does_not])
+        refuse_in_vain([keeps.policy, does_not.policy], both)
 
 
 def test_a_frontier_of_its_own_meets_what_the_log_lacks(plain_log: DenseLog) -> None:

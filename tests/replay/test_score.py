@@ -10,7 +10,7 @@ import pytest
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, Policy, RootOnly, StaticTree
 from specctl.replay.rounds import Rounds, replay
-from specctl.replay.score import score
+from specctl.replay.score import Scoring, score
 from specctl.results import PolicyScores
 from tests.replay.logs import log_fixtures, random_traces
 
@@ -51,6 +51,20 @@ def test_pooled_figures_are_sums_of_rounds(runs: list[Rounds], scored: list[Poli
         assert pooled.expansion_support == 1.0
         assert not pooled.is_marked
         assert pooled.bounds["calls"].low == pooled.bounds["calls"].high == calls
+
+
+def test_scores_do_not_depend_on_how_rounds_are_grouped(log: DenseLog) -> None:
+    """Bit for bit, times included: a request at a time, the prompts of the log one after another
+    and twice over, so that what was added before goes on."""
+    scoring = {size: Scoring(list(POLICIES), lambda run: run.context_tokens / 3) for size in (1, 6)}
+    names = [f"p{number:06d}" for number in range(6)]
+    for size, one in scoring.items():
+        for prompts in 2 * [names[at : at + size] for at in range(0, 6, size)]:
+            one.add(replay(log.only(prompts), list(POLICIES.values())))
+    single, whole = (one.scores(baseline=1) for one in scoring.values())
+    assert [one.model_dump_json() for one in single] == [one.model_dump_json() for one in whole]
+    assert single[0].pooled.num_requests == 12
+    assert single[0].pooled.num_prompts == 6
 
 
 def test_categories_add_up(scored: list[PolicyScores]) -> None:

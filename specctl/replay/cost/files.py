@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +15,7 @@ from specctl.errors import ArtifactError, InputError, UsageError, did_you_mean, 
 from specctl.formatting import count
 from specctl.policy import Policy
 from specctl.records import describe_violation
-from specctl.replay.cost.model import CostModel, Steps, TableCost, decider_of
+from specctl.replay.cost.model import Beyond, CostModel, Steps, TableCost, decider_of
 from specctl.replay.cost.rates import EngineCost, LinearCost
 from specctl.results import CostFacts
 from specctl.runtime.output import write_whole
@@ -173,8 +173,14 @@ def warn_outside(
 ) -> None:
     """Says which policies, by label, run rounds unlike any that the model was fitted to."""
     for label, steps in asked.items():
-        for line in [] if model is None else model.outside(steps):
-            warn(f"cost model, {label}: {line}")
+        warn_beyond(label, [] if model is None else model.outside(steps), warn)
+
+
+def warn_beyond(label: str, found: Sequence[Beyond], warn: Callable[[str], None]) -> None:
+    """Says of one policy what `CostModel.outside` found."""
+    for one in found:
+        if one.num_far:
+            warn(f"cost model, {label}: {one}")
 
 
 def untimed(model: CostModel | None, policies: Mapping[str, Policy]) -> tuple[str, ...] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -83,7 +83,7 @@ def steps_of(run: Rounds) -> Steps:
         level_width=outcomes.expanded / np.maximum(outcomes.levels - 1, 1),
         num_emitted=np.where(run.is_last | reads_nothing(run.policy), 0, run.emitted),
         copies=run.policy.copies is not None,
-        max_tokens=np.max(outcomes.verified, initial=1),  # the largest that the log knows
+        max_tokens=run.max_tokens,
         decider=decider_of(run.policy),
     )
 
@@ -119,24 +119,48 @@ def width_of(steps: Steps) -> Floats:
     return np.where(_f(steps.levels) > 1, np.maximum(_f(steps.level_width), 1), 1)
 
 
-def beyond(*asked: tuple[str, ArrayLike, float | None, float | None]) -> list[str]:
-    """Sentences on steps that lie outside of what times are known for.
+@dataclass(frozen=True)
+class Beyond:
+    """Steps that lie outside of what times are known for, in one dimension.
 
-    Args:
-        asked: of each dimension its name in words, the steps' values, and the least and the most
-            that is known; None where there is no end.
+    Attributes:
+        words: the dimension. low, high: the least and the most that is known; None for no end.
+        num_far: of `num` steps. least, most: of these.
     """
-    lines = []
-    for words, values, low, high in asked:
-        found, low = _f(values), 0.0 if low is None else low
+
+    words: str
+    low: float
+    high: float | None
+    num_far: int
+    num: int
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, words: str, values: ArrayLike, low: float | None, high: float | None) -> Beyond:
+        """Those among some values."""
+        found, low = _f(values), low or 0.0
         far = found[(found < low) | (found > (np.inf if high is None else high))]
-        if far.size:
-            ends = sorted({f"{end:.4g}" for end in (far.min(), far.max())}, key=float)
-            lines.append(
-                f"{far.size / found.size:.0%} of the steps have {' to '.join(ends)} {words}, and "
-                f"its times are of {f'{low:.4g} to ' if low else 'at most '}{high:.4g}"
-            )
-    return lines
+        ends = far.min(initial=np.inf), far.max(initial=-np.inf)
+        return cls(words, low, high, far.size, found.size, *map(float, ends))
+
+    def __add__(self, more: Beyond) -> Beyond:
+        """Those among these steps and more."""
+        return replace(
+            self,
+            num_far=self.num_far + more.num_far,
+            num=self.num + more.num,
+            least=min(self.least, more.least),
+            most=max(self.most, more.most),
+        )
+
+    def __str__(self) -> str:
+        ends = sorted({f"{end:.4g}" for end in (self.least, self.most)}, key=float)
+        known = f"{self.low:.4g} to " if self.low else "at most "
+        return (
+            f"{self.num_far / self.num:.0%} of the steps have {' to '.join(ends)} {self.words}, "
+            f"and its times are of {known}{self.high:.4g}"
+        )
 
 
 # ----------------------------------------------------------------- times
@@ -156,9 +180,9 @@ class CostModel(Record, ABC):
         """Canonical JSON: the content of `cost_model.json`."""
         return canonical_json(self.model_dump(mode="json")).encode()
 
-    def outside(self, steps: Steps) -> list[str]:
-        """Sentences on rounds unlike any that the times were fitted to; none where that is not
-        known."""
+    def outside(self, steps: Steps) -> list[Beyond]:
+        """Rounds unlike any that the times were fitted to, dimension by dimension; nothing where
+        that is not known."""
         del steps
         return []
 
@@ -561,13 +585,13 @@ class TableCost(CostModel):
             return super().decider_us(decider, batch)
         return np.interp(_f(batch), found.batch_sizes, found.level_us)
 
-    def outside(self, steps: Steps) -> list[str]:
+    def outside(self, steps: Steps) -> list[Beyond]:
         sizes = _f(steps.num_tokens) / _f(steps.batch_size)
         widest = self.draft.level.sizes[-1] if self.draft is not None else None
-        return beyond(
-            ("tokens verified a request", sizes, None, self.verify.sizes[-1]),
-            ("nodes a level", width_of(steps), None, widest),
-        )
+        return [
+            Beyond.of("tokens verified a request", sizes, None, self.verify.sizes[-1]),
+            Beyond.of("nodes a level", width_of(steps), None, widest),
+        ]
 
     def _padded(self, tokens: Floats, batch: Floats, most: Floats | None) -> tuple[Floats, Floats]:
         """Rows of graphs: the next power of two, as far as measured."""

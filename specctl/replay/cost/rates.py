@@ -15,7 +15,7 @@ from specctl.artifacts.manifest import Count, Digest, Name, PairFingerprint, Utc
 from specctl.errors import UsageError
 from specctl.policy.budgets import Microseconds
 from specctl.records import PositiveInt, Record
-from specctl.replay.cost.model import CostModel, Floats, Spread, Steps, beyond, width_of
+from specctl.replay.cost.model import Beyond, CostModel, Floats, Spread, Steps, width_of
 
 Rate = Annotated[float, Field(ge=0)]
 
@@ -105,11 +105,11 @@ class LinearCost(RateCost):
             "draft.level": Rates(self.draft_level_us, 0.0, token, 0.0),
         }
 
-    def outside(self, steps: Steps) -> list[str]:
-        return beyond(
-            ("requests a step", steps.batch_size, None, self.largest_batch_size),
-            ("nodes a level", width_of(steps), None, self.largest_level_width),
-        )
+    def outside(self, steps: Steps) -> list[Beyond]:
+        return [
+            Beyond.of("requests a step", steps.batch_size, None, self.largest_batch_size),
+            Beyond.of("nodes a level", width_of(steps), None, self.largest_level_width),
+        ]
 
 
 # ----------------------------------------------------------------- of an engine
@@ -251,7 +251,7 @@ class EngineCost(RateCost):
         also_us = np.where(np.asarray(steps.levels) > 0, self.draft_prompt_token_us, 0.0)
         return super().round_us(steps) + prompt * (more_us + also_us)
 
-    def outside(self, steps: Steps) -> list[str]:
+    def outside(self, steps: Steps) -> list[Beyond]:
         batch = np.asarray(steps.batch_size, np.float64)
         tokens = np.asarray(steps.num_tokens, np.float64) - np.asarray(steps.prompt_tokens)
         asked: dict[str, tuple[str, ArrayLike]] = {
@@ -262,4 +262,4 @@ class EngineCost(RateCost):
             "prompt_tokens": ("tokens of prompts", steps.prompt_tokens),
         }
         spans: dict[str, Span] = {name: getattr(self.support, name) for name in asked}
-        return beyond(*((*asked[name], of.low, of.high) for name, of in spans.items()))
+        return [Beyond.of(*asked[name], of.low, of.high) for name, of in spans.items()]

@@ -275,7 +275,7 @@ def _static_rung(
     shape, rate, num_settings = fastest(train, shapes, clock, tick)
     [(_, of)] = static_submissions(held_out, [Policy(shape=shape)])
     setting = f"fastest of {num_settings} on training prompts"
-    return rate, TalliedRung(kind, spec_of(shape), setting, tally_static(of, clock))
+    return rate, TalliedRung(kind, spec_of(shape), setting, tally_static(of, clock)[0])
 
 
 def _best_tree_rungs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -10,10 +11,16 @@ from specctl.errors import UsageError
 from specctl.logs.positions import Floats
 from specctl.logs.tree_log import DenseLog, Support
 from specctl.policy import Chain, Policy, Shape, StaticTree, build_shape
-from specctl.replay.ladder.tally import LoadClock, tally, tokens_per_us
+from specctl.replay.ladder.tally import NUM_TALLIED, LoadClock, RunningSums, tally, tokens_per_us
 from specctl.replay.outcomes import Outcomes
 from specctl.replay.submissions import Submissions
-from specctl.replay.summary import static_accepted, static_verified, summarise
+from specctl.replay.summary import (
+    Summary,
+    static_accepted,
+    static_verified,
+    summaries,
+    summarise,
+)
 from specctl.replay.walk import walk
 from specctl.results import MARKED_BELOW
 
@@ -75,12 +82,29 @@ def static_submissions(
 ) -> Iterator[tuple[int, Submissions]]:
     """Places of the static ones of policies, with what they do at every position.
 
-    Width by width, so that one summary is in memory at a time. A round that lacks anything counts
-    as open.
+    Width by width, so that one summary is in memory at a time.
 
     Args:
         on_positions: called with the positions of each part, once a width.
     """
+    for options, same in _widths(policies):
+        summary = summarise(log, **options, num_threads=num_threads, on_positions=on_positions)
+        yield from _submitted(summary, policies, same)
+
+
+def static_parts(
+    log: DenseLog, policies: Sequence[Policy], num_threads: int = 1
+) -> Iterator[tuple[int, Submissions]]:
+    """The same some requests at a time: every part under every policy of a width, then the next."""
+    for options, same in _widths(policies):
+        for summary in summaries(log, **options, num_threads=num_threads):
+            yield from _submitted(summary, policies, same)
+
+
+def _widths(
+    policies: Sequence[Policy],
+) -> Iterator[tuple[dict[str, Any], dict[int, tuple[int, int]]]]:
+    """Options of the summary of each width, and depth and size of its policies by place."""
     shapes: dict[int, tuple[int, int, int]] = {}
     for index, policy in enumerate(policies):
         if is_static(policy):
@@ -88,36 +112,32 @@ def static_submissions(
             shapes[index] = rule.top_k, rule.max_depth, rule.max_tokens
     for top_k in sorted({width for width, _, _ in shapes.values()}):
         same = {i: (depth, size) for i, (width, depth, size) in shapes.items() if width == top_k}
-        summary = summarise(
-            log,
-            top_k=top_k,
-            depth=max(depth for depth, _ in same.values()),
-            num_threads=num_threads,
-            on_positions=on_positions,
+        yield {"top_k": top_k, "depth": max(depth for depth, _ in same.values())}, same
+
+
+def _submitted(
+    summary: Summary, policies: Sequence[Policy], same: dict[int, tuple[int, int]]
+) -> Iterator[tuple[int, Submissions]]:
+    """A round that lacks anything counts as open."""
+    for index, (depth, size) in same.items():
+        verified, missing = static_verified(summary, depth, size), summary.missing[:, depth - 1]
+        outcomes = Outcomes.of(
+            static_accepted(summary, depth, size),
+            verified=verified,
+            levels=depth,
+            wanted=1 + (depth - 1) * summary.top_k,
+            missing=missing,
+            censored=missing,
         )
-        for index, (depth, size) in same.items():
-            verified, missing = static_verified(summary, depth, size), summary.missing[:, depth - 1]
-            outcomes = Outcomes.of(
-                static_accepted(summary, depth, size),
-                verified=verified,
-                levels=depth,
-                wanted=1 + (depth - 1) * top_k,
-                missing=missing,
-                censored=missing,
-            )
-            most = int(np.max(verified))
-            yield index, Submissions(policies[index], summary.positions, outcomes, most)
+        most = int(np.max(verified))
+        yield index, Submissions(policies[index], summary.positions, outcomes, most)
 
 
-def support_of_rounds(submissions: Submissions) -> float:
-    """The share of what the rounds of a walk want that the log contains."""
-    visited = walk(submissions.positions, submissions.outcomes.accepted + 1)
-    return submissions.outcomes.at(visited).support
-
-
-def tally_static(of: Submissions, clock: LoadClock) -> Floats:
-    """`tally` of a static setting."""
-    return tally(of.positions, of.outcomes, clock, level_width=width_of(of.policy.shape))
+def tally_static(of: Submissions, clock: LoadClock) -> tuple[Floats, Outcomes]:
+    """`tally` of a static setting, and the outcomes of its rounds."""
+    rounds = of.outcomes.at(walk(of.positions, of.outcomes.accepted + 1))
+    sums = tally(of.positions, of.outcomes, clock, level_width=width_of(of.policy.shape))
+    return sums, rounds
 
 
 def fastest(
@@ -130,10 +150,14 @@ def fastest(
     Returns:
         The setting, its tokens per us, and the number of settings that competed.
     """
+    totals = [RunningSums(1, NUM_TALLIED) for _ in shapes]
+    for index, of in static_parts(log, [Policy(shape=shape) for shape in shapes]):
+        sums, rounds = tally_static(of, clock)
+        totals[index].add(np.zeros(len(sums), np.int64), sums, rounds)
     rates: dict[int, float] = {}
-    for index, of in static_submissions(log, [Policy(shape=shape) for shape in shapes]):
-        if support_of_rounds(of) >= MARKED_BELOW:
-            rates[index] = float(tokens_per_us(tally_static(of, clock).sum(0)))
+    for index, total in enumerate(totals):
+        if total.support >= MARKED_BELOW:
+            rates[index] = float(tokens_per_us(total.sums[0]))
         on_setting()
     if not rates:
         raise UsageError(

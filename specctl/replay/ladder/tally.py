@@ -35,6 +35,37 @@ def tokens_per_us(sums: Floats) -> Floats:
     return column(sums, "tokens") / column(sums, "time_us")
 
 
+class RunningSums:
+    """Sums of one policy over requests that come some at a time, in their order.
+
+    Attributes:
+        sums: `[G, S]` of groups of requests.
+    """
+
+    def __init__(self, num_groups: int, num_columns: int) -> None:
+        """Begins with no requests."""
+        self.sums = np.zeros((num_groups, num_columns))
+        self._counts: dict[str, int] = dict.fromkeys(("rounds", "wanted", "missing", "censored"), 0)
+
+    def add(self, groups: Longs, sums: Floats, rounds: Outcomes) -> None:
+        """Adds requests `[Q]`.
+
+        Args:
+            groups: `[Q]` the group of each. sums: `[Q, S]`. rounds: of them all.
+        """
+        np.add.at(self.sums, groups, sums)
+        self._counts["rounds"] += len(rounds.accepted)
+        for name in ("wanted", "missing", "censored"):
+            self._counts[name] += int(getattr(rounds, name).sum())
+
+    @property
+    def support(self) -> float:
+        """As `Outcomes.support`, of all rounds."""
+        found = self._counts
+        held = 1 - found["missing"] / max(1.0, found["wanted"])
+        return min(held, 1 - found["censored"] / found["rounds"])
+
+
 @dataclass(frozen=True)
 class LoadClock:
     """A request's share of a batch of `batch_size` requests that run rounds of one kind.

@@ -4,7 +4,7 @@ in simulated batches."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -15,9 +15,17 @@ from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy
 from specctl.replay.batch_simulation import Load, Packing, Simulation, simulate_runs
 from specctl.replay.cost.model import CostModel
-from specctl.replay.ladder.static import static_submissions, support_of_rounds, tally_static
-from specctl.replay.ladder.tally import LoadClock, column, tally_rounds, tokens_per_us
-from specctl.replay.rounds import replay
+from specctl.replay.ladder.static import is_static, static_parts, static_submissions, tally_static
+from specctl.replay.ladder.tally import (
+    SUMS,
+    LoadClock,
+    RunningSums,
+    column,
+    tally_rounds,
+    tokens_per_us,
+)
+from specctl.replay.outcomes import Outcomes
+from specctl.replay.rounds import replay_parts
 from specctl.replay.submissions import Submissions, shares, submissions_of
 from specctl.results import MARKED_BELOW
 from specctl.stats import sums_by
@@ -39,9 +47,9 @@ FIGURES: dict[str, Callable[[Floats], Floats]] = {
 """Reported besides the rate; all of them ratios of sums."""
 T = TypeVar("T")
 POLICIES_A_PASS = 32
-"""Policies or shapes decided in one pass over the log: their rounds, or 28 bytes a position each,
-are in memory together. A shape whose trees a budget looks at takes 24 bytes a node and has a pass
-of its own."""
+"""Policies or shapes decided in one pass over the log. Under a load 28 bytes a position each are in
+memory together; a shape whose trees a budget looks at takes 24 bytes a node and has a pass of its
+own."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +114,11 @@ class Evaluation:
     def is_supported(self) -> bool:
         """Whether the log holds enough to score it."""
         return self.support >= MARKED_BELOW
+
+    @property
+    def pooled(self) -> Evaluation:
+        """The same with the sums of all prompts and runs in one row."""
+        return replace(self, sums=self.sums.sum(0)[None])
 
     @property
     def num_rounds(self) -> int:
@@ -173,37 +186,44 @@ class LogEvaluator:
     ) -> list[Evaluation]:
         assert num_runs == 1 or self.load, "every run would be the same"
         log = self.log.only(prompts)
+        if not self.load:
+            return self._alone(policies, log, prompts)
         found: list[list[Evaluation]] = [[] for _ in policies]
-        scored = (
-            self._in_batches(policies, log, num_runs) if self.load else self._alone(policies, log)
-        )
-        for index, positions, codes, sums, support in scored:
+        for index, positions, codes, sums, support in self._in_batches(policies, log, num_runs):
             found[index].append(Evaluation(by_prompt(positions, codes, sums, prompts), support))
         return [
             Evaluation(np.concatenate([run.sums for run in runs]), min(run.support for run in runs))
             for runs in found
         ]
 
-    def _alone(self, policies: Sequence[Policy], log: DenseLog) -> Iterator[Scored]:
-        """A request waits for its own rounds and nothing else."""
+    def _alone(
+        self, policies: Sequence[Policy], log: DenseLog, prompts: Sequence[str]
+    ) -> list[Evaluation]:
+        """A request waits for its own rounds and nothing else. Only sums by prompt are kept."""
+        place = {prompt: index for index, prompt in enumerate(prompts)}
+        found = [RunningSums(len(prompts), len(SUMS)) for _ in policies]
 
-        def scored(index: int, positions: Positions, sums: Floats, support: float) -> Scored:
+        def add(index: int, positions: Positions, sums: Floats, rounds: Outcomes) -> None:
             tokens, time_us = column(sums, "tokens"), column(sums, "time_us")
             good = tokens * self.objective.is_good(tokens, time_us)
+            groups = np.array([place.get(name, -1) for name in positions.prompt_ids])
             whole = np.column_stack([sums, time_us, time_us, good])
-            self.on_setting()
-            return index, positions, positions.prompt, whole, support
+            found[index].add(groups[positions.prompt], whole, rounds)
 
-        clock, others = LoadClock(self.model), dict(enumerate(policies))
-        for index, of in static_submissions(log, policies, self.num_threads):
-            del others[index]
-            yield scored(index, of.positions, tally_static(of, clock), support_of_rounds(of))
-        for group in _passes(list(others)):
+        clock, threads = LoadClock(self.model), self.num_threads
+        for index, of in static_parts(log, policies, threads):
+            add(index, of.positions, *tally_static(of, clock))
+        for _ in filter(is_static, policies):
+            self.on_setting()
+        others = [index for index, policy in enumerate(policies) if not is_static(policy)]
+        for group in _passes(others):
             wanted = [policies[index] for index in group]
-            runs = replay(log, wanted, with_bounds=False, num_threads=self.num_threads)
-            for index, run in zip(group, runs, strict=True):
-                sums = tally_rounds(run, clock)
-                yield scored(index, run.positions, sums, run.outcomes.support)
+            for runs in replay_parts(log, wanted, with_bounds=False, num_threads=threads):
+                for index, run in zip(group, runs, strict=True):
+                    add(index, run.positions, tally_rounds(run, clock), run.outcomes)
+            for _ in group:
+                self.on_setting()
+        return [Evaluation(one.sums, one.support) for one in found]
 
     def _in_batches(
         self, policies: Sequence[Policy], log: DenseLog, num_runs: int

@@ -28,6 +28,7 @@ import numpy as np
 
 from specctl.errors import UsageError
 from specctl.policy import Policy, RootOnly, policy_digest
+from specctl.replay.ladder.tally import SUMS
 from specctl.replay.tune.candidates import (
     Conditions,
     Grown,
@@ -36,7 +37,13 @@ from specctl.replay.tune.candidates import (
     grow,
     static_families,
 )
-from specctl.replay.tune.evaluators import FIGURES, Evaluation, Evaluator, Objective
+from specctl.replay.tune.evaluators import (
+    FIGURES,
+    POLICIES_A_PASS,
+    Evaluation,
+    Evaluator,
+    Objective,
+)
 from specctl.results import (
     MARKED_BELOW,
     PLAIN,
@@ -55,6 +62,9 @@ FACTOR = 3
 SMALLEST_RUNG = 8
 """Prompts below which a ranking is mostly luck."""
 FEWEST_KEPT = 2
+SUMS_BYTES = 256 << 20
+"""Sums by prompt of the settings that are scored in one pass, where that is enough for
+`POLICIES_A_PASS` of them."""
 SHORTLISTED = 4
 """Settings that are compared again over several runs, where one run has luck of its own."""
 
@@ -250,8 +260,14 @@ class TuneSearch:
         prompts: Sequence[str],
         num_runs: int = 1,
     ) -> list[Trial]:
-        """Scores settings on the same prompts."""
-        found = evaluate([candidate.policy for candidate in candidates], prompts, num_runs)
+        """Scores settings on the same prompts; of training prompts only totals are kept."""
+        policies, is_train = [one.policy for one in candidates], prompts is not self.split.held_out
+        size = max(POLICIES_A_PASS, SUMS_BYTES // (8 * len(SUMS) * num_runs * len(prompts)))
+        found = [
+            evaluation.pooled if is_train else evaluation
+            for at in range(0, len(policies), size)
+            for evaluation in evaluate(policies[at : at + size], prompts, num_runs)
+        ]
         return [
             Trial(candidate, evaluation, float(self.objective.rate(evaluation.sums.sum(0))))
             for candidate, evaluation in zip(candidates, found, strict=True)
@@ -332,4 +348,4 @@ def resample(num_prompts: int, num_runs: int, seed: int) -> Resamples:
         return prompts
     runs = Resamples.draw(num_runs, seed=seed + 1).weights
     both = runs[:, :, None] * prompts.weights[:, None, :]
-    return Resamples(both.reshape(len(both), -1), is_enough=prompts.is_enough)
+    return Resamples((both.reshape(len(both), -1),), is_enough=prompts.is_enough)

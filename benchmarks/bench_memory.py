@@ -1,0 +1,109 @@
+"""Peak memory of verbs that read trace sets, against the number of rows.
+
+    python benchmarks/bench_memory.py SOURCE --work DIR --num-nodes 1e7 1e8 4e8
+
+Sets of every size repeat the segments of a real one under new prompt ids, through the project's own
+writer. Every verb runs in a process of its own, whose peak of resident memory the system keeps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import common
+
+from specctl.collect.trace_writer import TraceWriter
+from specctl.logs.trace_set import TraceSet, read_listing
+
+POLICIES = ("ar", "chain", "eagle2", "svip:window=4")
+OUT = Path("tuned")
+
+
+def main() -> None:
+    options = common.parser(__doc__.splitlines()[0])
+    options.add_argument("source", type=Path, help="dense trace set, of which rows are repeated")
+    options.add_argument("--work", type=Path, required=True, help="folder for the grown sets")
+    options.add_argument("--num-nodes", type=float, nargs="+", default=[1e7, 1e8, 4e8])
+    options.add_argument("--verbs", nargs="+", default=["replay"], help="replay, tune, show")
+    options.add_argument("--cost-model", type=Path, required=True)
+    given = options.parse_args()
+    rows = list(measured(given))
+    common.report("memory", rows, given, f"repeats of {given.source.name}; peak resident memory")
+
+
+def measured(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A row for each set and verb."""
+    times = ["--cost-model", str(given.cost_model), "--threads", str(given.threads)]
+    asked = {
+        "show": [],
+        "replay": [*(word for name in POLICIES for word in ("-p", name)), *times],
+        "tune": ["--family", "svip", "-o", str(given.work / OUT), *times],
+    }
+    for number in given.num_nodes:
+        folder = given.work / f"nodes-{number:.0e}"
+        if not folder.exists():
+            grow(given.source, folder, int(number))
+        traces = TraceSet.open(folder, verify=False)
+        sizes = {table: traces.num_rows(table) for table in ("nodes", "rounds")}
+        for verb in given.verbs:
+            seconds, peak = run([verb, str(folder), *asked[verb]])
+            row = {"verb": verb, "nodes": sizes["nodes"], "positions": sizes["rounds"]}
+            row |= {"prompts": len(traces.prompt_ids), "seconds": seconds, "peak_mb": peak / 1e6}
+            print(row, flush=True)
+            yield row
+
+
+def run(words: list[str]) -> tuple[float, int]:
+    """Seconds and peak of resident bytes of a command of specctl."""
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "specctl", *words]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}")
+    return time.perf_counter() - began, 1024 * used.ru_maxrss
+
+
+def grow(source: Path, out: Path, num_nodes: int) -> int:
+    """Writes a set of the rows of another, over and over, every time of other prompts.
+
+    Returns:
+        The number of node rows, `num_nodes` at least.
+    """
+    listing, written, turn = read_listing(source, verify=False), 0, 0
+    with TraceWriter.open(out, listing.header) as writer:
+        while written < num_nodes:
+            for segment in listing.segments:
+                tables = listing.tables(segment)
+                renamed = {name: with_names(rows, f"{turn}:") for name, rows in tables.items()}
+                writer.commit([f"{turn}:{prompt}" for prompt in segment.prompt_ids], renamed)
+                written += renamed["nodes"].num_rows
+                if written >= num_nodes:
+                    break
+            turn += 1
+    return written
+
+
+def with_names(rows: Any, prefix: str) -> Any:
+    """A table with other prompt and request ids."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for name in {"prompt_id", "request_id"} & set(rows.column_names):
+        column = rows[name].unify_dictionaries().combine_chunks()
+        names = pc.binary_join_element_wise(prefix, column.dictionary.cast("string"), "")
+        fresh = pa.DictionaryArray.from_arrays(column.indices, names)
+        rows = rows.set_column(rows.schema.get_field_index(name), name, fresh)
+    return rows
+
+
+if __name__ == "__main__":
+    main()

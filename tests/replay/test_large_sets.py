@@ -1,0 +1,97 @@
+"""Sets larger than memory: what replay and tune keep does not grow with the rows."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from scripts.synthetic_trace import write
+from specctl import stats
+from specctl.logs.trace_set import TraceSet
+from specctl.logs.tree_log import DenseLog
+from specctl.policy import Chain, FullTree, Policy, StaticTree
+from specctl.replay import summary
+from specctl.replay.rounds import replay, replay_parts
+from specctl.replay.score import Scoring, score
+from specctl.replay.tune.evaluators import LogEvaluator, make_objective
+from specctl.stats import Resamples
+from tests.replay.serving import linear
+
+TREE = StaticTree(depth=3, top_k=2, num_tokens=6)
+POLICIES = [Policy(shape=Chain(num_draft_tokens=2)), Policy(shape=TREE)]
+MAY_GROW = 0.25
+"""Of what all rounds would take: names and sums of prompts."""
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> tuple[DenseLog, DenseLog]:
+    """Of 4 and of 33 prompts of 128 positions, a segment each."""
+    folder, shape = tmp_path_factory.mktemp("large"), FullTree(depth=3, top_k=2)
+    rows = write(folder / "few", shape, num_nodes=6 * 128 * 7, prompts_per_commit=1, seed=0)
+    write(folder / "many", shape, num_nodes=8 * rows, prompts_per_commit=1, seed=0)
+    few, many = (DenseLog.open(TraceSet.open(folder / name)) for name in ("few", "many"))
+    assert many.num_positions >= 7 * few.num_positions
+    return few, many
+
+
+def peak_of(work: Callable[[], object]) -> int:
+    """Most bytes of Python and numpy at a time, after a first run."""
+    work()
+    tracemalloc.start()
+    work()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+def kept_by_all_rounds(logs: tuple[DenseLog, DenseLog]) -> int:
+    """Bytes that the rounds of the larger log take more."""
+    few, many = (peak_of(lambda log=log: replay(log, POLICIES)) for log in logs)
+    return many - few
+
+
+def test_replay_keeps_sums_by_prompt(logs: tuple[DenseLog, DenseLog]) -> None:
+    def streamed(log: DenseLog) -> Scoring:
+        scoring = Scoring(["chain", "tree"])
+        for runs in replay_parts(log, POLICIES):
+            scoring.add(runs)
+        return scoring
+
+    few, many = (peak_of(lambda log=log: streamed(log)) for log in logs)
+    assert many - few < MAY_GROW * kept_by_all_rounds(logs)
+    for log in logs:
+        wanted = score(["chain", "tree"], replay(log, POLICIES))
+        found = streamed(log).scores()
+        assert [one.model_dump_json() for one in found] == [one.model_dump_json() for one in wanted]
+
+
+@pytest.mark.nightly  # 40 s under tracemalloc
+def test_tune_keeps_sums_by_prompt(
+    logs: tuple[DenseLog, DenseLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for size in (1 << 16, 256):
+        monkeypatch.setattr(summary, "PART_POSITIONS", size)
+        for log in logs:
+            evaluate = LogEvaluator(log, linear(), make_objective("latency", None))
+            prompts = [f"p{number:06d}" for number in range(log.num_positions // 128)]
+            peak = peak_of(lambda e=evaluate, p=prompts: e(POLICIES, p))
+            found.append((peak, [one.sums.tobytes() for one in evaluate(POLICIES, prompts)]))
+    (whole_few, few), (whole, many), (peak_few, part_few), (peak, part_many) = found
+    assert (part_few, part_many) == (few, many), "bit for bit, whatever the parts"
+    assert peak - peak_few < MAY_GROW * (whole - whole_few)
+
+
+def test_resamples_of_many_prompts_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every weight is the one that a single draw gives."""
+    sums = np.arange(600.0).reshape(300, 2)
+    whole = Resamples.draw(300, seed=5)
+    monkeypatch.setattr(stats, "BLOCK_BYTES", 8 * 300 * 7)
+    blocks = Resamples.draw(300, seed=5)
+    assert {len(block) for block in blocks.blocks} == {7, 2000 % 7}
+    assert np.array_equal(blocks.weights, whole.weights)
+    assert np.array_equal(blocks.drawn(sums), whole.drawn(sums))
+    assert peak_of(lambda: Resamples.draw(300, seed=5).drawn(sums)) < 2000 * 300 * 8 / 10
