@@ -22,6 +22,7 @@ from specctl.errors import OutputError
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import Chain, Policy, policy_digest
 from specctl.runtime.requests import Sampling
+from specctl.watch.signals import read_prompts
 
 DIGEST = "sha256:" + 64 * "a"
 POLICY = Policy(shape=Chain(num_draft_tokens=2))
@@ -194,6 +195,31 @@ def test_a_dense_log_lacks_no_position() -> None:
 
 def dense_step(name: str, position: int, token: int, chains: Drafted, **more: Any) -> Step:
     return step({name: (position, [token])}, chains, num_verified=0, **more)
+
+
+def test_an_alarm_knows_when_prompts_ended_and_whose_they_are(tmp_path: Path) -> None:
+    """`drift` reads requests that span segments. One that began before an alias was moved is not
+    the new policy's: its first rounds would look as if that had failed."""
+    other, log = Policy(shape=Chain(num_draft_tokens=1)), LiveLog(greedy=True)
+    writer = TraceWriter.open(str(tmp_path), header(), own_prompts=True)
+    steps = [
+        step({"old": (1, [1])}, drafted(["old"], [[1]], other)),
+        step({"old": (2, [1]), "a": (1, [3])}, drafted(["old", "a"], [[1, 2], [3, 4]])),
+        step({"b": (1, [END]), "a": (2, [3, END])}, drafted(["b", "a"], [[1, 2], [3, 4]])),
+        step({"old": (3, [END])}, drafted(["old"], [[1, 2]])),
+    ]
+    for one in steps:
+        log.take(read(one))
+        for part in log.publish():
+            names = sorted(part.unfinished)
+            record = part.policy.model_dump(mode="json")
+            writer.commit(part.finished, part.tables, open_ids=names, policy=record)
+    writer.close()
+    found = read_prompts(TraceSet.open(str(tmp_path)), POLICY)
+    assert sorted(found.ids) == ["a", "b"]
+    assert found.column("calls")[found.ids.tolist().index("a")] == 2
+    assert not found.column("other_policy").any()
+    assert all(time.startswith("20") for time in found.finished)
 
 
 # --------------------------------------------------------------------------- the writing thread
