@@ -7,8 +7,8 @@ rounds that it would have run, so the traces of a fit are a reference for the tr
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -150,14 +150,12 @@ def read_prompts(traces: TraceSet, policy: Policy, *, num_threads: int = 1) -> P
 def _served(traces: TraceSet, policy: Policy) -> Prompts:
     """Segment by segment, so memory follows the prompts.
 
-    A prompt belongs to the policy of its first round: one during which an alias was moved would
-    else look as if the new policy had failed in it.
+    A prompt is the policy's whose first round it decided: one during which an alias was moved would
+    look as if the new policy had failed in it.
     """
     import polars as pl
 
     digest, parts, others = policy_digest(policy), [], set()
-    segments = [one for part in traces.parts for one in part.segments]
-    finished = {name: _time_of(one.name) for one in segments for name in one.prompt_ids}
     whole_rounds = []
     for files in segment_files(traces):
         names = pl.col("request_id", "prompt_id", "category", "policy_digest").cast(pl.String)
@@ -172,7 +170,7 @@ def _served(traces: TraceSet, policy: Policy) -> Prompts:
         served = table.filter(ours & (table["round_idx"] == 0))["prompt_id"].unique()
         table = table.filter(pl.col("prompt_id").is_in(served.implode()))
         if len(table):
-            parts.append(_summed(table, digest, finished))
+            parts.append(_summed(table, digest, _time_of(files["rounds"])))
     if not parts:
         raise TraceEmptyError(
             "live traces",
@@ -187,7 +185,7 @@ def _served(traces: TraceSet, policy: Policy) -> Prompts:
 COUNTS = ("offered_depth", "num_verified", "num_accepted", "num_emitted")
 
 
-def _summed(table: Any, digest: str, finished: Mapping[str, str]) -> Prompts:
+def _summed(table: Any, digest: str, finished: str) -> Prompts:
     names, codes = np.unique(table["prompt_id"].to_numpy().astype(object), return_inverse=True)
     first = np.unique(codes, return_index=True)[1]
     order = np.argsort(first)  # of the rows, not of the names
@@ -206,9 +204,7 @@ def _summed(table: Any, digest: str, finished: Mapping[str, str]) -> Prompts:
     context = np.full(len(names), np.nan)
     context[place[starts][::-1]] = table["context_tokens"].to_numpy()[starts][::-1]
     category = table["category"].to_numpy().astype(object)[first][order]
-    names = names[order]
-    times = np.array([finished[name] for name in names], object)
-    return Prompts(names, category, times, context, sums)
+    return Prompts(names[order], category, np.full(len(names), finished, object), context, sums)
 
 
 def round_sums(
@@ -236,9 +232,9 @@ def round_sums(
     return sums_by(prompt, num_prompts, [np.asarray(column, float) for column in columns])
 
 
-def _time_of(segment: str) -> str:
-    """`2026-01-31 12:00:00` of a segment's name; empty where it has none."""
-    found = SEGMENT.match(segment)
+def _time_of(path: Path) -> str:
+    """`2026-01-31 12:00:00` of a segment's name; empty for a copy."""
+    found = SEGMENT.match(path.name)
     if found is None:
         return ""
     day, hour, minute, second = found.groups()

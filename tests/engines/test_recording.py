@@ -197,9 +197,8 @@ def dense_step(name: str, position: int, token: int, chains: Drafted, **more: An
     return step({name: (position, [token])}, chains, num_verified=0, **more)
 
 
-def test_an_alarm_knows_when_prompts_ended_and_whose_they_are(tmp_path: Path) -> None:
-    """`drift` reads requests that span segments. One that began before an alias was moved is not
-    the new policy's: its first rounds would look as if that had failed."""
+def test_a_prompt_during_which_an_alias_was_moved_is_the_old_policys(tmp_path: Path) -> None:
+    """In `drift`. Its first rounds would else look as if the new policy had failed."""
     other, log = Policy(shape=Chain(num_draft_tokens=1)), LiveLog(greedy=True)
     writer = TraceWriter.open(str(tmp_path), header(), own_prompts=True)
     steps = [
@@ -219,7 +218,6 @@ def test_an_alarm_knows_when_prompts_ended_and_whose_they_are(tmp_path: Path) ->
     assert sorted(found.ids) == ["a", "b"]
     assert found.column("calls")[found.ids.tolist().index("a")] == 2
     assert not found.column("other_policy").any()
-    assert all(time.startswith("20") for time in found.finished)
 
 
 # --------------------------------------------------------------------------- the writing thread
