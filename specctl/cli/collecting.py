@@ -42,7 +42,7 @@ def collect(
     from specctl.collect.prompts import load_prompts
     from specctl.collect.responses import load_responses
     from specctl.collect.trace_writer import check_place
-    from specctl.logs.trace_files import open_place
+    from specctl.logs.trace_files import open_place, sample_place
     from specctl.runtime.policy_spec import check_policies, resolve_policy
 
     settings: CollectConfig = config.build()
@@ -61,6 +61,8 @@ def collect(
     part = Shard.parse(settings.shard)
     place = open_place(out)
     check_place(place, resume=settings.resume or part.count > 1)
+    if settings.dense_every is not None:
+        check_place(open_place(sample_place(out)), resume=settings.resume or part.count > 1)
     tokens.check_key_file(place, settings.token_key)
     naming = tokens.prompt_naming(*stored)
     loaded = load_prompts(
@@ -80,7 +82,8 @@ def collect(
     with console.progress("loading models", None):
         pair = models.load_pair()
     loaded = models.with_room(pair, loaded, console.warn)
-    num_prompts = sum(part.holds(prompt.prompt_id) for prompt in loaded)
+    sampled = loaded[:: settings.dense_every] if settings.dense_every else []
+    num_prompts = sum(part.holds(prompt.prompt_id) for prompt in [*loaded, *sampled])
     with console.progress("finished prompts", num_prompts) as tick:
         shared: Any = {
             "batch_size": models.batch_size,
@@ -90,13 +93,19 @@ def collect(
             "workload": settings.workload,
             "on_commit": lambda segment: tick(len(segment.prompt_ids)),
         }
-        summary: Any
         if named is None:
             shared |= {"responses": texts}
             shape = settings.dense_shape()
-            summary = collect_dense(pair, loaded, models.settings, out, shape, **shared)
-        else:
-            check_policies([named], pair.fingerprint)
-            shared |= {"when_full": settings.when_full or "block"}
-            summary = collect_live(pair, loaded, named.policy, models.settings, out, **shared)
-    return Answer(summary.to_json(), [summary.render()])
+            dense = collect_dense(pair, loaded, models.settings, out, shape, **shared)
+            return Answer(dense.to_json(), [dense.render()])
+        check_policies([named], pair.fingerprint)
+        full = settings.when_full or "block"
+        live = collect_live(
+            pair, loaded, named.policy, models.settings, out, when_full=full, **shared
+        )
+        data, parts = live.to_json(), [live.render()]
+        if sampled:
+            shape, beside = settings.dense_shape(), sample_place(out)
+            dense = collect_dense(pair, sampled, models.settings, beside, shape, **shared)
+            data, parts = {**data, "dense_sample": dense.to_json()}, [*parts, dense.render()]
+    return Answer(data, parts)

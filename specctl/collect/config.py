@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel, ConfigDict
 
 from specctl.errors import UsageError
-from specctl.records import canonical_json, option
+from specctl.records import PositiveInt, canonical_json, option
 
 if TYPE_CHECKING:
     from specctl.policy import FullTree
@@ -100,6 +100,12 @@ class CollectConfig(BaseModel):
         "whole, and counts them",
         default="block",
     )
+    dense_every: PositiveInt | None = option(
+        None,
+        "Live: log each N-th prompt densely too, into OUT-dense, whose trees --depth and "
+        "--children size",
+        default="none",
+    )
     workload: str | None = option(
         None, "What the prompts are, e.g. chat; artifacts say it", default="unknown"
     )
@@ -125,9 +131,14 @@ class CollectConfig(BaseModel):
         if self.dense:
             _refuse("--policy", self.policy, "no policy with --dense, which logs for all")
             _refuse("--when-full", self.when_full, "without --dense, which has no queue")
+            _refuse("--dense-every", self.dense_every, "without --dense, which takes all prompts")
             self.dense_shape()
             return
-        for name in ("responses", "depth", "width", "children"):
+        _refuse("--responses", self.responses, "with --dense alone", "add --dense")
+        if self.dense_every is not None:
+            self.dense_shape()
+            return
+        for name in ("depth", "width", "children"):
             _refuse(f"--{name}", getattr(self, name), "with --dense alone", "add --dense")
 
     def dense_shape(self) -> FullTree:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from specctl.artifacts import load_artifact
@@ -169,3 +170,36 @@ def test_a_fit_is_made_again_with_its_own_options(dense: Path, costs: Path, tmp_
 def test_lossy_policies_are_certified_instead(dense: Path, costs: Path, tmp_path: Path) -> None:
     verb = ("recalibrate", dense, "--cost-model", costs, "-o", tmp_path / "again")
     assert "specctl fit mars" in refuses(2, *verb, "--policy", "eagle2+mars-paper")
+
+
+def test_one_prompt_in_four_is_logged_densely_beside_a_run(tmp_path: Path) -> None:
+    """Both sets hold the rounds of `collect`, and the sample is of plain decoding's texts."""
+    run, apart, plain = (tmp_path / name for name in ("run", "apart", "plain"))
+    chosen = ("--limit", 8, "--max-new-tokens", 8, "--threads", 1, "--batch-size", 4)
+    passes("run", "embedded", "--policy", SERVED, "--trace", run, "--dense-every", 4, *chosen)
+    every = ("--dense-every", 4, "--depth", 6, "--children", 4)
+    passes("collect", "embedded", "--policy", SERVED, "-o", apart, *every, *chosen)
+    passes("collect", "embedded", "--policy", "ar", "-o", plain, *chosen)
+    assert rounds(run).equals(rounds(apart))
+    roots = ("prompt_id", "round_idx", "root_token_id")
+    whole, sampled = rounds(plain).select(roots), rounds(tmp_path / "run-dense").select(roots)
+    chosen_ids = sampled["prompt_id"].unique().implode()
+    assert len(chosen_ids[0]) == 2
+    assert sampled.equals(whole.filter(pl.col("prompt_id").is_in(chosen_ids)))
+    assert sampled.equals(rounds(tmp_path / "apart-dense").select(roots))
+
+
+def test_what_cannot_be_sampled_is_refused(served: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new"
+    assert "--trace TRACES" in refuses(2, "run", "embedded", "--dense-every", 4)
+    refuses(2, "run", "embedded", "--compare", "ar,chain", "--trace", new)
+    refuses(2, "collect", "embedded", "-o", new, "--dense", "--dense-every", 4)
+    assert "found traces" in refuses(6, "run", "embedded", "--trace", served)
+
+
+def rounds(folder: Path) -> pl.DataFrame:
+    """What rounds say, without their times, in order."""
+    table = TraceSet.open(str(folder)).scan("rounds").collect()
+    columns = ("prompt_id", "round_idx", "root_token_id", "num_drafted", "num_verified")
+    names = pl.col("prompt_id").cast(pl.String)
+    return table.with_columns(names).select(columns).sort("prompt_id", "round_idx")
