@@ -6,9 +6,7 @@ rounds that it would have run, so the traces of a fit are a reference for the tr
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,7 +58,6 @@ GROUPS = {
 MOST_CATEGORIES = 12
 """Categories that are watched; rarer ones of the reference count together."""
 REST = "other"
-SEGMENT = re.compile(r"^(\d{8})T(\d{2})(\d{2})(\d{2})\d{3}Z-")
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ class Prompts:
     Attributes:
         sums: `[P, S]`, columns `COLUMNS`; NaN in `judged` and `surprise` where the log cannot tell.
         context: `[P]` tokens of the prompt, with its first root.
-        finished: `[P]` UTC time of the segment, as text; empty where it is not known.
+        finished: `[P]` UTC time of the segment that finished each, as text.
     """
 
     ids: NDArray[np.object_]
@@ -143,8 +140,19 @@ def read_prompts(traces: TraceSet, policy: Policy, *, num_threads: int = 1) -> P
     """
     log = open_log(traces)
     if isinstance(log, DenseLog):
-        return _replayed(traces, log, policy, num_threads)
-    return _served(traces, policy)
+        return _in_time(_replayed(traces, log, policy, num_threads), traces)
+    return _in_time(_served(traces, policy), traces)
+
+
+def _in_time(prompts: Prompts, traces: TraceSet) -> Prompts:
+    """In order of the names of the segments that finished them, whichever writer's and set's: these
+    begin with the time. So what is finished later comes behind, where writers' clocks agree."""
+    segments = (segment for part in traces.parts for segment in part.segments)
+    names = {prompt: segment.name for segment in segments for prompt in segment.prompt_ids}
+    found = [names[prompt] for prompt in prompts.ids]
+    order = np.argsort(np.array(found), kind="stable")
+    finished = np.array([_time_of(name) for name in found], object)
+    return replace(prompts, finished=finished).take(order)
 
 
 def _served(traces: TraceSet, policy: Policy) -> Prompts:
@@ -170,7 +178,7 @@ def _served(traces: TraceSet, policy: Policy) -> Prompts:
         served = table.filter(ours & (table["round_idx"] == 0))["prompt_id"].unique()
         table = table.filter(pl.col("prompt_id").is_in(served.implode()))
         if len(table):
-            parts.append(_summed(table, digest, _time_of(files["rounds"])))
+            parts.append(_summed(table, digest))
     if not parts:
         raise TraceEmptyError(
             "live traces",
@@ -185,7 +193,7 @@ def _served(traces: TraceSet, policy: Policy) -> Prompts:
 COUNTS = ("offered_depth", "num_verified", "num_accepted", "num_emitted")
 
 
-def _summed(table: Any, digest: str, finished: str) -> Prompts:
+def _summed(table: Any, digest: str) -> Prompts:
     names, codes = np.unique(table["prompt_id"].to_numpy().astype(object), return_inverse=True)
     first = np.unique(codes, return_index=True)[1]
     order = np.argsort(first)  # of the rows, not of the names
@@ -204,7 +212,7 @@ def _summed(table: Any, digest: str, finished: str) -> Prompts:
     context = np.full(len(names), np.nan)
     context[place[starts][::-1]] = table["context_tokens"].to_numpy()[starts][::-1]
     category = table["category"].to_numpy().astype(object)[first][order]
-    return Prompts(names[order], category, np.full(len(names), finished, object), context, sums)
+    return Prompts(names[order], category, np.full(len(names), "", object), context, sums)
 
 
 def round_sums(
@@ -232,12 +240,9 @@ def round_sums(
     return sums_by(prompt, num_prompts, [np.asarray(column, float) for column in columns])
 
 
-def _time_of(path: Path) -> str:
-    """`2026-01-31 12:00:00` of a segment's name; empty for a copy."""
-    found = SEGMENT.match(path.name)
-    if found is None:
-        return ""
-    day, hour, minute, second = found.groups()
+def _time_of(name: str) -> str:
+    """`2026-01-31 12:00:00` of a segment's name."""
+    day, hour, minute, second = name[:8], name[9:11], name[11:13], name[13:15]
     return f"{day[:4]}-{day[4:6]}-{day[6:]} {hour}:{minute}:{second}"
 
 
