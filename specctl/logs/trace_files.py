@@ -256,6 +256,8 @@ def read_header(place: Place) -> TraceHeader:
         if place.root is not None and (place.root / "import.json").is_file():
             found = "an import"
             fix = "an import can only be replayed: it holds accepted lengths, no drafted trees"
+        elif place.root is not None and place.root.is_file():
+            found, fix = "a file", "name a set; `specctl import` reads logs and metrics of engines"
         elif place.root is not None and not place.root.is_dir():
             found = "no such folder"
         raise TraceError(

@@ -15,7 +15,7 @@ from specctl.policy import Chain, StaticTree
 from specctl.replay.tune.candidates import parse_families
 from specctl.runtime.policy_spec import resolve_policy
 from specctl.watch.recalibrate import families_to_search
-from tests.cli.command import passes, refuses, specctl
+from tests.cli.command import passes, refuses, specctl, write_lines
 from tests.replay.tune_cases import linear_file
 
 SERVED = "threshold:depth=6:top_k=4"
@@ -81,7 +81,9 @@ def test_a_change_rings_and_is_told(served: Path, tmp_path: Path) -> None:
     assert all(line.startswith(("#", "specctl_drift_")) for line in text.splitlines())
 
 
-def test_what_cannot_be_watched_is_refused(served: Path) -> None:
+def test_what_cannot_be_watched_is_refused(served: Path, tmp_path: Path) -> None:
+    log = write_lines(tmp_path / "sglang.log", "Decode batch, accept len: 2.10")
+    assert "`specctl import` reads" in refuses(4, "drift", log, "-p", "chain")
     assert "rounds of the policy" in refuses(4, "drift", served, "-p", "chain")
     assert "a probability" in refuses(2, "drift", served, "-p", SERVED, "--false-alarm-prob", 0)
     few = refuses(4, "drift", served, "-p", SERVED, "--reference-prompts", 240)
