@@ -1,6 +1,6 @@
 """What grows with the number of rows, segments, artifacts, readers and watched policies.
 
-    python benchmarks/bench_scale.py DENSE CHAIN LIVE --work DIR
+    python benchmarks/bench_scale.py CHAIN LIVE --dense SMALL LARGE --work DIR
 
 Measures small sizes of each, one after another, and fits a line: docs/scale.md counts with its
 slope. Requests to a bucket are counted on a folder, where their number is the same.
@@ -44,9 +44,9 @@ LIST_PAGE = 1000
 
 def main() -> None:
     options = common.parser(__doc__.splitlines()[0])
-    options.add_argument("dense", type=Path, help="dense trace set of real prompts")
     options.add_argument("chain", type=Path, help="dense trace set of one child a level")
     options.add_argument("live", type=Path, help="live trace set of --policy")
+    options.add_argument("--dense", type=Path, nargs=2, help="dense sets of trees, of two sizes")
     options.add_argument("--policy", default="threshold", help="that `live` was served by")
     options.add_argument("--work", type=Path, required=True, help="folder for what is made")
     options.add_argument("--segments", type=int, nargs="+", default=[30, 300, 3000])
@@ -93,8 +93,7 @@ def timed(action: Callable[[], Any]) -> tuple[float, Any]:
 
 def sizes(given: argparse.Namespace) -> Iterator[Row]:
     """Bytes on disk of a round, of a node and of a segment."""
-    for name in ("dense", "chain", "live"):
-        folder = getattr(given, name)
+    for name, folder in (("trees", given.dense[0]), ("chains", given.chain), ("live", given.live)):
         listing = read_listing(folder)
         files = [(one, table) for one in listing.segments for table in one.files]
         stored: Counter[str] = Counter()
@@ -143,13 +142,12 @@ def replaying(given: argparse.Namespace) -> Iterator[Row]:
         "fit cart": ["fit", "cart", "-o", str(given.work / "cart")],
         "fit c2t": ["fit", "c2t", "-o", str(given.work / "c2t")],
     }
-    for kind in ("dense", "chain"):
-        folder = getattr(given, kind)
+    for folder in given.dense:
         traces = TraceSet.open(folder)
         for name, command in words.items():
             seconds = cpu_seconds([*command, str(folder)])
             positions, nodes = (traces.num_rows(table) for table in ("rounds", "nodes"))
-            yield row(f"{name}, {kind}", positions, seconds=seconds, nodes=nodes)
+            yield row(name, positions, seconds=seconds, nodes=nodes)
 
 
 def cpu_seconds(words: Sequence[str]) -> float:

@@ -109,7 +109,7 @@ def test_sampled_divergences_claim_no_tie(
     ],
 )
 def test_the_line_under_the_table_explains_differences(
-    gaps: list, is_lossless: bool, words: str
+    gaps: list, words: str, *, is_lossless: bool
 ) -> None:
     divergences = [{"request_id": "r", "position": 3, "top2_gap": gap} for gap in gaps]
     rows = [
