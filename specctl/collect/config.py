@@ -109,7 +109,6 @@ class CollectConfig(BaseModel):
         None,
         "Collect in N processes that share the set, one a GPU where there are GPUs (needs Ray)",
         default="this process alone",
-        group="common",
     )
     ray: str | None = option(
         None,
