@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from specctl.durable import make_folder, output_errors
 from specctl.errors import ClusterError, UsageError, one_line
+from specctl.formatting import count
 from specctl.stores import TEMPORARY
 
 STORE_BYTES = 128 << 20
@@ -42,7 +43,7 @@ class Needs(NamedTuple):
     gpus: float = 0.0
 
     def __str__(self) -> str:
-        return f"{self.cpus} CPUs" + (f" and {self.gpus:g} GPUs" if self.gpus else "")
+        return count(self.cpus, "CPU") + (f" and {self.gpus:g} GPUs" if self.gpus else "")
 
     def room(self, resources: Mapping[str, float]) -> int:
         """Workers that fit into the resources of a node."""
@@ -81,8 +82,8 @@ class Cluster:
             raise ClusterError(
                 "--ray" if num_workers is None else f"--workers {num_workers}",
                 expected=f"{self.needs} for each worker, on one node",
-                found=f"{there.get('CPU', 0):g} CPUs and {there.get('GPU', 0):g} GPUs in all, room "
-                f"for {room}",
+                found=f"room for {room} in all: {there.get('CPU', 0):g} CPUs and "
+                f"{there.get('GPU', 0):g} GPUs",
                 fix="lower --workers, --threads or --gpus-per-worker, or use --device cpu",
             )
 

@@ -74,12 +74,13 @@ def collect(
         warn=console.warn,
     )
     texts = None if settings.responses is None else load_responses(settings.responses, naming)
-    models.check()
+    there = {"device": "cpu"} if settings.is_spread else {}  # a worker's machine has its own
+    models.model_copy(update=there).check()
 
     from specctl.collect.workers import Work, collect_on_ray
 
     work = Work(settings, models, out, tokens.token_treatment(*stored, 0), named)
-    if settings.workers is not None or settings.ray is not None:
+    if settings.is_spread:
         if texts is not None:
             texts.check_cover(loaded)
         loaded = [prompt for prompt in loaded if part.holds(prompt.prompt_id)]

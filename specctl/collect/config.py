@@ -134,13 +134,18 @@ class CollectConfig(BaseModel):
         None, "Dense: children drafted per expanded node", default="10", group="common", ge=1, le=64
     )
 
+    @property
+    def is_spread(self) -> bool:
+        """Collects by Ray."""
+        return self.workers is not None or self.ray is not None
+
     def check(self) -> None:
         """Refuses options that exclude each other, of which nothing is read yet.
 
         Raises:
             UsageError: naming one of them.
         """
-        if self.workers is None and self.ray is None:
+        if not self.is_spread:
             fix = "add --workers N, or leave it out"
             _refuse("--gpus-per-worker", self.gpus_per_worker, "with --workers or --ray alone", fix)
         if self.dense:

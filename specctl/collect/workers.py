@@ -234,15 +234,17 @@ class CrewSummary:
     """The counts of all workers together, and each worker's own.
 
     Attributes:
-        seconds: of the whole crew, loading included. tail_s: from when the first worker had nothing
-            left to do, to the end.
+        num_requeued: prompts that a lost worker left to others.
+        seconds: of the whole crew. loading_s: of them until the first batch. tail_s: of them from
+            when the first worker had nothing left to do.
     """
 
     counts: Summary
-    hands: list[Hand]
-    num_requeued: int
-    seconds: float
-    tail_s: float
+    hands: list[Hand] = field(default_factory=list)
+    num_requeued: int = 0
+    seconds: float = 0.0
+    loading_s: float = 0.0
+    tail_s: float = 0.0
 
     @property
     def stragglers(self) -> list[int]:
@@ -251,16 +253,13 @@ class CrewSummary:
         return [n for n, rate in rates.items() if rate < SLOW * median(rates.values())]
 
     def to_json(self) -> dict[str, Any]:
-        names = ("host", "num_prompts", "seconds", "rate", "is_lost")
-        workers = [
-            {"worker": hand.number} | {name: getattr(hand, name) for name in names}
-            for hand in self.hands
-        ]
+        names = ("number", "host", "num_prompts", "seconds", "rate", "is_lost")
         return self.counts.to_json() | {
-            "workers": workers,
+            "workers": [{name: getattr(hand, name) for name in names} for hand in self.hands],
             "stragglers": self.stragglers,
             "num_requeued": self.num_requeued,
             "crew_seconds": self.seconds,
+            "loading_s": self.loading_s,
             "tail_s": self.tail_s,
         }
 
@@ -273,16 +272,12 @@ class CrewSummary:
         if self.stragglers:
             lines.append(f"stragglers: {listed(map(str, self.stragglers))}")
         rows = [
-            (
-                f"{hand.number} (lost)" if hand.is_lost else f"{hand.number}",
-                hand.host,
-                f"{hand.num_prompts:,}",
-                f"{hand.rate:.2f}",
-            )
-            for hand in self.hands
+            (f"{one.number}{' (lost)' * one.is_lost}", one.host, f"{one.num_prompts:,}", rate)
+            for one in self.hands
+            for rate in [f"{one.rate:.2f}"]
         ]
-        legend = f"{self.seconds:.1f} s in all, loading included; {self.tail_s:.1f} s from the "
-        legend += "first worker without work to the end"
+        legend = f"{self.seconds:.1f} s in all, {self.loading_s:.1f} s of them until the first "
+        legend += f"batch and {self.tail_s:.1f} s since the first worker had nothing left to do"
         table = Table("", ("worker", "host", "prompts", "prompts/s"), rows, legend, 2)
         return ["\n".join(lines), table]
 
@@ -306,14 +301,14 @@ class Crew:
         on_commit: Callable[[int], None],
         warn: Callable[[str], None],
     ) -> None:
-        self.hands: list[Hand] = []
         kind = DenseSummary if work.policy is None else CollectSummary
-        self.counts: Summary = kind(str(work.out), len(prompts), 0)
+        self.summary = CrewSummary(kind(work.out, len(prompts), 0))
         self._cluster, self._ray, self._work = cluster, cluster.ray, work
         self._prompts, self._responses = list(prompts), responses
         self._on_commit, self._warn = on_commit, warn
         self._queue: deque[Prompt] | None = None  # before it is planned
-        self._num_requeued, self._num_left_out, self._num_losses = 0, 0, 0
+        self._hands = self.summary.hands
+        self._num_left_out, self._num_losses = 0, 0
         self._begun = time.monotonic()
         self._looked_at, self._room, self._has_waited = -math.inf, 1, False
 
@@ -336,17 +331,17 @@ class Crew:
         finally:
             for hand in self._alive:
                 self._ray.kill(hand.actor)
-        end = time.monotonic()
+        found, end = self.summary, time.monotonic()
+        if isinstance(found.counts, DenseSummary):  # of workers that draft at one time
+            found.counts.seconds /= max(1, sum(hand.seconds > 0 for hand in self._hands))
         idle = [hand.idle_since for hand in self._alive if hand.idle_since is not None]
-        hands = [hand for hand in self.hands if hand.pid]
-        seconds, tail_s = end - self._begun, end - min(idle, default=end)
-        if isinstance(self.counts, DenseSummary):  # of workers that draft at one time
-            self.counts.seconds /= max(1, sum(hand.seconds > 0 for hand in self.hands))
-        return CrewSummary(self.counts, hands, self._num_requeued, seconds, tail_s)
+        found.seconds, found.tail_s = end - self._begun, end - min(idle, default=end)
+        found.hands = [hand for hand in self._hands if hand.pid]
+        return found
 
     @property
     def _alive(self) -> list[Hand]:
-        return [hand for hand in self.hands if not hand.is_lost]
+        return [hand for hand in self._hands if not hand.is_lost]
 
     @property
     def _num_open(self) -> int:
@@ -363,10 +358,10 @@ class Crew:
             self._looked_at, self._room = now, asked or self._cluster.room()
         while len(self._alive) < min(self._room - self._num_left_out, self._num_open):
             kind = self._ray.remote(Worker).options(num_cpus=needs.cpus, num_gpus=needs.gpus)
-            hand = Hand(len(self.hands) + 1, kind.remote(), None)
-            self.hands.append(hand)
+            hand = Hand(len(self._hands) + 1, kind.remote(), None)
+            self._hands.append(hand)
             self._call(hand, "open", self._work, self._responses_of([]))
-        if now - self._begun > WAIT_S and not (self._has_waited or any(h.pid for h in self.hands)):
+        if now - self._begun > WAIT_S and not (self._has_waited or any(h.pid for h in self._hands)):
             self._has_waited = True
             self._warn(f"no worker runs yet; others may use the cluster ({needs} are needed)")
 
@@ -394,22 +389,22 @@ class Crew:
         elif doing == "plan":
             for line in found.warnings:
                 self._warn(line)
-            left = set(found.left)
+            left, self.summary.loading_s = set(found.left), time.monotonic() - self._begun
             self._queue = deque(p for p in self._prompts if p.prompt_id in left)
-            self.counts.num_planned = found.num_planned
-            self.counts.num_skipped = found.num_planned - len(left)
+            self.summary.counts.num_planned = found.num_planned
+            self.summary.counts.num_skipped = found.num_planned - len(left)
         else:
             part, seconds = found
             hand.seconds += seconds
             hand.num_prompts += len(hand.batch)
             hand.batch, self._num_losses = (), 0
             for name in [one.name for one in fields(part)][4:]:
-                both = getattr(self.counts, name), getattr(part, name)
-                setattr(self.counts, name, pooled(both) if name == "metrics" else sum(both))
+                both = getattr(self.summary.counts, name), getattr(part, name)
+                setattr(self.summary.counts, name, pooled(both) if name == "metrics" else sum(both))
             self._commit(part.num_committed)
 
     def _commit(self, num_prompts: int) -> None:
-        self.counts.num_committed += num_prompts
+        self.summary.counts.num_committed += num_prompts
         self._on_commit(num_prompts)
 
     def _take_loss(self, hand: Hand, error: Exception) -> None:
@@ -420,7 +415,7 @@ class Crew:
             finished = set(read_listing(self._work.out, verify=False).prompt_ids)
             left = [prompt for prompt in hand.batch if prompt.prompt_id not in finished]
             self._commit(len(hand.batch) - len(left))
-            self._num_requeued += len(left)
+            self.summary.num_requeued += len(left)
             self._queue.extendleft(reversed(left))
             hand.batch = ()
         self._num_losses += 1

@@ -14,12 +14,14 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+import ray
 
 from specctl.collect import workers
 from specctl.collect.workers import Crew
 from specctl.errors import TraceError
 from specctl.logs.trace_set import TraceSet, read_listing
-from tests.cli.command import passes, write_lines
+from tests.cli.command import OUTPUT, USAGE, passes, refuses, write_lines
+from tests.servers import free_port
 
 DENSE = ("--dense", "--depth", "3", "--children", "3")
 CHAIN = ("--policy", "chain")
@@ -68,8 +70,8 @@ class Killer(threading.Thread):
                 time.sleep(self.draw.uniform(0.0, 0.1))
 
     def kills(self, moment: int) -> bool:
-        alive = [hand.pid for hand in self.crew.hands if hand.pid and not hand.is_lost]
-        if not alive or self.crew.counts.num_committed < moment:
+        alive = [hand.pid for hand in self.crew.summary.hands if hand.pid and not hand.is_lost]
+        if not alive or self.crew.summary.counts.num_committed < moment:
             return False
         os.kill(self.draw.choice(alive), signal.SIGKILL)
         return True
@@ -129,6 +131,32 @@ def num_finished(out: str) -> int:
         return len(read_listing(out).prompt_ids)
     except TraceError:  # none yet
         return 0
+
+
+def test_what_cannot_run_is_refused_before_any_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("collect", "embedded", "-o", tmp_path / "set", "--ray")
+    no_gpus = "expected 1 CPU and {} GPUs for each worker, on one node, found room for 0 in all: 4 "
+    for options, code, said in (
+        (("auto", "--device", "cuda"), OUTPUT, no_gpus.format(1)),
+        (("auto", "--gpus-per-worker", "0.5"), OUTPUT, no_gpus.format(0.5)),
+        (("auto", "--gpus-per-worker", "2"), USAGE, "expected at most 1"),
+        (("auto", "--gpus-per-worker", "1", "--device", "cpu"), USAGE, "expected 0 on the CPU"),
+        (("auto", "--device", "cuda:1"), USAGE, "Ray gives each worker its own GPU"),
+        (("auto", "--threads", "5"), OUTPUT, "expected 5 CPUs for each worker, on one node"),
+        (("somewhere",), USAGE, "expected auto or HOST:PORT"),
+    ):
+        assert said in refuses(code, *words, *options)
+    with monkeypatch.context() as patch:
+        patch.setattr(ray, "is_initialized", lambda: False)
+        line = refuses(OUTPUT, *words, f"127.0.0.1:{free_port()}")
+        assert "expected a cluster that runs and answers" in line
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert "pip install 'specctl[ray]'" in refuses(USAGE, *words[:-1], "--workers", 2)
+    assert "with --workers or --ray" in refuses(USAGE, *words[:-1], "--gpus-per-worker", 1)
+    passes(*words[:-1], *SMALL, "--limit", 1)  # this process alone needs no Ray
+    assert num_finished(str(tmp_path / "set")) == 1
 
 
 def test_two_workers_write_what_one_process_does(tmp_path: Path) -> None:
