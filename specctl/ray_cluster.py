@@ -27,6 +27,8 @@ from specctl.stores import TEMPORARY
 
 STORE_BYTES = 128 << 20
 """Of memory for the store of objects of a cluster of ours: prompts and reports are small."""
+OWN: Any = {"include_dashboard": False, "_system_config": {"worker_niceness": 0}}
+"""Of a cluster of ours, whose workers have the priority of a process; Ray's own is nice 15."""
 ANSWER_S, CONNECT_S = 60.0, 5.0
 """A node, or the address of a cluster, that has not answered by then is refused."""
 
@@ -273,7 +275,7 @@ def _connect(ray: Any, address: str | None) -> None:
     logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         if address is None:
-            ray.init("local", include_dashboard=False, object_store_memory=STORE_BYTES, **quiet)
+            ray.init("local", object_store_memory=STORE_BYTES, **OWN, **quiet)
             return
         if address != "auto":  # Ray itself tries for minutes
             host, _, port = address.rpartition(":")

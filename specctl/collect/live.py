@@ -46,6 +46,14 @@ class Sitting:
         left = writer.plan(planned)
         return cls(writer.place.name, len(planned), len(planned) - len(left)), left
 
+    def add(self, part: Sitting) -> None:
+        """Adds what was done in a part of this sitting, whose prompts are planned here already."""
+        for name, done in vars(part).items():
+            if name not in ("out", "num_planned", "num_skipped"):
+                before = getattr(self, name)
+                both = pooled([before, done]) if isinstance(done, Metrics) else before + done
+                setattr(self, name, both)
+
     def to_json(self) -> dict[str, Any]:
         return vars(self).copy()
 

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
@@ -37,7 +37,6 @@ from specctl.runtime.api import Decoder
 from specctl.runtime.config import DecodingConfig
 from specctl.runtime.load import Pair
 from specctl.runtime.policy_spec import NamedPolicy, check_policies
-from specctl.runtime.requests import pooled
 
 BATCH_S = 15.0
 """Work that a worker takes at a time: what its death costs, and what Ctrl-C waits for."""
@@ -398,14 +397,8 @@ class Crew:
             hand.seconds += seconds
             hand.num_prompts += len(hand.batch)
             hand.batch, self._num_losses = (), 0
-            for name in [one.name for one in fields(part)][4:]:
-                both = getattr(self.summary.counts, name), getattr(part, name)
-                setattr(self.summary.counts, name, pooled(both) if name == "metrics" else sum(both))
-            self._commit(part.num_committed)
-
-    def _commit(self, num_prompts: int) -> None:
-        self.summary.counts.num_committed += num_prompts
-        self._on_commit(num_prompts)
+            self.summary.counts.add(part)
+            self._on_commit(part.num_committed)
 
     def _take_loss(self, hand: Hand, error: Exception) -> None:
         """What it held and did not commit goes to others; the set says which."""
@@ -414,7 +407,8 @@ class Crew:
         if hand.batch and self._queue is not None:
             finished = set(read_listing(self._work.out, verify=False).prompt_ids)
             left = [prompt for prompt in hand.batch if prompt.prompt_id not in finished]
-            self._commit(len(hand.batch) - len(left))
+            self.summary.counts.num_committed += len(hand.batch) - len(left)
+            self._on_commit(len(hand.batch) - len(left))
             self.summary.num_requeued += len(left)
             self._queue.extendleft(reversed(left))
             hand.batch = ()

@@ -219,6 +219,15 @@ def test_stragglers_and_the_lost_are_named() -> None:
     assert summary.to_json()["stragglers"] == [2]
 
 
+def test_workers_that_share_a_gpu_stay_on_one_node() -> None:
+    node = {"CPU": 8.0, "GPU": 3.0}
+    rooms = [
+        Needs(cpus, gpus).room(node) for cpus, gpus in ((1, 0.0), (1, 1.0), (1, 0.5), (2, 0.1))
+    ]
+    assert rooms == [8, 3, 6, 4]
+    assert Needs(1, 0.5).room({"CPU": 8.0}) == 0
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -102,7 +102,7 @@ main()
     ("_killed", "num_prompts"),
     [
         pytest.param((1, 30), 60, id="once"),
-        pytest.param((10, 400), 500, id="ten times", marks=pytest.mark.nightly),
+        pytest.param((10, 100), 120, id="ten times", marks=pytest.mark.nightly),
     ],
     indirect=["_killed"],
 )
