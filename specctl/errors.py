@@ -7,11 +7,13 @@ with 143, after keeping what is finished.
 
 from __future__ import annotations
 
+import copyreg
 import errno
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from json import JSONDecodeError
+from typing import Any
 
 MAX_CHARS = 400
 """Of each part of an error: a path, a digest and some words fit; a list of features does."""
@@ -93,6 +95,10 @@ class SpecctlError(Exception):
         self.what, self.expected = one_line(what), one_line(expected)
         self.found, self.fix = one_line(found), one_line(fix)
         super().__init__(self._line())
+
+    def __reduce__(self) -> Any:
+        """The same in another process: its parts are keywords, which pickle does not know."""
+        return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]
 
     def _line(self) -> str:
         return f"{self.what}: expected {self.expected}, found {self.found}; {self.fix}"
@@ -269,6 +275,12 @@ class OutputError(SpecctlError):
 
 class StoreError(SpecctlError):
     """A shared store, a folder or a bucket, that cannot be reached or that refuses."""
+
+    exit_code = 6
+
+
+class ClusterError(SpecctlError):
+    """A Ray cluster that cannot be reached, or that cannot run what was asked of it."""
 
     exit_code = 6
 
