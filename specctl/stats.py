@@ -233,6 +233,22 @@ def sums_by(
     return np.stack([np.bincount(codes, column, num_groups) for column in columns], 1).astype(float)
 
 
+def add_by(sums: Floats, codes: NDArray[np.integer], values: Sequence[NDArray[Any]]) -> None:
+    """Adds S columns `[M]` to sums per group `[G, S]`, one after another, so that the last bits are
+    those of `sums_by` of all rows together."""
+    rows, place = np.unique(codes, return_inverse=True)
+    codes = np.concatenate([np.arange(len(rows)), place])
+    columns = zip(sums[rows].T, values, strict=True)
+    sums[rows] = sums_by(codes, len(rows), [*map(np.concatenate, columns)])
+
+
+def lengthened(rows: Floats, num_rows: int) -> Floats:
+    """Rows, and zeros behind them for `num_rows` at least; twice as many, so that it is rare."""
+    more = num_rows - len(rows)
+    zeros = np.zeros((max(more, len(rows)), rows.shape[1]))
+    return np.concatenate([rows, zeros]) if more > 0 else rows
+
+
 def first_over_second(sums: Floats) -> Floats:
     """A `Figure`: the first of sums `[..., 2]` over the second, NaN for 0 over 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
