@@ -234,6 +234,7 @@ def ladder(
         batch_size=batch_size,
         config=settings,
         progress=console.progress,
+        warn=console.warn,
     )
     write_ladder(result, out)
     parts = [ladder_table(result), *ladder_notes(result), f"wrote {out}"]
