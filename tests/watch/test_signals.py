@@ -18,6 +18,7 @@ SERVED = {
     "threshold:min_level_prob=0.3:depth=6:top_k=4": "pruned",
     "chain:num_draft_tokens=4": "chain",
     "confidence:threshold=0.5:window=5": "stop",
+    "svip:window=5:top_k=4:num_tokens=12:keep_last=true": "stop of a tree",
 }
 
 
@@ -46,6 +47,8 @@ def test_live_rows_and_a_replay_say_the_same(words: str, dense: TraceSet, tmp_pa
         expected = replayed.column(name)[order]
         assert served.column(name) == pytest.approx(expected, abs=1e-4, nan_ok=True), name
     assert np.isfinite(served.column("surprise")).all()
+    share = served.column("cut_short").sum() / served.column("whole").sum()
+    assert 0 < share < 1
     assert all(time.startswith("20") for time in served.finished)
 
 
@@ -65,6 +68,7 @@ def test_sums_of_rounds_by_hand() -> None:
         verified=np.array([9, 9, 3]),
         accepted=np.array([5, 2, 0]),
         emitted=np.array([6, 2, 1]),
+        whole=np.array([True, False, True]),
     )
     first, second = (dict(zip(COLUMNS, row, strict=True)) for row in sums)
     assert (first["calls"], first["tokens"], first["verified"]) == (2, 8, 18)
@@ -72,6 +76,21 @@ def test_sums_of_rounds_by_hand() -> None:
     assert [first[f"accepted_{d}"] for d in (1, 2, 3, 4)] == [2, 2, 1, 2]
     assert [second[f"tried_{d}"] for d in (1, 2, 3, 4)] == [1, 0, 0, 0]
     assert second["accepted_1"] == 0
+    assert (first["whole"], second["whole"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("verified", "accepted", "share"),
+    [(1, 0, 1), (5, 4, 1), (5, 3, 0), (5, 0, 0)],
+    ids=["no draft", "all", "one refused", "all refused"],
+)
+def test_a_round_is_cut_short_where_the_target_refused_nothing(
+    verified: int, accepted: int, share: int
+) -> None:
+    counts = {"offered": 4, "verified": verified, "accepted": accepted, "emitted": accepted + 1}
+    rounds = {name: np.array([one]) for name, one in counts.items()}
+    sums = round_sums(np.array([0]), 1, whole=np.array([True]), **rounds)
+    assert sums[0, COLUMNS.index("cut_short")] == share
 
 
 def prompts_of(*rows: tuple[str, str, float]) -> Prompts:
