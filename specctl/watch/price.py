@@ -100,7 +100,7 @@ def price(
 ) -> Price:
     """What the likeliest change costs.
 
-    Dense prompts since it are those of the stream, by their names, and others by the time at which
+    Dense prompts since it are those of the stream, by their names, and others, by the time at which
     they were finished.
 
     Args:
@@ -113,7 +113,7 @@ def price(
     """
     since, stream = drift.moved[0].since, drift.stream
     dense = read_prompts(traces, policy)
-    index = {name: at for at, name in enumerate(stream.ids)}
+    index = dict.fromkeys(reference.ids, -1) | {name: at for at, name in enumerate(stream.ids)}
     start = str(stream.finished[since])
     recent = np.array(
         [

@@ -231,7 +231,7 @@ def round_sums(
     whole: NDArray[np.bool_],
     other: NDArray[Any] | None = None,
 ) -> Floats:
-    """`[P, S]` sums of rounds `[M]`, given the place of each round's prompt; NaN for what nodes tell.
+    """`[P, S]` sums of rounds `[M]`, given each round's prompt; NaN for what nodes tell.
 
     A path that the end of the text cut is not tried at the next level. `cut_short` is of chains.
     """
@@ -302,7 +302,7 @@ def _with_nodes(
 def _node_sums(
     traces: TraceSet, policy: Policy, whole_rounds: NDArray[np.bool_]
 ) -> dict[str, Floats] | None:
-    """`NODE_COLUMNS` of every prompt: verified draft nodes of known fate, accepted ones less the sum
+    """`NODE_COLUMNS` of prompts: verified draft nodes of known fate, accepted ones less the sum
     of scores, and rounds that were cut short; None where the rows lack what the policy reads.
 
     The score is what a pruning policy gave the path, of others its joint probability.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,16 @@ import pytest
 from specctl.errors import TraceEmptyError
 from specctl.logs.trace_set import TraceSet
 from specctl.runtime.policy_spec import resolve_policy
-from specctl.watch.signals import COLUMNS, RATIOS, Prompts, join, read_prompts, round_sums, watched
+from specctl.watch.signals import (
+    COLUMNS,
+    RATIOS,
+    Prompts,
+    _in_time,
+    join,
+    read_prompts,
+    round_sums,
+    watched,
+)
 from tests.cli.command import passes
 
 LIMIT = ("--limit", 10, "--max-new-tokens", 24, "--threads", 1)
@@ -109,6 +119,21 @@ def test_a_prompt_of_several_segments_is_one_where_it_ends() -> None:
     assert joined.ids.tolist() == ["b", "c", "a"]
     assert joined.column("tokens").tolist() == [2, 3, 5]
     assert joined.column("calls").tolist() == [1, 1, 2]
+
+
+def test_prompts_stand_in_order_of_time_over_all_sets() -> None:
+    """Two writers, each with a set: what one of them finishes later comes behind what is there."""
+
+    def segment(minute: int, *names: str) -> SimpleNamespace:
+        return SimpleNamespace(name=f"20260131T12{minute:02}00000Z-ab", prompt_ids=names)
+
+    prompts = prompts_of(*((name, "x", 1) for name in "abcd"))
+    first, second = [segment(1, "b"), segment(3, "a")], [segment(2, "c")]
+    for more, order in (([], "bca"), ([segment(4, "d")], "bcad")):
+        parts = [SimpleNamespace(segments=first), SimpleNamespace(segments=[*second, *more])]
+        found = _in_time(prompts.take(slice(len(order))), SimpleNamespace(parts=parts))  # type: ignore[arg-type]
+        assert "".join(found.ids) == order
+    assert found.finished[1] == "2026-01-31 12:02:00"
 
 
 def test_what_neither_side_tells_is_not_watched() -> None:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
 
 from specctl.artifacts import load_artifact
 from specctl.cli.watching import ALARM
+from specctl.collect.trace_writer import TraceWriter
+from specctl.errors import TraceMismatchError
+from specctl.logs.parquet import join_tables, keep_prompts
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import Chain, StaticTree
+from specctl.runtime.policy_spec import resolve_policy
+from specctl.watch.price import check_pair
+from specctl.watch.signals import read_prompts
 from tests.cli.command import passes, refuses, specctl
 from tests.replay.tune_cases import linear_file
 
@@ -78,11 +85,72 @@ def test_a_change_rings_and_is_told(served: Path, tmp_path: Path) -> None:
     assert all(line.startswith(("#", "specctl_drift_")) for line in text.splitlines())
 
 
+def test_an_alarm_says_what_the_change_costs(
+    served: Path, dense: Path, costs: Path, tmp_path: Path
+) -> None:
+    """On dense prompts of the traffic since the foremost signal's change, and on none before."""
+    words = ("drift", served, "-p", SERVED, "--reference-prompts", 60, "--dense", dense, "--json")
+    counted, timed = (specctl(*words, *more) for more in ((), ("--cost-model", costs)))
+    assert (counted.code, timed.code) == (ALARM, ALARM)
+    found = json.loads(counted.out)
+    foremost = found["signals"][0]["since"]["index"]
+    policy = resolve_policy(SERVED).policy
+    order = read_prompts(TraceSet.open(str(served)), policy).ids.tolist()
+    since = [
+        name for name in TraceSet.open(str(dense)).prompt_ids if order.index(name) >= 60 + foremost
+    ]
+    cost = found["price"]
+    assert cost["num_prompts"] == len(since) > 16
+    assert cost["tokens_per_call_kept"]["low"] < cost["tokens_per_call_kept"]["high"]
+    assert (cost["static"], cost["rate_kept"]) == (None, None)
+    assert "--cost-model" in cost["why_not"]
+    cost = json.loads(timed.out)["price"]
+    assert cost["static_over_deployed"]["low"] <= cost["static_over_deployed"]["value"]
+    assert cost["why_not"] is None
+    few = tmp_path / "few"
+    short = ("--dense", "--depth", 6, "--children", 4, "--limit", 4, *LENGTH)
+    passes("collect", "embedded", "-o", few, *short)
+    said = specctl(*words[:-2], few).out
+    assert "too few to say what it costs (8 are needed)" in " ".join(said.split())
+
+
+def test_a_set_that_is_being_written_is_watched_as_far_as_it_is_finished(
+    served: Path, tmp_path: Path
+) -> None:
+    part = TraceSet.open(str(served)).parts[0]
+    rows, names = join_tables([part.tables(one) for one in part.segments]), part.prompt_ids
+    with TraceWriter.open(tmp_path / "open", part.header) as writer:
+        words = ("drift", tmp_path / "open", "-p", SERVED, "--reference-prompts", 20)
+        assert "found none" in refuses(4, *words)
+        writer.commit(names[:30], keep_prompts(rows, names[:30]))
+        begun = keep_prompts(rows, names[30:31])
+        writer.commit([], begun, open_ids=names[30:31])
+        (tmp_path / "open" / "tmp").mkdir(exist_ok=True)
+        (tmp_path / "open" / "tmp" / "half.parquet").write_bytes(b"PAR1")
+        said = specctl(*words, "--false-alarm-prob", 1e-9)
+        assert said.code == 0, said
+        assert "10 prompts watched" in said.out
+        assert "not looked at: 1 prompt." in said.out
+        writer.commit(names[30:31], {})
+        assert "11 prompts watched" in specctl(*words, "--false-alarm-prob", 1e-9).out
+
+
 def test_what_cannot_be_watched_is_refused(served: Path) -> None:
     assert "rounds of the policy" in refuses(4, "drift", served, "-p", "chain")
     assert "a probability" in refuses(2, "drift", served, "-p", SERVED, "--false-alarm-prob", 0)
     few = refuses(4, "drift", served, "-p", SERVED, "--reference-prompts", 240)
     assert "lower --reference-prompts" in few
+    assert "live ones" in refuses(4, "drift", served, "-p", SERVED, "--dense", served)
+
+
+def test_traces_of_another_pair_are_refused() -> None:
+    ours, theirs = (
+        SimpleNamespace(fingerprint=SimpleNamespace(target_digest="t", drafter_digest=drafter))
+        for drafter in "ab"
+    )
+    assert check_pair(ours, ours, "--dense") is ours  # type: ignore[arg-type,comparison-overlap]
+    with pytest.raises(TraceMismatchError, match="--dense, drafter_digest"):
+        check_pair(theirs, ours, "--dense")  # type: ignore[arg-type]
 
 
 def test_a_better_policy_is_written_and_promoted(dense: Path, costs: Path, tmp_path: Path) -> None:
