@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -109,8 +109,14 @@ def drift(
             )
     found = watch(known, stream, alpha=false_alarm_prob, seed=seed)
     waiting = sum(len(part.unfinished_ids) for part in served.parts)
-    asked = {"policy": policy, "traces": traces, "reference": reference}
-    data = {**asked, "num_unfinished": waiting, **found.to_json(), "price": None}
+    asked: dict[str, Any] = {
+        "kind": "drift",
+        "policy": policy,
+        "traces": traces,
+        "reference": reference,
+    }
+    asked |= {"pair": served.fingerprint.model_dump(), "num_unfinished": waiting}
+    data = {**asked, **found.to_json(), "price": None}
     parts = found.shown()
     if waiting:
         parts.append(f"Still being written, and not looked at: {count(waiting, 'prompt')}.")

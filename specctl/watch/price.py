@@ -67,6 +67,7 @@ class Price:
             "static": None if static is None else static.static,
             "static_over_deployed": None if static is None else static.against_deployed.to_json(),
             "why_not": self.why_not or None,
+            "words": self.shown(),
         }
 
     def shown(self) -> list[str]:
@@ -100,7 +101,7 @@ def price(
 ) -> Price:
     """What the likeliest change costs.
 
-    Dense prompts since it are those of the stream, by their names, and others, by the time at which
+    Dense prompts since it are those of the stream, by their names, and others by the time at which
     they were finished.
 
     Args:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import polars as pl
 import pytest
@@ -12,12 +13,13 @@ import pytest
 from specctl.artifacts import load_artifact
 from specctl.cli.watching import ALARM
 from specctl.collect.trace_writer import TraceWriter
-from specctl.errors import TraceMismatchError
+from specctl.errors import TraceMismatchError, UsageError
 from specctl.logs.parquet import join_tables, keep_prompts
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import Chain, StaticTree
 from specctl.runtime.policy_spec import resolve_policy
 from specctl.watch.price import check_pair
+from specctl.watch.recalibrate import families_to_search
 from specctl.watch.signals import read_prompts
 from tests.cli.command import passes, refuses, specctl
 from tests.replay.tune_cases import linear_file
@@ -80,6 +82,11 @@ def test_a_change_rings_and_is_told(served: Path, tmp_path: Path) -> None:
     moved = [one for one in found["signals"] if one["moved"]]
     assert any(one["group"] == "categories" for one in moved)
     assert all(one["most_wealth"] >= 20 for one in moved)
+    assert all(one["before"] != one["after"] for one in moved)
+    page = json.loads(
+        passes("report", "--drift", out / "drift.json", "-o", tmp_path / "r.html", "--json").out
+    )
+    assert "no longer fits" in page["sections"]["drift"]["reading"]
     text = metrics.read_text("utf-8")
     assert f'specctl_drift_alarm{{policy="{SERVED}"}} 1\n' in text
     assert all(line.startswith(("#", "specctl_drift_")) for line in text.splitlines())
@@ -195,9 +202,30 @@ def test_a_fit_is_made_again_with_its_own_options(dense: Path, costs: Path, tmp_
     assert TraceSet.open(str(dense)).digest
 
 
-def test_lossy_policies_are_certified_instead(dense: Path, costs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("policy", "command"),
+    [
+        (
+            "eagle2:depth=4+mars:theta=0.95",
+            "fit mars RECENT.jsonl --shape eagle2:depth=4 --form ratio --mode sound --thetas 0.95",
+        ),
+        ("adasd_stop+adasd_accept", "fit adasd TRACES --prompts RECENT.jsonl"),
+        ("chain+ratio", "specctl run RECENT.jsonl --compare ar,chain,"),
+    ],
+)
+def test_what_replay_cannot_judge_is_certified_instead(
+    dense: Path, costs: Path, tmp_path: Path, policy: str, command: str
+) -> None:
     verb = ("recalibrate", dense, "--cost-model", costs, "-o", tmp_path / "again")
-    assert "specctl fit mars" in refuses(2, *verb, "--policy", "eagle2+mars-paper")
+    assert command in refuses(2, *verb, "--policy", policy)
+
+
+def test_a_certificate_is_asked_for_as_it_was_given() -> None:
+    policy = resolve_policy("chain+mars:theta=0.9", allow_lossy=True).policy
+    fit = {"kind": "mars", "contract": {"max_loss": 0.02, "confidence": 0.9, "kind": "binary"}}
+    manifest: Any = SimpleNamespace(fit=fit)
+    with pytest.raises(UsageError, match=r"--thetas 0.9 --max-loss 0.02 --confidence 0.9 -o again"):
+        families_to_search(policy, manifest)
 
 
 def test_one_prompt_in_four_is_logged_densely_beside_a_run(tmp_path: Path) -> None:
