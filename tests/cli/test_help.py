@@ -83,6 +83,7 @@ MEANINGS = {
     "--batch-size": "requests together", "--beta": "acceptance to prune below",
     "--context-tokens": "length of a request's text",
     "--cost-model": "times of rounds", "--dense": "trees at every position",
+    "--dense-every": "a dense sample beside rounds",
     "--depth": "levels drafted", "--drafter": "which drafter", "--dtype": "the target's numbers",
     "--expect": "digest before the move", "--features": "of nodes",
     "--family": "settings to search", "--for": "the engine that serves", "--format": "of a file",
@@ -97,7 +98,8 @@ MEANINGS = {
     "--seed": "of all that is drawn", "--target": "which target", "--temperature": "of sampling",
     "--threads": "of the processor", "--token-key": "key of hashed ids",
     "--tokens": "treatment of token ids", "--top-k": "of sampling", "--top-p": "of sampling",
-    "--tpot-limit-ms": "of a good request", "--width": "nodes of a level",
+    "--tpot-limit-ms": "of a good request", "--trace": "log of rounds",
+    "--width": "nodes of a level",
     "--workload": "kind of the requests",
 }  # fmt: skip
 """The one meaning of each option that several verbs describe in words of their own."""
