@@ -275,7 +275,6 @@ def tune(
     """
     settings: TuneConfig = config.build()
 
-    from specctl.engines.export import check_load, engine_named
     from specctl.replay.tune.candidates import listed_families
     from specctl.replay.tune.publish import grid_table
     from specctl.replay.tune.tuning import prepare
@@ -285,18 +284,23 @@ def tune(
         families = listed_families(config.family or (), config.grid or ())
         grids = {family.name: dict(family.grid_rows()) for family in families}
         return Answer(grids, [grid_table(families)])
-    of_engine: dict[str, Any] = {}
-    if settings.for_engine is not None:
-        engine = engine_named(settings.for_engine, "--for")
-        check_load(engine, "--batch-size", settings.batch_size)
-        of_engine = {"runs": engine.runs, "batching": engine.batching}
+    engine = engine_of(settings)
     opened = open_to_fit(traces or [])
-    tuning = prepare(
-        opened, settings, cost_model, num_threads=threads, warn=console.warn, **of_engine
-    )
+    tuning = prepare(opened, settings, cost_model, num_threads=threads, warn=console.warn, **engine)
     if out is not None:
         prepare_folder(out)
     return tuned(tuning, opened, out)
+
+
+def engine_of(settings: TuneConfig) -> dict[str, Any]:
+    """What `tuning.prepare` takes of the engine of `--for`; nothing without one."""
+    from specctl.engines.export import check_load, engine_named
+
+    if settings.for_engine is None:
+        return {}
+    engine = engine_named(settings.for_engine, "--for")
+    check_load(engine, "--batch-size", settings.batch_size)
+    return {"runs": engine.runs, "batching": engine.batching}
 
 
 @verb(

@@ -15,7 +15,7 @@ from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.errors import TraceEmptyError, UsageError
 from specctl.formatting import count
-from specctl.policy import Policy
+from specctl.policy import Policy, as_chain
 from specctl.records import option
 from specctl.replay.config import TuneConfig
 
@@ -88,13 +88,15 @@ def drift(
         prepare_folder(out)
     served = TraceSet.open(*traces)
     named = resolve_policy(policy, served.fingerprint, allow_lossy=True)
-    stream = read_prompts(served, named.policy)
+    of_engine = any("engine" in header.collect for header in served.headers)
+    deployed = as_chain(named.policy) if of_engine else named.policy  # as the engine ran it
+    stream = read_prompts(served, deployed)
     compared = check_pair(TraceSet.open(*reference), served, "--reference") if reference else None
     recent = check_pair(TraceSet.open(*dense), served, "--dense") if dense else None
     if recent is not None:
         support_of(recent.header)  # it refuses live traces
     if compared is not None:
-        known = read_prompts(compared, named.policy)
+        known = read_prompts(compared, deployed)
     else:
         known, stream = (
             stream.take(slice(reference_prompts)),
@@ -127,7 +129,7 @@ def drift(
             found,
             known,
             recent,
-            named.policy,
+            deployed,
             before=compared,
             cost_model=cost_model,
             progress=console.progress,
@@ -152,7 +154,6 @@ def drift(
     writing=WriterConfig,
     without=(
         "config.families",
-        "config.for_engine",
         "config.grids",
         "config.packing",
         "config.factor",
@@ -206,6 +207,7 @@ def recalibrate(
 
     from specctl.cli import fitting
     from specctl.cli import registry as publishing
+    from specctl.cli.judging import engine_of
     from specctl.cli.verbs import options_of
     from specctl.logs.trace_set import domain_of
     from specctl.policy import StaticTree
@@ -243,10 +245,13 @@ def recalibrate(
         with console.progress("refit", None):
             again(traces=traces, out=out / "fit", **stored)
         families = (str(out / "fit"),)
-    searched = settings.model_copy(update={"families": families})
-    tuning = prepare(opened, searched, cost_model, num_threads=threads, warn=console.warn)
+    served_by = settings.for_engine or fit.get("for_engine")
+    searched = settings.model_copy(update={"families": families, "for_engine": served_by})
+    engine = engine_of(searched)
+    tuning = prepare(opened, searched, cost_model, num_threads=threads, warn=console.warn, **engine)
+    deployed = as_chain(named.policy) if served_by == "vllm" else named.policy
     with console.progress("scorings", tuning.num_scorings) as tick:
-        found = room.compare(tuning, named.policy, policy, on_setting=tick)
+        found = room.compare(tuning, deployed, policy, on_setting=tick)
     data, parts = {**found.to_json(), "promoted": None}, found.shown()
     if found.is_better:
         publish(found.tuned, out, opened.fingerprint, domain_of(opened), opened.snapshots)

@@ -163,7 +163,11 @@ def _in_time(prompts: Prompts, traces: TraceSet) -> Prompts:
 
 
 def _served(traces: TraceSet, policy: Policy) -> Prompts:
-    """Segment by segment, so memory follows the prompts."""
+    """Segment by segment, so memory follows the prompts.
+
+    A prompt is the policy's whose first round it decided: one during which an alias was moved would
+    look as if the new policy had failed in it.
+    """
     import polars as pl
 
     digest, parts, others = policy_digest(policy), [], set()
@@ -179,7 +183,7 @@ def _served(traces: TraceSet, policy: Policy) -> Prompts:
         table = table.with_columns(whole=whole)
         whole_rounds.append(table["whole"].to_numpy())
         others |= set(table["policy_digest"].unique()) - {digest}
-        served = table.filter(ours)["prompt_id"].unique()
+        served = table.filter(ours & (table["round_idx"] == 0))["prompt_id"].unique()
         table = table.filter(pl.col("prompt_id").is_in(served.implode()))
         if len(table):
             parts.append(_summed(table, digest))

@@ -17,6 +17,7 @@ from specctl.errors import TraceMismatchError, UsageError
 from specctl.logs.parquet import join_tables, keep_prompts
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import Chain, StaticTree
+from specctl.replay.tune.candidates import parse_families
 from specctl.runtime.policy_spec import resolve_policy
 from specctl.watch.price import check_pair
 from specctl.watch.recalibrate import families_to_search
@@ -188,6 +189,43 @@ def test_what_is_no_better_is_not_written(dense: Path, costs: Path, tmp_path: Pa
     assert found["promoted"] is None
     assert not (again / "policy").exists()
     assert json.loads((again / "recalibration.json").read_text("utf-8")) == found
+
+
+def test_what_an_engine_serves_is_searched_again_for_it(
+    dense: Path, costs: Path, tmp_path: Path
+) -> None:
+    """Of an artifact that was tuned for vLLM no tree takes the place; our own loop's may be one."""
+    search = (dense, "--cost-model", costs, "--held-out", 0.5, "--threads", 1)
+    tuned, kinds = tmp_path / "tuned", {}
+    passes("tune", *search, "--for", "vllm", "-o", tuned)
+    deployed = {"engine": tuned / "policy", "loop": "chain:num_draft_tokens=1"}
+    for name, policy in deployed.items():
+        said = passes("recalibrate", *search, "-p", policy, "-o", tmp_path / name, "--json")
+        kinds[name] = json.loads(said.out)["candidate"].partition(":")[0]
+    assert kinds == {"engine": "chain", "loop": "eagle2"}
+
+
+@pytest.mark.parametrize(
+    ("deployed", "family"),
+    [
+        ("confidence:window=8:threshold=0.7", "confidence"),
+        ("stop:signal=survival:threshold=0.3:window=5", "stop:signal=survival"),
+        ("confidence:window=4:top_k=4:num_tokens=9", "confidence:top_k=4:num_tokens=9"),
+        ("chain:num_draft_tokens=5+survival:max_tokens=20", "chain+survival"),
+    ],
+)
+def test_settings_of_words_are_searched_and_others_kept(deployed: str, family: str) -> None:
+    found = families_to_search(resolve_policy(deployed).policy, None)
+    assert found == (family,)
+    [searched] = parse_families(found, ())
+    assert searched.grid
+
+
+def test_what_has_no_settings_to_search_is_refused(
+    dense: Path, costs: Path, tmp_path: Path
+) -> None:
+    verb = ("recalibrate", dense, "--cost-model", costs, "-o", tmp_path / "again")
+    assert "with --family" in refuses(2, *verb, "--policy", "adasd_stop")
 
 
 def test_a_fit_is_made_again_with_its_own_options(dense: Path, costs: Path, tmp_path: Path) -> None:
