@@ -1,17 +1,20 @@
 """The error tree. Every refusal says what was expected, what was found and what to do next.
 
-Exit codes: 2 options, 3 artifacts, 4 data, 5 models, 6 places, 7 registries, 8 engines, 70 a bug;
-docs/cli.md has those of each type. A command ended by Ctrl-C exits with 130, one ended by SIGTERM
-with 143, after keeping what is finished.
+Exit codes: 2 options, 3 artifacts, 4 data, 5 models, 6 places, 7 registries, 8 engines, 10 memory,
+70 a bug; docs/cli.md has those of each type. A command ended by Ctrl-C exits with 130, one ended by
+SIGTERM with 143, after keeping what is finished.
 """
 
 from __future__ import annotations
 
+import copyreg
 import errno
+import re
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from json import JSONDecodeError
+from typing import Any
 
 MAX_CHARS = 400
 """Of each part of an error: a path, a digest and some words fit; a list of features does."""
@@ -93,6 +96,10 @@ class SpecctlError(Exception):
         self.what, self.expected = one_line(what), one_line(expected)
         self.found, self.fix = one_line(found), one_line(fix)
         super().__init__(self._line())
+
+    def __reduce__(self) -> Any:
+        """The same in another process: its parts are keywords, which pickle does not know."""
+        return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]
 
     def _line(self) -> str:
         return f"{self.what}: expected {self.expected}, found {self.found}; {self.fix}"
@@ -273,6 +280,12 @@ class StoreError(SpecctlError):
     exit_code = 6
 
 
+class ClusterError(SpecctlError):
+    """A Ray cluster that cannot be reached, or that cannot run what was asked of it."""
+
+    exit_code = 6
+
+
 class RegistryError(CodedError):
     """A registry that refuses. `code` names the rule, e.g. `E_ALIAS_CONFLICT`."""
 
@@ -283,6 +296,33 @@ class EngineError(SpecctlError):
     """A serving engine, or a set-up of it, in which a policy or a log of it cannot work."""
 
     exit_code = 8
+
+
+class HostMemoryError(SpecctlError):
+    """The machine, or a limit set on the process, has too little memory for the command."""
+
+    exit_code = 10
+
+
+NO_MEMORY = re.compile(
+    "bad_alloc|aunch worker thread|[Cc]an(no|')t allocate memory|can't start new thread"
+)
+"""What libraries say of memory in errors of other kinds: Arrow, torch, the system, Python."""
+
+
+def memory_error_of(error: BaseException) -> HostMemoryError | None:
+    """The refusal of an error of any library that ran out of memory; None of others."""
+    if isinstance(error, HostMemoryError):
+        return error
+    if not (isinstance(error, MemoryError) or NO_MEMORY.search(str(error))):
+        return None
+    return HostMemoryError(
+        "memory",
+        expected="room for what the command holds at a time (docs/replay.md, Large sets)",
+        found=f"none left: {str(error) or type(error).__name__}",
+        fix="raise the limit or use a machine with more; else lower --threads or --workers, and of "
+        "fits --max-rows or --max-positions",
+    )
 
 
 class InvariantError(SpecctlError):

@@ -87,6 +87,25 @@ def s3_url(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"s3://{bucket}/shared"
 
 
+@pytest.fixture(scope="session")
+def ray_address(s3_endpoint: str) -> Iterator[str]:
+    """A Ray cluster with room for four workers that reach the bucket; this process is connected."""
+    import ray
+
+    from specctl.ray_cluster import OWN
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # a token would be written to the user's home
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        for name, value in {**S3_ENVIRONMENT, "AWS_ENDPOINT_URL": s3_endpoint}.items():
+            patch.setenv(name, value)
+        before = signal.getsignal(signal.SIGTERM)
+        ray.init("local", num_cpus=4, log_to_driver=False, **OWN)
+        yield ray.get_runtime_context().gcs_address
+        ray.shutdown()
+        signal.signal(signal.SIGTERM, before)
+
+
 @pytest.fixture
 def two_prompts_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Intervals over fewer prompts than are asked for, where a test reckons them by hand."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from specctl.errors import (
     ArtifactError,
     CodedError,
     InputError,
+    PromptLineError,
     RegistryError,
     SpecctlError,
     one_line,
@@ -67,6 +70,14 @@ def test_a_refusal_says_its_five_facts_and_what_to_do() -> None:
     assert (error.code, error.field, error.artifact, error.what) == (
         "E_DIGEST", "policy.onnx", "./folder", "policy.onnx of ./folder",
     )  # fmt: skip
+
+
+def test_an_error_of_another_process_is_the_same() -> None:
+    parts = {"expected": "1", "found": "2", "fix": "count"}
+    coded = ArtifactError("E_SIZE", "config.json", expected="less", found="more", artifact="./a")
+    for error in (coded, PromptLineError("p.txt", 7, **parts), InputError("set", **parts)):
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 
 
 @pytest.mark.parametrize(("inner", "wanted"), [("chat@prod", "chat@prod"), (None, "./a")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -22,7 +23,9 @@ from specctl.runtime.config import DecodingConfig
     examples="""specctl collect embedded -o traces --dense --depth 5 --children 4 --limit 24
 specctl collect prompts.jsonl -o traces --target TARGET --drafter HEAD --dense
 specctl collect prompts.jsonl -o traces --target TARGET --drafter HEAD \\
-    --dense --resume""",
+    --dense --resume
+specctl collect prompts.jsonl -o traces --target TARGET --drafter HEAD \\
+    --workers 8""",
 )
 def collect(
     prompts: Annotated[str, typer.Argument(help="Prompt file, or 'embedded'.")],
@@ -43,7 +46,7 @@ def collect(
     from specctl.collect.responses import load_responses
     from specctl.collect.trace_writer import check_place
     from specctl.logs.trace_files import open_place, sample_place
-    from specctl.runtime.policy_spec import check_policies, resolve_policy
+    from specctl.runtime.policy_spec import resolve_policy
 
     settings: CollectConfig = config.build()
     settings.check()
@@ -74,38 +77,34 @@ def collect(
         warn=console.warn,
     )
     texts = None if settings.responses is None else load_responses(settings.responses, naming)
-    models.check()
+    there = {"device": "cpu"} if settings.is_spread else {}  # a worker's machine has its own
+    models.model_copy(update=there).check()
 
-    from specctl.collect.dense import collect_dense
-    from specctl.collect.live import collect_live
+    from specctl.collect.workers import Work, collect_on_ray
 
+    work = Work(settings, models, out, tokens.token_treatment(*stored, 0), named)
+    if settings.is_spread:
+        if texts is not None:
+            texts.check_cover(loaded)
+        loaded = [prompt for prompt in loaded if part.holds(prompt.prompt_id)]
+        with console.progress("finished prompts", len(loaded)) as tick:
+            crew = collect_on_ray(work, loaded, texts, on_commit=tick, warn=console.warn)
+        return Answer(crew.to_json(), crew.parts())
     with console.progress("loading models", None):
-        pair = models.load_pair()
-    loaded = models.with_room(pair, loaded, console.warn)
+        decoder = work.decoder(models.load_pair())
+    loaded = models.with_room(decoder.pair, loaded, console.warn)
     sampled = loaded[:: settings.dense_every] if settings.dense_every else []
     num_prompts = sum(part.holds(prompt.prompt_id) for prompt in [*loaded, *sampled])
     with console.progress("finished prompts", num_prompts) as tick:
         shared: Any = {
-            "batch_size": models.batch_size,
             "resume": settings.resume,
             "shard": part,
-            "tokens": tokens.token_treatment(*stored, pair.target.model.vocab_size),
-            "workload": settings.workload,
             "on_commit": lambda segment: tick(len(segment.prompt_ids)),
         }
-        if named is None:
-            shared |= {"responses": texts}
-            shape = settings.dense_shape()
-            dense = collect_dense(pair, loaded, models.settings, out, shape, **shared)
-            return Answer(dense.to_json(), [dense.render()])
-        check_policies([named], pair.fingerprint)
-        full = settings.when_full or "block"
-        live = collect_live(
-            pair, loaded, named.policy, models.settings, out, when_full=full, **shared
-        )
-        data, parts = live.to_json(), [live.render()]
+        summary = work.collect(decoder, loaded, texts, **shared)
+        data, parts = summary.to_json(), [summary.render()]
         if sampled:
-            shape, beside = settings.dense_shape(), sample_place(out)
-            dense = collect_dense(pair, sampled, models.settings, beside, shape, **shared)
+            beside = replace(work, policy=None, out=sample_place(out))
+            dense = beside.collect(beside.decoder(decoder.pair), sampled, **shared)
             data, parts = {**data, "dense_sample": dense.to_json()}, [*parts, dense.render()]
     return Answer(data, parts)

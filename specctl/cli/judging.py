@@ -234,6 +234,7 @@ def ladder(
         batch_size=batch_size,
         config=settings,
         progress=console.progress,
+        warn=console.warn,
     )
     write_ladder(result, out)
     parts = [ladder_table(result), *ladder_notes(result), f"wrote {out}"]
@@ -320,6 +321,7 @@ def report(
     run: Path | None = option(
         None, "results.json of `specctl run --compare`, beside its run.json", default="none"
     ),
+    drift: Path | None = option(None, "drift.json of `specctl drift`", default="none"),
     cost_model: Path | None = option(
         None, "cost_model.json or named clock behind the results' times", default="none"
     ),
@@ -338,7 +340,7 @@ def report(
 
     check_place(out, "report")
     cost = None if cost_model is None else cost_facts(load_cost_model(cost_model))
-    given = read_given(results, ladder, tune, run, cost)
+    given = read_given(results, ladder, tune, run, drift, cost)
     given = settings_for(given, tune)
     figures = None
     if traces:

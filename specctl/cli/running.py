@@ -235,14 +235,16 @@ def equality_line(rows: Sequence[dict[str, Any]]) -> str:
     wrong = [row for row in checked if not row["equal_to_ar"]]
     if not wrong:
         return f"All{' other' * bool(drawn)} outputs equal plain decoding's, token for token.{more}"
-    parts = [f"{row['policy']}: {_explain(row['divergences'])}" for row in wrong]
+    parts = [f"{row['policy']}: {_explain(row)}" for row in wrong]
     return (
         "Outputs that differ from plain decoding's: " + "; ".join(parts) + "." * bool(more) + more
     )
 
 
-def _explain(divergences: Sequence[dict[str, Any]]) -> str:
-    gaps = [divergence["top2_gap"] for divergence in divergences]
+def _explain(row: dict[str, Any]) -> str:
+    gaps = [divergence["top2_gap"] for divergence in row["divergences"]]
+    if not row["is_lossless"]:
+        return f"{len(gaps)} texts, as the policy is lossy"
     if None in gaps:
         return f"{len(gaps)} texts (sampling follows the rounding of --dtype; float32 has least)"
     return f"{len(gaps)} texts, top-2 logit gap at most {max(gaps):.2g}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,6 +14,7 @@ from specctl.cli.registry import WriterConfig
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.errors import TraceEmptyError, UsageError
+from specctl.formatting import count
 from specctl.policy import Policy, as_chain
 from specctl.records import option
 from specctl.replay.config import TuneConfig
@@ -45,6 +46,14 @@ def drift(
     reference_prompts: Annotated[
         int, typer.Option(min=8, help="Of the traffic, prompts to compare the others with.")
     ] = 200,
+    dense: list[str] | None = option(
+        None,
+        "Recent dense traces, which price the change where the alarm rings; repeat for more",
+        default="none",
+    ),
+    cost_model: Path | None = option(
+        None, "cost_model.json or a named clock: prices it in time too", default="counts only"
+    ),
     false_alarm_prob: Annotated[
         float, typer.Option(help="Most probability of a false alarm, over the whole watch.")
     ] = 0.05,
@@ -61,9 +70,11 @@ def drift(
     Run it as often as you like: a false alarm has probability --false-alarm-prob over all runs.
     """
     from specctl.logs.trace_set import TraceSet
+    from specctl.logs.tree_log import support_of
     from specctl.runtime.output import json_bytes, prepare_folder, write_whole
     from specctl.runtime.policy_spec import resolve_policy
     from specctl.watch.drift import prometheus, watch
+    from specctl.watch.price import check_pair, price
     from specctl.watch.signals import read_prompts
 
     if not 0 < false_alarm_prob < 1:
@@ -80,8 +91,12 @@ def drift(
     of_engine = any("engine" in header.collect for header in served.headers)
     deployed = as_chain(named.policy) if of_engine else named.policy  # as the engine ran it
     stream = read_prompts(served, deployed)
-    if reference:
-        known = read_prompts(TraceSet.open(*reference), deployed)
+    compared = check_pair(TraceSet.open(*reference), served, "--reference") if reference else None
+    recent = check_pair(TraceSet.open(*dense), served, "--dense") if dense else None
+    if recent is not None:
+        support_of(recent.header)  # it refuses live traces
+    if compared is not None:
+        known = read_prompts(compared, deployed)
     else:
         known, stream = (
             stream.take(slice(reference_prompts)),
@@ -95,7 +110,32 @@ def drift(
                 fix="wait for traffic, lower --reference-prompts, or name --reference traces",
             )
     found = watch(known, stream, alpha=false_alarm_prob, seed=seed)
-    data = {"policy": policy, "traces": traces, "reference": reference, **found.to_json()}
+    waiting = sum(len(part.unfinished_ids) for part in served.parts)
+    asked: dict[str, Any] = {
+        "kind": "drift",
+        "policy": policy,
+        "traces": traces,
+        "reference": reference,
+    }
+    asked |= {"pair": served.fingerprint.model_dump(), "num_unfinished": waiting}
+    data = {**asked, **found.to_json(), "price": None}
+    parts = found.shown()
+    if waiting:
+        parts.append(f"Still being written, and not looked at: {count(waiting, 'prompt')}.")
+    if recent is not None and found.alarm_at is None:
+        parts.append("No alarm: --dense was not looked at.")
+    elif recent is not None:
+        cost = price(
+            found,
+            known,
+            recent,
+            deployed,
+            before=compared,
+            cost_model=cost_model,
+            progress=console.progress,
+            warn=console.warn,
+        )
+        data["price"], parts = cost.to_json(), [*parts, *cost.shown()]
     if out is not None:
         write_whole(out / "drift.json", json_bytes(data), "drift")
     if metrics is not None:
@@ -105,7 +145,7 @@ def drift(
         if found.alarm_at is not None:
             raise typer.Exit(ALARM)
 
-    return Answer(data, found.shown(), end)
+    return Answer(data, parts, end)
 
 
 @verb(

@@ -111,6 +111,24 @@ class CollectConfig(BaseModel):
     )
     resume: bool = option(False, "Go on with a set of the same run", group="common")
     shard: str = option("1/1", "Take part I of N of the prompts, where N processes share one set")
+    workers: PositiveInt | None = option(
+        None,
+        "Collect in N processes that share the set, one a GPU where there are GPUs (needs Ray)",
+        default="this process alone",
+    )
+    ray: str | None = option(
+        None,
+        "Collect on a Ray cluster, 'auto' or HOST:PORT, with as many workers as it has room for, "
+        "or --workers",
+        default="none",
+    )
+    gpus_per_worker: float | None = option(
+        None,
+        "With --workers or --ray: GPUs of a worker",
+        default="1 where there are any",
+        ge=0,
+        le=1,
+    )
     tokens: Literal["keep", "hash", "drop"] = option(
         "keep",
         "Token ids: keep; hash, by a secret permutation (frequencies stay visible); or drop",
@@ -122,12 +140,23 @@ class CollectConfig(BaseModel):
         None, "Dense: children drafted per expanded node", default="10", group="common", ge=1, le=64
     )
 
+    @property
+    def is_spread(self) -> bool:
+        """Collects by Ray."""
+        return self.workers is not None or self.ray is not None
+
     def check(self) -> None:
         """Refuses options that exclude each other, of which nothing is read yet.
 
         Raises:
             UsageError: naming one of them.
         """
+        if not self.is_spread:
+            fix = "add --workers N, or leave it out"
+            _refuse("--gpus-per-worker", self.gpus_per_worker, "with --workers or --ray alone", fix)
+        else:
+            fix = "collect the sample by a command of its own, with --dense"
+            _refuse("--dense-every", self.dense_every, "no --workers and no --ray", fix)
         if self.dense:
             _refuse("--policy", self.policy, "no policy with --dense, which logs for all")
             _refuse("--when-full", self.when_full, "without --dense, which has no queue")

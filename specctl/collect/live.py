@@ -47,6 +47,14 @@ class Sitting:
         left = writer.plan(planned)
         return cls(writer.place.name, len(planned), len(planned) - len(left)), left
 
+    def add(self, part: Sitting) -> None:
+        """Adds what was done in a part of this sitting, whose prompts are planned here already."""
+        for name, done in vars(part).items():
+            if name not in ("out", "num_planned", "num_skipped"):
+                before = getattr(self, name)
+                both = pooled([before, done]) if isinstance(done, Metrics) else before + done
+                setattr(self, name, both)
+
     def to_json(self) -> dict[str, Any]:
         return vars(self).copy()
 
@@ -104,6 +112,8 @@ def collect_live(
     tokens: TokenTreatment = KEEP,
     when_full: WhenFull = "block",
     workload: str | None = None,
+    own_prompts: bool = False,
+    decoder: Decoder | None = None,
     on_commit: Callable[[Segment], None] | None = None,
 ) -> CollectSummary:
     """Decodes the prompts that are not finished yet and writes their traces.
@@ -116,6 +126,7 @@ def collect_live(
         when_full: where writing falls behind decoding, `block` lets decoding wait and `drop`
             leaves out the prompts that are being decoded, which `resume` decodes again.
         workload: the kind of prompts, in the user's word; goes into artifacts.
+        own_prompts: see `TraceWriter.open`. decoder: of this pair and policy, to be used again.
 
     Raises:
         TraceError, OutputError, PromptTooLongError: see `specctl.errors`.
@@ -123,7 +134,9 @@ def collect_live(
     check_recordable(policy)
     header = header_of(pair, policy, settings, workload=workload, tokens=tokens)
     joins = resume or shard.count > 1
-    with TraceWriter.open(out, header, resume=joins, tokens=tokens) as writer:
+    with TraceWriter.open(
+        out, header, resume=joins, tokens=tokens, own_prompts=own_prompts
+    ) as writer:
         summary, left = CollectSummary.begin(writer, prompts, shard)
 
         def committed(segment: Segment) -> None:
@@ -132,7 +145,8 @@ def collect_live(
                 on_commit(segment)
 
         with TraceRecorder(writer, RecorderConfig(when_full=when_full), committed) as recorder:
-            decoder = Decoder(pair, policy, batch_size=batch_size, observer=recorder)
+            decoder = decoder or Decoder(pair, policy, batch_size=batch_size)
+            decoder.observer = recorder
             for done in converse(decoder, left, settings):
                 recorder.finish_prompt(done.prompt.prompt_id)
                 parts = [completion.metrics for completion in done.completions]

@@ -115,11 +115,13 @@ def check_place(place: Place, *, resume: bool) -> None:
         if HEADER_NAME not in names and names - FOLDERS:
             found = f"{min(names - FOLDERS)!r} and no {HEADER_NAME}"
             raise refuse("an empty folder or a trace set", found, "choose another folder")
+    if resume and place.holds(HEADER_NAME):
+        return
     if not place.keys(ROUNDS):
         return  # nothing was finished: a header alone is of a run that was refused or stopped
     if not place.holds(HEADER_NAME):
         read_header(place)  # unless another writer has just begun, refuses: restore the header
-    elif not resume:
+    else:
         raise refuse("an empty folder", "traces", "go on with --resume, or choose another folder")
 
 

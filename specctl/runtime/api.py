@@ -231,7 +231,12 @@ class Decoder:
         """
         model = self.pair.target.model
         longest, kept = min(max_text_tokens, model.context_tokens), self._loop
-        if kept is not None and kept.policy == self.policy and kept.serves(longest):
+        if (
+            kept is not None
+            and (kept.policy, kept.observer is None) == (self.policy, self.observer is None)
+            and kept.serves(longest)
+        ):
+            kept.observer = self.observer
             return kept
         if model.window is None:
             longest = min(max(LEAST_TEXT, 1 << (longest - 1).bit_length()), model.context_tokens)

@@ -69,6 +69,7 @@ class RunResult:
         return {
             "policy": self.named.label,
             **self.metrics.summary(),
+            "is_lossless": self.named.policy.lossless,
             "equal_to_ar": same,
             "divergences": [vars(d) for d in self.divergences or []],
             "num_cut": sum(conversation.is_cut for conversation in self.conversations),

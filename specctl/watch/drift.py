@@ -25,6 +25,9 @@ from specctl.stats import MIN_PROMPTS, Interval, Resamples, first_over_second
 from specctl.watch.alarm import likeliest_change, p_values, wealth
 from specctl.watch.signals import RATIOS, Prompts, watched
 
+CURVE_POINTS = 200
+"""Of the evidence, in JSON."""
+
 
 @dataclass(frozen=True)
 class Signal:
@@ -56,7 +59,7 @@ class Drift:
     Attributes:
         alpha: bound on the probability of a false alarm.
         alarm_at: index of the prompt at which the alarm rang; None: it has not.
-        wealth: of all bets after each prompt, `[n]`.
+        wealth: of all bets after each prompt, `[n]`. by_group: of each group's.
         signals: those with a wealth, most first.
     """
 
@@ -65,6 +68,7 @@ class Drift:
     stream: Prompts
     alarm_at: int | None
     wealth: Floats
+    by_group: Mapping[str, Floats]
     signals: tuple[Signal, ...]
 
     @property
@@ -82,6 +86,7 @@ class Drift:
             "wealth": float(self.wealth[-1]),
             "most_wealth": float(self.wealth.max()),
             "alarm_at": None if self.alarm_at is None else self._prompt(self.alarm_at),
+            "evidence": self._evidence(),
             "signals": [
                 {
                     "group": signal.group,
@@ -95,6 +100,15 @@ class Drift:
                 }
                 for signal in self.signals
             ],
+        }
+
+    def _evidence(self) -> dict[str, Any]:
+        """Some points of the curves, the first and the last among them; indices of prompts."""
+        num = len(self.stream)
+        at = np.unique(np.linspace(0, num - 1, min(num, CURVE_POINTS)).round().astype(int))
+        curves = {"all": self.wealth, **self.by_group}
+        return {"index": at.tolist()} | {
+            "log10": {name: np.log10(curve[at]).tolist() for name, curve in curves.items()}
         }
 
     def _prompt(self, index: int) -> dict[str, Any]:
@@ -167,14 +181,17 @@ def watch(reference: Prompts, stream: Prompts, *, alpha: float = 0.05, seed: int
     own = {group: wealth(np.stack([*found.values()], 1)) for group, found in ranks.items()}
     whole = whole_wealth(own)
     rings = np.flatnonzero(whole >= 1 / alpha)
-    signals = [
-        _signal(group, name, p, own[group][:, at], reference, stream)
-        for group, found in ranks.items()
-        for at, (name, p) in enumerate(found.items())
-    ]
+    figures = watched(reference, stream)
+    signals = []
+    for group, found in ranks.items():
+        for at, (name, p) in enumerate(found.items()):
+            sides = zip((reference, stream), figures[group][name], strict=True)
+            terms = [_terms(name, *side) for side in sides]
+            signals.append(_signal(group, name, p, own[group][:, at], *terms))
     signals.sort(key=lambda signal: -signal.most)
-    at = int(rings[0]) if len(rings) else None
-    return Drift(alpha, len(reference), stream, at, whole, tuple(signals))
+    alarm_at = int(rings[0]) if len(rings) else None
+    groups = {group: of_group.mean(1) for group, of_group in own.items()}
+    return Drift(alpha, len(reference), stream, alarm_at, whole, groups, tuple(signals))
 
 
 def ranks_of(reference: Prompts, stream: Prompts, seed: int) -> dict[str, dict[str, Floats]]:
@@ -194,33 +211,23 @@ def whole_wealth(own: Mapping[str, Floats]) -> Floats:
 
 
 def _signal(
-    group: str, name: str, p: Floats, own: Floats, reference: Prompts, stream: Prompts
+    group: str, name: str, p: Floats, own: Floats, reference: Floats, stream: Floats
 ) -> Signal:
     since = likeliest_change(p).start
-    before, after = (
-        _estimate(name, np.concatenate([one, other]))
-        for one, other in (
-            (_terms(name, reference), _terms(name, stream.take(slice(since)))),
-            (np.zeros((0, 2)), _terms(name, stream.take(slice(since, None)))),
-        )
+    before, after = np.concatenate([reference, stream[:since]]), stream[since:]
+    estimates = (
+        Resamples.draw(len(terms), seed=0).interval(terms, first_over_second)
+        for terms in (before, after)
     )
-    return Signal(group, name, float(own[-1]), float(own.max()), since, before, after)
+    return Signal(group, name, float(own[-1]), float(own.max()), since, *estimates)
 
 
-def _terms(name: str, prompts: Prompts) -> Floats:
-    """`[P, 2]` above and below of a figure; of prompts without one, zeros."""
+def _terms(name: str, prompts: Prompts, figure: Floats) -> Floats:
+    """`[P, 2]` above and below of a figure `[P]`; of prompts without one, zeros."""
     if name in RATIOS:
         table = np.stack([prompts.column(part) for part in RATIOS[name]], 1)
         return np.nan_to_num(table)
-    if name == "prompt tokens":
-        values = prompts.context
-    else:
-        values = (prompts.category == name.removeprefix("category ")).astype(float)
-    return np.stack([values, np.ones(len(values))], 1)
-
-
-def _estimate(name: str, terms: Floats) -> Interval:
-    return Resamples.draw(len(terms), seed=0).interval(terms, first_over_second)
+    return np.stack([figure, np.ones(len(figure))], 1)
 
 
 def prometheus(drift: Drift, labels: Mapping[str, str]) -> str:

@@ -34,6 +34,8 @@ BY_UNIT = {
         "widths, second_top_k, negatives, max_rows, fit c2t batch_size, fit echo "
         "width, fit echo max_width, fit echo num_tokens, fit echo max_tokens"
     ),
+    "rounds": "fit cart max_rows",
+    "positions": "max_positions, fit echo max_rows",
     "levels": "max_leaf_depth, fit c2t depth, fit echo depth, alpha",
     "children": "children, first_top_k",
     "requests": "batch_sizes",
@@ -86,7 +88,8 @@ MEANINGS = {
     "--expect": "digest before the move", "--features": "of nodes",
     "--family": "settings to search", "--for": "the engine that serves", "--format": "of a file",
     "--held-out": "share of prompts to report on", "--key": "to sign with",
-    "--linear": "rates of rounds", "--min-rows": "fewest rows to judge by",
+    "--linear": "rates of rounds", "--max-positions": "positions read at most",
+    "--max-rows": "rows fitted to at most", "--min-rows": "fewest rows to judge by",
     "--name": "name that a key signs for", "--negatives": "rejected nodes for an accepted one",
     "--num-tokens": "submitted at most", "--offline": "ask no registry",
     "--out": "place to write", "--policy": "policy to use",

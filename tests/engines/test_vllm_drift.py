@@ -105,8 +105,9 @@ def test_an_alarm_and_a_better_policy_while_requests_run(tmp_path: Path) -> None
             assert service.look(*watched)[0] == 0, "nothing has changed"
 
         service.serve(changed)
-        code, drift = service.look(*watched)
+        code, drift = service.look(*watched, "--dense", f"{live}-dense")
         assert code == ALARM
+        assert drift["price"]["tokens_per_call_kept"]["value"] > 1, "the change is for the better"
         since = drift["signals"][0]["since"]
         assert abs(since["index"] - (len(usual) // EVERY - REFERENCE)) < 8, (
             "where the traffic changed"

@@ -90,6 +90,8 @@ def collect_dense(
     shard: Shard = WHOLE,
     tokens: TokenTreatment = KEEP,
     workload: str | None = None,
+    own_prompts: bool = False,
+    decoder: Decoder | None = None,
     on_commit: OnCommit | None = None,
 ) -> DenseSummary:
     """Drafts the full tree from every position of every response and writes dense traces.
@@ -104,6 +106,7 @@ def collect_dense(
         batch_size: prompts generated together.
         out, shard, tokens: as in `collect_live`.
         workload: what the prompts are, in the user's word; goes into artifacts.
+        own_prompts: see `TraceWriter.open`. decoder: of `plain_decoder`, to be used again.
 
     Raises:
         UsageError: a pair that cannot draft the shape.
@@ -121,10 +124,12 @@ def collect_dense(
     policy = Policy(shape=shape)
     header = header_of(pair, policy, settings, workload=workload, tokens=tokens, more=more)
     joins = resume or shard.count > 1
-    with TraceWriter.open(out, header, resume=joins, tokens=tokens) as writer:
+    with TraceWriter.open(
+        out, header, resume=joins, tokens=tokens, own_prompts=own_prompts
+    ) as writer:
         summary, left = DenseSummary.begin(writer, prompts, shard)
         if responses is None:
-            texts = generate(pair, left, settings, batch_size)
+            texts = generate(decoder or plain_decoder(pair, batch_size), left, settings)
         else:
             given = [(pair.target, p, responses.by_prompt[p.prompt_id], settings) for p in left]
             for one in given:  # all are checked before the first is used
@@ -200,17 +205,21 @@ def _draft(drafting: DenseDrafting, text: Answered, summary: DenseSummary) -> li
 # --------------------------------------------------------------------------- texts
 
 
+def plain_decoder(pair: Pair, batch_size: int) -> Decoder:
+    """The decoder of `generate`, in which no drafter takes part."""
+    return Decoder(pair, Policy(shape=RootOnly()), batch_size=batch_size)
+
+
 def generate(
-    pair: Pair, prompts: Sequence[Prompt], settings: DecodeSettings, batch_size: int
+    decoder: Decoder, prompts: Sequence[Prompt], settings: DecodeSettings
 ) -> Iterator[Answered]:
-    """Lets the target answer, plainly: no drafter takes part.
+    """Lets the target answer, plainly.
 
     Every lossless policy has the same distribution of texts, but the rounding of a wide
     verification can turn a near-tie. All of them are compared with `ar`, so its texts favour none.
     Generation comes in groups, because it and dense reading take turns at the target's cache.
     """
-    decoder = Decoder(pair, Policy(shape=RootOnly()), batch_size=batch_size)
-    size = max(GROUP_PROMPTS, 2 * batch_size)
+    size = max(GROUP_PROMPTS, 2 * decoder.batch_size)
     for start in range(0, len(prompts), size):
         for done in list(converse(decoder, prompts[start : start + size], settings)):
             answers = ((turn.request, turn.token_ids) for turn in done.completions)

@@ -1,0 +1,171 @@
+"""Collection by actors of a real Ray, killed and resumed: the set is that of one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import polars as pl
+import pytest
+import ray
+
+from specctl.collect import workers
+from specctl.collect.workers import Crew
+from specctl.errors import TraceError
+from specctl.logs.trace_set import TraceSet, read_listing
+from tests.cli.command import OUTPUT, USAGE, passes, refuses, write_lines
+from tests.servers import free_port
+
+DENSE = ("--dense", "--depth", "3", "--children", "3")
+CHAIN = ("--policy", "chain")
+SMALL = ("--max-new-tokens", "8", "--device", "cpu", "--threads", "1")
+pytestmark = pytest.mark.usefixtures("ray_address")
+
+
+@pytest.fixture
+def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One prompt at a time, so that whoever is killed has finished some."""
+    monkeypatch.setattr(workers, "BATCH_S", 0.0)
+
+
+def prompts_file(folder: Path, count: int) -> Path:
+    return write_lines(folder / "p.txt", *(f"How much is {n} + 3?" for n in range(count)))
+
+
+def check_equal_to_one_process(out: str | Path, folder: Path, *options: str) -> None:
+    """The rows of a set are those that one process writes, in any order, each prompt once."""
+    listing, alone = read_listing(out), folder / "alone"
+    passes("collect", folder / "p.txt", "-o", alone, *SMALL, *options)
+    assert listing.header.collect == read_listing(alone).header.collect
+    assert listing.num_repeats == 0
+    for table in ("rounds", "nodes"):
+        assert rows(out, table).equals(rows(alone, table))
+
+
+def rows(out: str | Path, table: str) -> pl.DataFrame:
+    """Without timings, which differ from run to run."""
+    frame = TraceSet.open(out).scan(table).collect()
+    frame = frame.drop([name for name in frame.columns if name.endswith("_us")])
+    return frame.sort([n for n in ("request_id", "round_idx", "node_idx") if n in frame.columns])
+
+
+class Killer(threading.Thread):
+    """Kills workers of a crew at random moments: behind so many finished prompts, and some time."""
+
+    def __init__(self, crew: Crew, num_kills: int, num_prompts: int) -> None:
+        super().__init__(daemon=True)
+        self.draw, self.crew = random.Random(0), crew
+        self.moments = sorted(self.draw.sample(range(1, num_prompts // 2), num_kills))
+
+    def run(self) -> None:
+        for moment in self.moments:
+            while not self.kills(moment):
+                time.sleep(self.draw.uniform(0.0, 0.1))
+
+    def kills(self, moment: int) -> bool:
+        alive = [hand.pid for hand in self.crew.summary.hands if hand.pid and not hand.is_lost]
+        if not alive or self.crew.summary.counts.num_committed < moment:
+            return False
+        os.kill(self.draw.choice(alive), signal.SIGKILL)
+        return True
+
+
+@pytest.fixture
+def _killed(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Kills so many workers of a crew, over so many prompts."""
+    run = Crew.run
+
+    def watched(crew: Crew) -> workers.CrewSummary:
+        Killer(crew, *request.param).start()
+        return run(crew)
+
+    monkeypatch.setattr(Crew, "run", watched)
+
+
+DRIVER = """
+from specctl.cli import main
+from specctl.collect import workers
+workers.BATCH_S = 0.0
+main()
+"""
+
+
+@pytest.mark.usefixtures("_small_batches", "_killed")
+@pytest.mark.parametrize(
+    ("_killed", "num_prompts"),
+    [
+        pytest.param((1, 30), 60, id="once"),
+        pytest.param((10, 100), 120, id="ten times", marks=pytest.mark.nightly),
+    ],
+    indirect=["_killed"],
+)
+def test_a_driver_of_two_is_killed_and_of_four_that_go_on_some(
+    s3_url: str, num_prompts: int, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """In a bucket, by a cluster that the command starts and by one that it joins."""
+    path = prompts_file(tmp_path, num_prompts)
+    words = ["collect", str(path), "-o", s3_url, *SMALL, *DENSE, "--resume", "--json"]
+    command = [sys.executable, "-c", DRIVER, *words, "--workers", "2"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as driver:
+        while not num_finished(s3_url):
+            assert driver.poll() is None, driver.communicate()
+            time.sleep(0.05)
+        driver.kill()
+    told = json.loads(passes(*words, "--workers", "4", "--ray", "auto").out)
+    num_kills = request.node.callspec.params["_killed"][0]
+    assert sum(worker["is_lost"] for worker in told["workers"]) == num_kills
+    assert told["num_skipped"] > 0
+    assert told["num_skipped"] + told["num_committed"] == num_prompts == num_finished(s3_url)
+    check_equal_to_one_process(s3_url, tmp_path, *DENSE)
+
+
+def num_finished(out: str) -> int:
+    try:
+        return len(read_listing(out).prompt_ids)
+    except TraceError:  # none yet
+        return 0
+
+
+def test_what_cannot_run_is_refused_before_any_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("collect", "embedded", "-o", tmp_path / "set", "--ray")
+    no_gpus = "expected 1 CPU and {} GPUs for each worker, on one node, found room for 0 in all: 4 "
+    for options, code, said in (
+        (("auto", "--device", "cuda"), OUTPUT, no_gpus.format(1)),
+        (("auto", "--gpus-per-worker", "0.5"), OUTPUT, no_gpus.format(0.5)),
+        (("auto", "--gpus-per-worker", "2"), USAGE, "expected at most 1"),
+        (("auto", "--gpus-per-worker", "1", "--device", "cpu"), USAGE, "expected 0 on the CPU"),
+        (("auto", "--device", "cuda:1"), USAGE, "Ray gives each worker its own GPU"),
+        (("auto", "--threads", "5"), OUTPUT, "expected 5 CPUs for each worker, on one node"),
+        (("somewhere",), USAGE, "expected auto or HOST:PORT"),
+    ):
+        assert said in refuses(code, *words, *options)
+    with monkeypatch.context() as patch:
+        patch.setattr(ray, "is_initialized", lambda: False)
+        line = refuses(OUTPUT, *words, f"127.0.0.1:{free_port()}")
+        assert "expected a cluster that runs and answers" in line
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert "pip install 'specctl[ray]'" in refuses(USAGE, *words[:-1], "--workers", 2)
+    assert "with --workers or --ray" in refuses(USAGE, *words[:-1], "--gpus-per-worker", 1)
+    passes(*words[:-1], *SMALL, "--limit", 1)  # this process alone needs no Ray
+    assert num_finished(str(tmp_path / "set")) == 1
+
+
+def test_two_workers_write_what_one_process_does(tmp_path: Path) -> None:
+    words = ("collect", prompts_file(tmp_path, 12), "-o", tmp_path / "set", *SMALL, *CHAIN)
+    shown = passes(*words, "--ray", "auto", "--workers", "2").out
+    assert "12 prompts committed to" in shown
+    assert [line.split()[0] for line in shown.splitlines() if os.uname().nodename in line] == [
+        "1",
+        "2",
+    ]
+    check_equal_to_one_process(tmp_path / "set", tmp_path, *CHAIN)
+    passes("traces", "verify", tmp_path / "set")
