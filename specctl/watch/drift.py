@@ -12,8 +12,8 @@ describe an alarm; the promise is the alarm's.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ import numpy as np
 from specctl.errors import TraceEmptyError
 from specctl.formatting import Table, count, number
 from specctl.logs.positions import Floats
-from specctl.stats import MIN_PROMPTS, Interval, Resamples, first_over_second
+from specctl.stats import MIN_PROMPTS, UNKNOWN, Interval, Resamples, first_over_second
 from specctl.watch.alarm import likeliest_change, p_values, wealth
 from specctl.watch.signals import RATIOS, Prompts, watched
 
@@ -44,8 +44,8 @@ class Signal:
     wealth: float
     most: float
     since: int
-    before: Interval
-    after: Interval
+    before: Interval = UNKNOWN
+    after: Interval = UNKNOWN
 
     def moved(self, alpha: float) -> bool:
         """Whether its own bets reached 1/alpha."""
@@ -181,13 +181,19 @@ def watch(reference: Prompts, stream: Prompts, *, alpha: float = 0.05, seed: int
     own = {group: wealth(np.stack([*found.values()], 1)) for group, found in ranks.items()}
     whole = whole_wealth(own)
     rings = np.flatnonzero(whole >= 1 / alpha)
-    figures = watched(reference, stream)
-    signals = []
+    figures, signals, tables = watched(reference, stream), list[Signal](), list[Floats]()
     for group, found in ranks.items():
         for at, (name, p) in enumerate(found.items()):
+            since, own_wealth = likeliest_change(p).start, own[group][:, at]
+            most = float(own_wealth.max())
+            signals.append(Signal(group, name, float(own_wealth[-1]), most, since))
             sides = zip((reference, stream), figures[group][name], strict=True)
-            terms = [_terms(name, *side) for side in sides]
-            signals.append(_signal(group, name, p, own[group][:, at], *terms))
+            terms = np.concatenate([_terms(name, *side) for side in sides])
+            before = len(reference) + since
+            for part in (slice(before), slice(before, None)):
+                tables.append(np.zeros_like(terms))
+                tables[-1][part] = terms[part]
+    signals = _estimated(signals, tables, len(reference))
     signals.sort(key=lambda signal: -signal.most)
     alarm_at = int(rings[0]) if len(rings) else None
     groups = {group: of_group.mean(1) for group, of_group in own.items()}
@@ -210,16 +216,22 @@ def whole_wealth(own: Mapping[str, Floats]) -> Floats:
     return np.asarray(np.mean([of_group.mean(1) for of_group in own.values()], 0))
 
 
-def _signal(
-    group: str, name: str, p: Floats, own: Floats, reference: Floats, stream: Floats
-) -> Signal:
-    since = likeliest_change(p).start
-    before, after = np.concatenate([reference, stream[:since]]), stream[since:]
-    estimates = (
-        Resamples.draw(len(terms), seed=0).interval(terms, first_over_second)
-        for terms in (before, after)
-    )
-    return Signal(group, name, float(own[-1]), float(own.max()), since, *estimates)
+def _estimated(
+    signals: Sequence[Signal], tables: Sequence[Floats], num_reference: int
+) -> list[Signal]:
+    """Signals with their figures before and since: `tables` hold the terms of each, `[R + n, 2]`,
+    0 on the other side. Resamples are drawn once for all, as they take longest."""
+    num = len(tables[0])
+    resamples, found = Resamples.draw(num), []
+    drawn = resamples.drawn_each(tables)
+    for signal, first, second in zip(signals, drawn[::2], drawn[1::2], strict=True):
+        num_before = num_reference + signal.since
+        before, after = (
+            replace(resamples, is_enough=size >= MIN_PROMPTS).read(first_over_second(sums))
+            for size, sums in ((num_before, first), (num - num_before, second))
+        )
+        found.append(replace(signal, before=before, after=after))
+    return found
 
 
 def _terms(name: str, prompts: Prompts, figure: Floats) -> Floats:
