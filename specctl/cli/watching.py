@@ -182,10 +182,13 @@ def recalibrate(
         Path, typer.Option(help="cost_model.json of `specctl profile`, or a named clock.")
     ],
     promote: str | None = option(
-        None, "NAME@ALIAS to publish a candidate under and point to it", default="none"
+        None, "NAME@ALIAS in the --registry, to publish a candidate under and point to it", default="none"
     ),
     registry: str | None = option(
-        None, "Registry to publish in, folder or s3://bucket/prefix", default="SPECCTL_REGISTRY"
+        None,
+        "Registry to publish in, folder or s3://bucket/prefix",
+        default="SPECCTL_REGISTRY",
+        group="advanced",
     ),
     family: list[str] | None = option(
         None,

@@ -156,6 +156,8 @@ def recent_text(chunk: LogChunk, rows: slice | Tensor, window: int = RECENT_TOKE
             found="live ones",
             fix="collect with --dense, or leave these features out",
         )
+    if chunk.recent is not None:
+        return torch.from_numpy(chunk.recent)[rows]
     row = torch.arange(chunk.positions.num_rows)[rows]
     first = torch.from_numpy(chunk.positions.start[chunk.positions.request])[row]
     back = row[:, None] - torch.arange(window - 1, -1, -1)

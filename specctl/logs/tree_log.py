@@ -89,6 +89,8 @@ class LogChunk:
         extra: further columns of the nodes table, `[T]` numpy, NaN for null.
         next_ids: `[R]` int32 numpy, the token of the text behind each root; None where
             `TEXT_COLUMNS` were not read, and of live logs.
+        recent: `[R, RECENT_TOKENS]` int64 numpy, of live logs read with their text: its end at each
+            root. None of others.
     """
 
     support: Support
@@ -103,6 +105,7 @@ class LogChunk:
     topk_entropy: Tensor
     extra: dict[str, Any] = field(default_factory=dict)
     next_ids: Any = None
+    recent: Any = None
 
     @property
     def num_nodes(self) -> int:
@@ -124,6 +127,7 @@ class LogChunk:
             matched=self.matched[rows],
             root=self.root[torch.from_numpy(rows)],
             next_ids=None if self.next_ids is None else self.next_ids[rows],
+            recent=None if self.recent is None else self.recent[rows],
         )
 
 
@@ -272,9 +276,15 @@ class DenseLog:
 
 @dataclass(frozen=True)
 class LiveLog:
-    """A live trace set, opened for fits and reports."""
+    """A live trace set, opened for fits and reports.
+
+    Attributes:
+        reads_text: puts the texts together from roots and accepted tokens, where token ids are
+            asked for.
+    """
 
     files: tuple[SegmentFiles, ...]
+    reads_text: bool = False
 
     @cached_property
     def support(self) -> Support:
@@ -304,8 +314,9 @@ class LiveLog:
     def chunks(
         self, *, with_entropy: bool = True, extra: tuple[str, ...] = ()
     ) -> Iterator[LogChunk]:
-        """As of `DenseLog`. Token ids are left out: rounds do not hold the text between them."""
-        extra = tuple(name for name in extra if name not in TEXT_COLUMNS)
+        """As of `DenseLog`. Token ids are left out unless the text is read: rounds stand alone."""
+        if not self.reads_text:
+            extra = tuple(name for name in extra if name not in TEXT_COLUMNS)
         return _read_chunks(self.files, None, with_entropy, extra)
 
 
@@ -365,6 +376,8 @@ def _read_chunks(
     kind = "dense" if support else "live"
     for part in files:
         more = ("bonus_token_id",) if "token_id" in extra else ()
+        if more and not support:
+            columns.add("path_accepted")
         names = (*ROUND_COLUMNS, *(more if support else OFFERED))
         rounds = pl.DataFrame(read_columns(part["rounds"], names))
         kinds = rounds["kind"].unique().to_list()
@@ -381,14 +394,36 @@ def _read_chunks(
             raise _corrupt(
                 part["nodes"], "trees of the sizes that the rounds table states", "others"
             )
+        recent = _recent_texts(rounds, root, nodes) if more and not support else None
         first = 0
         for stop in starts[1:].tolist():  # whole requests with about CHUNK_NODES nodes
             if root[stop] - root[first] >= CHUNK_NODES or stop == starts[-1]:
                 inner = starts[(starts >= first) & (starts <= stop)] - first
                 flat = {name: values[root[first] : root[stop]] for name, values in nodes.items()}
                 here = root[first:stop] - root[first]
-                yield _chunk(rounds[first:stop], inner, flat, here, support, extra)
+                chunk = _chunk(rounds[first:stop], inner, flat, here, support, extra)
+                yield chunk if recent is None else replace(chunk, recent=recent[first:stop])
                 first = stop
+
+
+def _recent_texts(rounds: pl.DataFrame, root: Longs, nodes: dict[str, Any]) -> Longs:
+    """`[R, RECENT_TOKENS]`: the end of the text at each round's root, from the roots and accepted
+    tokens of the request's rounds; `NO_TEXT` before its first one."""
+    from specctl.features import NO_TEXT, RECENT_TOKENS
+
+    request, _ = coded(rounds["request_id"])
+    order = np.lexsort((rounds["position"].to_numpy(), request))
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    kept = np.flatnonzero(nodes["path_accepted"] == 1)  # of roots it is true
+    step = place[np.searchsorted(root, kept, "right") - 1]
+    kept, step = kept[np.argsort(step, kind="stable")], np.sort(step)
+    at = np.searchsorted(step, np.arange(len(order)))  # of each root, in order
+    begins = np.diff(request[order], prepend=-1) != 0
+    first = at[np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))]
+    back = at[:, None] - np.arange(RECENT_TOKENS - 1, -1, -1)
+    text = nodes["token_id"][kept][back.clip(0)].astype(np.int64)
+    return np.where(back < first[:, None], NO_TEXT, text)[place]
 
 
 def _corrupt(path: Path, expected: str, found: str) -> TraceCorruptError:

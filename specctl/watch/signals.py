@@ -18,10 +18,11 @@ from specctl.logs.node_sample import LoggedNodes
 from specctl.logs.parquet import collected, scan_files
 from specctl.logs.positions import Floats, Longs
 from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import DenseLog, open_log, segment_files
+from specctl.logs.tree_log import DenseLog, LiveLog, open_log, segment_files
 from specctl.policy import Policy, build_shape, policy_digest
 from specctl.replay.rounds import replay
 from specctl.stats import sums_by
+from specctl.trace import token_mode
 from specctl.tree import gather
 
 DEEP = 4
@@ -318,8 +319,10 @@ def _node_sums(
     rule, log = build_shape(policy.shape), open_log(traces)
     if rule.memory_size or rule.max_depth == 0:
         return None
-    if rule.needs_text and not isinstance(log, DenseLog):
-        return None
+    if rule.needs_text and isinstance(log, LiveLog):
+        if token_mode(traces.header.collect) == "drop":
+            return None
+        log = replace(log, reads_text=True)
     found: dict[str, Floats] = {}
     index = 0
     for batch in LoggedNodes(log, 0).batches(rule):

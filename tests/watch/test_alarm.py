@@ -85,6 +85,12 @@ def test_wealth_is_what_its_bets_come_to_one_by_one() -> None:
         assert wealth(p)[n] == pytest.approx(total)
 
 
+def test_evidence_of_a_long_change_stays_a_number() -> None:
+    found = wealth(np.full((3000, 2), 1e-9))
+    assert np.isfinite(found).all()
+    assert found[-1].min() > 1e90
+
+
 def test_bets_are_fair_on_uniform_ranks() -> None:
     """The mean over a fine grid of the next rank is the wealth before it."""
     grid = (np.arange(200_000) + 0.5) / 200_000

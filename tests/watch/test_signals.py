@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from specctl.errors import TraceEmptyError
+from specctl.logs.logged_draft import recent_text
 from specctl.logs.trace_set import TraceSet
+from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog, LiveLog
 from specctl.runtime.policy_spec import resolve_policy
 from specctl.watch.signals import (
     COLUMNS,
@@ -60,6 +62,36 @@ def test_live_rows_and_a_replay_say_the_same(words: str, dense: TraceSet, tmp_pa
     share = served.column("cut_short").sum() / served.column("whole").sum()
     assert 0 < share < 1
     assert all(time.startswith("20") for time in served.finished)
+
+
+def test_a_scorer_that_reads_the_text_is_watched_on_rounds_alone(
+    dense: TraceSet, tmp_path: Path
+) -> None:
+    """Its texts are put together from roots and accepted tokens. A prompt or two where the dense
+    trees lack what it would expand are left out."""
+    fitted, live = tmp_path / "c2t", tmp_path / "live"
+    features = "draft_logp,depth,suffix_length,suffix_offered"
+    passes("fit", "c2t", dense.parts[0].place.name, "-o", fitted, "--features", features)
+    passes("collect", "embedded", "-o", live, "--policy", fitted, "--batch-size", 4, *LIMIT)
+    policy = resolve_policy(str(fitted)).policy
+    served, replayed = (
+        read_prompts(traces, policy) for traces in (TraceSet.open(str(live)), dense)
+    )
+    place = {name: index for index, name in enumerate(replayed.ids)}
+    replayed = replayed.take([place[name] for name in served.ids])
+    same = served.column("verified") == replayed.column("verified")
+    assert same.sum() >= 8
+    for name in COLUMNS:
+        expected = replayed.column(name)[same]
+        assert served.column(name)[same] == pytest.approx(expected, abs=1e-4), name
+    log = LiveLog(tuple(TraceSet.open(str(live)).segment_files()), reads_text=True)
+    texts, chunks = {}, [*DenseLog.open(dense).chunks(extra=TEXT_COLUMNS)]
+    for chunk in chunks:
+        positions = zip(chunk.positions.row_prompts, chunk.positions.context_tokens, strict=True)
+        texts |= dict(zip(positions, recent_text(chunk, slice(None)).tolist(), strict=True))
+    for chunk in log.chunks(extra=TEXT_COLUMNS):
+        positions = zip(chunk.positions.row_prompts, chunk.positions.context_tokens, strict=True)
+        assert chunk.recent.tolist() == [texts[one] for one in positions]
 
 
 def test_rounds_of_another_policy_are_no_reference(dense: TraceSet, tmp_path: Path) -> None:

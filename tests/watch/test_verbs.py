@@ -26,6 +26,13 @@ from tests.cli.command import passes, refuses, specctl, write_lines
 from tests.replay.tune_cases import linear_file
 
 SERVED = "threshold:depth=6:top_k=4"
+NOBODY = {
+    "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+    "AWS_ALLOW_HTTP": "true",
+    "AWS_REGION": "us-east-1",
+    "AWS_ACCESS_KEY_ID": "a",
+    "AWS_SECRET_ACCESS_KEY": "b",
+}
 LENGTH = ("--max-new-tokens", 16, "--threads", 1)
 
 
@@ -120,6 +127,7 @@ def test_an_alarm_says_what_the_change_costs(
     passes("collect", "embedded", "-o", few, *short)
     said = specctl(*words[:-2], few).out
     assert "too few to say what it costs (8 are needed)" in " ".join(said.split())
+    assert "at least 8 of the reference" in refuses(4, *words[:4], "--reference", few)
 
 
 def test_a_set_that_is_being_written_is_watched_as_far_as_it_is_finished(
@@ -143,7 +151,9 @@ def test_a_set_that_is_being_written_is_watched_as_far_as_it_is_finished(
         assert "11 prompts watched" in specctl(*words, "--false-alarm-prob", 1e-9).out
 
 
-def test_what_cannot_be_watched_is_refused(served: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_watched_is_refused(
+    served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = write_lines(tmp_path / "sglang.log", "Decode batch, accept len: 2.10")
     assert "`specctl import` reads" in refuses(4, "drift", log, "-p", "chain")
     assert "rounds of the policy" in refuses(4, "drift", served, "-p", "chain")
@@ -151,6 +161,9 @@ def test_what_cannot_be_watched_is_refused(served: Path, tmp_path: Path) -> None
     few = refuses(4, "drift", served, "-p", SERVED, "--reference-prompts", 240)
     assert "lower --reference-prompts" in few
     assert "live ones" in refuses(4, "drift", served, "-p", SERVED, "--dense", served)
+    for name, value in NOBODY.items():
+        monkeypatch.setenv(name, value)
+    assert "the store does not answer" in refuses(6, "drift", "s3://bucket/live", "-p", SERVED)
 
 
 def test_traces_of_another_pair_are_refused() -> None:
