@@ -2,8 +2,9 @@
 
     python benchmarks/bench_memory.py SOURCE --work DIR --num-nodes 1e7 1e8 4e8
 
-Sets of every size repeat the segments of a real one under new prompt ids, through the project's own
-writer. Every verb runs in a process of its own, whose peak of resident memory the system keeps.
+The largest set repeats the segments of a real one under new prompt ids, through the project's own
+writer; smaller ones are its first segments, hard-linked. Every verb runs in a process of its own,
+whose peak of resident memory the system keeps.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +25,22 @@ from specctl.collect.trace_writer import TraceWriter
 from specctl.logs.trace_set import TraceSet, read_listing
 
 POLICIES = ("ar", "chain", "eagle2", "svip:window=4")
-OUT = Path("tuned")
+VERBS: dict[str, list[str]] = {
+    "show": [],
+    "replay": [word for name in POLICIES for word in ("-p", name)],
+    "tune": ["--family", "svip"],
+    "fit cart": [],
+    "fit c2t": ["--min-steps", "1"],
+    "ladder": [],
+}
+"""With what each is asked. C2T's training alone takes as long as wanted, at any memory."""
+TIMED, WRITING = ("replay", "tune", "ladder"), ("tune", "ladder", "fit")
+STARTER = """
+import resource, subprocess, sys
+quiet = subprocess.DEVNULL
+code = subprocess.run(sys.argv[1:], stdout=quiet, stderr=quiet).returncode
+print(code, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
 
 
 def main() -> None:
@@ -31,7 +48,7 @@ def main() -> None:
     options.add_argument("source", type=Path, help="dense trace set, of which rows are repeated")
     options.add_argument("--work", type=Path, required=True, help="folder for the grown sets")
     options.add_argument("--num-nodes", type=float, nargs="+", default=[1e7, 1e8, 4e8])
-    options.add_argument("--verbs", nargs="+", default=["replay"], help="replay, tune, show")
+    options.add_argument("--verbs", nargs="+", default=["replay"], help="of VERBS")
     options.add_argument("--cost-model", type=Path, required=True)
     given = options.parse_args()
     rows = list(measured(given))
@@ -40,20 +57,23 @@ def main() -> None:
 
 def measured(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each set and verb."""
-    times = ["--cost-model", str(given.cost_model), "--threads", str(given.threads)]
-    asked = {
-        "show": [],
-        "replay": [*(word for name in POLICIES for word in ("-p", name)), *times],
-        "tune": ["--family", "svip", "-o", str(given.work / OUT), *times],
-    }
-    for number in given.num_nodes:
+    whole = given.work / f"nodes-{max(given.num_nodes):.0e}"
+    if not whole.exists():
+        grow(given.source, whole, int(max(given.num_nodes)))
+    for number in sorted(given.num_nodes):
         folder = given.work / f"nodes-{number:.0e}"
         if not folder.exists():
-            grow(given.source, folder, int(number))
+            link_first(whole, folder, int(number))
         traces = TraceSet.open(folder, verify=False)
         sizes = {table: traces.num_rows(table) for table in ("nodes", "rounds")}
         for verb in given.verbs:
-            seconds, peak = run([verb, str(folder), *asked[verb]])
+            words = [*verb.split(), str(folder), *VERBS[verb]]
+            if verb.startswith(TIMED):
+                words += ["--cost-model", str(given.cost_model)]
+            if verb in ("replay", "tune"):
+                words += ["--threads", str(given.threads)]
+            with tempfile.TemporaryDirectory(dir=given.work) as out:
+                seconds, peak = run([*words, *(["-o", f"{out}/out"] * verb.startswith(WRITING))])
             row = {"verb": verb, "nodes": sizes["nodes"], "positions": sizes["rounds"]}
             row |= {"prompts": len(traces.prompt_ids), "seconds": seconds, "peak_mb": peak / 1e6}
             print(row, flush=True)
@@ -61,15 +81,19 @@ def measured(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def run(words: list[str]) -> tuple[float, int]:
-    """Seconds and peak of resident bytes of a command of specctl."""
+    """Seconds and peak of resident bytes of a command of specctl.
+
+    A small process starts it: the system counts the memory of whoever starts a process as its own.
+    """
     began = time.perf_counter()
     command = [sys.executable, "-m", "specctl", *words]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}")
-    return time.perf_counter() - began, 1024 * used.ru_maxrss
+    ended = subprocess.run(
+        [sys.executable, "-c", STARTER, *command], capture_output=True, text=True
+    )
+    code, peak = (int(word) for word in ended.stdout.split())
+    if code:
+        raise SystemExit(f"{' '.join(command)}: exit code {code}")
+    return time.perf_counter() - began, 1024 * peak
 
 
 def grow(source: Path, out: Path, num_nodes: int) -> int:
@@ -90,6 +114,20 @@ def grow(source: Path, out: Path, num_nodes: int) -> int:
                     break
             turn += 1
     return written
+
+
+def link_first(whole: Path, out: Path, num_nodes: int) -> None:
+    """A set of the first segments of another, hard-linked, with so many node rows at least."""
+    listing, number = read_listing(whole, verify=False), 0
+    for folder in ("rounds", "nodes"):
+        (out / folder).mkdir(parents=True)
+    os.link(whole / "trace.json", out / "trace.json")
+    for segment in listing.segments:
+        for file in segment.files.values():
+            os.link(whole / file.key, out / file.key)
+        number += segment.record.nodes.num_rows if segment.record.nodes else 0
+        if number >= num_nodes:
+            return
 
 
 def with_names(rows: Any, prefix: str) -> Any:

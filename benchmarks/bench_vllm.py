@@ -98,9 +98,9 @@ class Timed:
 
     def writer_s(self) -> float:
         """Processor time of the thread that writes traces, so far."""
-        tracer = None if self.session is None else self.session.tracer
-        if tracer is None:
+        if self.session is None or not self.session.tracers:
             return 0.0
+        [tracer] = self.session.tracers
         clock = time.pthread_getcpuclockid(tracer.recorder._thread.ident)
         return time.clock_gettime(clock)
 

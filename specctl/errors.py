@@ -1,14 +1,15 @@
 """The error tree. Every refusal says what was expected, what was found and what to do next.
 
-Exit codes: 2 options, 3 artifacts, 4 data, 5 models, 6 places, 7 registries, 8 engines, 70 a bug;
-docs/cli.md has those of each type. A command ended by Ctrl-C exits with 130, one ended by SIGTERM
-with 143, after keeping what is finished.
+Exit codes: 2 options, 3 artifacts, 4 data, 5 models, 6 places, 7 registries, 8 engines, 10 memory,
+70 a bug; docs/cli.md has those of each type. A command ended by Ctrl-C exits with 130, one ended by
+SIGTERM with 143, after keeping what is finished.
 """
 
 from __future__ import annotations
 
 import copyreg
 import errno
+import re
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -295,6 +296,33 @@ class EngineError(SpecctlError):
     """A serving engine, or a set-up of it, in which a policy or a log of it cannot work."""
 
     exit_code = 8
+
+
+class HostMemoryError(SpecctlError):
+    """The machine, or a limit set on the process, has too little memory for the command."""
+
+    exit_code = 10
+
+
+NO_MEMORY = re.compile(
+    "bad_alloc|aunch worker thread|[Cc]an(no|')t allocate memory|can't start new thread"
+)
+"""What libraries say of memory in errors of other kinds: Arrow, torch, the system, Python."""
+
+
+def memory_error_of(error: BaseException) -> HostMemoryError | None:
+    """The refusal of an error of any library that ran out of memory; None of others."""
+    if isinstance(error, HostMemoryError):
+        return error
+    if not (isinstance(error, MemoryError) or NO_MEMORY.search(str(error))):
+        return None
+    return HostMemoryError(
+        "memory",
+        expected="room for what the command holds at a time (docs/replay.md, Large sets)",
+        found=f"none left: {str(error) or type(error).__name__}",
+        fix="raise the limit or use a machine with more; else lower --threads or --workers, and of "
+        "fits --max-rows or --max-positions",
+    )
 
 
 class InvariantError(SpecctlError):

@@ -596,6 +596,67 @@ class RunScores(ResultRecord):
         return None if plain is None else one.tokens_per_s / plain
 
 
+# ------------------------------------------------------------------------------ drift
+
+
+class DriftPair(RunPair):
+    """The pair that served."""
+
+
+class DriftPrompt(ResultRecord):
+    """A prompt of the watch: its place from 0, its id, and when it was finished, UTC."""
+
+    index: int
+    prompt_id: str
+    finished: str | None
+
+
+class DriftSignal(ResultRecord):
+    """A signal before the likeliest start of its change and since; `most_wealth`: its evidence."""
+
+    group: str
+    signal: str
+    moved: bool
+    wealth: Number
+    most_wealth: Number
+    since: DriftPrompt
+    before: Interval
+    after: Interval
+
+
+class DriftEvidence(ResultRecord):
+    """Logarithms to base 10 of the evidence at some prompts, by group; `all` together."""
+
+    index: tuple[int, ...]
+    log10: dict[str, tuple[Number, ...]]
+
+
+class DriftScores(ResultRecord):
+    """`drift.json` of `specctl drift`.
+
+    Attributes:
+        alpha: bound on the probability of a false alarm.
+        price: what the change costs, `words` of it for people; None where it was not asked for.
+    """
+
+    kind: Literal["drift"]
+    pair: DriftPair
+    policy: str
+    traces: tuple[str, ...]
+    reference: tuple[str, ...] | None
+    alarm: bool
+    alpha: float
+    num_reference: int
+    num_prompts: int
+    num_unfinished: int
+    wealth: Number
+    most_wealth: Number
+    alarm_at: DriftPrompt | None
+    evidence: DriftEvidence
+    signals: tuple[DriftSignal, ...]
+    price: dict[str, Any] | None
+
+
 # ------------------------------------------------------------------------------ cost and traces
 
 

@@ -26,8 +26,9 @@ CONFIDENCE = 0.95
 MIN_PROMPTS = 8
 """An interval over fewer says nothing: resampled or by their variance, it is far too narrow."""
 NUM_RESAMPLES = 2000
-BLOCK_BYTES = 64 << 20
-"""Weights of resamples that are in memory at a time: all of them up to 4,194 prompts."""
+KEPT_BYTES, BLOCK_BYTES = 32 << 20, 4 << 20
+"""Weights of resamples that stay in memory, those of 2,097 prompts at most; and of more prompts,
+those that are drawn at a time."""
 Figure = Callable[[Floats], Floats]
 """From sums `[..., S]` to figures `[...]`."""
 
@@ -129,7 +130,9 @@ class _Weights:
     def __iter__(self) -> Iterator[Floats]:
         generator = np.random.default_rng(self.seed)
         shares = np.full(self.num_prompts, 1 / self.num_prompts)
-        rows = max(1, BLOCK_BYTES // (8 * self.num_prompts))
+        row_bytes = 8 * self.num_prompts
+        is_kept = row_bytes * self.num <= KEPT_BYTES
+        rows = self.num if is_kept else max(1, BLOCK_BYTES // row_bytes)
         for at in range(0, self.num, rows):
             size = min(rows, self.num - at)
             yield generator.multinomial(self.num_prompts, shares, size).astype(np.float64)
@@ -142,7 +145,7 @@ class Resamples:
     They are the same for every figure of every policy, so that differences are paired.
 
     Attributes:
-        blocks: the weights, some resamples at a time. Of more prompts than fit into `BLOCK_BYTES`
+        blocks: the weights, some resamples at a time. Of more prompts than fit into `KEPT_BYTES`
             they are drawn again whenever they are gone through.
         is_enough: so many were drawn from that an interval says something.
     """
@@ -164,7 +167,7 @@ class Resamples:
         """Resamples of `num_prompts` prompts with replacement; of fewer than `least`, by default
         `MIN_PROMPTS`, there are no intervals."""
         blocks: Iterable[Floats] = _Weights(num_prompts, seed, num)
-        if 8 * num_prompts * num <= BLOCK_BYTES:
+        if 8 * num_prompts * num <= KEPT_BYTES:
             blocks = tuple(blocks)
         return cls(blocks, confidence, num_prompts >= (least or MIN_PROMPTS))
 
@@ -231,6 +234,22 @@ def sums_by(
     """`[G, S]` sums of `values` per group: `[M, S]`, or S columns `[M]`."""
     columns = values.T if isinstance(values, np.ndarray) else values
     return np.stack([np.bincount(codes, column, num_groups) for column in columns], 1).astype(float)
+
+
+def add_by(sums: Floats, codes: NDArray[np.integer], values: Sequence[NDArray[Any]]) -> None:
+    """Adds S columns `[M]` to sums per group `[G, S]`, one after another, so that the last bits are
+    those of `sums_by` of all rows together."""
+    rows, place = np.unique(codes, return_inverse=True)
+    codes = np.concatenate([np.arange(len(rows)), place])
+    columns = zip(sums[rows].T, values, strict=True)
+    sums[rows] = sums_by(codes, len(rows), [*map(np.concatenate, columns)])
+
+
+def lengthened(rows: Floats, num_rows: int) -> Floats:
+    """Rows, and zeros behind them for `num_rows` at least; twice as many, so that it is rare."""
+    more = num_rows - len(rows)
+    zeros = np.zeros((max(more, len(rows)), rows.shape[1]))
+    return np.concatenate([rows, zeros]) if more > 0 else rows
 
 
 def first_over_second(sums: Floats) -> Floats:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from specctl.console import prepare_output
-from specctl.errors import SpecctlError, UsageError, did_you_mean, reason_of
+from specctl.errors import SpecctlError, UsageError, did_you_mean, memory_error_of, reason_of
 from specctl.records import in_plain_words
 
 INTERRUPTED = 130
@@ -197,6 +197,11 @@ def main() -> None:
             code = INTERRUPTED
         except VerbInterruptedError as ended:
             code, left = INTERRUPTED, str(ended)
+        except Exception as error:
+            refusal = memory_error_of(error)
+            if refusal is None:
+                raise
+            code = _refuse(str(refusal), refusal.exit_code)
     if code == INTERRUPTED:
         word, code = ("terminated", TERMINATED) if terminated else ("interrupted", INTERRUPTED)
         typer.echo(f"{word}: {left}", err=True)

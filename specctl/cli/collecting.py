@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, Any
 
 import typer
 
@@ -44,7 +45,7 @@ def collect(
     from specctl.collect.prompts import load_prompts
     from specctl.collect.responses import load_responses
     from specctl.collect.trace_writer import check_place
-    from specctl.logs.trace_files import open_place
+    from specctl.logs.trace_files import open_place, sample_place
     from specctl.runtime.policy_spec import resolve_policy
 
     settings: CollectConfig = config.build()
@@ -63,6 +64,8 @@ def collect(
     part = Shard.parse(settings.shard)
     place = open_place(out)
     check_place(place, resume=settings.resume or part.count > 1)
+    if settings.dense_every is not None:
+        check_place(open_place(sample_place(out)), resume=settings.resume or part.count > 1)
     tokens.check_key_file(place, settings.token_key)
     naming = tokens.prompt_naming(*stored)
     loaded = load_prompts(
@@ -90,14 +93,18 @@ def collect(
     with console.progress("loading models", None):
         decoder = work.decoder(models.load_pair())
     loaded = models.with_room(decoder.pair, loaded, console.warn)
-    num_prompts = sum(part.holds(prompt.prompt_id) for prompt in loaded)
+    sampled = loaded[:: settings.dense_every] if settings.dense_every else []
+    num_prompts = sum(part.holds(prompt.prompt_id) for prompt in [*loaded, *sampled])
     with console.progress("finished prompts", num_prompts) as tick:
-        summary = work.collect(
-            decoder,
-            loaded,
-            texts,
-            resume=settings.resume,
-            shard=part,
-            on_commit=lambda segment: tick(len(segment.prompt_ids)),
-        )
-    return Answer(summary.to_json(), [summary.render()])
+        shared: Any = {
+            "resume": settings.resume,
+            "shard": part,
+            "on_commit": lambda segment: tick(len(segment.prompt_ids)),
+        }
+        summary = work.collect(decoder, loaded, texts, **shared)
+        data, parts = summary.to_json(), [summary.render()]
+        if sampled:
+            beside = replace(work, policy=None, out=sample_place(out))
+            dense = beside.collect(beside.decoder(decoder.pair), sampled, **shared)
+            data, parts = {**data, "dense_sample": dense.to_json()}, [*parts, dense.render()]
+    return Answer(data, parts)

@@ -67,6 +67,13 @@ def fit_answer(artifact: Any, report: Any, out: Path, said: Sequence[str] = ()) 
     return Answer(data, [report.terminal(), *said, f"wrote {out}  {artifact.digest}"])
 
 
+def _sampled(what: str, num_kept: int, number: int) -> list[str]:
+    """A line where not all were read."""
+    if num_kept == number:
+        return []
+    return [f"fitted to a seeded sample, {num_kept:,} of {number:,} {what}; see --max-rows"]
+
+
 # --------------------------------------------------------------------------- from traces
 
 
@@ -100,7 +107,8 @@ def fit_cart(
     opened = open_to_fit(traces, unfinished=unfinished)
     with console.progress("positions", opened.num_rows("rounds")) as tick:
         conditional = config.path == "conditional"
-        found = rounds_to_fit(opened, base, conditional=conditional, on_positions=tick)
+        bound = {"max_rows": config.max_rows, "seed": config.seed}
+        found = rounds_to_fit(opened, base, conditional=conditional, on_positions=tick, **bound)
     shape = found.policy["shape"]
     if shape["kind"] != "eagle2":
         raise TraceMismatchError(
@@ -110,8 +118,9 @@ def fit_cart(
             fix="collect again with eagle2",
         )
     fitted = fit(found.rounds, config.build(base=shape))
-    tree = f"base tree: {words_of(Policy(shape=StaticTree(**shape)))}"
-    return finish(fitted, opened, out, num_left_out=found.num_left_out, said=(tree,))
+    said = f"base tree: {words_of(Policy(shape=StaticTree(**shape)))}"
+    sampled = _sampled("rounds", found.rounds.height, found.num_rounds)
+    return finish(fitted, opened, out, num_left_out=found.num_left_out, said=(said, *sampled))
 
 
 @verb(
@@ -249,7 +258,9 @@ def fit_echo(
         )
     replayer = Replayer(log, None if model is None else model.replayed_us, threads)
     with console.progress("positions", opened.num_rows("rounds")) as tick:
-        found = gate_rows(log, settings.open_shape, num_threads=threads, on_positions=tick)
+        bound = {"max_rows": settings.max_rows, "seed": settings.seed}
+        found = gate_rows(log, settings.open_shape, num_threads=threads, on_positions=tick, **bound)
+    said += _sampled("positions", found.rows.height, found.num_rows)
     fitted = fit(found.rows, settings, replayer, num_left_out=found.num_left_out)
     return finish(fitted, opened, out, num_left_out=found.num_left_out, said=said)
 
@@ -388,7 +399,7 @@ def fit_adasd(
 
     With --prompts, also a relaxed acceptance, certified on them.
     """
-    from specctl.logs.tree_log import DenseLog, read_chains
+    from specctl.logs.tree_log import DenseLog, read_chains, sampled_prompts
     from specctl.replay.fit_inputs import DISTANCE, prompt_costs, target_steps, tokens_tested
     from specctl.replay.run import open_cost_model
     from specctl.train.adasd import adasd_fit, check_runs, fit_stop, judge_clips, sweep_clips
@@ -412,7 +423,8 @@ def fit_adasd(
             found=str(settings.window),
             fix="lower it, or collect deeper trees (collect --dense --depth)",
         )
-    with console.progress("positions", opened.num_rows("rounds")) as tick:
+    log = sampled_prompts(log, settings.max_positions, settings.seed, console.warn)
+    with console.progress("positions", log.num_positions) as tick:
         chains = read_chains(log, extra=(DISTANCE,), on_positions=tick)
     stop = fit_stop(
         tokens_tested(chains, settings.window),

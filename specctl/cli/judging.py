@@ -234,6 +234,7 @@ def ladder(
         batch_size=batch_size,
         config=settings,
         progress=console.progress,
+        warn=console.warn,
     )
     write_ladder(result, out)
     parts = [ladder_table(result), *ladder_notes(result), f"wrote {out}"]
@@ -274,7 +275,6 @@ def tune(
     """
     settings: TuneConfig = config.build()
 
-    from specctl.engines.export import check_load, engine_named
     from specctl.replay.tune.candidates import listed_families
     from specctl.replay.tune.publish import grid_table
     from specctl.replay.tune.tuning import prepare
@@ -284,18 +284,23 @@ def tune(
         families = listed_families(config.family or (), config.grid or ())
         grids = {family.name: dict(family.grid_rows()) for family in families}
         return Answer(grids, [grid_table(families)])
-    of_engine: dict[str, Any] = {}
-    if settings.for_engine is not None:
-        engine = engine_named(settings.for_engine, "--for")
-        check_load(engine, "--batch-size", settings.batch_size)
-        of_engine = {"runs": engine.runs, "batching": engine.batching}
+    engine = engine_of(settings)
     opened = open_to_fit(traces or [])
-    tuning = prepare(
-        opened, settings, cost_model, num_threads=threads, warn=console.warn, **of_engine
-    )
+    tuning = prepare(opened, settings, cost_model, num_threads=threads, warn=console.warn, **engine)
     if out is not None:
         prepare_folder(out)
     return tuned(tuning, opened, out)
+
+
+def engine_of(settings: TuneConfig) -> dict[str, Any]:
+    """What `tuning.prepare` takes of the engine of `--for`; nothing without one."""
+    from specctl.engines.export import check_load, engine_named
+
+    if settings.for_engine is None:
+        return {}
+    engine = engine_named(settings.for_engine, "--for")
+    check_load(engine, "--batch-size", settings.batch_size)
+    return {"runs": engine.runs, "batching": engine.batching}
 
 
 @verb(
@@ -316,6 +321,7 @@ def report(
     run: Path | None = option(
         None, "results.json of `specctl run --compare`, beside its run.json", default="none"
     ),
+    drift: Path | None = option(None, "drift.json of `specctl drift`", default="none"),
     cost_model: Path | None = option(
         None, "cost_model.json or named clock behind the results' times", default="none"
     ),
@@ -334,7 +340,7 @@ def report(
 
     check_place(out, "report")
     cost = None if cost_model is None else cost_facts(load_cost_model(cost_model))
-    given = read_given(results, ladder, tune, run, cost)
+    given = read_given(results, ladder, tune, run, drift, cost)
     given = settings_for(given, tune)
     figures = None
     if traces:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,11 +14,13 @@ from specctl.cli.app import app
 from specctl.cli.options import refuse_together
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
+from specctl.errors import UsageError
 from specctl.formatting import Table
-from specctl.records import option
+from specctl.records import PositiveInt, option
 from specctl.runtime.config import Decisions, DecodingConfig
 
 if TYPE_CHECKING:
+    from specctl.collect.recorder import TraceRecorder
     from specctl.runtime.conversations import Conversation, DecodeSettings
     from specctl.runtime.load import Pair
 
@@ -43,6 +46,12 @@ def run(
     out: Path | None = option(
         None, "Folder for results.json and the texts", name="--out -o", default="write none"
     ),
+    trace: str | None = option(
+        None, "Log the rounds into this trace set: a folder, or s3://bucket/prefix", default="none"
+    ),
+    dense_every: PositiveInt | None = option(
+        None, "Log each N-th prompt densely too, into TRACES-dense", default="none"
+    ),
     stream: bool = option(False, "Print the text of each prompt as it comes", group="advanced"),
     allow_lossy: bool = option(False, "Accept policies that may change the output"),
     allow_mismatch: bool = option(
@@ -63,10 +72,19 @@ def run(
 ) -> Answer:
     """Decode prompts under a policy, or compare several."""
     from specctl.collect.prompts import load_prompts
+    from specctl.collect.trace_writer import check_place
+    from specctl.logs.trace_files import open_place, sample_place
     from specctl.runtime.output import prepare_folder
     from specctl.runtime.policy_spec import check_policies, resolve_policies
 
     refuse_together(context, "compare", "policy")
+    refuse_together(context, "compare", "trace")  # a set is of one policy
+    if dense_every is not None and trace is None:
+        expected, fix = "--trace TRACES, beside which it stands", "add it, or leave this out"
+        raise UsageError("--dense-every", expected=expected, found="no --trace", fix=fix)
+    if trace is not None:
+        for place in (trace, *([sample_place(trace)] if dense_every else [])):
+            check_place(open_place(place), resume=False)
     config: DecodingConfig = decoding.build()
     if out is not None:
         prepare_folder(out)
@@ -83,6 +101,9 @@ def run(
     named = resolve_policies(compare or policy, allow_lossy=allow_lossy, offline=offline)
     config.check()
 
+    from specctl.collect.dense import collect_dense
+    from specctl.collect.live import recording
+    from specctl.policy import FullTree
     from specctl.runtime.compare import compare_policies, write_results
     from specctl.runtime.load import expectation
 
@@ -91,7 +112,18 @@ def run(
     loaded = config.with_room(pair, loaded, console.warn)
     expect = expectation(pair, config.batch_size, allow_mismatch=allow_mismatch, warn=console.warn)
     check_policies(named, expect)
-    with console.progress("decoded prompts", len(loaded) * len(named)) as tick:
+    with ExitStack() as stack:
+        tick = stack.enter_context(console.progress("decoded prompts", len(loaded) * len(named)))
+        recorder: TraceRecorder | None = None
+        if trace is not None:
+            running = recording(pair, loaded, named[0].policy, settings, trace)
+            recorder = stack.enter_context(running)
+
+        def on_prompt(prompt_id: str) -> None:
+            tick()
+            if recorder is not None:
+                recorder.finish_prompt(prompt_id)
+
         comparison = compare_policies(
             pair,
             named,
@@ -99,9 +131,17 @@ def run(
             settings,
             batch_size=config.batch_size,
             decisions=decisions,
-            on_prompt=lambda _: tick(),
+            on_prompt=on_prompt,
+            observer=recorder,
             on_tokens=on_tokens and on_tokens(pair.target.tokenizer),
         )
+    sampled = []
+    if trace is not None and dense_every is not None:
+        place, size = sample_place(trace), config.batch_size
+        dense = collect_dense(
+            pair, loaded[::dense_every], settings, place, FullTree(), batch_size=size
+        )
+        sampled = [dense.render()]
     rows = [result.summary() for result in comparison.results]
     if out is not None:
         write_results(out, comparison.results, pair, settings, config.batch_size, decisions)
@@ -124,7 +164,7 @@ def run(
     ]
     if len(named) == 1:
         texts = [] if stream else texts_of(comparison.results[0].conversations)
-        return Answer(rows, [texts, table, *lines], end)
+        return Answer(rows, [texts, table, *lines, *sampled], end)
     return Answer(rows, [table, *fastest_lines(rows), *lines, equality_line(rows)], end)
 
 
@@ -195,14 +235,16 @@ def equality_line(rows: Sequence[dict[str, Any]]) -> str:
     wrong = [row for row in checked if not row["equal_to_ar"]]
     if not wrong:
         return f"All{' other' * bool(drawn)} outputs equal plain decoding's, token for token.{more}"
-    parts = [f"{row['policy']}: {_explain(row['divergences'])}" for row in wrong]
+    parts = [f"{row['policy']}: {_explain(row)}" for row in wrong]
     return (
         "Outputs that differ from plain decoding's: " + "; ".join(parts) + "." * bool(more) + more
     )
 
 
-def _explain(divergences: Sequence[dict[str, Any]]) -> str:
-    gaps = [divergence["top2_gap"] for divergence in divergences]
+def _explain(row: dict[str, Any]) -> str:
+    gaps = [divergence["top2_gap"] for divergence in row["divergences"]]
+    if not row["is_lossless"]:
+        return f"{len(gaps)} texts, as the policy is lossy"
     if None in gaps:
         return f"{len(gaps)} texts (sampling follows the rounding of --dtype; float32 has least)"
     return f"{len(gaps)} texts, top-2 logit gap at most {max(gaps):.2g}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,7 +14,8 @@ from specctl.cli.registry import WriterConfig
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.errors import TraceEmptyError, UsageError
-from specctl.policy import Policy
+from specctl.formatting import count
+from specctl.policy import Policy, as_chain
 from specctl.records import option
 from specctl.replay.config import TuneConfig
 
@@ -45,6 +46,14 @@ def drift(
     reference_prompts: Annotated[
         int, typer.Option(min=8, help="Of the traffic, prompts to compare the others with.")
     ] = 200,
+    dense: list[str] | None = option(
+        None,
+        "Recent dense traces, which price the change where the alarm rings; repeat for more",
+        default="none",
+    ),
+    cost_model: Path | None = option(
+        None, "cost_model.json or a named clock: prices it in time too", default="counts only"
+    ),
     false_alarm_prob: Annotated[
         float, typer.Option(help="Most probability of a false alarm, over the whole watch.")
     ] = 0.05,
@@ -61,9 +70,11 @@ def drift(
     Run it as often as you like: a false alarm has probability --false-alarm-prob over all runs.
     """
     from specctl.logs.trace_set import TraceSet
+    from specctl.logs.tree_log import support_of
     from specctl.runtime.output import json_bytes, prepare_folder, write_whole
     from specctl.runtime.policy_spec import resolve_policy
     from specctl.watch.drift import prometheus, watch
+    from specctl.watch.price import check_pair, price
     from specctl.watch.signals import read_prompts
 
     if not 0 < false_alarm_prob < 1:
@@ -77,9 +88,15 @@ def drift(
         prepare_folder(out)
     served = TraceSet.open(*traces)
     named = resolve_policy(policy, served.fingerprint, allow_lossy=True)
-    stream = read_prompts(served, named.policy)
-    if reference:
-        known = read_prompts(TraceSet.open(*reference), named.policy)
+    of_engine = any("engine" in header.collect for header in served.headers)
+    deployed = as_chain(named.policy) if of_engine else named.policy  # as the engine ran it
+    stream = read_prompts(served, deployed)
+    compared = check_pair(TraceSet.open(*reference), served, "--reference") if reference else None
+    recent = check_pair(TraceSet.open(*dense), served, "--dense") if dense else None
+    if recent is not None:
+        support_of(recent.header)  # it refuses live traces
+    if compared is not None:
+        known = read_prompts(compared, deployed)
     else:
         known, stream = (
             stream.take(slice(reference_prompts)),
@@ -93,7 +110,32 @@ def drift(
                 fix="wait for traffic, lower --reference-prompts, or name --reference traces",
             )
     found = watch(known, stream, alpha=false_alarm_prob, seed=seed)
-    data = {"policy": policy, "traces": traces, "reference": reference, **found.to_json()}
+    waiting = sum(len(part.unfinished_ids) for part in served.parts)
+    asked: dict[str, Any] = {
+        "kind": "drift",
+        "policy": policy,
+        "traces": traces,
+        "reference": reference,
+    }
+    asked |= {"pair": served.fingerprint.model_dump(), "num_unfinished": waiting}
+    data = {**asked, **found.to_json(), "price": None}
+    parts = found.shown()
+    if waiting:
+        parts.append(f"Still being written, and not looked at: {count(waiting, 'prompt')}.")
+    if recent is not None and found.alarm_at is None:
+        parts.append("No alarm: --dense was not looked at.")
+    elif recent is not None:
+        cost = price(
+            found,
+            known,
+            recent,
+            deployed,
+            before=compared,
+            cost_model=cost_model,
+            progress=console.progress,
+            warn=console.warn,
+        )
+        data["price"], parts = cost.to_json(), [*parts, *cost.shown()]
     if out is not None:
         write_whole(out / "drift.json", json_bytes(data), "drift")
     if metrics is not None:
@@ -103,7 +145,7 @@ def drift(
         if found.alarm_at is not None:
             raise typer.Exit(ALARM)
 
-    return Answer(data, found.shown(), end)
+    return Answer(data, parts, end)
 
 
 @verb(
@@ -112,7 +154,6 @@ def drift(
     writing=WriterConfig,
     without=(
         "config.families",
-        "config.for_engine",
         "config.grids",
         "config.packing",
         "config.factor",
@@ -166,6 +207,7 @@ def recalibrate(
 
     from specctl.cli import fitting
     from specctl.cli import registry as publishing
+    from specctl.cli.judging import engine_of
     from specctl.cli.verbs import options_of
     from specctl.logs.trace_set import domain_of
     from specctl.policy import StaticTree
@@ -203,10 +245,13 @@ def recalibrate(
         with console.progress("refit", None):
             again(traces=traces, out=out / "fit", **stored)
         families = (str(out / "fit"),)
-    searched = settings.model_copy(update={"families": families})
-    tuning = prepare(opened, searched, cost_model, num_threads=threads, warn=console.warn)
+    served_by = settings.for_engine or fit.get("for_engine")
+    searched = settings.model_copy(update={"families": families, "for_engine": served_by})
+    engine = engine_of(searched)
+    tuning = prepare(opened, searched, cost_model, num_threads=threads, warn=console.warn, **engine)
+    deployed = as_chain(named.policy) if served_by == "vllm" else named.policy
     with console.progress("scorings", tuning.num_scorings) as tick:
-        found = room.compare(tuning, named.policy, policy, on_setting=tick)
+        found = room.compare(tuning, deployed, policy, on_setting=tick)
     data, parts = {**found.to_json(), "promoted": None}, found.shown()
     if found.is_better:
         publish(found.tuned, out, opened.fingerprint, domain_of(opened), opened.snapshots)

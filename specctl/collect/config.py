@@ -100,6 +100,12 @@ class CollectConfig(BaseModel):
         "whole, and counts them",
         default="block",
     )
+    dense_every: PositiveInt | None = option(
+        None,
+        "Live: log each N-th prompt densely too, into OUT-dense, whose trees --depth and "
+        "--children size",
+        default="none",
+    )
     workload: str | None = option(
         None, "What the prompts are, e.g. chat; artifacts say it", default="unknown"
     )
@@ -148,12 +154,20 @@ class CollectConfig(BaseModel):
         if not self.is_spread:
             fix = "add --workers N, or leave it out"
             _refuse("--gpus-per-worker", self.gpus_per_worker, "with --workers or --ray alone", fix)
+        else:
+            fix = "collect the sample by a command of its own, with --dense"
+            _refuse("--dense-every", self.dense_every, "no --workers and no --ray", fix)
         if self.dense:
             _refuse("--policy", self.policy, "no policy with --dense, which logs for all")
             _refuse("--when-full", self.when_full, "without --dense, which has no queue")
+            _refuse("--dense-every", self.dense_every, "without --dense, which takes all prompts")
             self.dense_shape()
             return
-        for name in ("responses", "depth", "width", "children"):
+        _refuse("--responses", self.responses, "with --dense alone", "add --dense")
+        if self.dense_every is not None:
+            self.dense_shape()
+            return
+        for name in ("depth", "width", "children"):
             _refuse(f"--{name}", getattr(self, name), "with --dense alone", "add --dense")
 
     def dense_shape(self) -> FullTree:

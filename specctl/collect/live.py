@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -153,6 +154,22 @@ def collect_live(
                 summary.num_cut += done.is_cut
         summary.num_dropped, summary.num_dropped_rounds = recorder.losses
     return summary
+
+
+@contextmanager
+def recording(
+    pair: Pair, prompts: Sequence[Prompt], policy: Policy, settings: DecodeSettings, out: str
+) -> Iterator[TraceRecorder]:
+    """The observer of a run of somebody else's, who says which prompts are finished.
+
+    Raises:
+        TraceError, OutputError: see `specctl.errors`.
+    """
+    check_recordable(policy)
+    with TraceWriter.open(out, header_of(pair, policy, settings)) as writer:
+        writer.plan(prompts)
+        with TraceRecorder(writer) as recorder:
+            yield recorder
 
 
 def header_of(

@@ -14,6 +14,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from specctl.errors import EngineError, reason_of
+from specctl.logs.trace_files import sample_place
 from specctl.records import PositiveInt, Record, canonical_json, describe_violation, option, require
 
 VARIABLE = "SPECCTL_VLLM"
@@ -29,6 +30,8 @@ class TraceSettings(Record):
         dense: draft behind every emitted token of what is recorded and verify nothing there; else
             log the rounds that run.
         every: record each n-th request.
+        dense_every: log each n-th request densely instead, into a set of its own (`sample_place`),
+            while the policy serves the others. None: none.
         max_bytes: of published segments; tracing ends there. None: no bound.
         tokens: ids as they are, hashed, or left out. token_key: key file of `hash`.
         workload: the kind of requests, in the user's word; artifacts say it.
@@ -47,6 +50,9 @@ class TraceSettings(Record):
         False, "Draft behind every emitted token and verify nothing: a dense log", name="--dense"
     )
     every: PositiveInt = option(1, "Record each N-th request")
+    dense_every: PositiveInt | None = option(
+        None, "Log each N-th request densely too, into TRACES-dense", default="none"
+    )
     max_bytes: PositiveInt | None = option(None, "End the log there", default="no bound")
     tokens: Literal["keep", "hash", "drop"] = option(
         "keep", "Token ids in the log: keep, hash, drop"
@@ -63,7 +69,17 @@ class TraceSettings(Record):
     def _keyed(self) -> Self:
         keyed = (self.tokens == "hash") == (self.token_key is not None)
         require(keyed, "token_key goes with tokens 'hash', and is needed there")
+        both = self.dense and self.dense_every is not None
+        require(not both, "dense_every goes with a log of rounds: dense is all dense already")
         return self
+
+    @property
+    def sample(self) -> TraceSettings | None:
+        """The settings of the dense sample."""
+        if self.dense_every is None:
+            return None
+        place = {"out": sample_place(self.out), "dense": True, "every": self.dense_every}
+        return self.model_copy(update={**place, "dense_every": None})
 
 
 class PluginSettings(Record):

@@ -116,7 +116,8 @@ def write(policy: Policy, serving: Serving) -> Export:
             expected="a chain: while every position is logged no draft is verified, so that no "
             "rule could act",
             found=policy.name,
-            fix=f"export chain:num_draft_tokens={own} for the log, or leave --dense out",
+            fix=f"export chain:num_draft_tokens={own} for the log, or give --dense-every N in "
+            "place of --dense, which logs a sample",
         )
     if trace is None or not trace.dense:
         decides |= most > own  # room for longer policies, which the plugin alone leaves unused

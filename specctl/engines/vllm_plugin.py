@@ -310,10 +310,10 @@ def _propose(session: Session, original: Any, self: Any, **given: Any) -> Tensor
 
 
 def _sample_draft_tokens(session: Session, original: Any, self: Any, *args: Any) -> Any:
-    if not session.wants_more:
+    if not session.drafts_on:
         raise Enough
     tokens, probs = original(self, *args)
     session.take_level(tokens)
-    if not session.wants_more:
+    if not session.drafts_on:
         raise Enough
     return tokens, probs

@@ -13,7 +13,7 @@ from __future__ import annotations
 import atexit
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,10 +41,10 @@ class Session:
         rules: that decide; None where the engine drafts as it was set up. policy: theirs, as it was
             given.
         kept: by vLLM's request id, draft tokens of the last drafting to verify; absent: all.
-        levels: of the drafting that goes on, `[B]` tokens each. wants_more: some request wants
-            another one.
+        levels: of the drafting that goes on, `[B]` tokens each. wants_more: the rules want another
+            one for some request.
         faults: of rules; the engine's own setting took over. watch: of the policy's source, None
-            for words. tracer: None where nothing is logged.
+            for words. tracers: of the log, and of the dense sample beside it.
     """
 
     def __init__(self, settings: PluginSettings, runner: Any, version: str) -> None:
@@ -55,7 +55,7 @@ class Session:
         self._own = own, policy_digest(own)
         self.policy: Policy | None = None
         self.rules: ChainPolicy | None = None
-        self.tracer: Tracer | None = None
+        self.tracers: list[Tracer] = []
         self.faults, self.num_steps = Faults(), 0
         self.kept: dict[str, int] = {}
         self.levels: list[Tensor] = []
@@ -64,8 +64,10 @@ class Session:
         self._level_logits: list[Tensor] = []  # of each level, where a trace needs them
         self.watch: Watch | None = None
         self._draft: ChainDraft | None = None  # under rules, until it is verified
-        self._nothing = self._drafted = Drafted.nothing(*self._own)
+        self._nothing = Drafted.nothing(*self._own)
+        self._drafted: list[Drafted] = []  # by the last step, for each tracer
         self._drafting: list[str] = []
+        self._unverified: list[int] = []  # rows of these that a dense log records
         self._sampled = torch.empty(0)
         self._in_step: list[str] = []
         self._num_scheduled: dict[str, int] = {}
@@ -76,14 +78,12 @@ class Session:
         if settings.policy is not None:
             expect = Expectation(pair, domain, settings.allow_mismatch, log.warning)
             self._begin_policy(settings.policy, expect)
-        if settings.trace is not None:
-            self.tracer = Tracer(settings.trace, runner, pair, domain, own, version)
-            what = (
-                "every position, of which no draft is verified"
-                if settings.trace.dense
-                else "rounds"
-            )
-            log.info("specctl: log of %s, into %s", what, settings.trace.out)
+        trace = settings.trace
+        for one in (trace, trace and trace.sample):
+            if one is not None:
+                self.tracers.append(Tracer(one, runner, pair, domain, own, version))
+                what = "every position, of which no draft is verified" if one.dense else "rounds"
+                log.info("specctl: log of %s, into %s", what, one.out)
         atexit.register(self.close)
 
     def _begin_policy(self, spec: str, expect: Expectation) -> None:
@@ -124,14 +124,13 @@ class Session:
             self._draft, self.wants_more = None, True
             self.kept.clear()
 
-    @contextmanager
-    def _serving_on(self) -> Iterator[None]:
-        """A failure to record inside ends tracing and nothing else."""
-        try:
-            yield
-        except Exception as error:
-            assert self.tracer is not None
-            self.tracer.recorder.end(f"{type(error).__name__}: {error}")
+    def _tracing(self, act: Callable[[int, Tracer], None]) -> None:
+        """Has each tracer act; a failure ends its tracing and nothing else."""
+        for number, tracer in enumerate(self.tracers):
+            try:
+                act(number, tracer)
+            except Exception as error:
+                tracer.recorder.end(f"{type(error).__name__}: {error}")
 
     # ----------------------------------------------------------------- steps
 
@@ -139,8 +138,7 @@ class Session:
         """A step starts: the one before is complete, and another policy may take over."""
         now, finished = time.perf_counter(), scheduler_output.finished_req_ids
         goes_on = any(one in scheduler_output.num_scheduled_tokens for one in self._in_step)
-        if self.tracer is not None:
-            self._end_trace(self.tracer, now if goes_on else self._ended, finished)
+        self._end_trace(now if goes_on else self._ended, finished)
         if self.rules is not None:
             self.rules.forget(list(finished))
         if self.watch is not None:
@@ -156,19 +154,19 @@ class Session:
 
     def before_verdict(self, logits: Tensor, metadata: Any) -> None:
         """The target has answered; vLLM may alter `logits` behind this."""
-        drafted, self._drafted = self._drafted, self._nothing
+        drafted, self._drafted = self._drafted or [self._nothing] * len(self.tracers), []
         self._in_step = list(self._runner.input_batch.req_ids)
-        if self.tracer is not None:
-            with self._serving_on():
-                self.tracer.before_verdict(logits, metadata, drafted, self._num_scheduled)
+
+        def see(number: int, tracer: Tracer) -> None:
+            tracer.before_verdict(logits, metadata, drafted[number], self._num_scheduled)
+
+        self._tracing(see)
 
     def after_verdict(self, sampled: Tensor, metadata: Any) -> None:
         """Verification is through, `sampled` `[B, S]` are its tokens; rules learn from it."""
         self._verify_us = 1e6 * (time.perf_counter() - self._began)
         self._sampled = sampled
-        if self.tracer is not None:
-            with self._serving_on():
-                self.tracer.after_verdict(sampled)
+        self._tracing(lambda _, tracer: tracer.after_verdict(sampled))
         draft, self._draft = self._draft, None
         if self.rules is None or not self.rules.learns or draft is None or metadata is None:
             return
@@ -192,15 +190,14 @@ class Session:
         if self.watch is not None:
             self.watch.__exit__()
         notes = [f"{self.num_steps} steps", f"{self.faults.total} policy faults"]
-        if self.tracer is not None:
-            self._end_trace(self.tracer, self._ended, set())
-            recorder = self.tracer.recorder
-            recorder.close()
-            counts = {**self.tracer.skipped, **recorder.lost}
+        self._end_trace(self._ended, set())
+        for tracer in self.tracers:
+            tracer.recorder.close()
+            counts = {**tracer.skipped, **tracer.recorder.lost}
             notes += [f"{count} {what}" for what, count in counts.items() if count]
         log.info("specctl: %s", ", ".join(notes))
 
-    def _end_trace(self, tracer: Tracer, end: float, finished: set[str]) -> None:
+    def _end_trace(self, end: float, finished: set[str]) -> None:
         policy_us = 0.0 if self.rules is None else self.rules.spent_us
         total_us = 1e6 * (end - self._began)
         times = {
@@ -211,8 +208,7 @@ class Session:
             "step_idx": self.num_steps,
             "step_levels": len(self.levels),
         }
-        with self._serving_on():
-            tracer.end_step(times, finished)
+        self._tracing(lambda _, tracer: tracer.end_step(times, finished))
 
     # ----------------------------------------------------------------- drafting
 
@@ -235,6 +231,8 @@ class Session:
         self.levels, self._level_logits = [], []
         self._draft, self.wants_more = None, True
         self.kept.clear()
+        dense = [one for one in self.tracers if one.is_dense]
+        self._unverified = [row for one in dense for row in one.recorded(self._drafting)]
         if self.rules is None or num_levels == 0:
             return
         with self._failing_open():
@@ -247,13 +245,18 @@ class Session:
     def take_level(self, token_ids: Tensor) -> None:
         """A level was drafted."""
         self.levels.append(token_ids)
-        if self._draft is not None and self.rules is not None:
+        if self._draft is not None and self.rules is not None and self.wants_more:
             with self._failing_open():
                 level = DraftedLevel.of(token_ids, self._logits, self.rules.reads)
                 self.rules.grow(self._draft, level)
                 self.wants_more = self._draft.wants_more
-        if self.tracer is not None:
+        if self.tracers:
             self._level_logits.append(self._logits)
+
+    @property
+    def drafts_on(self) -> bool:
+        """Whether another level is drafted: a dense log takes all, whatever the rules want."""
+        return self.wants_more or bool(self._unverified)
 
     def end_draft(self) -> None:
         """Drafting is through: each request's drafts are cut to what is to be verified."""
@@ -263,14 +266,16 @@ class Session:
                 counts = self.rules.kept(self._draft, self._ended_rows())
                 self.kept.update(zip(self._drafting, counts.tolist(), strict=True))
                 decider, offered = (self.rules.policy, self.rules.digest), self._draft.offered
-        if self.tracer is not None:
-            with self._serving_on():
-                self._drafted = self._recorded(self.tracer, offered, *decider)
-                self.tracer.after_draft(self._drafted)
-            self._level_logits = []
-            if self.tracer.is_dense:
-                for row in self.tracer.recorded(self._drafting):
-                    self.kept[self._drafting[row]] = 0
+        self.kept.update((self._drafting[row], 0) for row in self._unverified)
+        self._drafted = [self._nothing] * len(self.tracers)
+
+        def hand_over(number: int, tracer: Tracer) -> None:
+            drafted = self._recorded(tracer, None if tracer.is_dense else offered, *decider)
+            self._drafted[number] = drafted
+            tracer.after_draft(drafted)
+
+        self._tracing(hand_over)
+        self._level_logits = []
         spent_us = 0.0 if self.rules is None else self.rules.spent_us
         self._draft_us = 1e6 * (time.perf_counter() - self._draft_began) - spent_us
 
@@ -292,14 +297,16 @@ class Session:
 
     def _ended_rows(self) -> list[int]:
         """Rows that get no drafts, where a budget is shared: their texts end with this step's
-        tokens, or are not read yet."""
+        tokens, or are not read yet, or are logged densely."""
         if self.rules is None or not self.rules.shares:
             return []
         is_read = ~self._runner.discard_request_mask.np
         return [
             row
             for row, given in enumerate(self._sampled.tolist())
-            if not is_read[row] or end_of_text(self._runner, row).kept(given)[1]
+            if not is_read[row]
+            or row in self._unverified
+            or end_of_text(self._runner, row).kept(given)[1]
         ]
 
     def _texts(self) -> list[list[int]]:

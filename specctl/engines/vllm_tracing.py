@@ -272,7 +272,9 @@ class Tracer:
         recorded."""
         number = self._num_requests
         self._num_requests += 1
-        if number % self._settings.every:
+        dense_every = self._settings.dense_every
+        is_sampled = dense_every is not None and number % dense_every == 0
+        if number % self._settings.every or is_sampled:
             return None
         if other := self._kind_of_other(request):
             self._leave_out(other)

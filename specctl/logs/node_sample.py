@@ -12,10 +12,11 @@ fitted scorer is not done.
 **Labels.** Joint: the whole path to the node was accepted, where the log tells (null is not
 false). Conditional: the node was accepted, among children of accepted nodes.
 
-**Negatives.** All positives stay, and of the negatives a uniform share r. That multiplies the
-odds by 1/r, so a model fitted to these rows says logit + log(1/r), and the true logit is its own
-plus log r (below 0): `NodeRows.log_kept`. A threshold found without that correction, as the
-paper's, is not comparable with ours: beta' = beta r / (1 - beta + beta r).
+**Negatives.** All positives stay, as far as memory is allowed (`max_rows`), and of the negatives a
+uniform share r. That multiplies the odds by 1/r, so a model fitted to these rows says logit +
+log(1/r), and the true logit is its own plus log r (below 0): `NodeRows.log_kept`. A threshold found
+without that correction, as the paper's, is not comparable with ours: beta' = beta r / (1 - beta +
+beta r). Where positives are sampled too, r is the negatives' share over the positives'.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from specctl.errors import TraceEmptyError, TraceSchemaError, UsageError, did_yo
 from specctl.features import NODE_FEATURES, DraftPool, needs_text, node_features
 from specctl.logs import logged_draft as drafting
 from specctl.logs.logged_draft import logged_draft
-from specctl.logs.positions import Bools, Ints, Singles
+from specctl.logs.positions import Bools, Floats, Ints, Singles
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog, LiveLog, Support, open_log
 from specctl.policy.pruning import PrunedPlan
@@ -198,7 +199,7 @@ class NodeRows:
         depth: `[M]` int32. prompt, category: `[M]` int32 codes into the names.
         num_positives, num_negatives: in the log, before sampling.
         num_unknown: nodes that were left out because the log does not tell.
-        kept_frac: r, share of the negatives that was kept.
+        kept_frac, accepted_frac: shares of the negatives and of the positives that were kept.
     """
 
     features: Singles
@@ -212,11 +213,17 @@ class NodeRows:
     num_negatives: int
     num_unknown: int
     kept_frac: float
+    accepted_frac: float = 1.0
 
     @property
     def log_kept(self) -> float:
         """log r, to be added to the logit of a model that was fitted to these rows."""
-        return math.log(self.kept_frac)
+        return math.log(self.kept_frac / self.accepted_frac)
+
+    @property
+    def weight(self) -> Floats:
+        """`[M]` nodes of the log that a row stands for."""
+        return np.where(self.accepted, 1 / self.accepted_frac, 1 / self.kept_frac)
 
     def take(self, chosen: Bools | NDArray[np.int64]) -> NodeRows:
         """Some rows; what was left out and the share kept stay those of the whole."""
@@ -254,10 +261,11 @@ def sample_nodes(
         depth: levels. first_top_k: children of an expanded node. second_top_k: nodes expanded
             per level.
         negatives: per positive; 0 keeps all.
-        max_rows: rows held in memory at most.
+        max_rows: rows of the sample at most, positives up to half of them or where negatives leave
+            room; while reading up to three times as many are held.
 
     Raises:
-        UsageError: unknown or repeated features, or more positives than `max_rows`.
+        UsageError: unknown or repeated features.
         TraceSchemaError: features that are not finite: the log lacks their columns.
         TraceEmptyError: no nodes, or labels of one kind only.
     """
@@ -275,22 +283,20 @@ def sample_nodes(
         frontier_rule(depth, first_top_k, second_top_k, features),
         np.random.default_rng(seed),
     )
-    positives: list[Columns] = []
-    kept, seen = SmallestKeys(), Counter[str]()
+    positives, kept, seen = SmallestKeys(), SmallestKeys(), Counter[str]()
     prompts, categories = dict[str, int](), dict[str, int]()
 
-    def room(wanted: float) -> int:
-        """For negatives: as many as are wanted, or all, and never beyond `max_rows`."""
-        most = max_rows - seen["accepted"]
-        return most if negatives == 0 else min(most, round(wanted))
+    def wanted_of(number: float) -> int:
+        """Negatives: as many, or all, and never beyond `max_rows`."""
+        return max_rows if negatives == 0 else min(max_rows, round(number))
 
     for batch in source.batches(rule, prompt_ids):
         wanted = (batch.known if predicts == "joint" else batch.labelled).clone()
         wanted[:, 0] = False  # the root is nobody's decision
         place = wanted.flatten().nonzero()[:, 0]
         accepted = batch.accepted.flatten()[place].numpy()
-        key = random.random(len(place)) * ~accepted
-        chosen = key < kept.below
+        key = random.random(len(place))
+        chosen = key < np.where(accepted, positives.below, kept.below)
         place = place[torch.from_numpy(chosen)]
         row = torch.div(place, wanted.shape[1], rounding_mode="floor").numpy()
         found = {
@@ -305,23 +311,14 @@ def sample_nodes(
         seen["accepted"] += int(accepted.sum())
         seen["rejected"] += int((~accepted).sum())
         seen["unknown"] += int((batch.pool.tree.valid & ~batch.known).sum())
-        if seen["accepted"] >= max_rows:
-            raise UsageError(
-                "--max-rows",
-                expected="room for all accepted nodes and for others",
-                found=f"{seen['accepted']} accepted nodes and more",
-                fix="raise it, or give fewer traces",
-            )
-        positives.append(_pick(found, found["accepted"]))
-        kept.parts.append(_pick(found, ~found["accepted"]))
-        least = room(max(LEAST_ROOM, int(SPARE * negatives * seen["accepted"])))
-        if kept.num_rows > SLACK * least:
-            kept.cut(least)
-    if (
-        seen["accepted"] == 0
-        or kept.num_rows == 0
-        or not (size := room(negatives * seen["accepted"]))
-    ):
+        for rows, of in ((positives, found["accepted"]), (kept, ~found["accepted"])):
+            rows.parts.append(_pick(found, of))
+        least = wanted_of(max(LEAST_ROOM, int(SPARE * negatives * seen["accepted"])))
+        for rows, most in ((positives, max_rows), (kept, least)):
+            if rows.num_rows > SLACK * most:
+                rows.cut(most)
+    size = min(seen["rejected"], wanted_of(negatives * seen["accepted"]))
+    if seen["accepted"] == 0 or size == 0:
         counts = ", ".join(f"{seen[name]} {name}" for name in ("accepted", "rejected", "unknown"))
         raise TraceEmptyError(
             "node labels",
@@ -329,17 +326,19 @@ def sample_nodes(
             found=counts,
             fix="collect traces of more prompts, or with another drafter",
         )
-    rejected = kept.cut(size)
-    rows = _join([*positives, rejected])
-    rows = _pick(rows, np.argsort(rows["order"]))
+    num_accepted = min(seen["accepted"], max(max_rows // 2, max_rows - size))
+    parts = [positives.cut(num_accepted), kept.cut(min(size, max_rows - num_accepted))]
+    together = _join(parts)
+    together = _pick(together, np.argsort(together["order"]))
     return NodeRows(
-        **{name: rows[name] for name in ROW_COLUMNS},
+        **{name: together[name] for name in ROW_COLUMNS},
         prompt_ids=tuple(prompts),
         categories=tuple(categories),
         num_positives=seen["accepted"],
         num_negatives=seen["rejected"],
         num_unknown=seen["unknown"],
-        kept_frac=len(rejected["key"]) / seen["rejected"],
+        kept_frac=len(parts[1]["key"]) / seen["rejected"],
+        accepted_frac=len(parts[0]["key"]) / seen["accepted"],
     )
 
 

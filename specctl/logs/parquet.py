@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specctl.errors import TraceCorruptError, reason_of
+from specctl.errors import TraceCorruptError, memory_error_of, reason_of
 from specctl.trace import TABLES, arrow_schema
 
 if TYPE_CHECKING:
@@ -23,13 +23,17 @@ if TYPE_CHECKING:
 
 @contextmanager
 def decoding(what: str) -> Iterator[None]:
-    """Turns errors of the libraries that read files into `TraceCorruptError` naming `what`."""
+    """Turns errors of the libraries that read files into `TraceCorruptError` naming `what`.
+
+    Raises:
+        HostMemoryError: there was too little memory, which is no file's fault.
+    """
     found: list[type[BaseException]] = [OSError, UnicodeDecodeError]
     try:
         yield
-    except MemoryError:  # pyarrow's too: no file's fault
-        raise
     except BaseException as error:
+        if (refusal := memory_error_of(error)) is not None:
+            raise refusal from error
         if "pyarrow" in sys.modules:
             found.append(sys.modules["pyarrow"].ArrowException)
         if "polars" in sys.modules:

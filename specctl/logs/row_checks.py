@@ -71,7 +71,7 @@ def check_table(table: str, rows: pl.DataFrame) -> None:
 def check_prompts(rounds: pl.DataFrame, prompt_ids: Iterable[str]) -> None:
     """Every round is of a prompt that the record names; a prompt may have no round."""
     found = rounds["prompt_id"].unique().to_list()
-    strangers = sorted(set(found) - set(prompt_ids))
+    strangers = sorted(set(found).difference(prompt_ids))
     if strangers:
         raise RowError(f"rows of prompt {strangers[0]!r}, which the segment's record does not name")
 
@@ -108,8 +108,8 @@ def _runs(rows: pl.DataFrame) -> pl.DataFrame:
 def check_keys(name: str, files: Iterable[dict[str, Path]], prompt_ids: Iterable[str]) -> None:
     """Reads the key columns, and those of parents, of every row that counts.
 
-    Rounds are checked all together. Nodes are not: their rounds stand in the same segment, so a key
-    that is unique there is unique in the set.
+    Segment by segment, and rounds of requests that several segments have all together. Nodes are
+    not: their rounds stand in the same segment, so a key that is unique there is unique in the set.
 
     Raises:
         TraceCorruptError: a key that is null or stands twice, rows of a prompt that no record
@@ -117,20 +117,23 @@ def check_keys(name: str, files: Iterable[dict[str, Path]], prompt_ids: Iterable
     """
     import polars as pl
 
-    parts = []
+    parts, listed, prompts = [], list(files), frozenset(prompt_ids)
     with decoding(name):
         try:
-            for paths in files:
+            for paths in listed:
                 rounds = _key_columns("rounds", paths, *ROUND_KEY, "prompt_id")
                 nodes = _key_columns("nodes", paths, *KEYS["nodes"], "parent_idx")
                 check_table("rounds", rounds)
                 check_table("nodes", nodes)
                 check_owners(nodes, rounds)
-                parts.append(rounds)
-            if parts:
-                together = pl.concat(parts)
-                check_table("rounds", together)
-                check_prompts(together, prompt_ids)
+                parts.append(rounds.select("request_id").unique())
+                check_prompts(rounds, prompts)
+            requests = pl.concat(parts)["request_id"] if parts else pl.Series(dtype=pl.String)
+            shared = requests.filter(requests.is_duplicated()).unique()
+            if len(shared):
+                keys = (_key_columns("rounds", paths, *ROUND_KEY) for paths in listed)
+                several = [of.filter(of["request_id"].is_in(shared)) for of in keys]
+                check_table("rounds", pl.concat(several))
         except RowError as error:
             raise broken_rows(name, error) from error
 

@@ -47,7 +47,8 @@ PAIR_FIELDS = ("target_digest", "drafter_digest", "tokenizer_digest")
 _SEGMENT_KEY = re.compile(
     rf"{ROUNDS}/(?P<name>[0-9]{{8}}T[0-9]{{9}}Z-(?P<hex>[0-9a-f]{{64}}))\.parquet"
 )
-_REFERENCE = re.compile(r"(?P<place>.+)@(?P<snapshot>sha256:[0-9a-f]{64})\Z", re.DOTALL)
+_TIME = r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d)?)?"
+_REFERENCE = re.compile(rf"(?P<place>.+)@(?P<part>sha256:[0-9a-f]{{64}}|{_TIME})\Z", re.DOTALL)
 
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 TextDigest = Annotated[str, Field(pattern=r"^(sha256|blake2b):[0-9a-f]{64}$")]
@@ -108,10 +109,16 @@ def open_place(place: str | Path) -> Place:
     return Place(store, store.root if isinstance(store, LocalStore) else None, text)
 
 
+def sample_place(place: str | Path) -> str:
+    """Where the dense sample of a set of rounds stands, beside it, as a set holds one kind."""
+    return str(place).rstrip("/") + "-dense"
+
+
 def split_reference(reference: str | Path) -> tuple[str, str | None]:
-    """`TRACES` or `TRACES@sha256:<hex>`: the place, and the snapshot."""
+    """`TRACES`, `TRACES@sha256:<hex>` or `TRACES@2026-01-31T12:00:00`: the place, and the snapshot
+    or the UTC time from which on."""
     found = _REFERENCE.fullmatch(str(reference))
-    return (str(reference), None) if found is None else (found["place"], found["snapshot"])
+    return (str(reference), None) if found is None else (found["place"], found["part"])
 
 
 def enclosing_set(path: Path) -> Path | None:

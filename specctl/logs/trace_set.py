@@ -29,6 +29,7 @@ from specctl.errors import (
     TraceSchemaError,
     UsageError,
 )
+from specctl.formatting import count
 from specctl.logs.parquet import Tables, collected, decoding, join_tables, read_tables, scan_files
 from specctl.logs.row_checks import check_keys
 from specctl.logs.segment_files import fetch_all, local_file
@@ -141,7 +142,8 @@ class Listing:
 def read_listing(
     reference: str | Path, *, verify: bool = True, skip_damaged: bool = False, fresh: bool = False
 ) -> Listing:
-    """The segments of `TRACES` as they are now, or of `TRACES@sha256:<hex>` as they were frozen.
+    """The segments of `TRACES` as they are now, of `TRACES@sha256:<hex>` as they were frozen, or of
+    `TRACES@2026-01-31T12:00:00` those published since, by the clock of their writers.
 
     Args:
         verify: digest the nodes files; else only their sizes are checked, and of a bucket nothing.
@@ -153,12 +155,17 @@ def read_listing(
         TraceError: not a trace set, or no such snapshot.
         TraceSchemaError: another version, or other columns.
         TraceCorruptError: damage, naming the file.
+        TraceMismatchError: a time amid prompts.
         StoreError: a bucket that cannot be read.
     """
-    name, snapshot = split_reference(reference)
+    name, part = split_reference(reference)
+    is_frozen = part is not None and part.startswith("sha256:")
     place = open_place(name)
     header = read_header(place)
-    keys = place.keys(ROUNDS) if snapshot is None else read_snapshot(place, snapshot)
+    keys = read_snapshot(place, str(part)) if is_frozen else place.keys(ROUNDS)
+    if part is not None and not is_frozen:
+        first = f"{ROUNDS}/{re.sub('[-:]', '', part).replace(' ', 'T')}"
+        keys = [key for key in keys if key >= first]
     files: list[StoredFile] = []
     found: list[Segment] = []
     segments: list[Segment] = []
@@ -192,7 +199,14 @@ def read_listing(
             segments.append(segment)
     counted = count_once(segments)
     lost = list(lost_rows(place, counted))
-    if lost and snapshot is None and place.keys(ROUNDS) != keys:
+    if lost and part is not None and not is_frozen:
+        raise TraceMismatchError(
+            f"trace set {reference}",
+            expected="prompts whose rows are all of that time, as of a dense log",
+            found=f"{count(len(lost), 'segment')} with rounds of prompts that began before",
+            fix=f"read {name} as a whole",
+        )
+    if lost and part is None and place.keys(ROUNDS) != keys:
         # A segment that was published during the listing may be missing, and the next one there.
         return read_listing(reference, verify=verify, skip_damaged=skip_damaged, fresh=fresh)
     for key, error in lost:

@@ -11,10 +11,12 @@ what the target said of it are labels all the same. There every round stands for
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -534,6 +536,34 @@ def read_chains(
     held = tuple(join_chunks(group) for group in groups if group)
     support = replace(log.support, top_k=1, width=1)
     return replace(log, support=support, held=held, prompts=None)
+
+
+def sampled_prompts(
+    log: DenseLog, max_positions: int, seed: int, warn: Callable[[str], None]
+) -> DenseLog:
+    """The log, or a sample of its prompts, ordered by a hash of seed and id, with so many positions
+    at most; two prompts at least.
+
+    Args:
+        warn: called with a line where it is a sample.
+    """
+    if log.num_positions <= max_positions:
+        return log
+    sizes = Counter[str]()
+    for files in log.files:
+        sizes.update(read_columns(files["rounds"], ("prompt_id",))["prompt_id"].to_pylist())
+    chosen, num_positions = list[str](), 0
+    # Other hashes than those of `split_prompts`, which would put the whole sample on one side.
+    for name in sorted(sizes, key=lambda n: sha256(f"sample {seed}:{n}".encode()).digest()):
+        if num_positions + sizes[name] > max_positions and len(chosen) >= 2:
+            break
+        chosen.append(name)
+        num_positions += sizes[name]
+    warn(
+        f"a seeded sample of whole prompts is read, {len(chosen):,} of {len(sizes):,}, with "
+        f"{num_positions:,} of {log.num_positions:,} positions; see --max-positions"
+    )
+    return replace(log.only(chosen), num_positions=num_positions)
 
 
 _OF_NODES = ("on_path", "known", "draft_logp", "entropy", "topk_entropy")

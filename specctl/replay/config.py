@@ -279,6 +279,9 @@ class LadderConfig(BaseModel):
     seed: int = option(
         0, "Seed of the split by prompt, the fits and the bootstrap", ge=0, group="common"
     )
+    max_positions: int = option(
+        50_000, "Positions read at most, a seeded sample of whole prompts; 7 kB each", ge=1000
+    )
     num_kept: int = Field(63, ge=1)
     num_nodes: int = Field(200_000, ge=1)
     num_folds: int = Field(4, ge=2)

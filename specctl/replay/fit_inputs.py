@@ -19,14 +19,17 @@ from specctl.artifacts.manifest import PairFingerprint
 from specctl.errors import TraceMismatchError, UsageError
 from specctl.features import phi
 from specctl.logs.fit_data import (
+    ROUND_COLUMNS,
     Openings,
     PositionRows,
     PromptCosts,
     ReplayedTotals,
+    RowSample,
     TestedTokens,
     position_rows,
 )
 from specctl.logs.logged_draft import LoggedDraft, logged_drafts
+from specctl.logs.parquet import collected, scan_files
 from specctl.logs.positions import Bools, Longs, join_rows
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, LogChunk
@@ -35,10 +38,10 @@ from specctl.policy.adasd import first_rejected
 from specctl.policy.mars import Mars, TopTwo, closeness
 from specctl.policy.verification import Strict
 from specctl.replay.outcomes import OnlineStep, check_replayable, needs_entropy, online_steps
-from specctl.replay.rounds import Clock, Rounds, replay
+from specctl.replay.rounds import Clock, replay_parts
 from specctl.replay.walk import walk
 from specctl.runtime.policy_spec import resolve_policy
-from specctl.stats import sums_by
+from specctl.stats import add_by, lengthened
 from specctl.tree import gather, take
 
 if TYPE_CHECKING:  # slow to import
@@ -55,11 +58,13 @@ class FitRounds:
 
     Attributes:
         policy: record of the tree that the rounds were drafted with.
+        num_rounds: from which they were sampled.
         num_left_out: positions that cannot be labelled, see `PositionRows`.
     """
 
-    rounds: pl.LazyFrame
+    rounds: pl.DataFrame
     policy: Mapping[str, Any]
+    num_rounds: int
     num_left_out: int = 0
 
 
@@ -67,6 +72,8 @@ def rounds_to_fit(
     traces: TraceSet,
     base: str | None,
     *,
+    max_rows: int | None = None,
+    seed: int = 0,
     conditional: bool = False,
     num_threads: int = 1,
     on_positions: OnPositions | None = None,
@@ -76,6 +83,7 @@ def rounds_to_fit(
     Args:
         base: static tree to draft at every position, e.g. `eagle2:depth=6`; dense traces only.
             None: that of the traces, else eagle2's, as deep and wide as they hold.
+        max_rows, seed: see `RowSample`.
         conditional: sum Φ along the path whose last token is the likeliest by itself.
 
     Raises:
@@ -98,7 +106,11 @@ def rounds_to_fit(
                 found="live ones, whose Φ was summed along the likeliest path",
                 fix="leave it out, or collect with --dense",
             )
-        return FitRounds(traces.scan("rounds"), traces.header.policy)
+        sample = RowSample(max_rows, seed)
+        for files in traces.segment_files():
+            part = scan_files("rounds", [files["rounds"]]).select(*ROUND_COLUMNS)
+            sample.add(collected(part, str(files["rounds"])))
+        return FitRounds(sample.rows(), traces.header.policy, sample.num_rows)
     log = DenseLog.open(traces)
     held, usual = log.support, StaticTree()
     if base is None:
@@ -127,12 +139,13 @@ def rounds_to_fit(
         log,
         build_shape(shape),
         columns,
+        max_rows=max_rows,
+        seed=seed,
         num_threads=num_threads,
         on_positions=on_positions,
     )
     depth, top_k = (pl.lit(value, pl.Int16) for value in (shape.depth, shape.top_k))
-    rounds = found.rows.lazy().rename({"accepted": "num_accepted"})
-    rounds = rounds.with_columns(
+    rounds = found.rows.rename({"accepted": "num_accepted"}).with_columns(
         offered_depth=depth,
         top_k=top_k,
         phi_depth=depth,
@@ -140,7 +153,7 @@ def rounds_to_fit(
         tcr=pl.when(pl.col("tcr") > 0).then("tcr"),
     )
     policy = Policy(shape=shape).model_dump(mode="json")
-    return FitRounds(rounds, policy, found.num_left_out)
+    return FitRounds(rounds, policy, found.num_rows, found.num_left_out)
 
 
 # ----------------------------------------------------------------- gates
@@ -150,10 +163,15 @@ def gate_rows(
     log: DenseLog,
     shape: SparseGates,
     *,
+    max_rows: int | None = None,
+    seed: int = 0,
     num_threads: int = 1,
     on_positions: OnPositions | None = None,
 ) -> PositionRows:
     """Every position as if no gate ever closed.
+
+    Args:
+        max_rows, seed: see `RowSample`.
 
     Returns:
         Rows with `level_1` to `level_D`: the log-probability of the likeliest path to each level,
@@ -172,6 +190,8 @@ def gate_rows(
         log,
         rule,
         columns,
+        max_rows=max_rows,
+        seed=seed,
         with_entropy=False,
         num_threads=num_threads,
         on_positions=on_positions,
@@ -190,17 +210,21 @@ class Replayer:
     num_threads: int = 1
 
     def __call__(self, policies: Sequence[Policy], prompts: Sequence[str]) -> list[ReplayedTotals]:
-        part = self.log.only(prompts)
-        runs = replay(part, policies, with_bounds=False, num_threads=self.num_threads)
-        return [self._totals(run) for run in runs]
+        part, sums = self.log.only(prompts), np.zeros((len(policies), len(TOTALS) + 1))
+        options: dict[str, Any] = {"with_bounds": False, "num_threads": self.num_threads}
+        for runs in replay_parts(part, policies, **options):
+            for total, run in zip(sums, runs, strict=True):
+                counts = run.counts(self.clock)
+                shares = counts["accepted"] / np.maximum(counts["levels"], 1)
+                total += [*(counts[name].sum() for name in TOTALS), shares.sum()]
+        return [self._totals(*total) for total in sums.tolist()]
 
-    def _totals(self, run: Rounds) -> ReplayedTotals:
-        counts = run.counts(self.clock)
-        total = {name: float(counts[name].sum()) for name in TOTALS}
+    def _totals(self, *sums: float) -> ReplayedTotals:
+        *counts, time_us, shares = sums
         return ReplayedTotals(
-            **{name: int(total[name]) for name in TOTALS[:-1]},
-            utilisation=float(np.mean(counts["accepted"] / np.maximum(counts["levels"], 1))),
-            time_us=None if self.clock is None else total["time_us"],
+            **{name: int(count) for name, count in zip(TOTALS, counts, strict=False)},
+            utilisation=shares / counts[0],
+            time_us=None if self.clock is None else time_us,
         )
 
 
@@ -258,17 +282,22 @@ def prompt_costs(log: DenseLog, policies: Sequence[Policy], clock: Clock) -> lis
     Args:
         clock: what a round takes.
     """
-    found = []
-    for run in replay(log, policies, with_bounds=False):
-        positions, counts = run.positions, run.counts(clock)
-        codes, num = positions.prompt[run.request], len(positions.prompt_ids)
-        names = ("calls", "tokens", "levels", "verified", "time_us")
-        calls, tokens, levels, verified, time = sums_by(codes, num, [counts[n] for n in names]).T
-        support = 1 - float(counts["censored"].mean())
-        found.append(
-            PromptCosts(positions.prompt_ids, calls, tokens, levels, verified, time, support)
-        )
-    return found
+    names = ("calls", "tokens", "levels", "verified", "time_us", "censored")
+    places = dict[str, int]()
+    tables = [np.zeros((0, len(names))) for _ in policies]
+    for runs in replay_parts(log, policies, with_bounds=False):
+        positions = runs[0].positions
+        here = [places.setdefault(name, len(places)) for name in positions.prompt_ids]
+        prompt = np.array(here)[positions.prompt]
+        for index, run in enumerate(runs):
+            counts = run.counts(clock)
+            tables[index] = lengthened(tables[index], len(places))
+            add_by(tables[index], prompt[run.request], [counts[name] for name in names])
+    found = (table[: len(places)].T for table in tables)
+    return [
+        PromptCosts(tuple(places), *costs, 1 - float(censored.sum() / costs[0].sum()))  # type: ignore[call-arg]
+        for *costs, censored in found
+    ]
 
 
 def target_steps(draft_cost: float) -> Clock:

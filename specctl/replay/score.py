@@ -16,7 +16,7 @@ from specctl.logs.positions import Bools, Floats, Ints, Longs
 from specctl.policy import Policy, ScoredTree
 from specctl.replay.rounds import Clock, Rounds
 from specctl.results import MARKED_BELOW, Bound, PolicyFigures, PolicyScores, Spread
-from specctl.stats import Resamples, figure_of, sums_by
+from specctl.stats import Resamples, add_by, figure_of, lengthened, sums_by
 
 RATIOS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "mean_acceptance_length": lambda s: 1 + s["accepted"] / s["calls"],
@@ -106,21 +106,17 @@ class Scoring:
             )
         )
         pairs = zip(prompt.tolist(), category.tolist(), strict=True)
-        cells = [self._cells.setdefault(pair, len(self._cells)) for pair in pairs]
+        cells = np.array([self._cells.setdefault(pair, len(self._cells)) for pair in pairs])
         self._category_of.append(category)
-        rows, place = np.unique(cells, return_inverse=True)
         for run, sums in zip(runs, self._sums, strict=True):
-            sums.by_cell = _lengthened(sums.by_cell, len(self._cells))
-            codes = np.concatenate([np.arange(len(rows)), place[run.request]])
-            known = sums.by_cell[rows].T
-            columns = zip(known, self._columns(run).values(), strict=True)
-            sums.by_cell[rows] = sums_by(codes, len(rows), [*map(np.concatenate, columns)])
+            sums.by_cell = lengthened(sums.by_cell, len(self._cells))
+            add_by(sums.by_cell, cells[run.request], [*self._columns(run).values()])
             of_round, is_whole = category[run.request], _has_terminal_rank(run)
             sums.lengths.update(_counted(of_round, run.outcomes.accepted))
             sums.ranks.update(_counted(of_round[is_whole], run.outcomes.tcr[is_whole]))
             sums.utilisation.append(_utilisation(run))
             assert run.bounds is not None, "scored runs have bounds"
-            sums.bounds = _lengthened(sums.bounds, len(self._categories))
+            sums.bounds = lengthened(sums.bounds, len(self._categories))
             np.add.at(sums.bounds, category, np.stack([*vars(run.bounds).values()], 1))
 
     def _columns(self, run: Rounds) -> dict[str, NDArray[Any]]:
@@ -186,13 +182,6 @@ class Scoring:
         for name, code in sorted(self._categories.items()):
             if name:
                 yield name, [code]
-
-
-def _lengthened(rows: Floats, num_rows: int) -> Floats:
-    """Rows, and zeros behind them for `num_rows` at least; twice as many, so that it is rare."""
-    more = num_rows - len(rows)
-    zeros = np.zeros((max(more, len(rows)), rows.shape[1]))
-    return np.concatenate([rows, zeros]) if more > 0 else rows
 
 
 def _counted(category: Longs, values: Ints) -> dict[tuple[int, int], int]:

@@ -14,6 +14,7 @@ from specctl.results import (
     PLAIN,
     RUNNABLE,
     CostFacts,
+    DriftScores,
     LadderResult,
     ReplayScores,
     Rung,
@@ -63,6 +64,7 @@ class Given:
     ladder: LadderResult | None = None
     tune: TuneResult | None = None
     run: RunScores | None = None
+    drift: DriftScores | None = None
     cost: CostFacts | None = None
     artifact: str | None = None
     engines: Sequence[EngineSettings] = ()

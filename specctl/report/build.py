@@ -21,7 +21,12 @@ from specctl.report.paper_figures import (
     tcr_section,
     threshold_section,
 )
-from specctl.report.result_sections import ladder_section, policies_section, runs_section
+from specctl.report.result_sections import (
+    drift_section,
+    ladder_section,
+    policies_section,
+    runs_section,
+)
 from specctl.report.trace_sections import (
     category_section,
     confidence_section,
@@ -31,6 +36,8 @@ from specctl.report.trace_sections import (
 )
 from specctl.results import (
     CostFacts,
+    DriftPair,
+    DriftScores,
     LadderResult,
     ReplayScores,
     ResultRecord,
@@ -53,6 +60,8 @@ NAMES: dict[type[ResultRecord], str] = {
     TuneResult: "tune.json",
     RunScores: "results.json",
     RunPair: "run.json",
+    DriftScores: "drift.json",
+    DriftPair: "drift.json",
 }
 ResultT = TypeVar("ResultT", bound=ResultRecord)
 
@@ -62,6 +71,7 @@ def read_given(
     ladder: Path | None = None,
     tune: Path | None = None,
     run: Path | None = None,
+    drift: Path | None = None,
     cost: CostFacts | None = None,
 ) -> Given:
     """The results in the named files.
@@ -77,6 +87,7 @@ def read_given(
         _read(ladder, LadderResult),
         _read(tune, TuneResult),
         _read(run, RunScores),
+        _read(drift, DriftScores),
         cost,
     )
 
@@ -100,6 +111,8 @@ def _read(path: Path | None, kind: type[ResultT]) -> ResultT | None:
     expected = f"the output of `specctl {name.partition('.')[0]}` on dense traces"
     if kind is RunScores:
         expected = "the output of `specctl run`, with its run.json beside it"
+    if kind is DriftScores:
+        expected = "the output of `specctl drift`"
     raise InputError(
         f"{name} {path}",
         expected=expected,
@@ -131,12 +144,13 @@ def build_page(figures: TraceFigures | None, given: Given) -> Page:
     """
     sources: list[Any] = [*([] if figures is None else [figures]), *given.results]
     sources += [] if given.run is None else [given.run.facts.pair]
+    sources += [] if given.drift is None else [given.drift.pair]
     if not sources:
         raise UsageError(
             "report",
-            expected="traces, or results of replay, the ladder, tuning or a run",
+            expected="traces, or results of replay, the ladder, tuning, a run or a watch",
             found="neither",
-            fix="name a trace folder, or give --results, --ladder, --tune or --run",
+            fix="name a trace folder, or give --results, --ladder, --tune, --run or --drift",
         )
     first, *others = sources
     for other in others:
@@ -173,7 +187,8 @@ def build_page(figures: TraceFigures | None, given: Given) -> Page:
 def _sections(figures: TraceFigures | None, given: Given) -> Iterator[Section]:
     """The answer, what there is, what there is not, a line each, and the caveats."""
     yield recommendation(given, figures)
-    found = [policies_section(given.replay), runs_section(given.run), ladder_section(given.ladder)]
+    found = [policies_section(given.replay), runs_section(given.run)]
+    found += [ladder_section(given.ladder), drift_section(given.drift)]
     if figures is None:
         found.append(Section("traces", missing="(no data supplied: give trace folders)"))
     else:

@@ -21,6 +21,7 @@ from specctl.runtime.output import finite, write_whole
 
 TITLES = {
     "recommendation": "The best setting",
+    "drift": "Whether the deployed policy still fits its traffic",
     "policies": "Replayed policies",
     "runs": "Measured runs",
     "ladder": "The ladder: distance to what is possible",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from specctl.formatting import Table, count, listed, number
-from specctl.report.charts import BACKGROUND, Row, Rows
+from specctl.report.charts import BACKGROUND, Chart, Row, Rows, Series
 from specctl.report.page import Figure, Section
 from specctl.results import (
+    DriftScores,
     LadderResult,
     PolicyFigures,
     PolicyScores,
@@ -222,6 +224,79 @@ def _time_figure(run: RunScores) -> Figure:
         "paper has models of different sizes."
     )
     return Figure(caption, [chart], ("HeteroSpec", "Figure 1b"))
+
+
+def drift_section(drift: DriftScores | None) -> Section:
+    """The evidence of a change over prompts, and what moved."""
+    if drift is None:
+        return Section(
+            "drift", missing="(no data supplied: give --drift drift.json of specctl drift)"
+        )
+    moved = [signal for signal in drift.signals if signal.moved]
+    reading = f"{drift.policy}: no alarm, evidence at most {number(drift.most_wealth, '.2g')}."
+    if (rang := drift.alarm_at) is not None:
+        at = f" ({rang.finished} UTC)" if rang.finished else ""
+        first = moved[0]
+        reading = (
+            f"{drift.policy} no longer fits: the alarm rang at prompt {rang.index + 1}{at}. "
+            f"Foremost {first.signal}: {first.before.text('.3g')} before prompt "
+            f"{first.since.index + 1}, {first.after.text('.3g')} since."
+        )
+    rows = [
+        (
+            one.signal,
+            f"{one.since.index + 1:,}",
+            one.since.finished or "-",
+            one.before.text(".3g"),
+            one.after.text(".3g"),
+            f"{one.most_wealth:.2g}",
+        )
+        for one in moved
+    ]
+    columns = ("signal", "since prompt", "UTC", "before", "since", "evidence")
+    notes = [
+        f"While nothing changes the alarm rings with probability {drift.alpha:g} at most, over the "
+        "whole watch and all signals. Evidence of one signal says which moved; the promise is of "
+        "all together.",
+        *(drift.price["words"] if drift.price is not None else ()),
+    ]
+    if drift.num_unfinished:
+        notes.append(f"{count(drift.num_unfinished, 'prompt')} were still being written.")
+    return Section(
+        "drift",
+        reading=reading,
+        basis=f"n = {count(drift.num_prompts, 'prompt')} in order of time, against "
+        f"{drift.num_reference:,} of the reference; {BY_PROMPT}.",
+        figures=[_evidence_figure(drift)],
+        tables=[Table("What moved", columns, rows)] if rows else [],
+        notes=notes,
+        data=drift,
+    )
+
+
+MOST_DRAWN = 8.0
+"""Evidence is drawn up to 10 to this power."""
+
+
+def _evidence_figure(drift: DriftScores) -> Figure:
+    """The groups with most evidence; the same step of evidence is the same height."""
+    curves, bar = drift.evidence.log10, -math.log10(drift.alpha)
+    prompts = [index + 1 for index in drift.evidence.index]
+    groups = sorted((name for name in curves if name != "all"), key=lambda name: -max(curves[name]))
+    series = [
+        Series(name, prompts, [min(value, MOST_DRAWN) for value in curves[name]], style=style)
+        for style, name in enumerate(("all", *groups[:4]))
+    ]
+    level = [bar]
+    series.append(Series("rings here", prompts[:1], level, level, level, kind="level", style=5))
+    alt = f"Evidence over {count(drift.num_prompts, 'prompt')}, the alarm at {bar:.1f}: "
+    alt += ", ".join(f"{one.label} ends at {one.y[-1]:.1f}" for one in series[:-1])
+    caption = (
+        "Evidence of a change, as a power of ten: of all signals together, by which the alarm "
+        f"rings, and of the groups with most. Drawn up to {MOST_DRAWN:.0f}."
+    )
+    chart = Chart(f"{alt}.", "prompts", "evidence, log10", series, whole_x=True)
+    return Figure(caption, [chart])
 
 
 def ladder_section(ladder: LadderResult | None) -> Section:

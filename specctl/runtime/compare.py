@@ -27,7 +27,7 @@ from specctl.runtime.identity import hardware_name
 from specctl.runtime.load import Pair
 from specctl.runtime.output import json_bytes, write_whole
 from specctl.runtime.policy_spec import NamedPolicy
-from specctl.runtime.requests import Metrics, OnTokens, pooled
+from specctl.runtime.requests import Metrics, Observer, OnTokens, pooled
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ class RunResult:
         return {
             "policy": self.named.label,
             **self.metrics.summary(),
+            "is_lossless": self.named.policy.lossless,
             "equal_to_ar": same,
             "divergences": [vars(d) for d in self.divergences or []],
             "num_cut": sum(conversation.is_cut for conversation in self.conversations),
@@ -94,32 +95,34 @@ def compare_policies(
     batch_size: int = 1,
     decisions: Decisions = "auto",
     on_prompt: Callable[[str], None] | None = None,
+    observer: Observer | None = None,
     on_tokens: OnTokens | None = None,
 ) -> Comparison:
-    """Decodes the prompts once per policy, after one warm-up prompt each.
+    """Decodes the prompts once per policy, after one warm-up prompt each where nobody observes.
 
     Ctrl-C ends the comparison with the policies that are finished, if there are any.
 
     Args:
         decisions: see `Decoder`. A policy that cannot be decided so is refused before any text.
-        on_prompt: called with the policy's label after every finished prompt.
+        on_prompt: called with the id of every finished prompt. observer: sees every round.
         on_tokens: called with each request's new tokens as they are emitted.
     """
     runs: list[RunResult] = []
     decoders = [
-        Decoder(pair, named.policy, batch_size=batch_size, decisions=decisions)
+        Decoder(pair, named.policy, batch_size=batch_size, decisions=decisions, observer=observer)
         for named in policies
     ]
     try:
         for named, decoder in zip(policies, decoders, strict=True):
             # Warm-up, not counted; graphs that it captures serve the texts that are.
             decoder.loop_for(longest_text(pair.target.tokenizer, prompts, settings))
-            list(converse(decoder, prompts[:batch_size], settings))
+            if observer is None:
+                list(converse(decoder, prompts[:batch_size], settings))
             finished = {}
             for conversation in converse(decoder, prompts, settings, on_tokens):
                 finished[conversation.prompt.prompt_id] = conversation
                 if on_prompt is not None:
-                    on_prompt(named.label)
+                    on_prompt(conversation.prompt.prompt_id)
             talks = [finished[prompt.prompt_id] for prompt in prompts]
             metrics = pooled(done.metrics for talk in talks for done in talk.completions)
             runs.append(RunResult(named, talks, metrics, graphs=decoder.graph_counters))

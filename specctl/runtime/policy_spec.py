@@ -353,12 +353,12 @@ def record_of(piece: str) -> dict[str, Any]:
 def words_of(policy: Policy) -> str | None:
     """The words that stand for a policy, the inverse of `record_of`; None where a part has no word
     or a setting cannot be said in one: what was fitted is named by its artifact."""
-    found = [_words_of_part(one) for one in (policy.shape, *policy.additions.values())]
+    found = [words_of_part(one) for one in (policy.shape, *policy.additions.values())]
     return None if None in found else "+".join(map(str, found))
 
 
-def _words_of_part(record: Record) -> str | None:
-    """The shortest words whose record is this one."""
+def words_of_part(record: Record) -> str | None:
+    """The shortest words whose record is this one, of a part of a policy; None for none."""
     own, found = record.model_dump(mode="json"), []
     fields = {name: field.default for name, field in type(record).model_fields.items()}
     defaults = {name: list(one) if isinstance(one, tuple) else one for name, one in fields.items()}

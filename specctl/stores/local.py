@@ -328,7 +328,8 @@ def _read_regular(file: BinaryIO, url: str, key: str, max_bytes: int) -> bytes:
             found=stat.filemode(status.st_mode),
             fix="remove it; specctl creates no such files",
         )
-    data = file.read(max_bytes + 1)
+    # Of the size that is there: room for the most would be taken at once.
+    data = file.read(min(max_bytes, status.st_size) + 1)
     if len(data) > max_bytes:
         raise too_large(url, key, max_bytes, status.st_size)
     return data

@@ -62,10 +62,11 @@ def fit_c2t(
     judged = judge(source, scorer, config, sides.split)
     data = C2TReport(**scored_figures(config, scorer, sides, judged))
     train, nodes = data.sides["train"], config.nodes
+    accepted = "" if train.accepted_frac == 1 else f"{train.accepted_frac:.1%} of "
     first = (
         f"{nodes.predicts} acceptance from {', '.join(nodes.features)}; hidden {config.ffn.hidden};"
-        f" {train.num_accepted} accepted nodes and {train.kept_frac:.1%} of {train.num_rejected} "
-        f"rejected ones from {train.num_prompts} prompts"
+        f" {accepted}{train.num_accepted} accepted nodes and {train.kept_frac:.1%} of "
+        f"{train.num_rejected} rejected ones from {train.num_prompts} prompts"
     )
     network = f"A network of {config.ffn.hidden} hidden units (arXiv:2502.13652)"
     return scored_fit(data, scorer, sides, "c2t", "C2T policy", network, (first,))

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from specctl.errors import TraceEmptyError, TraceSchemaError, UsageError
 from specctl.features import ENTROPY_TOP_K
 from specctl.formatting import Table, number
+from specctl.logs.fit_data import ROUND_COLUMNS
 from specctl.logs.parquet import collected, decoding
 from specctl.policy import EntropyBins, Policy
 from specctl.policy.hetero import entropy_bin, entropy_bins_shape
@@ -35,10 +36,6 @@ if TYPE_CHECKING:  # slow to import
 
 Bools = NDArray[np.bool_]
 Bins = NDArray[np.int64]
-COLUMNS = (
-    "prompt_id", "offered_depth", "top_k", "phi", "phi_depth", "num_accepted", "fully_accepted",
-    "tcr",
-)  # fmt: skip
 USED = "used"
 INELIGIBLE = ("other_tree", "no_phi")
 UNLABELLED = ("not_fully_accepted", "nothing_accepted")
@@ -115,7 +112,7 @@ class CartReport(Record):
     """`report.json` of a fit.
 
     Attributes:
-        rounds_by_fate: rounds of the traces, `used` or why not.
+        rounds_by_fate: rounds that were read, `used` or why not; see `CartConfig.max_rows`.
         prompts: number on each side.
         spearman_phi_tcr, spearman_phi_accepted: rank correlation over eligible rounds; null
             where a side is constant.
@@ -254,15 +251,15 @@ def select_rounds(
         )
     lazy = rounds.lazy()
     with decoding("rounds table"):
-        missing = sorted(set(COLUMNS) - set(lazy.collect_schema().names()))
+        missing = sorted(set(ROUND_COLUMNS) - set(lazy.collect_schema().names()))
     if missing:
         raise TraceSchemaError(
             "rounds table",
-            expected=f"the columns {', '.join(COLUMNS)}",
+            expected=f"the columns {', '.join(ROUND_COLUMNS)}",
             found=f"no {', '.join(missing)}",
             fix="collect the traces again with this version of specctl",
         )
-    frame = collected(lazy.select(*COLUMNS, _fate(config).alias("fate")))
+    frame = collected(lazy.select(*ROUND_COLUMNS, _fate(config).alias("fate")))
     counts = dict(sorted(frame["fate"].value_counts().iter_rows()))
     listed = ", ".join(f"{reason} {count}" for reason, count in counts.items()) or "no rounds"
     eligible = frame.filter(~frame["fate"].is_in(INELIGIBLE))

@@ -80,6 +80,9 @@ class CartConfig(Record):
     )
     cap_tokens: bool = option(False, "Never submit more than the base size")
     min_rows: PositiveInt = option(5, "Fewest rounds in a bin")
+    max_rows: int = option(
+        200_000, "Rounds read at most, a seeded sample of those of all prompts", ge=1000
+    )
     held_out_frac: float = HELD_OUT
     seed: Seed = SEED
 
@@ -131,7 +134,9 @@ class NodeConfig(Record):
     negatives: float = option(
         10.0, "Rejected nodes sampled per accepted one; 0 takes all", ge=0.0, le=1000000.0
     )
-    max_rows: int = option(10_000_000, "Nodes held in memory at most", ge=1000)
+    max_rows: int = option(
+        1_000_000, "Nodes fitted to at most, a seeded sample of those of all prompts", ge=1000
+    )
     seed: Seed = 0
 
     @classmethod
@@ -349,6 +354,9 @@ class EchoConfig(Record):
         "youden", "youden, or cost: the least predicted time on the training prompts"
     )
     min_rows: PositiveInt = option(50, "Positions of each class that a level needs to be judged")
+    max_rows: int = option(
+        200_000, "Positions judged at most, a seeded sample of those of all prompts", ge=1000
+    )
     held_out_frac: float = HELD_OUT
     seed: Seed = SEED
 
@@ -524,6 +532,9 @@ class AdasdConfig(Record):
         (0.0, 4.0, 8.0, 16.0, 64.0, 256.0),
         "Tokens that the warm start counts for, comma-separated, tried; 0 is cold",
         min_length=1,
+    )
+    max_positions: int = option(
+        200_000, "Positions read at most, a seeded sample of whole prompts", ge=1000
     )
     held_out_frac: float = HELD_OUT
     seed: Seed = SEED

@@ -172,14 +172,14 @@ class Curve:
 
     def point(self, index: int) -> CurvePoint:
         """One threshold."""
-        found = self._figures(index, np.ones((1, len(self.category))))
+        found = self._figures(self._columns(index).sum(0)[None])
         values = {name: float(value[0]) for name, value in found.items()}
         return CurvePoint(beta=self.betas[index], **values)
 
     def intervals(self, index: int, seed: int) -> dict[str, Interval]:
         """Of a point's figures, by resampling prompts."""
         resamples, point = self.resamples(seed), self.point(index)
-        drawn = self._figures(index, resamples.weights)
+        drawn = self._figures(resamples.drawn(self._columns(index))[1:])
         return {
             name: Interval(getattr(point, name), *resamples.bounds(values))
             for name, values in drawn.items()
@@ -194,34 +194,37 @@ class Curve:
         reached = np.flatnonzero(self.accepted.sum(0) >= recall * self.longest.sum())
         return int(reached[-1]) if len(reached) else None
 
-    def tokens_at_recall(self, recall: float, weights: Floats | None = None) -> Floats:
-        """`[R]` nodes kept per position, root counted, where the curve passes a recall.
+    def tokens_at_recall(self, recall: float, resamples: Resamples | None = None) -> Floats:
+        """`[1 + R]` nodes kept per position, root counted, where the curve passes a recall; of all
+        prompts, then of every resample.
 
         Between two thresholds the logarithm of the number is taken as linear in recall. NaN where
         the curve does not reach it.
-
-        Args:
-            weights: `[R, Q]` of prompts; None for one row of ones.
         """
-        weights = np.ones((1, len(self.category))) if weights is None else weights
-        found = np.full(len(weights), np.nan)
-        kept, accepted = weights @ self.kept, weights @ self.accepted
-        recalls = accepted / (weights @ self.longest)[:, None]
-        tokens = np.log1p(kept / (weights @ self.positions)[:, None])
-        for row in range(len(weights)):
+        columns = (self.kept, self.accepted, self.longest[:, None], self.positions[:, None])
+        tables = [column.astype(float) for column in columns]
+        drawn = [table.sum(0)[None] for table in tables]
+        kept, accepted, longest, positions = resamples.drawn_each(tables) if resamples else drawn
+        found = np.full(len(kept), np.nan)
+        recalls, tokens = accepted / longest, np.log1p(kept / positions)
+        for row in range(len(kept)):
             if recalls[row, 0] >= recall:
                 at = np.interp(recall, recalls[row, ::-1], tokens[row, ::-1])
                 found[row] = math.exp(at)
         return found
 
-    def _figures(self, index: int, weights: Floats) -> dict[str, Floats]:
-        """Figures of a point, by weights of prompts `[R, Q]`."""
-        kept, accepted = weights @ self.kept[:, index], weights @ self.accepted[:, index]
-        positions = weights @ self.positions
+    def _columns(self, index: int) -> Floats:
+        """`[Q, 5]` what a point's figures are made of."""
+        at = self.kept[:, index], self.accepted[:, index]
+        return np.stack([*at, self.positions, self.longest, self.drafted], 1).astype(float)
+
+    def _figures(self, sums: Floats) -> dict[str, Floats]:
+        """Figures of a point, of sums `[R, 5]` over prompts."""
+        kept, accepted, positions, longest, drafted = sums.T
         with np.errstate(invalid="ignore", divide="ignore"):
             return {
-                "recall": accepted / (weights @ self.longest),
-                "positive_rate": kept / (weights @ self.drafted),
+                "recall": accepted / longest,
+                "positive_rate": kept / drafted,
                 "num_tokens": 1 + kept / positions,
                 "num_accepted": accepted / positions,
             }

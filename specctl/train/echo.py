@@ -107,17 +107,19 @@ def area_by_prompt(rows: LevelRows, level: int, *, min_rows: int, seed: int) -> 
     Args:
         min_rows: fewest rows of each class; with fewer the area is not known.
     """
+    from scipy.sparse import csr_array
+
     score, label = rows.confidence(level), rows.reached(level)
     if min(int(label.sum()), int((~label).sum())) < min_rows:
         return UNKNOWN
     codes, owner = np.unique(rows.prompt, return_inverse=True)
     step = np.searchsorted(np.quantile(score, np.arange(1, NUM_STEPS) / NUM_STEPS), score)
-    shape, cell = (len(codes), NUM_STEPS), owner * NUM_STEPS + step
     hits, misses = (
-        np.bincount(cell, side, shape[0] * shape[1]).reshape(shape) for side in (label, ~label)
+        csr_array((side.astype(float), (owner, step)), shape=(len(codes), NUM_STEPS))
+        for side in (label, ~label)
     )
     resamples = Resamples.draw(len(codes), seed=seed, num=NUM_RESAMPLES)
-    drawn = auc(resamples.weights @ hits, resamples.weights @ misses)
+    drawn = auc(*(rows[1:] for rows in resamples.drawn_each([hits, misses])))
     return Interval(auc_of(score, label), *resamples.bounds(drawn))
 
 

@@ -165,7 +165,8 @@ class SideCounts(Record):
 
     Attributes:
         num_unknown: nodes whose fate the log does not hold.
-        kept_frac: share of the rejected nodes that was sampled.
+        kept_frac, accepted_frac: shares of the rejected and of the accepted nodes that were
+            sampled.
     """
 
     num_prompts: int
@@ -174,6 +175,7 @@ class SideCounts(Record):
     num_rejected: int
     num_unknown: int
     kept_frac: float
+    accepted_frac: float
 
 
 class LabelQuality(Record):
@@ -263,6 +265,7 @@ def scored_figures(
                 num_rejected=rows.num_negatives,
                 num_unknown=rows.num_unknown,
                 kept_frac=rows.kept_frac,
+                accepted_frac=rows.accepted_frac,
             )
             for name, (rows, found) in pairs.items()
         },
@@ -282,11 +285,11 @@ def scored_figures(
 
 def _compare(curve: Curve, control: Curve, recall: float, seed: int) -> RecallRow:
     """Two curves over the same prompts at one recall."""
-    [own], [other] = curve.tokens_at_recall(recall), control.tokens_at_recall(recall)
-    change, resamples = own / other - 1, curve.resamples(seed)
-    ours, theirs = (side.tokens_at_recall(recall, resamples.weights) for side in (curve, control))
-    low, high = resamples.bounds(ours / theirs - 1)
-    own, other, change = (float(x) if np.isfinite(x) else None for x in (own, other, change))
+    resamples = curve.resamples(seed)
+    ours, theirs = (side.tokens_at_recall(recall, resamples) for side in (curve, control))
+    low, high = resamples.bounds(ours[1:] / theirs[1:] - 1)
+    figures = ours[0], theirs[0], ours[0] / theirs[0] - 1
+    own, other, change = (float(x) if np.isfinite(x) else None for x in figures)
     return RecallRow(
         recall=recall,
         num_tokens=own,
@@ -304,7 +307,7 @@ def log_odds(scorer: Scorer, rows: NodeRows) -> Floats:
 
 def label_quality(logit: Floats, rows: NodeRows) -> LabelQuality:
     """Quality of log-odds `[M]` as predictions; sampled negatives stand for those left out."""
-    weight = np.where(rows.accepted, 1.0, 1.0 / rows.kept_frac)
+    weight = rows.weight
     loss = np.logaddexp(0.0, np.where(rows.accepted, -logit, logit))
     return LabelQuality(
         log_loss=float((weight * loss).sum() / weight.sum()),

@@ -25,6 +25,8 @@ Floats = NDArray[np.float64]
 SHIFTS = (0.15, 0.3, 0.6, 1.2)
 """Changes that the wealth bets on, up and down: of the normal score of a rank, so in standard
 deviations between prompts."""
+MOST = 1e100
+"""A bet pays no more, so that numbers stay finite; to forgo a gain is no unfair bet."""
 PRIOR = 50.0
 """Prompts until which the share of the wealth that bets on a start falls slowly."""
 
@@ -86,7 +88,8 @@ def wealth(p: Floats) -> Floats:
     for k, stake in enumerate(stakes):
         waiting -= stake
         factor = np.exp(shifts * z[k][..., None] - shifts**2 / 2)
-        active = (active + stake) * np.where(np.isfinite(factor), factor, 1.0)
+        grown = (active + stake) * np.where(np.isfinite(factor), factor, 1.0)
+        active = np.minimum(grown, MOST)
         found[k] = active.mean(-1) + waiting
     return found
 

@@ -12,8 +12,8 @@ describe an alarm; the promise is the alarm's.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,12 @@ import numpy as np
 from specctl.errors import TraceEmptyError
 from specctl.formatting import Table, count, number
 from specctl.logs.positions import Floats
-from specctl.stats import MIN_PROMPTS, Interval, Resamples, first_over_second
+from specctl.stats import MIN_PROMPTS, UNKNOWN, Interval, Resamples, first_over_second
 from specctl.watch.alarm import likeliest_change, p_values, wealth
 from specctl.watch.signals import RATIOS, Prompts, watched
+
+CURVE_POINTS = 200
+"""Of the evidence, in JSON."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,8 @@ class Signal:
     wealth: float
     most: float
     since: int
-    before: Interval
-    after: Interval
+    before: Interval = UNKNOWN
+    after: Interval = UNKNOWN
 
     def moved(self, alpha: float) -> bool:
         """Whether its own bets reached 1/alpha."""
@@ -56,7 +59,7 @@ class Drift:
     Attributes:
         alpha: bound on the probability of a false alarm.
         alarm_at: index of the prompt at which the alarm rang; None: it has not.
-        wealth: of all bets after each prompt, `[n]`.
+        wealth: of all bets after each prompt, `[n]`. by_group: of each group's.
         signals: those with a wealth, most first.
     """
 
@@ -65,6 +68,7 @@ class Drift:
     stream: Prompts
     alarm_at: int | None
     wealth: Floats
+    by_group: Mapping[str, Floats]
     signals: tuple[Signal, ...]
 
     @property
@@ -82,6 +86,7 @@ class Drift:
             "wealth": float(self.wealth[-1]),
             "most_wealth": float(self.wealth.max()),
             "alarm_at": None if self.alarm_at is None else self._prompt(self.alarm_at),
+            "evidence": self._evidence(),
             "signals": [
                 {
                     "group": signal.group,
@@ -95,6 +100,15 @@ class Drift:
                 }
                 for signal in self.signals
             ],
+        }
+
+    def _evidence(self) -> dict[str, Any]:
+        """Some points of the curves, the first and the last among them; indices of prompts."""
+        num = len(self.stream)
+        at = np.unique(np.linspace(0, num - 1, min(num, CURVE_POINTS)).round().astype(int))
+        curves = {"all": self.wealth, **self.by_group}
+        return {"index": at.tolist()} | {
+            "log10": {name: np.log10(curve[at]).tolist() for name, curve in curves.items()}
         }
 
     def _prompt(self, index: int) -> dict[str, Any]:
@@ -167,14 +181,23 @@ def watch(reference: Prompts, stream: Prompts, *, alpha: float = 0.05, seed: int
     own = {group: wealth(np.stack([*found.values()], 1)) for group, found in ranks.items()}
     whole = whole_wealth(own)
     rings = np.flatnonzero(whole >= 1 / alpha)
-    signals = [
-        _signal(group, name, p, own[group][:, at], reference, stream)
-        for group, found in ranks.items()
-        for at, (name, p) in enumerate(found.items())
-    ]
+    figures, signals, tables = watched(reference, stream), list[Signal](), list[Floats]()
+    for group, found in ranks.items():
+        for at, (name, p) in enumerate(found.items()):
+            since, own_wealth = likeliest_change(p).start, own[group][:, at]
+            most = float(own_wealth.max())
+            signals.append(Signal(group, name, float(own_wealth[-1]), most, since))
+            sides = zip((reference, stream), figures[group][name], strict=True)
+            terms = np.concatenate([_terms(name, *side) for side in sides])
+            before = len(reference) + since
+            for part in (slice(before), slice(before, None)):
+                tables.append(np.zeros_like(terms))
+                tables[-1][part] = terms[part]
+    signals = _estimated(signals, tables, len(reference))
     signals.sort(key=lambda signal: -signal.most)
-    at = int(rings[0]) if len(rings) else None
-    return Drift(alpha, len(reference), stream, at, whole, tuple(signals))
+    alarm_at = int(rings[0]) if len(rings) else None
+    groups = {group: of_group.mean(1) for group, of_group in own.items()}
+    return Drift(alpha, len(reference), stream, alarm_at, whole, groups, tuple(signals))
 
 
 def ranks_of(reference: Prompts, stream: Prompts, seed: int) -> dict[str, dict[str, Floats]]:
@@ -193,34 +216,30 @@ def whole_wealth(own: Mapping[str, Floats]) -> Floats:
     return np.asarray(np.mean([of_group.mean(1) for of_group in own.values()], 0))
 
 
-def _signal(
-    group: str, name: str, p: Floats, own: Floats, reference: Prompts, stream: Prompts
-) -> Signal:
-    since = likeliest_change(p).start
-    before, after = (
-        _estimate(name, np.concatenate([one, other]))
-        for one, other in (
-            (_terms(name, reference), _terms(name, stream.take(slice(since)))),
-            (np.zeros((0, 2)), _terms(name, stream.take(slice(since, None)))),
+def _estimated(
+    signals: Sequence[Signal], tables: Sequence[Floats], num_reference: int
+) -> list[Signal]:
+    """Signals with their figures before and since: `tables` hold the terms of each, `[R + n, 2]`,
+    0 on the other side. Resamples are drawn once for all, as they take longest."""
+    num = len(tables[0])
+    resamples, found = Resamples.draw(num), []
+    drawn = resamples.drawn_each(tables)
+    for signal, first, second in zip(signals, drawn[::2], drawn[1::2], strict=True):
+        num_before = num_reference + signal.since
+        before, after = (
+            replace(resamples, is_enough=size >= MIN_PROMPTS).read(first_over_second(sums))
+            for size, sums in ((num_before, first), (num - num_before, second))
         )
-    )
-    return Signal(group, name, float(own[-1]), float(own.max()), since, before, after)
+        found.append(replace(signal, before=before, after=after))
+    return found
 
 
-def _terms(name: str, prompts: Prompts) -> Floats:
-    """`[P, 2]` above and below of a figure; of prompts without one, zeros."""
+def _terms(name: str, prompts: Prompts, figure: Floats) -> Floats:
+    """`[P, 2]` above and below of a figure `[P]`; of prompts without one, zeros."""
     if name in RATIOS:
         table = np.stack([prompts.column(part) for part in RATIOS[name]], 1)
         return np.nan_to_num(table)
-    if name == "prompt tokens":
-        values = prompts.context
-    else:
-        values = (prompts.category == name.removeprefix("category ")).astype(float)
-    return np.stack([values, np.ones(len(values))], 1)
-
-
-def _estimate(name: str, terms: Floats) -> Interval:
-    return Resamples.draw(len(terms), seed=0).interval(terms, first_over_second)
+    return np.stack([figure, np.ones(len(figure))], 1)
 
 
 def prometheus(drift: Drift, labels: Mapping[str, str]) -> str:

@@ -16,12 +16,13 @@ import numpy as np
 from specctl.artifacts.manifest import Manifest
 from specctl.errors import UsageError
 from specctl.formatting import Table
-from specctl.policy import Policy, Strict, policy_digest
-from specctl.policy.families import parse_policy
-from specctl.records import canonical_json
+from specctl.policy import Mars, Policy, Strict, policy_digest
+from specctl.policy.families import family_of, parse_policy
+from specctl.records import Record, canonical_json
 from specctl.replay.ladder.static import is_static
 from specctl.replay.tune.search import resample
 from specctl.replay.tune.tuning import Tuned, Tuning
+from specctl.runtime.policy_spec import words_of, words_of_part
 from specctl.stats import Interval
 
 
@@ -100,22 +101,59 @@ class Recalibration:
 
 
 def families_to_search(policy: Policy, manifest: Manifest | None) -> tuple[str, ...]:
-    """The families that a deployed policy was chosen from, where nothing has to be fitted.
+    """The families that a deployed policy was chosen from; none where it was fitted or is static.
 
     Raises:
-        UsageError: a lossy policy, which no replay can judge.
+        UsageError: a lossy policy, which no replay can judge, or one without settings to search.
     """
     if not isinstance(policy.acceptance, Strict):
         raise UsageError(
             f"recalibration of {policy.name}",
-            expected="a lossless policy, whose text is the logged one",
+            expected="a policy that writes the logged text, which replay can judge",
             found=f"acceptance {policy.acceptance.kind}",
-            fix="certify it anew on recent prompts: specctl fit mars or adasd --prompts",
+            fix=_certifying(policy, manifest),
         )
     fit = {} if manifest is None or manifest.fit is None else manifest.fit
     if fit.get("kind") == "tune":
         return tuple(str(name) for name in fit["families"])  # type: ignore[union-attr]
-    return () if is_static(policy) else (policy.shape.kind,)
+    if fit or is_static(policy):
+        return ()
+    parts = [_without_searched(part) for part in (policy.shape, *policy.additions.values())]
+    if None in parts:
+        raise UsageError(
+            f"recalibration of {policy.name}",
+            expected="a policy with settings to search, or an artifact of fit or tune",
+            found="neither",
+            fix="name what to search with --family: specctl tune --show-grid lists it",
+        )
+    return ("+".join(map(str, parts)),)
+
+
+def _without_searched(part: Record) -> str | None:
+    """The words of a policy's part without the settings that tuning searches; None for none."""
+    words = words_of_part(part)
+    searched = {name for grid in family_of(part).grids.values() for name in grid}
+    if words is None or not searched:
+        return None
+    return ":".join(one for one in words.split(":") if one.partition("=")[0] not in searched)
+
+
+def _certifying(policy: Policy, manifest: Manifest | None) -> str:
+    """The command that judges a policy's answers anew, under the contract that it was fitted to."""
+    acceptance = policy.acceptance
+    fit: Mapping[str, Any] = (manifest and manifest.fit) or {}
+    contract = fit.get("contract") or {}
+    names = [name for name in ("max_loss", "confidence") if name in contract]
+    promised = "".join(f" --{name.replace('_', '-')} {contract[name]:g}" for name in names)
+    if isinstance(acceptance, Mars):
+        shape = words_of(Policy(shape=policy.shape)) or "SHAPE"
+        rule = f"--form {acceptance.form} --mode {acceptance.mode} --thetas {acceptance.theta:g}"
+        command = f"specctl fit mars RECENT.jsonl --shape {shape} {rule}{promised} -o again"
+    elif acceptance.kind == "adasd_accept":
+        command = f"specctl fit adasd TRACES --prompts RECENT.jsonl{promised} -o again"
+    else:
+        return f"measure it: specctl run RECENT.jsonl --compare ar,chain,{policy.name}"
+    return f"certify it on recent prompts with answers: {command}; then specctl registry push again"
 
 
 def compare(tuning: Tuning, deployed: Policy, label: str, **run: Any) -> Recalibration:

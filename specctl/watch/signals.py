@@ -6,9 +6,7 @@ rounds that it would have run, so the traces of a fit are a reference for the tr
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +22,7 @@ from specctl.logs.tree_log import DenseLog, open_log, segment_files
 from specctl.policy import Policy, build_shape, policy_digest
 from specctl.replay.rounds import replay
 from specctl.stats import sums_by
+from specctl.tree import gather
 
 DEEP = 4
 """Levels from here on count as one."""
@@ -35,11 +34,15 @@ COLUMNS = (
     "judged",
     "surprise",
     "other_policy",
+    "whole",
+    "cut_short",
 )
 """Sums of a prompt. `tried_d`, `accepted_d`: rounds that drafted level d behind an accepted path,
 and those of which it was accepted; of the last, levels. `judged`: verified draft nodes whose fate
 is known; `surprise`: of these accepted, less what their scores promised. `other_policy`: rounds
-that another policy decided."""
+that another policy decided. `whole`: rounds of the policy that end no text; `cut_short`: of these,
+where the accepted path ended because nothing was verified behind it, not because the target
+refused: a gate, a stop or a limit came too early."""
 RATIOS = {
     "tokens per call": ("tokens", "calls"),
     "verified per call": ("verified", "calls"),
@@ -47,6 +50,7 @@ RATIOS = {
     f"acceptance from depth {DEEP} on": (f"accepted_{DEEP}", f"tried_{DEEP}"),
     "calibration": ("surprise", "judged"),
     "fallbacks": ("other_policy", "calls"),
+    "cut short": ("cut_short", "whole"),
 }
 """Figures of sums: above over below."""
 GROUPS = {
@@ -55,12 +59,12 @@ GROUPS = {
     "acceptance": tuple(name for name in RATIOS if name.startswith("acceptance")),
     "calibration": ("calibration",),
     "fallbacks": ("fallbacks",),
+    "cut short": ("cut short",),
 }
 """Signals that share one stake. `prompt tokens` and `categories` stand beside them."""
 MOST_CATEGORIES = 12
 """Categories that are watched; rarer ones of the reference count together."""
 REST = "other"
-SEGMENT = re.compile(r"^(\d{8})T(\d{2})(\d{2})(\d{2})\d{3}Z-")
 
 
 @dataclass(frozen=True)
@@ -68,9 +72,9 @@ class Prompts:
     """P prompts in the order in which they were finished.
 
     Attributes:
-        sums: `[P, S]`, columns `COLUMNS`; NaN in `judged` and `surprise` where the log cannot tell.
+        sums: `[P, S]`, columns `COLUMNS`; NaN in `NODE_COLUMNS` where the log cannot tell.
         context: `[P]` tokens of the prompt, with its first root.
-        finished: `[P]` UTC time of the segment, as text; empty where it is not known.
+        finished: `[P]` UTC time of the segment that finished each, as text.
     """
 
     ids: NDArray[np.object_]
@@ -143,12 +147,27 @@ def read_prompts(traces: TraceSet, policy: Policy, *, num_threads: int = 1) -> P
     """
     log = open_log(traces)
     if isinstance(log, DenseLog):
-        return _replayed(traces, log, policy, num_threads)
-    return _served(traces, policy)
+        return _in_time(_replayed(traces, log, policy, num_threads), traces)
+    return _in_time(_served(traces, policy), traces)
+
+
+def _in_time(prompts: Prompts, traces: TraceSet) -> Prompts:
+    """In order of the names of the segments that finished them, whichever writer's and set's: these
+    begin with the time. So what is finished later comes behind, where writers' clocks agree."""
+    segments = (segment for part in traces.parts for segment in part.segments)
+    names = {prompt: segment.name for segment in segments for prompt in segment.prompt_ids}
+    found = [names[prompt] for prompt in prompts.ids]
+    order = np.argsort(np.array(found), kind="stable")
+    finished = np.array([_time_of(name) for name in found], object)
+    return replace(prompts, finished=finished).take(order)
 
 
 def _served(traces: TraceSet, policy: Policy) -> Prompts:
-    """Segment by segment, so memory follows the prompts."""
+    """Segment by segment, so memory follows the prompts.
+
+    A prompt is the policy's whose first round it decided: one during which an alias was moved would
+    look as if the new policy had failed in it.
+    """
     import polars as pl
 
     digest, parts, others = policy_digest(policy), [], set()
@@ -160,13 +179,14 @@ def _served(traces: TraceSet, policy: Policy) -> Prompts:
         table = collected(rounds.with_columns(pl.col(columns).cast(pl.Int64)))
         ours = table["policy_digest"] == digest
         of_request = pl.col("round_idx").max().over("request_id")
-        ends = table.select(pl.col("round_idx") == of_request).to_series()
-        whole_rounds.append((ours & ~ends).to_numpy())
+        whole = (pl.col("policy_digest") == digest) & (pl.col("round_idx") != of_request)
+        table = table.with_columns(whole=whole)
+        whole_rounds.append(table["whole"].to_numpy())
         others |= set(table["policy_digest"].unique()) - {digest}
-        served = table.filter(ours)["prompt_id"].unique()
+        served = table.filter(ours & (table["round_idx"] == 0))["prompt_id"].unique()
         table = table.filter(pl.col("prompt_id").is_in(served.implode()))
         if len(table):
-            parts.append(_summed(table, digest, _time_of(files["rounds"])))
+            parts.append(_summed(table, digest))
     if not parts:
         raise TraceEmptyError(
             "live traces",
@@ -175,13 +195,13 @@ def _served(traces: TraceSet, policy: Policy) -> Prompts:
             fix="name the policy that the traffic was served with: specctl show TRACES",
         )
     found = join(parts)
-    return _with_calibration(found, _surprises(traces, policy, np.concatenate(whole_rounds)))
+    return _with_nodes(found, traces, policy, np.concatenate(whole_rounds))
 
 
 COUNTS = ("offered_depth", "num_verified", "num_accepted", "num_emitted")
 
 
-def _summed(table: Any, digest: str, finished: str) -> Prompts:
+def _summed(table: Any, digest: str) -> Prompts:
     names, codes = np.unique(table["prompt_id"].to_numpy().astype(object), return_inverse=True)
     first = np.unique(codes, return_index=True)[1]
     order = np.argsort(first)  # of the rows, not of the names
@@ -195,12 +215,13 @@ def _summed(table: Any, digest: str, finished: str) -> Prompts:
         accepted=counts["num_accepted"],
         emitted=counts["num_emitted"],
         other=(table["policy_digest"] != digest).to_numpy(),
+        whole=table["whole"].to_numpy(),
     )
     starts = np.flatnonzero(table["round_idx"].to_numpy() == 0)
     context = np.full(len(names), np.nan)
     context[place[starts][::-1]] = table["context_tokens"].to_numpy()[starts][::-1]
     category = table["category"].to_numpy().astype(object)[first][order]
-    return Prompts(names[order], category, np.full(len(names), finished, object), context, sums)
+    return Prompts(names[order], category, np.full(len(names), "", object), context, sums)
 
 
 def round_sums(
@@ -211,11 +232,12 @@ def round_sums(
     verified: NDArray[Any],
     accepted: NDArray[Any],
     emitted: NDArray[Any],
+    whole: NDArray[np.bool_],
     other: NDArray[Any] | None = None,
 ) -> Floats:
-    """`[P, S]` sums of rounds `[M]`, given the place of each round's prompt.
+    """`[P, S]` sums of rounds `[M]`, given each round's prompt; NaN for what nodes tell.
 
-    A path that the end of the text cut is not tried at the next level.
+    A path that the end of the text cut is not tried at the next level. `cut_short` is of chains.
     """
     tried = np.minimum(accepted + (emitted > accepted), offered)
     by_depth = []
@@ -224,16 +246,14 @@ def round_sums(
     by_depth += [np.maximum(tried - DEEP + 1, 0), np.maximum(accepted - DEEP + 1, 0)]
     ones, unknown = np.ones(len(prompt)), np.full(len(prompt), np.nan)
     switched = np.zeros(len(prompt)) if other is None else other
-    columns = (ones, emitted, verified, *by_depth, unknown, unknown, switched)
+    cut_short = whole & (accepted + 1 >= verified)
+    columns = (ones, emitted, verified, *by_depth, unknown, unknown, switched, whole, cut_short)
     return sums_by(prompt, num_prompts, [np.asarray(column, float) for column in columns])
 
 
-def _time_of(path: Path) -> str:
-    """`2026-01-31 12:00:00` of a segment's name; empty for a copy."""
-    found = SEGMENT.match(path.name)
-    if found is None:
-        return ""
-    day, hour, minute, second = found.groups()
+def _time_of(name: str) -> str:
+    """`2026-01-31 12:00:00` of a segment's name."""
+    day, hour, minute, second = name[:8], name[9:11], name[11:13], name[13:15]
     return f"{day[:4]}-{day[4:6]}-{day[6:]} {hour}:{minute}:{second}"
 
 
@@ -250,6 +270,7 @@ def _replayed(traces: TraceSet, log: DenseLog, policy: Policy, num_threads: int)
         verified=counts["verified"],
         accepted=counts["accepted"],
         emitted=counts["tokens"],
+        whole=~run.is_last,
     )
     whole_rounds = run.visited.copy()
     whole_rounds[run.visited] = ~run.is_last
@@ -261,24 +282,32 @@ def _replayed(traces: TraceSet, log: DenseLog, policy: Policy, num_threads: int)
         positions.context_tokens[positions.start[:-1]][first].astype(float),
         sums,
     )
-    return _with_calibration(found, _surprises(traces, policy, whole_rounds))
+    return _with_nodes(found, traces, policy, whole_rounds)
 
 
-def _with_calibration(prompts: Prompts, surprises: dict[str, Floats] | None) -> Prompts:
-    if surprises is None:
-        return prompts
-    sums = prompts.sums.copy()
-    places = [COLUMNS.index(name) for name in ("judged", "surprise")]
-    nothing = np.zeros(2)
-    sums[:, places] = [surprises.get(name, nothing) for name in prompts.ids]
+NODE_COLUMNS = ("judged", "surprise", "cut_short")
+"""Sums that nodes tell. Of chains counts tell the last one too."""
+
+
+def _with_nodes(
+    prompts: Prompts, traces: TraceSet, policy: Policy, whole_rounds: NDArray[np.bool_]
+) -> Prompts:
+    by_prompt = _node_sums(traces, policy, whole_rounds)
+    is_chain = build_shape(policy.shape).top_k == 1
+    told = NODE_COLUMNS[: 2 if is_chain else 3]
+    sums, places = prompts.sums.copy(), [COLUMNS.index(name) for name in told]
+    sums[:, places] = np.nan
+    if by_prompt is not None:
+        nothing = np.zeros(len(NODE_COLUMNS))
+        sums[:, places] = [by_prompt.get(name, nothing)[: len(told)] for name in prompts.ids]
     return replace(prompts, sums=sums)
 
 
-def _surprises(
+def _node_sums(
     traces: TraceSet, policy: Policy, whole_rounds: NDArray[np.bool_]
 ) -> dict[str, Floats] | None:
-    """Of every prompt, verified draft nodes of known fate, and accepted ones less the sum of their
-    scores; None where the rows lack what the policy reads.
+    """`NODE_COLUMNS` of prompts: verified draft nodes of known fate, accepted ones less the sum
+    of scores, and rounds that were cut short; None where the rows lack what the policy reads.
 
     The score is what a pruning policy gave the path, of others its joint probability.
 
@@ -300,7 +329,12 @@ def _surprises(
         told = batch.known.gather(1, at) & (submitted >= 0)
         promised = scores.gather(1, at).double().exp()
         surprise = (batch.accepted.gather(1, at).double() - promised).masked_fill(~told, 0.0)
-        sums = torch.stack([told.sum(1).double(), surprise.sum(1)], 1).numpy()
+        slots = batch.submitted
+        path = gather(batch.accepted, slots, 0)
+        last = slots.gather(1, gather(batch.pool.tree.depth, slots, 0).mul(path).argmax(1)[:, None])
+        asked = (gather(batch.pool.tree.parent, slots, -1) == last).any(1)
+        columns = (told.sum(1).double(), surprise.sum(1), (~asked).double())
+        sums = torch.stack(columns, 1).numpy()
         rows = whole_rounds[index : index + len(sums)]
         for name, one in zip(batch.prompt_id[rows], sums[rows], strict=True):
             found[name] = found.get(name, 0.0) + one

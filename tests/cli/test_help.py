@@ -34,6 +34,8 @@ BY_UNIT = {
         "widths, second_top_k, negatives, max_rows, fit c2t batch_size, fit echo "
         "width, fit echo max_width, fit echo num_tokens, fit echo max_tokens"
     ),
+    "rounds": "fit cart max_rows",
+    "positions": "max_positions, fit echo max_rows",
     "levels": "max_leaf_depth, fit c2t depth, fit echo depth, alpha",
     "children": "children, first_top_k",
     "requests": "batch_sizes",
@@ -81,11 +83,13 @@ MEANINGS = {
     "--batch-size": "requests together", "--beta": "acceptance to prune below",
     "--context-tokens": "length of a request's text",
     "--cost-model": "times of rounds", "--dense": "trees at every position",
+    "--dense-every": "a dense sample beside rounds",
     "--depth": "levels drafted", "--drafter": "which drafter", "--dtype": "the target's numbers",
     "--expect": "digest before the move", "--features": "of nodes",
     "--family": "settings to search", "--for": "the engine that serves", "--format": "of a file",
     "--held-out": "share of prompts to report on", "--key": "to sign with",
-    "--linear": "rates of rounds", "--min-rows": "fewest rows to judge by",
+    "--linear": "rates of rounds", "--max-positions": "positions read at most",
+    "--max-rows": "rows fitted to at most", "--min-rows": "fewest rows to judge by",
     "--name": "name that a key signs for", "--negatives": "rejected nodes for an accepted one",
     "--num-tokens": "submitted at most", "--offline": "ask no registry",
     "--out": "place to write", "--policy": "policy to use",
@@ -94,7 +98,8 @@ MEANINGS = {
     "--seed": "of all that is drawn", "--target": "which target", "--temperature": "of sampling",
     "--threads": "of the processor", "--token-key": "key of hashed ids",
     "--tokens": "treatment of token ids", "--top-k": "of sampling", "--top-p": "of sampling",
-    "--tpot-limit-ms": "of a good request", "--width": "nodes of a level",
+    "--tpot-limit-ms": "of a good request", "--trace": "log of rounds",
+    "--width": "nodes of a level",
     "--workload": "kind of the requests",
 }  # fmt: skip
 """The one meaning of each option that several verbs describe in words of their own."""

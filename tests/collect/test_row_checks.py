@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -215,12 +217,34 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
             read()
 
 
-def test_too_little_memory_is_no_files_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def starve(*_: object, **__: object) -> None:
-        raise pa.ArrowMemoryError("malloc of size 1 failed")
+STARVED = (
+    MemoryError(),
+    np._core._exceptions._ArrayMemoryError((5,), np.dtype(float)),  # type: ignore[attr-defined]
+    pa.ArrowMemoryError("malloc of size 1 failed"),
+    pa.ArrowException("Unknown error: Failed to launch worker thread: Resource temporarily unava"),
+    pa.ArrowException("Unknown error: std::bad_alloc"),
+    OSError(errno.ENOMEM, "Cannot allocate memory"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"),
+    RuntimeError("can't start new thread"),
+)
+"""As the libraries said it under `ulimit -d`."""
 
-    monkeypatch.setattr("pyarrow.parquet.ParquetFile", starve)
-    with pytest.raises(MemoryError):
-        read_columns(tmp_path / "any", ["a"])
+
+@pytest.mark.parametrize("starved", STARVED, ids=lambda error: type(error).__name__)
+def test_too_little_memory_is_no_files_fault(
+    starved: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where files are read, and wherever else: one line, with what to do."""
+    random_traces(tmp_path / "traces", num_prompts=2, depth=2, top_k=2)
+
+    def starve(*_: object, **__: object) -> None:
+        raise starved
+
+    for place in ("pyarrow.parquet.ParquetFile", "specctl.replay.score.Scoring.add"):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, starve)
+            ended = specctl("replay", tmp_path / "traces", "-p", "chain", "--json")
+        assert (ended.code, ended.out, ended.err.count("\n")) == (10, "", 1)
+        assert ended.err.startswith("error: memory: expected room for what the command holds")
+        assert "none left: " in ended.err
+        assert "lower --threads" in ended.err

@@ -17,7 +17,7 @@ from specctl.collect import trace_writer
 from specctl.collect.rewriting import rewrite, take_snapshot
 from specctl.collect.trace_writer import TraceWriter
 from specctl.collect.verifying import verify
-from specctl.errors import InvariantError, TraceCorruptError, TraceSchemaError
+from specctl.errors import InvariantError, TraceCorruptError, TraceMismatchError, TraceSchemaError
 from specctl.logs import trace_set, whole_prompts
 from specctl.logs.parquet import join_tables
 from specctl.logs.trace_files import Place, Segment
@@ -93,6 +93,15 @@ def plain_rows(prompts: str, rounds: int = ROUNDS) -> dict[str, pl.DataFrame]:
 
 
 # --------------------------------------------------------------------------- reading
+
+
+def test_a_time_amid_prompts_is_refused(root: Path) -> None:
+    """Their first rounds are missing then, and what is left is no sample of any."""
+    for day, path in enumerate(sorted((root / "rounds").iterdir()), 1):
+        path.rename(path.with_name(f"2026010{day}T120000000Z-{path.name.rpartition('-')[2]}"))
+    assert TraceSet.open(f"{root}@2026-01-01").prompt_ids == ("a", "b", "c")
+    with pytest.raises(TraceMismatchError, match=r"began before; read .* as a whole"):
+        TraceSet.open(f"{root}@2026-01-02")
 
 
 def test_records_say_what_goes_on_and_what_came_before(root: Path) -> None:

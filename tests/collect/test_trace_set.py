@@ -426,6 +426,21 @@ def test_a_snapshot_is_what_was_there_and_stays_it(root: Path) -> None:
     passes("traces", "verify", taken.reference)
 
 
+def test_a_set_is_read_from_a_time_on(root: Path) -> None:
+    """Of a set that a server writes for months, the recent part; by the names of its segments."""
+    for path, day in zip(sorted((root / "rounds").iterdir()), ("0130", "0131"), strict=True):
+        path.rename(path.with_name(f"2026{day}T120000000Z-{path.name.rpartition('-')[2]}"))
+    for time, prompts in {
+        "2026-01-30": ("a", "b", "c"),
+        "2026-01-30T12:00:01": ("c",),
+        "2026-01-31 12:00": ("c",),
+        "2026-02-01": (),
+    }.items():
+        found = TraceSet.open(f"{root}@{time}")
+        assert found.prompt_ids == prompts, time
+        assert found.digest == TraceSet.open(f"{root}@{time}").digest
+
+
 def test_a_snapshot_that_is_not_there_or_lost_a_segment_is_refused(root: Path) -> None:
     with pytest.raises(TraceError, match="--list"):
         TraceSet.open(f"{root}@sha256:{'0' * 64}")

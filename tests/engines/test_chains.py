@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -51,10 +52,12 @@ POLICIES = {words: resolve_policy(words).policy for words in WORDS} | FITTED
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> DenseLog:
-    """Dense chains of a few prompts."""
+    """Dense chains of a few prompts, in one segment however busy the machine is."""
     folder = tmp_path_factory.mktemp("chains") / "dense"
     pair, prompts = load_pair("embedded", "embedded", device="cpu"), load_prompts("embedded")[::20]
-    collect_dense(pair, prompts, DecodeSettings(24), folder, FullTree(depth=K, top_k=1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specctl.collect.dense.collection.FLUSH_S", math.inf)
+        collect_dense(pair, prompts, DecodeSettings(24), folder, FullTree(depth=K, top_k=1))
     return DenseLog.open(TraceSet.open(str(folder)))
 
 

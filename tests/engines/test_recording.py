@@ -20,8 +20,11 @@ from specctl.engines.steps import Answered, Drafted, ReadStep, Step, TextEnd, re
 from specctl.engines.vllm_plugin import log_beside_vllm
 from specctl.errors import OutputError
 from specctl.logs.trace_set import TraceSet
-from specctl.policy import Chain, Policy, policy_digest
+from specctl.policy import Chain, Policy, as_chain, policy_digest
+from specctl.runtime.policy_spec import resolve_policy
 from specctl.runtime.requests import Sampling
+from specctl.watch.signals import read_prompts
+from tests.cli.command import passes
 
 DIGEST = "sha256:" + 64 * "a"
 POLICY = Policy(shape=Chain(num_draft_tokens=2))
@@ -194,6 +197,43 @@ def test_a_dense_log_lacks_no_position() -> None:
 
 def dense_step(name: str, position: int, token: int, chains: Drafted, **more: Any) -> Step:
     return step({name: (position, [token])}, chains, num_verified=0, **more)
+
+
+def test_a_prompt_during_which_an_alias_was_moved_is_the_old_policys(tmp_path: Path) -> None:
+    """In `drift`. Its first rounds would else look as if the new policy had failed."""
+    other, log = Policy(shape=Chain(num_draft_tokens=1)), LiveLog(greedy=True)
+    writer = TraceWriter.open(str(tmp_path), header(), own_prompts=True)
+    steps = [
+        step({"old": (1, [1])}, drafted(["old"], [[1]], other)),
+        step({"old": (2, [1]), "a": (1, [3])}, drafted(["old", "a"], [[1, 2], [3, 4]])),
+        step({"b": (1, [END]), "a": (2, [3, END])}, drafted(["b", "a"], [[1, 2], [3, 4]])),
+        step({"old": (3, [END])}, drafted(["old"], [[1, 2]])),
+    ]
+    for one in steps:
+        log.take(read(one))
+        for part in log.publish():
+            names = sorted(part.unfinished)
+            record = part.policy.model_dump(mode="json")
+            writer.commit(part.finished, part.tables, open_ids=names, policy=record)
+    writer.close()
+    found = read_prompts(TraceSet.open(str(tmp_path)), POLICY)
+    assert sorted(found.ids) == ["a", "b"]
+    assert found.column("calls")[found.ids.tolist().index("a")] == 2
+    assert not found.column("other_policy").any()
+
+
+def test_an_alarm_reads_a_tree_that_was_served_as_a_chain(tmp_path: Path) -> None:
+    """The rows state the policy as the engine ran it, on the drafter's likeliest path."""
+    words, log = "threshold:depth=2:top_k=4", LiveLog(greedy=True)
+    policy = as_chain(resolve_policy(words).policy)
+    writer = TraceWriter.open(str(tmp_path), header(), own_prompts=True)
+    for name in "abcdefghij":
+        log.take(read(step({name: (1, [1, END])}, drafted([name], [[1, 2]], policy))))
+    for part in log.publish():
+        writer.commit(part.finished, part.tables, policy=part.policy.model_dump(mode="json"))
+    writer.close()
+    said = passes("drift", tmp_path, "--policy", words, "--reference-prompts", 8)
+    assert said.out.startswith("2 prompts watched against 8 of the reference: no alarm")
 
 
 # --------------------------------------------------------------------------- the writing thread

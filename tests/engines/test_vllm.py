@@ -227,7 +227,7 @@ def theirs(drafter: str, tmp_path_factory: pytest.TempPathFactory) -> Theirs:
             found.counters[policy, batch] = {k: after[k] - before[k] for k in after}
         running.session.close()
         assert running.session.faults.total == 0
-        assert not running.session.tracer.recorder.lost
+        assert not running.session.tracers[0].recorder.lost
     found.folders = folders
     found.policies = {policy: load_artifact(folder).policy for policy, folder in folders.items()}
     return found

@@ -19,10 +19,12 @@ from specctl.artifacts import Origin, save_artifact
 from specctl.collect.dense import collect_dense
 from specctl.collect.prompts import Prompt
 from specctl.engines.settings import FILE_NAME, PluginSettings, TraceSettings, read_settings
+from specctl.logs.trace_set import TraceSet
 from specctl.policy import FullTree
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.policy_spec import resolve_policy
+from specctl.watch.signals import read_prompts
 from tests.engines.vllm_engine import (
     MAX_NEW_TOKENS,
     Engine,
@@ -150,6 +152,36 @@ def test_what_was_predicted_is_what_vllm_does(
     assert found["num_drafted"] == counted["draft_tokens"]
     assert found["num_accepted"] == rounds["num_accepted"].sum()
     record_property("predicted over measured step time", time_ratio(found, rounds))
+
+
+def test_a_policy_serves_while_one_request_in_four_is_logged_densely(
+    tmp_path: Path, pair: Pair, held_out: Path
+) -> None:
+    """The rounds of the others are those of replay, and the dense rows those of our collector."""
+    others, words, every = given()[1], "confidence:window=5:threshold=0.4", 4
+    settings = PluginSettings(
+        policy=words, trace=TraceSettings(out=str(tmp_path / "live"), dense_every=every)
+    )
+    with engine("eagle3", K, settings, batch_size=BATCH) as running:
+        texts = running.generate(ids_of(others))
+        running.session.close()
+        assert not any(tracer.recorder.lost for tracer in running.session.tracers)
+    plain = rows_of(held_out, "rounds").group_by("request_id", maintain_order=True).len()
+    assert [len(text) - 1 for text in texts] == plain["len"].to_list()
+    live, dense, mine = (
+        rows_of(path, "rounds") for path in (tmp_path / "live", tmp_path / "live-dense", held_out)
+    )
+    numbers = [int(name[-6:]) for name in live["request_id"].unique()]
+    assert sorted(numbers) == [n for n in range(len(others)) if n % every]
+    kept = {others[n].prompt_id for n in range(0, len(others), every)}
+    known = mine.filter(pl.col("prompt_id").cast(pl.String).is_in(kept))
+    assert dense["root_token_id"].to_list() == known["root_token_id"].to_list()
+    replayed = read_prompts(TraceSet.open(str(held_out)), resolve_policy(words).policy)
+    served = read_prompts(TraceSet.open(str(tmp_path / "live")), resolve_policy(words).policy)
+    place = {name: row for row, name in enumerate(replayed.ids)}
+    rows = [place[others[int(name[-6:])].prompt_id] for name in served.ids]
+    for name in ("calls", "tokens", "verified", "surprise"):
+        assert served.column(name) == pytest.approx(replayed.column(name)[rows], abs=1e-3), name
 
 
 @pytest.mark.nightly

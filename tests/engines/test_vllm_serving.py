@@ -181,7 +181,9 @@ def test_faults_and_refused_policies_leave_serving_alone(
 
         running.generate(given[:2], temperature=0.8)
         session.close()
-        assert session.tracer.skipped["requests of another sampling"] == 1  # of every second one
+        assert (
+            session.tracers[0].skipped["requests of another sampling"] == 1
+        )  # of every second one
     rounds = rows_of(tmp_path / "set", "rounds")
     numbers = rounds["request_id"].str.slice(-6).cast(pl.Int64).unique()
     assert (numbers % 2 == 0).all()
@@ -198,7 +200,7 @@ def test_sampled_drafts_are_accepted_as_often_as_the_target_says(tmp_path: Path)
     with engine("eagle3", 3, PluginSettings(trace=trace)) as running:
         running.generate(ids_of(packaged(40)), temperature=1.0, seed=1)
         running.session.close()
-        assert not running.session.tracer.skipped
+        assert not running.session.tracers[0].skipped
     nodes = rows_of(tmp_path / "set", "nodes").filter(
         (pl.col("depth") >= 1) & pl.col("verified") & pl.col("node_match").is_not_null()
     )

@@ -153,7 +153,7 @@ def test_tokens_that_no_drafter_made_are_not_verified(start: Any) -> None:
     assert to_verify(session, "a", "b") == [[], []]
     take_step(session, runner)
     assert to_verify(session, "a", "b") == [[0] * K] * 2
-    assert not session.tracer.skipped
+    assert not session.tracers[0].skipped
 
 
 def test_a_dense_log_that_ended_leaves_drafts_to_be_verified(start: Any) -> None:
@@ -161,7 +161,7 @@ def test_a_dense_log_that_ended_leaves_drafts_to_be_verified(start: Any) -> None
     session = start(runner, trace=TraceSettings(out="set", dense=True))
     take_step(session, runner)
     assert to_verify(session, "a") == [[]]
-    session.tracer.recorder.is_on = False
+    session.tracers[0].recorder.is_on = False
     take_step(session, runner)
     assert to_verify(session, "a") == [[0] * K]
 
@@ -171,6 +171,29 @@ def test_a_dense_log_of_some_requests_leaves_the_others_their_drafts(start: Any)
     session = start(runner, trace=TraceSettings(out="set", dense=True, every=2))
     take_step(session, runner)
     assert to_verify(session, "a", "b", "c") == [[], [0] * K, [0] * K]
+
+
+@pytest.mark.parametrize("budget", ["", "+survival:max_tokens=6"])
+def test_a_policy_serves_beside_a_dense_sample(start: Any, budget: str) -> None:
+    """One request in two is drafted to the end and not verified; the rule stops the other, of which
+    alone the rounds are logged."""
+    runner = Runner(a=request(), b=request())
+    trace = TraceSettings(out="set", dense_every=2)
+    session = start(runner, policy=f"confidence:window={K}:threshold=0.99{budget}", trace=trace)
+    take_step(session, runner)
+    assert len(session.levels) == K
+    kept = to_verify(session, "a", "b")
+    assert kept[0] == []
+    assert len(kept[1]) < K
+    take_step(session, runner)
+    session.begin_step(SimpleNamespace(finished_req_ids=set(), num_scheduled_tokens={}))
+    live, dense = (tracer.recorder.steps[1] for tracer in session.tracers)
+    assert [one.request_id[-1] for one in live.answered] == ["1"]
+    assert [one.request_id[-1] for one in dense.answered] == ["0"]
+    assert live.drafted.policy == session.rules.policy
+    assert live.drafted.offered.tolist() == [1]
+    assert dense.drafted.offered.tolist() == [K]
+    assert [tracer.is_dense for tracer in session.tracers] == [False, True]
 
 
 @pytest.mark.parametrize("dense", [False, True])
@@ -186,7 +209,7 @@ def test_what_is_drafted_behind_a_part_of_a_text_is_not_recorded(
     runner.discard_request_mask.np[0] = False
     take_step(session, runner)
     session.begin_step(SimpleNamespace(finished_req_ids=set(), num_scheduled_tokens={}))
-    steps = session.tracer.recorder.steps
+    steps = session.tracers[0].recorder.steps
     assert [one.request_id[-1] for one in steps[2].answered] == ["0", "1"]
     assert [one.draft_row >= 0 for one in steps[2].answered] == [False, True]
 
@@ -200,7 +223,7 @@ def test_a_text_that_is_read_again_counts_as_a_prompt(
     session = start(runner, trace=TRACE)
     runner.input_batch.num_tokens_no_spec[0] = 5
     runner.input_batch.num_computed_tokens_cpu[0] = num_read
-    columns = session.tracer._columns({"a": 5 - num_read})
+    columns = session.tracers[0]._columns({"a": 5 - num_read})
     assert columns["step_prompt_tokens"] == counted
 
 
@@ -227,9 +250,9 @@ def test_requests_that_rows_could_not_describe_are_counted_and_said(
     take_step(session, runner)
     take_step(session, runner)
     session.begin_step(SimpleNamespace(finished_req_ids=set(), num_scheduled_tokens={}))
-    steps = session.tracer.recorder.steps
+    steps = session.tracers[0].recorder.steps
     assert [len(step.answered) for step in steps] == [1, 1]
-    assert session.tracer.skipped == {reason: 2}
+    assert session.tracers[0].skipped == {reason: 2}
     assert caplog.text.count(f"the log leaves out {reason}") == 1
 
 
@@ -247,7 +270,7 @@ def test_a_policy_that_runs_out_of_memory_costs_a_drafting_its_rules(
     take_step(session, runner)
     assert to_verify(session, "a") == [[0] * K]
     assert session.faults.total == 1
-    assert session._drafted.token_ids.shape == (1, K)
+    assert session._drafted[0].token_ids.shape == (1, K)
 
 
 @pytest.mark.policy_faults
@@ -267,4 +290,4 @@ def test_a_level_that_no_rule_could_read_is_recorded_in_its_place(
     monkeypatch.setattr(DraftedLevel, "of", of)
     take_step(session, runner)
     assert session.faults.total == 1
-    assert session._drafted.token_ids.shape == (1, K)
+    assert session._drafted[0].token_ids.shape == (1, K)

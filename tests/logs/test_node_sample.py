@@ -90,14 +90,33 @@ def test_little_memory_changes_nothing(
     assert small.kept_frac == whole.kept_frac
 
 
-def test_max_rows_bounds_the_sample_and_its_share_says_so(source: LoggedNodes) -> None:
-    whole = sample_nodes(source, **wanted(negatives=0.0, predicts="joint"))
-    most = whole.num_positives + 100
-    rows = sample_nodes(source, **wanted(negatives=0.0, predicts="joint", max_rows=most))
-    assert len(rows.accepted) == most
-    assert rows.kept_frac == 100 / whole.num_negatives
-    with pytest.raises(UsageError, match="--max-rows: expected room for all accepted nodes"):
-        sample_nodes(source, **wanted(negatives=0.0, predicts="joint", max_rows=1000))
+@pytest.mark.parametrize("kept", [0.9, 0.5])
+def test_max_rows_bounds_the_sample_and_its_shares_say_so(
+    kept: float, source: LoggedNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All accepted nodes stay up to half of the rows; weights stand for the nodes left out."""
+    config = wanted(negatives=0.0, predicts="joint")
+    whole = sample_nodes(source, **config)
+    most = round(2 * kept * whole.num_positives)
+    rows = sample_nodes(source, **config | {"max_rows": most})
+    num_accepted = min(most // 2, whole.num_positives)
+    assert (len(rows.accepted), rows.accepted.sum()) == (most, num_accepted)
+    assert rows.accepted_frac == num_accepted / whole.num_positives
+    assert rows.kept_frac == (most - num_accepted) / whole.num_negatives
+    assert rows.log_kept == math.log(rows.kept_frac / rows.accepted_frac)
+    for of, number in ((rows.accepted, whole.num_positives), (~rows.accepted, rows.num_negatives)):
+        assert rows.weight[of].sum() == pytest.approx(number)
+    monkeypatch.setattr("specctl.logs.logged_draft.BATCH_POSITIONS", 64)  # cut while reading
+    again = sample_nodes(source, **config | {"max_rows": most})
+    np.testing.assert_array_equal(again.features, rows.features)
+
+
+def test_negatives_that_leave_room_leave_it_to_positives(source: LoggedNodes) -> None:
+    config = wanted(negatives=0.1, predicts="joint")
+    whole = sample_nodes(source, **config)
+    rows = sample_nodes(source, **config | {"max_rows": len(whole.accepted) - 10})
+    assert whole.accepted.sum() - rows.accepted.sum() == 10
+    assert (~rows.accepted).sum() == (~whole.accepted).sum()
 
 
 def test_rows_tell_prompt_and_category(source: LoggedNodes) -> None:

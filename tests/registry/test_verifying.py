@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +21,16 @@ from specctl.registry.log import entry_key
 from specctl.registry.trust import Trust
 from specctl.registry.verifying import Finding
 from specctl.stores import LocalStore, TransientError, local
-from tests.registry.worlds import NAME, PROD, HandClock, package, registry_on, trusting, writer_on
+from tests.registry.worlds import (
+    NAME,
+    PROD,
+    HandClock,
+    Wrapped,
+    package,
+    registry_on,
+    trusting,
+    writer_on,
+)
 from tests.stores.memory import MemoryStore
 
 ONE, TWO = package("one"), package("two")
@@ -236,3 +247,21 @@ def test_an_expired_alias_hides_no_other_alias(folder: Path, real: tuple[Package
     refused = {one.reference: one.refusal for one in candidates(late, Trust(), pytest.fail)}
     assert refused[str(PROD)] is None
     assert "E_STALE" in str(refused[f"{NAME}@weekly"])
+
+
+def test_a_listing_reads_many_histories_at_once() -> None:
+    """A bucket that answers nobody before two have asked: one request at a time gets no answer."""
+
+    class Together(Wrapped):
+        two = threading.Barrier(2)
+
+        def step(self, word: str, key: str, act: Callable[[], Any]) -> Any:
+            if word == "get" and key.endswith("000000000000.json"):
+                self.two.wait(timeout=60)
+            return act()
+
+    store = MemoryStore()
+    for name in ("a+b", "c+d"):
+        push(writer_on(store), package("one"), name)
+    rows = name_rows(registry_on(Together(store)))
+    assert [(row["name"], row["num_versions"]) for row in rows] == [("a+b", 1), ("c+d", 1)]

@@ -288,7 +288,7 @@ def test_replayed_rounds_have_a_clock() -> None:
         SimpleNamespace(**{name: np.array(values) for name, values in of.items()})
         for of in (counts, places)
     )
-    run.outcomes, run.policy = outcomes, Policy(shape=TREE)
+    run.outcomes, run.policy, run.max_tokens = outcomes, Policy(shape=TREE), TREE.num_tokens
     fixed = 5885.90713 + 2135.26175 + 1206.83946
     per_cached = 0.0392645679 + 0.00237768493
     # 3 levels of width 3: the root's one and 2 of 3 nodes; 2 levels of width 3: 1 + 3.

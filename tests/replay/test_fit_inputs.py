@@ -12,7 +12,7 @@ import pytest
 
 from specctl.artifacts import load_artifact
 from specctl.errors import UsageError
-from specctl.logs.fit_data import PositionRows
+from specctl.logs.fit_data import ROUND_COLUMNS, PositionRows
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, join_chunks, read_chains
 from specctl.policy import (
@@ -29,7 +29,6 @@ from specctl.replay import fit_inputs
 from specctl.replay.batch_simulation import Load, simulate
 from specctl.replay.rounds import Rounds, replay
 from specctl.replay.submissions import submissions_of
-from specctl.train.cart import COLUMNS
 from specctl.train.echo import EchoReport
 from tests.cli.command import Outcome, refuses, specctl
 from tests.replay.logs import PlainTree, log_fixtures, plain_trees, random_traces, static_tree
@@ -57,21 +56,41 @@ def label(tree: PlainTree) -> tuple[int, int | None, bool]:
 def test_labels_equal_the_plain_telling(traces: TraceSet) -> None:
     found = fit_inputs.rounds_to_fit(traces, BASE, num_threads=2)
     told = [label(tree) for request in plain_trees(traces) for tree in request]
-    rounds = found.rounds.collect()
+    rounds = found.rounds
     assert found.num_left_out == sum(not whole for *_, whole in told) > 0
     assert rounds["num_accepted"].to_list() == [a for a, _, whole in told if whole]
     assert rounds["tcr"].to_list() == [rank for _, rank, whole in told if whole]
     assert (rounds["fully_accepted"] == (rounds["num_accepted"] == 3)).all()
     assert rounds["prompt_id"].n_unique() == NUM_PROMPTS
-    assert set(COLUMNS) <= set(rounds.columns)
+    assert set(ROUND_COLUMNS) <= set(rounds.columns)
+
+
+def test_a_bound_takes_a_sample_of_all_prompts_that_chunks_do_not_change(
+    traces: TraceSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = fit_inputs.rounds_to_fit(traces, BASE)
+    most = whole.num_rounds // 3
+    parts = []
+    for size in (1 << 19, 64):
+        monkeypatch.setattr("specctl.logs.tree_log.CHUNK_NODES", size)
+        parts.append(fit_inputs.rounds_to_fit(traces, BASE, max_rows=most, seed=4))
+    found, other = parts
+    assert found.rounds.equals(other.rounds)
+    assert (found.rounds.height, found.num_rounds) == (most, whole.num_rounds)
+    assert found.num_left_out == whole.num_left_out
+    assert found.rounds["prompt_id"].n_unique() == NUM_PROMPTS
+    rows = whole.rounds.with_row_index()
+    places = rows.join(found.rounds, on=whole.rounds.columns, how="semi", nulls_equal=True)["index"]
+    assert places.is_sorted()
+    assert places.max() > most, "not the first ones"  # type: ignore[operator]
+    again = fit_inputs.rounds_to_fit(traces, BASE, max_rows=most, seed=5)
+    assert not again.rounds.equals(found.rounds)
 
 
 def test_phi_is_the_meta_path_entropy_of_the_base_alone(traces: TraceSet) -> None:
     """Equal entropies at every node of a path would hide depth: compare two bases."""
-    shallow = fit_inputs.rounds_to_fit(
-        traces, "eagle2:depth=2:top_k=3:num_tokens=8"
-    ).rounds.collect()
-    deep = fit_inputs.rounds_to_fit(traces, BASE).rounds.collect()
+    shallow = fit_inputs.rounds_to_fit(traces, "eagle2:depth=2:top_k=3:num_tokens=8").rounds
+    deep = fit_inputs.rounds_to_fit(traces, BASE).rounds
     assert shallow["phi"].mean() < deep["phi"].mean()
     assert shallow["phi_depth"].unique().to_list() == [2]
 
@@ -82,7 +101,9 @@ def test_the_base_is_a_static_tree_and_live_traces_keep_their_own(
     with pytest.raises(UsageError, match="static tree"):
         fit_inputs.rounds_to_fit(traces, "chain")
     live = live_traces(tmp_path / "live")
-    assert isinstance(fit_inputs.rounds_to_fit(live, None).rounds, pl.LazyFrame)
+    found = fit_inputs.rounds_to_fit(live, None)
+    assert found.rounds.equals(live.scan("rounds").select(ROUND_COLUMNS).collect())
+    assert found.num_rounds == found.rounds.height > 0
     with pytest.raises(UsageError, match="--base"):
         fit_inputs.rounds_to_fit(live, BASE)
 

@@ -89,6 +89,7 @@ def test_resamples_of_many_prompts_come_in_blocks(monkeypatch: pytest.MonkeyPatc
     """Every weight is the one that a single draw gives."""
     sums = np.arange(600.0).reshape(300, 2)
     whole = Resamples.draw(300, seed=5)
+    monkeypatch.setattr(stats, "KEPT_BYTES", 8 * 300 * 7)
     monkeypatch.setattr(stats, "BLOCK_BYTES", 8 * 300 * 7)
     blocks = Resamples.draw(300, seed=5)
     assert {len(block) for block in blocks.blocks} == {7, 2000 % 7}

@@ -67,6 +67,34 @@ def replay_results(*, timed: bool = True, label: str = "eagle2") -> results.Repl
     return example(results.ReplayScores, baseline="chain", policies=tuple(policies), **FACTS)
 
 
+def drift_results(**others: Any) -> results.DriftScores:
+    """An alarm at the third prompt of four, by the mix and the tokens."""
+    at = {"finished": "2026-01-31 12:00:00", "prompt_id": "p"}
+    own = {"group": "tokens per call", "signal": "tokens per call", "moved": True}
+    signal = example(
+        results.DriftSignal,
+        **own,
+        most_wealth=45.0,
+        since=results.DriftPrompt(index=1, **at),
+        before=around(3.0),
+        after=around(2.0),
+    )
+    curves = {"all": (0.0, 0.5, 1.4, 1.6), "tokens per call": (0.1, 0.9, 1.5, 12.0)}
+    given: dict[str, Any] = {
+        "pair": results.DriftPair(**{name: FACTS[name] for name in results.DriftPair.model_fields}),
+        "policy": "threshold",
+        "alarm": True,
+        "alpha": 0.05,
+        "num_prompts": 4,
+        "num_unfinished": 2,
+        "alarm_at": results.DriftPrompt(index=2, **at),
+        "evidence": results.DriftEvidence(index=(0, 1, 2, 3), log10=curves),
+        "signals": (signal,),
+        "price": {"words": ["Speed by the cost model: × 0.80 [0.70, 0.90] of before."]},
+    }
+    return example(results.DriftScores, **{**given, **others})  # type: ignore[no-any-return]
+
+
 def ladder_results(
     *, policy_gain: float = 1.2, label: str = "mine", **others: Any
 ) -> results.LadderResult:

@@ -27,6 +27,7 @@ from tests.replay.logs import random_traces
 from tests.replay.reports import TWO_PROMPTS, live_traces, write_log
 from tests.report.examples import (
     around,
+    drift_results,
     ladder_results,
     replay_results,
     run_results,
@@ -51,7 +52,9 @@ def evidence(tmp_path_factory: pytest.TempPathFactory) -> results.TraceFigures:
 @pytest.fixture(scope="module")
 def full_page(evidence: results.TraceFigures) -> Page:
     run = run_results(artifact_digest=ARTIFACT)
-    given = Given(replay_results(), ladder_results(), tune_results(load=(1, None)), run)
+    given = Given(
+        replay_results(), ladder_results(), tune_results(load=(1, None)), run, drift_results()
+    )
     return build_page(evidence, replace(given, artifact=ARTIFACT, engines=[VLLM]))
 
 
@@ -111,7 +114,7 @@ def test_every_section_says_something_and_on_what(full_page: Page) -> None:
     keys = [section.key for section in full_page.sections]
     of_traces = ["pareto", "depth", "category", "tcr", "phi", "confidence"]
     of_traces += ["entropy", "margins", "thresholds"]
-    assert keys == ["recommendation", "policies", "runs", "ladder", *of_traces, "caveats"]
+    assert keys == ["recommendation", "policies", "runs", "ladder", "drift", *of_traces, "caveats"]
     for section in full_page.sections[:-1]:
         assert section.reading, section.key
         assert "prompt" in section.basis, section.key
@@ -263,11 +266,25 @@ def test_a_run_counts_for_the_artifact_that_was_tuned() -> None:
     assert ours not in marks_of(Given(tune=tune, run=run_results()))
 
 
+def test_a_watch_is_drawn_and_said(full_page: Page) -> None:
+    [section] = [one for one in full_page.sections if one.key == "drift"]
+    assert section.reading.startswith("threshold no longer fits: the alarm rang at prompt 3 (")
+    assert "before prompt 2" in section.reading
+    assert any("× 0.80" in note for note in section.notes)
+    assert "2 prompts were still being written." in section.notes
+    [chart] = section.figures[0].charts
+    assert [series.label for series in chart.series] == ["all", "tokens per call", "rings here"]
+    assert max(chart.series[1].y) == 8
+    quiet = drift_results(alarm=False, alarm_at=None, signals=(), price=None, num_unfinished=0)
+    page = build_page(None, Given(drift=quiet))
+    assert "no alarm" in reading_of(page, "drift")
+
+
 def test_sections_without_data_are_a_line_that_names_the_option(tmp_path: Path) -> None:
     traces = write_log(tmp_path / "log")
     for page, options in (
-        (build_page(None, Given(UNTIMED)), ("--run", "--ladder", "trace folders")),
-        (build_page(trace_figures(traces), Given()), ("--results", "--run", "--ladder")),
+        (build_page(None, Given(UNTIMED)), ("--run", "--ladder", "--drift", "trace folders")),
+        (build_page(trace_figures(traces), Given()), ("--results", "--run", "--ladder", "--drift")),
     ):
         empty = [section for section in page.sections[1:] if "(no data" in section.missing]
         for section, option in zip(empty, options, strict=True):
@@ -318,7 +335,7 @@ def test_few_prompts_the_fixture_and_no_categories_are_told(tmp_path: Path) -> N
 def test_results_alone_make_a_page() -> None:
     page = build_page(None, Given(replay_results()))
     keys = [section.key for section in page.sections]
-    assert keys == ["recommendation", "policies", "runs", "ladder", "traces", "caveats"]
+    assert keys == ["recommendation", "policies", "runs", "ladder", "drift", "traces", "caveats"]
     assert page.title.endswith("tiny + small")
 
 

@@ -100,15 +100,25 @@ def test_sampled_divergences_claim_no_tie(
 
 
 @pytest.mark.parametrize(
-    ("gaps", "words"), [([0.25, 0.5], "gap at most 0.5"), ([None], "rounding of --dtype")]
+    ("gaps", "is_lossless", "words"),
+    [
+        ([0.25, 0.5], True, "gap at most 0.5"),
+        ([None], True, "rounding of --dtype"),
+        ([0.25, 0.5], False, "lossy"),
+        ([None], False, "lossy"),
+    ],
 )
-def test_the_line_under_the_table_explains_differences(gaps: list, words: str) -> None:
+def test_the_line_under_the_table_explains_differences(
+    gaps: list, words: str, *, is_lossless: bool
+) -> None:
     divergences = [{"request_id": "r", "position": 3, "top2_gap": gap} for gap in gaps]
     rows = [
         {"policy": "ar", "equal_to_ar": True, "divergences": []},
         {"policy": "chain", "equal_to_ar": False, "divergences": divergences},
     ]
+    rows = [{"is_lossless": is_lossless, **row} for row in rows]
     assert words in equality_line(rows)
+    assert ("lossy" in equality_line(rows)) != is_lossless
     assert f"chain: {len(gaps)} texts" in equality_line(rows)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,16 @@ import pytest
 from specctl.errors import TraceEmptyError
 from specctl.logs.trace_set import TraceSet
 from specctl.runtime.policy_spec import resolve_policy
-from specctl.watch.signals import COLUMNS, RATIOS, Prompts, join, read_prompts, round_sums, watched
+from specctl.watch.signals import (
+    COLUMNS,
+    RATIOS,
+    Prompts,
+    _in_time,
+    join,
+    read_prompts,
+    round_sums,
+    watched,
+)
 from tests.cli.command import passes
 
 LIMIT = ("--limit", 10, "--max-new-tokens", 24, "--threads", 1)
@@ -18,6 +28,7 @@ SERVED = {
     "threshold:min_level_prob=0.3:depth=6:top_k=4": "pruned",
     "chain:num_draft_tokens=4": "chain",
     "confidence:threshold=0.5:window=5": "stop",
+    "svip:window=5:top_k=4:num_tokens=12:keep_last=true": "stop of a tree",
 }
 
 
@@ -46,6 +57,8 @@ def test_live_rows_and_a_replay_say_the_same(words: str, dense: TraceSet, tmp_pa
         expected = replayed.column(name)[order]
         assert served.column(name) == pytest.approx(expected, abs=1e-4, nan_ok=True), name
     assert np.isfinite(served.column("surprise")).all()
+    share = served.column("cut_short").sum() / served.column("whole").sum()
+    assert 0 < share < 1
     assert all(time.startswith("20") for time in served.finished)
 
 
@@ -65,6 +78,7 @@ def test_sums_of_rounds_by_hand() -> None:
         verified=np.array([9, 9, 3]),
         accepted=np.array([5, 2, 0]),
         emitted=np.array([6, 2, 1]),
+        whole=np.array([True, False, True]),
     )
     first, second = (dict(zip(COLUMNS, row, strict=True)) for row in sums)
     assert (first["calls"], first["tokens"], first["verified"]) == (2, 8, 18)
@@ -72,6 +86,21 @@ def test_sums_of_rounds_by_hand() -> None:
     assert [first[f"accepted_{d}"] for d in (1, 2, 3, 4)] == [2, 2, 1, 2]
     assert [second[f"tried_{d}"] for d in (1, 2, 3, 4)] == [1, 0, 0, 0]
     assert second["accepted_1"] == 0
+    assert (first["whole"], second["whole"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("verified", "accepted", "share"),
+    [(1, 0, 1), (5, 4, 1), (5, 3, 0), (5, 0, 0)],
+    ids=["no draft", "all", "one refused", "all refused"],
+)
+def test_a_round_is_cut_short_where_the_target_refused_nothing(
+    verified: int, accepted: int, share: int
+) -> None:
+    counts = {"offered": 4, "verified": verified, "accepted": accepted, "emitted": accepted + 1}
+    rounds = {name: np.array([one]) for name, one in counts.items()}
+    sums = round_sums(np.array([0]), 1, whole=np.array([True]), **rounds)
+    assert sums[0, COLUMNS.index("cut_short")] == share
 
 
 def prompts_of(*rows: tuple[str, str, float]) -> Prompts:
@@ -90,6 +119,21 @@ def test_a_prompt_of_several_segments_is_one_where_it_ends() -> None:
     assert joined.ids.tolist() == ["b", "c", "a"]
     assert joined.column("tokens").tolist() == [2, 3, 5]
     assert joined.column("calls").tolist() == [1, 1, 2]
+
+
+def test_prompts_stand_in_order_of_time_over_all_sets() -> None:
+    """Two writers, each with a set: what one of them finishes later comes behind what is there."""
+
+    def segment(minute: int, *names: str) -> SimpleNamespace:
+        return SimpleNamespace(name=f"20260131T12{minute:02}00000Z-ab", prompt_ids=names)
+
+    prompts = prompts_of(*((name, "x", 1) for name in "abcd"))
+    first, second = [segment(1, "b"), segment(3, "a")], [segment(2, "c")]
+    for more, order in (([], "bca"), ([segment(4, "d")], "bcad")):
+        parts = [SimpleNamespace(segments=first), SimpleNamespace(segments=[*second, *more])]
+        found = _in_time(prompts.take(slice(len(order))), SimpleNamespace(parts=parts))  # type: ignore[arg-type]
+        assert "".join(found.ids) == order
+    assert found.finished[1] == "2026-01-31 12:02:00"
 
 
 def test_what_neither_side_tells_is_not_watched() -> None:

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import polars as pl
 import pytest
 
 from specctl.artifacts import load_artifact
 from specctl.cli.watching import ALARM
+from specctl.collect.trace_writer import TraceWriter
+from specctl.errors import TraceMismatchError, UsageError
+from specctl.logs.parquet import join_tables, keep_prompts
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import Chain, StaticTree
+from specctl.replay.tune.candidates import parse_families
+from specctl.runtime.policy_spec import resolve_policy
+from specctl.watch.price import check_pair
+from specctl.watch.recalibrate import families_to_search
+from specctl.watch.signals import read_prompts
 from tests.cli.command import passes, refuses, specctl
 from tests.replay.tune_cases import linear_file
 
@@ -72,9 +83,64 @@ def test_a_change_rings_and_is_told(served: Path, tmp_path: Path) -> None:
     moved = [one for one in found["signals"] if one["moved"]]
     assert any(one["group"] == "categories" for one in moved)
     assert all(one["most_wealth"] >= 20 for one in moved)
+    assert all(one["before"] != one["after"] for one in moved)
+    page = json.loads(
+        passes("report", "--drift", out / "drift.json", "-o", tmp_path / "r.html", "--json").out
+    )
+    assert "no longer fits" in page["sections"]["drift"]["reading"]
     text = metrics.read_text("utf-8")
     assert f'specctl_drift_alarm{{policy="{SERVED}"}} 1\n' in text
     assert all(line.startswith(("#", "specctl_drift_")) for line in text.splitlines())
+
+
+def test_an_alarm_says_what_the_change_costs(
+    served: Path, dense: Path, costs: Path, tmp_path: Path
+) -> None:
+    """On dense prompts of the traffic since the foremost signal's change, and on none before."""
+    words = ("drift", served, "-p", SERVED, "--reference-prompts", 60, "--dense", dense, "--json")
+    counted, timed = (specctl(*words, *more) for more in ((), ("--cost-model", costs)))
+    assert (counted.code, timed.code) == (ALARM, ALARM)
+    found = json.loads(counted.out)
+    foremost = found["signals"][0]["since"]["index"]
+    policy = resolve_policy(SERVED).policy
+    order = read_prompts(TraceSet.open(str(served)), policy).ids.tolist()
+    since = [
+        name for name in TraceSet.open(str(dense)).prompt_ids if order.index(name) >= 60 + foremost
+    ]
+    cost = found["price"]
+    assert cost["num_prompts"] == len(since) > 16
+    assert cost["tokens_per_call_kept"]["low"] < cost["tokens_per_call_kept"]["high"]
+    assert (cost["static"], cost["rate_kept"]) == (None, None)
+    assert "--cost-model" in cost["why_not"]
+    cost = json.loads(timed.out)["price"]
+    assert cost["static_over_deployed"]["low"] <= cost["static_over_deployed"]["value"]
+    assert cost["why_not"] is None
+    few = tmp_path / "few"
+    short = ("--dense", "--depth", 6, "--children", 4, "--limit", 4, *LENGTH)
+    passes("collect", "embedded", "-o", few, *short)
+    said = specctl(*words[:-2], few).out
+    assert "too few to say what it costs (8 are needed)" in " ".join(said.split())
+
+
+def test_a_set_that_is_being_written_is_watched_as_far_as_it_is_finished(
+    served: Path, tmp_path: Path
+) -> None:
+    part = TraceSet.open(str(served)).parts[0]
+    rows, names = join_tables([part.tables(one) for one in part.segments]), part.prompt_ids
+    with TraceWriter.open(tmp_path / "open", part.header) as writer:
+        words = ("drift", tmp_path / "open", "-p", SERVED, "--reference-prompts", 20)
+        assert "found none" in refuses(4, *words)
+        writer.commit(names[:30], keep_prompts(rows, names[:30]))
+        begun = keep_prompts(rows, names[30:31])
+        writer.commit([], begun, open_ids=names[30:31])
+        (tmp_path / "open" / "tmp").mkdir(exist_ok=True)
+        (tmp_path / "open" / "tmp" / "half.parquet").write_bytes(b"PAR1")
+        said = specctl(*words, "--false-alarm-prob", 1e-9)
+        assert said.code == 0, said
+        assert "10 prompts watched" in said.out
+        assert "not looked at: 1 prompt." in said.out
+        writer.commit(names[30:31], {})
+        assert "11 prompts watched" in specctl(*words, "--false-alarm-prob", 1e-9).out
 
 
 def test_what_cannot_be_watched_is_refused(served: Path) -> None:
@@ -82,6 +148,17 @@ def test_what_cannot_be_watched_is_refused(served: Path) -> None:
     assert "a probability" in refuses(2, "drift", served, "-p", SERVED, "--false-alarm-prob", 0)
     few = refuses(4, "drift", served, "-p", SERVED, "--reference-prompts", 240)
     assert "lower --reference-prompts" in few
+    assert "live ones" in refuses(4, "drift", served, "-p", SERVED, "--dense", served)
+
+
+def test_traces_of_another_pair_are_refused() -> None:
+    ours, theirs = (
+        SimpleNamespace(fingerprint=SimpleNamespace(target_digest="t", drafter_digest=drafter))
+        for drafter in "ab"
+    )
+    assert check_pair(ours, ours, "--dense") is ours  # type: ignore[arg-type,comparison-overlap]
+    with pytest.raises(TraceMismatchError, match="--dense, drafter_digest"):
+        check_pair(theirs, ours, "--dense")  # type: ignore[arg-type]
 
 
 def test_a_better_policy_is_written_and_promoted(dense: Path, costs: Path, tmp_path: Path) -> None:
@@ -114,6 +191,43 @@ def test_what_is_no_better_is_not_written(dense: Path, costs: Path, tmp_path: Pa
     assert json.loads((again / "recalibration.json").read_text("utf-8")) == found
 
 
+def test_what_an_engine_serves_is_searched_again_for_it(
+    dense: Path, costs: Path, tmp_path: Path
+) -> None:
+    """Of an artifact that was tuned for vLLM no tree takes the place; our own loop's may be one."""
+    search = (dense, "--cost-model", costs, "--held-out", 0.5, "--threads", 1)
+    tuned, kinds = tmp_path / "tuned", {}
+    passes("tune", *search, "--for", "vllm", "-o", tuned)
+    deployed = {"engine": tuned / "policy", "loop": "chain:num_draft_tokens=1"}
+    for name, policy in deployed.items():
+        said = passes("recalibrate", *search, "-p", policy, "-o", tmp_path / name, "--json")
+        kinds[name] = json.loads(said.out)["candidate"].partition(":")[0]
+    assert kinds == {"engine": "chain", "loop": "eagle2"}
+
+
+@pytest.mark.parametrize(
+    ("deployed", "family"),
+    [
+        ("confidence:window=8:threshold=0.7", "confidence"),
+        ("stop:signal=survival:threshold=0.3:window=5", "stop:signal=survival"),
+        ("confidence:window=4:top_k=4:num_tokens=9", "confidence:top_k=4:num_tokens=9"),
+        ("chain:num_draft_tokens=5+survival:max_tokens=20", "chain+survival"),
+    ],
+)
+def test_settings_of_words_are_searched_and_others_kept(deployed: str, family: str) -> None:
+    found = families_to_search(resolve_policy(deployed).policy, None)
+    assert found == (family,)
+    [searched] = parse_families(found, ())
+    assert searched.grid
+
+
+def test_what_has_no_settings_to_search_is_refused(
+    dense: Path, costs: Path, tmp_path: Path
+) -> None:
+    verb = ("recalibrate", dense, "--cost-model", costs, "-o", tmp_path / "again")
+    assert "with --family" in refuses(2, *verb, "--policy", "adasd_stop")
+
+
 def test_a_fit_is_made_again_with_its_own_options(dense: Path, costs: Path, tmp_path: Path) -> None:
     options = ("--weight", 5, "--beta", 0.2, "--held-out", 0.5)
     passes("fit", "survival", dense, "-o", tmp_path / "old", *options)
@@ -126,6 +240,60 @@ def test_a_fit_is_made_again_with_its_own_options(dense: Path, costs: Path, tmp_
     assert TraceSet.open(str(dense)).digest
 
 
-def test_lossy_policies_are_certified_instead(dense: Path, costs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("policy", "command"),
+    [
+        (
+            "eagle2:depth=4+mars:theta=0.95",
+            "fit mars RECENT.jsonl --shape eagle2:depth=4 --form ratio --mode sound --thetas 0.95",
+        ),
+        ("adasd_stop+adasd_accept", "fit adasd TRACES --prompts RECENT.jsonl"),
+        ("chain+ratio", "specctl run RECENT.jsonl --compare ar,chain,"),
+    ],
+)
+def test_what_replay_cannot_judge_is_certified_instead(
+    dense: Path, costs: Path, tmp_path: Path, policy: str, command: str
+) -> None:
     verb = ("recalibrate", dense, "--cost-model", costs, "-o", tmp_path / "again")
-    assert "specctl fit mars" in refuses(2, *verb, "--policy", "eagle2+mars-paper")
+    assert command in refuses(2, *verb, "--policy", policy)
+
+
+def test_a_certificate_is_asked_for_as_it_was_given() -> None:
+    policy = resolve_policy("chain+mars:theta=0.9", allow_lossy=True).policy
+    fit = {"kind": "mars", "contract": {"max_loss": 0.02, "confidence": 0.9, "kind": "binary"}}
+    manifest: Any = SimpleNamespace(fit=fit)
+    with pytest.raises(UsageError, match=r"--thetas 0.9 --max-loss 0.02 --confidence 0.9 -o again"):
+        families_to_search(policy, manifest)
+
+
+def test_one_prompt_in_four_is_logged_densely_beside_a_run(tmp_path: Path) -> None:
+    """Both sets hold the rounds of `collect`, and the sample is of plain decoding's texts."""
+    run, apart, plain = (tmp_path / name for name in ("run", "apart", "plain"))
+    chosen = ("--limit", 8, "--max-new-tokens", 8, "--threads", 1, "--batch-size", 4)
+    passes("run", "embedded", "--policy", SERVED, "--trace", run, "--dense-every", 4, *chosen)
+    every = ("--dense-every", 4, "--depth", 6, "--children", 4)
+    passes("collect", "embedded", "--policy", SERVED, "-o", apart, *every, *chosen)
+    passes("collect", "embedded", "--policy", "ar", "-o", plain, *chosen)
+    assert rounds(run).equals(rounds(apart))
+    roots = ("prompt_id", "round_idx", "root_token_id")
+    whole, sampled = rounds(plain).select(roots), rounds(tmp_path / "run-dense").select(roots)
+    chosen_ids = sampled["prompt_id"].unique().implode()
+    assert len(chosen_ids[0]) == 2
+    assert sampled.equals(whole.filter(pl.col("prompt_id").is_in(chosen_ids)))
+    assert sampled.equals(rounds(tmp_path / "apart-dense").select(roots))
+
+
+def test_what_cannot_be_sampled_is_refused(served: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new"
+    assert "--trace TRACES" in refuses(2, "run", "embedded", "--dense-every", 4)
+    refuses(2, "run", "embedded", "--compare", "ar,chain", "--trace", new)
+    refuses(2, "collect", "embedded", "-o", new, "--dense", "--dense-every", 4)
+    assert "found traces" in refuses(6, "run", "embedded", "--trace", served)
+
+
+def rounds(folder: Path) -> pl.DataFrame:
+    """What rounds say, without their times, in order."""
+    table = TraceSet.open(str(folder)).scan("rounds").collect()
+    columns = ("prompt_id", "round_idx", "root_token_id", "num_drafted", "num_verified")
+    names = pl.col("prompt_id").cast(pl.String)
+    return table.with_columns(names).select(columns).sort("prompt_id", "round_idx")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from specctl.errors import UsageError
 from specctl.logs.node_table import sample_labelled
 from specctl.logs.positions import Floats, Ints, Positions
 from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import DenseLog
+from specctl.logs.tree_log import DenseLog, sampled_prompts
 from specctl.policy import PerRequest, Policy, RootOnly, at_batch_size
 from specctl.replay.config import (
     LadderConfig,
@@ -82,22 +82,25 @@ def run_ladder(
     batch_size: int = 1,
     config: LadderConfig | None = None,
     progress: ShowProgress = no_progress,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> LadderResult:
     """The ladder of a dense trace set.
 
     Args:
         specs: names with settings, or artifact folders of this pair.
+        warn: called with a line where only a sample of the prompts is read.
 
     Raises:
         UsageError: a policy that cannot be replayed, or a load that was not measured.
         TraceError, ArtifactError: see `specctl.errors`.
     """
-    log = DenseLog.open(traces)
+    config = config or LadderConfig()
+    log = sampled_prompts(DenseLog.open(traces), config.max_positions, config.seed, warn)
     named = resolve_policies(",".join(specs), traces.fingerprint) if specs else []
     torch.set_num_threads(1)
     ladder = build_ladder(
         log,
-        traces.prompt_ids,
+        sorted(log.prompts or traces.prompt_ids),
         LoadClock(model, batch_size),
         [(item.label, item.policy) for item in named],
         is_sampled=bool(traces.header.sampling["temperature"]),

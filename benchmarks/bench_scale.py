@@ -1,0 +1,268 @@
+"""What grows with the number of rows, segments, artifacts, readers and watched policies.
+
+    python benchmarks/bench_scale.py CHAIN LIVE --dense SMALL LARGE --work DIR
+
+Measures small sizes of each, one after another, and fits a line: docs/scale.md counts with its
+slope. Requests to a bucket are counted on a folder, where their number is the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import secrets
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import common
+import numpy as np
+from bench_memory import POLICIES, with_names
+
+from specctl.artifacts.manifest import digest_of
+from specctl.collect.trace_writer import TraceWriter
+from specctl.logs.trace_set import TraceSet, read_listing
+from specctl.registry.listing import name_rows
+from specctl.registry.log import Log, Move, Note, Publish, Writer
+from specctl.registry.names import parse_reference
+from specctl.registry.opening import Registry, init_registry, open_registry
+from specctl.registry.resolving import resolve
+from specctl.registry.trust import Trust
+from specctl.runtime.policy_spec import resolve_policy
+from specctl.stores import open_store
+from specctl.watch.drift import watch
+from specctl.watch.signals import Prompts, read_prompts
+
+Row = dict[str, Any]
+LIST_PAGE = 1000
+"""Keys that S3 lists with one request."""
+
+
+def main() -> None:
+    options = common.parser(__doc__.splitlines()[0])
+    options.add_argument("chain", type=Path, help="dense trace set of one child a level")
+    options.add_argument("live", type=Path, help="live trace set of --policy")
+    options.add_argument("--dense", type=Path, nargs=2, help="dense sets of trees, of two sizes")
+    options.add_argument("--policy", default="threshold", help="that `live` was served by")
+    options.add_argument("--work", type=Path, required=True, help="folder for what is made")
+    options.add_argument("--segments", type=int, nargs="+", default=[30, 300, 3000])
+    options.add_argument("--versions", type=int, nargs="+", default=[1, 100, 1000])
+    options.add_argument("--names", type=int, nargs="+", default=[10, 100, 1000])
+    options.add_argument("--watched", type=int, nargs="+", default=[1000, 10_000, 100_000])
+    given = options.parse_args()
+    given.work.mkdir(parents=True, exist_ok=True)
+    rows = [
+        *sizes(given),
+        *set_opening(given),
+        *replaying(given),
+        *histories(given),
+        *many_names(given),
+        *watching(given),
+    ]
+    common.report(
+        "scale",
+        rows,
+        given,
+        "one process; seconds are of CPU time, which other work on the machine does not move much",
+    )
+
+
+def row(subject: str, size: float, **figures: Any) -> Row:
+    """One measurement, printed as soon as it is there."""
+    found = {"subject": subject, "size": size, **figures}
+    print(found, flush=True)
+    return found
+
+
+def timed(action: Callable[[], Any]) -> tuple[float, Any]:
+    """CPU seconds of the faster of two calls, and what it gave."""
+    times = []
+    for _ in range(2):
+        began = time.process_time()
+        found = action()
+        times.append(time.process_time() - began)
+    return min(times), found
+
+
+# ------------------------------------------------------------------ trace sets
+
+
+def sizes(given: argparse.Namespace) -> Iterator[Row]:
+    """Bytes on disk of a round, of a node and of a segment."""
+    for name, folder in (("trees", given.dense[0]), ("chains", given.chain), ("live", given.live)):
+        listing = read_listing(folder)
+        files = [(one, table) for one in listing.segments for table in one.files]
+        stored: Counter[str] = Counter()
+        for segment, table in files:
+            stored[table] += listing.paths(segment)[table].stat().st_size
+        traces = TraceSet.open(folder)
+        num = {table: traces.num_rows(table) for table in stored}
+        yield row(
+            f"bytes of a set: {name}",
+            num["rounds"],
+            segments=len(listing.segments),
+            prompts=len(listing.prompt_ids),
+            nodes=num["nodes"],
+            mb=sum(stored.values()) / 1e6,
+            bytes_per_round=sum(stored.values()) / num["rounds"],
+            bytes_per_node=stored["nodes"] / num["nodes"],
+        )
+
+
+def set_opening(given: argparse.Namespace) -> Iterator[Row]:
+    """Seconds to open a set of many small segments: one listing, every footer, every digest."""
+    source = read_listing(given.live)
+    for number in given.segments:
+        folder = given.work / f"segments-{number}"
+        if not folder.exists():
+            with TraceWriter.open(folder, source.header) as writer:
+                for turn in range(number):
+                    segment = source.segments[turn % len(source.segments)]
+                    tables = {
+                        name: with_names(table, f"{turn}:")
+                        for name, table in source.tables(segment).items()
+                    }
+                    writer.commit([f"{turn}:{prompt}" for prompt in segment.prompt_ids], tables)
+        seconds, listing = timed(lambda folder=folder: read_listing(folder))
+        size = sum(path.stat().st_size for path in folder.rglob("*.parquet"))
+        yield row(
+            "open a set", number, seconds=seconds, mb=size / 1e6, prompts=len(listing.prompt_ids)
+        )
+
+
+def replaying(given: argparse.Namespace) -> Iterator[Row]:
+    """Seconds of verbs in processes of their own, start and opening included."""
+    words = {
+        "replay chain": ["replay", "-p", "chain"],
+        "replay 4 policies": ["replay", *(word for name in POLICIES for word in ("-p", name))],
+        "fit cart": ["fit", "cart", "-o", str(given.work / "cart")],
+        "fit c2t": ["fit", "c2t", "-o", str(given.work / "c2t")],
+    }
+    for folder in given.dense:
+        traces = TraceSet.open(folder)
+        for name, command in words.items():
+            seconds = cpu_seconds([*command, str(folder)])
+            positions, nodes = (traces.num_rows(table) for table in ("rounds", "nodes"))
+            yield row(name, positions, seconds=seconds, nodes=nodes)
+
+
+def cpu_seconds(words: Sequence[str]) -> float:
+    """CPU seconds of a command of specctl."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "specctl", *words], check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+# ------------------------------------------------------------------ registries
+
+
+class Counted:
+    """A store that counts the requests that a bucket would get."""
+
+    def __init__(self, store: Any) -> None:
+        self.store, self.asked = store, Counter[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        self.asked["GET"] += 1
+        return self.store.get(key, max_bytes=max_bytes)
+
+    def objects(self, prefix: str) -> Iterator[Any]:
+        found = list(self.store.objects(prefix))
+        self.asked["LIST"] += len(found) // LIST_PAGE + 1
+        return iter(found)
+
+    def children(self, prefix: str) -> list[str]:
+        found = self.store.children(prefix)
+        self.asked["LIST"] += len(found) // LIST_PAGE + 1
+        return found
+
+
+def histories(given: argparse.Namespace) -> Iterator[Row]:
+    """A first look at an alias behind many versions, and a look that finds nothing new."""
+    for number in given.versions:
+        place = given.work / f"versions-{number}"
+        if not place.exists():
+            fill(init_registry(place), ["llama+eagle3"], number)
+        reference = parse_reference("llama+eagle3@prod")
+        store = Counted(open_store(place))
+        registry = Registry(str(place), store, open_registry(place).marker)
+        began = time.process_time()
+        resolve(registry, reference, Trust())
+        first, asked = time.process_time() - began, dict(store.asked)
+        store.asked.clear()
+        again, _ = timed(lambda at=(registry, reference): resolve(*at, Trust()))
+        yield row(
+            "resolve an alias",
+            number,
+            seconds=first,
+            requests=sum(asked.values()),
+            again_s=again,
+            again_requests=sum(store.asked.values()) / 2,
+            entry_bytes=np.mean(
+                [len(one.envelope) for one in registry.log("llama+eagle3").entries]
+            ),
+        )
+
+
+def many_names(given: argparse.Namespace) -> Iterator[Row]:
+    """`registry list`, by the number of names."""
+    for number in given.names:
+        place = given.work / f"names-{number}"
+        if not place.exists():
+            fill(init_registry(place), [f"llama-{n}+eagle3" for n in range(number)], 1)
+        store = Counted(open_store(place))
+        registry = Registry(str(place), store, open_registry(place).marker)
+        began = time.process_time()
+        found = name_rows(registry)
+        seconds = time.process_time() - began
+        assert len(found) == number
+        yield row("registry list", number, seconds=seconds, requests=sum(store.asked.values()))
+
+
+def fill(registry: Registry, names: Sequence[str], num_versions: int) -> None:
+    """Histories of made-up digests, the alias `prod` at the last one of each."""
+    writer = Writer(registry, Trust(), "bench")
+    for name in names:
+        log = Log(registry, name)
+        log.refresh()
+        for _ in range(num_versions):
+            digest = digest_of(secrets.token_bytes(16))
+            log.append(log.draft(Publish(digest=digest), writer, Note()))
+        move = Move(
+            kind="alias",
+            alias="prod",
+            digest=digest,
+            expected_generation=None,
+            expected_digest=None,
+        )
+        log.append(log.draft(move, writer, Note()))
+
+
+# ------------------------------------------------------------------ drift
+
+
+def watching(given: argparse.Namespace) -> Iterator[Row]:
+    """Seconds to read a watch's prompts, and of its bets by the number of prompts."""
+    traces = TraceSet.open(given.live)
+    policy = resolve_policy(given.policy).policy
+    seconds, prompts = timed(lambda: read_prompts(traces, policy))
+    yield row("read watched prompts", len(prompts), seconds=seconds)
+    random = np.random.default_rng(0)
+    for number in given.watched:
+        rows = random.integers(len(prompts), size=number + 300)
+        drawn: Prompts = prompts.take(rows)
+        reference, stream = drawn.take(slice(300)), drawn.take(slice(300, None))
+        seconds, found = timed(lambda at=(reference, stream): watch(*at))
+        yield row("bets of a watch", number, seconds=seconds, signals=len(found.signals))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""What a change costs: the deployed policy on recent dense traces, before it and since.
+
+Live rows say what the policy did; only dense ones say what another would have done on the same
+prompts. So of dense prompts since the likeliest change the deployed policy is replayed, beside the
+best static setting, which some of them choose and the others judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specctl.errors import TraceMismatchError
+from specctl.formatting import count
+from specctl.logs.trace_set import TraceSet
+from specctl.logs.tree_log import DenseLog
+from specctl.policy import Policy
+from specctl.replay.config import ShowProgress, TuneConfig, no_progress
+from specctl.replay.tune.tuning import FEWEST_PROMPTS, prepare
+from specctl.stats import (
+    MIN_PROMPTS,
+    UNKNOWN,
+    Floats,
+    Interval,
+    Resamples,
+    first_over_second,
+    split_prompts,
+)
+from specctl.watch.drift import Drift
+from specctl.watch.recalibrate import Recalibration, compare
+from specctl.watch.signals import Prompts, read_prompts
+
+HELD_OUT = 0.5
+
+
+@dataclass(frozen=True)
+class Price:
+    """The cost of a change, as far as dense prompts tell.
+
+    Attributes:
+        num_prompts: dense ones since the change.
+        tokens, tokens_kept: tokens per call on them, and over those of the prompts before.
+        rate_kept: tokens/s on them over those on the dense reference; None without one, or without
+            a cost model.
+        static: the deployed policy beside the best static setting; None where that is not known.
+        why_not: what could not be said, in words.
+    """
+
+    num_prompts: int
+    tokens: Interval
+    tokens_kept: Interval
+    rate_kept: Interval | None
+    static: Recalibration | None
+    why_not: str
+
+    def to_json(self) -> dict[str, Any]:
+        rate, static = self.rate_kept, self.static
+        return {
+            "num_prompts": self.num_prompts,
+            "tokens_per_call": self.tokens.to_json(),
+            "tokens_per_call_kept": self.tokens_kept.to_json(),
+            "rate_kept": None if rate is None else rate.to_json(),
+            "static": None if static is None else static.static,
+            "static_over_deployed": None if static is None else static.against_deployed.to_json(),
+            "why_not": self.why_not or None,
+            "words": self.shown(),
+        }
+
+    def shown(self) -> list[str]:
+        """For a person."""
+        lines = []
+        if self.tokens.known:
+            lines.append(
+                f"On {count(self.num_prompts, 'dense prompt')} since: tokens per call "
+                f"{self.tokens.text('.2f')}, × {self.tokens_kept.text('.2f')} of before."
+            )
+        if self.rate_kept is not None:
+            lines.append(f"Speed by the cost model: × {self.rate_kept.text('.2f')} of before.")
+        if self.static is not None:
+            lines.append(
+                f"{self.static.static}, the best static setting of some of them, is on the others "
+                f"× {self.static.against_deployed.text('.2f')} as fast as the deployed policy."
+            )
+        return [*lines, *([self.why_not] if self.why_not else [])]
+
+
+def price(
+    drift: Drift,
+    reference: Prompts,
+    traces: TraceSet,
+    policy: Policy,
+    *,
+    before: TraceSet | None = None,
+    cost_model: Path | None = None,
+    progress: ShowProgress = no_progress,
+    warn: Callable[[str], None] = lambda _: None,
+) -> Price:
+    """What the likeliest change costs.
+
+    Dense prompts since it are those of the stream, by their names, and others by the time at which
+    they were finished.
+
+    Args:
+        reference: prompts before the watch. before: their traces, None for the traffic's own; a
+            speed is told of dense ones.
+        traces: dense, of the traffic. cost_model: None for counts alone.
+
+    Raises:
+        TraceError, UsageError, InputError: see `read_prompts` and `prepare`.
+    """
+    since, stream = drift.moved[0].since, drift.stream
+    dense = read_prompts(traces, policy)
+    index = dict.fromkeys(reference.ids, -1) | {name: at for at, name in enumerate(stream.ids)}
+    start = str(stream.finished[since])
+    recent = np.array(
+        [
+            index[name] >= since if name in index else time >= start
+            for name, time in zip(dense.ids, dense.finished, strict=True)
+        ]
+    )
+    found, num = dense.take(recent), int(recent.sum())
+    ours, theirs = (
+        _terms(found),
+        np.concatenate([_terms(reference), _terms(stream.take(slice(since)))]),
+    )
+    tokens = Resamples.draw(num, seed=0).interval(ours, first_over_second) if num else UNKNOWN
+    one = Price(num, tokens, _over(ours, theirs, first_over_second), None, None, "")
+    if num < MIN_PROMPTS:
+        few = f"Only {count(num, 'dense prompt')} since the change: too few to say what it costs "
+        return replace(one, why_not=f"{few}({MIN_PROMPTS} are needed).")
+    if cost_model is None:
+        return replace(one, why_not="Without --cost-model nothing is said of time.")
+    names = [str(name) for name in found.ids]
+    split = split_prompts(names, held_out_frac=HELD_OUT, seed=0)
+    if min(len(split.train), len(split.held_out)) < FEWEST_PROMPTS:
+        few = f"{num} dense prompts since the change are too few to choose a static setting on"
+        return replace(one, why_not=f"{few} and judge it.")
+    tuning = prepare(traces, TuneConfig(held_out_frac=HELD_OUT), cost_model, warn=warn)
+    tuning = replace(tuning, search=replace(tuning.search, split=split))
+    with progress("scorings", tuning.num_scorings) as tick:
+        static = compare(tuning, policy, policy.name, on_setting=tick)
+    kept = None
+    if before is not None and "dense" in before.header.collect:
+        rate, evaluate = tuning.search.objective.rate, tuning.evaluator
+        [now] = evaluate([policy], names)
+        known = replace(evaluate, log=DenseLog.open(before))
+        [then] = known([policy], before.prompt_ids)
+        kept = _over(now.sums, then.sums, rate)
+    return replace(one, rate_kept=kept, static=static)
+
+
+def check_pair(traces: TraceSet, served: TraceSet, option: str) -> TraceSet:
+    """Refuses traces of another pair than the traffic's.
+
+    Raises:
+        TraceMismatchError: naming the option.
+    """
+    ours, theirs = (one.fingerprint for one in (served, traces))
+    for role in ("target_digest", "drafter_digest"):
+        if getattr(ours, role) != getattr(theirs, role):
+            raise TraceMismatchError(
+                f"{option}, {role}",
+                expected=f"{getattr(ours, role)}, as in the traces of the traffic",
+                found=str(getattr(theirs, role)),
+                fix="name traces of the pair that serves",
+            )
+    return traces
+
+
+def _terms(prompts: Prompts) -> Floats:
+    """`[P, 2]` tokens and calls."""
+    return np.stack([prompts.column(name) for name in ("tokens", "calls")], 1)
+
+
+def _over(ours: Floats, theirs: Floats, figure: Any) -> Interval:
+    """A figure of some prompts over that of others, which are independent of them."""
+    if not len(ours):
+        return UNKNOWN
+    sides = [Resamples.draw(len(one), seed=at) for at, one in enumerate((ours, theirs))]
+    mine, other = (draws.drawn(one) for draws, one in zip(sides, (ours, theirs), strict=True))
+    is_enough = all(draws.is_enough for draws in sides)
+    return replace(sides[0], is_enough=is_enough).read(figure(mine) / figure(other))

@@ -1,0 +1,141 @@
+"""A policy that keeps up with its traffic: vLLM serves an alias and samples densely, the traffic
+changes, the alarm rings, and a recalibrated policy takes over while requests run."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed here: `make engines` runs this")
+
+from specctl.artifacts import Origin, save_artifact
+from specctl.cli.watching import ALARM
+from specctl.collect.prompts import Prompt, load_prompts
+from specctl.engines.settings import PluginSettings, TraceSettings
+from specctl.logs.trace_set import TraceSet
+from specctl.policy import policy_digest
+from specctl.runtime.api import Decoder
+from specctl.runtime.conversations import DecodeSettings, converse
+from specctl.runtime.load import Pair, load_pair
+from specctl.runtime.policy_spec import resolve_policy
+from tests.cli.command import NAME, passes
+from tests.cli.command import specctl as called
+from tests.engines.vllm_engine import Engine, engine, ids_of, rows_of, specctl
+
+K, EVERY, PART, LENGTH = 8, 2, 16, 16
+REFERENCE = 12
+DEPLOYED = "chain:num_draft_tokens=2"
+
+
+def traffic(*categories: str) -> list[Prompt]:
+    """First turns of three parts of the packaged prompts, in any order."""
+    found = [one for one in load_prompts("embedded") if one.category in categories]
+    random.Random(0).shuffle(found)
+    return [replace(one, turns=one.turns[:1]) for one in found[: 3 * PART]]
+
+
+def plain_texts(pair: Pair, prompts: Sequence[Prompt]) -> dict[str, list[int]]:
+    """Of plain decoding, by specctl's own loop."""
+    decoder = Decoder(pair, resolve_policy("ar").policy, batch_size=8)
+    return {
+        one.prompt.prompt_id: list(one.completions[0].token_ids)
+        for one in converse(decoder, prompts, DecodeSettings(LENGTH))
+    }
+
+
+class Service:
+    """An engine that serves an alias, logs rounds, and one request in `EVERY` densely.
+
+    Attributes:
+        num_served: requests, one after the other.
+    """
+
+    def __init__(self, running: Engine, live: Path, plain: dict[str, list[int]]) -> None:
+        self._running, self._live, self._plain = running, live, plain
+        self.num_served = 0
+
+    def serve(self, prompts: Sequence[Prompt]) -> None:
+        """Every request gets its text, that of plain decoding."""
+        texts = self._running.generate(ids_of(prompts), max_tokens=LENGTH)
+        assert texts == [self._plain[one.prompt_id] for one in prompts]
+        self.num_served += len(prompts)
+
+    def look(self, *words: Any) -> tuple[int, dict[str, Any]]:
+        """What cron would find once the rows are written; the last one comes with the next step."""
+        num_live = self.num_served * (EVERY - 1) // EVERY
+        while not (self._live / "rounds").is_dir() or self.num_logged() < num_live - 1:
+            assert not self._running.session.tracers[0].recorder.lost
+            threading.Event().wait(0.05)
+        said = called("drift", self._live, *words, "--false-alarm-prob", 0.01, "--json")
+        return said.code, json.loads(said.out)
+
+    def num_logged(self) -> int:
+        """Requests whose rounds are all written."""
+        return len(TraceSet.open(str(self._live)).prompt_ids)
+
+
+def test_an_alarm_and_a_better_policy_while_requests_run(tmp_path: Path) -> None:
+    """The texts of all requests are those of plain decoding, and none fails."""
+    pair, old = load_pair("embedded", "embedded", device="cpu"), resolve_policy(DEPLOYED).policy
+    save_artifact(tmp_path / "first", old, Origin(pair.fingerprint), card="")
+    registry = ("--registry", tmp_path / "registry")
+    passes("registry", "init", *registry)
+    passes("registry", "push", tmp_path / "first", NAME, "--alias", "prod", *registry)
+    prod, live = f"{tmp_path}/registry/{NAME}@prod", tmp_path / "live"
+    usual, changed = traffic("code", "prose"), traffic("arithmetic", "strings")
+    plain = plain_texts(pair, [*usual, *changed])
+    trace = TraceSettings(out=str(live), dense_every=EVERY)
+    with (
+        engine("eagle3", K, PluginSettings(policy=prod, trace=trace)) as running,
+        ThreadPoolExecutor(1) as beside,
+    ):
+        session, service = running.session, Service(running, live, plain)
+        watched = ("--policy", prod, "--reference-prompts", REFERENCE)
+        for part in (usual[: 2 * PART], usual[2 * PART :]):
+            service.serve(part)
+            assert service.look(*watched)[0] == 0, "nothing has changed"
+
+        service.serve(changed)
+        code, drift = service.look(*watched)
+        assert code == ALARM
+        since = drift["signals"][0]["since"]
+        assert abs(since["index"] - (len(usual) // EVERY - REFERENCE)) < 8, (
+            "where the traffic changed"
+        )
+
+        session.watch.interval_s = 0.1
+        recent = f"{live}-dense@{since['finished']}"
+        promote = ("--promote", f"{NAME}@prod", *registry, "-o", tmp_path / "again")
+        search = ("--for", "vllm", "--cost-model", "line", "--batch-size", 8, "--held-out", 0.5)
+        done = beside.submit(specctl, "recalibrate", recent, "-p", prod, *search, *promote)
+        while not done.done() or session.policy == old:
+            service.serve(changed[:PART])
+            assert session.watch.last_error is None
+            assert not done.done() or "a candidate" in done.result()
+        service.serve(changed)
+        again = service.look("--policy", prod, "--reference", recent)
+        assert again[0] == 0, "no request of two policies counts for the new one"
+        session.close()
+        assert session.faults.total == 0
+        assert not any(tracer.recorder.lost for tracer in session.tracers)
+
+    number = pl.col("request_id").str.slice(-6).cast(pl.Int64)
+    rounds = rows_of(live, "rounds").filter(number >= len(usual))
+    num_live = (service.num_served - len(usual)) * (EVERY - 1) // EVERY
+    assert rounds["request_id"].n_unique() == num_live, "none is lost"
+    by_policy = rounds.group_by("policy_digest").agg(
+        pl.col("num_emitted").cast(pl.Int64).sum() / pl.len()
+    )
+    tokens_per_call = dict(by_policy.iter_rows())
+    new = policy_digest(session.policy)
+    assert tokens_per_call.keys() == {policy_digest(old), new}, "nothing fell back"
+    assert tokens_per_call[new] > tokens_per_call[policy_digest(old)]
