@@ -182,7 +182,9 @@ def recalibrate(
         Path, typer.Option(help="cost_model.json of `specctl profile`, or a named clock.")
     ],
     promote: str | None = option(
-        None, "NAME@ALIAS in the --registry, to publish a candidate under and point to it", default="none"
+        None,
+        "NAME@ALIAS in the --registry, to publish a candidate under and point to it",
+        default="none",
     ),
     registry: str | None = option(
         None,

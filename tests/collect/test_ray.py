@@ -18,9 +18,8 @@ import ray
 
 from specctl.collect import workers
 from specctl.collect.workers import Crew
-from specctl.errors import TraceError
 from specctl.logs.trace_set import TraceSet, read_listing
-from tests.cli.command import OUTPUT, USAGE, passes, refuses, write_lines
+from tests.cli.command import INPUT, OUTPUT, USAGE, passes, refuses, write_lines
 from tests.servers import free_port
 
 DENSE = ("--dense", "--depth", "3", "--children", "3")
@@ -90,47 +89,55 @@ def _killed(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
 
 
 DRIVER = """
+import os, signal, sys
 from specctl.cli import main
 from specctl.collect import workers
+
+def killed(crew):
+    # At once when it hears of a third prompt, while both workers may collect or commit others.
+    ticks = iter([None, None])
+    crew._on_commit = lambda _: next(ticks, 0) is None or os.kill(os.getpid(), signal.SIGKILL)
+    return run(crew)
+
 workers.BATCH_S = 0.0
+run, workers.Crew.run = workers.Crew.run, killed
 main()
 """
 
 
 @pytest.mark.usefixtures("_small_batches", "_killed")
 @pytest.mark.parametrize(
-    ("_killed", "num_prompts"),
+    ("_killed", "num_prompts", "options"),
     [
-        pytest.param((1, 30), 60, id="once"),
-        pytest.param((10, 100), 120, id="ten times", marks=pytest.mark.nightly),
+        pytest.param((1, 16), 30, CHAIN, id="once"),
+        pytest.param((10, 100), 120, DENSE, id="ten times", marks=pytest.mark.nightly),
     ],
     indirect=["_killed"],
 )
 def test_a_driver_of_two_is_killed_and_of_four_that_go_on_some(
-    s3_url: str, num_prompts: int, tmp_path: Path, request: pytest.FixtureRequest
+    s3_url: str,
+    num_prompts: int,
+    options: tuple[str, ...],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     """In a bucket, by a cluster that the command starts and by one that it joins."""
     path = prompts_file(tmp_path, num_prompts)
-    words = ["collect", str(path), "-o", s3_url, *SMALL, *DENSE, "--resume", "--json"]
-    command = [sys.executable, "-c", DRIVER, *words, "--workers", "2"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as driver:
-        while not num_finished(s3_url):
-            assert driver.poll() is None, driver.communicate()
-            time.sleep(0.05)
-        driver.kill()
+    words = ["collect", str(path), "-o", s3_url, *SMALL, *options, "--resume", "--json"]
+    driver = subprocess.run(
+        [sys.executable, "-c", DRIVER, *words, "--workers", "2"], capture_output=True
+    )
+    assert driver.returncode == -signal.SIGKILL, driver
     told = json.loads(passes(*words, "--workers", "4", "--ray", "auto").out)
     num_kills = request.node.callspec.params["_killed"][0]
     assert sum(worker["is_lost"] for worker in told["workers"]) == num_kills
-    assert told["num_skipped"] > 0
+    assert told["num_skipped"] >= 3
     assert told["num_skipped"] + told["num_committed"] == num_prompts == num_finished(s3_url)
-    check_equal_to_one_process(s3_url, tmp_path, *DENSE)
+    check_equal_to_one_process(s3_url, tmp_path, *options)
 
 
 def num_finished(out: str) -> int:
-    try:
-        return len(read_listing(out).prompt_ids)
-    except TraceError:  # none yet
-        return 0
+    return len(read_listing(out).prompt_ids)
 
 
 def test_what_cannot_run_is_refused_before_any_worker(
@@ -159,13 +166,53 @@ def test_what_cannot_run_is_refused_before_any_worker(
     assert num_finished(str(tmp_path / "set")) == 1
 
 
+@pytest.mark.nightly
 def test_two_workers_write_what_one_process_does(tmp_path: Path) -> None:
-    words = ("collect", prompts_file(tmp_path, 12), "-o", tmp_path / "set", *SMALL, *CHAIN)
-    shown = passes(*words, "--ray", "auto", "--workers", "2").out
-    assert "12 prompts committed to" in shown
-    assert [line.split()[0] for line in shown.splitlines() if os.uname().nodename in line] == [
-        "1",
-        "2",
-    ]
+    out = tmp_path / "set"
+    words = ("collect", prompts_file(tmp_path, 12), "-o", out, *SMALL, "--ray", "auto")
+    lines = passes(*words, *DENSE, "--workers", "2").out.splitlines()
+    assert lines[0].startswith(f"12 prompts committed to {out} ")
+    assert [line.split()[0] for line in lines if os.uname().nodename in line] == ["1", "2"]
+    check_equal_to_one_process(out, tmp_path, *DENSE)
+    passes("traces", "verify", out)
+    line = refuses(INPUT, *words, *DENSE, "--resume", "--seed", "1")  # said by a worker
+    assert "sampling" in line
+
+
+NODES = """
+import sys
+from ray.cluster_utils import Cluster
+from specctl.cli import main
+from specctl.collect import workers
+
+def watched(crew):
+    theirs = [hand.num_prompts for hand in crew._hands[1:]]
+    if not added and crew.summary.counts.num_committed >= 3:
+        added.append(nodes.add_node(num_cpus=2))
+    elif len(added) == 1 and len(theirs) == 2 and all(theirs):
+        nodes.remove_node(added[0], allow_graceful=False)
+        added.append(None)
+    hire(crew)
+
+workers.BATCH_S, added = 0.0, []
+hire, workers.Crew._hire = workers.Crew._hire, watched
+nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+sys.argv += ["--ray", nodes.address]
+main()
+"""
+
+
+@pytest.mark.nightly
+def test_a_node_of_two_workers_joins_and_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    words = ["collect", str(prompts_file(tmp_path, 200)), "-o", str(tmp_path / "set"), *SMALL]
+    driver = subprocess.run(
+        [sys.executable, "-c", NODES, *words, *CHAIN, "--json"], capture_output=True, text=True
+    )
+    assert driver.returncode == 0, driver
+    told = json.loads(driver.stdout)
+    assert [worker["is_lost"] for worker in told["workers"]] == [False, True, True]
+    assert told["num_committed"] == 200
     check_equal_to_one_process(tmp_path / "set", tmp_path, *CHAIN)
-    passes("traces", "verify", tmp_path / "set")
