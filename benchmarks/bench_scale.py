@@ -52,7 +52,7 @@ def main() -> None:
     options.add_argument("--segments", type=int, nargs="+", default=[30, 300, 3000])
     options.add_argument("--versions", type=int, nargs="+", default=[1, 100, 1000])
     options.add_argument("--names", type=int, nargs="+", default=[10, 100, 1000])
-    options.add_argument("--watched", type=int, nargs="+", default=[1000, 10_000, 100_000])
+    options.add_argument("--watched", type=int, nargs="+", default=[1000, 10_000, 50_000])
     given = options.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
     rows = [

@@ -180,6 +180,8 @@ def main() -> None:
     SIGTERM ends a command as Ctrl-C does, keeping what is finished, with 143.
     """
     prepare_output()
+    # Polars' report of a failed allocation needs memory itself, and then waits for itself forever.
+    os.environ["RUST_BACKTRACE"] = "0"
     code: Any
     with _termination_as_interrupt() as terminated:
         left = NOTHING

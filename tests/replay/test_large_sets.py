@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
+from scripts import synthetic_trace
 from scripts.synthetic_trace import write
 from specctl import stats
-from specctl.logs.trace_set import TraceSet
+from specctl.collect.trace_writer import TraceWriter
+from specctl.logs.trace_set import TraceSet, read_listing
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, FullTree, Policy, StaticTree
 from specctl.replay import summary
@@ -83,6 +93,65 @@ def test_tune_keeps_sums_by_prompt(
     (whole_few, few), (whole, many), (peak_few, part_few), (peak, part_many) = found
     assert (part_few, part_many) == (few, many), "bit for bit, whatever the parts"
     assert peak - peak_few < MAY_GROW * (whole - whole_few)
+
+
+ALLOWED = 17 << 20
+"""Bytes above what a process holds that has read a small set: threads, allocators, one segment."""
+
+
+@pytest.fixture(scope="module")
+def limited_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`large`, over 8 times what is allowed as tables in memory, and `warm`, its beginning."""
+    work, shape = tmp_path_factory.mktemp("limited"), FullTree(depth=9, top_k=8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(synthetic_trace, "POSITIONS", 12)
+        synthetic_trace.write(work / "one", shape, num_nodes=1, prompts_per_commit=5, seed=0)
+    listing = read_listing(work / "one", verify=False)
+    [segment] = listing.segments
+    tables, size = listing.tables(segment), 0
+    for name, least in (("warm", ALLOWED // 2), ("large", 8 * ALLOWED)):
+        turn = size = 0
+        with TraceWriter.open(work / name, listing.header) as writer:
+            while size <= least:
+                fresh = {table: renamed(rows, f"{turn}:") for table, rows in tables.items()}
+                writer.commit([f"{turn}:{prompt}" for prompt in segment.prompt_ids], fresh)
+                size, turn = size + sum(rows.nbytes for rows in fresh.values()), turn + 1
+    return work
+
+
+def renamed(rows: Any, prefix: str) -> Any:
+    """A table with other prompts and requests."""
+    for name in {"prompt_id", "request_id"} & set(rows.column_names):
+        column = rows[name].unify_dictionaries().combine_chunks()
+        names = pc.binary_join_element_wise(prefix, column.dictionary.cast("string"), "")
+        fresh = pa.DictionaryArray.from_arrays(column.indices, names)
+        rows = rows.set_column(rows.schema.get_field_index(name), name, fresh)
+    return rows
+
+
+@pytest.mark.parametrize("verb", ["replay", pytest.param("tune", marks=pytest.mark.nightly)])
+def test_a_set_eight_times_larger_than_memory(verb: str, limited_sets: Path) -> None:
+    """Under a limit that its rows do not fit into, the figures are those of all the memory.
+
+    Threads have small stacks, of which the limit counts the whole; no library keeps pools.
+    """
+    settings = {
+        "MALLOC_ARENA_MAX": "1", "POLARS_MAX_THREADS": "1", "ARROW_IO_THREADS": "1",
+        "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
+    }  # fmt: skip
+    child = [sys.executable, "-m", "tests.replay.limited", limited_sets, str(ALLOWED), verb]
+    script = 'ulimit -s 512; exec "$@"'
+    ended = subprocess.run(
+        ["bash", "-c", script, "limited", *map(str, child)],
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout.splitlines()[-1])
+    assert not found["fits"], "the limit holds nothing back"
+    assert found["limited"] == found["whole"]
+    assert found["whole"][0] == 0, found["whole"][1]
 
 
 def test_resamples_of_many_prompts_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
