@@ -16,6 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from bench_memory import POLICIES, with_names
 
 from specctl.artifacts.manifest import digest_of
 from specctl.collect.trace_writer import TraceWriter
-from specctl.logs.trace_set import TraceSet, read_listing
+from specctl.logs.parquet import join_tables
+from specctl.logs.trace_set import Listing, TraceSet, read_listing
 from specctl.registry.listing import name_rows
 from specctl.registry.log import Log, Move, Note, Publish, Writer
 from specctl.registry.names import parse_reference
@@ -49,15 +51,15 @@ def main() -> None:
     options.add_argument("--dense", type=Path, nargs=2, help="dense sets of trees, of two sizes")
     options.add_argument("--policy", default="threshold", help="that `live` was served by")
     options.add_argument("--work", type=Path, required=True, help="folder for what is made")
-    options.add_argument("--segments", type=int, nargs="+", default=[30, 300, 3000])
     options.add_argument("--versions", type=int, nargs="+", default=[1, 100, 1000])
     options.add_argument("--names", type=int, nargs="+", default=[10, 100, 1000])
     options.add_argument("--watched", type=int, nargs="+", default=[1000, 10_000, 50_000])
     given = options.parse_args()
+    given.segments = ((100, 1), (1500, 1), (100, 42))
     given.work.mkdir(parents=True, exist_ok=True)
     rows = [
         *sizes(given),
-        *set_opening(given),
+        *segments(given),
         *replaying(given),
         *histories(given),
         *many_names(given),
@@ -113,25 +115,40 @@ def sizes(given: argparse.Namespace) -> Iterator[Row]:
         )
 
 
-def set_opening(given: argparse.Namespace) -> Iterator[Row]:
-    """Seconds to open a set of many small segments: one listing, every footer, every digest."""
-    source = read_listing(given.live)
-    for number in given.segments:
-        folder = given.work / f"segments-{number}"
+def segments(given: argparse.Namespace) -> Iterator[Row]:
+    """Seconds to open a set and to replay a chain from it, in small segments and in large ones."""
+    source = read_listing(given.chain)
+    for number, copies in given.segments:
+        folder = given.work / f"segments-{number}-{copies}"
         if not folder.exists():
-            with TraceWriter.open(folder, source.header) as writer:
-                for turn in range(number):
-                    segment = source.segments[turn % len(source.segments)]
-                    tables = {
-                        name: with_names(table, f"{turn}:")
-                        for name, table in source.tables(segment).items()
-                    }
-                    writer.commit([f"{turn}:{prompt}" for prompt in segment.prompt_ids], tables)
-        seconds, listing = timed(lambda folder=folder: read_listing(folder))
+            repeat(source, folder, number, copies)
         size = sum(path.stat().st_size for path in folder.rglob("*.parquet"))
+        opening, listing = timed(lambda folder=folder: read_listing(folder))
+        positions = sum(one.num_rounds for one in listing.segments)
+        command = ["replay", "-p", "chain:num_draft_tokens=4", str(folder)]
         yield row(
-            "open a set", number, seconds=seconds, mb=size / 1e6, prompts=len(listing.prompt_ids)
+            "open and replay chains",
+            positions,
+            segments=number,
+            mb=size / 1e6,
+            prompts=len(listing.prompt_ids),
+            open_s=opening,
+            seconds=cpu_seconds(command),
         )
+
+
+def repeat(source: Listing, out: Path, number: int, copies: int) -> None:
+    """Writes `number` segments, each of `copies` segments of a set under new prompt ids."""
+    with TraceWriter.open(out, source.header) as writer:
+        turns = iter(range(number * copies))
+        for _ in range(number):
+            names, parts = [], []
+            for turn in islice(turns, copies):
+                segment = source.segments[turn % len(source.segments)]
+                tables = source.tables(segment)
+                parts.append({key: with_names(rows, f"{turn}:") for key, rows in tables.items()})
+                names += [f"{turn}:{prompt}" for prompt in segment.prompt_ids]
+            writer.commit(names, join_tables(parts))
 
 
 def replaying(given: argparse.Namespace) -> Iterator[Row]:
