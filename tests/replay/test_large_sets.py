@@ -21,13 +21,13 @@ from scripts.synthetic_trace import write
 from specctl import stats
 from specctl.collect.trace_writer import TraceWriter
 from specctl.logs.trace_set import TraceSet, read_listing
-from specctl.logs.tree_log import DenseLog
+from specctl.logs.tree_log import DenseLog, sampled_prompts
 from specctl.policy import Chain, FullTree, Policy, StaticTree
 from specctl.replay import summary
 from specctl.replay.rounds import replay, replay_parts
 from specctl.replay.score import Scoring, score
 from specctl.replay.tune.evaluators import LogEvaluator, make_objective
-from specctl.stats import Resamples
+from specctl.stats import Resamples, split_prompts
 from tests.replay.serving import linear
 
 TREE = StaticTree(depth=3, top_k=2, num_tokens=6)
@@ -93,6 +93,23 @@ def test_tune_keeps_sums_by_prompt(
     (whole_few, few), (whole, many), (peak_few, part_few), (peak, part_many) = found
     assert (part_few, part_many) == (few, many), "bit for bit, whatever the parts"
     assert peak - peak_few < MAY_GROW * (whole - whole_few)
+
+
+def test_a_sample_of_whole_prompts_stays_within_its_bound(
+    logs: tuple[DenseLog, DenseLog],
+) -> None:
+    _, log = logs
+    said: list[str] = []
+    assert sampled_prompts(log, log.num_positions, 0, said.append) is log
+    assert not said
+    found = sampled_prompts(log, 10 * 128 + 100, 0, said.append)
+    assert found.num_positions == sum(c.positions.num_rows for c in found.chunks()) == 10 * 128
+    assert len(said) == 1
+    assert "10 of 33, with 1,280 of 4,224 positions; see --max-positions" in said[0]
+    again, other = (sampled_prompts(log, 10 * 128, seed, said.append) for seed in (0, 1))
+    assert again.prompts == found.prompts != other.prompts
+    split = split_prompts(found.prompts or (), held_out_frac=0.3, seed=0)
+    assert 1 < len(split.held_out) < 9, "its hash is not that of the split"
 
 
 ALLOWED = 17 << 20
