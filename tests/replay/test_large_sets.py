@@ -112,28 +112,26 @@ def test_a_sample_of_whole_prompts_stays_within_its_bound(
     assert 1 < len(split.held_out) < 9, "its hash is not that of the split"
 
 
-ALLOWED = 17 << 20
+ALLOWED = {"replay": 17 << 20, "tune": 28 << 20}
 """Bytes above what a process holds that has read a small set: threads, allocators, one segment."""
 
 
-@pytest.fixture(scope="module")
-def limited_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def write_limited(work: Path, allowed: int) -> None:
     """`large`, over 8 times what is allowed as tables in memory, and `warm`, its beginning."""
-    work, shape = tmp_path_factory.mktemp("limited"), FullTree(depth=9, top_k=8)
+    shape = FullTree(depth=9, top_k=8)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(synthetic_trace, "POSITIONS", 12)
         synthetic_trace.write(work / "one", shape, num_nodes=1, prompts_per_commit=5, seed=0)
     listing = read_listing(work / "one", verify=False)
     [segment] = listing.segments
     tables, size = listing.tables(segment), 0
-    for name, least in (("warm", ALLOWED // 2), ("large", 8 * ALLOWED)):
+    for name, least in (("warm", 8 << 20), ("large", 8 * allowed)):
         turn = size = 0
         with TraceWriter.open(work / name, listing.header) as writer:
             while size <= least:
                 fresh = {table: renamed(rows, f"{turn}:") for table, rows in tables.items()}
                 writer.commit([f"{turn}:{prompt}" for prompt in segment.prompt_ids], fresh)
                 size, turn = size + sum(rows.nbytes for rows in fresh.values()), turn + 1
-    return work
 
 
 def renamed(rows: Any, prefix: str) -> Any:
@@ -147,16 +145,17 @@ def renamed(rows: Any, prefix: str) -> Any:
 
 
 @pytest.mark.parametrize("verb", ["replay", pytest.param("tune", marks=pytest.mark.nightly)])
-def test_a_set_eight_times_larger_than_memory(verb: str, limited_sets: Path) -> None:
+def test_a_set_eight_times_larger_than_memory(verb: str, tmp_path: Path) -> None:
     """Under a limit that its rows do not fit into, the figures are those of all the memory.
 
     Threads have small stacks, of which the limit counts the whole; no library keeps pools.
     """
+    write_limited(tmp_path, ALLOWED[verb])
     settings = {
         "MALLOC_ARENA_MAX": "1", "POLARS_MAX_THREADS": "1", "ARROW_IO_THREADS": "1",
         "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
     }  # fmt: skip
-    child = [sys.executable, "-m", "tests.replay.limited", limited_sets, str(ALLOWED), verb]
+    child = [sys.executable, "-m", "tests.replay.limited", tmp_path, str(ALLOWED[verb]), verb]
     script = 'ulimit -s 512; exec "$@"'
     ended = subprocess.run(
         ["bash", "-c", script, "limited", *map(str, child)],
