@@ -27,6 +27,10 @@ class LazyModule(ModuleType):
         self.__dict__.update(vars(loaded))  # from now on attributes are found without this
         return getattr(loaded, name)
 
+    def __reduce__(self) -> Any:
+        """By name, as a function that another process runs takes its globals along."""
+        return type(self), (self.__name__,)
+
 
 if TYPE_CHECKING:
     import numpy

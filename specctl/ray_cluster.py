@@ -14,17 +14,19 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from specctl.durable import make_folder, output_errors
 from specctl.errors import ClusterError, UsageError, one_line
 from specctl.formatting import count
 from specctl.stores import TEMPORARY
 
+T = TypeVar("T")
 STORE_BYTES = 128 << 20
 """Of memory for the store of objects of a cluster of ours: prompts and reports are small."""
 OWN: Any = {"include_dashboard": False, "_system_config": {"worker_niceness": 0}}
@@ -116,6 +118,78 @@ class Cluster:
                         fix="see to the node, or take it out of the cluster",
                     ) from error
                 check_sight(host, found, begun, out)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Pure functions that run as tasks of a cluster.
+
+    Attributes:
+        num_tasks: at a time.
+        sets: trace sets that other machines open by their names; none where all tasks see the
+            files of this process.
+    """
+
+    cluster: Cluster
+    num_tasks: int
+    sets: tuple[str, ...] = ()
+
+    def map(
+        self, work: Callable[[Any, Any], T], shared: object, items: Iterable[object]
+    ) -> Iterator[T]:
+        """`work(shared, item)` of every item, in order, holding few results at a time.
+
+        A task that is lost with its process or its node runs again on another.
+
+        Raises:
+            ClusterError: a task is lost again and again. What `work` raises.
+        """
+        ray = self.cluster.ray
+        task = ray.remote(work).options(num_cpus=self.cluster.needs.cpus, max_retries=3)
+        there, running = ray.put(shared), deque[Any]()
+        try:
+            for item in items:
+                running.append(task.remote(there, item))
+                if len(running) > self.num_tasks:
+                    yield self._found(running.popleft())
+            while running:
+                yield self._found(running.popleft())
+        finally:
+            for ref in running:
+                ray.cancel(ref, force=True)
+
+    def _found(self, ref: Any) -> Any:
+        errors = self.cluster.ray.exceptions
+        try:
+            return self.cluster.ray.get(ref)
+        except errors.RayTaskError as error:
+            raise error.cause from None
+        except errors.RayError as error:
+            raise ClusterError(
+                "a task on the cluster",
+                expected="an answer",
+                found=one_line(str(error)),
+                fix="see the memory of the nodes and Ray's logs, or lower --workers",
+            ) from error
+
+
+@contextmanager
+def spread_over(
+    num_workers: int | None, address: str | None, sets: Sequence[str]
+) -> Iterator[Spread | None]:
+    """Tasks of `--workers` and `--ray`, a CPU each, for as long as the block takes; None without.
+
+    Raises:
+        UsageError, ClusterError: see `cluster`; nothing was read.
+    """
+    if num_workers is None and address is None:
+        yield None
+        return
+    with cluster(num_workers, address, threads=1, gpus=None, device="cpu") as found:
+        if not found.is_own:
+            found.check_nodes(None)
+        names = () if found.is_own else tuple(sets)
+        yield Spread(found, num_workers or found.room(), names)
 
 
 def check_versions(host: str, found: Mapping[str, str], expected: Mapping[str, str]) -> None:

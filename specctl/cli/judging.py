@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,10 +10,18 @@ import typer
 
 from specctl import console
 from specctl.cli.app import app
-from specctl.cli.options import DenseTracesArgument, ReplayThreadsOption, open_to_fit, tuned
+from specctl.cli.options import (
+    ClusterOption,
+    DenseTracesArgument,
+    ReplayThreadsOption,
+    WorkersOption,
+    open_to_fit,
+    tuned,
+)
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.errors import UsageError
+from specctl.ray_cluster import spread_over
 from specctl.records import option
 from specctl.replay.config import (
     LadderConfig,
@@ -131,6 +140,8 @@ def replay(
     config: Given,
     out: Path | None = option(None, "Folder for replay.json", name="--out -o", default="none"),
     threads: ReplayThreadsOption = 2,
+    workers: WorkersOption = None,
+    ray: ClusterOption = None,
 ) -> Answer:
     """Score policies from traces, without the models.
 
@@ -164,10 +175,18 @@ def replay(
     from specctl.replay.results import write_result
     from specctl.replay.run import replay_folders
 
-    results = [
-        replay_folders(group, settings, TraceSet.open, progress=console.progress, warn=console.warn)
-        for group in groups
-    ]
+    if any(is_import):
+        given = {"--workers": workers is not None, "--ray": ray is not None}
+        refuse_ignored(given, expected="dense traces", found="an import")
+    with spread_over(workers, ray, traces) as spread:
+
+        def opened(*names: str) -> TraceSet:
+            return replace(TraceSet.open(*names), spread=spread)
+
+        results = [
+            replay_folders(group, settings, opened, progress=console.progress, warn=console.warn)
+            for group in groups
+        ]
     for place, result in zip(places, results, strict=True):
         if place is not None:
             write_result(result, place)
@@ -266,6 +285,8 @@ def tune(
     show_grid: bool = option(False, "Print the grids and stop"),
     config: Given,
     threads: ReplayThreadsOption = 2,
+    workers: WorkersOption = None,
+    ray: ClusterOption = None,
 ) -> Answer:
     """Search the best settings for a load.
 
@@ -286,10 +307,12 @@ def tune(
         return Answer(grids, [grid_table(families)])
     engine = engine_of(settings)
     opened = open_to_fit(traces or [])
-    tuning = prepare(opened, settings, cost_model, num_threads=threads, warn=console.warn, **engine)
-    if out is not None:
-        prepare_folder(out)
-    return tuned(tuning, opened, out)
+    with spread_over(workers, ray, traces or []) as spread:
+        opened, given = replace(opened, spread=spread), {"num_threads": threads, **engine}
+        tuning = prepare(opened, settings, cost_model, warn=console.warn, **given)
+        if out is not None:
+            prepare_folder(out)
+        return tuned(tuning, opened, out)
 
 
 def engine_of(settings: TuneConfig) -> dict[str, Any]:

@@ -21,13 +21,13 @@ from scripts.synthetic_trace import write
 from specctl import stats
 from specctl.collect.trace_writer import TraceWriter
 from specctl.logs.trace_set import TraceSet, read_listing
-from specctl.logs.tree_log import DenseLog
+from specctl.logs.tree_log import DenseLog, sampled_prompts
 from specctl.policy import Chain, FullTree, Policy, StaticTree
 from specctl.replay import summary
 from specctl.replay.rounds import replay, replay_parts
 from specctl.replay.score import Scoring, score
 from specctl.replay.tune.evaluators import LogEvaluator, make_objective
-from specctl.stats import Resamples
+from specctl.stats import Resamples, split_prompts
 from tests.replay.serving import linear
 
 TREE = StaticTree(depth=3, top_k=2, num_tokens=6)
@@ -95,28 +95,43 @@ def test_tune_keeps_sums_by_prompt(
     assert peak - peak_few < MAY_GROW * (whole - whole_few)
 
 
-ALLOWED = 17 << 20
+def test_a_sample_of_whole_prompts_stays_within_its_bound(
+    logs: tuple[DenseLog, DenseLog],
+) -> None:
+    _, log = logs
+    said: list[str] = []
+    assert sampled_prompts(log, log.num_positions, 0, said.append) is log
+    assert not said
+    found = sampled_prompts(log, 10 * 128 + 100, 0, said.append)
+    assert found.num_positions == sum(c.positions.num_rows for c in found.chunks()) == 10 * 128
+    assert len(said) == 1
+    assert "10 of 33, with 1,280 of 4,224 positions; see --max-positions" in said[0]
+    again, other = (sampled_prompts(log, 10 * 128, seed, said.append) for seed in (0, 1))
+    assert again.prompts == found.prompts != other.prompts
+    split = split_prompts(found.prompts or (), held_out_frac=0.3, seed=0)
+    assert 1 < len(split.held_out) < 9, "its hash is not that of the split"
+
+
+ALLOWED = {"replay": 17 << 20, "tune": 28 << 20}
 """Bytes above what a process holds that has read a small set: threads, allocators, one segment."""
 
 
-@pytest.fixture(scope="module")
-def limited_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def write_limited(work: Path, allowed: int) -> None:
     """`large`, over 8 times what is allowed as tables in memory, and `warm`, its beginning."""
-    work, shape = tmp_path_factory.mktemp("limited"), FullTree(depth=9, top_k=8)
+    shape = FullTree(depth=9, top_k=8)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(synthetic_trace, "POSITIONS", 12)
         synthetic_trace.write(work / "one", shape, num_nodes=1, prompts_per_commit=5, seed=0)
     listing = read_listing(work / "one", verify=False)
     [segment] = listing.segments
     tables, size = listing.tables(segment), 0
-    for name, least in (("warm", ALLOWED // 2), ("large", 8 * ALLOWED)):
+    for name, least in (("warm", 8 << 20), ("large", 8 * allowed)):
         turn = size = 0
         with TraceWriter.open(work / name, listing.header) as writer:
             while size <= least:
                 fresh = {table: renamed(rows, f"{turn}:") for table, rows in tables.items()}
                 writer.commit([f"{turn}:{prompt}" for prompt in segment.prompt_ids], fresh)
                 size, turn = size + sum(rows.nbytes for rows in fresh.values()), turn + 1
-    return work
 
 
 def renamed(rows: Any, prefix: str) -> Any:
@@ -130,16 +145,17 @@ def renamed(rows: Any, prefix: str) -> Any:
 
 
 @pytest.mark.parametrize("verb", ["replay", pytest.param("tune", marks=pytest.mark.nightly)])
-def test_a_set_eight_times_larger_than_memory(verb: str, limited_sets: Path) -> None:
+def test_a_set_eight_times_larger_than_memory(verb: str, tmp_path: Path) -> None:
     """Under a limit that its rows do not fit into, the figures are those of all the memory.
 
     Threads have small stacks, of which the limit counts the whole; no library keeps pools.
     """
+    write_limited(tmp_path, ALLOWED[verb])
     settings = {
         "MALLOC_ARENA_MAX": "1", "POLARS_MAX_THREADS": "1", "ARROW_IO_THREADS": "1",
         "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
     }  # fmt: skip
-    child = [sys.executable, "-m", "tests.replay.limited", limited_sets, str(ALLOWED), verb]
+    child = [sys.executable, "-m", "tests.replay.limited", tmp_path, str(ALLOWED[verb]), verb]
     script = 'ulimit -s 512; exec "$@"'
     ended = subprocess.run(
         ["bash", "-c", script, "limited", *map(str, child)],
