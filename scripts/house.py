@@ -50,7 +50,7 @@ HELD = {
     # 38 draw resamples in blocks, 10 add to sums of groups as rows come, 30 know
     # errors of libraries that ran out of memory (part 5).
     # 55 the record of a watch (part 5).
-    PLAIN: 3487,
+    PLAIN: 3488,
     # Of these 90 are chains: by batch size, and in place of trees (part 2); 120 the marginal rule
     # of levels and a table of acceptance, 25 ECHO's reranked tree and words of papers,
     # 175 ratio verification of drafts that are drawn, and which stops it may have, 20 AdaEDL on a

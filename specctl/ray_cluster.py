@@ -47,7 +47,8 @@ class Needs(NamedTuple):
     gpus: float = 0.0
 
     def __str__(self) -> str:
-        return count(self.cpus, "CPU") + (f" and {self.gpus:g} GPUs" if self.gpus else "")
+        gpus = "1 GPU" if self.gpus == 1 else f"{self.gpus:g} GPUs"
+        return count(self.cpus, "CPU") + (f" and {gpus}" if self.gpus else "")
 
     def room(self, resources: Mapping[str, float]) -> int:
         """Workers that fit into the resources of a node."""
