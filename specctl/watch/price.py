@@ -7,7 +7,7 @@ best static setting, which some of them choose and the others judge.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,13 @@ import numpy as np
 
 from specctl.errors import TraceMismatchError
 from specctl.formatting import count
+from specctl.logs.positions import Positions
 from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import DenseLog
+from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy import Policy
 from specctl.replay.config import ShowProgress, TuneConfig, no_progress
+from specctl.replay.outcomes import needs_entropy, text_columns
+from specctl.replay.rounds import replay_chunk
 from specctl.replay.tune.tuning import FEWEST_PROMPTS, prepare
 from specctl.stats import (
     MIN_PROMPTS,
@@ -29,6 +32,7 @@ from specctl.stats import (
     Resamples,
     first_over_second,
     split_prompts,
+    sums_by,
 )
 from specctl.watch.drift import Drift
 from specctl.watch.recalibrate import Recalibration, compare
@@ -44,6 +48,8 @@ class Price:
     Attributes:
         num_prompts: dense ones since the change.
         tokens, tokens_kept: tokens per call on them, and over those of the prompts before.
+        recall: of the draft tokens that their trees offer and the target accepts, in the policy's
+            rounds, the share that it verified. recall_before: on the dense reference, if any.
         rate_kept: tokens/s on them over those on the dense reference; None without one, or without
             a cost model.
         static: the deployed policy beside the best static setting; None where that is not known.
@@ -56,6 +62,8 @@ class Price:
     rate_kept: Interval | None
     static: Recalibration | None
     why_not: str
+    recall: Interval = UNKNOWN
+    recall_before: Interval | None = None
 
     def to_json(self) -> dict[str, Any]:
         rate, static = self.rate_kept, self.static
@@ -63,6 +71,8 @@ class Price:
             "num_prompts": self.num_prompts,
             "tokens_per_call": self.tokens.to_json(),
             "tokens_per_call_kept": self.tokens_kept.to_json(),
+            "recall": self.recall.to_json(),
+            "recall_before": None if self.recall_before is None else self.recall_before.to_json(),
             "rate_kept": None if rate is None else rate.to_json(),
             "static": None if static is None else static.static,
             "static_over_deployed": None if static is None else static.against_deployed.to_json(),
@@ -77,6 +87,13 @@ class Price:
             lines.append(
                 f"On {count(self.num_prompts, 'dense prompt')} since: tokens per call "
                 f"{self.tokens.text('.2f')}, × {self.tokens_kept.text('.2f')} of before."
+            )
+        if self.recall.known:
+            known = self.recall_before
+            before = "" if known is None else f", {known.text('.2f')} on the dense reference"
+            lines.append(
+                "Recall of its gates and limits (of the offered tokens that the target accepts, "
+                f"the share that it verified): {self.recall.text('.2f')}{before}."
             )
         if self.rate_kept is not None:
             lines.append(f"Speed by the cost model: × {self.rate_kept.text('.2f')} of before.")
@@ -129,12 +146,15 @@ def price(
     )
     tokens = Resamples.draw(num, seed=0).interval(ours, first_over_second) if num else UNKNOWN
     one = Price(num, tokens, _over(ours, theirs, first_over_second), None, None, "")
+    names = [str(name) for name in found.ids]
+    one = replace(one, recall=_recall(traces, policy, names))
+    if before is not None and "dense" in before.header.collect:
+        one = replace(one, recall_before=_recall(before, policy, before.prompt_ids))
     if num < MIN_PROMPTS:
         few = f"Only {count(num, 'dense prompt')} since the change: too few to say what it costs "
         return replace(one, why_not=f"{few}({MIN_PROMPTS} are needed).")
     if cost_model is None:
         return replace(one, why_not="Without --cost-model nothing is said of time.")
-    names = [str(name) for name in found.ids]
     split = split_prompts(names, held_out_frac=HELD_OUT, seed=0)
     if min(len(split.train), len(split.held_out)) < FEWEST_PROMPTS:
         few = f"{num} dense prompts since the change are too few to choose a static setting on"
@@ -169,6 +189,27 @@ def check_pair(traces: TraceSet, served: TraceSet, option: str) -> TraceSet:
                 fix="name traces of the pair that serves",
             )
     return traces
+
+
+def _recall(traces: TraceSet, policy: Policy, prompts: Sequence[str]) -> Interval:
+    """Of the draft tokens that the trees of a dense log offer and the target accepts, where the
+    policy's rounds begin, the share that it verified; of some prompts."""
+
+    def counted(chunk: LogChunk) -> tuple[Positions, Floats]:
+        run = replay_chunk(policy, chunk, with_bounds=False)
+        offered = np.minimum(chunk.matched[run.visited], run.remaining)
+        kept = np.minimum(run.outcomes.accepted, offered)
+        prompt, num = run.positions.prompt[run.request], len(run.positions.prompt_ids)
+        return run.positions, sums_by(prompt, num, [kept, offered])
+
+    log, sums = DenseLog.open(traces).only(prompts), dict[str, Any]()
+    reads: Any = {"with_entropy": needs_entropy(policy), "extra": text_columns([policy])}
+    for positions, rows in log.each(counted, **reads):
+        for name, row in zip(positions.prompt_ids, rows, strict=True):
+            sums[name] = sums.get(name, 0.0) + row
+    if not sums:
+        return UNKNOWN
+    return Resamples.draw(len(sums), seed=0).interval(np.stack([*sums.values()]), first_over_second)
 
 
 def _terms(prompts: Prompts) -> Floats:

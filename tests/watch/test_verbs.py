@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -16,10 +17,12 @@ from specctl.collect.trace_writer import TraceWriter
 from specctl.errors import TraceMismatchError, UsageError
 from specctl.logs.parquet import join_tables, keep_prompts
 from specctl.logs.trace_set import TraceSet
-from specctl.policy import Chain, StaticTree
+from specctl.logs.tree_log import DenseLog
+from specctl.policy import Chain, FullTree, Policy, StaticTree
+from specctl.replay.rounds import replay
 from specctl.replay.tune.candidates import parse_families
 from specctl.runtime.policy_spec import resolve_policy
-from specctl.watch.price import check_pair
+from specctl.watch.price import _recall, check_pair
 from specctl.watch.recalibrate import families_to_search
 from specctl.watch.signals import read_prompts
 from tests.cli.command import passes, refuses, specctl, write_lines
@@ -116,6 +119,7 @@ def test_an_alarm_says_what_the_change_costs(
     ]
     cost = found["price"]
     assert cost["num_prompts"] == len(since) > 16
+    assert 0.5 < cost["recall"]["low"] < cost["recall"]["value"] < 1
     assert cost["tokens_per_call_kept"]["low"] < cost["tokens_per_call_kept"]["high"]
     assert (cost["static"], cost["rate_kept"]) == (None, None)
     assert "--cost-model" in cost["why_not"]
@@ -128,6 +132,21 @@ def test_an_alarm_says_what_the_change_costs(
     said = specctl(*words[:-2], few).out
     assert "too few to say what it costs (8 are needed)" in " ".join(said.split())
     assert "at least 8 of the reference" in refuses(4, *words[:4], "--reference", few)
+
+
+def test_recall_is_of_what_the_trees_offered(dense: Path) -> None:
+    """Between nothing, which plain decoding verifies, and all that the log holds."""
+    traces = TraceSet.open(str(dense))
+    policies = [resolve_policy(name).policy for name in ("ar", "chain:num_draft_tokens=3")]
+    policies.append(Policy(shape=FullTree(depth=6, top_k=4)))
+    nothing, some, everything = (_recall(traces, one, traces.prompt_ids) for one in policies)
+    assert (nothing.value, everything.value) == (0, 1)
+    log = DenseLog.open(traces)
+    [run] = replay(log, [policies[1]])
+    matched = np.concatenate([chunk.matched for chunk in log.chunks()])[run.visited]
+    offered = np.minimum(matched, run.remaining)
+    assert some.value == run.outcomes.accepted.sum() / offered.sum()
+    assert 0 < some.low < some.value < some.high < 1
 
 
 def test_a_set_that_is_being_written_is_watched_as_far_as_it_is_finished(
