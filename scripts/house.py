@@ -89,7 +89,8 @@ HELD = {
     # replaced (part 3). 650 figures of papers: sections, heat maps, bars and boxes (part 4).
     # 95 the section of a watch (part 5).
     "report": 2355,
-    # 65 the order of prompts and what was cut short, 155 what a change costs, 38 recall of gates (part 5).
+    # 65 the order of prompts and what was cut short, 155 what a change costs, 38 recall of gates
+    # (part 5).
     "watch": 1202,
     # 110 lines are examples of help, 70 its groups, 60 config.toml, 100 --wide, --help-all and what
     # an interrupted verb left, 90 options of shared verbs on lines of their own, 570 quickstart and
