@@ -28,14 +28,18 @@ from specctl.artifacts.manifest import digest_of
 from specctl.collect.trace_writer import TraceWriter
 from specctl.logs.parquet import join_tables
 from specctl.logs.trace_set import Listing, TraceSet, read_listing
+from specctl.logs.tree_log import DenseLog
 from specctl.registry.listing import name_rows
 from specctl.registry.log import Log, Move, Note, Publish, Writer
 from specctl.registry.names import parse_reference
 from specctl.registry.opening import Registry, init_registry, open_registry
 from specctl.registry.resolving import resolve
 from specctl.registry.trust import Trust
+from specctl.replay.rounds import replay_parts
+from specctl.replay.score import Scoring
 from specctl.runtime.policy_spec import resolve_policy
 from specctl.stores import open_store
+from specctl.watch.alarm import p_values, wealth
 from specctl.watch.drift import watch
 from specctl.watch.signals import Prompts, read_prompts
 
@@ -63,7 +67,9 @@ def main() -> None:
         *replaying(given),
         *histories(given),
         *many_names(given),
+        *adding(given),
         *watching(given),
+        *delays(),
     ]
     common.report(
         "scale",
@@ -175,6 +181,17 @@ def cpu_seconds(words: Sequence[str]) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+def adding(given: argparse.Namespace) -> Iterator[Row]:
+    """Seconds of what the command does itself while tasks of a cluster replay: sums of rounds."""
+    log = DenseLog.open(TraceSet.open(given.work / "segments-100-42"))
+    scoring, seconds = Scoring(["chain"]), 0.0
+    for runs in replay_parts(log, [resolve_policy("chain:num_draft_tokens=4").policy]):
+        began = time.process_time()
+        scoring.add(runs)
+        seconds += time.process_time() - began
+    yield row("add rounds", scoring.scores()[0].pooled.calls, seconds=seconds)
+
+
 # ------------------------------------------------------------------ registries
 
 
@@ -279,6 +296,24 @@ def watching(given: argparse.Namespace) -> Iterator[Row]:
         reference, stream = drawn.take(slice(300)), drawn.take(slice(300, None))
         seconds, found = timed(lambda at=(reference, stream): watch(*at))
         yield row("bets of a watch", number, seconds=seconds, signals=len(found.signals))
+
+
+def delays(num_streams: int = 100, change: int = 500, length: int = 2500) -> Iterator[Row]:
+    """Prompts from a change to the alarm, in one of 8 groups, at two bounds on false alarms."""
+    random, num_reference = np.random.default_rng(0), 300
+    for shift in (0.3, 0.6, 1.0):
+        groups = []
+        for group in range(8):
+            values = random.normal(size=(num_streams, num_reference + length))
+            values[:, num_reference + change :] += shift * (group == 0)
+            ranks = [p_values(*np.split(one, [num_reference]), random) for one in values]
+            groups.append(wealth(np.stack(ranks, 1)))
+        evidence = np.mean(groups, 0)
+        for alpha in (0.05, 0.05 / 10_000):
+            rings = [np.flatnonzero(one >= 1 / alpha) for one in evidence.T]
+            found = [int(of[0]) - change if len(of) else length - change for of in rings]
+            low, middle, high = np.percentile(found, [10, 50, 90])
+            yield row("prompts to the alarm", shift, alpha=alpha, p10=low, p50=middle, p90=high)
 
 
 if __name__ == "__main__":

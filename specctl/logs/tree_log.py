@@ -352,7 +352,7 @@ def support_of(header: Any) -> Support:
 
 
 class _Task(NamedTuple):
-    """What a task of a cluster does with one of the log's files; see `DenseLog.each`.
+    """Work on one file of a log, for a task of a cluster; see `DenseLog.each`.
 
     `sets` are opened again on the machine of the task; none where it sees the files of the log.
     """
