@@ -144,10 +144,10 @@ def test_what_cannot_run_is_refused_before_any_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ("collect", "embedded", "-o", tmp_path / "set", "--ray")
-    no_gpus = "expected 1 CPU and {} GPUs for each worker, on one node, found room for 0 in all: 4 "
+    no_gpus = "expected 1 CPU and {} for each worker, on one node, found room for 0 in all: 4 "
     for options, code, said in (
-        (("auto", "--device", "cuda"), OUTPUT, no_gpus.format(1)),
-        (("auto", "--gpus-per-worker", "0.5"), OUTPUT, no_gpus.format(0.5)),
+        (("auto", "--device", "cuda"), OUTPUT, no_gpus.format("1 GPU")),
+        (("auto", "--gpus-per-worker", "0.5"), OUTPUT, no_gpus.format("0.5 GPUs")),
         (("auto", "--gpus-per-worker", "2"), USAGE, "expected at most 1"),
         (("auto", "--gpus-per-worker", "1", "--device", "cpu"), USAGE, "expected 0 on the CPU"),
         (("auto", "--device", "cuda:1"), USAGE, "Ray gives each worker its own GPU"),
