@@ -50,7 +50,8 @@ HELD = {
     # 38 draw resamples in blocks, 10 add to sums of groups as rows come, 30 know
     # errors of libraries that ran out of memory (part 5).
     # 55 the record of a watch (part 5).
-    PLAIN: 3488,
+    # 10 the GPUs of a worker (part 5).
+    PLAIN: 3498,
     # Of these 90 are chains: by batch size, and in place of trees (part 2); 120 the marginal rule
     # of levels and a table of acceptance, 25 ECHO's reranked tree and words of papers,
     # 175 ratio verification of drafts that are drawn, and which stops it may have, 20 AdaEDL on a
@@ -63,7 +64,8 @@ HELD = {
     # fields hold (part 3).
     # 100 draw chains from the drafter and verify them whatever fails, 115 draft copies of the text
     # in some rows of a batch, and refuse to record them (part 4).
-    "runtime": 7832,  # 10 name the revision of a hub model that an engine loaded (part 2)
+    # 72 spread a target over several GPUs, and refuse what has no room there (part 5).
+    "runtime": 7904,  # 10 name the revision of a hub model that an engine loaded (part 2)
     # 40 write and verify prompts that span segments; 25 spread --limit, 70 read Parquet prompts
     # and leave out SPEED-Bench's placeholders (part 3).
     # 500 spread a collection over Ray workers that die, join and leave (part 5).
@@ -123,7 +125,8 @@ HELD = {
     # (part 5).
     # 105 a dense sample beside a policy (part 5).
     # 290 the loop of drift inside vLLM, and sets read from a time on (part 5).
-    TESTS: 49700,
+    # 245 two devices of this process's memory, and a target over both (part 5).
+    TESTS: 49945,
 }
 """What rooms above their budget may hold, since 2026-11-23: they may only shrink. Eight people who
 each rewrote one or two of these rooms for two hours took 3,200 lines out of 53,000 and found no

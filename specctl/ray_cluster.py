@@ -50,6 +50,13 @@ class Needs(NamedTuple):
         gpus = "1 GPU" if self.gpus == 1 else f"{self.gpus:g} GPUs"
         return count(self.cpus, "CPU") + (f" and {gpus}" if self.gpus else "")
 
+    @property
+    def device(self) -> str:
+        """The device of the models in a worker, which sees its own GPUs alone."""
+        if self.gpus > 1:
+            return ",".join(f"cuda:{index}" for index in range(int(self.gpus)))
+        return "cuda" if self.gpus else "cpu"
+
     def room(self, resources: Mapping[str, float]) -> int:
         """Workers that fit into the resources of a node."""
         room = int(resources.get("CPU", 0) / self.cpus)
@@ -300,8 +307,11 @@ def cluster(
         expected, fix = "auto or HOST:PORT", "name the address that `ray start` printed"
         raise UsageError("--ray", expected=expected, found=repr(address), fix=fix)
     if device not in ("auto", "cpu", "cuda"):
-        fix = "leave the number out: Ray gives each worker its own GPU"
+        fix = "leave the numbers out: Ray gives each worker its own GPUs, see --gpus-per-worker"
         raise UsageError("--device", expected="auto, cpu or cuda", found=device, fix=fix)
+    if gpus is not None and gpus > 1 and gpus % 1:
+        expected, fix = "at most 1, or a whole number", "round it"
+        raise UsageError("--gpus-per-worker", expected=expected, found=f"{gpus:g}", fix=fix)
     if device == "cpu" and gpus:
         fix = "leave one of them out"
         raise UsageError("--gpus-per-worker", expected="0 on the CPU", found=f"{gpus:g}", fix=fix)

@@ -256,9 +256,9 @@ def run_title(pair: Pair, num_prompts: int, settings: DecodeSettings) -> str:
 
     from specctl.runtime.identity import hardware_name
 
-    device = pair.target.model.device
-    machine = hardware_name(device)
-    threads = "" if device.type == "cuda" else f", {torch.get_num_threads()} threads"
+    devices = pair.target.model.devices
+    machine = hardware_name(*devices)
+    threads = "" if devices[0].type == "cuda" else f", {torch.get_num_threads()} threads"
     sampling = settings.sampling
     how = "greedy" if sampling.greedy else f"temperature {sampling.temperature}"
     dtype = str(pair.target.model.dtype).removeprefix("torch.")

@@ -124,10 +124,10 @@ class CollectConfig(BaseModel):
     )
     gpus_per_worker: float | None = option(
         None,
-        "With --workers or --ray: GPUs of a worker",
+        "With --workers or --ray: GPUs of a worker, a part of one or a whole number over whose "
+        "GPUs the target's layers are spread",
         default="1 where there are any",
         ge=0,
-        le=1,
     )
     tokens: Literal["keep", "hash", "drop"] = option(
         "keep",

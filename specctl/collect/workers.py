@@ -190,8 +190,7 @@ def collect_on_ray(
         root = None if place.root is None else place.root.absolute()
         if not found.is_own:
             found.check_nodes(root)
-        changes = {"threads": threads} | ({} if found.needs.gpus else {"device": "cpu"})
-        models = models.model_copy(update=changes)
+        models = models.model_copy(update={"threads": threads, "device": found.needs.device})
         there = replace(work, models=models, out=work.out if root is None else str(root))
         summary = Crew(found, there, prompts, responses, on_commit, warn).run()
         summary.counts.out = work.out

@@ -70,7 +70,7 @@ def pair_of(config: Any, device: torch.device) -> tuple[PairFingerprint, Domain]
         target=name_of(model.model),
         drafter=name_of(draft.model),
     )
-    return fingerprint, domain_at(target, drafter, model.dtype, device)
+    return fingerprint, domain_at(target, drafter, model.dtype, (device,))
 
 
 def end_of_text(runner: Any, row: int) -> TextEnd:

@@ -8,7 +8,8 @@ of wrong text.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -65,6 +66,17 @@ class Pass:
     words: Tensor | None = None
     seen: Tensor | None = None
     exact: bool = False
+    _elsewhere: dict[torch.device, Pass] = field(default_factory=dict, repr=False)
+
+    def on(self, device: torch.device) -> Pass:
+        """The same on the device of a layer, moved once."""
+        if device == self.row.device:
+            return self
+        if device not in self._elsewhere:
+            given = {one.name: getattr(self, one.name) for one in fields(self)}
+            moved: Any = {k: v.to(device) for k, v in given.items() if isinstance(v, Tensor)}
+            self._elsewhere[device] = replace(self, _elsewhere={}, **moved)
+        return self._elsewhere[device]
 
     @property
     def num_rows(self) -> int:
@@ -202,6 +214,11 @@ class PassTables:
         return self._made[key]
 
 
+def current(device: torch.device) -> AbstractContextManager[None]:
+    """Makes a GPU the current one, on whose stream kernels are launched."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 def attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -243,7 +260,8 @@ def attention(
             fix="report this model",
         )
     if isinstance(reads, Pass):
-        return reads.attend(query, key, value, scaling), None
+        with current(query.device):
+            return reads.on(query.device).attend(query, key, value, scaling), None
     return attend_prompt(query, key, value, reads, scaling).transpose(1, 2).contiguous(), None
 
 

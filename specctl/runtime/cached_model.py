@@ -9,6 +9,7 @@ that leaves is replaced by the last active one (`move`).
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,27 +20,35 @@ from transformers.cache_utils import Cache
 
 from specctl.errors import ModelConfigError
 from specctl.kernels.commit_kv import commit_kv
-from specctl.runtime.attention import Pass, Prompt
+from specctl.runtime.attention import Pass, Prompt, current
 
 
 class SlotCache(Cache):
-    """A transformers cache over one `[2 L, slots, H, S, D]` tensor.
+    """A transformers cache over one `[2 L, slots, H, S, D]` tensor on each device that has layers.
 
     The model calls `update`; the runtime calls everything else. `stage` says where the next forward
     writes, `commit` what of it stays.
 
     Args:
-        num_layers: L. num_slots: rows. capacity: S, tokens a slot can hold.
-        like: `[H, D]`, one layer's key of one token, for heads, dtype and device; None allocates at
-            the first use.
+        layers: the device of each layer. num_slots: rows. capacity: S, tokens a slot can hold.
+        like: `[H, D]`, one layer's key of one token, for heads and dtype; None allocates at the
+            first use.
     """
 
     def __init__(
-        self, num_layers: int, num_slots: int, capacity: int, like: Tensor | None = None
+        self,
+        layers: Sequence[torch.device],
+        num_slots: int,
+        capacity: int,
+        like: Tensor | None = None,
     ) -> None:
         super().__init__(layers=[])  # the base class wants layers; this one answers `update` itself
-        self.num_layers, self.num_slots, self.capacity = num_layers, num_slots, capacity
-        self.storage = None if like is None else self._allocated(like)
+        self.num_slots, self.capacity, self.num_layers = num_slots, capacity, len(layers)
+        # The place of each layer among those of its device.
+        self._at = [(device, layers[:index].count(device)) for index, device in enumerate(layers)]
+        self._parts: dict[torch.device, Tensor] = {}
+        if like is not None:
+            self._allocate(like)
         self._slots, self._width, self._appends = slice(0, 0), 0, False
         self._reads: Pass | Prompt = Prompt()
 
@@ -66,7 +75,7 @@ class SlotCache(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **_: object
     ) -> tuple[Tensor, Tensor]:
         """Stores `[1, H, T, D]` and returns the entries that may be seen, `[B, H, width, D]`."""
-        if self.storage is None:
+        if not self._parts:
             if key_states.shape != value_states.shape:
                 raise ModelConfigError(
                     "attention heads",
@@ -75,28 +84,35 @@ class SlotCache(Cache):
                     f"{tuple(value_states.shape[1:])}",
                     fix="use a model without latent attention",
                 )
-            self.storage = self._allocated(key_states[0, :, 0])
+            self._allocate(key_states[0, :, 0])
         reads, end = self._reads, self._width
-        both = self.storage[2 * layer_idx : 2 * layer_idx + 2, self._slots, :, :end]
+        both = self.of_layer(layer_idx)[:, self._slots, :, :end]
         keys, values = both[0], both[1]
         if self._appends:
             keys[:, :, end - key_states.shape[2] :] = key_states
             values[:, :, end - key_states.shape[2] :] = value_states
         else:
             assert isinstance(reads, Pass)
+            reads = reads.on(keys.device)
             keys[reads.row, :, reads.place] = key_states[0].transpose(0, 1)
             values[reads.row, :, reads.place] = value_states[0].transpose(0, 1)
         return keys, values
 
     def commit(self, offset: Tensor, path: Tensor) -> None:
         """Keeps the accepted path of each request; see `kernels.commit_kv`."""
-        if self.storage is not None and path.shape[1] > 1:
-            commit_kv(self.storage[:, : len(offset)], offset, path)
+        for device, part in self._parts.items() if path.shape[1] > 1 else ():
+            with current(device):
+                commit_kv(part[:, : len(offset)], offset.to(device), path.to(device))
 
     def move(self, source: int, target: int) -> None:
         """Copies one slot over another."""
-        if self.storage is not None and source != target:
-            self.storage[:, target] = self.storage[:, source]
+        for part in self._parts.values() if source != target else ():
+            part[:, target] = part[:, source]
+
+    def of_layer(self, layer: int) -> Tensor:
+        """`[2, slots, H, S, D]`: keys and values of a layer that was used."""
+        device, index = self._at[layer]
+        return self._parts[device][2 * index : 2 * index + 2]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Entries before the staged forward; positions are always given explicitly."""
@@ -112,11 +128,12 @@ class SlotCache(Cache):
     def is_compileable(self) -> bool:
         return False
 
-    def _allocated(self, like: Tensor) -> Tensor:
+    def _allocate(self, like: Tensor) -> None:
         heads, dim = like.shape
-        size = (2 * self.num_layers, self.num_slots, heads, self.capacity, dim)
         with torch.inference_mode(False):  # so that it may be written in and out of that mode
-            return torch.zeros(size, dtype=like.dtype, device=like.device)
+            for device, last in dict(self._at).items():
+                size = (2 * last + 2, self.num_slots, heads, self.capacity, dim)
+                self._parts[device] = torch.zeros(size, dtype=like.dtype, device=device)
 
 
 @dataclass(frozen=True)
@@ -131,7 +148,8 @@ class CachedModel:
     """Forward passes over slots of a shared cache.
 
     Args:
-        model: a decoder-only causal LM, loaded with `attention.ATTENTION`, in eval mode.
+        model: a decoder-only causal LM, loaded with `attention.ATTENTION`, in eval mode; its
+            layers may be on several devices, among which hooks of accelerate carry the states.
         aux_layers: indices of decoder layers whose *input* is captured, low to high; empty for
             none (EAGLE-3's three fused states).
     """
@@ -142,6 +160,7 @@ class CachedModel:
         check_model(self.config)
         self.device = model.device
         self.layers = decoder_layers(model, self.config.num_hidden_layers)
+        self._of_layers = [next(layer.parameters()).device for layer in self.layers]
         self.cache: SlotCache | None = None
         # transformers renames it from 5.24 on, a family at a time.
         named = "cache" in inspect.signature(model.forward).parameters
@@ -157,6 +176,11 @@ class CachedModel:
     @property
     def dtype(self) -> torch.dtype:
         return self.model.dtype
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """Those of the layers, and first the one that takes tokens and gives logits."""
+        return tuple(dict.fromkeys([self.device, *self._of_layers]))
 
     @property
     def vocab_size(self) -> int:
@@ -198,15 +222,13 @@ class CachedModel:
                 found=f"{capacity}",
                 fix="shorten the prompt or lower max_new_tokens",
             )
-        num_layers = self.config.num_hidden_layers
         if self._key is None:  # one token tells heads and dtype, whatever the family calls them
-            self.cache = SlotCache(num_layers, 1, 1)
+            self.cache = SlotCache(self._of_layers, 1, 1)
             with torch.inference_mode():
                 self.extend(0, 0, torch.zeros(1, 1, dtype=torch.int64, device=self.device))
-            assert self.cache.storage is not None
-            self._key = self.cache.storage[0, 0, :, 0]
+            self._key = self.cache.of_layer(0)[0, 0, :, 0]
         self.cache = None  # the memory of the one before may be needed for this one
-        self.cache = SlotCache(num_layers, num_slots, capacity, self._key)
+        self.cache = SlotCache(self._of_layers, num_slots, capacity, self._key)
 
     def extend(
         self, slot: int, offset: int, token_ids: Tensor, *, last_only: bool = True
@@ -241,7 +263,8 @@ class CachedModel:
         )
         features = None
         if self.aux_layers:
-            features = torch.cat([self._captured.pop(index) for index in self.aux_layers], -1)[0]
+            states = [self._captured.pop(index).to(self.device) for index in self.aux_layers]
+            features = torch.cat(states, -1)[0]
         return ForwardResult(output.logits[0], features)
 
     def _keep(self, index: int) -> Any:

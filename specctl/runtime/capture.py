@@ -127,14 +127,14 @@ class GraphSettings:
                 fix="correct them",
             )
 
-    def capture_on(self, device: torch.device) -> Capture | None:
+    def capture_on(self, devices: tuple[torch.device, ...]) -> Capture | None:
         """The recorder there; None for nothing. The references of the kernels ask the device,
-        which no graph can hold."""
+        which no graph can hold, and a graph is of one device."""
         if not isinstance(self.capture, str):
             return self.capture
         fused = has_triton() and wanted_backend() != "reference"
-        is_possible = self.capture == "auto" and device.type == "cuda" and fused
-        return CudaCapture(device) if is_possible else None
+        is_possible = self.capture == "auto" and devices[0].type == "cuda" and fused
+        return CudaCapture(devices[0]) if is_possible and len(devices) == 1 else None
 
     def waits(self, num_rows: int) -> bool:
         """Whether the host asks in a batch of that size."""

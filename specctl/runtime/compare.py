@@ -198,7 +198,7 @@ def write_results(
         "pair": pair.fingerprint.model_dump(),
         "num_prompts": num_prompts,
         "dtype": str(pair.target.model.dtype).removeprefix("torch."),
-        "device": hardware_name(pair.target.model.device),
+        "device": hardware_name(*pair.target.model.devices),
         "num_cpus": os.cpu_count(),
         "num_threads": torch.get_num_threads(),
         "torch": torch.__version__,

@@ -35,7 +35,11 @@ class ModelsConfig(Record):
         "Drafter: EAGLE-3 head or small model, 'embedded[:small]', or 'none'",
         group="common",
     )
-    device: str = option("auto", "auto, cpu, cuda or cuda:N", group="model")
+    device: str = option(
+        "auto",
+        "auto, cpu, cuda, cuda:N, or cuda:0,cuda:1: the target's layers spread over those GPUs",
+        group="model",
+    )
     dtype: str = option(
         "auto", "auto (float32 on CPU, bfloat16 on CUDA), float32, bfloat16, float16", group="model"
     )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -18,6 +17,7 @@ import torch
 
 from specctl.errors import DeviceMemoryError, InvariantError
 from specctl.policy import Policy
+from specctl.runtime.attention import current
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.capture import GraphCounters, GraphSettings
 from specctl.runtime.config import Decisions
@@ -151,7 +151,7 @@ class DecodeLoop:
 
     def _guarded(self, work: Callable[[], Found]) -> Found:
         """Work on the device; memory that runs out is freed of graphs once, then named."""
-        with torch.inference_mode(), _current(self.target.device):
+        with torch.inference_mode(), current(self.target.device):
             try:
                 try:
                     return work()
@@ -200,7 +200,7 @@ class DecodeLoop:
         check_fits(rules, self.drafter, self._room)
         rehearse(rules)
         if not self.round.rewrite(policy, rules):
-            with torch.inference_mode(), _current(self.target.device):
+            with torch.inference_mode(), current(self.target.device):
                 self.round = Round(self.setting, policy, rules)
             self.graph_counters.graph_bytes = 0  # the old graphs go
         self.policy, self._changed = policy, True
@@ -356,7 +356,7 @@ class DecodeLoop:
                 self._book_times()
                 last = len(self._active) - 1
                 if row != last:
-                    with torch.inference_mode(), _current(self.target.device):
+                    with torch.inference_mode(), current(self.target.device):
                         self._move(last, row)
                 self._changed = True
                 self._active[row] = self._active[last]
@@ -369,8 +369,3 @@ class DecodeLoop:
         if self.drafter is not None:
             self.drafter.move(source, target)
         self.round.move(source, target)
-
-
-def _current(device: torch.device) -> AbstractContextManager[None]:
-    """Makes a CUDA device the current one for a block: kernels are launched on that."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -152,7 +152,7 @@ class Eagle3Drafter:
     def __init__(self, head: Eagle3Head, aux_layers: tuple[int, ...]) -> None:
         self.head, self.aux_layers = head, aux_layers
         self.vocab_size = head.config.draft_vocab_size
-        self.cache = SlotCache(1, 0, 0)
+        self.cache = SlotCache([], 0, 0)
         self._roots = self._hidden = torch.empty(0)
 
     @property
@@ -165,10 +165,9 @@ class Eagle3Drafter:
 
     def allocate(self, num_slots: int, capacity: int, max_width: int) -> None:
         config, like = self.head.config, self.head.norm
-        self.cache = SlotCache(1, 0, 0)  # the memory of the one before may be needed
-        self.cache = SlotCache(
-            1, num_slots, capacity, like.new_empty(config.num_key_value_heads, config.head_dim)
-        )
+        self.cache = SlotCache([], 0, 0)  # the memory of the one before may be needed
+        key = like.new_empty(config.num_key_value_heads, config.head_dim)
+        self.cache = SlotCache([like.device], num_slots, capacity, key)
         with torch.inference_mode(False):
             self._roots = like.new_zeros(num_slots, config.hidden_size)
             self._hidden = like.new_zeros(num_slots, max(1, max_width), config.hidden_size)

@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,12 +36,14 @@ _SAMPLED_BLOCKS, _BLOCK_BYTES = 256, 64 * 2**10
 
 def check_device(word: str) -> None:
     """Raises `UsageError` for what is no device's name."""
-    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", word) is None:
+    names = word.split(",")
+    known = re.fullmatch(r"auto|cpu|cuda|cuda:\d+(,cuda:\d+)*", word)
+    if known is None or len(set(names)) < len(names):
         raise UsageError(
             "--device",
-            expected="auto, cpu, cuda or cuda:N",
+            expected="auto, cpu, cuda, cuda:N, or several GPUs for the layers of the target",
             found=word,
-            fix="choose one; a GPU is cuda, the second one cuda:1",
+            fix="choose one; a GPU is cuda, the second one cuda:1, both are cuda:0,cuda:1",
         )
 
 
@@ -172,12 +175,13 @@ def _file_digest(path: Path) -> bytes:
     return digest.digest()
 
 
-def hardware_name(device: torch.device) -> str:
-    """The device's own name: the GPU's, or the processor's."""
-    if device.type == "cuda":
+def hardware_name(*devices: torch.device) -> str:
+    """The device's own name: the GPU's, or the processor's; of several GPUs, `2 x` that name."""
+    if devices[0].type == "cuda":
         import torch
 
-        return torch.cuda.get_device_name(device)
+        found = Counter(map(torch.cuda.get_device_name, devices))
+        return " + ".join(name if n == 1 else f"{n} x {name}" for name, n in found.items())
     return processor_name()
 
 

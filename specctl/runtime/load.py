@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from specctl.errors import (
     did_you_mean,
     reason_of,
 )
+from specctl.formatting import listed
 from specctl.runtime.attention import ATTENTION
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.drafter import Drafter, Eagle3Drafter, SmallModelDrafter
@@ -50,6 +52,8 @@ from specctl.runtime.identity import (
 log = logging.getLogger("specctl.models")
 NO_DIGEST = "sha256:" + 64 * "0"
 """Stands for "no drafter" in a fingerprint."""
+Devices = tuple[torch.device, ...]
+"""Of a model, the first for tokens and logits."""
 _WORKLOAD = re.compile(r"[a-z0-9._-]{1,64}")
 
 
@@ -112,32 +116,37 @@ def load_pair(
     dtype: str = "auto",
     compile: bool = False,
 ) -> Pair:
-    """Loads both models on one device and in one dtype.
+    """Loads both models in one dtype, on one device or the target's layers spread over several.
 
     Args:
         target: folder, hub id, or `embedded`.
         drafter: folder or hub id of an EAGLE-3 head or of a small model with the target's
             tokenizer, `embedded` (the head), `embedded:small`, or None.
-        device: `auto` (CUDA where there is one), `cpu`, `cuda`, `cuda:1`.
+        device: `auto` (CUDA where there is one), `cpu`, `cuda`, `cuda:1`; or `cuda:0,cuda:1`: a
+            part of the target's layers on each, and all else on the first.
         dtype: `auto` (float32 on the CPU, bfloat16 on CUDA) or a name of `DTYPES`.
         compile: torch.compile fuses norms and MLPs of the target's layers.
 
     Raises:
         ModelError, UsageError: see `specctl.errors`.
     """
-    where = parse_device(device)
-    number = parse_dtype(dtype, where)
-    loaded = load_target(target, where, number, compile=compile)
+    devices = parse_devices(device)
+    number = parse_dtype(dtype, devices[0])
+    if compile and len(devices) > 1:
+        raise UsageError(
+            "--compile", expected="one device", found=device, fix="leave one of them out"
+        )
+    loaded = load_target(target, devices, number, compile=compile)
     if drafter is None:
         return Pair(loaded, None, "none", NO_DIGEST)
     folder = model_folder(drafter, embedded_default="eagle3")
     digest = weights_digest(folder)
-    return Pair(loaded, load_drafter(folder, loaded, where, number), drafter, digest, folder)
+    return Pair(loaded, load_drafter(folder, loaded, devices[0], number), drafter, digest, folder)
 
 
 def load_target(
     name: str,
-    device: torch.device,
+    devices: Devices,
     dtype: torch.dtype,
     *,
     compile: bool = False,
@@ -147,7 +156,7 @@ def load_target(
     digest = weights_digest(folder)
     tokenizer = load_tokenizer(folder)
     tokenizer.model_max_length = sys.maxsize  # the loop checks lengths; its warning would be noise
-    model = CachedModel(_causal_lm(folder, device, dtype))
+    model = CachedModel(_causal_lm(folder, devices, dtype))
     if compile:  # what a layer does around attention is fused; the first passes are slow
         for part in (part for layer in model.layers for part in layer.children()):
             if not any(name in type(part).__name__ for name in ("Attention", "Moe", "MoE")):
@@ -165,7 +174,7 @@ def load_drafter(folder: Path, target: Target, device: torch.device, dtype: torc
             folder, target_embedding=embedding, target_config=config, device=device, dtype=dtype
         )
         return Eagle3Drafter(head, head.config.resolve_aux_layers(config.num_hidden_layers))
-    model = CachedModel(_causal_lm(folder, device, dtype))
+    model = CachedModel(_causal_lm(folder, (device,), dtype))
     check_vocabulary(folder, model, target)
     return SmallModelDrafter(model, min(model.vocab_size, target.model.vocab_size))
 
@@ -247,20 +256,21 @@ def _why_not_fetched(error: Exception) -> str:
     return f"none in the cache, and no answer from the hub ({type(error).__name__})"
 
 
-def parse_device(device: str) -> torch.device:
-    """A torch device; CUDA asked for and absent is refused."""
+def parse_devices(device: str) -> Devices:
+    """Torch devices; CUDA asked for and absent is refused."""
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return (torch.device("cuda" if torch.cuda.is_available() else "cpu"),)
     check_device(device)
-    kind, _, index = device.partition(":")
-    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+    found = tuple(map(torch.device, device.split(",")))
+    num_there = torch.cuda.device_count()
+    if any(one.type == "cuda" and (one.index or 0) >= num_there for one in found):
         raise UsageError(
             "--device",
-            expected=f"one of the {torch.cuda.device_count()} CUDA devices of this machine",
+            expected=f"one of the {num_there} CUDA devices of this machine",
             found=device,
             fix="use --device cpu, or install a CUDA build of torch",
         )
-    return torch.device(device)
+    return found
 
 
 def parse_dtype(dtype: str, device: torch.device) -> torch.dtype:
@@ -272,13 +282,21 @@ def parse_dtype(dtype: str, device: torch.device) -> torch.dtype:
     return found
 
 
-def check_loadable(folder: Path, device: torch.device) -> None:
-    """Refuses, before weights are read, models that cannot be loaded on one device here.
+def check_loadable(folder: Path, devices: Devices) -> None:
+    """Refuses, before weights are read, models that cannot be loaded on devices here.
 
     Raises:
         ModelConfigError: a quantised checkpoint whose libraries are missing or that does not run
-            on the device, or weights beyond the device's memory.
+            on the devices, weights beyond their memory, or no accelerate for several of them.
     """
+    names = listed(map(str, devices))
+    if len(devices) > 1 and find_spec("accelerate") is None:
+        raise ModelConfigError(
+            f"model {folder} on {names}",
+            expected="the package accelerate, by which transformers spreads layers",
+            found="none",
+            fix="pip install 'specctl[split]'",
+        )
     quantised = read_config(folder / "config.json").get("quantization_config")
     if quantised is not None:
         method = str(quantised.get("quant_method", "unknown"))
@@ -286,30 +304,30 @@ def check_loadable(folder: Path, device: torch.device) -> None:
             from transformers.quantizers.auto import AutoHfQuantizer
 
             AutoHfQuantizer.from_config(quantised, pre_quantized=True).validate_environment(
-                device_map={"": device}
+                device_map=dict(enumerate(devices)) if len(devices) > 1 else {"": devices[0]}
             )
         except Exception as error:  # whatever a quantiser says that it lacks
             raise ModelConfigError(
                 f"quantised model {folder}",
-                expected=f"what transformers needs to load {method} weights on {device}",
+                expected=f"what transformers needs to load {method} weights on {names}",
                 found=f"{type(error).__name__}: {first_line(error)}",
                 fix="install it, or use a checkpoint that is not quantised",
             ) from error
-    if device.type == "cuda":
+    if devices[0].type == "cuda":
         size_bytes = sum(path.stat().st_size for path in weight_files(folder))
-        total_bytes = torch.cuda.mem_get_info(device)[1]
+        total_bytes = sum(torch.cuda.mem_get_info(device)[1] for device in devices)
         if size_bytes > total_bytes:
             raise ModelConfigError(
                 f"model {folder}",
-                expected=f"weights within the {total_bytes / 1e9:.0f} GB of {device}; models are "
-                "loaded on one device",
+                expected=f"weights within the {total_bytes / 1e9:.0f} GB of {names}",
                 found=f"{size_bytes / 1e9:.0f} GB",
-                fix="use a larger device, or a quantised or smaller checkpoint",
+                fix="spread the target's layers over more GPUs (--device cuda:0,cuda:1), or use a "
+                "quantised or smaller checkpoint",
             )
 
 
-def _causal_lm(folder: Path, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    check_loadable(folder, device)
+def _causal_lm(folder: Path, devices: Devices, dtype: torch.dtype) -> PreTrainedModel:
+    check_loadable(folder, devices)
     config = read_config(folder / "config.json")
     kinds = config.get("architectures") or []
     if kinds and not any(
@@ -321,8 +339,12 @@ def _causal_lm(folder: Path, device: torch.device, dtype: torch.dtype) -> PreTra
             found=", ".join(kinds),
             fix="choose a decoder-only checkpoint",
         )
-    is_quantised = "quantization_config" in config
-    placed: dict[str, Any] = {"device_map": {"": device}} if is_quantised else {}
+    is_quantised, placed = "quantization_config" in config, dict[str, Any]()
+    if len(devices) > 1:  # equal shares of the weights, so that caches have equal room
+        limits = {device.index: torch.cuda.mem_get_info(device)[0] for device in devices}
+        placed = {"device_map": "balanced", "max_memory": limits}
+    elif is_quantised:
+        placed = {"device_map": {"": devices[0]}}
     model, loading = quietly(
         AutoModelForCausalLM,
         folder,
@@ -331,6 +353,13 @@ def _causal_lm(folder: Path, device: torch.device, dtype: torch.dtype) -> PreTra
         output_loading_info=True,
         **placed,
     )
+    if "disk" in getattr(model, "hf_device_map", {}).values():
+        raise ModelConfigError(
+            f"model {folder}",
+            expected=f"room for all layers in the free memory of {listed(map(str, devices))}",
+            found=f"{sum(v == 'disk' for v in model.hf_device_map.values())} parts left over",
+            fix="end what else uses the GPUs, or name more of them",
+        )
     missing = sorted(loading["missing_keys"])
     if missing:  # transformers fills them with random numbers and only warns
         raise CheckpointKeyError(
@@ -339,7 +368,7 @@ def _causal_lm(folder: Path, device: torch.device, dtype: torch.dtype) -> PreTra
             found=f"none ({len(missing)} missing in all)",
             fix="download or save the checkpoint again",
         )
-    loaded: PreTrainedModel = model.eval() if is_quantised else model.to(device).eval()
+    loaded: PreTrainedModel = model.eval() if placed else model.to(devices[0]).eval()
     return loaded
 
 
@@ -369,7 +398,7 @@ def pair_domain(
     """
     model = pair.target.model
     return domain_at(
-        pair.target.folder, pair.drafter_folder, model.dtype, model.device, batch_size, workload
+        pair.target.folder, pair.drafter_folder, model.dtype, model.devices, batch_size, workload
     )
 
 
@@ -377,7 +406,7 @@ def domain_at(
     target: Path,
     drafter: Path | None,
     dtype: torch.dtype,
-    device: torch.device,
+    devices: Devices,
     batch_size: int | None = None,
     workload: str | None = None,
 ) -> Domain:
@@ -395,7 +424,7 @@ def domain_at(
         drafter_config_digest=None if drafter is None else config_digest(drafter),
         drafter_revision=None if drafter is None else hub_revision(drafter),
         dtype=str(dtype).removeprefix("torch."),
-        hardware=(hardware_name(device),),
+        hardware=(hardware_name(*devices),),
         batch_size=None if batch_size is None else Range(low=batch_size, high=batch_size),
         workload=workload,
     )

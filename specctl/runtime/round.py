@@ -130,7 +130,7 @@ class Round:
         self.setting, self.policy, self.rules = setting, policy, rules
         target, drafter, num_slots = setting.target, setting.drafter, setting.num_slots
         shape, device = rules.shape, setting.target.device
-        capture = setting.graphs.capture_on(device)
+        capture = setting.graphs.capture_on(target.devices)
         self.is_static = capture is not None
         self.graphs = GraphCache(capture, setting.graphs.limit_bytes, setting.counters)
         self.state, self.tables = SlotState(num_slots, device), PassTables(device)

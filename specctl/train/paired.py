@@ -252,7 +252,7 @@ class Plan:
         return {
             "pair": f"{pair.target.name} with {pair.drafter_name}",
             "dtype": str(model.dtype).removeprefix("torch."),
-            "device": hardware_name(model.device),
+            "device": hardware_name(*model.devices),
             "max_new_tokens": self.settings.max_new_tokens,
             "temperature": sampling.temperature,
             "top_k": sampling.top_k,

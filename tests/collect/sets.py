@@ -31,6 +31,13 @@ NUM_ROUNDS, NUM_NODES = 2, 2 * 22
 PROMPTS = [Prompt(name, "", (f"Say {name}.",)) for name in "abc"]
 
 
+def sorted_rows(out: str | Path, table: str) -> pl.DataFrame:
+    """Rows of a set, without timings, which differ from run to run."""
+    frame = TraceSet.open(out).scan(table).collect()
+    frame = frame.drop([name for name in frame.columns if name.endswith("_us")])
+    return frame.sort([n for n in ("request_id", "round_idx", "node_idx") if n in frame.columns])
+
+
 def rows_of(*prompt_ids: str, rounds: int = NUM_ROUNDS) -> dict[str, pa.Table]:
     """Rounds at random, through the code of the recorder."""
     frames = [

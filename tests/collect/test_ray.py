@@ -12,14 +12,14 @@ import threading
 import time
 from pathlib import Path
 
-import polars as pl
 import pytest
 import ray
 
 from specctl.collect import workers
 from specctl.collect.workers import Crew
-from specctl.logs.trace_set import TraceSet, read_listing
+from specctl.logs.trace_set import read_listing
 from tests.cli.command import INPUT, OUTPUT, USAGE, passes, refuses, write_lines
+from tests.collect.sets import sorted_rows
 from tests.servers import free_port
 
 DENSE = ("--dense", "--depth", "3", "--children", "3")
@@ -45,14 +45,7 @@ def check_equal_to_one_process(out: str | Path, folder: Path, *options: str) -> 
     assert listing.header.collect == read_listing(alone).header.collect
     assert listing.num_repeats == 0
     for table in ("rounds", "nodes"):
-        assert rows(out, table).equals(rows(alone, table))
-
-
-def rows(out: str | Path, table: str) -> pl.DataFrame:
-    """Without timings, which differ from run to run."""
-    frame = TraceSet.open(out).scan(table).collect()
-    frame = frame.drop([name for name in frame.columns if name.endswith("_us")])
-    return frame.sort([n for n in ("request_id", "round_idx", "node_idx") if n in frame.columns])
+        assert sorted_rows(out, table).equals(sorted_rows(alone, table))
 
 
 class Killer(threading.Thread):
@@ -148,9 +141,10 @@ def test_what_cannot_run_is_refused_before_any_worker(
     for options, code, said in (
         (("auto", "--device", "cuda"), OUTPUT, no_gpus.format("1 GPU")),
         (("auto", "--gpus-per-worker", "0.5"), OUTPUT, no_gpus.format("0.5 GPUs")),
-        (("auto", "--gpus-per-worker", "2"), USAGE, "expected at most 1"),
+        (("auto", "--gpus-per-worker", "2"), OUTPUT, no_gpus.format("2 GPUs")),
+        (("auto", "--gpus-per-worker", "1.5"), USAGE, "expected at most 1, or a whole number"),
         (("auto", "--gpus-per-worker", "1", "--device", "cpu"), USAGE, "expected 0 on the CPU"),
-        (("auto", "--device", "cuda:1"), USAGE, "Ray gives each worker its own GPU"),
+        (("auto", "--device", "cuda:1"), USAGE, "Ray gives each worker its own GPUs"),
         (("auto", "--threads", "5"), OUTPUT, "expected 5 CPUs for each worker, on one node"),
         (("somewhere",), USAGE, "expected auto or HOST:PORT"),
     ):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import specctl.cli.judging  # registers the verb
 from specctl.errors import UsageError
@@ -25,6 +26,7 @@ from specctl.replay.cost.check import StepRecorder, checked_policies, predict, w
 from specctl.replay.cost.model import LiveCheck
 from specctl.replay.cost.probe import RoundProbe, Samples, own_clock, probed_tree
 from specctl.replay.cost.profile import check_grid, check_lines, num_steps, profile
+from specctl.runtime.cached_model import SlotCache
 from specctl.runtime.capture import GraphSettings, Recording, bucket_of, token_tiers
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair
@@ -232,6 +234,10 @@ def test_a_known_cost_is_found_where_it_is(charged: SimpleNamespace) -> None:
     assert all(error.worst < 0.01 for error in model.held_out.values())
 
 
+def first_entries(cache: SlotCache) -> Tensor:
+    return torch.stack([cache.of_layer(n)[..., :16, :] for n in range(cache.num_layers)])
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_probe_leaves_the_batch_where_it_was(mode: str) -> None:
     """Rounds at one place are the same round: same shape, same tokens verified."""
@@ -240,11 +246,11 @@ def test_a_probe_leaves_the_batch_where_it_was(mode: str) -> None:
     read = (1,) if graphs else (1, 2)
     with torch.inference_mode():
         probe = RoundProbe(pair, 2, 16, [probed_tree(3, 8)], read, 4, graphs)
-        before = pair.target.model.cache.storage[..., :16, :].clone()
+        before = first_entries(pair.target.model.cache)
         for tree, num_graphs in ((probed_tree(3, 8), 4 + 3), (None, 4 + 3 + 3)):
             probe.run(tree, samples)  # levels; selection, verification, commit
             assert len(tape.num_launches) == (num_graphs if graphs else 0)
-        after = pair.target.model.cache.storage[..., :16, :]
+        after = first_entries(pair.target.model.cache)
     assert torch.equal(before, after)
     counts = {point: len(us) for point, us in samples.by_part["verify"].items()}
     assert counts == {(2, 16, 8): 4, (2, 16, 1): 4}

@@ -108,11 +108,9 @@ class TreeMemory:
     """
 
     def __init__(self, cache: SlotCache, stable: range) -> None:
-        assert cache.storage is not None, "the text is read first"
-        self.level = 0
-        self._text = cache.storage[:, 0, :, : stable.stop - 1]
-        self._first = stable.start
-        self._stable = torch.arange(stable.start, stable.stop, device=self._text.device)
+        self.level, self._cache, self._size = 0, cache, stable.stop - 1
+        self._first, device = stable.start, cache.of_layer(0).device
+        self._stable = torch.arange(stable.start, stable.stop, device=device)
         self._nodes: list[Nodes | None] = [None] * cache.num_layers
         self._seen: Tensor | None = None
 
@@ -139,7 +137,8 @@ class TreeMemory:
         if before is not None:
             key, value = torch.cat([before.keys, key], 2), torch.cat([before.values, value], 2)
         nodes = self._nodes[layer] = Nodes(key, value, self._seen)
-        prefix = Prefix(self._text[2 * layer], self._text[2 * layer + 1], self._stable, self._first)
+        keys, values = self._cache.of_layer(layer)[:, 0, :, : self._size]
+        prefix = Prefix(keys, values, self._stable, self._first)
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         return merged_attention(query, prefix, nodes, scaling)
 

@@ -97,7 +97,7 @@ class DenseEagle3:
 
     def begin_text(self, token_ids: Tensor) -> None:
         self._text, self._num_read = token_ids, 0
-        self._cache = SlotCache(1, 1, len(token_ids) - 1)
+        self._cache = SlotCache([token_ids.device], 1, len(token_ids) - 1)
 
     def read(self, roots: range, features: Tensor | None) -> None:
         assert features is not None, "the target captures no states for this head"

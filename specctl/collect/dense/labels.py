@@ -107,10 +107,10 @@ def target_distributions(first: int, logits: Tensor, sampling: Sampling) -> Targ
     check_finite(logits.amax(-1))
     logp = warped_logp(logits, sampling)
     entropy = torch.special.entr(logp.exp()).sum(-1)  # tokens without probability add nothing
-    if logits.is_cuda:
-        ordered = logits.sort(-1).values
-    else:  # where numpy's vectorised sort is six times torch's
+    if logits.device.type == "cpu":  # where numpy's vectorised sort is six times torch's
         ordered = torch.from_numpy(np.sort(logits.numpy(), axis=-1))
+    else:
+        ordered = logits.sort(-1).values
     return TargetDistributions(first, logits, ordered, logp, entropy)
 
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from specctl.errors import InvariantError, UsageError
-from specctl.formatting import terminal_table
+from specctl.formatting import listed, terminal_table
 from specctl.policy import Chain, Policy, RootOnly, StaticTree
 from specctl.policy.family import MAX_TOKENS, MAX_TOP_K
 from specctl.replay.config import ProfileGrid
@@ -126,12 +126,12 @@ def timed_rounds(choice: str, pair: Pair) -> GraphSettings | None:
     Raises:
         UsageError: graphs where there are none.
     """
-    settings, device = GraphSettings(), pair.target.model.device
-    has_graphs = settings.capture_on(device) is not None
+    settings, devices = GraphSettings(), pair.target.model.devices
+    has_graphs = settings.capture_on(devices) is not None
     if choice == "ordinary" or (choice == "auto" and not has_graphs):
         return None
     if not has_graphs:
-        raise not_in_graphs(f"none on {device.type} here")
+        raise not_in_graphs(f"none on {listed(map(str, devices))} here")
     return settings
 
 
@@ -274,11 +274,11 @@ def fit_table(
 
 def this_machine(pair: Pair) -> Machine:
     """The machine at hand, as the pair is loaded on it."""
-    device = pair.target.model.device
-    on_gpu = device.type == "cuda"
+    devices = pair.target.model.devices
+    on_gpu = devices[0].type == "cuda"
     driver = DRIVER.read_text().splitlines()[0].strip() if DRIVER.exists() else None
     return Machine(
-        device=hardware_name(device),
+        device=hardware_name(*devices),
         num_cpus=os.cpu_count() or 1,
         num_threads=torch.get_num_threads(),
         dtype=str(pair.target.model.dtype).removeprefix("torch."),
