@@ -28,7 +28,6 @@ from specctl.errors import (
     did_you_mean,
     reason_of,
 )
-from specctl.formatting import listed
 from specctl.runtime.attention import ATTENTION
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.drafter import Drafter, Eagle3Drafter, SmallModelDrafter
@@ -289,7 +288,7 @@ def check_loadable(folder: Path, devices: Devices) -> None:
         ModelConfigError: a quantised checkpoint whose libraries are missing or that does not run
             on the devices, weights beyond their memory, or no accelerate for several of them.
     """
-    names = listed(map(str, devices))
+    names = ", ".join(map(str, devices))
     if len(devices) > 1 and find_spec("accelerate") is None:
         raise ModelConfigError(
             f"model {folder} on {names}",
@@ -356,7 +355,7 @@ def _causal_lm(folder: Path, devices: Devices, dtype: torch.dtype) -> PreTrained
     if "disk" in getattr(model, "hf_device_map", {}).values():
         raise ModelConfigError(
             f"model {folder}",
-            expected=f"room for all layers in the free memory of {listed(map(str, devices))}",
+            expected="room for all layers in the free memory of " + ", ".join(map(str, devices)),
             found=f"{sum(v == 'disk' for v in model.hf_device_map.values())} parts left over",
             fix="end what else uses the GPUs, or name more of them",
         )

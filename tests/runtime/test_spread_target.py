@@ -32,7 +32,7 @@ def test_two_devices_decode_and_collect_as_one(tmp_path: Path) -> None:
     *found, refused = done.stdout.splitlines()
     one, both = map(json.loads, found)
     assert one == both
-    assert "room for all layers in the free memory of twin:0 and twin:1" in refused
+    assert "room for all layers in the free memory of twin:0, twin:1" in refused
     assert sum(map(len, one.values())) == 6
     for table in ("rounds", "nodes"):
         found = [sorted_rows(tmp_path / name, table) for name in ("cpu", "both")]
@@ -69,7 +69,7 @@ def test_what_several_devices_need_is_said(monkeypatch: pytest.MonkeyPatch) -> N
         load_pair("embedded", None, device="cuda:0,cuda:1", compile=True)
     folder = load.model_folder("embedded", embedded_default="target")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100_000, 1_000_000))
-    with pytest.raises(ModelConfigError, match=r"0 GB of cuda:0 and cuda:1.* more GPUs"):
+    with pytest.raises(ModelConfigError, match=r"0 GB of cuda:0, cuda:1.* more GPUs"):
         check_loadable(folder, gpus)
     monkeypatch.setattr(load, "find_spec", lambda _: None)
     with pytest.raises(ModelConfigError, match=r"pip install 'specctl\[split\]'"):
