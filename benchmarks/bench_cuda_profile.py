@@ -89,7 +89,7 @@ def main() -> None:
     graphs = timed_rounds(given.rounds, pair)
     model = profile(pair, GRIDS[shape], graphs=graphs)
     given.out.mkdir(parents=True, exist_ok=True)
-    is_default = (graphs is None) == (GraphSettings().capture_on(device) is None)
+    is_default = (graphs is None) == (GraphSettings().capture_on((device,)) is None)
     suffix = "" if is_default else "-ordinary"
     path = given.out / f"cost_model-{shape}-{device.type}{suffix}.json"
     save_cost_model(model, path)
