@@ -21,6 +21,7 @@ from typing import Any
 
 import common
 
+from scripts.synthetic_trace import renamed
 from specctl.collect.trace_writer import TraceWriter
 from specctl.logs.trace_set import TraceSet, read_listing
 
@@ -107,7 +108,7 @@ def grow(source: Path, out: Path, num_nodes: int) -> int:
         while written < num_nodes:
             for segment in listing.segments:
                 tables = listing.tables(segment)
-                renamed = {name: with_names(rows, f"{turn}:") for name, rows in tables.items()}
+                renamed = {name: renamed(rows, f"{turn}:") for name, rows in tables.items()}
                 writer.commit([f"{turn}:{prompt}" for prompt in segment.prompt_ids], renamed)
                 written += renamed["nodes"].num_rows
                 if written >= num_nodes:
@@ -128,19 +129,6 @@ def link_first(whole: Path, out: Path, num_nodes: int) -> None:
         number += segment.record.nodes.num_rows if segment.record.nodes else 0
         if number >= num_nodes:
             return
-
-
-def with_names(rows: Any, prefix: str) -> Any:
-    """A table with other prompt and request ids."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    for name in {"prompt_id", "request_id"} & set(rows.column_names):
-        column = rows[name].unify_dictionaries().combine_chunks()
-        names = pc.binary_join_element_wise(prefix, column.dictionary.cast("string"), "")
-        fresh = pa.DictionaryArray.from_arrays(column.indices, names)
-        rows = rows.set_column(rows.schema.get_field_index(name), name, fresh)
-    return rows
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specctl.logs.node_sample import SmallestKeys
+from specctl.logs.node_sample import SmallestKeys, codes_of
 from specctl.logs.positions import Bools, Ints, Longs, Singles
 from specctl.logs.row_checks import RowError, broken_rows
 from specctl.logs.tree_log import DenseLog, LogChunk
@@ -134,17 +134,15 @@ def sample_labelled(
     on_positions: Callable[[int], None] = lambda _: None,
 ) -> SampledNodes:
     """Reads a log once; `num_nodes` at most are kept, every labelled node as likely as another."""
-    kept, prompt_ids = SmallestKeys(), dict[str, None]()
+    kept, prompt_ids = SmallestKeys(), dict[str, int]()
     for index, chunk in enumerate(log.chunks(extra=TABLE_COLUMNS)):
-        nodes = node_table(chunk)
+        nodes, positions = node_table(chunk), chunk.positions
         key = np.random.default_rng([seed, index]).random(len(nodes.row))
         chosen = nodes.labelled & (key < kept.below)
-        prompt = chunk.positions.row_prompts.astype(str)[nodes.row[chosen]]
-        kept.parts.append({**vars(nodes.take(chosen)), "prompt": prompt, "key": key[chosen]})
-        if kept.num_rows > 2 * num_nodes:
-            kept.cut(num_nodes)
-        prompt_ids |= dict.fromkeys(chunk.positions.prompt_ids)
-        on_positions(chunk.positions.num_rows)
+        prompt = codes_of(positions.prompt_ids, prompt_ids)[positions.prompt][positions.request]
+        rows = {**vars(nodes.take(chosen)), "key": key[chosen]}
+        kept.add({**rows, "prompt": prompt[nodes.row[chosen]]}, num_nodes, slack=2)
+        on_positions(positions.num_rows)
     rows = kept.cut(num_nodes)
     table = NodeTable(**{field.name: rows[field.name] for field in fields(NodeTable)})
-    return SampledNodes(table, rows["prompt"], tuple(prompt_ids))
+    return SampledNodes(table, np.array(list(prompt_ids))[rows["prompt"]], tuple(prompt_ids))
