@@ -139,3 +139,42 @@ def test_rows_tell_their_prompts(source: LoggedNodes) -> None:
     few = sample_nodes(source, ["p000003", "p000007"], **wanted())
     assert set(few.prompt_ids) == {"p000003", "p000007"}
     assert len(few.accepted) < len(rows.accepted) / 4
+
+
+@pytest.mark.parametrize("names", [("joint_prob", "colour"), ("depth", "depth")])
+def test_unknown_and_repeated_features_are_refused(
+    names: tuple[str, ...], source: LoggedNodes
+) -> None:
+    with pytest.raises(UsageError, match="--features: expected different names among copy_length"):
+        sample_nodes(source, **wanted(features=names))
+
+
+class Broken:
+    """A source whose batches were changed."""
+
+    def __init__(self, source: LoggedNodes, change: Any) -> None:
+        self.source, self.change, self.support = source, change, source.support
+
+    def batches(self, rule: Any, prompt_ids: Any = None) -> Iterator[Any]:
+        return map(self.change, self.source.batches(rule, prompt_ids))
+
+
+def test_columns_that_are_not_finite_are_refused(source: LoggedNodes) -> None:
+    def without_entropy(batch: Any) -> Any:
+        nothing = torch.full_like(batch.pool.entropy, float("nan"))
+        return replace(batch, pool=replace(batch.pool, entropy=nothing))
+
+    with pytest.raises(TraceSchemaError, match="found others in parent_entropy"):
+        sample_nodes(Broken(source, without_entropy), **wanted())
+
+
+def test_nodes_of_one_kind_are_refused(source: LoggedNodes) -> None:
+    def blind(batch: Any) -> Any:
+        accepted = torch.zeros_like(batch.accepted)
+        accepted[:, 0] = True
+        return replace(batch, accepted=accepted)
+
+    with pytest.raises(TraceEmptyError, match=r"found 0 accepted, [1-9]"):
+        sample_nodes(Broken(source, blind), **wanted())
+    with pytest.raises(TraceEmptyError, match="found 0 accepted, 0 rejected"):
+        sample_nodes(source, [], **wanted())
