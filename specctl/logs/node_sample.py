@@ -46,7 +46,7 @@ from specctl.tree import gather
 LEAST_ROOM = 1 << 20
 """Negatives kept while reading, at least: early shares of positives say little about the final."""
 SPARE, SLACK = 2.0, 1.5
-"""Negatives kept over those wanted so far, and held over those kept before they are cut."""
+"""Negatives kept over those wanted so far, and rows held over those kept before they are cut."""
 ROW_COLUMNS = ("features", "accepted", "prompt")
 Names = NDArray[np.object_]
 
@@ -168,8 +168,8 @@ class SmallestKeys:
         self.below, self.num_rows = 1.0, 0
         self._columns: Columns = {}
 
-    def add(self, rows: Columns, most: int, slack: float = SLACK) -> None:
-        """Adds rows with a column `key`, float64; cuts to `most` where `slack` times are held."""
+    def add(self, rows: Columns, most: int) -> None:
+        """Adds rows with a column `key`, float64; cuts to `most` where there are many more."""
         size = self.num_rows + len(rows["key"])
         for name, values in rows.items():
             held = self._columns.get(name, values[:0])
@@ -179,7 +179,7 @@ class SmallestKeys:
                 self._columns[name] = held = wider
             held[self.num_rows : size] = values
         self.num_rows = size
-        if size > slack * most:
+        if size > SLACK * most:
             self.cut(most)
 
     def cut(self, size: int) -> Columns:

@@ -98,13 +98,12 @@ def rank_log(
     *,
     num_kept: int,
     on_positions: Callable[[int], None] = lambda _: None,
-) -> dict[tuple[str, int], Ranked]:
-    """Reads a log once: the ranked trees by name of the estimate and width."""
+) -> Iterator[tuple[tuple[str, int], Ranked]]:
+    """Reads a log once: the ranked trees by name of the estimate and width, one after another."""
     parts: dict[tuple[str, int], list[Ranked]] = {}
     for chunk in log.chunks(extra=TABLE_COLUMNS):
         nodes, positions = node_table(chunk), chunk.positions
-        fold_of = np.array([estimates.fold_of[name] for name in positions.prompt_ids])
-        fold = fold_of[positions.prompt][positions.request][nodes.row]
+        fold = np.array([estimates.fold_of[name] for name in positions.row_prompts])[nodes.row]
         pools = {width: _grow_pools(chunk, width) for width in widths}
         wanted = np.zeros(chunk.num_nodes + 1, np.bool_)
         for node, _ in chain.from_iterable(pools.values()):
@@ -116,7 +115,7 @@ def rank_log(
                 found = Ranked(positions, width, chunk.matched, *columns)
                 parts.setdefault((name, width), []).append(found)
         on_positions(positions.num_rows)
-    return {key: join_rows(found) for key, found in parts.items()}
+    yield from ((key, join_rows(parts.pop(key))) for key in list(parts))
 
 
 @torch.inference_mode()
