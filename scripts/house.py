@@ -83,8 +83,8 @@ HELD = {
     # pair, 110 copies of the text, exactly, what they cost and the search of their settings
     # (part 4). 270 keep sums by prompt in the place of rounds: scores, tallies and what lies beyond
     # a clock, added to chunk by chunk, 21 bounds of what fits and the ladder hold (part 5).
-    # 5 the part of traces that fit mars reads (part 5).
-    "replay": 10756,
+    # 5 the part of traces that fit mars reads, 9 one array for what the ladder holds (part 5).
+    "replay": 10765,
     # 280 the answer in front: gains, distance, picture, engines; 45 measured runs, 50 terms that
     # are explained and text that breaks at the right places, 30 drawings for phones, less 120
     # replaced (part 3). 650 figures of papers: sections, heat maps, bars and boxes (part 4).
