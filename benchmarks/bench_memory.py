@@ -4,12 +4,13 @@
 
 The largest set repeats the segments of a real one under new prompt ids, through the project's own
 writer; smaller ones are its first segments, hard-linked. Every verb runs in a process of its own,
-whose peak of resident memory the system keeps.
+whose peak of resident memory the system keeps. Rows of other verbs and sizes stay in the results.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from typing import Any
 
 import common
 
+from scripts.synthetic_trace import renamed
 from specctl.collect.trace_writer import TraceWriter
 from specctl.logs.trace_set import TraceSet, read_listing
 
@@ -31,10 +33,14 @@ VERBS: dict[str, list[str]] = {
     "tune": ["--family", "svip"],
     "fit cart": [],
     "fit c2t": ["--min-steps", "1"],
+    "fit gbdt": [],
+    "fit survival": [],
+    "fit echo": [],
+    "fit adasd": [],
     "ladder": [],
 }
 """With what each is asked. C2T's training alone takes as long as wanted, at any memory."""
-TIMED, WRITING = ("replay", "tune", "ladder"), ("tune", "ladder", "fit")
+TIMED, WRITING = ("replay", "tune", "ladder", "fit echo", "fit adasd"), ("tune", "ladder", "fit")
 STARTER = """
 import resource, subprocess, sys
 quiet = subprocess.DEVNULL
@@ -51,8 +57,12 @@ def main() -> None:
     options.add_argument("--verbs", nargs="+", default=["replay"], help="of VERBS")
     options.add_argument("--cost-model", type=Path, required=True)
     given = options.parse_args()
-    rows = list(measured(given))
-    common.report("memory", rows, given, f"repeats of {given.source.name}; peak resident memory")
+    found, known = given.out / f"memory-{given.device}.json", {}
+    earlier = json.loads(found.read_text("utf-8"))["rows"] if found.exists() else []
+    for row in (*earlier, *measured(given)):
+        known[row["verb"], row["nodes"]] = row
+    note = f"repeats of {given.source.name}; peak resident memory; rows of several calls"
+    common.report("memory", list(known.values()), given, note)
 
 
 def measured(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -107,7 +117,7 @@ def grow(source: Path, out: Path, num_nodes: int) -> int:
         while written < num_nodes:
             for segment in listing.segments:
                 tables = listing.tables(segment)
-                renamed = {name: with_names(rows, f"{turn}:") for name, rows in tables.items()}
+                renamed = {name: renamed(rows, f"{turn}:") for name, rows in tables.items()}
                 writer.commit([f"{turn}:{prompt}" for prompt in segment.prompt_ids], renamed)
                 written += renamed["nodes"].num_rows
                 if written >= num_nodes:
@@ -128,19 +138,6 @@ def link_first(whole: Path, out: Path, num_nodes: int) -> None:
         number += segment.record.nodes.num_rows if segment.record.nodes else 0
         if number >= num_nodes:
             return
-
-
-def with_names(rows: Any, prefix: str) -> Any:
-    """A table with other prompt and request ids."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    for name in {"prompt_id", "request_id"} & set(rows.column_names):
-        column = rows[name].unify_dictionaries().combine_chunks()
-        names = pc.binary_join_element_wise(prefix, column.dictionary.cast("string"), "")
-        fresh = pa.DictionaryArray.from_arrays(column.indices, names)
-        rows = rows.set_column(rows.schema.get_field_index(name), name, fresh)
-    return rows
 
 
 if __name__ == "__main__":

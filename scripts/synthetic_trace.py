@@ -206,5 +206,18 @@ def concatenated(parts: list[Any]) -> Any:
     return pa.concat_tables(parts).unify_dictionaries().combine_chunks()
 
 
+def renamed(rows: Any, prefix: str) -> Any:
+    """A table of either kind with other prompt and request ids: the rows of a set once more."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for name in {"prompt_id", "request_id"} & set(rows.column_names):
+        column = rows[name].unify_dictionaries().combine_chunks()
+        names = pc.binary_join_element_wise(prefix, column.dictionary.cast("string"), "")
+        fresh = pa.DictionaryArray.from_arrays(column.indices, names)
+        rows = rows.set_column(rows.schema.get_field_index(name), name, fresh)
+    return rows
+
+
 if __name__ == "__main__":
     main()

@@ -327,12 +327,19 @@ def fit_mars(
     max_diverging: float = option(
         1.0, "Do not run thresholds that change more of the traces' texts", group="advanced"
     ),
+    max_positions: int = option(
+        200_000,
+        "Positions of traces read at most, a seeded sample of whole prompts",
+        ge=1000,
+        group="advanced",
+    ),
     preset: preset_option("mars") = None,  # type: ignore[valid-type]
 ) -> Answer:
     """Fit a relaxed acceptance and certify it (MARS).
 
     The threshold is chosen by what it costs in right answers.
     """
+    from specctl.logs.tree_log import sampled_prompts
     from specctl.replay.fit_inputs import logged_openings
     from specctl.runtime.load import pair_domain
     from specctl.runtime.policy_spec import resolve_policy
@@ -348,7 +355,10 @@ def fit_mars(
     hazard = None
     if traces:
         first = settings.acceptance(settings.thetas[0])
-        found = logged_openings(open_to_fit(traces), pair.fingerprint, base, first)
+        part = partial(
+            sampled_prompts, max_positions=max_positions, seed=paired.seed, warn=console.warn
+        )
+        found = logged_openings(open_to_fit(traces), pair.fingerprint, base, first, part)
         settings, hazard = mars.screened(settings, found, max_diverging)
     folder = open_folder()
     num_answers = (1 + len(settings.thetas)) * len(plan.prompts) * plan.num_seeds

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -46,8 +46,8 @@ from specctl.tree import gather
 LEAST_ROOM = 1 << 20
 """Negatives kept while reading, at least: early shares of positives say little about the final."""
 SPARE, SLACK = 2.0, 1.5
-"""Negatives kept over those wanted so far, and held over those kept before they are cut."""
-ROW_COLUMNS = ("features", "accepted", "depth", "prompt", "category")
+"""Negatives kept over those wanted so far, and rows held over those kept before they are cut."""
+ROW_COLUMNS = ("features", "accepted", "prompt")
 Names = NDArray[np.object_]
 
 
@@ -63,7 +63,7 @@ class NodeBatch:
         known: `[B, P]` bool, the log tells whether it is; false in empty slots.
         longest: `[B]` int64, draft tokens of the longest path accepted that the log holds.
         num_missing: `[B]` int64, expansions that the shape wanted and the log lacks.
-        prompt_id, category: `[B]` text.
+        prompt_id: `[B]` text.
     """
 
     pool: DraftPool
@@ -74,7 +74,6 @@ class NodeBatch:
     longest: Tensor
     num_missing: Tensor
     prompt_id: Names
-    category: Names
 
     @property
     def labelled(self) -> Tensor:
@@ -107,7 +106,7 @@ class LoggedNodes:
         """
         wanted = None if prompt_ids is None else frozenset(prompt_ids)
         for chunk in self.log.chunks(extra=TEXT_COLUMNS if rule.needs_text else ()):
-            prompts, categories = chunk.positions.row_prompts, chunk.positions.row_categories
+            prompts = chunk.positions.row_prompts
             longest = torch.from_numpy(np.minimum(chunk.matched, chunk.positions.remaining)).long()
             rows = np.arange(len(prompts))
             if wanted is not None:
@@ -126,7 +125,6 @@ class LoggedNodes:
                     longest=longest[index],
                     num_missing=draft.expansions.missing,
                     prompt_id=prompts[rows[part]],
-                    category=categories[rows[part]],
                 )
             if self.on_positions is not None:
                 self.on_positions(len(prompts))
@@ -155,26 +153,34 @@ def _pick(rows: Columns, chosen: Any) -> Columns:
     return {name: values[chosen] for name, values in rows.items()}
 
 
-def _join(parts: list[Columns]) -> Columns:
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-@dataclass
 class SmallestKeys:
     """The rows of the smallest random numbers: at any time a uniform sample of those added.
 
+    They stand in arrays that grow by doubling: many small ones would leave holes where they were.
+
     Attributes:
         below: rows need a smaller key than this, or they are cut again.
-        parts: with a column `key`, float64.
+        num_rows: rows held.
     """
 
-    below: float = 1.0
-    parts: list[Columns] = field(default_factory=list)
+    def __init__(self) -> None:
+        """Begins with no rows."""
+        self.below, self.num_rows = 1.0, 0
+        self._columns: Columns = {}
 
-    @property
-    def num_rows(self) -> int:
-        """Rows held."""
-        return sum(len(part["key"]) for part in self.parts)
+    def add(self, rows: Columns, most: int) -> None:
+        """Adds rows with a column `key`, float64; cuts to `most` where there are many more."""
+        size = self.num_rows + len(rows["key"])
+        for name, values in rows.items():
+            held = self._columns.get(name, values[:0])
+            if size > len(held):
+                wider = np.empty((2 * size, *values.shape[1:]), values.dtype)
+                wider[: self.num_rows] = held[: self.num_rows]
+                self._columns[name] = held = wider
+            held[self.num_rows : size] = values
+        self.num_rows = size
+        if size > SLACK * most:
+            self.cut(most)
 
     def cut(self, size: int) -> Columns:
         """Drops all but `size` rows.
@@ -182,12 +188,14 @@ class SmallestKeys:
         Returns:
             What is kept.
         """
-        rows = _join(self.parts)
-        if len(rows["key"]) > size:
-            self.below = float(np.partition(rows["key"], size)[size])
-            rows = _pick(rows, rows["key"] < self.below)
-        self.parts = [rows]
-        return rows
+        keys = self._columns["key"][: self.num_rows]
+        if self.num_rows > size:
+            self.below = float(np.partition(keys, size)[size])
+            chosen = np.flatnonzero(keys < self.below)
+            for held in self._columns.values():
+                held[: len(chosen)] = held[chosen]
+            self.num_rows = len(chosen)
+        return _pick(self._columns, slice(self.num_rows))
 
 
 @dataclass(frozen=True)
@@ -196,7 +204,7 @@ class NodeRows:
 
     Attributes:
         features: `[M, F]` float32. accepted: `[M]` bool, by the chosen label.
-        depth: `[M]` int32. prompt, category: `[M]` int32 codes into the names.
+        prompt: `[M]` int32, codes into the ids.
         num_positives, num_negatives: in the log, before sampling.
         num_unknown: nodes that were left out because the log does not tell.
         kept_frac, accepted_frac: shares of the negatives and of the positives that were kept.
@@ -204,11 +212,8 @@ class NodeRows:
 
     features: Singles
     accepted: Bools
-    depth: Ints
     prompt: Ints
-    category: Ints
     prompt_ids: tuple[str, ...]
-    categories: tuple[str, ...]
     num_positives: int
     num_negatives: int
     num_unknown: int
@@ -262,7 +267,7 @@ def sample_nodes(
             per level.
         negatives: per positive; 0 keeps all.
         max_rows: rows of the sample at most, positives up to half of them or where negatives leave
-            room; while reading up to three times as many are held.
+            room; while reading up to 2.25 times as many are held.
 
     Raises:
         UsageError: unknown or repeated features.
@@ -279,16 +284,19 @@ def sample_nodes(
             if unknown
             else "name each once",
         )
-    rule, random = (
-        frontier_rule(depth, first_top_k, second_top_k, features),
-        np.random.default_rng(seed),
-    )
+    rule = frontier_rule(depth, first_top_k, second_top_k, features)
+    random = np.random.default_rng(seed)
     positives, kept, seen = SmallestKeys(), SmallestKeys(), Counter[str]()
-    prompts, categories = dict[str, int](), dict[str, int]()
+    prompts = dict[str, int]()
 
     def wanted_of(number: float) -> int:
         """Negatives: as many, or all, and never beyond `max_rows`."""
         return max_rows if negatives == 0 else min(max_rows, round(number))
+
+    def most_accepted() -> int:
+        """Positives that may still be wanted; it falls as more is seen."""
+        size = min(seen["rejected"], wanted_of(negatives * seen["accepted"]))
+        return max(max_rows // 2, max_rows - size)
 
     for batch in source.batches(rule, prompt_ids):
         wanted = (batch.known if predicts == "joint" else batch.labelled).clone()
@@ -302,21 +310,17 @@ def sample_nodes(
         found = {
             "features": _features(batch, place, features),
             "accepted": accepted[chosen],
-            "depth": batch.pool.tree.depth.flatten()[place].int().numpy(),
-            "prompt": _codes(batch.prompt_id, prompts)[row],
-            "category": _codes(batch.category, categories)[row],
+            "prompt": codes_of(batch.prompt_id, prompts)[row],
             "order": seen["accepted"] + seen["rejected"] + np.flatnonzero(chosen),
             "key": key[chosen],
         }
         seen["accepted"] += int(accepted.sum())
         seen["rejected"] += int((~accepted).sum())
         seen["unknown"] += int((batch.pool.tree.valid & ~batch.known).sum())
-        for rows, of in ((positives, found["accepted"]), (kept, ~found["accepted"])):
-            rows.parts.append(_pick(found, of))
         least = wanted_of(max(LEAST_ROOM, int(SPARE * negatives * seen["accepted"])))
-        for rows, most in ((positives, max_rows), (kept, least)):
-            if rows.num_rows > SLACK * most:
-                rows.cut(most)
+        least = min(least, max_rows - min(seen["accepted"], max_rows // 2))
+        positives.add(_pick(found, found["accepted"]), most_accepted())
+        kept.add(_pick(found, ~found["accepted"]), least)
     size = min(seen["rejected"], wanted_of(negatives * seen["accepted"]))
     if seen["accepted"] == 0 or size == 0:
         counts = ", ".join(f"{seen[name]} {name}" for name in ("accepted", "rejected", "unknown"))
@@ -326,14 +330,13 @@ def sample_nodes(
             found=counts,
             fix="collect traces of more prompts, or with another drafter",
         )
-    num_accepted = min(seen["accepted"], max(max_rows // 2, max_rows - size))
+    num_accepted = min(seen["accepted"], most_accepted())
     parts = [positives.cut(num_accepted), kept.cut(min(size, max_rows - num_accepted))]
-    together = _join(parts)
+    together = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     together = _pick(together, np.argsort(together["order"]))
     return NodeRows(
         **{name: together[name] for name in ROW_COLUMNS},
         prompt_ids=tuple(prompts),
-        categories=tuple(categories),
         num_positives=seen["accepted"],
         num_negatives=seen["rejected"],
         num_unknown=seen["unknown"],
@@ -354,5 +357,6 @@ def _features(batch: NodeBatch, place: Tensor, names: tuple[str, ...]) -> Single
     return features
 
 
-def _codes(values: Any, known: dict[str, int]) -> Ints:
+def codes_of(values: Any, known: dict[str, int]) -> Ints:
+    """`[M]` codes of names, of which new ones join the known."""
     return np.array([known.setdefault(value, len(known)) for value in values], np.int32)

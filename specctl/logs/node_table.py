@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specctl.logs.node_sample import SmallestKeys
+from specctl.logs.node_sample import SmallestKeys, codes_of
 from specctl.logs.positions import Bools, Ints, Longs, Singles
 from specctl.logs.row_checks import RowError, broken_rows
 from specctl.logs.tree_log import DenseLog, LogChunk
@@ -27,7 +27,7 @@ class NodeTable:
     """M logged nodes, roots among them; arrays `[M]`.
 
     Attributes:
-        row: position within the chunk. parent: index into the table, -1 at roots.
+        row: position within the chunk, or -1. parent: index into the table, -1 at roots.
         depth, rank: levels from the root; 0-based among siblings.
         draft_logp, joint_logp, entropy, topk_entropy: nats; entropies at the parent.
         target_logp: nats, the target's, NaN where its parent is off the path.
@@ -73,15 +73,19 @@ def node_table(chunk: LogChunk) -> NodeTable:
     """Every node of a chunk of a dense log.
 
     Args:
-        chunk: read with `TABLE_COLUMNS`, with all of its requests.
+        chunk: read with `TABLE_COLUMNS`. Nodes of requests that were left out are in the table,
+            of no row and without a label.
 
     Raises:
         TraceCorruptError: depth, rank or path log-probability of a node is not what follows from
             its parent's.
     """
     root, extra = chunk.root.numpy(), chunk.extra
-    row = np.repeat(np.arange(len(root)), np.diff(root, append=chunk.num_nodes))
-    parent = np.where(extra["parent_idx"] < 0, -1, extra["parent_idx"] + root[row])
+    begins = np.flatnonzero(extra["parent_idx"] < 0)
+    sizes, row_of = np.diff(begins, append=chunk.num_nodes), np.full(len(begins), -1)
+    row_of[np.searchsorted(begins, root)] = np.arange(len(root))
+    row = np.repeat(row_of, sizes)
+    parent = np.where(extra["parent_idx"] < 0, -1, extra["parent_idx"] + np.repeat(begins, sizes))
     on_path, known = chunk.on_path.numpy(), chunk.known.numpy()
     first, logp, joint = chunk.first_child.numpy(), chunk.draft_logp.numpy(), extra["joint_logp"]
     node = np.flatnonzero(parent >= 0)
@@ -108,7 +112,7 @@ def node_table(chunk: LogChunk) -> NodeTable:
         root_target_margin=extra["target_margin"][below][row],
         on_path=on_path,
         known=known,
-        labelled=(parent >= 0) & on_path[parent] & known,
+        labelled=(row >= 0) & (parent >= 0) & on_path[parent] & known,
     )
 
 
@@ -134,17 +138,14 @@ def sample_labelled(
     on_positions: Callable[[int], None] = lambda _: None,
 ) -> SampledNodes:
     """Reads a log once; `num_nodes` at most are kept, every labelled node as likely as another."""
-    kept, prompt_ids = SmallestKeys(), dict[str, None]()
+    kept, prompt_ids = SmallestKeys(), dict[str, int]()
     for index, chunk in enumerate(log.chunks(extra=TABLE_COLUMNS)):
-        nodes = node_table(chunk)
+        nodes, positions = node_table(chunk), chunk.positions
         key = np.random.default_rng([seed, index]).random(len(nodes.row))
         chosen = nodes.labelled & (key < kept.below)
-        prompt = chunk.positions.row_prompts.astype(str)[nodes.row[chosen]]
-        kept.parts.append({**vars(nodes.take(chosen)), "prompt": prompt, "key": key[chosen]})
-        if kept.num_rows > 2 * num_nodes:
-            kept.cut(num_nodes)
-        prompt_ids |= dict.fromkeys(chunk.positions.prompt_ids)
-        on_positions(chunk.positions.num_rows)
+        prompt = codes_of(positions.row_prompts, prompt_ids)[nodes.row[chosen]]
+        kept.add({**vars(nodes.take(chosen)), "prompt": prompt, "key": key[chosen]}, num_nodes)
+        on_positions(positions.num_rows)
     rows = kept.cut(num_nodes)
     table = NodeTable(**{field.name: rows[field.name] for field in fields(NodeTable)})
-    return SampledNodes(table, rows["prompt"], tuple(prompt_ids))
+    return SampledNodes(table, np.array(list(prompt_ids))[rows["prompt"]], tuple(prompt_ids))

@@ -67,11 +67,6 @@ class Positions:
         """`[R]` text, prompt of each row."""
         return np.array(self.prompt_ids, object)[self.prompt][self.request]
 
-    @property
-    def row_categories(self) -> NDArray[np.object_]:
-        """`[R]` text, category of each row."""
-        return np.array(self.categories, object)[self.category][self.request]
-
     def rows_of(self, requests: Bools) -> Bools:
         """`[R]`: the row belongs to one of these requests, `[Q]`."""
         return np.repeat(requests, np.diff(self.start))

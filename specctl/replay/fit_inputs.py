@@ -312,7 +312,11 @@ NOTHING = float("-inf")
 
 
 def logged_openings(
-    traces: TraceSet, pair: PairFingerprint, policy: Policy, acceptance: Mars
+    traces: TraceSet,
+    pair: PairFingerprint,
+    policy: Policy,
+    acceptance: Mars,
+    sampled: Callable[[DenseLog], DenseLog] = lambda log: log,
 ) -> Openings:
     """Distance of each strict round from a relaxation.
 
@@ -323,6 +327,7 @@ def logged_openings(
         policy: shape under which the texts are decoded, strictly.
         acceptance: its form says what closeness is, its list what is denied; its threshold is not
             used.
+        sampled: the part of the log to read.
 
     Raises:
         UsageError: a policy that a log cannot tell, or one that remembers earlier rounds.
@@ -350,7 +355,7 @@ def logged_openings(
         )
     log.check_tokens("tokens that are never relaxed", "keep")
     parts: list[Openings] = []
-    for chunk in log.chunks(with_entropy=needs_entropy(policy), extra=TOP_TWO_COLUMNS):
+    for chunk in sampled(log).chunks(with_entropy=needs_entropy(policy), extra=TOP_TWO_COLUMNS):
         before = sum(len(part.num_tokens) for part in parts)
         ends = [_round_ends(draft, acceptance) for draft in logged_drafts(rule, chunk)]
         accepted, close = (np.concatenate(column) for column in zip(*ends, strict=True))

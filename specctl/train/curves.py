@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specctl.errors import TraceEmptyError
-from specctl.logs.node_sample import LoggedNodes, NodeBatch
+from specctl.logs.node_sample import LoggedNodes, NodeBatch, codes_of
 from specctl.policy.pruning import lowest_logp
 from specctl.policy.rules import ShapeRule
 from specctl.records import Record
@@ -29,6 +29,9 @@ LOG_ODDS = np.linspace(-9.0, 6.0, 151)
 BETAS = tuple((1 / (1 + np.exp(-LOG_ODDS))).tolist())
 NUM_RESAMPLES = 1000
 """Of prompts, for intervals."""
+MOST_GROUPS = 2048
+"""Of prompts, so that a curve has a size. Where there are more prompts than groups, intervals
+resample groups: sums over groups drawn at random vary as those over their prompts do."""
 LOW, HIGH, NUM_CELLS = -16.0, 16.0, 1600
 """Fine bins of log-odds, nats, in which scores are counted as batches pass."""
 NUM_BINS = 15
@@ -138,11 +141,11 @@ class CurvePoint(Record):
 
 @dataclass(frozen=True)
 class Curve:
-    """Counts by prompt and threshold.
+    """Counts by group of prompts and threshold; a prompt a group, up to `MOST_GROUPS`.
 
     Attributes:
         betas: `[G]` thresholds, ascending.
-        category: `[Q]` text, of each prompt.
+        num_prompts: of all groups.
         kept, accepted: `[Q, G]` int64, nodes that reach the g-th threshold, roots excluded.
         positions, longest: `[Q]` int64, positions and tokens of the longest accepted paths.
         drafted: `[Q]` int64, nodes of the unpruned trees, roots excluded.
@@ -151,7 +154,7 @@ class Curve:
     """
 
     betas: tuple[float, ...]
-    category: tuple[str, ...]
+    num_prompts: int
     kept: Counts
     accepted: Counts
     positions: Counts
@@ -187,7 +190,7 @@ class Curve:
 
     def resamples(self, seed: int) -> Resamples:
         """Of the prompts; curves over the same prompts share them."""
-        return Resamples.draw(len(self.category), seed=seed, num=NUM_RESAMPLES)
+        return Resamples.draw(len(self.kept), seed=seed, num=NUM_RESAMPLES)
 
     def index_of_recall(self, recall: float) -> int | None:
         """The highest threshold that keeps this share of accepted tokens; None: no one does."""
@@ -249,42 +252,34 @@ def trace_curve(
     size = len(betas) + 1
     thresholds = torch.tensor([lowest_logp(beta) for beta in betas], dtype=torch.float32)
     calibration, num_missing = CalibrationTally(rule.max_depth), 0
-    categories: dict[str, str] = {}
-    tables: dict[str, Counts] = {}  # by prompt: nodes by thresholds reached, then three totals
+    prompts: dict[str, int] = {}
+    nodes = np.zeros((2, MOST_GROUPS, size), np.int64)  # by thresholds reached: all, and accepted
+    totals = np.zeros((MOST_GROUPS, 3), np.int64)
     for batch in source.batches(rule, prompt_ids):
         assert batch.scores is not None, "a pruning rule scores what it drafts"
         calibration.add(batch, batch.scores)
         num_missing += int(batch.num_missing.sum())
         drafted = batch.pool.tree.valid.clone()
         drafted[:, 0] = False
-        codes = {name: code for code, name in enumerate(dict.fromkeys(batch.prompt_id))}
-        row = np.array([codes[name] for name in batch.prompt_id], np.int64)
+        groups = codes_of(batch.prompt_id, prompts) % MOST_GROUPS
+        groups, row = np.unique(groups, return_inverse=True)
         reached = torch.bucketize(batch.scores, thresholds, right=True)
         place = torch.from_numpy(row)[:, None] * size + reached
-        counts = [
-            torch.bincount(place[chosen], minlength=len(codes) * size).view(-1, size).numpy()
-            for chosen in (drafted, drafted & batch.accepted)
-        ]
-        totals = np.zeros((len(codes), 3), np.int64)
-        each = (torch.ones_like(batch.longest), batch.longest, drafted.sum(1))
-        np.add.at(totals, row, torch.stack(each, 1).numpy())
-        categories |= dict(zip(batch.prompt_id, batch.category, strict=True))
-        for name, found in zip(codes, np.concatenate([*counts, totals], 1), strict=True):
-            tables[name] = tables.get(name, 0) + found
-    if not tables:
+        for counts, chosen in zip(nodes, (drafted, drafted & batch.accepted), strict=True):
+            found = torch.bincount(place[chosen], minlength=len(groups) * size)
+            counts[groups] += found.view(-1, size).numpy()
+        each = torch.stack((torch.ones_like(batch.longest), batch.longest, drafted.sum(1)), 1)
+        np.add.at(totals, groups[row], each.numpy())
+    if not prompts:
         raise TraceEmptyError(
             "curve of thresholds", expected="positions", found="none", fix="collect more prompts"
         )
-    table = np.stack(list(tables.values()))
     # A node that reached g thresholds is kept by the first g.
-    kept, accepted = (
-        np.cumsum(part[:, ::-1], 1)[:, ::-1][:, 1:]
-        for part in (table[:, :size], table[:, size : 2 * size])
-    )
-    positions, longest, drafted_nodes = table[:, 2 * size :].T
+    kept, accepted = np.cumsum(nodes[:, : len(prompts), ::-1], 2)[..., ::-1][..., 1:]
+    positions, longest, drafted_nodes = totals[: len(prompts)].T
     return Curve(
         betas=betas,
-        category=tuple(categories[name] for name in tables),
+        num_prompts=len(prompts),
         kept=kept,
         accepted=accepted,
         positions=positions,

@@ -259,7 +259,7 @@ def scored_figures(
         "beta": judged.beta,
         "sides": {
             name: SideCounts(
-                num_prompts=len(found.category),
+                num_prompts=found.num_prompts,
                 num_positions=found.num_positions,
                 num_accepted=rows.num_positives,
                 num_rejected=rows.num_negatives,
@@ -301,8 +301,10 @@ def _compare(curve: Curve, control: Curve, recall: float, seed: int) -> RecallRo
 
 def log_odds(scorer: Scorer, rows: NodeRows) -> Floats:
     """`[M]` log-odds of rows, by the runtime's own code."""
+    # In parts: what a network has between its layers is larger than the rows.
+    score, parts = build_log_odds(scorer), torch.from_numpy(rows.features).split(1 << 14)
     with torch.inference_mode():
-        return build_log_odds(scorer)(torch.from_numpy(rows.features)).double().numpy()
+        return torch.cat([score(part) for part in parts]).double().numpy()
 
 
 def label_quality(logit: Floats, rows: NodeRows) -> LabelQuality:

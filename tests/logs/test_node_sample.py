@@ -107,8 +107,19 @@ def test_max_rows_bounds_the_sample_and_its_shares_say_so(
     for of, number in ((rows.accepted, whole.num_positives), (~rows.accepted, rows.num_negatives)):
         assert rows.weight[of].sum() == pytest.approx(number)
     monkeypatch.setattr("specctl.logs.logged_draft.BATCH_POSITIONS", 64)  # cut while reading
+    held, add = [], SmallestKeys.add
+
+    def watched(self: SmallestKeys, *given: Any) -> None:
+        add(self, *given)
+        held.append(self.num_rows)
+
+    monkeypatch.setattr(SmallestKeys, "add", watched)
     again = sample_nodes(source, **config | {"max_rows": most})
     np.testing.assert_array_equal(again.features, rows.features)
+    positives, negatives = held[::2], held[1::2]
+    assert max(map(sum, zip(positives, negatives, strict=True))) <= 2.25 * most
+    assert max(positives) <= 1.5 * max(most // 2, num_accepted)
+    assert negatives[-1] <= 1.5 * (most - num_accepted)
 
 
 def test_negatives_that_leave_room_leave_it_to_positives(source: LoggedNodes) -> None:
@@ -119,16 +130,15 @@ def test_negatives_that_leave_room_leave_it_to_positives(source: LoggedNodes) ->
     assert (~rows.accepted).sum() == (~whole.accepted).sum()
 
 
-def test_rows_tell_prompt_and_category(source: LoggedNodes) -> None:
+def test_rows_tell_their_prompts(source: LoggedNodes) -> None:
     rows = sample_nodes(source, **wanted())
     assert len(rows.prompt_ids) == 12
-    assert rows.categories == ("arithmetic", "code", "prose")
-    assert set(rows.category[rows.prompt == 4].tolist()) == {1}
-    some = rows.take(rows.category == 2)
-    assert len(some.accepted) == (rows.category == 2).sum()
+    some = rows.take(rows.prompt == 4)
+    assert len(some.accepted) == (rows.prompt == 4).sum()
     assert some.log_kept == rows.log_kept
     few = sample_nodes(source, ["p000003", "p000007"], **wanted())
     assert set(few.prompt_ids) == {"p000003", "p000007"}
+    assert len(few.accepted) < len(rows.accepted) / 4
 
 
 @pytest.mark.parametrize("names", [("joint_prob", "colour"), ("depth", "depth")])

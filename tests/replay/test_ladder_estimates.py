@@ -130,7 +130,7 @@ def by_draft(log: DenseLog) -> fits.Estimates:
 
 def test_ranking_by_the_drafters_own_word_is_the_summary(log: DenseLog) -> None:
     """Two independent ways to one order: joint probabilities here, log-probabilities there."""
-    ranked = rank_log(log, by_draft(log), (1, 2, 3), num_kept=25)
+    ranked = dict(rank_log(log, by_draft(log), (1, 2, 3), num_kept=25))
     [chunk] = log.chunks()
     for width in (1, 2, 3):
         found, summary = ranked["draft", width], summarise(log, top_k=width)
@@ -204,8 +204,27 @@ def test_sampled_texts_use_the_targets_distribution_at_depth_1_alone(log: DenseL
 
 def test_the_log_is_read_in_any_chunks(log: DenseLog, monkeypatch: pytest.MonkeyPatch) -> None:
     estimates = by_draft(log)
-    whole = rank_log(log, estimates, (2,), num_kept=12)["draft", 2]
+    whole = dict(rank_log(log, estimates, (2,), num_kept=12))["draft", 2]
     monkeypatch.setattr(tree_log, "CHUNK_NODES", 9000)
-    parts = rank_log(log, estimates, (2,), num_kept=12)["draft", 2]
+    parts = dict(rank_log(log, estimates, (2,), num_kept=12))["draft", 2]
     for name in ("prob", "on_path", "matched"):
         assert (getattr(whole, name) == getattr(parts, name)).all()
+
+
+def test_a_part_of_the_prompts_is_read_as_if_there_were_no_others(log: DenseLog) -> None:
+    whole = sample_labelled(log, num_nodes=10**6, seed=0)
+    some = sorted(whole.prompt_ids)[1::3]
+    part = sample_labelled(log.only(some), num_nodes=10**6, seed=0)
+    assert sorted(part.prompt_ids) == some
+    inside = np.isin(whole.prompt, some)
+    assert (part.prompt == whole.prompt[inside]).all()
+    assert 0 < len(part.prompt) < len(whole.prompt)
+    for name in ("depth", "rank", "joint_logp", "root_target_entropy", "on_path"):
+        found, wanted = (getattr(one, name) for one in (part.nodes, whole.nodes.take(inside)))
+        np.testing.assert_array_equal(found, wanted)
+    estimates = by_draft(log)
+    known = replace(estimates, fold_of=dict.fromkeys(some, 0))
+    found = dict(rank_log(log.only(some), known, (2,), num_kept=12))["draft", 2]
+    ranked = dict(rank_log(log, estimates, (2,), num_kept=12))["draft", 2].of(some)
+    for name in ("prob", "depth", "on_path", "matched"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(ranked, name))

@@ -9,15 +9,12 @@ import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 
 from scripts import synthetic_trace
-from scripts.synthetic_trace import write
+from scripts.synthetic_trace import renamed, write
 from specctl import stats
 from specctl.collect.trace_writer import TraceWriter
 from specctl.logs.trace_set import TraceSet, read_listing
@@ -132,16 +129,6 @@ def write_limited(work: Path, allowed: int) -> None:
                 fresh = {table: renamed(rows, f"{turn}:") for table, rows in tables.items()}
                 writer.commit([f"{turn}:{prompt}" for prompt in segment.prompt_ids], fresh)
                 size, turn = size + sum(rows.nbytes for rows in fresh.values()), turn + 1
-
-
-def renamed(rows: Any, prefix: str) -> Any:
-    """A table with other prompts and requests."""
-    for name in {"prompt_id", "request_id"} & set(rows.column_names):
-        column = rows[name].unify_dictionaries().combine_chunks()
-        names = pc.binary_join_element_wise(prefix, column.dictionary.cast("string"), "")
-        fresh = pa.DictionaryArray.from_arrays(column.indices, names)
-        rows = rows.set_column(rows.schema.get_field_index(name), name, fresh)
-    return rows
 
 
 @pytest.mark.parametrize("verb", ["replay", pytest.param("tune", marks=pytest.mark.nightly)])

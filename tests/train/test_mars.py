@@ -15,6 +15,7 @@ from specctl.collect.dense import collect_dense
 from specctl.collect.prompts import load_prompts
 from specctl.logs.fit_data import Openings
 from specctl.logs.trace_set import TraceSet
+from specctl.logs.tree_log import sampled_prompts
 from specctl.policy import Chain, FullTree, Policy
 from specctl.policy.mars import bound
 from specctl.replay.fit_inputs import logged_openings
@@ -88,6 +89,14 @@ def test_dense_traces_foretell_who_leaves_where(
     traces = TraceSet.open(tmp_path / "traces")
     config = CONFIG.model_copy(update={"deny_token_ids": tuple(sorted(pair.target.eos_ids))})
     told = logged_openings(traces, pair.fingerprint, BASE, config.acceptance(0.5))
+    few = logged_openings(
+        traces,
+        pair.fingerprint,
+        BASE,
+        config.acceptance(0.5),
+        lambda log: sampled_prompts(log, 1, 0, lambda _: None),
+    )
+    assert (len(few.num_tokens), len(told.num_tokens)) == (2, len(plan.prompts))
     bounds = [bound(config.acceptance(theta)) for theta in config.thetas]
     for hazard, least, answers in zip(hazards(told, bounds), bounds, found.relaxed, strict=True):
         places = [paired.first_difference(found.strict[key], answers[key]) for key in answers]

@@ -232,6 +232,19 @@ def test_a_recall_has_a_threshold_and_a_size(joint: Curve) -> None:
     assert np.isnan(joint.tokens_at_recall(1.01)).all()
 
 
+def test_more_prompts_than_groups_share_them(
+    source: LoggedNodes, joint: Curve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specctl.train.curves.MOST_GROUPS", 11)
+    shared = trace_curve(source, JOINT)
+    assert (shared.num_prompts, shared.kept.shape) == (16, (11, len(BETAS)))
+    np.testing.assert_array_equal(shared.kept[:5], joint.kept[:5] + joint.kept[11:])
+    assert shared.points() == joint.points()
+    found, alone = (one.intervals(80, 0)["num_tokens"] for one in (shared, joint))
+    assert found.value == alone.value
+    assert 0.3 < (found.high - found.low) / (alone.high - alone.low) < 3
+
+
 def test_no_prompts_are_refused(source: LoggedNodes) -> None:
     with pytest.raises(TraceEmptyError, match="curve of thresholds"):
         trace_curve(source, JOINT, [])

@@ -27,7 +27,7 @@ def rows_of(
     features = np.stack([logp, copied], 1).astype(np.float32)
     num = int(accepted.sum())
     sizes = (num, round((len(logp) - num) / kept_frac), 0, kept_frac)
-    return NodeRows(features, accepted, codes, codes, codes, ("p",), ("c",), *sizes)
+    return NodeRows(features, accepted, codes, ("p",), *sizes)
 
 
 def truth(logp: np.ndarray, copied: np.ndarray) -> np.ndarray:

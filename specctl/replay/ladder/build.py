@@ -229,10 +229,9 @@ def tally_rungs(
             is_sampled=is_sampled,
             seed=config.seed,
         )
-        read = rank_log(log, estimates, widths, num_kept=num_kept, on_positions=tick)
-    seen, ranked = (
-        {key: one.of(names) for key, one in read.items()} for names in (sides.train, sides.held_out)
-    )
+        seen, ranked = {}, {}
+        for key, one in rank_log(log, estimates, widths, num_kept=num_kept, on_positions=tick):
+            seen[key], ranked[key] = one.of(sides.train), one.of(sides.held_out)
     any_of_them = next(iter(ranked.values()))
     positions, matched = any_of_them.positions, any_of_them.matched
     with progress("policies replayed", positions.num_rows) as tick:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ from torch import Tensor
 
 from specctl.logs.logged_draft import batches, logged_drafts
 from specctl.logs.node_table import TABLE_COLUMNS, node_table
-from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions, Singles, join_rows
+from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions, Singles, join_positions
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy.rules import BaseShape, top_order
 from specctl.replay.cost.model import Steps
@@ -98,13 +98,21 @@ def rank_log(
     *,
     num_kept: int,
     on_positions: Callable[[int], None] = lambda _: None,
-) -> dict[tuple[str, int], Ranked]:
-    """Reads a log once: the ranked trees by name of the estimate and width."""
-    parts: dict[tuple[str, int], list[Ranked]] = {}
+) -> Iterator[tuple[tuple[str, int], Ranked]]:
+    """Reads a log once: the ranked trees by name of the estimate and width, one after another."""
+    read: list[Positions] = []
+    matched, end = np.empty(log.num_positions, np.int32), 0
+    shape, kinds = (log.num_positions, num_kept), (np.float32, np.int8, np.bool_)
+    wholes: dict[tuple[str, int], list[Any]] = {  # small arrays would leave holes
+        key: [np.empty(shape, kind) for kind in kinds]
+        for key in product(estimates.conditionals, widths)
+    }
     for chunk in log.chunks(extra=TABLE_COLUMNS):
         nodes, positions = node_table(chunk), chunk.positions
-        fold_of = np.array([estimates.fold_of[name] for name in positions.prompt_ids])
-        fold = fold_of[positions.prompt][positions.request][nodes.row]
+        start, end = end, end + positions.num_rows
+        read.append(positions)
+        matched[start:end] = chunk.matched
+        fold = np.array([estimates.fold_of[name] for name in positions.row_prompts])[nodes.row]
         pools = {width: _grow_pools(chunk, width) for width in widths}
         wanted = np.zeros(chunk.num_nodes + 1, np.bool_)
         for node, _ in chain.from_iterable(pools.values()):
@@ -113,10 +121,12 @@ def rank_log(
             joint = joint_acceptance(conditional, nodes, fold, wanted[:-1])
             for width, pool in pools.items():
                 columns = _rank_pools(chunk, pool, joint, num_kept)
-                found = Ranked(positions, width, chunk.matched, *columns)
-                parts.setdefault((name, width), []).append(found)
+                for whole, column in zip(wholes[name, width], columns, strict=True):
+                    whole[start:end] = column
         on_positions(positions.num_rows)
-    return {key: join_rows(found) for key, found in parts.items()}
+    together = join_positions(read)
+    for key in list(wholes):
+        yield key, Ranked(together, key[1], matched[:end], *(c[:end] for c in wholes.pop(key)))
 
 
 @torch.inference_mode()
