@@ -8,7 +8,7 @@ READY := .venv/.done
 ENGINES := .venv-engines
 ENGINES_READY := $(ENGINES)/.done
 IN_ENGINES = LD_PRELOAD=$(CURDIR)/$(ENGINES)/lib/libiomp5.so \
-  SPECCTL_SGLANG_WHEEL="$$(echo $(ENGINES)/wheels/sglang-*.whl)" $(ENGINES)/bin/pytest -o filterwarnings=default -n 2 --dist loadfile
+  SPECCTL_SGLANG_WHEEL="$$(echo $(ENGINES)/wheels/sglang-*.whl)" $(ENGINES)/bin/pytest -o filterwarnings=default -n 2 --dist loadfile --no-loadscope-reorder
 PROMPTS := specctl/embedded/prompts.jsonl
 TEXT := draft_logp,parent_entropy,depth,suffix_length,suffix_offered,suffix_support,suffix_count
 DEMO := --depth 8 --children 8 --max-new-tokens 64 --batch-size 8 --threads 1

@@ -59,7 +59,10 @@ def _policies_do_not_fail(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
     monkeypatch.setattr(Faults, "note", fail)
 
 
-LONG = ("test_equality", "test_interpreted", "test_interrupt", "test_docs", "test_arrows")
+LONG = (
+    "test_docs", "test_interpreted", "test_equality", "test_captured_rounds", "test_interrupt",
+    "test_verbs", "test_ray", "test_arrows", "test_vllm",
+)  # fmt: skip
 """Modules of few tests that take long: begun first, lest one worker is left with them at the end.
 Makefile's --no-loadscope-reorder keeps that order; pytest-xdist's own begins with many tests."""
 

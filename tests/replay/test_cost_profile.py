@@ -346,6 +346,7 @@ def test_grids_beyond_the_pair_are_refused(changes: dict[str, Any], words: str) 
 
 def test_the_verb_writes_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deciding, "NUM_PASSES", 1)
+    monkeypatch.setattr(check, "NUM_TIMED_QUICK", 1)
     path, mine = tmp_path / "cost_model.json", "threshold:depth=2:top_k=2"
     told = json.loads(passes("profile", "-o", path, *QUICK, "-p", mine, "--json").out)
     model = load_cost_model(path)

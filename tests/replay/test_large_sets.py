@@ -144,7 +144,8 @@ def renamed(rows: Any, prefix: str) -> Any:
     return rows
 
 
-@pytest.mark.parametrize("verb", ["replay", pytest.param("tune", marks=pytest.mark.nightly)])
+@pytest.mark.nightly  # the tests above hold the same, without a limit on the process
+@pytest.mark.parametrize("verb", ["replay", "tune"])
 def test_a_set_eight_times_larger_than_memory(verb: str, tmp_path: Path) -> None:
     """Under a limit that its rows do not fit into, the figures are those of all the memory.
 

@@ -104,7 +104,7 @@ EVERY_NIGHT = {
     ],
 )
 def test_every_policy_decides_as_in_the_ordinary_loop(name: str) -> None:
-    check_captured(same_as_ordinary(POLICIES[name], requests(4), tape(stop_waits="always")))
+    check_captured(same_as_ordinary(POLICIES[name], requests(3), tape(stop_waits="always")))
 
 
 @pytest.mark.parametrize("name", ["hetero", "echo", "threshold uncapped", "c2t joint"])

@@ -36,7 +36,7 @@ NOBODY = {
     "AWS_ACCESS_KEY_ID": "a",
     "AWS_SECRET_ACCESS_KEY": "b",
 }
-LENGTH = ("--max-new-tokens", 16, "--threads", 1)
+LENGTH = ("--max-new-tokens", 10, "--threads", 1)
 
 
 @pytest.fixture(scope="module")
