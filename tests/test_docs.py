@@ -21,7 +21,7 @@ import typer
 
 from scripts import readme_table
 from specctl import errors
-from specctl.cli import load_all_verbs
+from specctl.cli import judging, load_all_verbs
 from tests.cli.command import specctl
 from tests.pages import PAGES, ROOT, blocks, lines_to_run, pages_with
 from tests.servers import S3_ENVIRONMENT, make_bucket
@@ -88,6 +88,7 @@ def test_commands_run(
     What a page collects or measures as one before it did, into a new place, is copied from there.
     """
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(judging, "NUM_CHECKED", 1)  # prompts that a profile is checked on
     for line in lines_to_run(page):
         user = AS_USER.fullmatch(line)
         if user:

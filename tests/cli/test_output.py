@@ -74,6 +74,8 @@ def test_what_an_encoding_lacks_is_escaped(tmp_path: Path, encoding: str) -> Non
     shown = in_a_shell(f"specctl show {folder}", encoding, **options)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert ("Φ" if encoding == "utf-8" else r"\u03a6") in shown.stdout
+    if encoding == "utf-8":
+        return
     listed = in_a_shell(
         f"specctl registry init --registry '{tmp_path}/ö-λ-😀' --json", encoding, **options
     )
