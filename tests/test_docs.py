@@ -55,13 +55,8 @@ def servers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv(name, value)
 
 
-Made = dict[tuple[str, ...], Path]
-
-
-@pytest.fixture(scope="module")
-def made() -> Made:
-    """What commands wrote that read nothing of their folder, by their words without its name."""
-    return {}
+MADE: dict[tuple[str, ...], Path] = {}
+"""What commands wrote that read nothing of their folder, by their words without its name."""
 
 
 def fresh(words: list[str]) -> tuple[tuple[str, ...], Path]:
@@ -80,9 +75,7 @@ def copied(source: Path, target: Path) -> Path:
 
 @pytest.mark.parametrize("page", pages_with("bash"), ids=lambda page: page.name)
 @pytest.mark.usefixtures("servers")
-def test_commands_run(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Made
-) -> None:
+def test_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, one folder for a page; only `specctl` commands may stand in a block that is run.
 
     What a page collects or measures as one before it did, into a new place, is copied from there.
@@ -99,14 +92,14 @@ def test_commands_run(
             continue
         assert words[0] == "specctl", f"{page.name}: cannot run {line!r}"
         key, out = fresh(words)
-        if key in made and not out.exists():
-            copied(made[key], out)
+        if key in MADE and not out.exists():
+            copied(MADE[key], out)
             continue
         is_new = not out.exists()
         outcome = specctl(*words[1:])
         assert (outcome.code, outcome.err) == (0, ""), line
         if key and is_new:
-            made[key] = copied(out, tmp_path / f".made-{len(made)}")
+            MADE[key] = copied(out, tmp_path / f".made-{len(MADE)}")
 
 
 @pytest.mark.parametrize("page", pages_with("python"), ids=lambda page: page.name)

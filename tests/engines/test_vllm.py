@@ -72,7 +72,7 @@ WORDS = {
 }
 FITS = {
     "HeteroSpec": ("cart", "--base", BASE, "--filter", "all", "--label", "accepted"),
-    "C2T": ("c2t",),
+    "C2T": ("c2t", "--epochs", "4", "--hidden", "8"),
 }
 POLICIES = (*WORDS, *FITS)
 CORE = {
@@ -205,7 +205,7 @@ def theirs(drafter: str, tmp_path_factory: pytest.TempPathFactory) -> Theirs:
     found = Theirs(root / "dense", texts, root / "live")
 
     pair = TraceSet.open(str(found.dense)).fingerprint
-    folders = artifacts(root, pair, found.dense)
+    folders = artifacts(root, pair, found.dense, {policy for policy, _ in PASSES[drafter]})
     registry = init_registry(root / "registry")
     writer = Writer(registry, Trust(), "tests")
     name = f"embedded--{drafter}"
@@ -214,7 +214,7 @@ def theirs(drafter: str, tmp_path_factory: pytest.TempPathFactory) -> Theirs:
         package = read_package(folder)
         push(writer, package, name)
         digests[policy] = package.digest
-    promote(writer, name, "prod", digests[POLICIES[0]])
+    promote(writer, name, "prod", digests[PASSES[drafter][0][0]])
     settings = PluginSettings(
         policy=f"{root}/registry/{name}@prod", trace=TraceSettings(out=str(root / "live"))
     )
@@ -234,15 +234,16 @@ def theirs(drafter: str, tmp_path_factory: pytest.TempPathFactory) -> Theirs:
     return found
 
 
-def artifacts(root: Path, pair: PairFingerprint, dense: Path) -> dict[str, Path]:
-    """A folder for each policy; the learned ones are fitted from the engine's own dense log."""
+def artifacts(root: Path, pair: PairFingerprint, dense: Path, wanted: set[str]) -> dict[str, Path]:
+    """A folder for each wanted policy; the learned ones are fitted from the engine's dense log."""
     found = {}
-    for policy, words in WORDS.items():
+    for policy in WORDS.keys() & wanted:
+        words = WORDS[policy]
         found[policy] = root / policy.replace(" ", "-")
         resolved = resolve_policy(words, step_cost=COSTS).policy
         save_artifact(found[policy], resolved, Origin(pair), card=policy)
-    for policy, words in FITS.items():
-        found[policy] = root / policy
+    for policy in FITS.keys() & wanted:
+        words, found[policy] = FITS[policy], root / policy
         specctl("fit", words[0], dense, "-o", found[policy], *words[1:])
     return found
 

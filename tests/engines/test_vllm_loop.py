@@ -45,8 +45,6 @@ CLOCKED = (
     ("chain:num_draft_tokens=2", 1),
 )
 """Policies and loads whose steps the clock is fitted to."""
-
-
 SETTINGS = (
     "chain:num_draft_tokens=1",
     "chain:num_draft_tokens=3",

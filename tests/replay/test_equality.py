@@ -27,6 +27,7 @@ from tests.runtime import captured
 from tests.runtime.equality import NUM_PROMPTS, spread
 
 Logged = tuple[Pair, list[Prompt], DenseLog]
+Logs = Callable[[str, str], Logged]
 PAIRS = {"small": captured.small_pair, "eagle3": captured.pair}
 WITH_SMALL = {
     "chain 6", "eagle2 8-5-24", "hetero", "adaedl:threshold=0.5:window=7",
@@ -39,16 +40,13 @@ WITH_SMALL = {
 
 def cases(names: Iterable[str]) -> list[Any]:
     """Pairs and policies."""
-    return [
-        pytest.param(pair, name, marks=[] if is_kept else [pytest.mark.nightly])
-        for pair in PAIRS
-        for name in names
-        for is_kept in (pair == "eagle3" or name in WITH_SMALL,)
-    ]
+    rare = pytest.mark.nightly
+    with_small = [pytest.param("small", n, marks=() if n in WITH_SMALL else rare) for n in names]
+    return [*(("eagle3", name) for name in names), *with_small]
 
 
 @pytest.fixture(scope="module")
-def logged(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Logged]:
+def logged(tmp_path_factory: pytest.TempPathFactory) -> Logs:
     """A drafter's pair, prompts outside any training and their log, made once each.
 
     As many prompts as a run takes, or few: of their trees scorers want no more than the log holds.
@@ -63,23 +61,19 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Log
 
 
 @pytest.mark.parametrize(("drafter", "name"), cases(POLICIES))
-def test_every_round_is_the_live_one(
-    drafter: str, name: str, logged: Callable[[str, str], Logged]
-) -> None:
+def test_every_round_is_the_live_one(drafter: str, name: str, logged: Logs) -> None:
     check_equal(POLICIES[name], *logged(drafter, "few" if NUM_PROMPTS <= 16 else "many"))
 
 
 @pytest.mark.parametrize(("drafter", "name"), cases(ADAPTIVE))
-def test_so_is_every_round_of_an_adaptive_policy(
-    drafter: str, name: str, logged: Callable[[str, str], Logged]
-) -> None:
+def test_so_is_every_round_of_an_adaptive_policy(drafter: str, name: str, logged: Logs) -> None:
     check_equal(ADAPTIVE[name], *logged(drafter, "few"))
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
 @pytest.mark.parametrize(("drafter", "name"), cases(SCORED_POLICIES))
 def test_so_is_every_round_of_a_scored_tree(
-    drafter: str, name: str, batch_size: int, logged: Callable[[str, str], Logged]
+    drafter: str, name: str, batch_size: int, logged: Logs
 ) -> None:
     pair, prompts, log = logged(drafter, "few")
     some = prompts[batch_size - 1 :: 2]
