@@ -8,7 +8,7 @@ READY := .venv/.done
 ENGINES := .venv-engines
 ENGINES_READY := $(ENGINES)/.done
 IN_ENGINES = LD_PRELOAD=$(CURDIR)/$(ENGINES)/lib/libiomp5.so \
-  SPECCTL_SGLANG_WHEEL="$$(echo $(ENGINES)/wheels/sglang-*.whl)" $(ENGINES)/bin/pytest -o filterwarnings=default -n 2 --dist loadfile
+  SPECCTL_SGLANG_WHEEL="$$(echo $(ENGINES)/wheels/sglang-*.whl)" $(ENGINES)/bin/pytest -o filterwarnings=default -n 2 --dist loadfile --no-loadscope-reorder
 PROMPTS := specctl/embedded/prompts.jsonl
 TEXT := draft_logp,parent_entropy,depth,suffix_length,suffix_offered,suffix_support,suffix_count
 DEMO := --depth 8 --children 8 --max-new-tokens 64 --batch-size 8 --threads 1
@@ -16,8 +16,10 @@ DEMO := --depth 8 --children 8 --max-new-tokens 64 --batch-size 8 --threads 1
 export OMP_NUM_THREADS := 1
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
-# Bytecode is made of what is imported, not of all that is installed: half a minute less.
+# Bytecode is made of what is imported, not of all that is installed: half a minute less. It has to
+# be kept then: the suite starts dozens of processes that import torch.
 export PIP_NO_COMPILE := 1
+unexport PYTHONDONTWRITEBYTECODE
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,7 +74,7 @@ engines: $(ENGINES_READY)  ## Set up vLLM's CPU build apart and run the plugin i
 
 nightly: $(READY) $(ENGINES_READY)  ## Set up and run the long campaigns: faults, storms, fuzzing, engines; hours.
 	SPECCTL_TEST_ENGINES=all $(IN_ENGINES) -n 0 -m "nightly or not nightly" tests/engines
-	$(BIN)/pytest -n 2 -m nightly
+	SPECCTL_TEST_PROMPTS=200 $(BIN)/pytest -n 2 -m nightly
 	SPECCTL_TEST_PROMPTS=200 $(BIN)/pytest -n 2 --dist loadscope tests/runtime/test_equality*.py \
 	  tests/replay/test_equality*.py
 	$(BIN)/python -m scripts.inject_faults

@@ -1,12 +1,14 @@
 """Runs a fixed list of commands and keeps what they print and write, to compare after a change.
 
-    python scripts/freeze.py write --work DIR     run everything, write tests/frozen/outputs.json
-    python scripts/freeze.py compare --work DIR   run everything, list every value that differs
+    python scripts/freeze.py write --work DIR     before: run everything, write --outputs
+    python scripts/freeze.py compare --work DIR   after: run everything, list every value that differs
 
 The commands are those of `make demo` and every other verb with `--json`, on prompts of the embedded
-set. What cannot repeat is left out: measured times, dates, versions, digests of files. Times that
-come from the cost model repeat and are kept: it is stored beside the outputs. A difference that is
-meant is listed, with its reason, in tests/frozen/explained.txt: a pattern of paths a line.
+set. `--outputs` (default .frozen/outputs.json, which git ignores) holds for one machine: another
+processor rounds otherwise. What cannot repeat is left out: measured times, dates, versions, digests
+of files. Times that come from the cost model repeat and are kept: the first `write` measures it and
+leaves it beside the outputs, where later runs find it. Differences that are meant are listed, each
+with its reason, in the file that `--explained` names: a pattern of paths a line.
 
 `specctl` is the module of the folder that the script stands in.
 """
@@ -28,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-FROZEN = ROOT / "tests" / "frozen"
-OUTPUTS, EXPLAINED, COSTS = FROZEN / "outputs.json", FROZEN / "explained.txt", "cost_model.json"
+SPECCTL = [sys.executable, "-m", "specctl"]
+OUTPUTS, COSTS = ROOT / ".frozen" / "outputs.json", "cost_model.json"
 PROMPTS = ROOT / "specctl" / "embedded" / "prompts.jsonl"
 TEXT = "draft_logp,parent_entropy,depth,suffix_length,suffix_offered,suffix_support,suffix_count"
 TOLERANCE = 1e-6
@@ -196,7 +198,7 @@ def run_all(work: Path, only: str) -> dict[str, Any]:
         drop = NOT_REPEATED if MODELLED.match(name) else MEASURED
         before = dict(_written(work))
         done = subprocess.run(
-            [sys.executable, "-m", "specctl", *words],
+            [*SPECCTL, *words],
             cwd=work, env=_environment(work), capture_output=True, text=True, check=False,
         )  # fmt: skip
         new = sorted(path for path, at in _written(work) if before.get(path) != at)
@@ -325,16 +327,22 @@ def main() -> int:
         "--outputs",
         type=Path,
         default=OUTPUTS,
-        help="written or compared with; another processor rounds otherwise, so freeze the old "
-        "commit there first",
+        help="written or compared with; cost_model.json stands beside it",
     )
+    options.add_argument("--explained", type=Path, help="patterns of differences that are meant")
     asked = options.parse_args()
-    work = asked.work.resolve()
+    work, costs = asked.work.resolve(), asked.outputs.resolve().parent / COSTS
+    if asked.what == "compare" and not (asked.outputs.is_file() and costs.is_file()):
+        options.error(f"expected {asked.outputs} and {COSTS} beside it: run `write` before")
     if not asked.keep:
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
         inputs(work)
-        shutil.copy(FROZEN / COSTS, work / COSTS)
+        if not costs.exists():
+            costs.parent.mkdir(parents=True, exist_ok=True)
+            profiled = f"profile -o {costs} --batch-sizes 1,2,4,8 --quick --threads 1"
+            subprocess.run([*SPECCTL, *profiled.split()], env=_environment(work), check=True)
+        shutil.copy(costs, work / COSTS)
     found = run_all(work, asked.only)
     if asked.what == "write":
         if asked.keep:
@@ -349,7 +357,7 @@ def main() -> int:
         for name, value in json.loads(asked.outputs.read_text("utf-8")).items()
         if name in found
     }
-    lines = EXPLAINED.read_text("utf-8").splitlines() if EXPLAINED.exists() else []
+    lines = asked.explained.read_text("utf-8").splitlines() if asked.explained else []
     patterns = [line.split()[0] for line in lines if line.strip() and not line.startswith("#")]
     known = fresh = 0
     for path, was, now in differences(old, found):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -15,6 +17,13 @@ import pytest
 import torch
 
 from tests.servers import S3_ENVIRONMENT, make_bucket, s3_server
+
+gc.disable()  # until all modules and tests are there: they are never garbage
+with suppress(ImportError):  # an engine's environment lacks it
+    from hypothesis import settings
+
+    settings.register_profile("suite", deadline=None)  # a busy machine is no failure
+    settings.load_profile("suite")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -50,12 +59,17 @@ def _policies_do_not_fail(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
     monkeypatch.setattr(Faults, "note", fail)
 
 
-LONG = ("test_equality", "test_interpreted", "test_interrupt", "test_docs", "test_arrows")
+LONG = (
+    "test_docs", "test_interpreted", "test_equality", "test_captured_rounds", "test_interrupt",
+    "test_verbs", "test_ray", "test_arrows", "test_vllm",
+)  # fmt: skip
 """Modules of few tests that take long: begun first, lest one worker is left with them at the end.
 Makefile's --no-loadscope-reorder keeps that order; pytest-xdist's own begins with many tests."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    gc.freeze()
+    gc.enable()
     items.sort(key=lambda item: not item.path.stem.startswith(LONG))
     if torch.cuda.is_available():
         return

@@ -44,7 +44,7 @@ def test_published_outputs() -> None:
     assert [value & MASK for value in found.tolist()] == published
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**31), st.integers(0, 200_000), st.integers(0, 9))
 def test_bits_equal_plain_integers(seed: int, position: int, token: int, stream: int) -> None:
     state = 0

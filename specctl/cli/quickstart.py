@@ -433,7 +433,7 @@ def _plan_of_pair(words: Words) -> Plan:
         aim = "Find the settings that are fastest here for your pair."
         commands = (words.collect, profile, words.tune)
         return Plan(aim, commands, "docs/tune.md", after=(words.use, report))
-    small = " --limit 32 --max-new-tokens 24" if words.prompts == EMBEDDED else ""
+    small = " --limit 32 --max-new-tokens 24 --batch-size 8" if words.prompts == EMBEDDED else ""
     return Plan(
         "Find the settings that are fastest here, with the small pair that comes with specctl:",
         (
@@ -442,6 +442,6 @@ def _plan_of_pair(words: Words) -> Plan:
             f"{words.tune} --held-out 0.4",
         ),
         "docs/tune.md",
-        after=(f"{words.use}{small and ' --limit 8 --max-new-tokens 32'}", report),
+        after=(f"{words.use}{small and ' --limit 8 --max-new-tokens 16'}", report),
         own="specctl quickstart TARGET DRAFTER PROMPTS",
     )

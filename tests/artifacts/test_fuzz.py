@@ -39,13 +39,13 @@ def test_mutants_are_refused_or_canonical(name: str) -> None:
     assert campaign.findings == []
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.binary(max_size=200), st.sampled_from(sorted(TARGETS)))
 def test_noise_is_refused(data: bytes, name: str) -> None:
     assert run_one(TARGETS[name], data) is None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(tree=st.dictionaries(st.text(max_size=8), JSON, max_size=4), version=st.sampled_from([0, 1]))
 def test_a_manifest_of_any_values_is_refused(tree: dict[str, object], version: int) -> None:
     text = json.dumps({**tree, "artifact_version": version}, sort_keys=True, separators=(",", ":"))

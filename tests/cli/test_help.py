@@ -69,13 +69,13 @@ def options() -> Iterator[tuple[str, Any]]:
         yield from ((verb, param) for param in command.params if param.name != "help")
 
 
-@pytest.mark.parametrize(("verb", "param"), list(options()), ids=lambda v: getattr(v, "name", v))
-def test_option_states_meaning_unit_and_default(verb: str, param: Any) -> None:
-    assert param.help, f"{verb} {param.name} has no help"
-    stated = param.required or param.default not in (None, "") or "default" in param.help.lower()
-    assert stated, f"{verb} {param.name} states no default"
-    unit = UNITS.get(f"{verb} {param.name}", UNITS.get(param.name, ""))
-    assert unit in param.help.lower()
+def test_every_option_states_meaning_unit_and_default() -> None:
+    for verb, param in options():
+        which, said = f"{verb} {param.name}", (param.help or "").lower()
+        assert said, f"{which} has no help"
+        stated = param.required or param.default not in (None, "") or "default" in said
+        assert stated, f"{which} states no default"
+        assert UNITS.get(which, UNITS.get(param.name, "")) in said, which
 
 
 MEANINGS = {

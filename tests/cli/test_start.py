@@ -49,6 +49,8 @@ TRACES = [
 ]
 BEGUN = ["registry init", f"registry push chain {NAME} --alias prod"]
 COLLECTED = ["collect embedded -o set --limit 1 --max-new-tokens 4 --policy chain --device cpu"]
+DENSE = ["collect embedded -o set --dense --limit 1 --depth 2 --children 2 --max-new-tokens 4"]
+REPLAY = ["replay set -p eagle2:depth=2:top_k=2:num_tokens=4 --json"]
 HELP = ["registry init", "registry list", "--help", "registry --help", "collect --help"]
 
 
@@ -57,9 +59,10 @@ HELP = ["registry init", "registry list", "--help", "registry --help", "collect 
     [
         (BEGUN, REGISTRY, HEAVY, "key.pub"),
         (COLLECTED, TRACES, HEAVY, "plain/rounds.parquet"),
+        (DENSE, REPLAY, ("transformers",), "set/trace.json"),
         ([], HELP, NUMERIC, "team/registry.json"),
     ],
-    ids=["registry", "traces", "lists and help"],
+    ids=["registry", "traces", "replay", "lists and help"],
 )
 def test_verbs_start_without_what_is_heavy(
     before: list[str],

@@ -42,11 +42,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 NUM_KILLS = 20
 
 
-@pytest.mark.parametrize(("mode", "step"), [("simulated death", 1), ("EIO", 4), ("ENOSPC", 5)])
+@pytest.mark.parametrize(("mode", "step"), [("simulated death", 3), ("EIO", 7), ("ENOSPC", 8)])
 def test_trouble_at_any_operation_loses_and_doubles_nothing(
     tmp_path: Path, mode: Mode, step: int
 ) -> None:
-    """Death at every one; scripts/inject_faults.py does all of it to real processes."""
+    """At every third or so; scripts/inject_faults.py does all of it to real processes."""
     life = functools.partial(simulated_life, mode=mode)
     assert fail_everywhere(tmp_path, lambda root, at: life(root, at=at), step) > 60
 

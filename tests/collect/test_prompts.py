@@ -214,9 +214,7 @@ LINES = st.one_of(
 )
 
 
-@settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines=st.lists(LINES, max_size=4), name=st.sampled_from(["auto", "text", *READERS]))
 def test_any_bytes_give_prompts_or_a_prompt_error(
     tmp_path: Path, lines: list[bytes], name: str
@@ -331,9 +329,7 @@ def test_tables_without_prompts_are_refused(
         load_prompts(table(tmp_path, **columns))
 
 
-@settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_parquet_gives_prompts_or_a_prompt_error(tmp_path: Path, data: Any) -> None:
     """One byte changed, or the end cut off."""

@@ -20,7 +20,7 @@ from specctl.runtime.policy_spec import resolve_policy
 from specctl.runtime.requests import Request, RoundRecord
 from tests.cli.command import passes
 
-NUM_PROMPTS, NEW_TOKENS = 6, 32
+NUM_PROMPTS, NEW_TOKENS = 3, 24
 POLICIES = (
     "chain:num_draft_tokens=3",
     "chain:num_draft_tokens=5",

@@ -1,8 +1,8 @@
 """vLLM with the plugin: texts are those of plain decoding, calls and drafts those of replay, rows
 those of `collect`.
 
-`make engines` runs `PASSES`; with SPECCTL_TEST_ENGINES=all, as in `make nightly`, every policy of
-both drafters runs at both batch sizes.
+`make engines` runs `PASSES` on 24 prompts; with SPECCTL_TEST_ENGINES=all, as in `make nightly`,
+every policy of both drafters runs at both batch sizes, on 60.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ from tests.engines.vllm_engine import (
     specctl,
 )
 
-COUNT, K = 60, 5
+IS_ALL = os.environ.get("SPECCTL_TEST_ENGINES") == "all"
+COUNT, K = 60 if IS_ALL else 24, 5
 BASE = "eagle2:depth=3:top_k=1:num_tokens=4"
 COSTS = StepCost(token_counts=(8, 16, 32, 48), step_us=(3000.0, 3600.0, 5400.0, 7200.0))
 SHARED = {
@@ -71,7 +72,7 @@ WORDS = {
 }
 FITS = {
     "HeteroSpec": ("cart", "--base", BASE, "--filter", "all", "--label", "accepted"),
-    "C2T": ("c2t",),
+    "C2T": ("c2t", "--epochs", "4", "--hidden", "8"),
 }
 POLICIES = (*WORDS, *FITS)
 CORE = {
@@ -79,7 +80,7 @@ CORE = {
     "small": {"8": ("chain of 3", "survival", "HeteroSpec")},
 }
 EVERY = {drafter: dict.fromkeys(("8", "1"), POLICIES) for drafter in CORE}
-CHOSEN = EVERY if os.environ.get("SPECCTL_TEST_ENGINES") == "all" else CORE
+CHOSEN = EVERY if IS_ALL else CORE
 PASSES = {
     drafter: [(policy, batch) for batch, policies in by.items() for policy in policies]
     for drafter, by in CHOSEN.items()
@@ -204,7 +205,7 @@ def theirs(drafter: str, tmp_path_factory: pytest.TempPathFactory) -> Theirs:
     found = Theirs(root / "dense", texts, root / "live")
 
     pair = TraceSet.open(str(found.dense)).fingerprint
-    folders = artifacts(root, pair, found.dense)
+    folders = artifacts(root, pair, found.dense, {policy for policy, _ in PASSES[drafter]})
     registry = init_registry(root / "registry")
     writer = Writer(registry, Trust(), "tests")
     name = f"embedded--{drafter}"
@@ -213,7 +214,7 @@ def theirs(drafter: str, tmp_path_factory: pytest.TempPathFactory) -> Theirs:
         package = read_package(folder)
         push(writer, package, name)
         digests[policy] = package.digest
-    promote(writer, name, "prod", digests[POLICIES[0]])
+    promote(writer, name, "prod", digests[PASSES[drafter][0][0]])
     settings = PluginSettings(
         policy=f"{root}/registry/{name}@prod", trace=TraceSettings(out=str(root / "live"))
     )
@@ -233,15 +234,16 @@ def theirs(drafter: str, tmp_path_factory: pytest.TempPathFactory) -> Theirs:
     return found
 
 
-def artifacts(root: Path, pair: PairFingerprint, dense: Path) -> dict[str, Path]:
-    """A folder for each policy; the learned ones are fitted from the engine's own dense log."""
+def artifacts(root: Path, pair: PairFingerprint, dense: Path, wanted: set[str]) -> dict[str, Path]:
+    """A folder for each wanted policy; the learned ones are fitted from the engine's dense log."""
     found = {}
-    for policy, words in WORDS.items():
+    for policy in WORDS.keys() & wanted:
+        words = WORDS[policy]
         found[policy] = root / policy.replace(" ", "-")
         resolved = resolve_policy(words, step_cost=COSTS).policy
         save_artifact(found[policy], resolved, Origin(pair), card=policy)
-    for policy, words in FITS.items():
-        found[policy] = root / policy
+    for policy in FITS.keys() & wanted:
+        words, found[policy] = FITS[policy], root / policy
         specctl("fit", words[0], dense, "-o", found[policy], *words[1:])
     return found
 

@@ -35,7 +35,7 @@ from tests.engines.vllm_engine import (
     specctl,
 )
 
-COUNT, K, BATCH = 60, 5, 8
+COUNT, K, BATCH = 44, 5, 8
 TIMES = ("draft_us", "verify_us", "policy_us", "other_us")
 CLOCKED = (
     ("chain:num_draft_tokens=1", BATCH),
@@ -45,8 +45,6 @@ CLOCKED = (
     ("chain:num_draft_tokens=2", 1),
 )
 """Policies and loads whose steps the clock is fitted to."""
-
-
 SETTINGS = (
     "chain:num_draft_tokens=1",
     "chain:num_draft_tokens=3",

@@ -174,7 +174,7 @@ def test_a_calibrated_path_by_hand() -> None:
 NUMBERS = st.floats(-30, 30, allow_nan=False)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=5), st.integers(0, 50))
 def test_no_child_is_likelier_than_its_parent(lines: list[tuple[float, float]], seed: int) -> None:
     pool, _ = drafts.draft(

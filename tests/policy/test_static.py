@@ -49,7 +49,7 @@ def scores(tree: TokenTree, row: int) -> dict[tuple[int, ...], float]:
     return dict(zip(paths_of(tree, row), joint_logp(tree)[row].tolist(), strict=False))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 10_000),
     top_k=st.integers(1, 4),
@@ -238,7 +238,7 @@ def order_by_keys(scores: torch.Tensor, num_best: int) -> torch.Tensor:
         return top_order(scores, num_best)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(pool=POOLS, num_best=st.integers(1, 50))
 def test_order_is_that_of_the_stable_sort(pool: list[list[float]], num_best: int) -> None:
     """Ties, zeros and -inf included."""

@@ -160,7 +160,7 @@ def test_a_note_that_readers_refuse_stops_a_push(store: MemoryStore, note: Note)
 STEPS = st.tuples(st.sampled_from(["promote", "renew", "back", "back to"]), st.integers(0, 2))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(STEPS, max_size=10))
 def test_an_alias_is_a_stack_that_rollbacks_cut(steps: list[tuple[str, int]]) -> None:
     """A rollback never goes forward, and passes over renewals."""

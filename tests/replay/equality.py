@@ -16,6 +16,7 @@ from specctl.runtime.conversations import DecodeSettings, converse
 from specctl.runtime.load import Pair
 from specctl.runtime.policy_spec import resolve_policy
 from specctl.runtime.requests import RoundRecord
+from tests.runtime.equality import NUM_PROMPTS
 
 SETTINGS = DecodeSettings(16)
 SHAPE = FullTree(depth=8, top_k=8)
@@ -74,8 +75,8 @@ def single_turns() -> list[Prompt]:
 
 
 def few_prompts() -> list[Prompt]:
-    """16 of them, on which no policy here wants more than their log holds."""
-    return single_turns()[:192:12]
+    """16 of them at most, on which no policy here wants more than their log holds."""
+    return single_turns()[: 192 : 192 // min(NUM_PROMPTS, 16)]
 
 
 def dense_log(pair: Pair, prompts: Sequence[Prompt], folder: Path) -> DenseLog:

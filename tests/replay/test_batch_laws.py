@@ -160,7 +160,7 @@ LOAD = st.builds(
 SPARE, PACKING = st.none() | st.integers(0, 24), st.sampled_from(["ragged", "padded"])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(load=LOAD, spare=SPARE, packing=PACKING, seed=st.integers(0, 99))
 def test_serving_equals_the_plain_telling(
     told: Told, load: Load, spare: int | None, packing: Packing, seed: int

@@ -35,7 +35,7 @@ SPECS = (
     "eagle2:depth=3:top_k=3:num_tokens=8+copy:min_length=1:max_draft_tokens=20:window=12",
 )
 CASES = (*SPECS[:2], pytest.param(SPECS[2], marks=pytest.mark.nightly))
-SETTINGS = DecodeSettings(32)
+SETTINGS = DecodeSettings(20)
 PROMPTS = [prompt for prompt in load_prompts("embedded") if len(prompt.turns) == 1][7::47]
 
 

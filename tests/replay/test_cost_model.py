@@ -94,7 +94,7 @@ def test_what_was_not_measured_is_refused() -> None:
         alone.round_us(Steps(1, 4, 64, 3, 1, 1))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 30), st.integers(1, 3), st.floats(1, 400), st.integers(1, 60))
 def test_step_costs_are_the_models_rounds(
     limit: int, batch: int, context: float, more: int
@@ -175,7 +175,7 @@ PLANES = st.integers(2, 5).flatmap(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, 6).map(float), min_size=1, max_size=12))
 def test_the_formula_is_scikit_learns_regression(values: list[float]) -> None:
     """Small whole numbers, so that pools tie and meet."""
@@ -197,7 +197,7 @@ def test_a_fall_in_size_is_pooled_and_one_in_context_is_levelled() -> None:
     assert profile.fit_grid(raw).us == (((9.0, 9.0, 20.0), (9.0, 10.0, 26.0)),)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(PLANES)
 def test_fits_are_sorted_along_both_axes_and_beyond(rows: list[list[float]]) -> None:
     plane = np.array(rows)

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import specctl.cli.judging  # registers the verb
+from specctl.cli import judging  # registers the verb
 from specctl.errors import UsageError
 from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
 from specctl.replay.config import ProfileGrid
@@ -352,6 +352,7 @@ def test_grids_beyond_the_pair_are_refused(changes: dict[str, Any], words: str) 
 
 def test_the_verb_writes_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deciding, "NUM_PASSES", 1)
+    monkeypatch.setattr(judging, "NUM_CHECKED", 1)
     path, mine = tmp_path / "cost_model.json", "threshold:depth=2:top_k=2"
     told = json.loads(passes("profile", "-o", path, *QUICK, "-p", mine, "--json").out)
     model = load_cost_model(path)

@@ -98,7 +98,7 @@ def picked(totals: BatchTotals, names: Any) -> dict[str, int]:
     return {name: getattr(totals, name) for name in names}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(texts(), st.integers(1, 7), SHAPES, st.sampled_from(ENGINES))
 def test_batches_equal_a_naive_simulation(
     found: list[Text], batch_size: int, shape: Candidate, engine: Engine

@@ -1,6 +1,13 @@
-"""Replay equals live runs, greedy and fp32, for both drafters of the embedded pair."""
+"""Replay equals live runs, greedy and fp32, for both drafters of the embedded pair.
+
+Every policy with the EAGLE-3 head; one of a kind with the small model, `make nightly` the others.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
 
 import pytest
 
@@ -17,39 +24,57 @@ from tests.replay.equality import (
     single_turns,
 )
 from tests.runtime import captured
-from tests.runtime.equality import spread
+from tests.runtime.equality import NUM_PROMPTS, spread
 
 Logged = tuple[Pair, list[Prompt], DenseLog]
+Logs = Callable[[str, str], Logged]
 PAIRS = {"small": captured.small_pair, "eagle3": captured.pair}
+WITH_SMALL = {
+    "chain 6", "eagle2 8-5-24", "hetero", "adaedl:threshold=0.5:window=7",
+    "ddd:depth=8:top_k=6:num_tokens=24:check_levels=3/5:min_beam_logp=-1.0",
+    "threshold:depth=8:top_k=8:min_prob=0.03:min_level_prob=0.4",
+    "adasd_stop:window=6:top_k=4:num_tokens=20:min_samples=1",
+    "c2t joint", "survival",
+}  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=PAIRS)
-def many(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Logged:
-    """As many prompts as a run takes, outside any training."""
-    pair, prompts = PAIRS[request.param](), spread(single_turns())
-    return pair, prompts, dense_log(pair, prompts, tmp_path_factory.mktemp("dense") / "traces")
+def cases(names: Iterable[str]) -> list[Any]:
+    """Pairs and policies."""
+    rare = pytest.mark.nightly
+    with_small = [pytest.param("small", n, marks=() if n in WITH_SMALL else rare) for n in names]
+    return [*(("eagle3", name) for name in names), *with_small]
 
 
-@pytest.fixture(scope="module", params=PAIRS)
-def few(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Logged:
-    """Prompts of whose trees scorers want no more than the log holds."""
-    pair, prompts = PAIRS[request.param](), few_prompts()
-    return pair, prompts, dense_log(pair, prompts, tmp_path_factory.mktemp("dense") / "traces")
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> Logs:
+    """A drafter's pair, prompts outside any training and their log, made once each.
+
+    As many prompts as a run takes, or few: of their trees scorers want no more than the log holds.
+    """
+
+    @cache
+    def made(drafter: str, size: str) -> Logged:
+        pair, prompts = PAIRS[drafter](), few_prompts() if size == "few" else spread(single_turns())
+        return pair, prompts, dense_log(pair, prompts, tmp_path_factory.mktemp("dense") / "traces")
+
+    return made
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_every_round_is_the_live_one(name: str, many: Logged) -> None:
-    check_equal(POLICIES[name], *many)
+@pytest.mark.parametrize(("drafter", "name"), cases(POLICIES))
+def test_every_round_is_the_live_one(drafter: str, name: str, logged: Logs) -> None:
+    check_equal(POLICIES[name], *logged(drafter, "few" if NUM_PROMPTS <= 16 else "many"))
 
 
-@pytest.mark.parametrize("name", ADAPTIVE)
-def test_so_is_every_round_of_an_adaptive_policy(name: str, few: Logged) -> None:
-    check_equal(ADAPTIVE[name], *few)
+@pytest.mark.parametrize(("drafter", "name"), cases(ADAPTIVE))
+def test_so_is_every_round_of_an_adaptive_policy(drafter: str, name: str, logged: Logs) -> None:
+    check_equal(ADAPTIVE[name], *logged(drafter, "few"))
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
-@pytest.mark.parametrize("name", SCORED_POLICIES)
-def test_so_is_every_round_of_a_scored_tree(name: str, batch_size: int, few: Logged) -> None:
-    pair, prompts, log = few
+@pytest.mark.parametrize(("drafter", "name"), cases(SCORED_POLICIES))
+def test_so_is_every_round_of_a_scored_tree(
+    drafter: str, name: str, batch_size: int, logged: Logs
+) -> None:
+    pair, prompts, log = logged(drafter, "few")
     some = prompts[batch_size - 1 :: 2]
     check_equal(SCORED_POLICIES[name], pair, some, log, batch_size=batch_size)

@@ -40,7 +40,7 @@ def test_a_chain_longer_than_the_log_is_marked_and_bounded() -> None:
     assert score(["chain 5"], [rounds])[0].pooled.is_marked
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(texts(), st.integers(0, 8))
 def test_a_chain_equals_the_naive_walk(found: list[Text], length: int) -> None:
     rounds = replay_chain(as_log(found), length)
@@ -54,7 +54,7 @@ def test_a_chain_equals_the_naive_walk(found: list[Text], length: int) -> None:
     assert np.bincount(rounds.request, rounds.is_last).tolist() == [1] * len(found)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(texts())
 def test_the_oracle_runs_the_deepest_chain_and_rejects_nothing(found: list[Text]) -> None:
     log = as_log(found)
@@ -64,7 +64,7 @@ def test_the_oracle_runs_the_deepest_chain_and_rejects_nothing(found: list[Text]
     assert (oracle.outcomes.verified <= deepest.outcomes.verified).all()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(texts(), st.integers(1, 5))
 def test_bounds_hold_the_truth_of_a_deeper_log(found: list[Text], depth: int) -> None:
     """The log is cut to `depth`; the chain of 6 over the whole log must lie within the bounds."""

@@ -136,7 +136,7 @@ def test_confidence_does_not_depend_on_the_size_of_blocks(
     assert figures.trace_figures(write_log(tmp_path / "log")).confidence == evidence.confidence
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(PROBS, PROBS)
 def test_auc_is_that_of_all_pairs_within_its_resolution(accepted: Probs, rejected: Probs) -> None:
     probs = np.array([*accepted, *rejected])

@@ -17,7 +17,7 @@ from specctl.runtime.requests import Completion, Request, Sampling
 from tests.runtime.tape import TapeCapture
 from tests.runtime.toy_loops import Kept, texts_of
 
-NEW_TOKENS = 16
+NEW_TOKENS = 12
 
 
 @dataclass(frozen=True)

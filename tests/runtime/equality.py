@@ -1,6 +1,6 @@
 """Texts of many prompts under a policy and a batch: what is held to plain decoding.
 
-`make nightly` takes 200 prompts, by SPECCTL_TEST_PROMPTS; other runs 24, of all categories alike.
+`make nightly` takes 200 prompts, by SPECCTL_TEST_PROMPTS; other runs 12, of all categories alike.
 
 A case decodes requests that join late, at random moments, wherever its batch is larger than one;
 unequal trees are packed, and the cases that are here for packing say so and are held to it.
@@ -34,7 +34,7 @@ from specctl.runtime.load import Pair
 from specctl.runtime.requests import Completion, Request, Sampling, pooled
 from tests.policy.scorers import SCORED
 
-NUM_PROMPTS, NEW_TOKENS = int(os.environ.get("SPECCTL_TEST_PROMPTS", "24")), 24
+NUM_PROMPTS, NEW_TOKENS = int(os.environ.get("SPECCTL_TEST_PROMPTS", "12")), 24
 Texts = dict[str, tuple[int, ...]]
 BASE = StaticTree(depth=5, top_k=6, num_tokens=24)
 PLAIN = Policy(shape=RootOnly())

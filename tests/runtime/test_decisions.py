@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +17,6 @@ from specctl.runtime.config import Decisions
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.requests import Request, RoundRecord
 from specctl.runtime.twins import TwinSession
-from tests.hidden import HIDE, python
 from tests.policy.scorers import SCORED
 from tests.runtime.equality import BASE, requests_of
 from tests.runtime.onnx_devices import NEEDS_ONNXRUNTIME, SHAPES, open_device
@@ -135,27 +133,3 @@ def test_what_cannot_be_had_is_refused_before_anything_runs(
 def test_an_unknown_backend_is_refused(pair: Pair) -> None:
     with pytest.raises(UsageError, match="expected auto, fused, torch or onnx, found 'triton'"):
         Decoder(pair, Policy(shape=BASE), decisions="triton")  # type: ignore[arg-type]
-
-
-WITHOUT = """
-import torch
-from specctl.errors import UsageError
-from specctl.policy import EntropyBins, Policy, StaticTree
-from specctl.runtime.api import Decoder
-from specctl.runtime.load import load_pair
-torch.set_num_threads(1)
-pair = load_pair("embedded", "embedded", device="cpu")
-base = StaticTree(depth=2, top_k=2, num_tokens=5)
-policy = Policy(shape=EntropyBins(base=base, edges=(1.0, 2.0, 3.0)))
-[answer] = Decoder(pair, policy, decisions="torch").generate("def", max_new_tokens=4)
-try:
-    Decoder(pair, policy, decisions="onnx")
-except UsageError as error:
-    print(json.dumps([len(answer.token_ids), str(error)]))
-"""
-
-
-def test_torch_decides_where_onnxruntime_is_not_installed() -> None:
-    num_tokens, refusal = json.loads(python(HIDE + WITHOUT))
-    assert num_tokens == 4
-    assert "onnxruntime not installed; install it, or decide by torch" in refusal

@@ -40,7 +40,7 @@ def fail(patch: pytest.MonkeyPatch, owner: Any, name: str, times: int) -> list[i
 def test_a_request_that_met_no_memory_is_decoded_when_there_is_some(
     part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = requests(3)
+    given = requests(3, new_tokens=16)
     loop = make_loop(POLICY, given, None, batch_size=2)
     for request in given:
         loop.submit(request)

@@ -112,10 +112,10 @@ def test_every_strategy_emits_plain_text(
 def test_seeded_text_does_not_depend_on_the_batch(
     pair: Pair, requests: list[Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sampled, half of the prompts: alone and plainly, or in a packed batch that they join late.
+    """Sampled: alone and plainly, or in a packed batch that they join late.
 
     A text of 24 tokens turns by rounding once in some 10^5 (docs/LOG.md).
     """
-    drawn = sampled(requests[::2])
+    drawn = sampled(requests)
     alone = texts_of(pair, PLAIN, drawn, batch_size=1)
     assert texts_of_case(pair, CASES["eagle2+survival, 16"], drawn, monkeypatch) == alone

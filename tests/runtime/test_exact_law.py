@@ -86,7 +86,7 @@ def test_loop_emits_the_target_law(name: str) -> None:
 SOME_SEEDS = ALL_SEEDS[::4]
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 16])
+@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.nightly), 4, 16])
 @pytest.mark.parametrize("name", BUDGETS)
 def test_a_shared_budget_changes_no_text(name: str, batch_size: int) -> None:
     """Each request's text is the one that its own cells mean, whoever shares budget and batch."""

@@ -25,7 +25,7 @@ from specctl.watch.signals import (
 )
 from tests.cli.command import passes
 
-LIMIT = ("--limit", 10, "--max-new-tokens", 24, "--threads", 1)
+LIMIT = ("--limit", 10, "--max-new-tokens", 16, "--threads", 1)
 SERVED = {
     "threshold:min_level_prob=0.3:depth=6:top_k=4": "pruned",
     "chain:num_draft_tokens=4": "chain",
