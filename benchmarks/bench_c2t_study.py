@@ -22,6 +22,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import polars as pl
 import torch
 from common import parser, report
 
@@ -30,7 +31,7 @@ from specctl.logs.node_sample import LoggedNodes, NodeRows, logged_nodes
 from specctl.logs.positions import Bools
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import FfnScorer
-from specctl.stats import split_prompts
+from specctl.stats import Split, split_prompts
 from specctl.train.c2t import fit_network
 from specctl.train.configs import C2TConfig, NodeConfig
 from specctl.train.curves import Curve, trace_curve
@@ -47,13 +48,19 @@ MOST_SUBSETS_OF = 3
 class Study:
     """All fits beside the main one."""
 
-    def __init__(self, source: LoggedNodes, prompt_ids: Any, config: C2TConfig) -> None:
-        self.source, self.config = source, config
+    def __init__(
+        self, source: LoggedNodes, prompt_ids: Any, config: C2TConfig, category_of: dict[str, str]
+    ) -> None:
+        self.source, self.config, self.category_of = source, config, category_of
         self.sides: Sides = read_sides(source, prompt_ids, config)
-        main = fit_network(self.sides.train, config)
-        self.judged: Judged = judge(source, main, config, self.sides.split)
-        held_out = sorted(set(self.judged.curve.category))
+        self.main = fit_network(self.sides.train, config)
+        self.judged: Judged = judge(source, self.main, config, self.sides.split)
+        held_out = sorted({category_of[name] for name in self.sides.split.held_out})
         self.categories = [name for name in held_out if self.usable(self.of(name))]
+        self.controls = {
+            name: judge(source, self.main, config, self.split_of(name)).control
+            for name in self.categories
+        }
 
     def ablation(self) -> Iterator[dict[str, Any]]:
         """Which features are worth what (Table 1)."""
@@ -75,12 +82,12 @@ class Study:
 
     def transfer(self) -> Iterator[dict[str, Any]]:
         """Fitted to one category, judged on each (sections 5.2, B.5)."""
-        fits = {"all": (self.sides.train, self.judged.curve)}
+        fits = {"all": (self.sides.train, self.main)}
         for name in self.categories:
             rows = self.sides.train.take(self.of(name))
-            fits[name] = rows, self.curve(fit_network(rows, self.config))
-        for name, (rows, curve) in fits.items():
-            yield from (self.one("transfer", name, rows, c, curve) for c in self.categories)
+            fits[name] = rows, fit_network(rows, self.config)
+        for name, (rows, fit) in fits.items():
+            yield from (self.one("transfer", name, rows, c, fit) for c in self.categories)
 
     def fine_tuning(self) -> Iterator[dict[str, Any]]:
         """Fitted to the other categories, then to a small share of this one (appendix B.4)."""
@@ -88,12 +95,12 @@ class Study:
         for name in self.categories:
             others, few = self.sides.train.take(~self.of(name)), self.few(name)
             start = fit_network(others, self.config)
-            yield self.one("fine-tuning", "others", others, name, self.curve(start))
+            yield self.one("fine-tuning", "others", others, name, start)
             if self.usable(few):
                 rows = self.sides.train.take(few)
                 for title, before in ((f"others, then {share}", start), (f"{share} alone", None)):
-                    curve = self.curve(fit_network(rows, self.config, start=before))
-                    yield self.one("fine-tuning", title, rows, name, curve)
+                    fit = fit_network(rows, self.config, start=before)
+                    yield self.one("fine-tuning", title, rows, name, fit)
 
     def entropies(self, sizes: list[int]) -> Iterator[dict[str, Any]]:
         """How many of the likeliest tokens the entropy needs (Table 6)."""
@@ -106,8 +113,14 @@ class Study:
 
     def of(self, category: str) -> Bools:
         rows = self.sides.train
-        wanted = rows.categories.index(category) if category in rows.categories else -1
-        return rows.category == wanted
+        chosen = [self.category_of[name] == category for name in rows.prompt_ids]
+        return np.array(chosen, np.bool_)[rows.prompt]
+
+    def split_of(self, category: str) -> Split:
+        """The held-out prompts of one category; no training prompt is looked at again."""
+        held_out = self.sides.split.held_out
+        names = tuple(name for name in held_out if self.category_of[name] == category)
+        return Split(names, names)
 
     def few(self, category: str) -> Bools:
         """Rows of a small share of the category's prompts."""
@@ -121,22 +134,21 @@ class Study:
     def usable(self, chosen: Bools) -> bool:
         return len(np.unique(self.sides.train.accepted[chosen])) == 2
 
-    def curve(self, scorer: FfnScorer, config: C2TConfig | None = None) -> Curve:
-        rule = open_rule(scorer, config or self.config)
-        return trace_curve(self.source, rule, self.sides.split.held_out)
+    def curve(self, scorer: FfnScorer, config: C2TConfig, split: Split) -> Curve:
+        return trace_curve(self.source, open_rule(scorer, config), split.held_out)
 
     def whole(self, study: str, name: str, rows: NodeRows, config: C2TConfig) -> dict[str, Any]:
         """Judged on all held-out prompts."""
-        curve = self.curve(fit_network(rows, config), config)
+        curve = self.curve(fit_network(rows, config), config, self.sides.split)
         row = self.row(study, name, rows, "all", curve, self.judged.control)
         return {**row, "AUC": curve.calibration.auc(), "ECE": curve.calibration.by_depth()[0].ece}
 
     def one(
-        self, study: str, name: str, rows: NodeRows, category: str, curve: Curve
+        self, study: str, name: str, rows: NodeRows, category: str, scorer: FfnScorer
     ) -> dict[str, Any]:
         """Judged on one category's held-out prompts."""
-        ours, control = (of_category(c, category) for c in (curve, self.judged.control))
-        row = self.row(study, name, rows, category, ours, control)
+        curve = self.curve(scorer, self.config, self.split_of(category))
+        row = self.row(study, name, rows, category, curve, self.controls[category])
         return {**row, "AUC": None, "ECE": None}
 
     def row(
@@ -169,17 +181,6 @@ def entropy_of(size: int) -> Iterator[None]:
         yield
 
 
-def of_category(curve: Curve, category: str) -> Curve:
-    """The prompts of one category; `calibration` stays that of all."""
-    chosen = np.array([name == category for name in curve.category])
-    counts = ("kept", "accepted", "positions", "longest", "drafted")
-    return replace(
-        curve,
-        category=(category,) * int(chosen.sum()),
-        **{name: getattr(curve, name)[chosen] for name in counts},
-    )
-
-
 def subsets(size: int) -> Iterator[tuple[int, ...]]:
     """All subsets of few features; of many, those that lack one, and the whole."""
     least = 1 if size <= MOST_SUBSETS_OF else size - 1
@@ -199,7 +200,9 @@ def main() -> None:
     defaults = NodeConfig.defaults(nodes.support, options.predicts)
     features = tuple(defaults.pop("features"))
     sampled = NodeConfig(features=features, predicts=options.predicts, **defaults)
-    study = Study(nodes, opened.prompt_ids, C2TConfig(nodes=sampled, recall=options.recall))
+    config = C2TConfig(nodes=sampled, recall=options.recall)
+    named = opened.scan("rounds").select("prompt_id", "category").unique().collect()
+    study = Study(nodes, opened.prompt_ids, config, dict(named.cast(pl.String).iter_rows()))
     note = f"nodes per position at recall {options.recall:g}, root counted, held-out prompts"
     if sizes := options.entropy_tokens:
         if max(sizes) > nodes.support.top_k:

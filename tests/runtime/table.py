@@ -55,7 +55,8 @@ class TableModel:
 
     def __init__(self, law: Law) -> None:
         self.law, self.vocab_size, self.context_tokens = law, VOCAB, 64
-        self.device, self.cache = torch.device("cpu"), None
+        self.devices = (torch.device("cpu"),)
+        self.device, self.cache = self.devices[0], None
         self.config = SimpleNamespace(num_hidden_layers=1)
 
     dtype = torch.float32

@@ -32,11 +32,8 @@ def rows_of(seed: int, size: int = 6000) -> NodeRows:
     return NodeRows(
         features=np.ascontiguousarray(x.T, np.float32),
         accepted=draws.random(size) < 1 / (1 + np.exp(-logit)),
-        depth=x[2].astype(np.int32),
         prompt=(np.arange(size) % 40).astype(np.int32),
-        category=np.zeros(size, np.int32),
         prompt_ids=tuple(f"p{i}" for i in range(40)),
-        categories=("code",),
         num_positives=1,
         num_negatives=1,
         num_unknown=0,
