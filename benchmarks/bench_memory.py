@@ -117,9 +117,9 @@ def grow(source: Path, out: Path, num_nodes: int) -> int:
         while written < num_nodes:
             for segment in listing.segments:
                 tables = listing.tables(segment)
-                renamed = {name: renamed(rows, f"{turn}:") for name, rows in tables.items()}
-                writer.commit([f"{turn}:{prompt}" for prompt in segment.prompt_ids], renamed)
-                written += renamed["nodes"].num_rows
+                again = {name: renamed(rows, f"{turn}:") for name, rows in tables.items()}
+                writer.commit([f"{turn}:{prompt}" for prompt in segment.prompt_ids], again)
+                written += again["nodes"].num_rows
                 if written >= num_nodes:
                     break
             turn += 1

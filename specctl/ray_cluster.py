@@ -362,14 +362,30 @@ def _connect(ray: Any, address: str | None) -> None:
         if address is None:
             ray.init("local", object_store_memory=STORE_BYTES, **OWN, **quiet)
             return
-        if address != "auto":  # Ray itself tries for minutes
-            host, _, port = address.rpartition(":")
-            socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+        named = _named(address)
+        host, _, port = named.rpartition(":")
+        if port.isdigit() and "/" not in host:  # Ray itself tries for minutes
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+            except OSError as error:
+                raise OSError(f"{named}: {error}") from error
         ray.init(address, **quiet)
     except (OSError, ValueError, RuntimeError) as error:  # another version of Ray or Python, too
         raise ClusterError(
             "Ray on this machine" if address is None else f"--ray {address}",
             expected="a cluster that runs and answers",
             found=one_line(str(error)) or type(error).__name__,
-            fix="see `ray status`" if address else "see the logs in /tmp/ray/session_latest/logs",
+            fix="start one with `ray start --head`, or see `ray status`"
+            if address
+            else "see the logs in /tmp/ray/session_latest/logs",
         ) from error
+
+
+def _named(address: str) -> str:
+    """An address; of `auto` the one that Ray takes: of the environment, or of the last `ray start`,
+    whose cluster may have ended."""
+    if address != "auto":
+        return address
+    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    left = Path(folder) / "ray" / "ray_current_cluster"
+    return os.environ.get("RAY_ADDRESS") or (left.read_text().strip() if left.exists() else address)

@@ -153,8 +153,15 @@ def test_what_cannot_run_is_refused_before_any_worker(
         assert said in refuses(code, *words, *options)
     with monkeypatch.context() as patch:
         patch.setattr(ray, "is_initialized", lambda: False)
-        line = refuses(OUTPUT, *words, f"127.0.0.1:{free_port()}")
+        dead = f"127.0.0.1:{free_port()}"
+        line = refuses(OUTPUT, *words, dead)
         assert "expected a cluster that runs and answers" in line
+        # What the last `ray start` left, and its cluster has ended.
+        patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setenv("RAY_TMPDIR", str(tmp_path))
+        (tmp_path / "ray").mkdir()
+        write_lines(tmp_path / "ray" / "ray_current_cluster", dead)
+        assert f"found {dead}: " in refuses(OUTPUT, *words, "auto")
     monkeypatch.setitem(sys.modules, "ray", None)
     assert "pip install 'specctl[ray]'" in refuses(USAGE, *words[:-1], "--workers", 2)
     assert "with --workers or --ray" in refuses(USAGE, *words[:-1], "--gpus-per-worker", 1)
