@@ -13,13 +13,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from operator import attrgetter
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor
 
 from specctl.errors import UsageError
@@ -72,6 +73,11 @@ def forced(backend: Backend) -> Iterator[None]:
         yield
     finally:
         _forced.pop()
+
+
+def current(device: torch.device) -> AbstractContextManager[None]:
+    """Makes a GPU the current one for a block: Triton launches kernels on that."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 _module, _device_of = cache(import_module), attrgetter("device")

@@ -8,7 +8,6 @@ of wrong text.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -20,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from specctl.errors import InvariantError, ModelConfigError
-from specctl.kernels.dispatch import runs_fused
+from specctl.kernels.dispatch import current, runs_fused
 from specctl.kernels.tree_attention import pack_ancestors, tree_attention
 
 ATTENTION = "specctl_tree"
@@ -212,11 +211,6 @@ class PassTables:
                 made = made.repeat(rows, 1)
             self._made[key] = made.to(self.device)
         return self._made[key]
-
-
-def current(device: torch.device) -> AbstractContextManager[None]:
-    """Makes a GPU the current one, on whose stream kernels are launched."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def attention(

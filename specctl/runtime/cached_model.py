@@ -20,7 +20,8 @@ from transformers.cache_utils import Cache
 
 from specctl.errors import ModelConfigError
 from specctl.kernels.commit_kv import commit_kv
-from specctl.runtime.attention import Pass, Prompt, current
+from specctl.kernels.dispatch import current
+from specctl.runtime.attention import Pass, Prompt
 
 
 class SlotCache(Cache):

@@ -16,8 +16,8 @@ from typing import Literal, TypeVar
 import torch
 
 from specctl.errors import DeviceMemoryError, InvariantError
+from specctl.kernels.dispatch import current
 from specctl.policy import Policy
-from specctl.runtime.attention import current
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.capture import GraphCounters, GraphSettings
 from specctl.runtime.config import Decisions

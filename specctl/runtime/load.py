@@ -303,7 +303,7 @@ def check_loadable(folder: Path, devices: Devices) -> None:
             from transformers.quantizers.auto import AutoHfQuantizer
 
             AutoHfQuantizer.from_config(quantised, pre_quantized=True).validate_environment(
-                device_map=dict(enumerate(devices)) if len(devices) > 1 else {"": devices[0]}
+                device_map={"": devices[0]}
             )
         except Exception as error:  # whatever a quantiser says that it lacks
             raise ModelConfigError(
