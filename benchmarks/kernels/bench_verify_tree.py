@@ -11,12 +11,11 @@ from __future__ import annotations
 from itertools import pairwise
 
 import torch
-from specctl.kernels.verify_tree.acceptance import tensors_of
 from timing import Row, copy_bandwidth, launch_floor, main, row, time_us, versus
 from torch import Tensor
 
 from specctl.kernels.dispatch import runs_fused
-from specctl.kernels.verify_tree import Acceptance, NearLaw, RunnerUp, reference, walk_tree
+from specctl.kernels.verify_tree import Acceptance, RunnerUp, reference, walk_tree
 
 SHAPES = [(b, *n) for n in ((9, 8), (60, 11), (256, 20), (1024, 32)) for b in (1, 8, 32)]
 SMALL_SHAPES = [(1, 9, 8), (4, 60, 11)]
@@ -40,7 +39,10 @@ def _of_shape(
 ) -> list[Row]:
     device, (batch_size, num_nodes) = tree[0].device, tree[0].shape
     shape = {"acceptance": name, "batch": batch_size, "nodes": num_nodes, "depth": max_depth}
-    parts = [*tree, *(part for part in tensors_of(given) if part.dtype != torch.bool)]
+    parts = [*tree]
+    if given is not None:
+        own = (part for part in vars(given).values() if isinstance(part, Tensor))
+        parts += [part for part in own if part.dtype != torch.bool]
     num_bytes = sum(part.numel() * part.element_size() for part in parts)
     backend = "fused" if runs_fused("walk_tree", tree[0]) else "reference"
     runs = {
@@ -80,12 +82,9 @@ def _acceptances(parent: Tensor) -> dict[str, Acceptance | None]:
     denied = torch.zeros(VOCAB, dtype=torch.bool, device=device)
     greedy = torch.ones(batch_size, dtype=torch.bool, device=device)
     bound = torch.full((batch_size,), 0.9, device=device)
-    distance = torch.rand(batch_size, num_nodes, device=device)
-    threshold = torch.full((batch_size,), 0.2, device=device, dtype=torch.float64)
     return {
         "strict": None,
         "runner up": RunnerUp(ids, logits, greedy, bound, "ratio", denied),
-        "near law": NearLaw(distance, threshold, denied),
     }
 
 

@@ -15,6 +15,7 @@ import json
 import platform
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib import import_module
@@ -165,14 +166,27 @@ def _replayable(run: Run) -> tuple[Run, str]:
         for _ in range(3):
             run()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph):
-            run()
-    except RuntimeError:
-        torch.cuda.synchronize()
+    if _waits(run):
         return run, "eager"
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
     return graph.replay, "graph"
+
+
+def _waits(run: Run) -> bool:
+    """Whether a call waits for the device. Its capture is not tried: torch before 2.12 captures
+    nothing more in a process where one capture failed, so that all later rows were eager."""
+    with warnings.catch_warnings():  # torch says once that its detector is a prototype
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        run()
+    except RuntimeError:
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return False
 
 
 def _l2_bytes(device: torch.device) -> int:

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import cache
 from math import ceil
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
 
@@ -14,6 +15,7 @@ import torch
 
 from specctl.errors import UsageError
 from specctl.kernels.dispatch import has_triton, wanted_backend
+from specctl.runtime.identity import first_line
 
 Found = TypeVar("Found")
 log = logging.getLogger("specctl.graphs")
@@ -41,10 +43,6 @@ class Recording(NamedTuple):
 class Capture(Protocol):
     """Records a function's device work without doing it."""
 
-    def peak(self, function: Callable[[], Any]) -> tuple[Any, int]:
-        """Runs a function as it is: what it returned, and the bytes that it needed at most."""
-        ...
-
     def record(self, function: Callable[[], Any]) -> Recording:
         """The recording.
 
@@ -63,37 +61,65 @@ class CudaCapture:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._pool: Any = None  # the first graph's own
-        # Streams come in turn from a few; those of this priority are nobody else's here.
-        self._stream = torch.cuda.Stream(device, priority=-1)
-
-    def peak(self, function: Callable[[], Any]) -> tuple[Any, int]:
-        before = torch.cuda.memory_allocated(self.device)
-        torch.cuda.reset_peak_memory_stats(self.device)
-        found = function()
-        return found, max(0, torch.cuda.max_memory_allocated(self.device) - before)
+        self._pool: Any = None  # of the first graph
+        self._stream = capture_stream(device)
 
     def record(self, function: Callable[[], Any]) -> Recording:
         graph, before = torch.cuda.CUDAGraph(), self._reserved()
-        with (
-            # A capture that fails would leave its own stream behind as the current one.
-            torch.cuda.stream(torch.cuda.current_stream(self.device)),
-            # Other threads (a recorder's) may allocate meanwhile; that is none of its business.
-            torch.cuda.graph(
-                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-            ),
-        ):
-            found = function()
-        self._pool = graph.pool()
+        pool = self._pool or torch.cuda.graph_pool_handle()
+        try:
+            with (
+                # A capture that fails would leave its own stream behind as the current one.
+                torch.cuda.stream(torch.cuda.current_stream(self.device)),
+                # Other threads (a recorder's) may allocate meanwhile.
+                torch.cuda.graph(
+                    graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"
+                ),
+            ):
+                found = function()
+        except BaseException:
+            self._end_allocation(pool)
+            raise
+        self._pool = pool
         return Recording(graph.replay, found, max(0, self._reserved() - before))
 
     def forget(self) -> None:
         self._pool = None
 
+    def _end_allocation(self, pool: Any) -> None:
+        """Ends the allocator's part of a capture that failed.
+
+        torch before 2.12 leaves it open (its pull request 180395): then no memory is given back
+        and no other graph can be captured in this process.
+        """
+        index = torch.cuda.current_device() if self.device.index is None else self.device.index
+        try:
+            torch._C._cuda_endAllocateToPool(index, pool)
+        except RuntimeError:  # torch has ended it
+            return
+        torch._C._cuda_releasePool(index, pool)
+
     def _reserved(self) -> int:
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()  # what stays reserved then is in use, or a graph's
         return torch.cuda.memory_reserved(self.device)
+
+
+@cache
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream on which all graphs of a device are captured.
+
+    cuBLAS and cuBLASLt keep a workspace of 32 to 64 MB for every stream that they have seen. One
+    stream a process needs it once; a product of each kind takes it before the first capture, so
+    that it lies in no graph's pool.
+    """
+    # torch hands out 32 streams of a priority in turn; nothing else here asks for this priority.
+    stream = torch.cuda.Stream(device, priority=-1)
+    with torch.cuda.stream(stream), torch.inference_mode():
+        one = torch.ones(16, 16, device=device)
+        torch.addmm(one[0], one, one @ one)
+    torch.cuda.synchronize(device)
+    return stream
 
 
 @dataclass(frozen=True)
@@ -172,21 +198,23 @@ class GraphCache:
     """Graphs by key.
 
     A key's first use runs as it is, which compiles kernels and fills the libraries' caches; its
-    second is captured; all others are replayed. A key stays eager if it finds no room, or needs
-    more than the limit; all keys of this cache do after work that asks the device while it is
-    captured. A capture that runs out of memory takes all graphs with it; keys that are still used
-    are captured again.
+    second is captured; all others are replayed. Work that asks the device while it is captured
+    ends all captures of this cache.
+
+    A key stays eager if its graph finds no memory or passes the limit. What a graph takes is known
+    once it is captured, and memory of a shared pool is given back only with all of its graphs: so
+    the others go too, and those still used are captured again. That happens once a key at most.
 
     Attributes:
         capture: how; None for never.
-        limit_bytes: of all graphs together.
+        limit_bytes: of all graphs together; halved to what they held when memory ran out.
     """
 
     capture: Capture | None
     limit_bytes: int
     counters: GraphCounters = field(default_factory=GraphCounters)
     _graphs: dict[Hashable, Recording] = field(default_factory=dict)
-    _peaks: dict[Hashable, int] = field(default_factory=dict)
+    _warm: set[Hashable] = field(default_factory=set)
     _refused: set[Hashable] = field(default_factory=set)
 
     @property
@@ -204,41 +232,57 @@ class GraphCache:
             self.counters.replays += 1
             return cast(Found, recording.found)
         self.counters.eager_parts += 1
-        if self.capture is None or key in self._peaks:
-            return function()
-        found, self._peaks[key] = self.capture.peak(function)
-        return cast(Found, found)
+        found = function()
+        self._warm.add(key)
+        return found
 
     def clear(self) -> None:
-        """Gives all graphs up; what is still used is captured again, refused keys too."""
-        self._graphs.clear()
+        """Gives all graphs up after memory ran out beside them.
+
+        What is still used is captured again, refused keys too, into half the memory.
+        """
+        held = self.counters.graph_bytes
+        self.limit_bytes = min(self.limit_bytes, held // 2)
+        log.warning(
+            "out of memory beside graphs of %s bytes: they may hold half of it", f"{held:,}"
+        )
         self._refused.clear()
+        self._drop()
+
+    def _drop(self) -> None:
+        self._graphs.clear()
         self.counters.graph_bytes = 0
         if self.capture is not None:
             self.capture.forget()
 
     def _recorded(self, key: Hashable, function: Callable[[], Any]) -> Recording | None:
-        if self.capture is None or key in self._refused or key not in self._peaks:
+        if self.capture is None or key in self._refused or key not in self._warm:
             return None
-        # Graphs share their scratch memory, so one more adds what it needs beyond that.
-        held, needed = self.counters.graph_bytes, self._peaks[key]
-        if max(held, needed) >= self.limit_bytes:
-            self._refuse(key, f"graphs hold {held:,}, it {needed:,} of {self.limit_bytes:,} bytes")
+        held, limit = self.counters.graph_bytes, f"{self.limit_bytes:,}"
+        if held >= self.limit_bytes:
+            self._refuse(key, f"graphs hold {held:,} of {limit} bytes")
             return None
         try:
             recording = self.capture.record(function)
-        except RuntimeError as error:
-            reason = first_line(error)
+        except RuntimeError as failure:
+            error = first_error(failure)
+            reason = f"{type(error).__name__}: {first_line(error)}"
             if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
                 # What a failed capture took stays in the pool as long as a graph of it lives, and
                 # running the work as it is needs that memory.
-                self.clear()
+                self._drop()
                 self._refuse(key, f"out of memory: {reason}")
             else:  # e.g. experts that are counted on the host
                 self.capture = None
                 self._refuse(key, f"{reason}; this loop captures nothing from now on")
             return None
         self.counters.captures += 1
+        if held + recording.num_bytes > self.limit_bytes:
+            needed = f"{held + recording.num_bytes:,}"
+            del recording
+            self._drop()
+            self._refuse(key, f"with it graphs would hold {needed} of {limit} bytes")
+            return None
         self.counters.graph_bytes += recording.num_bytes
         self._graphs[key] = recording
         return recording
@@ -249,9 +293,11 @@ class GraphCache:
         log.warning("no graph for %s, which runs eagerly: %s", key, reason)
 
 
-def first_line(error: Exception) -> str:
-    """An error without torch's long advice."""
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+def first_error(error: RuntimeError) -> RuntimeError:
+    """The first error of a capture that failed: ending it raises another one."""
+    while isinstance(error.__context__, RuntimeError):
+        error = error.__context__
+    return error
 
 
 def bucket_of(num_rows: int, num_slots: int) -> int:

@@ -253,7 +253,7 @@ class Round:
         bucket = bucket_of(num_rows, self.setting.num_slots) if self.is_static else num_rows
         rows = self.state.rows(bucket)
         draft = self._draft(rows, watch)
-        asked = self._ask(draft, rows, bucket)
+        asked = self._ask(draft, rows, self._tier(draft, bucket))
         memory = self.memories[1].read(bucket)
         verdict = self.verifier.judge(rows, draft, asked, self.state.samplings, memory)
         self._outcomes.post(self.verifier.settled.outcome)
@@ -309,8 +309,8 @@ class Round:
             memory.move(source, target)
 
     def warm_up(self) -> None:
-        """Compiles kernels and captures the graphs of every batch bucket, at its largest tier, on
-        rows without requests."""
+        """Compiles kernels and captures the graphs of every batch bucket and tier, on rows without
+        requests."""
         num_slots, buckets = self.setting.num_slots, [1]
         while buckets[-1] < num_slots:
             buckets.append(bucket_of(buckets[-1] + 1, num_slots))
@@ -320,7 +320,8 @@ class Round:
             draft = self._static_draft(rows, self.rules, None)
             if self.kernels is not None:
                 draft = self._draft_by_kernels(self.kernels, rows, Stopwatch())
-            asked = self._ask(draft, rows, bucket)
+            for tier in self._tiers_of(bucket):
+                asked = self._ask(draft, rows, tier)
             memory = self.memories[1].read(bucket)
             self.verifier.judge(rows, draft, asked, self.state.samplings, memory)
             self.graphs.run(("commit", bucket), partial(self.verifier.commit, rows))
@@ -366,7 +367,7 @@ class Round:
                     num_going, num_tokens = self._reports.read().tolist()
                     watch.lap("policy")
                     known = num_tokens if num_tokens >= 0 else None
-                    if not num_going:
+                    if not num_going and self._num_rows:  # a warm-up captures every level
                         break
             self.graphs.run(("select", bucket), partial(kernels.select, rows))
         else:
@@ -485,16 +486,20 @@ class Round:
 
     # verification
 
-    def _ask(self, draft: Draft, rows: Rows, bucket: int) -> Asked:
+    def _tier(self, draft: Draft, bucket: int) -> int | None:
+        """Tokens that the next verification is padded to; None where nothing is padded."""
         if not self.is_static:
-            return self.verifier.ask(rows, draft, None, self._longest(0))
+            return None
         tiers = self._tiers.get(bucket)
         if tiers is None:
             tiers = self._tiers[bucket] = self._tiers_of(bucket)
-        num_rows = self._num_rows
-        tier = self.choice.choose(tiers, num_rows, draft.known) if num_rows else tiers[-1]
+        return self.choice.choose(tiers, self._num_rows, draft.known)
+
+    def _ask(self, draft: Draft, rows: Rows, tier: int | None) -> Asked:
+        if tier is None:
+            return self.verifier.ask(rows, draft, None, self._longest(0))
         work = partial(self.verifier.ask, rows, draft, tier, None)
-        return self.graphs.run(("ask", bucket, tier), work)
+        return self.graphs.run(("ask", len(rows.root_ids), tier), work)
 
     def _tiers_of(self, num_rows: int) -> tuple[int, ...]:
         """Sizes of verification: one where all trees have the same, else few."""
@@ -537,6 +542,8 @@ class Round:
         num_rows = self._num_rows
         tree = asked.token_tree(num_rows)
         logits = asked.by_node(asked.logits, num_rows)
+        if self.is_static and asked.is_even:  # a view of memory that the next graph overwrites
+            logits = logits.clone()
         processed = logits
         if verdict.processed is not asked.logits:
             processed = asked.by_node(verdict.processed, num_rows)
@@ -546,9 +553,7 @@ class Round:
         if self.is_static:  # a graph's memory is scratch to the one that is replayed next
             columns = (tree.token_ids, tree.parent, tree.depth, tree.draft_logp)
             tree = TokenTree(*(column.clone() for column in columns))
-            submitted, plain = submitted.clone(), processed is logits
-            logits = logits.clone()
-            processed = logits if plain else processed
+            submitted = submitted.clone()
         outcome = self.verifier.settled.outcome[:num_rows]
         return partial(
             RoundRecord,

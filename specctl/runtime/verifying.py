@@ -84,7 +84,8 @@ class Asked:
         return TokenTree(*(column[:num_rows] for column in columns))
 
     def by_node(self, values: Tensor, num_rows: int) -> Tensor:
-        """`[B, N, V]` of `[T, V]`; what stands behind a tree's own nodes means nothing."""
+        """`[B, N, V]` of `[T, V]`, a view where all trees are equally large, else a copy; columns
+        beyond a tree's nodes mean nothing."""
         at = self.laid.node_at[:num_rows]
         if self.is_even:
             return values.view(*at.shape, -1)

@@ -20,6 +20,7 @@ from specctl.logs.trace_set import TraceSet, read_listing
 from tests.collect.lanes import FakeLane, Gate
 from tests.collect.rounds import random_record
 from tests.collect.sets import count_calls, writer
+from tests.kernels.helpers import no_sync
 
 __all__ = ["writer"]  # a fixture
 
@@ -266,14 +267,11 @@ def test_on_round_never_waits_for_a_device(writer: TraceWriter) -> None:
     device = torch.device("cuda")
     records = [move(random_record(["a", "b"], step, seed=step), device) for step in range(40)]
     recorder = TraceRecorder(writer, RecorderConfig(**LIMITS, max_rounds=100))  # type: ignore[arg-type]
-    torch.cuda.set_sync_debug_mode("error")  # of every thread, the recorder's too
-    try:
+    with no_sync():  # of the recorder's thread too
         for record in records:
             torch.cuda._sleep(2_000_000)  # the device lags behind
             recorder.on_round(record)
         recorder.finish_prompt("a")
         recorder.finish_prompt("b")
         recorder.close()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert len(round_keys(writer)) == 80

@@ -12,6 +12,7 @@ from torch import Tensor
 from specctl.collect import shipping
 from specctl.collect.shipping import CudaLane, Lane, Ready, Shipping
 from tests.collect.lanes import FakeLane
+from tests.kernels.helpers import no_sync
 
 Landed = list[tuple[int, dict[str, Tensor]]]
 
@@ -116,9 +117,6 @@ def test_host_memory_that_cannot_be_pinned_is_said_once(
 def test_a_device_sends_what_a_host_sends() -> None:
     device = torch.device("cuda")
     there = [{name: t.to(device) for name, t in batch(seed).items()} for seed in range(20)]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_sync():
         landed = landing(CudaLane(device), batches=there)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert exact(landed)

@@ -72,12 +72,13 @@ def on_device(value: Found, device: torch.device) -> Found:
 
 @contextmanager
 def no_sync() -> Iterator[None]:
-    """Whatever waits for the device raises."""
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    """Whatever waits for the device raises, in every thread; events are no wait to torch."""
+    before = torch.cuda.get_sync_debug_mode()
+    try:  # the mode is set even where torch's warning of it is an error
+        torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
-        torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.set_sync_debug_mode(before)
 
 
 def captured(run: Callable[[], Found]) -> tuple[torch.cuda.CUDAGraph, Found]:

@@ -141,7 +141,7 @@ class TapeCapture:
     """See the module.
 
     Args:
-        num_bytes: that each recording holds. peak_bytes: that work needs at most.
+        num_bytes: that each recording holds.
         fails: so many of the next recordings run out of memory.
         lenient: refuse as CUDA does, which a loop survives; else tests hear of it.
 
@@ -150,16 +150,10 @@ class TapeCapture:
         num_forgotten: times that all recordings were given up.
     """
 
-    def __init__(
-        self, num_bytes: int = 1, fails: int = 0, *, lenient: bool = False, peak_bytes: int = 0
-    ) -> None:
-        self.peak_bytes = peak_bytes
+    def __init__(self, num_bytes: int = 1, fails: int = 0, *, lenient: bool = False) -> None:
         self.num_bytes, self.fails, self.lenient = num_bytes, fails, lenient
         self.num_launches: list[int] = []
         self.num_forgotten = 0
-
-    def peak(self, function: Callable[[], Any]) -> tuple[Any, int]:
-        return function(), self.peak_bytes
 
     def record(self, function: Callable[[], Any]) -> Recording:
         if self.fails:

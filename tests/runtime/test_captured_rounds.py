@@ -438,6 +438,33 @@ def test_graphs_are_ready_after_a_warm_up() -> None:
     assert loop.graph_counters.captures == captures
 
 
+@pytest.mark.parametrize("name", ["hetero", "echo", "threshold"])
+def test_a_warm_up_captures_every_tier_and_level(name: str) -> None:
+    """No capture of 50 to 200 ms falls into a round that a user waits for."""
+    given, policy = requests(5), Policy(shape=SHAPES[name])
+    loop = make_loop(policy, given, tape(flat_tokens=1), batch_size=3)
+    loop.warm_up()
+    captures, keys = loop.graph_counters.captures, loop.round.graphs.keys
+    assert len({key[2] for key in keys if key[:2] == ("ask", 2)}) > 2
+    found = run(loop, given)
+    assert found.texts == ordinary(policy, given).texts
+    assert loop.graph_counters.captures == captures
+
+
+def test_the_number_of_graphs_is_bounded() -> None:
+    """Six batch buckets of up to 32 requests, and at most six sizes of verification in each."""
+    given = requests(1)
+    loop = make_loop(Policy(shape=SHAPES["hetero"]), given, tape(), batch_size=32)
+    most = loop.rules.max_tokens
+    sizes = [loop.round._tiers_of(bucket) for bucket in (1, 2, 4, 8, 16, 32)]
+    assert [len(each) for each in sizes] == [
+        max(1, (b * most - 1).bit_length() - 5) for b in (1, 2, 4, 8, 16, 32)
+    ]
+    loop.warm_up()
+    waiting = 3 * (loop.rules.shape.max_depth + 1)  # a graph a level and one to select
+    assert len(loop.round.graphs.keys) == sum(map(len, sizes)) + waiting + 3 + 6
+
+
 def test_logits_of_all_graphs_share_one_memory() -> None:
     loop = make_loop(Policy(shape=TREE), requests(4), tape(), batch_size=4, observer=Kept())
     loop.warm_up()

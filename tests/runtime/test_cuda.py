@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 
+from specctl.kernels.tree_build import BuiltTree, Pool, link_tree
 from specctl.noise import gumbels, noise_keys, uniforms
 from specctl.policy import (
     Chain,
@@ -19,10 +19,11 @@ from specctl.policy import (
     RootOnly,
     SurvivalBudget,
 )
-from specctl.runtime.capture import GraphSettings
+from specctl.runtime.capture import CudaCapture, GraphSettings
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.requests import Sampling
+from tests.kernels.helpers import no_sync
 from tests.kernels.rounds import SHAPES
 from tests.runtime.captured import decode, make_loop, ordinary, requests, run
 from tests.runtime.toy_loops import Kept
@@ -41,16 +42,6 @@ POLICIES = {
 @cache
 def cuda_pair() -> Pair:
     return load_pair("embedded", "embedded", device="cuda", dtype="float32")
-
-
-@contextmanager
-def no_unplanned_synchronisation() -> Iterator[None]:
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
 
 
 def test_cuda_noise_has_the_bits_of_the_cpu() -> None:
@@ -131,7 +122,7 @@ def test_cuda_rounds_synchronise_where_planned_alone(name: str, stop_waits: str)
     settings = GraphSettings(stop_waits=stop_waits)  # type: ignore[arg-type]
     loop = warm_loop(Policy(shape=SHAPES[name]), settings)
     before = replace(loop.graph_counters)
-    with no_unplanned_synchronisation():
+    with no_sync():
         loop.step()
     after = loop.graph_counters
     assert (after.captures, after.eager_parts) == (before.captures, before.eager_parts)
@@ -142,7 +133,7 @@ def test_cuda_rounds_synchronise_where_planned_alone(name: str, stop_waits: str)
 def test_cuda_observed_rounds_do_not_synchronise() -> None:
     kept = Kept()
     loop = warm_loop(Policy(shape=SHAPES["echo"]), GraphSettings(), observer=kept)
-    with no_unplanned_synchronisation():
+    with no_sync():
         loop.step()
     assert len(kept.records) >= 5
 
@@ -156,12 +147,30 @@ def test_cuda_records_are_those_of_rounds_without_graphs() -> None:
         decode(policy, given, settings, of=cuda_pair(), batch_size=4, observer=kept)
     assert len(seen.records) == len(wanted.records) > 5
     for found, plain in zip(seen.records, wanted.records, strict=True):
-        assert torch.equal(found.submitted, plain.submitted)
-        for name in ("target_ids", "path"):
-            assert torch.equal(getattr(found, name), getattr(plain, name)), name
-        assert torch.equal(found.tree.token_ids, plain.tree.token_ids)
+        # Captured rounds are padded to whole levels, so slots of the pool differ; trees do not.
+        width, steps = plain.submitted.shape[1], plain.path.shape[1]
         verified = plain.submitted >= 0
-        torch.testing.assert_close(found.target_logits[verified], plain.target_logits[verified])
+        assert torch.equal(found.submitted[:, :width] >= 0, verified)
+        assert (found.submitted[:, width:] == -1).all()
+        assert torch.equal(found.path[:, :steps], plain.path)
+        for one, other in (
+            (found.tree.token_ids, plain.tree.token_ids),
+            (found.tree.parent, plain.tree.parent),
+            (found.target_ids, plain.target_ids),
+        ):
+            assert torch.equal(one[:, :width][verified], other[verified])
+        logits = (record.target_logits[:, :width][verified] for record in (found, plain))
+        torch.testing.assert_close(*logits, atol=1e-3, rtol=1e-3)
+
+
+def test_cuda_records_again_after_a_capture_that_failed() -> None:
+    """torch 2.11 captures nothing more in a process unless the failed one is ended by hand."""
+    capture, value = CudaCapture(torch.device("cuda")), torch.zeros(1, device="cuda")
+    with pytest.raises(RuntimeError):
+        capture.record(value.item)
+    recording = capture.record(lambda: value.add_(1))
+    recording.replay()
+    assert value.item() == 1
 
 
 def test_cuda_memory_limit_keeps_rounds_eager() -> None:
@@ -176,24 +185,26 @@ def test_cuda_out_of_memory_during_capture_falls_to_eager(monkeypatch: pytest.Mo
     """A verification that asks for more than there is, but only while it is captured; what it had
     taken until then is given back."""
     given, policy = requests(2), Policy(shape=SHAPES["eagle2"])
-    law, held = "specctl.runtime.verifying.link_tree", []
+    held: list[torch.Tensor] = []
 
-    def greedy(logits: torch.Tensor, *_: object) -> torch.Tensor:
+    def greedy(pool: Pool, *args: Any, **options: Any) -> BuiltTree:
         if torch.cuda.is_current_stream_capturing():
-            free, _ = torch.cuda.mem_get_info()
-            held.append(torch.empty(int(0.9 * free), dtype=torch.uint8, device=logits.device))
+            device = pool.parent.device
+            # Other processes test on this device, so not all that is free.
+            held.append(torch.empty(1 << 30, dtype=torch.uint8, device=device))
             try:
-                torch.empty(1 << 45, device=logits.device)
+                torch.empty(1 << 45, device=device)
             finally:
                 held.clear()
-        return logits
+        return link_tree(pool, *args, **options)
 
-    monkeypatch.setattr(law, greedy)
+    monkeypatch.setattr("specctl.runtime.verifying.link_tree", greedy)
+    reserved = torch.cuda.memory_reserved()
     found = decode(policy, given, GraphSettings(), of=cuda_pair())
     assert found.loop.graph_counters.failed_captures > 0
     assert found.loop.graph_counters.captures > 0  # of the other parts
-    free, total = torch.cuda.mem_get_info()
-    assert free > total // 2
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() < reserved + (1 << 29)  # the GiB was given back
     assert found.texts == decode(policy, given, None, of=cuda_pair()).texts
 
 
