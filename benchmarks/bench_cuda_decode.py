@@ -10,8 +10,7 @@ a context, by the ordinary loop and by graphs in turn.
 All rows are timed first, then split by the profiler, graphs before eager, those that count most
 first: batch 1, 8 and 32 behind 1,024 tokens, then plain decoding and EAGLE-2 behind 4,096. None is
 begun that would not end within the budget if it took as long as the slowest one of its kind so far;
-the table says what was left out. Reckoned for an H200: rounds of 16 ms eager and 5 ms in graphs
-make 1 to 2 s a row, prompts 1 s at batch 32, compilation 30 s once.
+the table says what was left out. The JSON is written after every row.
 
 Needs torch, transformers, numpy, pydantic and, on CUDA, Triton.
 """
@@ -32,7 +31,6 @@ from decode_8b.measuring import Counts, Job, Row, profiled, timed
 from decode_8b.pair import SIZES, Size, random_pair
 from decode_8b.policies import policies
 from decode_8b.running import Cell
-from decode_8b.targets import targets
 from kernels.timing import machine, print_table
 
 from specctl.runtime.load import Pair
@@ -87,13 +85,20 @@ def jobs(cells: tuple[Cell, ...], long: Cell, wanted: list[str]) -> list[Job]:
     ]
 
 
-def measure(todo: list[Job], pair: Pair, counts: Counts, budget: Budget) -> list[Row]:
-    """A row for every job: times, then splits."""
-    rows = []
+def measure(
+    todo: list[Job],
+    pair: Pair,
+    counts: Counts,
+    budget: Budget,
+    keep: Callable[[list[Row]], None],
+) -> None:
+    """A row for every job, times, then splits; `keep` takes all rows whenever one has changed."""
+    rows: list[Row] = []
     for job in todo:
         found = budget.run(f"timing, {job.mode}", lambda job=job: timed(job, pair, counts))
         rows.append(job.label | found)
         say(rows[-1], "round_us")
+        keep(rows)
     order = sorted(range(len(todo)), key=lambda place: todo[place].mode == "eager")
     for job, row in ((todo[place], rows[place]) for place in order):
         if "round_us" not in row:
@@ -103,7 +108,7 @@ def measure(todo: list[Job], pair: Pair, counts: Counts, budget: Budget) -> list
             f"split, {job.mode}", lambda job=job, us=us: profiled(job, pair, counts, us)
         )
         say(row, "policy_us")
-    return rows
+        keep(rows)
 
 
 def say(row: Row, name: str) -> None:
@@ -120,20 +125,22 @@ def main() -> None:
     cells, long, counts = (
         (SMALL_CELLS, SMALL_LONG, SMALL_COUNTS) if given.small else (CELLS, LONG, Counts())
     )
-    rows = measure(jobs(cells, long, given.policies), random_pair(size, device), counts, budget)
-    found = {
+    found: dict[str, Any] = {
         "machine": machine(device) | {"transformers": transformers.__version__},
         "settings": {name: str(value) for name, value in vars(given).items() if name != "out"},
         "shape": {name: str(value) for name, value in vars(size).items()},
-        "note": note(size, counts, budget),
-        "targets": targets(rows, applies=size.name == "8b" and device.type == "cuda"),
-        "rows": rows,
     }
+
+    def keep(rows: list[Row]) -> None:
+        found.update(note=note(size, counts, budget), rows=rows)
+        if given.out is not None:
+            given.out.mkdir(parents=True, exist_ok=True)
+            path = given.out / f"cuda_decode-{device.type}.json"
+            path.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+    todo = jobs(cells, long, given.policies)
+    measure(todo, random_pair(size, device), counts, budget, keep)
     show(found)
-    if given.out is not None:
-        given.out.mkdir(parents=True, exist_ok=True)
-        path = given.out / f"cuda_decode-{device.type}.json"
-        path.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
 def note(size: Size, counts: Counts, budget: Budget) -> str:
@@ -146,14 +153,12 @@ def note(size: Size, counts: Counts, budget: Budget) -> str:
 
 
 def show(found: dict[str, Any]) -> None:
-    """The tables: times, splits, and what was to be shown."""
+    """The tables of times and splits."""
     rows = found["rows"]
     print(f"\n{found['note']}")
     for names in (TIMES + WORK, TIMES[:5] + SPLIT):
         print()
         print_table([{name: row.get(name, "") for name in names} for row in rows])
-    print()
-    print_table(found["targets"])
 
 
 def _options() -> argparse.Namespace:

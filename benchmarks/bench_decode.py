@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from common import parser, report, requests_of
+from common import parser, report, requests_of, write
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specctl.policy import Policy
@@ -144,6 +144,7 @@ def main() -> None:
         start = turn % len(systems)
         for system in systems[start:] + systems[:start]:
             system.decode(request)
+        write("decode", rows_of(systems), options, note(options, turn + 1))
     report("decode", rows_of(systems), options, note(options, len(requests)))
 
 

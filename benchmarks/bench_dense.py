@@ -35,10 +35,12 @@ from specctl.collect.dense.collection import generate
 from specctl.collect.live import collect_live
 from specctl.collect.prompts import Prompt, load_prompts
 from specctl.collect.responses import load_responses
-from specctl.policy import FullTree, Policy, StaticTree
+from specctl.policy import FullTree, Policy, RootOnly, StaticTree
+from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair, load_pair
 
+PLAIN = Policy(shape=RootOnly())
 SHAPE = FullTree(depth=6, top_k=8, nested=False)
 LIVE = {
     "live full, all verified": Policy(shape=SHAPE),
@@ -151,7 +153,7 @@ def texts(
 ) -> tuple[Path, int, float]:
     """A file with the target's responses, how many trees they have, seconds to generate them."""
     start = time.perf_counter()
-    answered = list(generate(pair, prompts, settings, batch_size=8))
+    answered = list(generate(Decoder(pair, PLAIN, batch_size=8), prompts, settings))
     seconds = time.perf_counter() - start
     ids = {text.prompt_id: [list(ids) for _, ids in text.answers] for text in answered}
     lines = [json.dumps({"prompt_id": name, "token_ids": turns}) for name, turns in ids.items()]

@@ -66,6 +66,13 @@ def report(
     """Prints the table and writes `<out>/<name>-<device>.json`."""
     print(note)
     print_table(rows)
+    write(name, rows, options, note)
+
+
+def write(
+    name: str, rows: Sequence[dict[str, Any]], options: argparse.Namespace, note: str
+) -> None:
+    """Writes `<out>/<name>-<device>.json`."""
     settings = {key: named(value) for key, value in vars(options).items() if key != "out"}
     value = {"machine": machine(options.device), "settings": settings, "note": note, "rows": rows}
     options.out.mkdir(parents=True, exist_ok=True)

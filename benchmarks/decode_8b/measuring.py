@@ -9,18 +9,21 @@ from __future__ import annotations
 import gc
 import statistics
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 
+from specctl.kernels import policy_eval
+from specctl.kernels.policy_eval import reference
 from specctl.policy import Policy
 from specctl.runtime.capture import GraphSettings
 from specctl.runtime.load import Pair
 from specctl.runtime.requests import Metrics
 
-from .running import Cell, Running
+from .running import MOST_TRIES, Cell, Running
 from .split import PHASES, Bookkeeper
 from .trace import traced
 
@@ -46,12 +49,13 @@ class Counts:
     @property
     def most(self) -> int:
         """Rounds of one stage."""
-        return 1 + sum(asdict(self).values())
+        return 1 + sum(asdict(self).values()) + (MOST_TRIES - 1) * self.timed
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a row is of; `mode` is `eager` or `graphs`."""
+    """A row's subject; its mode is `eager`, `graphs`, or `torch rules`: graphs in which the policy
+    decides by torch operations instead of its own kernels."""
 
     name: str
     policy: Policy
@@ -110,9 +114,11 @@ def _running(job: Job, pair: Pair, counts: Counts) -> Iterator[Running]:
     """A loop; its caches, graphs and their pools are given back behind it."""
     device = pair.target.model.device
     capture = "auto" if device.type == "cuda" else "none"
-    graphs = GraphSettings(capture=capture) if job.mode == "graphs" else None
+    graphs = None if job.mode == "eager" else GraphSettings(capture=capture)
     running = Running(pair, job.policy, job.cell, num_rounds=counts.most, graphs=graphs)
-    yield running
+    by_torch = mock.patch.object(policy_eval, "implementation", return_value=reference)
+    with by_torch if job.mode == "torch rules" else nullcontext():
+        yield running
     pair.target.model.cache = None
     del running.loop
     gc.collect()

@@ -18,6 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -66,6 +67,7 @@ def time_us(run: Run, device: torch.device, *, cold: bool = True) -> Timing:
     return _timing([1e3 * start.elapsed_time(end) for start, end in pairs[5:]], how)
 
 
+@cache
 def copy_bandwidth(device: torch.device, *, small: bool = False) -> float:
     """Bytes a microsecond, read and written, of copying 1 GiB (16 MiB where `small`)."""
     source = torch.ones(COPY_BYTES // (64 if small else 1), dtype=torch.uint8, device=device)

@@ -12,9 +12,9 @@ from benchmarks.decode_8b.pair import LLAMA_8B, TINY, random_pair
 from benchmarks.decode_8b.policies import policies
 from benchmarks.decode_8b.running import Cell, Running
 from benchmarks.decode_8b.split import Bookkeeper, busy_us, own_kernels
-from benchmarks.decode_8b.targets import targets
 from benchmarks.decode_8b.trace import CALL, GRAPH, LAP, read_trace, traced
 from specctl.runtime.load import Pair
+from specctl.runtime.requests import Completion
 
 CPU = torch.device("cpu")
 Event = dict[str, Any]
@@ -196,13 +196,30 @@ def test_a_row_of_the_tiny_pair(pair: Pair, mode: str) -> None:
     assert split["unknown_us"] == split["by_graph_us"] == 0
 
 
-def test_both_modes_decode_the_same(pair: Pair) -> None:
+def test_all_modes_decode_the_same(pair: Pair) -> None:
     """Else their times would be of different work."""
     found = []
-    for mode in ("eager", "graphs"):
+    for mode in ("eager", "graphs", "torch rules"):
         times = timed(job("echo", mode, batch_size=2), pair, FEW)
         found.append((times["verified"], times["levels"], times["emitted"]))
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
+
+
+def test_rounds_in_which_a_graph_is_captured_are_not_timed(pair: Pair) -> None:
+    some, num_rounds = job("ar", "eager"), 0
+    running = Running(pair, some.policy, some.cell, num_rounds=12)
+    running.step()
+    step, counters = running.loop.step, running.loop.graph_counters
+
+    def capturing() -> list[Completion]:
+        nonlocal num_rounds
+        num_rounds += 1
+        counters.captures += num_rounds in (1, 4)
+        return step()
+
+    running.loop.step = capturing  # type: ignore[method-assign, assignment]
+    assert len(running.round_us(4)) == 4
+    assert num_rounds == 6
 
 
 def test_marks_stand_around_the_passes_of_the_models(pair: Pair) -> None:
@@ -229,24 +246,3 @@ def test_the_8b_shape_is_llama_3_1s() -> None:
     assert sum(p.numel() for p in model.parameters()) == 8_030_261_248
     assert config.rope_parameters["rope_theta"] == 500_000
     assert LLAMA_8B.head_config.resolve_aux_layers(32) == (2, 16, 29)
-
-
-def row(policy: str, mode: str, **found: float) -> dict[str, Any]:
-    return {"policy": policy, "batch": 1, "context": 1024, "mode": mode, **found}
-
-
-def test_targets_are_judged_on_the_gpu_alone() -> None:
-    rows = [
-        row("c2t", "eager", drafting_us=5000.0, policy_share=0.3),
-        row("c2t", "graphs", drafting_us=2000.0, policy_share=0.004),
-        row("ar", "graphs", policy_share=0.5),
-        row("echo", "graphs"),
-    ]
-    judged = {(r["policy"], r["target"]): r["met"] for r in targets(rows, applies=True)}
-    assert judged == {
-        ("c2t", "policy share, graphs"): "no",
-        ("c2t", "drafting, eager over graphs"): "yes",
-        ("echo", "policy share, graphs"): "",
-        ("echo", "drafting, eager over graphs"): "",
-    }
-    assert {r["met"] for r in targets(rows, applies=False)} == {"no GPU"}

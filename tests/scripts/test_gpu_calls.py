@@ -1,0 +1,192 @@
+"""The two GPU calls: what is known when the time is up, when a process dies, and on a CPU."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from scripts.gpu import cuda_tests, kernel_archive, smoke
+from scripts.gpu.cuda_tests import Job, Report
+
+ROOT = Path(__file__).parents[2]
+STEPS = {
+    "call1": ("smoke", "headline, first rows", "CUDA tests"),
+    "call2": (
+        "tests again", "headline", "kernels beside torch", "cost table",
+        "texts beside transformers", "split of a round", "a thousand launches",
+    ),
+}  # fmt: skip
+
+
+def run_call(name: str, out: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    here = {"PYTHON": sys.executable, "DEVICE": "cpu", "OUT": str(out), "RERUN": "commit"}
+    return subprocess.run(
+        ["bash", f"scripts/gpu/{name}.sh"],
+        cwd=ROOT,
+        env=os.environ | here | environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_without_time_every_step_is_named_and_nothing_passes(name: str, tmp_path: Path) -> None:
+    done = run_call(name, tmp_path, LIMIT_S="0")
+    assert done.returncode == 1, done.stderr
+    told = [line for line in done.stdout.splitlines() if line.endswith("0 s  no time left")]
+    assert [line[:28].rstrip() for line in told] == list(STEPS[name])
+    assert (tmp_path / "log.txt").read_text() == done.stdout
+    assert (tmp_path / "results.tgz").stat().st_size > 0
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", STEPS)
+def test_a_call_runs_small_on_a_cpu(name: str, tmp_path: Path) -> None:
+    """Every step to its end, in fewer files than come back from the device machine."""
+    done = run_call(name, tmp_path, LIMIT_S="1500")
+    assert done.returncode == 0, done.stdout
+    told = [line for line in done.stdout.splitlines() if line.endswith(" s  ok")]
+    assert [line[:28].rstrip() for line in told] == list(STEPS[name])
+    assert len(list(tmp_path.iterdir())) <= 8
+    rows = json.loads((tmp_path / "cuda_headline-cpu.json").read_text())["rows"]
+    assert len(rows) == 20
+    assert all(row["ms"] > row["floor_ms"] > 0 for row in rows)
+
+
+# --------------------------------------------------------------------------- tests in processes
+
+LOG = """
+tests/runtime/test_cuda.py::test_text[eagle2-1] PASSED             [ 10%]
+tests/runtime/test_cuda.py::test_text[echo, budget-1] FAILED       [ 20%]
+tests/runtime/test_cuda.py::test_text[ar-1] SKIPPED (no CUDA)      [ 30%]
+tests/runtime/test_cuda.py::test_records
+"""
+
+
+def test_a_stopped_process_tells_what_it_knew() -> None:
+    report = Report()
+    report.add(Job("tests/runtime/test_cuda.py", "seeded"), 124, LOG)
+    assert str(report).splitlines() == [
+        "CUDA tests: 1 passed, 1 failed, 1 skipped, 0 error",
+        "  not finished: tests/runtime/test_cuda.py [seeded], at "
+        "tests/runtime/test_cuda.py::test_records",
+    ]
+
+
+def test_failures_stand_with_their_reason() -> None:
+    report = Report()
+    summary = "FAILED tests/runtime/test_cuda.py::test_text[echo, budget-1] - assert 1 == 2"
+    report.add(Job("tests/runtime/test_cuda.py"), 1, LOG + summary)
+    assert report.bad == ["tests/runtime/test_cuda.py::test_text[echo, budget-1]  assert 1 == 2"]
+    report.add(Job("tests/kernels/test_rows.py"), 3, "INTERNALERROR> no context\n")
+    assert report.bad[1:] == [
+        "tests/kernels/test_rows.py  pytest ended with status 3: INTERNALERROR> no context"
+    ]
+
+
+def test_a_library_that_is_not_there_leaves_a_file_out() -> None:
+    report = Report()
+    report.add(Job("tests/a.py"), 2, "E   ModuleNotFoundError: No module named 'polars'\n")
+    assert (report.left_out, report.bad) == (["tests/a.py: no polars here"], [])
+
+
+def test_parts_of_a_file_are_disjoint_and_have_every_cuda_test() -> None:
+    for name, parts in cuda_tests.PARTS.items():
+        file = f"tests/{name}.py"
+        words = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "cuda", file]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+        tests = [line for line in done.stdout.splitlines() if line.startswith(file)]
+        assert len(tests) > 10, done.stdout
+        for test in tests:
+            found = [part for part in parts if matches(part, test)]
+            assert len(found) == 1, f"{test} is in {found}"
+
+
+def matches(expression: str, test: str) -> bool:
+    """As pytest's -k: a word holds where the test's name has it."""
+    words = expression.replace("(", " ( ").replace(")", " ) ").split()
+    operators = {"and", "or", "not", "(", ")"}
+    terms = [word if word in operators else str(word in test) for word in words]
+    return bool(eval(" ".join(terms)))  # of the constants above, True and False
+
+
+def test_words_choose_whole_files() -> None:
+    assert cuda_tests.jobs("thousand") == [Job("tests/kernels/test_laws.py")]
+    files = [job.file for job in cuda_tests.jobs()]
+    assert files[0] == "tests/kernels/test_commit_kv.py"
+    assert files.count("tests/runtime/test_cuda.py") == 6
+
+
+# --------------------------------------------------------------------------- smoke
+
+
+def test_a_check_that_ends_its_process_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next child goes on behind it."""
+    lines = [
+        {"ready": 2.0},
+        {"index": 0, "name": "a", "begun": True},
+        {"index": 0, "name": "a", "ok": True, "remark": "fine", "s": 1.0},
+        {"index": 1, "name": "b", "begun": True},
+    ]
+    told = "a warning\n" + "".join(f"{json.dumps(line)}\n" for line in lines)
+    child = SimpleNamespace(stdout=io.StringIO(told), wait=lambda: -11)
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: child)
+    monkeypatch.setenv("OUT", str(tmp_path))
+    given, found = SimpleNamespace(device="cuda", small=False), list[dict[str, Any]]()
+    assert smoke.one_child(given, 0.0, 0, found) == (-11, 2)  # type: ignore[arg-type]
+    kept = json.loads((tmp_path / "smoke.json").read_text())
+    assert [(line["name"], line["ok"]) for line in kept] == [("a", True), ("b", False)]
+    shown = capsys.readouterr().out
+    assert "a warning" in shown
+    assert "FAIL  b" in shown
+    assert "the process ended with -11" in shown
+
+
+def test_the_first_difference_of_texts() -> None:
+    assert smoke.difference({"a": (1, 2)}, {"a": (1, 2)}) == ""
+    assert smoke.difference({"a": (1, 5)}, {"a": (1, 2)}) == "a from token 1: (5,), not (2,)"
+    assert smoke.difference({}, {"a": (1,)}) == "a from token 0: (), not (1,)"
+
+
+# --------------------------------------------------------------------------- kernels, bytes
+
+
+def test_an_archive_has_machine_code_and_no_more(tmp_path: Path) -> None:
+    for name, files in {"K1": ("a.cubin", "a.json", "a.ptx"), "K2": ("b.ttir",)}.items():
+        (tmp_path / "cache" / name).mkdir(parents=True)
+        for file in files:
+            (tmp_path / "cache" / name / file).write_text(file)
+    assert kernel_archive.pack(tmp_path / "cache", tmp_path / "kernels.tar.xz") == 1
+    assert kernel_archive.unpack(tmp_path / "kernels.tar.xz", tmp_path / "other") == 1
+    found = sorted(path.name for path in (tmp_path / "other").rglob("*.*"))
+    assert found == ["a.cubin", "a.json"]
+
+
+def test_bytes_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted by hand for the tiny pair: float32, 8 layers, a head of one layer."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import torch
+
+    from benchmarks.decode_8b.pair import TINY, random_pair
+    from scripts.gpu.headline import bytes_read
+
+    pair, context = random_pair(TINY, torch.device("cpu")), 100
+    hidden, inner, vocabulary, drafted, keys = 64, 96, 512, 160, 2 * 16
+    layer = 2 * hidden * hidden + 2 * keys * hidden + 3 * hidden * inner + 2 * hidden
+    target = 8 * layer + hidden + vocabulary * hidden
+    block = 2 * hidden * (hidden + 2 * keys) + hidden * hidden + 3 * hidden * inner
+    text = 2 * keys * context
+    plain = bytes_read(pair, {"batch": 3}, context)
+    assert plain == 4 * (target + 3 * 8 * text)
+    drafting = bytes_read(pair, {"batch": 1, "levels": 5.0}, context) - 4 * (target + 8 * text)
+    assert drafting == 4 * (5 * (block + drafted * hidden + text) + 3 * hidden * hidden)
