@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test check docs dist engines bench nightly clean
+.PHONY: help demo test check docs dist engines bench nightly gpu-rehearsal clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -9,6 +9,7 @@ ENGINES := .venv-engines
 ENGINES_READY := $(ENGINES)/.done
 IN_ENGINES = LD_PRELOAD=$(CURDIR)/$(ENGINES)/lib/libiomp5.so \
   SPECCTL_SGLANG_WHEEL="$$(echo $(ENGINES)/wheels/sglang-*.whl)" $(ENGINES)/bin/pytest -o filterwarnings=default -n 2 --dist loadfile --no-loadscope-reorder
+REHEARSAL := ../shared/gpu/rehearse.sh
 PROMPTS := specctl/embedded/prompts.jsonl
 TEXT := draft_logp,parent_entropy,depth,suffix_length,suffix_offered,suffix_support,suffix_count
 DEMO := --depth 8 --children 8 --max-new-tokens 64 --batch-size 8 --threads 1
@@ -22,7 +23,7 @@ export PIP_NO_COMPILE := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 help:  ## Show this list.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY)  ## Set up, then tune the embedded pair for this machine; minutes. Results: .demo/
 	rm -rf .demo && mkdir .demo
@@ -84,6 +85,10 @@ bench: $(READY) $(ENGINES_READY)  ## Set up and run every benchmark, one after t
 	@for bench in $(filter-out %/bench_vllm.py,$(wildcard benchmarks/bench_*.py)); do \
 	  echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
 	LD_PRELOAD=$(CURDIR)/$(ENGINES)/lib/libiomp5.so $(ENGINES)/bin/python benchmarks/bench_vllm.py
+
+gpu-rehearsal: $(READY)  ## Rehearse the two GPU calls of docs/gpu.md without a GPU; 20 minutes.
+	@test -x $(REHEARSAL) || { echo "error: no $(REHEARSAL) here: DEVICE=cpu scripts/gpu_check.sh tries the calls"; exit 2; }
+	$(REHEARSAL) .
 
 clean:  ## Remove .venv, .venv-engines, .demo and caches.
 	rm -rf .venv $(ENGINES) .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis \

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import UTC, datetime
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -13,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scripts.gpu import publish
 from specctl.errors import InputError, UsageError
 from specctl.replay.cost import LinearCost, Steps, load_cost_model
-from specctl.replay.cost.files import CLOCKS, clock_names, clock_of
-from specctl.replay.cost.model import CostModel
+from specctl.replay.cost.files import CLOCKS, clock_names, clock_of, device_of, doubts
+from specctl.replay.cost.model import CostModel, TableCost
 from tests.cli.command import INPUT, refuses, specctl
 from tests.replay.costs import DRAFT, FINGERPRINT, PUBLISHED, grid, table_model
 from tests.replay.logs import random_traces
@@ -77,8 +79,34 @@ def test_every_clock_is_on_the_page_with_its_source() -> None:
     page = (ROOT / "docs/cost-model.md").read_text("utf-8")
     for name in clock_names():
         [row] = re.findall(rf"^\| `{re.escape(name)}` \|.*$", page, re.MULTILINE)
-        assert named(name).source in row
+        model = load_cost_model(Path(name))
+        assert (model.source if isinstance(model, LinearCost) else device_of(model)) in row
     assert {H100, "line"} <= set(clock_names())
+
+
+def test_a_measured_card_goes_by_its_name_with_what_it_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The place of the table that a GPU call returns (docs/gpu.md): the file is all it takes."""
+    model = table_model()
+    assert isinstance(model, TableCost)
+    card = model.machine.model_copy(update={"device": "NVIDIA H100 80GB HBM3"})
+    model = model.model_copy(update={"machine": card})
+    name = publish.clock_name(json.loads(model.to_bytes()))
+    assert name == "h100-8b-eagle3"
+    monkeypatch.setattr("specctl.replay.cost.files.CLOCKS", tmp_path)
+    (tmp_path / f"{name}.json").write_bytes(model.to_bytes())
+    assert clock_names() == [name]
+    found = load_cost_model(Path(name))
+    assert found == model
+    other = FINGERPRINT.model_copy(update={"target_digest": "sha256:" + 64 * "c"})
+    assert clock_of(found, other) == (
+        "the clock of NVIDIA H100 80GB HBM3 (of toy + small, not of this pair)"
+    )
+    late = datetime(2100, 1, 1, tzinfo=UTC)
+    told = " ".join(doubts(found, pair=other, here={"device": "Test CPU"}, now=late))
+    for words in ("not for", "expired", "device was 'NVIDIA H100 80GB HBM3', here it is"):
+        assert words in told
 
 
 def test_a_wrong_name_is_told_the_right_ones(tmp_path: Path, monkeypatch: Any) -> None:
@@ -96,7 +124,7 @@ def test_a_wrong_name_is_told_the_right_ones(tmp_path: Path, monkeypatch: Any) -
 def test_they_are_read_like_any_file(name: str, tmp_path: Path) -> None:
     copy = tmp_path / "copy.json"
     copy.write_bytes((CLOCKS / f"{name}.json").read_bytes())
-    assert load_cost_model(copy).digest == named(name).digest
+    assert load_cost_model(copy).digest == load_cost_model(Path(name)).digest
 
 
 def said(model: CostModel, steps: Steps) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from scripts.gpu import cuda_tests, kernel_archive, smoke
+from scripts.gpu import cuda_tests, kernel_archive, publish, smoke
 from scripts.gpu.cuda_tests import Job, Report
 
 ROOT = Path(__file__).parents[2]
@@ -190,3 +190,60 @@ def test_bytes_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plain == 4 * (target + 3 * 8 * text)
     drafting = bytes_read(pair, {"batch": 1, "levels": 5.0}, context) - 4 * (target + 8 * text)
     assert drafting == 4 * (5 * (block + drafted * hidden + text) + 3 * hidden * hidden)
+
+
+# --------------------------------------------------------------------------- the page
+
+ROW = {
+    "system": "ar", "batch": 1, "mode": "graphs", "ms": 6.9, "min_ms": 6.8, "max_ms": 7.2,
+    "floor_ms": 5.0, "of_floor": 1.38, "pays_from": 1.0,
+}  # fmt: skip
+MACHINE = {"device": "NVIDIA H100", "torch": "2.11", "triton": "3.6", "transformers": "5.17"}
+FOUND = {
+    "machine": MACHINE | {"measured": "2026-12-01T00:00:00Z"},
+    "shape": "8b", "context": 1024, "rounds": 40, "copy": 3.02e6,
+    "rows": [ROW, {"system": "chain 4", "batch": 1, "mode": "graphs", "skipped": "graphs: 50 s"}],
+}  # fmt: skip
+
+
+def test_the_page_has_the_figures_of_the_results_and_no_other() -> None:
+    page = publish.PAGE.read_text("utf-8")
+    assert publish.written(page, publish.headline_of(publish.RESULTS)) == page
+
+
+def test_measured_rows_stand_beside_what_was_predicted() -> None:
+    lines = publish.table(FOUND).splitlines()
+    assert lines[2:] == [
+        "| ar | 1 | graphs | 6.5 to 7.5 | 6.90 | 6.80 to 7.20 | 5.00 | 1.38 | 1.00 |",
+        "| chain 4 | 1 | graphs |  | graphs: 50 s |  |  |  |  |",
+    ]
+    assert "NVIDIA H100" in publish.caption(FOUND)
+    assert "copy 3.02 TB/s" in publish.caption(FOUND)
+    assert "| ar | 1 | graphs | 6.5 to 7.5 | not measured |" in publish.table(None)
+
+
+def test_results_go_where_they_belong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The archive's files too, and the newer of two."""
+    back, parts = tmp_path / "back", tmp_path / "work" / "parts"
+    for folder in (back, parts, tmp_path / "results", tmp_path / "clocks"):
+        folder.mkdir(parents=True)
+    (parts / "kernel-commit_kv-cuda.json").write_text("{}")
+    (parts / "cuda_headline-cuda.json").write_text("{}")
+    subprocess.run(["tar", "czf", back / "results.tgz", "-C", parts.parent, "."], check=True)
+    (back / "cuda_headline-cuda.json").write_text(json.dumps(FOUND))
+    clock = {"machine": {"device": "NVIDIA H100 80GB HBM3"}}
+    (back / "cost_model-8b-cuda.json").write_text(json.dumps(clock))
+    page = tmp_path / "gpu.md"
+    page.write_text(f"{publish.BEGIN}\n{publish.END}\n")
+    for name, value in {
+        "ROOT": tmp_path, "PAGE": page, "RESULTS": tmp_path / "results",
+        "CLOCKS": tmp_path / "clocks",
+    }.items():  # fmt: skip
+        monkeypatch.setattr(publish, name, value)
+    monkeypatch.setattr(sys, "argv", ["publish.py", str(back)])
+    publish.main()
+    assert [path.name for path in (tmp_path / "clocks").iterdir()] == ["h100-8b-eagle3.json"]
+    assert {path.name for path in (tmp_path / "results").iterdir()} == {
+        "cuda_headline-cuda.json", "kernel-commit_kv-cuda.json",
+    }  # fmt: skip
+    assert "| ar | 1 | graphs | 6.5 to 7.5 | 6.90 |" in page.read_text()
