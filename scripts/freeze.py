@@ -95,13 +95,7 @@ STEPS: list[tuple[str, str]] = [
     ("report", "report held --results scores/replay.json --ladder ladder/ladder.json --tune tuned/tune.json"
      " --cost-model cost_model.json -o report.html --json"),
     ("report-live", "report live -o report-live.html --json"),
-    ("import-positions", "import positions.jsonl -o imported --json"),
-    ("import-vllm", "import vllm.jsonl --json"),
-    ("import-spec-bench", "import spec-bench.jsonl --json"),
     ("import-prometheus", "import metrics.txt --json"),
-    ("show-import", "show imported --json"),
-    ("replay-import", "replay imported -p ar -p chain:num_draft_tokens=2 -p oracle --json"),
-    ("replay-import-waves", "replay imported -p chain:num_draft_tokens=2 -p schedule:from_batch=1/2:num_draft_tokens=3/1 --batch-size 2 --json"),
     ("run", "run held.jsonl --limit 12 --max-new-tokens 32 --threads 1 -o run --json --compare "
      "ar,chain,eagle2,eagle2:depth=9,svip,adaedl:threshold=0.4,confidence,ddd,opt_tree,threshold,hetero,c2t,c2t-text,gbdt,./echo,adasd"),
     ("run-batch", "run held.jsonl --limit 12 --max-new-tokens 32 --threads 1 --batch-size 4 -o run4 --json --compare "
@@ -126,43 +120,13 @@ STEPS: list[tuple[str, str]] = [
 
 
 def inputs(work: Path) -> None:
-    """Writes the prompts of the demo and small logs of other tools."""
+    """Writes the prompts of the demo and a scrape of a server's metrics."""
     lines = PROMPTS.read_text("utf-8").splitlines(keepends=True)
     numbered = list(enumerate(lines, 1))
     (work / "fit.jsonl").write_text(
         "".join(line for n, line in numbered if n % 10 in (1, 4, 7)), "utf-8"
     )
     (work / "held.jsonl").write_text("".join(line for n, line in numbered if n % 5 == 3), "utf-8")
-    lengths = [
-        [1, 3, 2, 1, 2, 4, 1, 1, 2, 1],
-        [1, 2, 2, 1, 1, 3, 2, 1],
-        [1, 1, 4, 2, 1, 2, 1, 1, 1],
-    ]
-    _write_lines(
-        work / "positions.jsonl",
-        [
-            {
-                "id": f"r{n}",
-                "category": "code" if n else "chat",
-                "prompt_token_ids": [5] * (3 + n),
-                "generated_token_ids": [7] * len(row),
-                "acc_eagle": {"acc_len": row},
-            }
-            for n, row in enumerate(lengths)
-        ],
-    )
-    answer = {
-        "index": 0,
-        "turns": ["x"],
-        "decoding_steps": [3],
-        "new_tokens": [7],
-        "wall_time": [0.5],
-        "accept_lengths": [3, 1, 3],
-    }
-    rows = [
-        {"question_id": n, "category": "math", "model_id": "m", "choices": [answer]} for n in (1, 2)
-    ]
-    _write_lines(work / "spec-bench.jsonl", rows)
     counters = {"num_drafts": 100, "num_draft_tokens": 300, "num_accepted_tokens": 150}
     scrape = [
         f'vllm:spec_decode_{name}_total{{engine="0",model_name="m"}} {value}'
@@ -171,17 +135,6 @@ def inputs(work: Path) -> None:
     per_position = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",model_name="m",position="{}"}} {}'
     scrape += [per_position.format(n, value) for n, value in enumerate((80, 50, 20))]
     (work / "metrics.txt").write_text("".join(f"{line}\n" for line in scrape), "utf-8")
-    accepted = {
-        "mean_acceptance_length": 2.2, "acceptance_histogram": [4, 2, 2, 2],
-        "acceptance_histogram_by_draft_length": {"3": [4, 2, 2, 2]}, "num_spec_steps": 10,
-        "num_accepted_draft_tokens": 12, "num_draft_tokens": 30, "num_spec_tokens": 3,
-    }  # fmt: skip
-    rows = [{"id": f"q{n}", "metrics": {"speculative_decoding": accepted}} for n in range(3)]
-    _write_lines(work / "vllm.jsonl", rows)
-
-
-def _write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
 
 
 def run_all(work: Path, only: str) -> dict[str, Any]:

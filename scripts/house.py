@@ -51,13 +51,13 @@ HELD = {
     # errors of libraries that ran out of memory (part 5).
     # 55 the record of a watch (part 5).
     # 10 the GPUs of a worker, 16 what `auto` stands for where its cluster has ended (part 5).
-    PLAIN: 3514,
+    PLAIN: 3489,
     # Of these 90 are chains: by batch size, and in place of trees (part 2); 120 the marginal rule
     # of levels and a table of acceptance, 25 ECHO's reranked tree and words of papers,
     # 175 ratio verification of drafts that are drawn, and which stops it may have, 20 AdaEDL on a
     # tree, 90 copies of the text, a part of their own, and what they do not go with (part 4).
     "policy": 4160,
-    "artifacts": 3130,  # 25 the twin and the self-test of a table of acceptance (part 4)
+    "artifacts": 3125,  # 25 the twin and the self-test of a table of acceptance (part 4)
     "registry": 2727,  # the first digits of a digest; 12 read many histories at once (part 5)
     # 60 refuse words before models load, 35 skip prompts that are too long, 35 name a misspelt
     # setting, 40 are reprs and max_tokens, 30 say why a model cannot be loaded, 16 what public
@@ -71,33 +71,33 @@ HELD = {
     # 500 spread a collection over Ray workers that die, join and leave (part 5).
     # 20 record a run of `specctl run`, and a dense sample beside rounds (part 5).
     "collect": 4776,
-    # 810 read engines' logs, metrics and responses and say what they mean, 210 put together prompts
+    # 700 read servers' logs and metrics and say what they mean, 210 put together prompts
     # that span segments (part 2), 18 the recent part of a set (part 5).
-    "logs": 5908,
+    "logs": 4523,
     # 215 the table of acceptance, 120 presets of papers and their Eq. 2, 40 K_max by a clock,
     # 40 heat maps of scorers (part 4). 12 bounds of what is held (part 5).
     "train": 5302,
-    # 425 engines in replay and tuning, 590 their step times as a clock (part 2), 70 ranges in rows
-    # of replay and the base tree of the traces, 150 SpecDecode-Bench's own definition of speed-up
-    # with its table and refusals (part 3), 210 a profile's check of itself, 180 named clocks and
-    # what they do not know, 210 the time of policies' own decisions, 60 waiting told from work
+    # 300 vLLM's batches in replay and tuning, 590 its step times as a clock (part 2), 70 ranges in
+    # rows of replay and the base tree of the traces (part 3), 210 a profile's check of itself,
+    # 180 named clocks and what they do not know, 210 the time of policies' own decisions, 60
+    # waiting told from work
     # 10 Φ of the path of highest own probability, 300 figures of papers, 10 artifacts of another
     # pair, 110 copies of the text, exactly, what they cost and the search of their settings
     # (part 4). 270 keep sums by prompt in the place of rounds: scores, tallies and what lies beyond
     # a clock, added to chunk by chunk, 21 bounds of what fits and the ladder hold (part 5).
     # 5 the part of traces that fit mars reads, 9 one array for what the ladder holds (part 5).
-    "replay": 10765,
+    "replay": 9930,
     # 280 the answer in front: gains, distance, picture, engines; 45 measured runs, 50 terms that
     # are explained and text that breaks at the right places, 30 drawings for phones, less 120
     # replaced (part 3). 650 figures of papers: sections, heat maps, bars and boxes (part 4).
     # 95 the section of a watch (part 5).
-    "report": 2355,
+    "report": 2351,
     # 65 the order of prompts and what was cut short, 155 what a change costs, 38 recall of gates
     # (part 5).
     "watch": 1202,
     # 110 lines are examples of help, 70 its groups, 60 config.toml, 100 --wide, --help-all and what
     # an interrupted verb left, 90 options of shared verbs on lines of their own, 570 quickstart and
-    # doctor, 20 check choices of every verb, 25 replay several imports (part 3).
+    # doctor, 20 check choices of every verb (part 3).
     # 45 --preset, K_max by a clock, 2 a line on copied rounds (part 4).
     # 240 drift and recalibrate, 17 say what was sampled and
     # that memory ran out (part 5).
@@ -106,17 +106,16 @@ HELD = {
     # 60 a dense sample of runs and collections (part 5).
     # 8 of these for what an engine serves (part 5).
     # 10 bound what fit mars reads of traces (part 5).
-    "cli": 4556,  # 150 export, 40 profile --from, 25 weigh an import, 10 --unfinished (part 2)
+    "cli": 4458,  # 150 export, 40 profile --from, 25 weigh an import, 10 --unfinished (part 2)
     # 530 for prompts that span segments, 800 for what engines log, 450 for their batching, 1400 for
     # the plugin (part 2). 60 what to set, for a report (part 3).
     # 1,950 the plugin inside vLLM, 1,310 exports to four engines (part 2), 40 of drafts that are
     # drawn, 5 refuse copies (part 4).
     # 30 a dense sample beside a policy (part 5).
-    "engines": 3460,
+    "engines": 3456,
     # 450 tables at four widths, wrong inputs, settings; 410 packaging, reference; 270 the report,
-    # which a browser measures too; 125 Parquet prompts; 290 the peer's definition, last rounds,
-    # answers compared, short digests, one meaning an option; 265 examples (part 3);
-    # 420 named clocks, deciders, the peer's simulator and speed.py step by step; 210 the table of
+    # which a browser measures too; 125 Parquet prompts; short digests, one meaning an option; 265
+    # examples (part 3); 350 named clocks, deciders, the peer's simulator; 210 the table of
     # acceptance, copies, levels that stop; 720 sampled drafts by enumeration and a reference
     # 420 the papers written down, 610 their figures, node by node and as drawn, 250 copies of the
     # text, 40 K_max of clocks with and without a knee (part 4); 400 the alarm and its verbs
@@ -130,7 +129,7 @@ HELD = {
     # 245 two devices of this process's memory, and a target over both (part 5).
     # 38 groups of prompts in a curve, what a sample of nodes holds, a ladder of some prompts
     # (part 5).
-    TESTS: 49990,
+    TESTS: 48675,
 }
 """What rooms above their budget may hold, since 2026-11-23: they may only shrink. Eight people who
 each rewrote one or two of these rooms for two hours took 3,200 lines out of 53,000 and found no

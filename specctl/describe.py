@@ -1,4 +1,4 @@
-"""`specctl show`: an artifact, a trace set or an import, told apart by what the place holds."""
+"""`specctl show`: an artifact or a trace set, told apart by what the place holds."""
 
 from __future__ import annotations
 
@@ -93,8 +93,6 @@ def _bucket(what: str, place: str, *, unfinished: bool) -> Answer:
 
 
 def _folder(path: Path) -> Answer:
-    if (path / "import.json").is_file():
-        return _import(path)
     if (path / "config.json").is_file():
         return _artifact(artifact_at(str(path), None))
     if path.is_file():
@@ -120,8 +118,8 @@ def _engine_file(path: Path) -> Answer:
 def _unknown(what: str, found: str) -> InputError:
     return InputError(
         what,
-        expected="the folder of an artifact (config.json), of traces (trace.json) or of an import "
-        "(import.json), a file of `specctl export`, or PLACE/NAME@ALIAS of a registry",
+        expected="the folder of an artifact (config.json) or of traces (trace.json), a file of "
+        "`specctl export`, or PLACE/NAME@ALIAS of a registry",
         found=found,
         fix="check the path; `specctl registry show NAME` has the versions of a name",
     )
@@ -158,15 +156,6 @@ def _in_words(shape: Any) -> str:
     """`full: depth 5, top_k 4`, without what is not set."""
     settings = [f"{name} {value}" for name, value in shape.items() if value is not None]
     return f"{shape['kind']}: {', '.join(settings)}".replace(f"kind {shape['kind']}, ", "", 1)
-
-
-def _import(path: Path) -> Answer:
-    from specctl.logs.imported_log import ImportedLog
-    from specctl.replay.imported import describe_imported_log
-
-    traces = ImportedLog.open(path)
-    data = {"digest": traces.digest, "header": traces.header.model_dump(mode="json")}
-    return Answer(data, [describe_imported_log(traces)])
 
 
 def _counts(summary: dict[str, Any], *, is_dense: bool) -> tuple[tuple[str, str], ...]:

@@ -177,37 +177,12 @@ class PolicyScores(ResultRecord):
     by_category: tuple[PolicyFigures, ...]
 
 
-class SequentialScores(ResultRecord):
-    """Policies that were replayed one request at a time; `baseline` is one's label."""
+class ReplayScores(TraceFacts):
+    """`replay.json`: policies replayed one request at a time; `baseline` is one's label."""
 
     kind: Literal["replay"]
     baseline: str
     policies: tuple[PolicyScores, ...] = Field(min_length=1)
-
-
-class ReplayScores(SequentialScores, TraceFacts):
-    """`replay.json` of dense traces, one request at a time."""
-
-
-class ImportFacts(ResultRecord):
-    """The import that figures hold for; it names no models.
-
-    Attributes:
-        source: format, name, digest. drafters: by name, the depth that each round was offered.
-        cost_model, clock: as of traces.
-    """
-
-    specctl_version: str
-    traces_digest: str
-    source: dict[str, Any]
-    entry_predicts: str
-    drafters: dict[str, Any]
-    cost_model: str | None
-    clock: str | None
-
-
-class ImportScores(SequentialScores, ImportFacts):
-    """`replay.json` of an import, one request at a time."""
 
 
 # ------------------------------------------------------------------------------------- ladder

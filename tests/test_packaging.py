@@ -27,7 +27,6 @@ from specctl.runtime.requests import Sampling
 from tests.artifacts.examples import write_artifact
 from tests.cli.command import specctl as command
 from tests.collect.rounds import DIGEST
-from tests.logs.import_cases import import_rows, request
 
 ROOT = Path(__file__).parents[1]
 MAX_BYTES = 20 << 20
@@ -207,12 +206,11 @@ def test_the_version_is_written_once() -> None:
 
 
 def stamps(folder: Path) -> Iterator[str]:
-    """Versions in what specctl writes: an artifact, a signature, a trace set, an import."""
+    """Versions in what specctl writes: an artifact, a signature, a trace set."""
     artifact = load_artifact(write_artifact(folder / "artifact"))
     yield artifact.manifest.provenance.specctl_version
     signed = statement_bytes(DIGEST, "pair:name", utc_now(), None)
     yield json.loads(signed)["predicate"]["specctl_version"]
-    yield import_rows(folder, request("a", 5, eagle=[1, 3, 2, 1, 2])).header.specctl_version
     policy = Policy(shape=StaticTree())
     digests = dict.fromkeys(("target_digest", "drafter_digest", "tokenizer_digest"), DIGEST)
     yield make_header(policy, Sampling(), collect={}, **digests).specctl_version

@@ -42,7 +42,6 @@ OF_HUB = {".cache": stat.S_ISDIR, ".gitattributes": stat.S_ISREG}
 _KINDS = {
     "registry.json": "a registry",
     "trace.json": "a trace set",
-    "import.json": "an import of another tool's log",
     "config.json": "an artifact or a model",
 }
 _PLAIN = re.compile(r"[a-z0-9._-]+")

@@ -20,7 +20,6 @@ from specctl.cli.options import (
 )
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
-from specctl.errors import UsageError
 from specctl.ray_cluster import spread_over
 from specctl.records import option
 from specctl.replay.config import (
@@ -123,12 +122,7 @@ specctl replay traces -p ar,chain --cost-model cost_model.json --batch-size 8"""
     wide=True,
 )
 def replay(
-    traces: Annotated[
-        list[str],
-        typer.Argument(
-            help="Dense trace folders of one pair, or folders of `specctl import`, each by itself."
-        ),
-    ],
+    traces: DenseTracesArgument,
     policy: Annotated[
         list[str],
         typer.Option(
@@ -146,7 +140,6 @@ def replay(
     """Score policies from traces, without the models.
 
     Counts are exact for lossless policies that the log supports; others are marked, with bounds.
-    Of an import, which holds chains: ar, chain:num_draft_tokens=K and oracle.
     """
     from specctl.logs.trace_files import open_place, read_header, split_reference
     from specctl.logs.trace_set import TraceSet
@@ -154,45 +147,21 @@ def replay(
     from specctl.runtime.policy_spec import check_words
 
     settings = config.build(policies=policy, num_threads=threads)
-    is_import = [(Path(folder) / "import.json").is_file() for folder in traces]
-    if not any(is_import):
-        check_words(settings.specs)  # an import has words of its own
-        for folder in traces:
-            read_header(open_place(split_reference(folder)[0]))
-    groups = [[folder] for folder in traces] if all(is_import) else [traces]
-    places = (
-        [out] * len(groups)
-        if len(groups) == 1
-        else [out and out / Path(folder).resolve().name for folder in traces]
-    )
-    if len(set(places)) < len(groups) and out is not None:
-        found, fix = " ".join(traces), "replay them into folders of their own"
-        raise UsageError("--out", expected="imports of different names", found=found, fix=fix)
-    for place in places:
-        if place is not None:
-            prepare_folder(place)
+    check_words(settings.specs)
+    for folder in traces:
+        read_header(open_place(split_reference(folder)[0]))
+    if out is not None:
+        prepare_folder(out)
 
     from specctl.replay.results import write_result
-    from specctl.replay.run import replay_folders
+    from specctl.replay.run import replay_traces
 
-    if any(is_import):
-        given = {"--workers": workers is not None, "--ray": ray is not None}
-        refuse_ignored(given, expected="dense traces", found="an import")
     with spread_over(workers, ray, traces) as spread:
-
-        def opened(*names: str) -> TraceSet:
-            return replace(TraceSet.open(*names), spread=spread)
-
-        results = [
-            replay_folders(group, settings, opened, progress=console.progress, warn=console.warn)
-            for group in groups
-        ]
-    for place, result in zip(places, results, strict=True):
-        if place is not None:
-            write_result(result, place)
-    data = [result.to_json() for result in results]
-    parts = [part for result in results for part in result.shown()]
-    return Answer(data if len(data) > 1 else data[0], parts)
+        opened = replace(TraceSet.open(*traces), spread=spread)
+        result = replay_traces(opened, settings, progress=console.progress, warn=console.warn)
+    if out is not None:
+        write_result(result, out)
+    return Answer(result.to_json(), result.shown())
 
 
 @verb(

@@ -32,7 +32,6 @@ Kind = Literal[
     "engine log",
     "dense traces",
     "live traces",
-    "import",
     "cost model",
     "tuning",
     "artifact",
@@ -236,8 +235,6 @@ def _folder(word: str) -> Thing:
     path = Path(word)
     if (path / "tune.json").is_file():
         return _file(str(path / "tune.json"))
-    if (path / "import.json").is_file():
-        return Thing(word, "import")
     if (path / "config.json").is_file() and "artifact_version" not in read_config(
         path / "config.json"
     ):
@@ -276,7 +273,7 @@ def _file(word: str) -> Thing:
     except PromptError as error:
         raise InputError(
             word,
-            expected="prompts, a log, metrics or responses of an engine, or a result of specctl",
+            expected="prompts, a log or metrics of an engine, or a result of specctl",
             found=f"none of these; as prompts, {error.found}",
             fix="docs/cli.md and docs/import.md list the formats",
         ) from error
@@ -395,11 +392,6 @@ def plan_for(words: Words) -> Plan:
             ),
             "docs/vllm.md",
         )
-    if "import" in first:
-        scores = f"specctl replay {first['import']} -p ar -p chain:num_draft_tokens=3 -p oracle"
-        aim = "Replay chains of the import: how long should drafts be?"
-        commands = (f"specctl show {first['import']}", scores, words.profile)
-        return Plan(aim, commands, "docs/import.md")
     return _plan_of_pair(words)
 
 

@@ -1,4 +1,4 @@
-"""`specctl show`, `compose` and `import`: what is there, joined, or read from other tools."""
+"""`specctl show`, `compose` and `import`: what is there, joined, or read from a server."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from specctl.cli.app import app
 from specctl.cli.options import UnfinishedOption
 from specctl.cli.verbs import verb
 from specctl.console import Answer
+from specctl.errors import check_choice
 from specctl.records import option
 
 
@@ -21,49 +22,16 @@ from specctl.records import option
     "import",
     examples="""specctl import vllm.log
 specctl import http://localhost:8000/metrics
-specctl import acceptance.jsonl -o imported""",
+specctl import vllm.log --cost-model cost_model.json --batch-size 8""",
     wide=True,
 )
 def import_(
     source: Annotated[
         str,
-        typer.Argument(help="File that another tool wrote, or http://HOST:PORT/metrics."),
+        typer.Argument(help="Log that a server wrote, or http://HOST:PORT/metrics."),
     ],
-    out: Path | None = option(
-        None, "Folder to write", name="--out -o", default="none, which a summary may go without"
-    ),
-    format: str = option(
-        "auto",
-        "auto, specdecode-bench, spec-bench, vllm-requests, vllm-prometheus, vllm-log, "
-        "sglang-requests, sglang-prometheus, sglang-log",
-    ),
-    drafter: list[str] | None = option(
-        None, "Drafter to read, NAME of acc_NAME; repeatable", default="all"
-    ),
-    offered_depth: str | None = option(
-        None,
-        "Draft tokens per round of the log, e.g. eagle=5,ngram=20",
-        default="inferred",
-        group="advanced",
-    ),
-    entry_predicts: str | None = option(
-        None,
-        "Token that entry i of acc_len drafts first: same (i) or next (i + 1)",
-        default="same",
-        group="advanced",
-    ),
-    max_misaligned: float | None = option(
-        None,
-        "Largest share of entries that may not fit, in [0, 1]",
-        default="0.01",
-        group="advanced",
-    ),
-    questions: Path | None = option(
-        None, "Spec-Bench question file, for categories", default="none"
-    ),
-    plain: Path | None = option(
-        None, "Spec-Bench answers of plain decoding, for speed-ups", default="none"
-    ),
+    out: Path | None = option(None, "Folder for summary.json", name="--out -o", default="none"),
+    format: str = option("auto", "auto, vllm-prometheus, vllm-log, sglang-prometheus, sglang-log"),
     cost_model: Path | None = option(
         None, "cost_model.json or a named clock, to name the best draft length", default="none"
     ),
@@ -80,24 +48,17 @@ def import_(
         int, typer.Option(min=1, help="Text of each request there, tokens.")
     ] = 512,
 ) -> Answer:
-    """Read logs and metrics of other tools.
+    """Read a server's log or metrics.
 
-    Of per-position acceptance, to replay chains from; of other figures, a summary.
+    Acceptance by position, what shorter drafts would accept, and which length is fastest.
     """
-    from specctl.logs.acceptance_lists import LAST_ROUND
-    from specctl.logs.importing import ImportOptions, describe_summary, import_file, parse_depths
+    from specctl.logs.importing import FORMATS, describe_summary, import_file
     from specctl.logs.sources import Source
-    from specctl.replay.imported import describe_imported_log, explain_import
+    from specctl.runtime.output import json_bytes, prepare_folder, write_whole
 
-    options = ImportOptions(
-        format=format,
-        drafters=tuple(drafter or ()),
-        offered_depths=parse_depths(offered_depth),
-        entry_predicts=entry_predicts,
-        max_misaligned=max_misaligned,
-        questions=questions,
-        plain=plain,
-    )
+    check_choice("--format", format, FORMATS)
+    if out is not None:
+        prepare_folder(out)
     clock, load = None, f"batch size {batch_size} and {context_tokens} tokens of context"
     if cost_model is not None or linear is not None:
         from specctl.replay.ladder.tally import LoadClock
@@ -108,19 +69,10 @@ def import_(
         clock = partial(model.chain_us, context_tokens=context_tokens)
     text = Source.of(source)
     with console.progress("bytes read", text.size_bytes) as tick:
-        imported = import_file(text, out, options, clock=clock, load=load, on_bytes=tick)
-    if imported.log is None:
-        return Answer(imported.to_json(), describe_summary(imported))
-    for name, lists in imported.log.header.drafters.items():
-        if cut := lists.misaligned.get(LAST_ROUND):
-            console.warn(
-                f"{name}: {cut} entries are missing or left over at the ends of texts, whose last "
-                "round the file holds in part"
-            )
-    drafters = explain_import(imported.log, clock, load)
-    sentences = [f"{name}: {line}" for name in drafters for line in drafters[name]["meaning"]]
-    data = {**imported.to_json(), "drafters": drafters}
-    return Answer(data, [describe_imported_log(imported.log), *sentences])
+        summary = import_file(text, format=format, clock=clock, load=load, on_bytes=tick)
+    if out is not None:
+        write_whole(out / "summary.json", json_bytes(summary), "summary")
+    return Answer(summary, describe_summary(summary))
 
 
 @verb(
@@ -133,13 +85,13 @@ def show(
     what: Annotated[
         str,
         typer.Argument(
-            help="Folder of an artifact, of traces or of an import; traces also as s3://... and "
-            "@sha256:...; an artifact of a registry as PLACE/NAME@ALIAS."
+            help="Folder of an artifact or of traces; traces also as s3://... and @sha256:...; an "
+            "artifact of a registry as PLACE/NAME@ALIAS."
         ),
     ],
     unfinished: UnfinishedOption = False,
 ) -> Answer:
-    """Print an artifact, traces or an import."""
+    """Print an artifact or traces."""
     from specctl.describe import describe_named
 
     return describe_named(what, unfinished=unfinished)

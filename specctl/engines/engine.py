@@ -140,7 +140,7 @@ class Engine:
             says how long and large, where a log is at hand.
         write: a policy of which nothing is lost.
         read: the policy of flags and files; the inverse of `write`.
-        batching: how replay simulates its batches; for those that it has no model of, ours.
+        batching: how replay simulates its batches; ours for SGLang and where it has no model.
         max_batch_size: requests that it decodes together with drafts; None: no bound.
         has_plugin: specctl runs inside it, and can log there.
     """

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import ValidationError, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from specctl.engines.engine import (
     Engine,
@@ -22,9 +22,8 @@ from specctl.engines.engine import (
 )
 from specctl.errors import EngineError
 from specctl.policy import Chain, ChainSchedule, Policy, RootOnly, Shape, StaticTree, build_shape
-from specctl.policy.family import Depth, NumTokens, TopK
-from specctl.records import Record, describe_violation, require
-from specctl.replay.adaptive import AdaptiveSlot, parse_slots
+from specctl.policy.family import Depth, Length, NumTokens, TopK
+from specctl.records import PositiveInt, Record, describe_violation, require
 
 ADAPTIVE_FILE = "sglang-adaptive.json"
 ALGORITHMS: dict[Method, str] = {"eagle3": "EAGLE3", "eagle": "EAGLE", "draft_model": "STANDALONE"}
@@ -47,6 +46,15 @@ class SglangFlags(Record):
         most = most_nodes(steps, self.eagle_topk)
         require(steps < found <= most, f"num_draft_tokens {found} outside {steps + 1} to {most}")
         return self
+
+
+class Slot(Record):
+    """Settings of the batch sizes from one key of the adaptive file on: one candidate is kept."""
+
+    candidate_steps: Annotated[tuple[Length, ...], Field(min_length=1)]
+
+
+SLOTS = TypeAdapter(Annotated[dict[PositiveInt, Slot], Field(min_length=1)])
 
 
 def flag_of(field: str) -> str:
@@ -92,7 +100,6 @@ def write(policy: Policy, serving: Serving) -> Export:
     lengths = zip(shape.from_batch, shape.num_draft_tokens, strict=True)
     content = {str(start): {"candidate_steps": [length]} for start, length in lengths}
     text = json.dumps(content, indent=2) + "\n"
-    slots_of(text)
     flags += ["--speculative-adaptive"]
     flags += ["--speculative-adaptive-config", serving.path(ADAPTIVE_FILE)]
     notes = (
@@ -103,19 +110,13 @@ def write(policy: Policy, serving: Serving) -> Export:
     return Export(tuple(flags), files={ADAPTIVE_FILE: text}, notes=notes)
 
 
-def slots_of(text: str) -> dict[int, AdaptiveSlot]:
-    """The slots of an adaptive file; `EngineError` if it is none."""
-    try:
-        return parse_slots(text)
-    except ValueError as error:
-        found = describe_violation(error) if isinstance(error, ValidationError) else str(error)
-        raise refused("SGLang's adaptive configuration", found) from error
-
-
 def read(flags: Sequence[str], files: Mapping[str, str]) -> Policy:
     """The policy; a slot of several candidates is SGLang's own and none of specctl's."""
     if ADAPTIVE_FILE in files:
-        slots = slots_of(files[ADAPTIVE_FILE])
+        try:
+            slots = dict(sorted(SLOTS.validate_json(files[ADAPTIVE_FILE]).items()))
+        except ValidationError as error:
+            raise refused("SGLang's adaptive configuration", describe_violation(error)) from error
         moving = [size for size, slot in slots.items() if len(slot.candidate_steps) > 1]
         if moving:
             raise refused(
@@ -142,7 +143,6 @@ SGLANG = Engine(
     checked="0.5.23: its own code takes flags and file (tests/engines/test_sglang_files.py)",
     files=(ADAPTIVE_FILE,),
     budgets=("per_request",),
-    batching="sglang",
     loss=loss,
     draws=lambda shape: "that drafts are drawn: SGLang drafts the likeliest tokens",
     nearest=fixed_shape,

@@ -33,7 +33,6 @@ def chain_figures(
     num_accepted: int,
     *,
     is_ragged: bool,
-    if_chains: str = "",
     not_known: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Figures of rounds whose draft was a chain, and of every chain that is no longer.
@@ -41,7 +40,6 @@ def chain_figures(
     Args:
         num_rounds: above 0. at_least: rounds with at least 1, 2, ... accepted draft tokens.
         is_ragged: not every round drafted all positions. Each drafted at least one.
-        if_chains: the condition under which the drafts were chains, where that is not known.
         not_known: further things that the source does not say.
 
     Returns:
@@ -79,7 +77,7 @@ def chain_figures(
         "conditional_prob": [
             n / before if before else None for n, before in zip(at_least, reached, strict=True)
         ],
-        "fixed_length_sweep": sweep_of(ranges, basis, if_chains) if ranges else None,
+        "fixed_length_sweep": sweep_of(ranges, basis) if ranges else None,
         "why_no_sweep": None if ranges else "acceptance by position was not counted",
         "not_known": [
             *([f"acceptance beyond {depth} draft tokens"] if at_least and at_least[-1] else []),

@@ -36,7 +36,6 @@ from specctl.logs.acceptance_figures import (
     sweep_of,
 )
 from specctl.logs.import_lines import OnBytes, Sample, Spot, metric_samples, text_lines
-from specctl.logs.response_summaries import IF_CHAINS
 from specctl.logs.sources import Source
 
 # ----------------------------------------------------------------- vLLM, metrics
@@ -253,6 +252,8 @@ _MAX_DEPTH = 256
 _TREES = "the drafts are trees, of which shorter chains do not follow"
 _VARIES = "the number of draft tokens changed while the server ran"
 _NO_DEPTH = "the number of draft tokens is not there: keep the log's line of server_args"
+_IF_CHAINS = "if the drafts were chains (--speculative-eagle-topk 1)"
+"""SGLang counts the same of trees, by depth; its figures do not say which they were."""
 
 
 def summarise_sglang_counters(source: Source, *, on_bytes: OnBytes | None = None) -> dict[str, Any]:
@@ -415,6 +416,6 @@ def _mean_figures(
         "not_known": ["acceptance by position", *not_known, UNKNOWN_BATCHES],
     }
     if depth is not None and depth > 0:
-        sweep = sweep_of(mean_ranges(mean, depth), basis, "" if is_chain else IF_CHAINS)
+        sweep = sweep_of(mean_ranges(mean, depth), basis, "" if is_chain else _IF_CHAINS)
         figures |= {"fixed_length_sweep": sweep, "why_no_sweep": None}
     return figures

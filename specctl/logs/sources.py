@@ -1,4 +1,4 @@
-"""The text that an import reads: a file, or what a server answered at an address."""
+"""The text that an import reads: a file, or a server's answer at an address."""
 
 from __future__ import annotations
 

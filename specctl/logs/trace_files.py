@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -133,11 +133,7 @@ def enclosing_set(path: Path) -> Path | None:
 class Stored(Record):
     """Base of stored JSON: one version, canonical bytes."""
 
-    VERSION: ClassVar[tuple[str, int]] = ("trace_version", TRACE_VERSION)
-    PAGE: ClassVar[str] = "docs/trace-format.md"
-    NEWER: ClassVar[str] = NEWER
-    RESTORE: ClassVar[str] = "restore the file"
-    """The advice where the version or fields are others, and where the bytes are."""
+    trace_version: int = TRACE_VERSION
 
     def to_bytes(self) -> bytes:
         """Canonical JSON: equal records, equal bytes."""
@@ -157,28 +153,27 @@ def parse_record(where: str, content: bytes, kind: type[RecordT]) -> RecordT:
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise _altered(where, "JSON", f"{len(content)} other bytes", kind.RESTORE) from error
-    field, version = kind.VERSION
-    found = value.get(field) if isinstance(value, dict) else None
-    if found != version:
-        expected = f"{field} {version}"
-        raise TraceSchemaError(where, expected=expected, found=f"{found!r}", fix=kind.NEWER)
+        raise _altered(where, "JSON", f"{len(content)} other bytes") from error
+    found = value.get("trace_version") if isinstance(value, dict) else None
+    if found != TRACE_VERSION:
+        expected = f"trace_version {TRACE_VERSION}"
+        raise TraceSchemaError(where, expected=expected, found=f"{found!r}", fix=NEWER)
     try:
         record = kind.model_validate(value)
     except ValidationError as error:
         raise TraceSchemaError(
             where,
-            expected=f"the fields of {kind.PAGE}",
+            expected="the fields of docs/trace-format.md",
             found=describe_violation(error),
-            fix=kind.NEWER,
+            fix=NEWER,
         ) from error
     if record.to_bytes() != content:
-        raise _altered(where, "canonical JSON", "altered bytes", kind.RESTORE)
+        raise _altered(where, "canonical JSON", "altered bytes")
     return record
 
 
-def _altered(where: str, expected: str, found: str, fix: str = Stored.RESTORE) -> TraceCorruptError:
-    return TraceCorruptError(where, expected=expected, found=found, fix=fix)
+def _altered(where: str, expected: str, found: str) -> TraceCorruptError:
+    return TraceCorruptError(where, expected=expected, found=found, fix="restore the file")
 
 
 class _Tokens(Record):
@@ -221,7 +216,6 @@ def _check_collect(collect: dict[str, JsonValue]) -> dict[str, JsonValue]:
 class TraceHeader(Stored):
     """`trace.json`: what a set was collected from and how; see the page for each field."""
 
-    trace_version: int = TRACE_VERSION
     schema_ids: dict[str, Digest]
     target_digest: Digest
     drafter_digest: Digest | None
@@ -253,10 +247,7 @@ def read_header(place: Place) -> TraceHeader:
         if place.keys(ROUNDS):
             raise _altered(where, "the header of the segments that are there", "none") from error
         found, fix = "another folder", "name what `specctl collect` wrote"
-        if place.root is not None and (place.root / "import.json").is_file():
-            found = "an import"
-            fix = "an import can only be replayed: it holds accepted lengths, no drafted trees"
-        elif place.root is not None and place.root.is_file():
+        if place.root is not None and place.root.is_file():
             found, fix = "a file", "name a set; `specctl import` reads logs and metrics of engines"
         elif place.root is not None and not place.root.is_dir():
             found = "no such folder"
@@ -307,7 +298,6 @@ class NodesFile(Record):
 class SegmentRecord(Stored):
     """Counts and names of a segment; canonical JSON in the footer of its rounds file."""
 
-    trace_version: int = TRACE_VERSION
     header_digest: Digest
     policy: dict[str, JsonValue]
     nodes: NodesFile | None

@@ -219,8 +219,7 @@ def run_batches(
             now = max(now, float(arrival_us[num_joined]))
         starts.append(now)
         num_scheduled, joiner = num_active, num_joined
-        is_open = not (load.engine == "waves" and num_active)
-        while is_open and num_active < load.batch_size and num_joined < num_requests:
+        while num_active < load.batch_size and num_joined < num_requests:
             if arrival_us is not None and prompt_us is not None:
                 if arrival_us[num_joined] > now:
                     break

@@ -26,18 +26,15 @@ def no_progress(label: str, total: int) -> Iterator[Tick]:
     yield lambda _=1: None
 
 
-Engine = Literal["specctl", "vllm", "sglang", "waves"]
-"""Whose batching is simulated; all of them read a prompt whole.
+Engine = Literal["specctl", "vllm"]
+"""Whose batching is simulated; both read a prompt whole.
 
-- `specctl`: `DecodeLoop.step`. Requests join as slots free up; their prompts are read one after
-  another while everybody waits, then all active requests decode one round. A length by batch size
-  is that of the requests that decode.
+- `specctl`: `DecodeLoop.step`, and SGLang 0.5.23 without overlap scheduling. Requests join as slots
+  free up; their prompts are read one after another while everybody waits, then all active requests
+  decode one round. A length by batch size is that of the requests that decode.
 - `vllm` (0.32, synchronous scheduling): prompts are read in the same forward as the others' rounds,
   and their requests decode from the next step on. A length by batch size is that of the requests
   *scheduled* one step earlier, prompts included, when the drafts were made.
-- `sglang` (0.5.23, without overlap scheduling): as `specctl`, since a batch of prompts runs before
-  the next batch of rounds; the one whose lengths may be adaptive (`replay.adaptive`).
-- `waves`: as `specctl`, but slots are filled when all are free (static batches).
 """
 
 ARRIVAL_RATE: float | None = option(
@@ -54,7 +51,7 @@ class ReplayConfig(BaseModel):
     Attributes:
         policies: names with settings, or artifact folders; an entry may hold several, separated
             by commas.
-        cost_model: a load on dense traces needs it.
+        cost_model: a load needs it.
         num_threads: chunks of a log in flight; each computes with one thread.
     """
 
@@ -75,36 +72,16 @@ class ReplayConfig(BaseModel):
         1, "Prompts decoded together at most; above 1 the batch is simulated", ge=1, group="common"
     )
     engine: Engine = option(
-        "specctl",
-        "Whose batching is simulated: specctl, vllm, sglang, or waves, each until it is empty",
-        group="common",
-    )
-    definition: Literal["specctl", "specdecode-bench"] = option(
-        "specctl",
-        "Of speed-ups on an import: specctl (sums over sums), or specdecode-bench, as its "
-        "simulator prints them",
+        "specctl", "Whose batching is simulated: specctl or vllm", group="common"
     )
     in_order: bool = option(
         False,
-        "Simulate the log once in its own order, as an import always is: totals of one run, to "
-        "compare with a real one",
+        "Simulate the log once in its own order: totals of one run, to compare with a real one",
         name="--in-order",
-    )
-    adaptive: Path | None = option(
-        None,
-        "SGLang's file of --speculative-adaptive-config, replayed beside the policies",
-        default="none",
     )
     arrival_rate_per_s: float | None = ARRIVAL_RATE
     tpot_limit_ms: float | None = option(
         None, "Goodput of a simulated batch: time per output token, ms", default="none"
-    )
-    drafters: tuple[str, ...] = option(
-        (),
-        "Drafter of an import to replay; repeat for more",
-        name="--drafter",
-        default="all",
-        repeats=True,
     )
     allow_mismatch: bool = option(False, "Accept lossless artifacts of another pair")
     seed: int = option(0, "Seed of the bootstrap and of the load", ge=0)
@@ -118,8 +95,7 @@ class ReplayConfig(BaseModel):
     @property
     def has_load(self) -> bool:
         """Whether requests meet, so that a batch is to be simulated."""
-        is_batch = self.batch_size > 1 and self.definition == "specctl"
-        return is_batch or self.arrival_rate_per_s is not None or self.in_order
+        return self.batch_size > 1 or self.arrival_rate_per_s is not None or self.in_order
 
     def check_baseline(self) -> None:
         """Raises `UsageError` unless the baseline is one of the policies."""
@@ -133,17 +109,10 @@ class ReplayConfig(BaseModel):
 
     def check_load(self) -> None:
         """Raises `UsageError` where an option says how a batch is simulated that is not."""
-        if self.definition != "specctl":
-            refuse_ignored(
-                {"--in-order": self.in_order, "--by-category": self.by_category},
-                expected="--definition specctl",
-                found=f"--definition {self.definition}",
-            )
         if not self.has_load:
             refuse_ignored(
                 {
                     "--engine": self.engine != "specctl",
-                    "--adaptive": self.adaptive is not None,
                     "--tpot-limit-ms": self.tpot_limit_ms is not None,
                 },
                 expected="a load: --batch-size, --arrival-rate or --in-order",
@@ -157,12 +126,6 @@ class ReplayConfig(BaseModel):
                 },
                 expected="shuffled runs",
                 found="--in-order",
-            )
-        if self.engine != "sglang":
-            refuse_ignored(
-                {"--adaptive": self.adaptive is not None},
-                expected="--engine sglang, which has such lengths",
-                found=f"--engine {self.engine}",
             )
 
 

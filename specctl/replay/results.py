@@ -18,11 +18,8 @@ from specctl.replay.config import Engine
 from specctl.replay.cost.files import clock_of, untimed
 from specctl.replay.cost.model import CostModel
 from specctl.results import (
-    ImportFacts,
-    ImportScores,
     PolicyFigures,
     ReplayScores,
-    ResultRecord,
     TraceFacts,
     not_in_it,
 )
@@ -50,38 +47,6 @@ class BatchScores(TraceFacts):
     policies: tuple[BatchTotals, ...]
 
 
-class ImportBatchScores(ImportFacts):
-    """The same of chains over one import."""
-
-    kind: Literal["replay-batch"]
-    load: dict[str, Any]
-    baseline: str
-    policies: tuple[BatchTotals, ...]
-
-
-class PeerFigures(ResultRecord):
-    """A policy by SpecDecode-Bench's definition, see `replay.peer`; intervals are over requests.
-
-    `speed_up` is that of the batch, `speed_up_alone` that of one request at a time.
-    """
-
-    policy: str
-    tokens_per_s: Interval
-    speed_up: Interval
-    speed_up_alone: Interval
-
-
-class PeerScores(ImportFacts):
-    """Policies by that definition; `baseline` is one's label."""
-
-    kind: Literal["replay-peer"]
-    definition: Literal["specdecode-bench"]
-    batch_size: int
-    num_requests: int
-    baseline: str
-    policies: tuple[PeerFigures, ...]
-
-
 Columns = dict[str, Callable[[Any], str]]
 """By heading, how it is written of a row."""
 
@@ -94,12 +59,10 @@ class Result:
         tables: title, columns and rows of each. lines: below them. wide: columns of `--wide`.
     """
 
-    scores: (
-        ReplayScores | ImportScores | ServingScores | BatchScores | ImportBatchScores | PeerScores
-    )
+    scores: ReplayScores | ServingScores | BatchScores
     tables: list[tuple[str, Columns, Sequence[Any]]]
     lines: list[str]
-    wide: tuple[str, ...] = ()
+    wide: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.scores.kind, **self.scores.to_json()}
@@ -247,8 +210,6 @@ WIDE_SERVING = ("TTFT p50", "verified", "batch", "support")
 ENGINES: dict[Engine, str] = {
     "specctl": "requests join as slots free up",
     "vllm": "vLLM's batching: prompts share the rounds' forward, lengths follow a step later",
-    "sglang": "SGLang's batching without overlap: requests join as slots free up",
-    "waves": "waves, each until it is empty",
 }
 SERVING: Columns = {
     "tokens_per_s": lambda found: found.text(".0f"),
@@ -265,9 +226,7 @@ SERVING: Columns = {
 HEADINGS = ("tokens/s", "×", "TPOT p50", "p99", "TTFT p50", "good", "τ", "verified", "batch")
 
 
-def speeds(
-    scores: TraceFacts | ImportFacts, baseline: str, found: dict[str, Interval | float]
-) -> list[str]:
+def speeds(scores: TraceFacts, baseline: str, found: dict[str, Interval | float]) -> list[str]:
     """One line on what each policy would save, in which the clock and its caveat stand.
 
     Args:
@@ -275,7 +234,7 @@ def speeds(
     """
     if scores.clock is None or not found:
         return []
-    lacks = not_in_it(scores.untimed) if isinstance(scores, TraceFacts) else ""
+    lacks = not_in_it(scores.untimed)
     texts = [
         f"{policy} × {gain.text('.2f') if isinstance(gain, Interval) else f'{gain:.2f}'}"
         for policy, gain in found.items()
@@ -292,9 +251,7 @@ def _timed(columns: Columns, *, has_time: bool) -> Columns:
     return {name: write for name, write in columns.items() if has_time or name not in TIMED}
 
 
-def replay_result(
-    scores: ReplayScores | ImportScores, caption: Caption, *, by_category: bool = False
-) -> Result:
+def replay_result(scores: ReplayScores, caption: Caption, *, by_category: bool = False) -> Result:
     """Scores of policies that were replayed one request at a time.
 
     Args:
@@ -334,7 +291,6 @@ def replay_result(
             for f in pooled
             if "copied_share" in f.ratios
         ),
-        *caption.remarks,
     ]
     wide = WIDE if pooled[0].time_us is None else WIDE_TIMED
     return Result(scores, tables, lines, wide)
@@ -379,7 +335,7 @@ def serving_result(scores: ServingScores, caption: Caption) -> Result:
     return Result(scores, [(title, columns, rows)], lines, WIDE_SERVING)
 
 
-def totals_result(scores: BatchScores | ImportBatchScores, caption: Caption) -> Result:
+def totals_result(scores: BatchScores, caption: Caption) -> Result:
     """Totals of policies over a log in its order."""
     first, load = scores.policies[0], scores.load
     title = (
@@ -404,27 +360,3 @@ def totals_result(scores: BatchScores | ImportBatchScores, caption: Caption) -> 
     ]
     columns = _timed(TOTALS, has_time=first.time_us is not None)
     return Result(scores, [(title, columns, scores.policies)], lines, WIDE)
-
-
-def peer_result(scores: PeerScores, caption: Caption) -> Result:
-    """Rates and speed-ups by a published definition."""
-    title = (
-        f"{caption.subject}: {scores.num_requests} requests, batch size {scores.batch_size}; "
-        f"{intervals_over(scores.num_requests)}"
-    )
-    columns: Columns = {
-        "policy": lambda f: f.policy,
-        "tokens/s": lambda f: f.tokens_per_s.text(".0f"),
-        "speed-up": lambda f: f.speed_up.text(".2f"),
-    }
-    if scores.batch_size > 1:
-        columns["at batch 1"] = lambda f: f.speed_up_alone.text(".2f")
-    gains: dict[str, Interval | float] = {f.policy: f.speed_up for f in scores.policies}
-    lines = [
-        *speeds(scores, scores.baseline, gains),
-        f"By the definition of {scores.definition}: means of the requests' own rates, over those "
-        f"of {scores.baseline}; reading prompts included, a batch is copies of one request, and "
-        "the oracle pays a draft in every round.",
-        *caption.remarks,
-    ]
-    return Result(scores, [(title, columns, scores.policies)], lines)

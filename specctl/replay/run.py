@@ -1,4 +1,4 @@
-"""`specctl replay`: folders and named policies in, one document out."""
+"""`specctl replay`: traces and named policies in, one document out."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from pathlib import Path
 from specctl.artifacts.compatibility import Expectation
 from specctl.errors import UsageError
 from specctl.lazy import torch
-from specctl.logs.imported_log import HEADER_NAME, ImportedLog
 from specctl.logs.parquet import collected
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy, ScoredTree, Shape, as_chain, build_shape
 from specctl.policy.budgets import StepCost
 from specctl.policy.c2t import nothing_kept
-from specctl.replay.adaptive import ADAPTIVE, longest_chain, read_slots
 from specctl.replay.batch_figures import figures_of, totals_of
 from specctl.replay.batch_simulation import Load, Simulation, simulate, simulate_runs
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress, refuse_ignored
@@ -31,7 +29,6 @@ from specctl.replay.cost.files import (
 )
 from specctl.replay.cost.model import Beyond, CostModel, require_slope, steps_of
 from specctl.replay.cost.rates import LinearCost
-from specctl.replay.imported import replay_import
 from specctl.replay.results import (
     BatchScores,
     Result,
@@ -60,18 +57,14 @@ def no_warning(line: str) -> None:
     del line
 
 
-def replay_folders(
-    folders: Sequence[str | Path],
+def replay_traces(
+    traces: TraceSet,
     config: ReplayConfig,
-    open_traces: Callable[..., TraceSet],
     *,
     progress: ShowProgress = no_progress,
     warn: Warn = no_warning,
 ) -> Result:
-    """Scores policies on whatever the folders hold: dense traces, or one import.
-
-    Args:
-        open_traces: called with the folders of dense traces; `TraceSet.open`.
+    """Scores policies on dense traces, one request at a time or at the load of the configuration.
 
     Raises:
         UsageError: a policy that a log cannot tell, a baseline that is not there, or an option
@@ -79,27 +72,6 @@ def replay_folders(
     """
     config.check_baseline()
     config.check_load()
-    if any((Path(folder) / HEADER_NAME).is_file() for folder in folders):
-        if len(folders) > 1:
-            raise UsageError(
-                "traces",
-                expected="one import by itself",
-                found=f"{len(folders)} folders",
-                fix="replay them one after the other; their texts are not of one run",
-            )
-        log = ImportedLog.open(folders[0])
-        model = open_cost_model(config.cost_model, None, warn)
-        drafters = config.drafters or log.drafters
-        if model is not None and len(drafters) > 1:
-            names = " and ".join(drafters)
-            warn(f"cost model: one drafter's times stand for {names}; see --drafter")
-        return replay_import(log, config, model, progress=progress, warn=warn)
-    refuse_ignored(
-        {"--drafter": bool(config.drafters), "--definition": config.definition != "specctl"},
-        expected="an import of `specctl import`",
-        found="dense traces",
-    )
-    traces = open_traces(*folders)
     torch.set_num_threads(1)  # chunks are the parallelism
     if config.has_load:
         return serve_policies(traces, config, progress=progress, warn=warn)
@@ -219,16 +191,11 @@ def serve_policies(
             line = f"On the drafter's likeliest path alone, as in vLLM: {', '.join(changed)}."
             caption = replace(caption, remarks=(line,))
         policies = chains
-    slots = None if config.adaptive is None else read_slots(config.adaptive)
-    if slots is not None:
-        policies[ADAPTIVE] = Policy(shape=longest_chain(slots))
     with progress("positions", log.num_positions) as tick:
         found = submissions_of(
             log, list(policies.values()), num_threads=config.num_threads, on_positions=tick
         )
     prepared = dict(zip(policies, found, strict=True))
-    if slots is not None:
-        prepared[ADAPTIVE] = replace(prepared[ADAPTIVE], adaptive=slots)
     load = Load(
         config.batch_size,
         config.arrival_rate_per_s,
@@ -263,7 +230,7 @@ def open_cost_model(path: Path | None, traces: TraceSet | None, warn: Warn) -> A
     Times of another machine are usual on a laptop, but never unsaid.
 
     Args:
-        traces: None for an import, which names neither its models nor its machine.
+        traces: None for a server's log, which names neither its models nor its machine.
     """
     if path is None:
         return None
@@ -271,7 +238,7 @@ def open_cost_model(path: Path | None, traces: TraceSet | None, warn: Warn) -> A
     if traces is None and not isinstance(model, LinearCost):
         warn(
             f"cost model: measured for target {model.pair.target!r} and drafter "
-            f"{model.pair.drafter!r}; the import does not name its own"
+            f"{model.pair.drafter!r}; the log does not name its own"
         )
     here = {"device": processor_name()}
     for line in doubts(model, pair=None if traces is None else traces.fingerprint, here=here):
@@ -298,7 +265,7 @@ def choose_cost(
     """The cost model of a file or of stated rates.
 
     Args:
-        traces: what it is for; None for an import, which names no models.
+        traces: what it is for; None for a server's log.
 
     Raises:
         UsageError: none or both, rates that cannot be read, or a model by which tokens are free.

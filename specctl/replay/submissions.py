@@ -31,7 +31,6 @@ from specctl.policy import (
     build_shape,
 )
 from specctl.policy.rules import Plan
-from specctl.replay.adaptive import AdaptiveSteps, Slots
 from specctl.replay.copying import copied_rounds
 from specctl.replay.outcomes import (
     Outcomes,
@@ -140,8 +139,6 @@ class Submissions:
             longest chain.
         max_tokens: nodes submitted at most, root counted.
         nodes: the trees; None where no budget needs them.
-        adaptive: the slots of lengths that follow what a batch accepted, in place of the policy's
-            own length, which is the longest of theirs.
     """
 
     policy: Policy
@@ -149,7 +146,6 @@ class Submissions:
     outcomes: Outcomes
     max_tokens: int
     nodes: SubmittedNodes | None = None
-    adaptive: Slots | None = None
 
     @property
     def drafts(self) -> bool:
@@ -163,16 +159,6 @@ class Submissions:
             rule = build_budget(budget, batch_size=batch_size, max_tokens=self.max_tokens)
         accepted = self.outcomes.accepted.astype(np.int64)
         verified = self.outcomes.verified.astype(np.int64)
-        if self.adaptive is not None:
-            steps = AdaptiveSteps(self.adaptive)  # begins anew in every run
-
-            def adapting(rows: Longs, batch_size: int) -> tuple[Longs, Longs]:
-                length = steps.length_at(batch_size)
-                taken = np.minimum(accepted[rows], length)
-                steps.observe(taken, batch_size)
-                return np.full(len(rows), length + 1), taken
-
-            return adapting
         schedule = self.policy.shape
         if isinstance(schedule, ChainSchedule):
 
@@ -208,7 +194,7 @@ class Submissions:
         Of a chain shorter than the longest one the log lacks nothing where it is deep enough.
         """
         found, taken = self.outcomes.at(rows), accepted.astype(np.int32)
-        if self.adaptive is None and not isinstance(self.policy.shape, ChainSchedule):
+        if not isinstance(self.policy.shape, ChainSchedule):
             return replace(found, accepted=taken, verified=verified.astype(np.int32))
         drafted = verified - 1
         ran_out = (found.censored > 0) & (drafted > accepted)

@@ -128,9 +128,7 @@ def _not_of_dense_traces(content: bytes) -> str | None:
     except ValueError:
         return None
     kind = value.get("kind") if isinstance(value, dict) else None
-    if kind in ("replay-serving", "replay-batch"):
-        return "a simulated batch"
-    return "the replay of an import" if kind == "replay" and "drafters" in value else None
+    return "a simulated batch" if kind in ("replay-serving", "replay-batch") else None
 
 
 def build_page(figures: TraceFigures | None, given: Given) -> Page:

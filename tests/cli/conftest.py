@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 
 from specctl.runtime import load
 from tests.cli.command import COST, copy_model, passes, write_artifact, write_lines
-from tests.logs.import_cases import request, write_rows
 from tests.replay.logs import random_traces
 from tests.train.cases import node_traces
 
@@ -125,18 +124,6 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("nodes") / "traces"
     node_traces(folder)
     return folder
-
-
-@pytest.fixture(scope="session")
-def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two texts. eagle accepts 3, 0, 2, 0, 1 from the positions of `a`, and 0, 1 of `b`."""
-    folder = tmp_path_factory.mktemp("imported")
-    a = request("a", 6, prompt=1, eagle=[1, 4, 1, 3, 1, 2], ngram=[1, 1, 1, 1, 2, 1])
-    b = request("b", 3, prompt=2, eagle=[1, 1, 2], ngram=[1, 1, 1])
-    rows = ({**a, "category": "qa"}, {**b, "category": "code"})
-    source = write_rows(folder / "log.jsonl", *rows)
-    passes("import", source, "-o", folder / "out", "--offered-depth", "eagle=3,ngram=4")
-    return folder / "out"
 
 
 @pytest.fixture(scope="session")

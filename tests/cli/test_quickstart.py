@@ -56,7 +56,6 @@ def things(
     tmp_path: Path,
     dense: Path,
     traces: Path,
-    imported: Path,
     cost: Path,
     artifacts: dict[str, Path],
 ) -> dict[str, str]:
@@ -81,7 +80,6 @@ def things(
         "engine log": "vllm.log",
         "dense traces": str(dense),
         "live traces": str(traces),
-        "import": str(imported),
         "cost model": str(cost),
         "artifact": str(artifacts["chain"]),
     }

@@ -132,7 +132,6 @@ GIVEN = {
     "NODES": "nodes",
     "CHAINS": "chains",
     "SUMS": "sums",
-    "IMPORTED": "imported",
     "COST": "cost",
     "PROMPTS": "prompts",
     "TRACES": "traces",
@@ -228,33 +227,6 @@ CASES: list[tuple[int, str, str]] = [
         ]
     ],
     *[
-        (USAGE, f"replay IMPORTED -p {options}", says)
-        for options, says in [
-            ("eagle2", "more than accepted lengths"),
-            ("svip", "more than accepted lengths"),
-            ("chain+survival", "more than accepted lengths"),
-            ("nonsense", "nonsense"),
-            ("ar,oracle,ar", "each of them once"),
-            ("oracle --drafter medusa", "'medusa'"),
-            ("oracle --drafter eagle --drafter eagle", "each of them once"),
-            ("ar --baseline 2", "--baseline"),
-            ("ar --arrival-rate 3", "--arrival-rate"),
-            ("ar --tpot-limit-ms 3", "--tpot-limit-ms"),
-            ("ar --batch-size 2 --by-category", "--by-category"),
-            ("ar --engine vllm", "--in-order"),
-            ("ar --batch-size 2 --engine trtllm", "trtllm"),
-            ("ar --batch-size 2 --adaptive FILE", "--engine sglang"),
-            ("schedule:from_batch=2/3:num_draft_tokens=3/4", "begin with 1"),
-            ("ar --batch-size 0", "--batch-size"),
-        ]
-    ],
-    (
-        INPUT,
-        "replay IMPORTED -p ar --batch-size 2 --engine sglang --adaptive no/such",
-        "no/such: expected SGLang's file",
-    ),
-    (USAGE, "replay IMPORTED DENSE -p ar", "one import by itself"),
-    *[
         (USAGE, f"replay DENSE {options}", says)
         for options, says in [
             ("", "--policy"),
@@ -265,9 +237,11 @@ CASES: list[tuple[int, str, str]] = [
             ("-p ar --batch-size 2 --by-category", "--by-category"),
             ("-p ar --tpot-limit-ms 5", "--tpot-limit-ms"),
             ("-p ar --engine vllm", "--in-order"),
+            ("-p ar --batch-size 2 --engine trtllm", "trtllm"),
+            ("-p ar --batch-size 0", "--batch-size"),
+            ("-p schedule:from_batch=2/3:num_draft_tokens=3/4", "begin with 1"),
             ("-p ar --in-order --arrival-rate 3", "--arrival-rate"),
             ("-p eagle2+survival --in-order", "cost model"),
-            ("-p ar --drafter eagle", "--drafter"),
         ]
     ],
     (USAGE, "run PROMPTS --decisions triton SMALL", "auto, fused, torch or onnx, found 'triton'"),
@@ -362,8 +336,6 @@ CASES: list[tuple[int, str, str]] = [
     (INPUT, "fit mars embedded -o OUT --traces TRACES SMALL", "--dense"),
     (INPUT, "replay TRACES -p ar", "collect with --dense"),
     (INPUT, "replay DENSE -p ar --cost-model /nowhere.json", "cost model /nowhere.json"),
-    (INPUT, "replay HEADER -p ar", "positions.parquet"),
-    (INPUT, "show HEADER", "positions.parquet"),
     (INPUT, "show FOLDER", "found an empty folder"),
     (INPUT, "show ABSENT", "no folder"),
     # Artifacts.
@@ -448,10 +420,7 @@ def test_bad_input_is_refused_and_nothing_is_written(
         request.getfixturevalue("registry")
     for word in shlex.split(command):
         name, _, rest = word.partition("/")
-        if word == "HEADER":
-            header = request.getfixturevalue("imported") / "import.json"
-            words.append(Path(shutil.copy(header, new_folder(tmp_path / word))).parent)
-        elif name in MADE:
+        if name in MADE:
             path = tmp_path / name
             words.append((path if path.exists() else MADE[name](path)) / rest)
         elif word in GIVEN:

@@ -1,4 +1,4 @@
-"""`specctl replay` and `show` of dense traces, of imported acceptance and of a served batch."""
+"""`specctl replay` and `show` of dense traces, and of a served batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.cli.command import ARTIFACT, USAGE, passes, refuses, specctl
-from tests.replay.costs import table_model
 
 CHAIN = "chain:num_draft_tokens=2"
 SCHEDULE = "schedule:from_batch=1/2:num_draft_tokens=3/2"
@@ -93,84 +92,22 @@ def test_a_cost_model_adds_times_and_says_whose_they_are(dense: Path, cost: Path
     )
 
 
-def test_chains_of_every_drafter_by_hand(imported: Path) -> None:
-    """Chains of 2: `a` 1 (+2), 4 (0), 5 (1) and `b` 1 (0), 2 (1); ngram accepts once, at 4."""
-    document = replayed(imported, "-p", "ar", "-p", CHAIN, "-p", "oracle")
-    found = by_label(document)
-    words = ("ar", f"eagle/{CHAIN}", f"ngram/{CHAIN}", "eagle/oracle", "ngram/oracle")
-    assert tuple(found) == words
-    counts = {word: (f["calls"], f["verified_tokens"]) for word, f in found.items()}
-    assert counts == dict(zip(words, [(7, 7), (5, 15), (6, 18), (4, 9), (6, 7)], strict=True))
-    assert found[words[1]]["against"]["calls"]["value"] == pytest.approx(5 / 7)
-    assert document["drafters"]["eagle"] == {"offered_depth": 3, "offered_depth_inferred": False}
-    assert document["source"]["name"] == "log.jsonl"
-
-
-def test_tables_name_the_drafters_and_what_they_offered(imported: Path) -> None:
-    shown = passes("replay", imported, "-p", CHAIN, "-p", "ar", "--by-category").out
-    for named in ("log.jsonl (specdecode-bench), code: 1 prompts", "eagle 3, ngram 4"):
-        assert named in shown
-    assert f"× is relative to eagle/{CHAIN}" in shown
-    header = json.loads(passes("show", imported, "--json").out)
-    assert header["header"]["drafters"]["eagle"]["offered_depth"] == 3
-    text = passes("show", imported).out
-    assert header["digest"] in text
-    assert "ngram" in text
-
-
-def test_a_chain_beyond_the_log_is_marked_with_bounds(imported: Path) -> None:
-    """`a` accepted all three offered tokens at 1: five more would have ended the text there."""
-    long = ("-p", "chain:num_draft_tokens=5", "--drafter", "eagle")
-    (figures,) = by_label(replayed(imported, *long)).values()
-    assert figures["is_marked"]
-    assert figures["bounds"]["calls"] == {"low": 3.0, "high": 4.0}
-    shown = " ".join(passes("replay", imported, *long).out.split())
-    assert " 3 to 4 " in shown
-
-
-@pytest.mark.parametrize("folder", ["dense", "imported"])
-def test_a_schedule_is_the_chain_of_its_first_entry(
-    folder: str, request: pytest.FixtureRequest, cost: Path
-) -> None:
-    """One request at a time is a batch of one, on any log."""
+def test_a_schedule_is_the_chain_of_its_first_entry(dense: Path, cost: Path) -> None:
+    """One request at a time is a batch of one."""
     options = ("-p", SCHEDULE, "-p", "chain:num_draft_tokens=3", "--cost-model", cost)
-    found = by_label(replayed(request.getfixturevalue(folder), *options))
-    for label, figures in found.items():
-        if SCHEDULE in label:
-            chain = found[label.replace(SCHEDULE, "chain:num_draft_tokens=3")]
-            same = {name for name in chain if name not in ("policy", "against")}
-            assert {name: figures[name] for name in same} == {name: chain[name] for name in same}
+    schedule, chain = by_label(replayed(dense, *options)).values()
+    same = {name for name in chain if name not in ("policy", "against")}
+    assert {name: schedule[name] for name in same} == {name: chain[name] for name in same}
 
 
-def test_a_schedule_in_a_batch_by_hand(imported: Path, cost: Path) -> None:
-    """Two draft tokens while both run, three once `a` is left, at its position 5.
-
-    Steps of 2 + 4, 2 + 4 and 1 + 3 tokens; each costs 1150 + 10 a token + 1 a draft token. Prompts
-    of 1 and 2 tokens cost 1050 + 10 a token.
-    """
-    options = ("--batch-size", 2, "--drafter", "eagle", "--cost-model", cost)
-    document = replayed(imported, "-p", SCHEDULE, *options)
-    table = by_label(document)[f"eagle/{SCHEDULE}"]
-    assert (table["num_steps"], table["calls"], table["verified_tokens"]) == (3, 5, 16)
-    assert (table["num_drafts"], table["num_drafted"]) == (5, 11)
-    steps = 3 * 1150 + 16 * 10 + 11 * 1
-    assert table["time_us"] == pytest.approx(steps + 2 * 1050 + 3 * 10)
-    load = {"batch_size": 2, "engine": "specctl", "in_order": True}
-    assert load.items() <= document["load"].items()
-
-
-def test_engines_on_dense_traces(dense: Path, cost: Path, tmp_path: Path) -> None:
+def test_engines_on_dense_traces(dense: Path, cost: Path) -> None:
     """In order the calls of chains are those of replay alone; a shuffled load says whose it is."""
     names = ("ar", CHAIN, "confidence:threshold=0.4:window=4")
     policies = [word for name in names for word in ("-p", name)]
     alone = by_label(replayed(dense, *policies))
-    path = tmp_path / "adaptive.json"
-    path.write_text('{"1": {"candidate_steps": [2]}}')
     found: dict[str, Any] = {}
-    for engine in ("specctl", "vllm", "sglang", "waves"):
-        options: list[object] = ["--batch-size", 4, "--in-order", "--engine", engine]
-        if engine == "sglang":
-            options += ["--adaptive", path]
+    for engine in ("specctl", "vllm"):
+        options = ("--batch-size", 4, "--in-order", "--engine", engine)
         document = replayed(dense, *policies, "-p", SCHEDULE, *options)
         assert document["kind"] == "replay-batch"
         found[engine] = by_label(document)
@@ -178,8 +115,6 @@ def test_engines_on_dense_traces(dense: Path, cost: Path, tmp_path: Path) -> Non
             same = ("calls", "verified_tokens", "num_accepted")
             wanted = {key: alone[name][key] for key in same}
             assert {key: found[engine][name][key] for key in same} == wanted
-    chain, adaptive = (found["sglang"][name] for name in (CHAIN, "adaptive"))
-    assert {**adaptive, "policy": CHAIN} == chain
     assert found["vllm"][SCHEDULE]["num_drafted"] != found["specctl"][SCHEDULE]["num_drafted"]
     tree = ("-p", "eagle2:depth=3:top_k=3:num_tokens=9", "--batch-size", 4, "--engine", "vllm")
     words = " ".join(specctl("replay", dense, *tree, "--cost-model", cost).out.split())
@@ -187,20 +122,9 @@ def test_engines_on_dense_traces(dense: Path, cost: Path, tmp_path: Path) -> Non
     assert "On the drafter's likeliest path alone, as in vLLM: eagle2" in words
 
 
-def test_times_of_a_measured_table_and_whose_they_are(imported: Path, tmp_path: Path) -> None:
-    path = tmp_path / "cost_model.json"
-    path.write_bytes(table_model().to_bytes())
-    options = ("-p", CHAIN, "--cost-model", path)
-    found = specctl("replay", imported, *options)
-    assert found.code == 0
-    for named in ("does not name its own", "stand for eagle and ngram", "'Test CPU'"):
-        assert named in found.err
-    assert "tokens/s" in found.out
-
-
-def test_what_is_printed_is_what_is_written(imported: Path, tmp_path: Path) -> None:
-    for load in ((), ("--batch-size", 2)):
-        document = replayed(imported, "-p", CHAIN, *load, "-o", tmp_path)
+def test_what_is_printed_is_what_is_written(dense: Path, tmp_path: Path) -> None:
+    for load in ((), ("--in-order", "--batch-size", 2)):
+        document = replayed(dense, "-p", CHAIN, *load, "-o", tmp_path)
         assert document == json.loads((tmp_path / "replay.json").read_text())
 
 

@@ -44,9 +44,6 @@ SHOWN: dict[str, Callable[[Any], Any]] = {
     "replay at a load": lambda given: replayed(
         given, cost_model=given("cost"), batch_size=4, tpot_limit_ms=5.0
     ),
-    "replay of an import": lambda given: judging.replay(
-        traces=[str(given("imported"))], policy=["ar", "chain:num_draft_tokens=5", "oracle"]
-    ),
     "ladder": lambda given: judging.ladder(
         traces=[str(given("many"))], out=given("tmp_path") / "ladder", linear=LINEAR,
         policy=["eagle2:depth=4:top_k=3:num_tokens=24"],
@@ -66,7 +63,6 @@ SHOWN: dict[str, Callable[[Any], Any]] = {
         max_leaf_depth=2,
     ),
     "show traces": lambda given: showing.show(what=str(given("traces"))),
-    "show an import": lambda given: showing.show(what=str(given("imported"))),
     "show an artifact": lambda given: showing.show(what=str(given("artifacts")["eagle2"])),
     "registry list": lambda given: registry_verbs.list_(registry=str(given("registry"))),
     "registry search": lambda given: registry_verbs.list_(

@@ -50,8 +50,8 @@ LIGHT: list[tuple[int, str, str]] = [
     (USAGE, "profile --rounds graph", "--rounds: expected auto, graphs or ordinary, found graph;"),
     (
         USAGE,
-        "import log.jsonl -o OUT --format specdecode",
-        "'specdecode'; did you mean specdecode-b",
+        "import vllm.log -o OUT --format vllm",
+        "'vllm'; did you mean vllm-log?",
     ),
     (USAGE, "fit cart DENSE -o OUT --algorithm exct", "found exct; did you mean exact?"),
     (USAGE, "fit auto DENSE -o OUT --skip gbtd --cost-model c.json", "'gbtd'; did you mean gbdt?"),
@@ -119,7 +119,6 @@ HEAVY: list[tuple[int, str, str]] = [
         "fit c2t NODES -o OUT --features draft_lgp",
         "found draft_lgp; did you mean draft_logp?",
     ),
-    (INPUT, "tune IMPORTED --cost-model x.json", "found an import; an import can only be replayed"),
     (USAGE, "fit c2t NODES -o OUT --predicts jiont", "found jiont; did you mean joint?"),
     (
         USAGE,
@@ -159,9 +158,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(("code", "command", "says"), LIGHT + HEAVY, ids=lambda v: str(v)[:40])
 @pytest.mark.usefixtures("place")
 def test_one_line_names_cause_and_next_step(
-    code: int, command: str, says: str, dense: Path, nodes: Path, imported: Path
+    code: int, command: str, says: str, dense: Path, nodes: Path
 ) -> None:
-    known = {"DENSE": dense, "NODES": nodes, "IMPORTED": imported, "OUT": "out"}
+    known = {"DENSE": dense, "NODES": nodes, "OUT": "out"}
     line = refuses(code, *(known.get(word, word) for word in shlex.split(command)))
     assert says in line
     assert not any(word in line.removeprefix("error:") for word in FOREIGN), line

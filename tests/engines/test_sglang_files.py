@@ -11,7 +11,6 @@ import pytest
 
 from specctl.engines.sglang_flags import ADAPTIVE_FILE
 from specctl.policy import ChainSchedule, RootOnly, build_shape
-from specctl.replay.adaptive import AdaptiveSlot
 from specctl.runtime.policy_spec import resolve_policy
 from tests.engines.exports import AS_IT_IS, WRONG_SGLANG, exported
 from tests.engines.sglang_wheel import adaptive_module, from_wheel, needs_wheel
@@ -86,10 +85,3 @@ def test_what_is_refused_here_sglang_refuses_or_takes_silently(
     else:
         steps = sglang.resolve_candidate_steps_from_config(str(file))
         sglang.AdaptiveSpeculativeParams(steps[0], str(file))
-
-
-def test_the_stated_defaults_are_sglang_s(sglang: Any) -> None:
-    own, ours = sglang.AdaptiveStepSlot(3, {"candidate_steps": [1, 3]}), {"candidate_steps": (1, 3)}
-    slot = AdaptiveSlot.model_validate(ours)
-    for name in AdaptiveSlot.model_fields.keys() - ours.keys():
-        assert getattr(own, name) == getattr(slot, name)

@@ -1,4 +1,4 @@
-"""SGLang's own code writes its log, its metrics and its responses; `specctl import` reads them.
+"""SGLang's own code writes its log and its metrics; `specctl import` reads them.
 
 Of the wheel that SPECCTL_SGLANG_WHEEL names, whose package needs a GPU's libraries to be imported:
 the functions that count and format are taken out of its files, and given what they ask for.
@@ -7,7 +7,6 @@ the functions that count and format are taken out of its files, and given what t
 from __future__ import annotations
 
 import ast
-import json
 import os
 import sys
 import time
@@ -130,7 +129,7 @@ def decode(
 
 def read(text: str | bytes) -> dict[str, Any]:
     content = text if isinstance(text, bytes) else text.encode()
-    return import_file(Source("sglang", content), None).summary or {}
+    return import_file(Source("sglang", content))
 
 
 NUM_ACCEPTED = sum(map(sum, ROUNDS))
@@ -198,41 +197,3 @@ def test_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["mean_acceptance_length_range"] == pytest.approx([mean, mean])
     assert found["last_interval_means"] == pytest.approx([mean])
     assert found["num_draft_tokens_per_round"] == NUM_DRAFT_TOKENS - 1
-
-
-def test_responses() -> None:
-    """`/generate`'s `meta_info`, and `sglext` of the OpenAI-compatible routes."""
-    counting = sglang(
-        "managers/schedule_batch.py", "Req.update_spec_correct_drafts_histogram"
-    ).update_spec_correct_drafts_histogram
-    calculate = sglang(
-        "managers/tokenizer_manager.py",
-        "TokenizerManager._calculate_spec_decoding_metrics",
-        _ragged_verify_cap_accept=lambda: False,
-    )._calculate_spec_decoding_metrics
-    details = sglang(
-        "entrypoints/openai/utils.py",
-        "spec_tokens_details_from_meta_info",
-        SpecTokensDetails=dict,
-    ).spec_tokens_details_from_meta_info
-    responses: dict[str, list[Any]] = {"meta_info": [], "sglext": []}
-    for accepted in zip(*ROUNDS, strict=True):
-        request = SimpleNamespace(spec_correct_drafts_histogram=[])
-        for num_accepted in accepted:
-            counting(request, num_accepted)
-        meta: dict[str, Any] = {"id": "x", "completion_tokens": 1 + len(ROUNDS) + sum(accepted)}
-        output = SimpleNamespace(
-            spec_verify_ct=[len(ROUNDS)],
-            spec_num_correct_drafts=[sum(accepted)],
-            completion_tokens=[meta["completion_tokens"]],
-            spec_correct_drafts_histogram=[request.spec_correct_drafts_histogram],
-        )
-        calculate(None, meta, output, 0)
-        responses["meta_info"].append({"text": "", "meta_info": meta})
-        responses["sglext"].append({"sglext": {"spec_tokens_details": details(meta)}})
-    for kind in responses.values():
-        found = read("".join(f"{json.dumps(response)}\n" for response in kind))
-        flat = [n for accepted in ROUNDS for n in accepted]
-        assert found["acceptance_histogram"] == [flat.count(n) for n in range(4)]
-        assert found["num_draft_tokens"] == NUM_ROUNDS * 3
-        assert found["fixed_length_sweep"]["is_exact"]

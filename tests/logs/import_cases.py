@@ -1,78 +1,15 @@
-"""Small files of other tools, written by hand."""
+"""Small logs and metrics of servers, written by hand."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specctl.errors import InputError
-from specctl.logs.imported_log import ImportedLog
-from specctl.logs.importing import Imported, ImportOptions, import_file
-
-
-def write_rows(path: Path, *rows: Any) -> Path:
-    """One JSON value a line; text is written as it is."""
-    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
-    path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
-    return path
-
-
-def request(name: str, generated: int, prompt: int = 3, **lists: Any) -> dict[str, Any]:
-    """One line of per-position acceptance; `eagle=[...]` becomes `acc_eagle`."""
-    return {
-        "id": name,
-        "prompt_token_ids": [5] * prompt,
-        "generated_token_ids": [7] * generated,
-        **{f"acc_{key}": {"acc_len": values} for key, values in lists.items()},
-    }
-
-
-def import_rows(folder: Path, *rows: Any, **options: Any) -> ImportedLog:
-    """Writes rows, imports them, gives the traces."""
-    source = write_rows(folder / "source.jsonl", *rows)
-    traces = imported(source, folder / "out", **options).log
-    assert traces is not None
-    return traces
-
-
-def imported(source: Path, out: Path | None = None, **options: Any) -> Imported:
-    return import_file(source, out, ImportOptions(**options))
-
-
-def choice(**changes: Any) -> dict[str, Any]:
-    """Two turns: 6 tokens in 0.5 s, 3 in 0.25 s, five rounds."""
-    return {
-        "index": 0,
-        "turns": ["one", "two"],
-        "decoding_steps": [3, 2],
-        "new_tokens": [6, 3],
-        "wall_time": [0.5, 0.25],
-        "accept_lengths": [3, 2, 1, 2, 1],
-        **changes,
-    }
-
-
-def answer(question: Any, *choices: Any, **fields: Any) -> dict[str, Any]:
-    return {"question_id": question, "model_id": "m", "choices": list(choices), **fields}
-
-
-def metrics(*histogram: int, **changes: Any) -> dict[str, Any]:
-    """The summary of a request that drafted to the full length in every step."""
-    longest, steps = len(histogram) - 1, sum(histogram)
-    accepted = sum(j * count for j, count in enumerate(histogram))
-    return {
-        "mean_acceptance_length": 1 + accepted / max(steps, 1),
-        "acceptance_histogram": list(histogram),
-        "acceptance_histogram_by_draft_length": {str(longest): list(histogram)} if steps else {},
-        "num_spec_steps": steps,
-        "num_accepted_draft_tokens": accepted,
-        "num_draft_tokens": steps * longest,
-        "num_spec_tokens": longest,
-        **changes,
-    }
+from specctl.logs.importing import import_file
+from tests.cli.command import write_lines
 
 
 def scrape(path: Path, *lines: str, suffix: str = "_total") -> Path:
@@ -84,22 +21,7 @@ def scrape(path: Path, *lines: str, suffix: str = "_total") -> Path:
         name = "num_accepted_tokens_per_pos" if name == "per_pos" else name
         text.append(f'vllm:spec_decode_{name}{suffix}{{engine="0",model_name="m"{label}}} {value}')
     text.append('vllm:spec_decode_num_drafts_created{model_name="m"} 1.7e+09')
-    return write_rows(path, *text)
-
-
-def sglang_meta(*histogram: int, **changes: Any) -> dict[str, Any]:
-    """SGLang's `meta_info` of a request that drafted three tokens in every round."""
-    rounds, accepted = sum(histogram), sum(j * count for j, count in enumerate(histogram))
-    return {
-        "completion_tokens": 1 + rounds + accepted,
-        "spec_accept_rate": accepted / (3 * rounds),
-        "spec_accept_length": (1 + rounds + accepted) / rounds,
-        "spec_num_correct_drafts": accepted,
-        "spec_num_proposed_drafts": 3 * rounds,
-        "spec_verify_ct": rounds,
-        "spec_correct_drafts_histogram": list(histogram),
-        **changes,
-    }
+    return write_lines(path, *text)
 
 
 def scrape_sglang(path: Path, **changes: Any) -> Path:
@@ -122,7 +44,7 @@ def scrape_sglang(path: Path, **changes: Any) -> Path:
         if value is not None:
             text.append(f'sglang:{name}{suffix}{{engine_type="unified",model_name="m"}} {value}')
     text.append('sglang:generation_tokens_total{model_name="m",is_streaming="true"} 3000.0')
-    return write_rows(path, *text)
+    return write_lines(path, *text)
 
 
 def sglang_log(
@@ -144,7 +66,7 @@ def sglang_log(
             f"usage: 0.03, accept len: {length:.2f}, {shown}cuda graph: True, gen throughput "
             "(token/s): 812.10, #queue-req: 0"
         )
-    return write_rows(path, *text)
+    return write_lines(path, *text)
 
 
 COUNTERS = (
@@ -157,23 +79,21 @@ COUNTERS = (
 )
 
 
-def summary(source: Path, **options: Any) -> dict[str, Any]:
-    found = imported(source, **options)
-    assert found.log is None
-    assert found.summary is not None
-    assert found.summary["replayable"] is False
-    assert "no other policy can be replayed" in found.summary["why_not_replayed"]
-    return found.summary
-
-
 def taus(figures: dict[str, Any]) -> list[list[float]]:
     """The range of τ of each length."""
     return [c["mean_acceptance_length_range"] for c in figures["fixed_length_sweep"]["chains"]]
 
 
-def refused(source: Path, **options: Any) -> str:
+def summary(source: Path) -> dict[str, Any]:
+    found = import_file(source)
+    assert found["replayable"] is False
+    assert "no other policy can be replayed" in found["why_not_replayed"]
+    return found
+
+
+def refused(source: Path, format: str = "auto") -> str:
     with pytest.raises(InputError) as refusal:
-        imported(source, **options)
+        import_file(source, format=format)
     assert len(str(refusal.value)) < 500
     return str(refusal.value)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specctl.errors import InputError, UsageError
+from specctl.errors import InputError
 from specctl.logs import sources
 from specctl.logs.acceptance_figures import (
     best_lengths,
@@ -28,19 +30,16 @@ from specctl.logs.importing import import_file
 from specctl.logs.sources import Source
 from specctl.replay.cost.files import parse_linear
 from specctl.replay.ladder.tally import LoadClock
-from tests.cli.command import specctl
+from tests.cli.command import OUTPUT, USAGE, refuses, specctl
 from tests.logs.import_cases import (
     COUNTERS,
     engine_log,
-    imported,
     refused,
-    request,
     scrape,
     scrape_sglang,
     sglang_log,
-    taus,
-    write_rows,
 )
+from tests.replay.costs import table_model
 from tests.servers import free_port
 
 LINEAR = (
@@ -170,14 +169,42 @@ def test_import_with_a_cost_model(tmp_path: Path) -> None:
     assert "either --cost-model or --linear" in both.err
 
 
-def test_every_length_of_per_position_acceptance_is_replayed(tmp_path: Path) -> None:
-    """Two tokens: rounds at 1 and 4 accept 2 and 0. One token: at 1, 3 and 4, 1, 0 and 0."""
-    rows = write_rows(tmp_path / "r.jsonl", request("a", 5, eagle=[1, 3, 1, 1, 1]))
-    outcome = specctl("import", rows, "-o", tmp_path / "out", "--linear", LINEAR, "--json")
-    found = json.loads(outcome.out)["drafters"]["eagle"]
-    assert taus(found) == [[1 + 1 / 3] * 2, [2.0, 2.0]]
-    assert found["marginal_prob"] == [0.5, 0.5]  # of which counters would have 1.5 for one token
-    assert found["best_length"]["num_draft_tokens"] == [2]
+def test_a_measured_cost_model_says_whose_it_is(tmp_path: Path) -> None:
+    (tmp_path / "cost_model.json").write_bytes(table_model().to_bytes())
+    words = ("--cost-model", tmp_path / "cost_model.json", "--context-tokens", 100)
+    found = specctl("import", scrape(tmp_path / "m.txt", *COUNTERS), *words)
+    assert "the log does not name its own" in found.err
+    assert "'Test CPU'" in found.err
+    assert "at batch size 1 and 100 tokens of context" in found.out
+
+
+def test_import_without_torch(tmp_path: Path) -> None:
+    """Torch takes longer to load than a log to read."""
+    words = ["import", scrape(tmp_path / "m.txt", *COUNTERS), "--linear", LINEAR]
+    script = (
+        "import sys; from specctl.cli import main\n"
+        f"sys.argv = {['specctl', *map(str, words)]!r}\n"
+        "try: main()\n"
+        "except SystemExit as ended: assert not ended.code\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--format", "csv"], USAGE, "--format"),
+        (["-o", "m.txt"], OUTPUT, "m.txt"),
+    ],
+)
+def test_options_that_are_refused(
+    words: list[str], code: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = scrape(tmp_path / "m.txt", *COUNTERS)
+    assert says in refuses(code, "import", source, *words)
 
 
 # --------------------------------------------------------------------------- pages
@@ -213,8 +240,8 @@ def page(body: bytes, *, status: int = 200, kind: str = "text/plain") -> Iterato
 def test_a_page_reads_like_its_file(tmp_path: Path, of: Any) -> None:
     path = of(tmp_path / "m.txt", *(COUNTERS if of is scrape else ()))
     with page(path.read_bytes()) as url:
-        assert import_file(url, None) == imported(path)
-        assert json.loads(specctl("import", url, "--json").out) == imported(path).to_json()
+        assert import_file(url) == import_file(path)
+        assert json.loads(specctl("import", url, "--json").out) == import_file(path)
 
 
 @pytest.mark.parametrize(
@@ -226,14 +253,14 @@ def test_a_page_reads_like_its_file(tmp_path: Path, of: Any) -> None:
         (b"<html>hi</html>", {}, "found text/plain, which begins"),
         (b'{"object": "list"}', {"kind": "application/json"}, "found application/json"),
         (b"", {}, "found an empty file"),
-        (b"# HELP python_gc x\npython_gc 1\n", {}, "a record of"),
+        (b"# HELP python_gc x\npython_gc 1\n", {}, "lines of vllm-prometheus"),
         (b"\x1f\x8b\x08", {}, "UTF-8 text"),
         (b"vllm:num_requests_running 0\n", {}, "start it with --speculative-config"),
     ],
 )
 def test_pages_that_are_no_metrics(body: bytes, answer: Any, says: str) -> None:
     with page(body, **answer) as url, pytest.raises(InputError) as refusal:
-        import_file(url, None)
+        import_file(url)
     assert says in str(refusal.value)
     assert url in str(refusal.value)
 
@@ -241,10 +268,10 @@ def test_pages_that_are_no_metrics(body: bytes, answer: Any, says: str) -> None:
 def test_a_page_that_is_too_large_or_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "MAX_PAGE_BYTES", 1 << 20)
     with page(b"x" * (3 << 20)) as url, pytest.raises(InputError, match="more than 1 MiB"):
-        import_file(url, None)
+        import_file(url)
     monkeypatch.setattr(sources, "DEADLINE_S", 0.0)
     with page(b"x 1\n") as url, pytest.raises(InputError, match="no whole answer within"):
-        import_file(url, None)
+        import_file(url)
 
 
 def test_servers_that_are_not_there() -> None:
@@ -255,12 +282,7 @@ def test_servers_that_are_not_there() -> None:
         ("http://", "found"),
     ):
         with pytest.raises(InputError, match=says):
-            import_file(url, None)
-
-
-def test_a_page_is_no_log_to_replay(tmp_path: Path) -> None:
-    with page(b"vllm:x 1\n") as url, pytest.raises(UsageError, match="save it, and name the file"):
-        imported(Source.of(url), tmp_path / "out", format="specdecode-bench")
+            import_file(url)
 
 
 # --------------------------------------------------------------------------- formats
@@ -268,7 +290,7 @@ def test_a_page_is_no_log_to_replay(tmp_path: Path) -> None:
 
 def test_text_is_imported_without_a_file(tmp_path: Path) -> None:
     path = scrape(tmp_path / "m.txt", *COUNTERS)
-    assert import_file(Source("held", path.read_bytes()), None) == imported(path)
+    assert import_file(Source("held", path.read_bytes())) == import_file(path)
 
 
 def test_lines_of_two_engines_are_refused(tmp_path: Path) -> None:
@@ -289,7 +311,7 @@ def test_lines_of_two_engines_are_refused(tmp_path: Path) -> None:
         (b"GET / 200\nGET / 404\n", "state the format with --format"),
         (b"[2026-11-25 07:00:00] INFO ready\n", "state the format with --format"),
         (b"[1, 2]\n", "state the format with --format"),
-        (b'{"a": 1}\n', "keys ['a'] of none"),
+        (b'{"a": 1}\n', "state the format with --format"),
         (b"vllm:spec_decode_efficiency 0.5\n", "scrape vLLM 0.9 or newer"),
         (b"vllm:spec_decode_num_drafts_total{a 1\n", "a sample of vllm:spec_decode_"),
         (
@@ -311,6 +333,6 @@ def test_logs_of_two_vllm_servers_are_refused(tmp_path: Path) -> None:
         "Accepted: 3 tokens, Drafted: 6 tokens, Per-position acceptance rate: 1.000, 0.500, 0.000"
     )
     one = engine_log(tmp_path / "a.log", line.format("Api_0", 7), line.format("Api_1", 9))
-    assert (imported(one).summary or {})["num_rounds"] == 4
+    assert import_file(one)["num_rounds"] == 4
     two = engine_log(tmp_path / "b.log", line.format("Api_0", 7), line.format("Api_0", 9))
     assert "line 3: expected lines of one server, found Api_0 of pid 9" in refused(two)

@@ -1,4 +1,4 @@
-"""SGLang's responses, metrics and log, by hand; tests/engines has its own code write them."""
+"""SGLang's metrics and log, by hand; tests/engines has its own code write them."""
 
 from __future__ import annotations
 
@@ -12,66 +12,9 @@ from tests.logs.import_cases import (
     refused,
     scrape_sglang,
     sglang_log,
-    sglang_meta,
     summary,
     taus,
-    write_rows,
 )
-
-# --------------------------------------------------------------------------- responses
-
-
-def test_sglang_responses_by_hand(tmp_path: Path) -> None:
-    """Histograms [2, 1, 1] and [0, 0, 4] of three draft tokens a round."""
-    rows = [
-        {"text": "x", "meta_info": sglang_meta(2, 1, 1)},
-        {"choices": [], "sglext": {"spec_tokens_details": [sglang_meta(0, 0, 4)]}},
-        {"text": "x", "meta_info": {"id": "c", "completion_tokens": 1}},
-    ]
-    found = summary(write_rows(tmp_path / "r.jsonl", *rows))
-    assert found["acceptance_histogram"] == [2, 1, 5, 0]
-    assert found["marginal_prob"] == [6 / 8, 5 / 8, 0]
-    assert (found["num_rounds"], found["num_draft_tokens"]) == (8, 24)
-    assert (found["num_requests"], found["num_requests_without_metrics"]) == (3, 1)
-    assert taus(found) == [[1.75] * 2, [2.375] * 2, [2.375] * 2]
-    assert found["meaning"][1].startswith("If the drafts were chains (--speculative-eagle-topk 1)")
-    assert "whether drafts were chains or trees" in found["not_known"]
-
-
-def test_sglang_windows_give_no_other_length(tmp_path: Path) -> None:
-    """DSpark verifies a window of its own in every round."""
-    rows = [{"meta_info": sglang_meta(2, 1, 1, spec_cap_length=2.5)}]
-    found = summary(write_rows(tmp_path / "r.jsonl", *rows))
-    assert found["fixed_length_sweep"] is None
-    assert "spec_cap_length" in found["meaning"][1]
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"spec_verify_ct": 5}, "'spec_verify_ct'"),
-        ({"spec_num_correct_drafts": 2}, "'spec_num_correct_drafts'"),
-        ({"spec_num_proposed_drafts": 13}, "'spec_num_proposed_drafts'"),
-        ({"spec_num_proposed_drafts": 4}, "more than it drafted"),
-        ({"spec_correct_drafts_histogram": None}, "'spec_correct_drafts_histogram'"),
-        ({"spec_verify_ct": 1.5}, "'spec_verify_ct'"),
-    ],
-)
-def test_sglang_responses_that_contradict_themselves(
-    tmp_path: Path, changes: dict[str, Any], says: str
-) -> None:
-    good, bad = sglang_meta(2, 1, 1), sglang_meta(2, 1, 1, **changes)
-    line = refused(write_rows(tmp_path / "r.jsonl", {"meta_info": good}, {"meta_info": bad}))
-    assert "line 2" in line
-    assert says in line
-
-
-def test_sglang_responses_without_speculation(tmp_path: Path) -> None:
-    rows = [{"meta_info": {"completion_tokens": 3}}] * 2
-    line = refused(write_rows(tmp_path / "r.jsonl", *rows))
-    assert "2 without" in line
-    assert "--speculative-algorithm" in line
-
 
 # --------------------------------------------------------------------------- metrics
 

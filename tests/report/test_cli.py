@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import passes, refuses
-from tests.logs.import_cases import request, write_rows
 from tests.replay.logs import random_traces
 from tests.replay.reports import write_log
 
@@ -77,9 +76,6 @@ def test_refusals(log: Path, tmp_path: Path) -> None:
 
 
 def test_results_that_a_page_has_no_place_for_are_named(log: Path, tmp_path: Path) -> None:
-    source = write_rows(tmp_path / "log.jsonl", request("a", 4, eagle=[1, 3, 2, 1]))
-    passes("import", source, "-o", tmp_path / "imported", "--offered-depth", "eagle=4")
-    passes("replay", tmp_path / "imported", "-p", "ar", "-o", tmp_path, "--json")
+    passes("replay", log, "-p", "ar", "--in-order", "-o", tmp_path, "--json")
     options = ("--results", tmp_path / "replay.json", "-o", tmp_path / "r.html")
-    line = refuses(4, "report", log, *options)
-    assert "the replay of an import; leave it out" in line
+    assert "a simulated batch; leave it out" in refuses(4, "report", log, *options)
