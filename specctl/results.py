@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -19,7 +18,7 @@ from pydantic import (
     model_serializer,
 )
 
-from specctl.stats import Floats, Interval, Number
+from specctl.stats import Interval, Number
 
 MARKED_BELOW = 0.99
 """A figure whose support is under this share is marked, and given with bounds where possible."""
@@ -82,30 +81,6 @@ def not_in_it(untimed: Sequence[str] | None) -> str:
 # ------------------------------------------------------------------------------------- replay
 
 
-class Spread(ResultRecord):
-    """A figure over requests, as a box plot shows it: quantiles at 5, 25, 50, 75 and 95 %."""
-
-    num_requests: int
-    low: float
-    first: float
-    median: float
-    third: float
-    high: float
-    mean: float
-
-    @classmethod
-    def of(cls, values: Floats) -> Spread | None:
-        """Of the values `[Q]` that are not NaN; None without any."""
-        known = values[np.isfinite(values)]
-        if not len(known):
-            return None
-        names = ("low", "first", "median", "third", "high")
-        ends = np.quantile(known, (0.05, 0.25, 0.5, 0.75, 0.95)).tolist()
-        return cls(
-            num_requests=len(known), mean=float(known.mean()), **dict(zip(names, ends, strict=True))
-        )
-
-
 class Bound(ResultRecord):
     """Least and most that a figure can be, whatever the log lacks."""
 
@@ -127,8 +102,6 @@ class PolicyFigures(ResultRecord):
         ratios: see `replay.score.RATIOS`; times are absent without a cost model.
         bounds: of calls, verified tokens and tau.
         against: ratios to the baseline's calls, verified tokens and time, paired by prompt.
-        utilisation: accepted draft tokens over drafted levels, of each request (arXiv:2604.09603,
-            section 5.1: u = MAT / Depth, the target's own token not counted); None without drafts.
     """
 
     policy: str
@@ -149,7 +122,6 @@ class PolicyFigures(ResultRecord):
     ratios: dict[str, Interval]
     bounds: dict[str, Bound]
     against: dict[str, Interval]
-    utilisation: Spread | None
 
     @property
     def tau(self) -> Interval:
@@ -163,16 +135,9 @@ class PolicyFigures(ResultRecord):
 
 
 class PolicyScores(ResultRecord):
-    """One policy: all requests pooled, and each category.
-
-    Attributes:
-        scorer_features: what a fitted scorer of nodes reads; None of other policies.
-    """
-
-    omitted: ClassVar[tuple[str, ...]] = ("scorer_features",)
+    """One policy: all requests pooled, and each category."""
 
     policy: str
-    scorer_features: tuple[str, ...] | None = None
     pooled: PolicyFigures
     by_category: tuple[PolicyFigures, ...]
 
@@ -520,10 +485,6 @@ class RunPolicy(ResultRecord):
     num_tokens: int
     calls: int
     verified_tokens: int
-    draft_us: float
-    verify_us: float
-    policy_us: float
-    other_us: float
     mean_acceptance_length: float
     tokens_per_s: float
     equal_to_ar: bool | None
@@ -669,7 +630,7 @@ class CategoryFigures(ResultRecord):
     """One category of prompts.
 
     Attributes:
-        num_rounds: of the reference rounds. tau: tokens. mean_tcr: rank.
+        num_rounds: of the reference rounds. tau: tokens.
         depths: acceptance of drafts in its rounds (dense: at its positions).
     """
 
@@ -677,229 +638,18 @@ class CategoryFigures(ResultRecord):
     num_prompts: int
     num_rounds: int
     tau: Interval
-    mean_tcr: Interval
     depths: tuple[DepthAcceptance, ...]
-
-
-class RankedRounds(ResultRecord):
-    """Rounds by terminal confidence rank (TCR), from rank 1 on.
-
-    Attributes:
-        name: of a category of prompts; None of all. num_rounds: with an accepted token, not cut by
-            the end of the text. counts: rounds. tau: 1 + accepted, tokens.
-        mean_phi: nats, of rounds with the most frequent depth of Φ.
-        quantiles: p50, p90, p99 of the rank.
-    """
-
-    name: str | None
-    num_prompts: int
-    num_rounds: int
-    counts: tuple[int, ...]
-    tau: tuple[Interval, ...]
-    mean_phi: tuple[Number, ...]
-    quantiles: dict[str, int]
-
-
-class TerminalRanks(ResultRecord):
-    """Where accepted paths end in the order of confidence (arXiv:2505.13254, figures 1, 3 and 4).
-
-    Attributes:
-        num_empty: rounds that accepted nothing. num_cut: rounds left out.
-        num_draft_tokens: most that a round submits.
-        top_shares: share of rounds whose rank lies in the best part of the submitted tokens.
-        categories: those with a name, most rounds first.
-    """
-
-    num_empty: int
-    num_cut: int
-    num_draft_tokens: int
-    top_shares: dict[str, Interval]
-    whole: RankedRounds
-    categories: tuple[RankedRounds, ...]
-
-
-class PhiBin(ResultRecord):
-    """Rounds of one tenth of Φ, nats; `tau` is 1 + accepted, tokens, pooled."""
-
-    low: float
-    high: float
-    mean_phi: float
-    num_rounds: int
-    tau: Interval
-
-
-class PhiAcceptance(ResultRecord):
-    """Φ against acceptance.
-
-    Attributes:
-        depth: levels that Φ sums over. num_rounds: used. num_left_out: of another depth, cut by
-            the end of the text, or without Φ.
-        spearman: rank correlation of Φ and accepted tokens, over rounds; None where either is
-            constant.
-    """
-
-    depth: int
-    num_rounds: int
-    num_left_out: int
-    spearman: float | None
-    bins: tuple[PhiBin, ...]
-
-
-class Separation(ResultRecord):
-    """Separation of accepted from rejected nodes by confidence, at one depth.
-
-    Attributes:
-        num_accepted, num_rejected: nodes, or rounds for the layer. num_unknown: left out.
-        auc: probability that an accepted one is more confident than a rejected one, ties half.
-        auc_resolution: the bins can move `auc` by at most this.
-        accepted, rejected: counts in the bins of confidence.
-    """
-
-    depth: int
-    num_accepted: int
-    num_rejected: int
-    num_unknown: int
-    auc: Interval
-    auc_resolution: Number
-    accepted: tuple[int, ...]
-    rejected: tuple[int, ...]
-
-
-class ConfidenceFigures(ResultRecord):
-    """Separation depth by depth, of drafted nodes and of the best node of a layer.
-
-    `edges`: bounds of the bins of probability; bin b holds edges[b] <= p < edges[b + 1].
-    """
-
-    edges: tuple[float, ...]
-    nodes: tuple[Separation, ...]
-    layers: tuple[Separation, ...]
-
-
-class EntropyRanks(ResultRecord):
-    """Draft tokens behind accepted ones by entropy and rank (arXiv:2502.13652, figure 2).
-
-    Attributes:
-        bounds: of the E intervals of entropy, nats, ascending; the last has no upper end.
-        num_nodes: `[E][K]`, by rank among siblings, likeliest first; their fate is known.
-        mean_prob: the drafter's, given the parent. accepted_frac: of these nodes. NaN of none.
-    """
-
-    bounds: tuple[float, ...]
-    num_nodes: tuple[tuple[int, ...], ...]
-    mean_prob: tuple[tuple[Number, ...], ...]
-    accepted_frac: tuple[tuple[Number, ...], ...]
-
-
-class TargetMargins(ResultRecord):
-    """The target's two best logits z1 and z2 (arXiv:2601.15498, figures 1 and 5).
-
-    Attributes:
-        num_positions: of which the log holds both. num_negative: of these, with z1 below 0.
-        num_undefined: z1 or z2 is not above 0, so the ratio z2 / z1 says nothing.
-        theta: the paper's threshold. low_margin: share of positions whose ratio is above it.
-        logit_edges, logits: histogram of z1. logit_ratios: of z2 / z1 where defined, in equal
-            steps from 0 to 1. prob_ratios: of exp(z2 - z1), likewise.
-        low_ranks, other_ranks: positions above theta, and others, by the rank that the target
-            gives to the drafter's likeliest token: first, second, lower.
-        sample: positions drawn at random: z1, z2, the probability of the best before temperature
-            (NaN where no draft tells it), and that rank.
-    """
-
-    num_positions: int
-    num_negative: int
-    num_undefined: int
-    theta: float
-    low_margin: Interval
-    logit_edges: tuple[float, ...]
-    logits: tuple[int, ...]
-    logit_ratios: tuple[int, ...]
-    prob_ratios: tuple[int, ...]
-    low_ranks: tuple[int, int, int]
-    other_ranks: tuple[int, int, int]
-    sample: tuple[tuple[float, float, Number, int], ...]
-
-
-class TestedSignals(ResultRecord):
-    """What AdaSD measures at tokens that were all accepted, or all rejected.
-
-    Attributes:
-        entropy: nats, a mean a request; None without tokens. distance: Jensen-Shannon distance,
-            square root of bits, likewise; None where the log has none.
-        distances: histogram of it over tokens, in equal steps from 0 to 1.
-    """
-
-    num_tokens: int
-    entropy: Spread | None
-    distance: Spread | None
-    distances: tuple[int, ...]
-
-
-class StopThresholds(ResultRecord):
-    """AdaSD's drafting rule, replayed (arXiv:2512.11280, sections 4.2 and 4.3).
-
-    Attributes:
-        policy: as on the command line. num_unsupported: rounds that wanted more than the log holds.
-        accepted: tokens on accepted paths. rejected: the first rejected ones.
-        positions: tokens of the answer before the round.
-        quartiles: thresholds there, nats, at 25, 50 and 75 % of the requests that have one.
-        paths: of single requests. NaN where there is no threshold.
-    """
-
-    policy: str
-    num_requests: int
-    num_rounds: int
-    num_unsupported: int
-    accepted: TestedSignals
-    rejected: TestedSignals
-    positions: tuple[int, ...]
-    quartiles: tuple[tuple[Number, ...], ...]
-    paths: tuple[tuple[Number, ...], ...]
-
-
-class StaticPoint(ResultRecord):
-    """One static setting over a whole log.
-
-    Attributes:
-        support: share of its rounds in which the log holds every expansion that it wanted.
-        verified_per_token: verified tokens per output token. tau: tokens per call.
-        on_front: no supported setting verifies as little with a larger τ.
-    """
-
-    top_k: int
-    depth: int
-    num_tokens: int
-    calls: int
-    support: float
-    verified_per_token: Interval
-    tau: Interval
-    on_front: bool
-
-    @property
-    def label(self) -> str:
-        """As a policy is written on the command line."""
-        if self.top_k == 1:
-            return f"chain:num_draft_tokens={self.depth}"
-        return f"eagle2:depth={self.depth}:top_k={self.top_k}:num_tokens={self.num_tokens}"
-
-    @property
-    def is_supported(self) -> bool:
-        """Its figures may stand unmarked."""
-        return self.support >= MARKED_BELOW
 
 
 class TraceFigures(PairFacts):
     """The figures of a report on one trace set.
 
     Attributes:
-        kind: `dense` or `live`.
         num_rows: rounds, or positions of dense traces. num_nodes: drafted, roots excluded.
-        support, tree, statics: of dense traces; None or empty for live ones. `tree` is the static
-            tree, as on the command line, that was replayed for the reference rounds.
+        support, tree: of dense traces; None of live ones. `tree` is the static tree, as on the
+            command line, that was replayed for the reference rounds.
         num_reference, num_unsupported: reference rounds, and those of which the log lacks an
             expansion.
-        ranks, phi: None where no round has any.
-        entropy_ranks, margins, thresholds: None where the log does not hold what they need.
     """
 
     kind: Literal["dense", "live"]
@@ -913,10 +663,3 @@ class TraceFigures(PairFacts):
     tau: Interval
     depths: tuple[DepthAcceptance, ...]
     categories: tuple[CategoryFigures, ...]
-    ranks: TerminalRanks | None
-    phi: PhiAcceptance | None
-    confidence: ConfidenceFigures
-    statics: tuple[StaticPoint, ...]
-    entropy_ranks: EntropyRanks | None
-    margins: TargetMargins | None
-    thresholds: StopThresholds | None

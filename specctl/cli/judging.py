@@ -325,8 +325,8 @@ def report(
     """
     from specctl.engines.export import settings_for
     from specctl.logs.trace_set import TraceSet
+    from specctl.replay.acceptance import trace_figures
     from specctl.replay.cost.files import cost_facts, load_cost_model
-    from specctl.replay.trace_figures import num_passes, trace_figures
     from specctl.report import build_page, read_given, write_page
     from specctl.runtime.output import check_place
 
@@ -337,8 +337,7 @@ def report(
     figures = None
     if traces:
         opened = TraceSet.open(*traces)
-        total = num_passes(opened) * opened.num_rows("rounds")
-        with console.progress("positions, all passes", total) as tick:
+        with console.progress("positions", opened.num_rows("rounds")) as tick:
             figures = trace_figures(opened, seed=seed, on_positions=tick)
     page = build_page(figures, given)
     write_page(page, out)

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specctl.logs.positions import Bools, Floats, Ints, Longs
-from specctl.policy import Policy, ScoredTree
+from specctl.policy import Policy
 from specctl.replay.rounds import Clock, Rounds
-from specctl.results import MARKED_BELOW, Bound, PolicyFigures, PolicyScores, Spread
+from specctl.results import MARKED_BELOW, Bound, PolicyFigures, PolicyScores
 from specctl.stats import Resamples, add_by, figure_of, lengthened, sums_by
 
 RATIOS: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -66,7 +66,6 @@ class _Sums:
 
     Attributes:
         by_cell: `[C, S]`, columns `COLUMNS`. bounds: `[K, 4]`, as the fields of `RequestBounds`.
-        utilisation: `[Q]` of the requests, some at a time, see `_utilisation`.
         lengths, ranks: rounds by category and accepted tokens, or terminal rank where it counts.
     """
 
@@ -74,22 +73,20 @@ class _Sums:
     bounds: Floats = field(default_factory=lambda: np.zeros((0, 4)))
     lengths: Counter[tuple[int, int]] = field(default_factory=Counter)
     ranks: Counter[tuple[int, int]] = field(default_factory=Counter)
-    utilisation: list[Floats] = field(default_factory=list)
 
 
 class Scoring:
     """Scores of policies side by side, of rounds that come some requests at a time.
 
-    What is kept of a policy is sums by prompt, 96 bytes each, 8 bytes a request, and counts by
-    category. Rounds are added in
-    their order, one after another, so that figures do not depend on how they were grouped.
+    What is kept of a policy is sums by prompt, 96 bytes each, and counts by category. Rounds are
+    added in their order, one after another, so that figures do not depend on how they were grouped.
     """
 
     def __init__(self, labels: Sequence[str], clock: Clock | None = None) -> None:
         """Begins with no rounds; without a clock no figure has a time."""
         self.labels, self._clock = labels, clock
         self._policies: list[Policy] = []
-        self._category_of: list[Longs] = []
+        self._requests = Counter[int]()  # by category
         self._sums = [_Sums() for _ in labels]
         self._prompts: dict[str, int] = {}
         self._categories: dict[str, int] = {}
@@ -107,14 +104,13 @@ class Scoring:
         )
         pairs = zip(prompt.tolist(), category.tolist(), strict=True)
         cells = np.array([self._cells.setdefault(pair, len(self._cells)) for pair in pairs])
-        self._category_of.append(category)
+        self._requests.update(category.tolist())
         for run, sums in zip(runs, self._sums, strict=True):
             sums.by_cell = lengthened(sums.by_cell, len(self._cells))
             add_by(sums.by_cell, cells[run.request], [*self._columns(run).values()])
             of_round, is_whole = category[run.request], _has_terminal_rank(run)
             sums.lengths.update(_counted(of_round, run.outcomes.accepted))
             sums.ranks.update(_counted(of_round[is_whole], run.outcomes.tcr[is_whole]))
-            sums.utilisation.append(_utilisation(run))
             assert run.bounds is not None, "scored runs have bounds"
             sums.bounds = lengthened(sums.bounds, len(self._categories))
             np.add.at(sums.bounds, category, np.stack([*vars(run.bounds).values()], 1))
@@ -143,7 +139,6 @@ class Scoring:
                 for sums in self._sums
             ]
             drawn = resamples.drawn_each(tables)
-            requests = np.isin(np.concatenate(self._category_of), categories)
             found.append(
                 [
                     _figures(
@@ -155,7 +150,7 @@ class Scoring:
                         group=group,
                         categories=categories,
                         num_prompts=len(prompts),
-                        requests=requests,
+                        num_requests=sum(self._requests[one] for one in categories),
                         resamples=resamples,
                     )
                     for label, policy, sums, ours in zip(
@@ -163,16 +158,10 @@ class Scoring:
                     )
                 ]
             )
-        shapes = [policy.shape for policy in self._policies]
         return [
-            PolicyScores(
-                policy=label,
-                scorer_features=shape.scorer.features if isinstance(shape, ScoredTree) else None,
-                pooled=pooled,
-                by_category=tuple(categories),
-            )
-            for label, shape, (pooled, *categories) in zip(
-                self.labels, shapes, zip(*found, strict=True), strict=True
+            PolicyScores(policy=label, pooled=pooled, by_category=tuple(categories))
+            for label, (pooled, *categories) in zip(
+                self.labels, zip(*found, strict=True), strict=True
             )
         ]
 
@@ -217,7 +206,7 @@ def _figures(
     group: str,
     categories: list[int],
     num_prompts: int,
-    requests: Bools,
+    num_requests: int,
     resamples: Resamples,
 ) -> PolicyFigures:
     """Of one group: `[1 + B, S]` drawn sums, a policy's and the baseline's."""
@@ -232,7 +221,7 @@ def _figures(
         policy=label,
         group=group,
         num_prompts=num_prompts,
-        num_requests=int(requests.sum()),
+        num_requests=num_requests,
         num_tokens=int(total["tokens"]),
         calls=int(total["calls"]),
         verified_tokens=int(total["verified"]),
@@ -252,17 +241,7 @@ def _figures(
             if np.isfinite(total[name])
             for of in (figure_of(COLUMNS, itemgetter(name)),)
         },
-        utilisation=Spread.of(np.concatenate(sums.utilisation)[requests]),
     )
-
-
-def _utilisation(run: Rounds) -> Floats:
-    """`[Q]` accepted draft tokens over drafted levels of each request; NaN where none drafted."""
-    values = (run.outcomes.accepted, run.outcomes.levels)
-    accepted, levels = sums_by(run.request, run.positions.num_requests, values).T
-    share: Floats = np.full(len(levels), np.nan)
-    np.divide(accepted, levels, out=share, where=levels > 0)
-    return share
 
 
 def rank_quantiles(counts: Longs) -> dict[str, int]:

@@ -10,7 +10,7 @@ draft nodes of depth <= d, by joint probability.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,6 @@ def summaries(
     top_k: int,
     depth: int | None = None,
     num_threads: int = 1,
-    on_positions: Callable[[int], None] | None = None,
 ) -> Iterator[Summary]:
     """Reads a log once: summaries of about `PART_POSITIONS` each.
 
@@ -88,9 +87,7 @@ def summaries(
         return _of_chunk(rule, chunk)
 
     found: list[Summary] = []
-    for part in log.each(
-        work, with_entropy=False, num_threads=num_threads, on_positions=on_positions
-    ):
+    for part in log.each(work, with_entropy=False, num_threads=num_threads):
         found.append(part)
         if sum(one.positions.num_rows for one in found) >= PART_POSITIONS:
             yield join_rows(found)

@@ -292,4 +292,4 @@ def _picture(given: Given, points: Sequence[Point], limits: Sequence[Rung]) -> F
         y_range=(min(ends) - pad, max(ends) + pad),
         height=360,
     )
-    return Figure(caption, [chart])
+    return Figure(caption, chart)

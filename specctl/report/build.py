@@ -15,25 +15,13 @@ from specctl.formatting import count, fixture_note, listed
 from specctl.records import describe_violation
 from specctl.report.answer import Given, recommendation
 from specctl.report.page import Page, Section
-from specctl.report.paper_figures import (
-    entropy_section,
-    margin_section,
-    tcr_section,
-    threshold_section,
-)
 from specctl.report.result_sections import (
     drift_section,
     ladder_section,
     policies_section,
     runs_section,
 )
-from specctl.report.trace_sections import (
-    category_section,
-    confidence_section,
-    depth_section,
-    phi_section,
-    static_section,
-)
+from specctl.report.trace_sections import category_section, depth_section
 from specctl.results import (
     CostFacts,
     DriftPair,
@@ -190,10 +178,7 @@ def _sections(figures: TraceFigures | None, given: Given) -> Iterator[Section]:
     if figures is None:
         found.append(Section("traces", missing="(no data supplied: give trace folders)"))
     else:
-        found.append(static_section(figures, given.replay))
-        of_traces = depth_section, category_section, tcr_section, phi_section, confidence_section
-        of_papers = entropy_section, margin_section, threshold_section
-        found += [make(figures) for make in (*of_traces, *of_papers)]
+        found += [depth_section(figures), category_section(figures)]
     yield from sorted(found, key=lambda section: bool(section.missing))
     lines = [*_trace_caveats(figures), *_result_caveats(figures, given)]
     yield Section("caveats", notes=lines, data={"lines": lines})
@@ -227,11 +212,11 @@ def _facts(figures: TraceFigures | None, given: Given) -> Iterator[tuple[str, st
 
 def _trace_caveats(figures: TraceFigures | None) -> Iterator[str]:
     if figures is None:
-        yield "No traces were given: nothing is said of acceptance by depth, ranks or confidence."
+        yield "No traces were given: nothing is said of acceptance by depth and category."
         return
     yield "Intervals are 95% percentile bootstrap by prompt; tokens of one text are dependent."
     yield (
-        "Traces name no hardware. Counts (calls, verified tokens, τ, ranks) do not depend on it, "
+        "Traces name no hardware. Counts (calls, verified tokens, τ) do not depend on it, "
         "apart from rounding that flips a near tie; times do."
     )
     if (support := figures.support) is None:

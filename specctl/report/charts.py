@@ -11,13 +11,12 @@ import html
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from specctl.results import Spread
 from specctl.stats import Interval
 
 LEFT, RIGHT, TOP, BOTTOM = 58, 16, 12, 44
@@ -25,21 +24,15 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 16, 12, 44
 NAME_ROW, LEGEND_ROW = 14, 18
 """Heights of a name beside a point and of a line of the legend, px."""
 NARROW = 360
-"""Width of the drawing for a phone; those that are hardly wider serve both."""
-HALF, THIRD = 430, 340
-"""Widths of two and of three drawings beside each other; one alone has that of `Chart`."""
+"""Width of the drawing for a phone."""
 MANY = 24
 """Points of a line above which it carries no marks."""
-ROW = 46
-"""Height of a bar or box with its name above it, px."""
 CHARACTER = 7.2
 """Width of a character at 12 px: enough to place labels."""
-BACKGROUND = 6
-"""The style of points that others stand out from."""
-MARKS = ("o", "s", "D", "^", "o", "s", "o")
-DASHES: tuple[Any, ...] = ("-", (0, (7, 4)), (0, (2, 3)), (0, (9, 3, 2, 3)), "-", (0, (5, 2)), "-")
+MARKS = ("o", "s", "D", "^", "o", "s")
+DASHES: tuple[Any, ...] = ("-", (0, (7, 4)), (0, (2, 3)), (0, (9, 3, 2, 3)), "-", (0, (5, 2)))
 COLOURS = {"grid": "#0000b0", "soft": "#0000b1", "paper": "#0000b2"} | {
-    f"s{style}": f"#0000a{style}" for style in range(7)
+    f"s{style}": f"#0000a{style}" for style in range(6)
 }
 """Stand-ins, each replaced by the variable of its name."""
 SETTINGS: Any = {
@@ -62,10 +55,9 @@ class Series:
     Attributes:
         x, y: equally long; points that are not finite are left out.
         low, high: of y. names: written beside the points.
-        kind: `line`, with a band for the interval; `points`, with error bars; `dots`, small ones,
-            many; `area`, filled down to 0; `bars`, at equal steps; `level`, a line across, with a
-            band; `limit`, a line upright at x[0].
-        style: 0 to 6, the colour, dash and mark.
+        kind: `line`, with a band for the interval; `points`, with error bars; `level`, a line
+            across, with a band.
+        style: 0 to 5, the colour, dash and mark.
     """
 
     label: str
@@ -74,7 +66,7 @@ class Series:
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
     names: Sequence[str] | None = None
-    kind: Literal["line", "points", "dots", "area", "bars", "level", "limit"] = "line"
+    kind: Literal["line", "points", "level"] = "line"
     style: int = 0
 
     @classmethod
@@ -90,7 +82,7 @@ class Chart:
 
     Attributes:
         alt: the figure in words, for readers who cannot see it.
-        x_range, y_range: ends of the axes; from the data, with 0 in y, by default.
+        y_range: ends of the axis; from the data and 0 by default.
         whole_x: x counts something: ticks at whole numbers only.
     """
 
@@ -98,20 +90,17 @@ class Chart:
     x_label: str
     y_label: str
     series: Sequence[Series]
-    x_range: tuple[float, float] | None = None
     y_range: tuple[float, float] | None = None
     whole_x: bool = False
     width: int = 640
     height: int = 320
 
     def markup(self) -> str:
-        """The drawing, and beside a wide one its twin for phones; the style sheet shows one."""
-        if self.width <= 1.3 * NARROW:
-            return self.svg()
+        """The drawing and its twin for phones; the style sheet shows one."""
         narrow = replace(self, width=NARROW, height=min(self.height, 290))
         return self.svg("chart wide") + narrow.svg("chart narrow")
 
-    def svg(self, css_class: str = "chart") -> str:
+    def svg(self, css_class: str) -> str:
         """The chart as markup, every text in it escaped."""
         import matplotlib as mpl
         from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -146,131 +135,12 @@ class Chart:
         ticks = {"steps": [1, 2, 5, 10], "integer": self.whole_x}
         axes.xaxis.set_major_locator(MaxNLocator(round(self.width / 80), **ticks))
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-        axes.set_xlim(self.x_range)
         axes.set_ylim(self.y_range or (min(0.0, axes.dataLim.y0), None))
         _draw_names(axes, self.series)
         if shown:
             labelled = [h for h, s in zip(handles, self.series, strict=True) if s.label]
             place = {"loc": "upper left", "bbox_to_anchor": (LEFT / self.width, 1.0)}
             figure.legend(labelled, shown, ncols=columns, **place)
-
-
-@dataclass(frozen=True)
-class Cells(Chart):
-    """A heat map: rows from below upwards, columns from the left, each cell with its value.
-
-    Attributes:
-        values: `[rows][columns]`; cells that are not finite stay empty. Colour grows with the
-            distance from 0, of another hue below it, up to `most`.
-        x_names, y_names: of columns and rows. spec: of the values.
-    """
-
-    values: Sequence[Sequence[float]] = ()
-    x_names: Sequence[str] = ()
-    y_names: Sequence[str] = ()
-    most: float = 100.0
-    spec: str = ".0f"
-
-    def _draw(self, figure: Any) -> None:
-        left = LEFT + LEGEND_ROW  # names of rows are wider than numbers
-        size = (1 - (left + RIGHT) / self.width, 1 - (TOP + BOTTOM) / self.height)
-        axes = figure.add_axes((left / self.width, BOTTOM / self.height, *size))
-        for (row, column), value in np.ndenumerate(np.array(self.values)):
-            if not math.isfinite(value):
-                continue
-            colour = COLOURS["s0" if value >= 0 else "s1"]
-            depth = 0.02 + 0.48 * min(abs(value) / self.most, 1)  # the number stays legible
-            axes.bar(column, 1, 1, row - 0.5, facecolor=(colour, depth), linewidth=0)
-            text = f"{value:{self.spec}}"
-            axes.text(column, row, text if float(text) else "0", ha="center", va="center")
-        axes.set_xticks(range(len(self.x_names)), self.x_names)
-        axes.set_yticks(range(len(self.y_names)), self.y_names)
-        axes.set_xlim(-0.5, len(self.x_names) - 0.5)
-        axes.set_ylim(-0.5, len(self.y_names) - 0.5)
-        axes.set_xlabel(self.x_label)
-        axes.set_ylabel(self.y_label)
-
-
-@dataclass(frozen=True)
-class Row:
-    """A line of `Rows` under its name.
-
-    Attributes:
-        parts: lengths of bars, one behind the other. ends: of an interval.
-        style: of the box, or of the first part; the next part has the next.
-    """
-
-    name: str
-    parts: Sequence[float] = ()
-    ends: tuple[float, float] | None = None
-    box: Spread | None = None
-    style: int = 0
-
-
-@dataclass(frozen=True)
-class Rows(Chart):
-    """Bars or boxes that lie, one under the other, so that long names fit; there is no y axis.
-
-    Attributes:
-        legend: of the parts of bars, in order; short words.
-    """
-
-    rows: Sequence[Row] = ()
-    legend: Sequence[str] = ()
-
-    @classmethod
-    def of(cls, alt: str, x_label: str, rows: Sequence[Row], **looks: Any) -> Rows:
-        """As high as its rows need, half as wide as the page."""
-        height = TOP + BOTTOM + LEGEND_ROW * bool(looks.get("legend")) + ROW * len(rows)
-        return cls(alt, x_label, "", (), rows=rows, width=HALF, height=height, **looks)
-
-    @classmethod
-    def boxes(cls, x_label: str, spreads: Mapping[str, Spread], **looks: Any) -> Rows:
-        """A box plot a name."""
-        rows = [Row(name, box=box, style=n % 6) for n, (name, box) in enumerate(spreads.items())]
-        medians = ", ".join(f"{name} {box.median:.2f}" for name, box in spreads.items())
-        return cls.of(f"Box plots of {x_label}; medians: {medians}.", x_label, rows, **looks)
-
-    def _draw(self, figure: Any) -> None:
-        top = TOP + LEGEND_ROW * bool(self.legend)
-        size = (1 - 2 * RIGHT / self.width, 1 - (top + BOTTOM) / self.height)
-        axes = figure.add_axes((RIGHT / self.width, BOTTOM / self.height, *size))
-        axes.grid(axis="x")
-        most = int((self.width - 2 * RIGHT) / CHARACTER)
-        for place, row in enumerate(self.rows):
-            handles = _draw_row(axes, row, -place)
-            name = row.name
-            if len(name) > most:
-                name = f"{name[: most - 21]}…{name[-20:]}"
-            axes.annotate(name, (0, 0.12 - place), xycoords=("axes fraction", "data"), va="bottom")
-            if place == 0 and self.legend:
-                where = {"loc": "upper left", "bbox_to_anchor": (RIGHT / self.width, 1.0)}
-                figure.legend(handles, self.legend, ncols=len(self.legend), **where)
-        axes.set_ylim(0.5 - len(self.rows), 0.5)
-        axes.set_yticks([])
-        axes.set_xlim(self.x_range or (0, None))
-        axes.set_xlabel(self.x_label)
-
-
-def _draw_row(axes: Any, row: Row, y: float) -> list[Any]:
-    """Draws a row of height 1 about y, its name above; returns the handles of its parts."""
-    middle, half, start, handles = y - 0.18, 0.17, 0.0, []
-    for number, part in enumerate(row.parts):
-        colour = COLOURS[f"s{row.style + number}"]
-        looks = {"facecolor": (colour, 0.5), "edgecolor": colour}
-        handles.append(axes.barh(middle, part, 2 * half, left=start, **looks))
-        start += part
-    colour = COLOURS[f"s{row.style}"]
-    if row.ends is not None and np.isfinite(row.ends).all():
-        axes.hlines(middle, *row.ends, colors=colour, linewidth=2)
-    if (box := row.box) is not None:
-        axes.hlines([middle] * 2, [box.low, box.third], [box.first, box.high], colors=colour)
-        axes.vlines((box.low, box.high), middle - half / 2, middle + half / 2, colors=colour)
-        looks = {"facecolor": (colour, 0.35), "edgecolor": colour}
-        axes.barh(middle, box.third - box.first, 2 * half, left=box.first, **looks)
-        axes.vlines(box.median, middle - half, middle + half, colors=colour, linewidth=3)
-        axes.plot([box.mean], [middle], marker="D", markersize=6, color=colour, linestyle="none")
-    return handles
 
 
 def _draw_series(axes: Any, series: Series) -> Any:
@@ -282,26 +152,16 @@ def _draw_series(axes: Any, series: Series) -> Any:
     )
     known, bounded = np.isfinite(x) & np.isfinite(y), np.isfinite(x) & np.isfinite(high - low)
     x, y, ends = x[known], y[known], (x[bounded], low[bounded], high[bounded])
-    if series.kind == "bars":
-        half = (x[1] - x[0]) / 2 if len(x) > 1 else 0.5
-        edges = np.append(x - half, x[-1:] + half)
-        return axes.stairs(y, edges, fill=True, facecolor=(colour, 0.5), edgecolor=colour)
-    if series.kind == "area":
-        looks = {"facecolor": (colour, 0.35), "edgecolor": colour, "linewidth": 1.25}
-        [area] = axes.fill(np.pad(x, 1, mode="edge"), np.pad(y, 1), **looks)
-        return area
     look: dict[str, Any] = {
         "marker": "" if series.kind == "line" and len(x) > MANY else MARKS[series.style],
-        "markersize": 4 if series.style == BACKGROUND or series.kind == "dots" else 7,
+        "markersize": 7,
         "markerfacecolor": colour,
         "markeredgecolor": COLOURS["paper"],
-        "markeredgewidth": 0 if series.kind == "dots" else 1,
+        "markeredgewidth": 1,
         "color": colour,
         "linewidth": 2,
         "linestyle": DASHES[series.style] if series.kind == "line" else "none",
     }
-    if series.kind == "limit":
-        return axes.axvline(series.x[0], color=colour, linewidth=2, linestyle=DASHES[series.style])
     if series.kind == "level":
         axes.axhspan(low[0], high[0], facecolor=colour, alpha=0.14, linewidth=0)
         return axes.axhline(y[0], color=colour, linewidth=2, linestyle=DASHES[series.style])

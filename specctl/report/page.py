@@ -25,27 +25,15 @@ TITLES = {
     "policies": "Replayed policies",
     "runs": "Measured runs",
     "ladder": "The ladder: distance to what is possible",
-    "pareto": "Static settings: what each verifies and what is accepted",
     "depth": "Acceptance by depth",
     "category": "Acceptance by category",
-    "tcr": "Where accepted paths end in the order of confidence",
-    "phi": "The drafter's uncertainty against acceptance",
-    "confidence": "Confidence of accepted and rejected nodes",
-    "entropy": "Acceptance by the drafter's entropy and the token's rank",
-    "margins": "The target's margin between its two best tokens",
-    "thresholds": "Thresholds that a request learns while it is decoded",
-    "traces": "Acceptance by depth, category and confidence",
+    "traces": "Acceptance by depth and category",
     "caveats": "Before these figures travel",
 }
 """Titles of sections by key, without a term that needs explaining."""
 TERMS = {
     "τ": "mean acceptance length: tokens that one call of the target emits, 1 + accepted ones",
     "TPOT": "time per output token",
-    "TCR": "terminal confidence rank: where the last accepted token stands when the draft tokens "
-    "of a round are ordered by joint probability",
-    "Φ": "the drafter's entropy summed along its likeliest path, nats: large where it is unsure",
-    "ρ": "rank correlation, from -1 to 1",
-    "AUC": "probability that an accepted one is more confident than a rejected one; 0.5 is chance",
     "R_feat": "rate of the best trees that the drafter's own features could choose, estimated",
     "R_prob": "rate of the best trees by the target's uncertainty: an estimate of the best that "
     "any policy can do with this drafter",
@@ -62,34 +50,12 @@ CODE = re.compile(r"(?<=[,/:])(?=\S)")
 """Where a command may, too."""
 
 
-PAPERS = {
-    "HeteroSpec": "arXiv:2505.13254",
-    "C2T": "arXiv:2502.13652",
-    "ECHO": "arXiv:2604.09603",
-    "MARS": "arXiv:2601.15498",
-    "AdaSD": "arXiv:2512.11280",
-}
-
-
 @dataclass(frozen=True)
 class Figure:
-    """Charts side by side under one caption; the width of a chart says how many stand in a row.
-
-    Attributes:
-        source: the paper whose figure this is, from other data, and which: `("ECHO", "Figure 4")`.
-    """
+    """A chart and its caption."""
 
     caption: str
-    charts: Sequence[Chart]
-    source: tuple[str, str] | None = None
-
-    @property
-    def origin(self) -> str:
-        """The source in words."""
-        if self.source is None:
-            return ""
-        paper, figure = self.source
-        return f" As {figure} of {paper}, {PAPERS[paper]}."
+    chart: Chart
 
 
 @dataclass(frozen=True)

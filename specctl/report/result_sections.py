@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 
 from specctl.formatting import Table, count, listed, number
-from specctl.report.charts import BACKGROUND, Chart, Row, Rows, Series
+from specctl.report.charts import Chart, Series
 from specctl.report.page import Figure, Section
 from specctl.results import (
     DriftScores,
     LadderResult,
-    PolicyFigures,
-    PolicyScores,
     ReplayScores,
     RunScores,
-    Spread,
 )
 
 BY_PROMPT = "95% intervals resample prompts"
-MAX_CATEGORIES = 3
-"""Categories whose utilisation is drawn, beside that of all requests."""
-TIMES = {"draft_us": "draft", "verify_us": "verify", "policy_us": "policy", "other_us": "other"}
-"""Parts of a round's time, in words."""
-NO_ABLATION = (
-    "C2T's ablation (Table 1) is drawn where fits on different features are replayed together: "
-    "specctl fit c2t TRACES --features ... -o each, and specctl replay TRACES with -p of each."
-)
 
 
 def policies_section(replay: ReplayScores | None) -> Section:
@@ -51,7 +39,7 @@ def policies_section(replay: ReplayScores | None) -> Section:
     columns = ("policy", "calls", "verified", "τ", "tokens/s", "calls ×", "time ×", "support")
     rows = [
         (
-            marked(f),
+            f.policy + ("*" if f.is_marked else ""),
             f"{f.calls:,}",
             f"{f.verified_tokens:,}",
             f.tau.text(".2f"),
@@ -61,17 +49,12 @@ def policies_section(replay: ReplayScores | None) -> Section:
         )
         for f in figures
     ]
-    used, ablation = _utilisation(replay), _ablation(replay)
     return Section(
         "policies",
         reading=reading,
         basis=f"n = {count(first.num_prompts, 'prompt')}, {count(first.num_tokens, 'token')}; "
         f"{BY_PROMPT}; × is relative to {replay.baseline}, paired by prompt.",
-        figures=[*([_utilisation_figure(used)] if used else []), *ablation],
-        tables=[
-            Table("Policies (* marks support under 99%)", columns, rows),
-            *([spread_table("Utilisation per request", used["all requests"])] if used else []),
-        ],
+        tables=[Table("Policies (* marks support under 99%)", columns, rows)],
         notes=[
             "Calls are the target's, verified are the tokens that it checked, support is the share "
             "of the draft expansions needed that the log holds."
@@ -82,87 +65,9 @@ def policies_section(replay: ReplayScores | None) -> Section:
             f"{f.bounds['calls'].low:.0f} to {f.bounds['calls'].high:.0f}."
             for f in figures
             if f.is_marked
-        ]
-        + ([] if ablation else [NO_ABLATION]),
+        ],
         data=replay,
     )
-
-
-def marked(figures: PolicyFigures) -> str:
-    """The policy's label, with a star where the log supports too little of it."""
-    return figures.policy + ("*" if figures.is_marked else "")
-
-
-def spread_table(title: str, spreads: Mapping[str, Spread]) -> Table:
-    """The numbers of box plots."""
-    rows = [
-        (name, *(f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" for _, value in one))
-        for name, one in spreads.items()
-    ]
-    return Table(title, ("", "requests", "5%", "25%", "median", "75%", "95%", "mean"), rows)
-
-
-def _utilisation(replay: ReplayScores) -> dict[str, dict[str, Spread]]:
-    """By group of requests and policy, of those that draft; the largest categories follow all."""
-    whole = [policy.pooled for policy in replay.policies]
-    groups: list[tuple[str, Sequence[PolicyFigures]]] = [("all requests", whole)]
-    categories = [
-        (of[0].group, of) for of in zip(*(p.by_category for p in replay.policies), strict=True)
-    ]
-    if len(categories) > 1:
-        groups += sorted(categories, key=lambda pair: -pair[1][0].num_requests)[:MAX_CATEGORIES]
-    found = {
-        name: {marked(f): f.utilisation for f in of if f.utilisation is not None}
-        for name, of in groups
-    }
-    return {name: spreads for name, spreads in found.items() if spreads}
-
-
-def _utilisation_figure(found: Mapping[str, Mapping[str, Spread]]) -> Figure:
-    return Figure(
-        "Utilisation u of each request: accepted draft tokens over drafted levels. Boxes span the "
-        "quartiles, whiskers 5 to 95%, the diamond is the mean over requests.",
-        [Rows.boxes(f"u, {name}", of, x_range=(0.0, 1.0)) for name, of in found.items()],
-        ("ECHO", "Figure 4"),
-    )
-
-
-def _ablation(replay: ReplayScores) -> list[Figure]:
-    """Scorers by the features that they read; nothing below two sets of features."""
-    fitted = [policy for policy in replay.policies if policy.scorer_features]
-    if len({policy.scorer_features for policy in fitted}) < 2:
-        return []
-    shown = [p for p in replay.policies if p.scorer_features or p.policy == replay.baseline]
-    charts = []
-    for label, key, bound in (
-        ("τ (tokens per call)", "mean_acceptance_length", "tokens_per_call"),
-        ("verified tokens per output token", "verified_per_token", "verified_tokens"),
-    ):
-        rows = [_ablation_row(policy, key, bound) for policy in shown]
-        alt = f"Bars of {label}: {'; '.join(row.name for row in rows)}."
-        charts.append(Rows.of(alt, label, rows))
-    return [
-        Figure(
-            "Scorers by the features that they read, beside the baseline; a line without a bar is "
-            "the range that the log leaves open.",
-            charts,
-            ("C2T", "Table 1"),
-        )
-    ]
-
-
-def _ablation_row(policy: PolicyScores, key: str, bound: str) -> Row:
-    """A bar with its interval, or the range of a marked policy."""
-    of, features = policy.pooled, policy.scorer_features
-    style = 0 if features else BACKGROUND
-    name = " + ".join(features or (policy.policy,))
-    if of.is_marked:
-        per = of.num_tokens if bound == "verified_tokens" else 1
-        low, high = of.bounds[bound].low / per, of.bounds[bound].high / per
-        return Row(f"{name}*: {low:.2f} to {high:.2f}", ends=(low, high), style=style)
-    value = of.ratios[key]
-    text = f"{name}: {value.text('.2f')}"
-    return Row(text, (value.value,), (value.low, value.high), style=style)
 
 
 def runs_section(run: RunScores | None) -> Section:
@@ -198,32 +103,9 @@ def runs_section(run: RunScores | None) -> Section:
         f"{facts.max_new_tokens} a turn; {facts.device}, {facts.dtype}, "
         f"{count(facts.num_threads, 'thread')}, batch size {facts.batch_size}; Σ tokens / Σ time, "
         "one run, one policy after the other, no intervals.",
-        figures=[_time_figure(run)],
         tables=[Table("Measured", columns, rows)],
         data=run,
     )
-
-
-def _time_figure(run: RunScores) -> Figure:
-    rows, verified = [], []
-    for one in run.policies:
-        times = [getattr(one, name) for name in TIMES]
-        shares = [time / max(sum(times), 1e-9) for time in times]
-        rows.append(Row(one.policy, shares))
-        verified.append(f"{one.policy} {shares[1]:.0%}")
-    chart = Rows.of(
-        "Stacked bars of the shares of drafting, verification, decisions and the rest in the time "
-        f"of rounds. Verification: {', '.join(verified)}.",
-        "share of the rounds' time",
-        rows,
-        legend=tuple(TIMES.values()),
-        x_range=(0.0, 1.0),
-    )
-    caption = (
-        "Where the time of rounds goes, without the reading of prompts: by policy, where the "
-        "paper has models of different sizes."
-    )
-    return Figure(caption, [chart], ("HeteroSpec", "Figure 1b"))
 
 
 def drift_section(drift: DriftScores | None) -> Section:
@@ -296,7 +178,7 @@ def _evidence_figure(drift: DriftScores) -> Figure:
         f"rings, and of the groups with most. Drawn up to {MOST_DRAWN:.0f}."
     )
     chart = Chart(f"{alt}.", "prompts", "evidence, log10", series, whole_x=True)
-    return Figure(caption, [chart])
+    return Figure(caption, chart)
 
 
 def ladder_section(ladder: LadderResult | None) -> Section:

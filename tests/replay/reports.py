@@ -36,25 +36,18 @@ LEVEL = (0, 1, 1, 2, 2, 2, 2)
 JOINT = tuple(PROB[i] * (PROB[PARENT[i]] if LEVEL[i] == 2 else 1.0) for i in range(7))
 
 
-@dataclass(frozen=True)
-class Position:
-    """Nodes that the text takes, and the entropy of every distribution of the tree, nats."""
-
-    path: tuple[int, ...]
-    entropy: float
+Taken = tuple[int, ...]
+"""Nodes that the text takes from a position."""
 
 
 @dataclass(frozen=True)
 class Prompt:
     prompt_id: str
     category: str
-    positions: Sequence[Position]
+    positions: Sequence[Taken]
 
 
-TWO_PROMPTS = (
-    Prompt("a", "maths", [Position((1, 4), 0.5), Position((2,), 0.5), Position((1,), 0.5)]),
-    Prompt("b", "prose", [Position((), 1.0), Position((), 1.5)]),
-)
+TWO_PROMPTS = (Prompt("a", "maths", [(1, 4), (2,), (1,)]), Prompt("b", "prose", [(), ()]))
 
 
 def write_log(
@@ -79,7 +72,7 @@ def tables_of(prompt: Prompt) -> dict[str, Any]:
 
 def round_table(prompt: Prompt) -> Any:
     num = len(prompt.positions)
-    accepted = np.array([len(position.path) for position in prompt.positions])
+    accepted = np.array([len(taken) for taken in prompt.positions])
     remaining = np.arange(num, 0, -1)
     values = {
         "request_id": f"{prompt.prompt_id}/0",
@@ -103,7 +96,7 @@ def round_table(prompt: Prompt) -> Any:
 
 
 def node_table(prompt: Prompt, index: int, remaining: int) -> Any:
-    position = prompt.positions[index]
+    taken = prompt.positions[index]
     values = {
         "request_id": f"{prompt.prompt_id}/0",
         "round_idx": index,
@@ -114,21 +107,21 @@ def node_table(prompt: Prompt, index: int, remaining: int) -> Any:
         "sibling_rank": np.array([0, 0, 1, 0, 1, 0, 1]),
         "draft_logp": np.log(PROB),
         "joint_logp": np.log(JOINT),
-        "parent_entropy": position.entropy,
-        "parent_topk_entropy": np.where(np.array(LEVEL) > 0, position.entropy, 0.0),
+        "parent_entropy": 0.5,
+        "parent_topk_entropy": np.where(np.array(LEVEL) > 0, 0.5, 0.0),
         "expanded": np.array(LEVEL) < DEPTH,
-        "verified": np.isin(np.arange(7), (0, *position.path)),
+        "verified": np.isin(np.arange(7), (0, *taken)),
     }
-    labels = [label(node, position, remaining) for node in range(7)]
+    labels = [label(node, taken, remaining) for node in range(7)]
     return with_column(table("nodes", values, 7), "path_accepted", labels)
 
 
-def label(node: int, position: Position, remaining: int) -> bool | None:
+def label(node: int, taken: Taken, remaining: int) -> bool | None:
     """On the path; None below its end where the text ended first."""
-    path = (0, *position.path)
+    path = (0, *taken)
     if node in path:
         return True
-    if PARENT[node] == path[-1] and remaining == len(position.path):
+    if PARENT[node] == path[-1] and remaining == len(taken):
         return None
     return False
 
@@ -137,38 +130,17 @@ def close(value: float, expected: float) -> bool:
     return math.isclose(value, expected, rel_tol=1e-6)
 
 
-def live_traces(
-    folder: Path,
-    parent: Sequence[int] = (-1,),
-    index: Sequence[int] | None = None,
-    depth: Sequence[int] | None = None,
-    match: Sequence[bool | None] | None = None,
-    *,
-    offered_depth: int = 0,
-    top_k: int = 0,
-    policy: Policy = POLICY,
-    **of_nodes: Sequence[float],
-) -> TraceSet:
-    """Two equal live rounds of one request; of plain decoding, unless told of a draft.
-
-    Args:
-        of_nodes: further columns of one round's nodes.
-    """
-    size = len(parent)
-    depths = np.array(depth or (0,))
+def live_traces(folder: Path, *, offered_depth: int = 0) -> TraceSet:
+    """Two equal live rounds of one request; of plain decoding, unless told of a draft."""
     names = {"request_id": "a/0", "prompt_id": "a", "kind": "live", "policy_digest": "-"}
     rounds = {**names, "round_idx": np.arange(2), "offered_depth": offered_depth}
-    rounds |= {"top_k": top_k, "offered_width": top_k}
-    rounds |= {"num_drafted": size - 1, "num_verified": 2, "num_accepted": 1, "num_emitted": 2}
+    rounds |= {"num_verified": 2, "num_accepted": 1, "num_emitted": 2}
     rounds |= {"tcr": 1, "phi": 1.0, "phi_depth": 3}
-    nodes = {"request_id": "a/0", "round_idx": np.repeat([0, 1], size)}
-    nodes |= {"node_idx": np.tile(index or (0,), 2), "parent_idx": np.tile(parent, 2)}
-    nodes |= {"depth": np.tile(depths, 2), "joint_logp": np.tile(-depths.astype(float), 2)}
-    nodes |= {name: np.tile(values, 2) for name, values in of_nodes.items()}
-    whole = with_column(table("nodes", nodes, 2 * size), "node_match", list(match or [None]) * 2)
-    header = make_header(policy, Sampling(), collect={"target": "t", "drafter": "d"}, **DIGESTS)
+    nodes = {"request_id": "a/0", "round_idx": np.arange(2), "parent_idx": -1}
+    header = make_header(POLICY, Sampling(), collect={"target": "t", "drafter": "d"}, **DIGESTS)
+    tables = {"rounds": table("rounds", rounds, 2), "nodes": table("nodes", nodes, 2)}
     with TraceWriter.open(folder, header) as writer:
-        writer.commit(["a"], {"rounds": table("rounds", rounds, 2), "nodes": whole})
+        writer.commit(["a"], tables)
     return TraceSet.open(folder)
 
 

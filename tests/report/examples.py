@@ -61,7 +61,6 @@ def replay_results(*, timed: bool = True, label: str = "eagle2") -> results.Repl
             ratios=ratios,
             bounds={"calls": results.Bound(low=calls - 3.0, high=calls + 9.0)},
             against=against,
-            utilisation=spread(0.6 if is_marked else 0.4),
         )
         policies.append(results.PolicyScores(policy=name, pooled=pooled, by_category=()))
     return example(results.ReplayScores, baseline="chain", policies=tuple(policies), **FACTS)
@@ -141,28 +140,6 @@ def tune_results(
         policies=tuple(policies),
         **FACTS,
     )
-
-
-def target_margins(**others: Any) -> results.TargetMargins:
-    """Of ten positions, three of them undecided."""
-    sample = (
-        (5.0, 4.9, 0.4, 1),
-        (5.0, 4.8, 0.3, 2),
-        (5.0, 4.7, float("nan"), 3),
-        (8.0, 2.0, 0.9, 1),
-    )
-    told: dict[str, Any] = {"num_positions": 10, "num_negative": 1, "num_undefined": 2}
-    told |= {"theta": 0.9, "low_margin": around(0.3), "low_ranks": (1, 1, 1), "sample": sample}
-    told |= {"other_ranks": (6, 1, 0), "logit_edges": (0.0, 4.0, 8.0), "logits": (2, 8)}
-    told |= {"logit_ratios": (3, 5), "prob_ratios": (7, 3)}
-    return results.TargetMargins(**told | others)
-
-
-def spread(median: float) -> results.Spread:
-    """Over 40 requests."""
-    names = ("low", "first", "median", "third", "high", "mean")
-    values = (median + (place - 2) / 10 for place in (0, 1, 2, 3, 4, 2.5))
-    return results.Spread(num_requests=40, **dict(zip(names, values, strict=True)))
 
 
 def run_results(*, artifact_digest: str | None = None, same: bool = True) -> results.RunScores:

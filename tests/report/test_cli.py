@@ -25,7 +25,7 @@ def test_report_writes_a_page_from_traces_and_results(log: Path, tmp_path: Path)
     shown = passes("report", log, "--results", tmp_path / "replay.json", "-o", out).out
     assert shown.split() == ["wrote", str(out)]
     text = out.read_text("utf-8")
-    assert "eagle2:depth=3:top_k=4" in text
+    assert "eagle2:<wbr>depth=3:<wbr>top_k=4" in text
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".tmp"] == []
 
 

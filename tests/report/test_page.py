@@ -19,9 +19,9 @@ import pytest
 from specctl import results
 from specctl.errors import InputError, TraceEmptyError, TraceMismatchError
 from specctl.formatting import Table, listed
-from specctl.replay.trace_figures import trace_figures
+from specctl.replay.acceptance import trace_figures
 from specctl.report import Given, Page, build_page, read_given, write_page
-from specctl.report.charts import Chart, Series
+from specctl.report.charts import MANY, Chart, Series
 from specctl.report.page import TERMS, EngineSettings, folding
 from tests.replay.logs import random_traces
 from tests.replay.reports import TWO_PROMPTS, live_traces, write_log
@@ -31,7 +31,6 @@ from tests.report.examples import (
     ladder_results,
     replay_results,
     run_results,
-    target_margins,
     tune_results,
 )
 
@@ -46,7 +45,7 @@ VLLM = EngineSettings(
 @pytest.fixture(scope="module")
 def evidence(tmp_path_factory: pytest.TempPathFactory) -> results.TraceFigures:
     traces = random_traces(tmp_path_factory.mktemp("log") / "traces", num_prompts=6, depth=4)
-    return trace_figures(traces).model_copy(update={"margins": target_margins()})
+    return trace_figures(traces)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +95,7 @@ def test_page_is_accessible(html: str) -> None:
     assert outline.of("html")[0]["lang"] == "en"
     assert len(outline.of("h1")) == 1
     figures = outline.of("svg")
-    assert len(figures) > 10
+    assert len(figures) == 8, "four drawings, each with its twin for phones"
     assert not re.search(r"<svg(?:(?!</svg>).)*#[0-9a-f]{6}\b", html, re.S), "themes give colours"
     assert all(svg["role"] == "img" and len(svg["aria-label"] or "") > 30 for svg in figures)
     assert html.count("<title>") == html.count("<desc>") + 1 == len(figures) + 1
@@ -112,8 +111,7 @@ def test_page_is_accessible(html: str) -> None:
 
 def test_every_section_says_something_and_on_what(full_page: Page) -> None:
     keys = [section.key for section in full_page.sections]
-    of_traces = ["pareto", "depth", "category", "tcr", "phi", "confidence"]
-    of_traces += ["entropy", "margins", "thresholds"]
+    of_traces = ["depth", "category"]
     assert keys == ["recommendation", "policies", "runs", "ladder", "drift", *of_traces, "caveats"]
     for section in full_page.sections[:-1]:
         assert section.reading, section.key
@@ -136,8 +134,7 @@ def test_json_twin_is_json_and_holds_the_figures(
     twin = json.loads(json.dumps(full_page.to_json(), allow_nan=False))
     depth = twin["sections"]["depth"]["data"][0]
     assert depth["num_at_risk"] == evidence.depths[0].num_at_risk
-    assert twin["sections"]["confidence"]["data"]["edges"][-1] == 1
-    assert len(twin["sections"]["pareto"]["data"]) == len(evidence.statics)
+    assert len(twin["sections"]["category"]["data"]) == len(evidence.categories)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark", "print"])
@@ -149,7 +146,7 @@ def test_colours_have_contrast(theme: str) -> None:
     ]
     colours = dict(zip(("light", "dark", "print"), blocks, strict=True))[theme]
     texts = {"ink paper", "soft paper", "soft box", "ink box", "link paper", "warn warn-box"}
-    least = dict.fromkeys(texts, 4.5) | {f"s{style} paper": 3.0 for style in range(7)}
+    least = dict.fromkeys(texts, 4.5) | {f"s{style} paper": 3.0 for style in range(6)}
     for pair, ratio in least.items():
         assert contrast(*(colours[name] for name in pair.split())) >= ratio, pair
 
@@ -233,7 +230,7 @@ def test_the_page_begins_with_the_answer(html: str, full_page: Page) -> None:
     places = [text.index(part) for part in parts]
     assert places == sorted(places)
     assert "{&#34;a&#34;:<wbr> 1}" not in text  # as it is typed
-    [chart] = answer.figures[0].charts
+    chart = answer.figures[0].chart
     assert [point for one in chart.series for point in one.names or ()] == [
         *("static", "plain decoding", "mine"),
         "fancy",
@@ -272,7 +269,7 @@ def test_a_watch_is_drawn_and_said(full_page: Page) -> None:
     assert "before prompt 2" in section.reading
     assert any("× 0.80" in note for note in section.notes)
     assert "2 prompts were still being written." in section.notes
-    [chart] = section.figures[0].charts
+    chart = section.figures[0].chart
     assert [series.label for series in chart.series] == ["all", "tokens per call", "rings here"]
     assert max(chart.series[1].y) == 8
     quiet = drift_results(alarm=False, alarm_at=None, signals=(), price=None, num_unfinished=0)
@@ -302,7 +299,7 @@ def test_terms_are_explained_where_they_are_first_used(html: str) -> None:
     """In the text that is read, drawings included; titles stand in the list of sections before."""
     body = html.partition("<body>")[2]
     told = [term for term in TERMS if term in body]
-    assert {"τ", "Φ", "TCR", "AUC", "R_feat", "R_clair"} <= set(told)
+    assert {"τ", "R_feat", "R_clair"} <= set(told)
     for term in told:
         before = body[: body.index(f"<dfn>{term}</dfn>")]
         section = before.rpartition("<section")[2]
@@ -378,10 +375,17 @@ def test_traces_without_a_draft_are_refused(tmp_path: Path) -> None:
 def test_points_without_a_value_are_not_drawn() -> None:
     nan = float("nan")
     series = Series("a", [1, 2, 3], [1.0, nan, 2.0], [0.5, nan, nan], [1.5, nan, 3.0])
-    text = Chart("alt", "x", "y", [series]).svg()
+    text = Chart("alt", "x", "y", [series]).svg("chart")
     assert "nan" not in text
     marks = re.findall(r'<use [^>]*fill="var\(--s0\)"', text)
     assert len(marks) == 3  # two points and the legend's
+
+
+def test_marks_of_a_line_go_where_points_are_many() -> None:
+    lines = (Series("", list(range(n)), n * [1.0]) for n in (MANY, MANY + 1))
+    drawn = (Chart("alt", "x", "y", [one]).svg("chart") for one in lines)
+    some, none = (text.count('fill="var(--s0)"') for text in drawn)
+    assert some > none == 0
 
 
 def test_numbers_read_well() -> None:
@@ -456,7 +460,7 @@ def test_nothing_runs_out_of_the_page(full_page: Page, tmp_path: Path) -> None:
     assert [one["width"] for one in found] == list(WIDTHS)
     assert all(one["scrolled"] <= one["width"] for one in found), found
     assert all(one["beyond"] == one["broken"] == [] for one in found), found
-    num_charts = sum(len(f.charts) for section in full_page.sections for f in section.figures)
+    num_charts = sum(len(section.figures) for section in full_page.sections)
     assert [one["drawn"] for one in found] == 3 * [num_charts]
 
 

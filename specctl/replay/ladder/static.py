@@ -75,20 +75,14 @@ def is_static(policy: Policy) -> bool:
 
 
 def static_submissions(
-    log: DenseLog,
-    policies: Sequence[Policy],
-    num_threads: int = 1,
-    on_positions: Callable[[int], None] | None = None,
+    log: DenseLog, policies: Sequence[Policy], num_threads: int = 1
 ) -> Iterator[tuple[int, Submissions]]:
     """Places of the static ones of policies, with what they do at every position.
 
     Width by width, so that one summary is in memory at a time.
-
-    Args:
-        on_positions: called with the positions of each part, once a width.
     """
     for options, same in _widths(policies):
-        summary = summarise(log, **options, num_threads=num_threads, on_positions=on_positions)
+        summary = summarise(log, **options, num_threads=num_threads)
         yield from _submitted(summary, policies, same)
 
 

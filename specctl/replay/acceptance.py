@@ -1,0 +1,194 @@
+"""Acceptance in one trace set, by depth and by category of prompts, for a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specctl.errors import TraceEmptyError
+from specctl.logs.positions import Bools, Floats, Ints, join_rows
+from specctl.logs.round_table import RoundTable, read_round_table
+from specctl.logs.trace_set import TraceSet
+from specctl.logs.tree_log import DenseLog, Support
+from specctl.policy import Policy, StaticTree
+from specctl.replay.ladder.static import spec_of
+from specctl.replay.rounds import replay_parts
+from specctl.results import CategoryFigures, DepthAcceptance, TraceFigures
+from specctl.stats import Interval, Resamples, first_over_second, sums_by
+
+OnPositions = Callable[[int], None]
+
+
+def trace_figures(
+    traces: TraceSet, *, seed: int = 0, on_positions: OnPositions = lambda _: None
+) -> TraceFigures:
+    """Reads a trace set, dense or live.
+
+    Args:
+        seed: of the resamples of prompts behind every interval.
+        on_positions: called with the positions of each part of dense traces.
+
+    Raises:
+        TraceError: see `specctl.errors`.
+    """
+    rounds = read_round_table(traces)
+    if not rounds.offered_depth.any():
+        raise TraceEmptyError(
+            "traces",
+            expected="rounds with a draft",
+            found="plain decoding alone",
+            fix="collect with a drafter and a policy that drafts",
+        )
+    resamples = Resamples.draw(rounds.num_prompts, seed=seed)
+    log = DenseLog.open(traces) if rounds.is_dense else None
+    tree = None if log is None else reference_tree(log.support)
+    if log is None or tree is None:
+        reference = _live_rounds(rounds)
+    else:
+        reference = _replayed_rounds(log, tree, rounds, on_positions)
+    header = traces.header
+    return TraceFigures(
+        kind="dense" if rounds.is_dense else "live",
+        target=str(header.collect.get("target", "unnamed")),
+        drafter=str(header.collect.get("drafter", "unnamed")),
+        target_digest=header.target_digest,
+        drafter_digest=header.drafter_digest,
+        sampling=header.sampling,
+        traces_digest=traces.digest,
+        num_prompts=rounds.num_prompts,
+        num_rows=len(rounds.prompt),
+        num_nodes=int(rounds.num_drafted.sum(dtype=np.int64)),
+        support=None if log is None else vars(log.support).copy(),
+        tree=None if tree is None else spec_of(tree),
+        num_reference=len(reference.accepted),
+        num_unsupported=int(reference.is_unsupported.sum()),
+        tau=_tau(reference, resamples),
+        depths=acceptance_by_depth(rounds, resamples),
+        categories=tuple(_categories(rounds, reference, resamples)),
+    )
+
+
+def acceptance_by_depth(
+    rounds: RoundTable, resamples: Resamples, inside: Bools | None = None
+) -> tuple[DepthAcceptance, ...]:
+    """Acceptance at every offered depth, censored rounds left out and never counted as rejected.
+
+    At depth d a round is *at risk* where its path reached depth d - 1, depth d was offered, and the
+    text went on. The share of those that accept is the conditional acceptance a_d; the marginal one
+    is the product a_1 ... a_d, the product-limit estimate of Kaplan and Meier (1958), which is the
+    plain share where nothing is censored.
+
+    Args:
+        inside: `[R]`, the rounds that count; all by default.
+    """
+    chosen = np.ones(len(rounds.prompt), np.bool_) if inside is None else inside
+    accepted, offered = rounds.num_accepted, rounds.offered_depth
+    depth = int(offered[chosen].max(initial=0))
+    columns = []
+    for d in range(1, depth + 1):
+        reached, hit = chosen & (accepted >= d - 1), chosen & (accepted >= d)
+        at_risk = hit | (reached & ~rounds.is_cut & (offered >= d))
+        columns += [at_risk, hit, reached & ~at_risk]
+    if not columns:
+        return ()
+    values = np.stack(columns, 1).astype(np.float64)
+    sums = sums_by(rounds.prompt, rounds.num_prompts, values).reshape(-1, depth, 3)
+
+    def conditional(sums: Floats) -> Floats:
+        return first_over_second(sums[..., [1, 0]])
+
+    def marginal(sums: Floats) -> Floats:
+        """Product over the depths of flattened `[..., d * 3]` sums."""
+        return np.asarray(conditional(sums.reshape(*sums.shape[:-1], -1, 3)).prod(-1))
+
+    return tuple(
+        DepthAcceptance(
+            depth=d,
+            num_at_risk=int(sums[:, d - 1, 0].sum()),
+            num_accepted=int(sums[:, d - 1, 1].sum()),
+            num_censored=int(sums[:, d - 1, 2].sum()),
+            conditional_prob=resamples.interval(sums[:, d - 1], conditional),
+            marginal_prob=resamples.interval(sums[:, :d].reshape(len(sums), -1), marginal),
+        )
+        for d in range(1, depth + 1)
+    )
+
+
+def _categories(
+    rounds: RoundTable, reference: ReferenceRounds, resamples: Resamples
+) -> Iterator[CategoryFigures]:
+    """By name; prompts without a category go by the empty name."""
+    for name, code in sorted((name, code) for code, name in enumerate(rounds.categories)):
+        inside, chosen = rounds.category == code, reference.category == code
+        yield CategoryFigures(
+            name=name,
+            num_prompts=len(np.unique(rounds.prompt[inside])),
+            num_rounds=int(chosen.sum()),
+            tau=_tau(reference, resamples, chosen),
+            depths=acceptance_by_depth(rounds, resamples, inside),
+        )
+
+
+# ----------------------------------------------------------------------------- reference rounds
+
+
+@dataclass(frozen=True)
+class ReferenceRounds:
+    """M rounds with a draft.
+
+    Live traces bring the rounds that their policy ran. Dense traces hold a tree at every position
+    and no rounds, so the default EAGLE-2 tree, as far as the log contains it, is replayed.
+
+    Attributes:
+        prompt, category: `[M]` int32, codes of `RoundTable`. accepted: `[M]` int32 draft tokens.
+        is_unsupported: `[M]` bool, the log lacks an expansion that the tree needs.
+    """
+
+    prompt: Ints
+    category: Ints
+    accepted: Ints
+    is_unsupported: Bools
+
+
+def reference_tree(support: Support) -> StaticTree:
+    """The default EAGLE-2 tree, no deeper and no wider than the log."""
+    default = StaticTree()
+    top_k, depth = min(default.top_k, support.top_k), min(default.depth, support.depth)
+    most = 1 + top_k + (depth - 1) * top_k**2
+    return StaticTree(depth=depth, top_k=top_k, num_tokens=min(default.num_tokens, most))
+
+
+def _live_rounds(rounds: RoundTable) -> ReferenceRounds:
+    drafted = rounds.offered_depth > 0
+    accepted = rounds.num_accepted[drafted]
+    lacks = np.zeros(len(accepted), np.bool_)
+    return ReferenceRounds(rounds.prompt[drafted], rounds.category[drafted], accepted, lacks)
+
+
+def _replayed_rounds(
+    log: DenseLog, tree: StaticTree, rounds: RoundTable, on_positions: OnPositions
+) -> ReferenceRounds:
+    """The rounds that the tree would run over a dense log; codes are those of `rounds`."""
+    policies, parts = [Policy(shape=tree)], []
+    for [run] in replay_parts(log, policies, with_bounds=False, on_positions=on_positions):
+        positions, request = run.positions, run.request
+        prompt = _recoded(positions.prompt_ids, rounds.prompt_ids)[positions.prompt]
+        category = _recoded(positions.categories, rounds.categories)[positions.category]
+        lacks, accepted = run.outcomes.missing > 0, run.outcomes.accepted
+        parts.append(ReferenceRounds(prompt[request], category[request], accepted, lacks))
+    return join_rows(parts)
+
+
+def _recoded(names: Sequence[str], known: Sequence[str]) -> Ints:
+    """Codes in `known` of each of `names`."""
+    place = {name: code for code, name in enumerate(known)}
+    return np.array([place[name] for name in names], np.int32)
+
+
+def _tau(
+    rounds: ReferenceRounds, resamples: Resamples, inside: Bools | slice = slice(None)
+) -> Interval:
+    """1 + accepted draft tokens a round, pooled over some of the rounds."""
+    return resamples.mean(rounds.accepted[inside] + np.float64(1), rounds.prompt[inside])
