@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from specctl.artifacts.describe import Description, describe_artifact
 from specctl.artifacts.files import kind_of
 from specctl.console import Answer
-from specctl.errors import InputError, StoreError, TraceError, UsageError
+from specctl.errors import InputError, StoreError, TraceError
 from specctl.formatting import sampling
 from specctl.logs.parquet import collected
 from specctl.registry.names import split_reference
@@ -22,35 +22,25 @@ if TYPE_CHECKING:
     from specctl.artifacts.load import Artifact
 
 
-def describe_named(what: str, *, unfinished: bool = False) -> Answer:
+def describe_named(what: str) -> Answer:
     """Describes what a user names: a folder, a trace set in a bucket, a snapshot, or an artifact of
     a registry as `specctl run --policy` would take it.
 
-    Args:
-        unfinished: count the rows of unfinished prompts of a trace set too.
-
     Raises:
         InputError: none of these; ArtifactError or TraceError if damaged.
-        UsageError: `unfinished`, and no trace set.
         RegistryError: a registry that says no.
     """
     from specctl.logs.trace_files import split_reference as split_snapshot
 
     if _is_in_registry(what):
-        found = _artifact(artifact_at(what, None))
-    else:
-        _check_digest(what)
-        place, snapshot = split_snapshot(what)
-        if is_store_url(place):
-            return _bucket(what, place, unfinished=unfinished)
-        if snapshot is not None or (Path(what) / "trace.json").is_file():
-            return _traces(what, unfinished=unfinished)
-        found = _folder(Path(what))
-    if unfinished:
-        raise UsageError(
-            "--unfinished", expected="a trace set", found=what, fix="leave the option out"
-        )
-    return found
+        return _artifact(artifact_at(what, None))
+    _check_digest(what)
+    place, snapshot = split_snapshot(what)
+    if is_store_url(place):
+        return _bucket(what, place)
+    if snapshot is not None or (Path(what) / "trace.json").is_file():
+        return _traces(what)
+    return _folder(Path(what))
 
 
 def _check_digest(what: str) -> None:
@@ -80,10 +70,10 @@ def _is_in_registry(what: str) -> bool:
     return reference.alias is not None or is_registry(place)
 
 
-def _bucket(what: str, place: str, *, unfinished: bool) -> Answer:
+def _bucket(what: str, place: str) -> Answer:
     """A trace set by its URL; where it is a registry or a name in one, the refusal says so."""
     try:
-        return _traces(what, unfinished=unfinished)
+        return _traces(what)
     except (TraceError, StoreError):
         above = place.rpartition("/")[0]
         if not is_registry(place) and not (is_store_url(above) and is_registry(above)):
@@ -130,10 +120,10 @@ def _artifact(artifact: Artifact) -> Answer:
     return Answer(data, [describe_artifact(artifact)])
 
 
-def _traces(reference: str, *, unfinished: bool) -> Answer:
+def _traces(reference: str) -> Answer:
     from specctl.logs.trace_set import TraceSet
 
-    traces = TraceSet.open(reference, unfinished=unfinished)
+    traces = TraceSet.open(reference)
     header, summary = traces.header, traces.summary()
     collected = header.collect
     engine: Any = collected.get("engine")

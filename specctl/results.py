@@ -584,7 +584,6 @@ class DriftScores(ResultRecord):
     alpha: float
     num_reference: int
     num_prompts: int
-    num_unfinished: int
     wealth: Number
     most_wealth: Number
     alarm_at: DriftPrompt | None

@@ -19,7 +19,6 @@ from specctl.cli.options import (
     ReplayThreadsOption,
     TimesOption,
     TracesArgument,
-    UnfinishedOption,
     open_to_fit,
     preset_option,
     tuned,
@@ -94,7 +93,6 @@ def fit_cart(
         "Static tree to extend, for dense traces",
         default="eagle2 as deep and wide as the traces; live ones keep their own tree",
     ),
-    unfinished: UnfinishedOption = False,
     preset: preset_option("cart") = None,  # type: ignore[valid-type]
 ) -> Answer:
     """Fit how deep trees grow, by entropy (HeteroSpec)."""
@@ -104,7 +102,7 @@ def fit_cart(
     from specctl.runtime.policy_spec import words_of
     from specctl.train.cart import fit_cart as fit
 
-    opened = open_to_fit(traces, unfinished=unfinished)
+    opened = open_to_fit(traces)
     with console.progress("positions", opened.num_rows("rounds")) as tick:
         conditional = config.path == "conditional"
         bound = {"max_rows": config.max_rows, "seed": config.seed}
@@ -135,13 +133,12 @@ def fit_c2t(
     traces: TracesArgument,
     out: OutOption,
     config: Given,
-    unfinished: UnfinishedOption = False,
     preset: preset_option("c2t") = None,  # type: ignore[valid-type]
 ) -> Answer:
     """Fit a network that prunes draft trees (C2T)."""
     from specctl.train.c2t import fit_c2t as fit
 
-    return _fit_scorer(open_to_fit(traces, unfinished=unfinished), out, config, fit)
+    return _fit_scorer(open_to_fit(traces), out, config, fit)
 
 
 @verb(
@@ -160,16 +157,14 @@ def fit_c2t(
 specctl fit gbdt traces -o gbdt --distill""",
     wide=True,
 )
-def fit_gbdt(
-    traces: TracesArgument, out: OutOption, config: Given, unfinished: UnfinishedOption = False
-) -> Answer:
+def fit_gbdt(traces: TracesArgument, out: OutOption, config: Given) -> Answer:
     """Fit boosted trees in place of C2T's network.
 
     With --distill, a network that learned from them.
     """
     from specctl.train.gbdt import fit_gbdt as fit
 
-    opened = open_to_fit(traces, unfinished=unfinished)
+    opened = open_to_fit(traces)
     return _fit_scorer(opened, out, config, fit, trees={"seed": config.seed})
 
 

@@ -86,7 +86,7 @@ def profile(
             expected="a measurement",
             found="--from, which makes none",
         )
-        fitted = fit_engine(TraceSet.open(*traces, unfinished=True))
+        fitted = fit_engine(TraceSet.open(*traces))
         save_cost_model(fitted, out)
         return Answer(engine_summary(fitted, out), [render_engine(fitted, out)])
 

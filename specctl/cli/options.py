@@ -24,14 +24,6 @@ DenseTracesArgument = Annotated[
     list[str],
     typer.Argument(help="One or more dense trace sets of one pair: FOLDER, s3://..., @sha256:..."),
 ]
-UnfinishedOption = Annotated[
-    bool,
-    typer.Option(
-        "--unfinished",
-        help="Read also the rows of prompts that are not finished yet.",
-        rich_help_panel="advanced",
-    ),
-]
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="Artifact folder to write.")]
 ReplayThreadsOption = Annotated[
     int,
@@ -109,7 +101,7 @@ def refuse_together(context: typer.Context, option: str, *others: str) -> None:
         )
 
 
-def open_to_fit(traces: list[str], *, unfinished: bool = False) -> Any:
+def open_to_fit(traces: list[str]) -> Any:
     """The `TraceSet`, a snapshot of which is stored in each of its sets.
 
     A fit may read a set that it cannot write. It goes on and says so.
@@ -117,7 +109,7 @@ def open_to_fit(traces: list[str], *, unfinished: bool = False) -> Any:
     from specctl.collect.rewriting import take_snapshot
     from specctl.logs.trace_set import TraceSet
 
-    opened = TraceSet.open(*traces, unfinished=unfinished)
+    opened = TraceSet.open(*traces)
     for part in opened.parts:
         try:
             take_snapshot(part)

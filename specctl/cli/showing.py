@@ -10,7 +10,6 @@ import typer
 
 from specctl import console
 from specctl.cli.app import app
-from specctl.cli.options import UnfinishedOption
 from specctl.cli.verbs import verb
 from specctl.console import Answer
 from specctl.errors import check_choice
@@ -89,12 +88,11 @@ def show(
             "artifact of a registry as PLACE/NAME@ALIAS."
         ),
     ],
-    unfinished: UnfinishedOption = False,
 ) -> Answer:
     """Print an artifact or traces."""
     from specctl.describe import describe_named
 
-    return describe_named(what, unfinished=unfinished)
+    return describe_named(what)
 
 
 @verb(app, examples="""specctl compose hetero/+survival:max_tokens=64 -o composed""", wide=True)

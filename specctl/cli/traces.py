@@ -8,7 +8,7 @@ import typer
 
 from specctl import console
 from specctl.cli.app import traces_app
-from specctl.cli.options import TracesArgument, UnfinishedOption, refuse_together
+from specctl.cli.options import TracesArgument, refuse_together
 from specctl.cli.verbs import verb
 from specctl.collect import exporting, rewriting, verifying
 from specctl.console import Answer
@@ -124,10 +124,9 @@ def export_traces(
     format: str = option("parquet", "parquet or csv"),
     tokens: str = option("drop", "Token ids as they are stored (keep), or left out (drop)"),
     skip_damaged: SkipDamagedOption = False,
-    unfinished: UnfinishedOption = False,
 ) -> Answer:
     """Write plain tables for other tools: one file for rounds, one for nodes."""
-    opened = TraceSet.open(*traces, skip_damaged=skip_damaged, unfinished=unfinished)
+    opened = TraceSet.open(*traces, skip_damaged=skip_damaged)
     paths = [str(path) for path in exporting.export(opened, out, format=format, tokens=tokens)]
     if tokens == "keep" and token_mode(opened.header.collect) == "drop":
         console.warn(

@@ -14,7 +14,6 @@ from specctl.cli.registry import WriterConfig
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.errors import TraceEmptyError, UsageError
-from specctl.formatting import count
 from specctl.policy import Policy, as_chain
 from specctl.records import option
 from specctl.replay.config import TuneConfig
@@ -110,18 +109,15 @@ def drift(
                 fix="wait for traffic, lower --reference-prompts, or name --reference traces",
             )
     found = watch(known, stream, alpha=false_alarm_prob, seed=seed)
-    waiting = sum(len(part.unfinished_ids) for part in served.parts)
     asked: dict[str, Any] = {
         "kind": "drift",
         "policy": policy,
         "traces": traces,
         "reference": reference,
     }
-    asked |= {"pair": served.fingerprint.model_dump(), "num_unfinished": waiting}
+    asked["pair"] = served.fingerprint.model_dump()
     data = {**asked, **found.to_json(), "price": None}
     parts = found.shown()
-    if waiting:
-        parts.append(f"Still being written, and not looked at: {count(waiting, 'prompt')}.")
     if recent is not None and found.alarm_at is None:
         parts.append("No alarm: --dense was not looked at.")
     elif recent is not None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
@@ -28,6 +28,7 @@ import torch
 from specctl.collect.config import WhenFull
 from specctl.collect.round_rows import (
     Heading,
+    HeldRows,
     RoundRows,
     alike,
     headings,
@@ -203,7 +204,7 @@ class TraceRecorder:
         self._queue = RoundQueue(self._config)
         self._num_offered: Counter[str] = Counter()  # rounds of each prompt, decoding thread's
         self._dropped: set[str] = set()  # both threads add; nothing leaves
-        self._held: list[RoundRows] = []  # recording thread's, like the next five
+        self._held = HeldRows()  # recording thread's, like the next five
         self._finished: set[str] = set()
         self._shipping: Shipping[list[Heading]] | None = None
         self._write: Future[None] | None = None
@@ -266,8 +267,8 @@ class TraceRecorder:
         more = True
         while more:
             items, more = self._queue.take()
-            self._held += self._read([item for item in items if isinstance(item, Waiting)])
-            self._take(frozenset(self._dropped))
+            self._held.parts += self._read([item for item in items if isinstance(item, Waiting)])
+            self._held.take(frozenset(self._dropped))
             # A prompt ends after its last round, so the order of the queue is kept.
             self._finished |= {item for item in items if isinstance(item, str)} - self._dropped
             items.clear()  # the last that holds on to logits
@@ -275,13 +276,16 @@ class TraceRecorder:
             if self._write is not None and self._write.done():
                 self._wait()
             waited_s = time.monotonic() - self._written_at
-            is_due = waited_s >= self._config.flush_s or self._size() >= self._config.flush_bytes
+            is_due = (
+                waited_s >= self._config.flush_s
+                or self._held.size_bytes >= self._config.flush_bytes
+            )
             if self._write is None and is_due:
                 self._begin_write()
             self._keep_bounds()
         self._begin_write()
         self._wait()
-        self.discarded = tuple(sorted(self._num_held()))
+        self.discarded = tuple(sorted(self._held.counts()))
 
     def _read(self, waiting: list[Waiting]) -> list[RoundRows]:
         """Statistics of rounds, on the host; until then `waiting` keeps what the device reads."""
@@ -295,32 +299,13 @@ class TraceRecorder:
         landed += shipping.land()
         return [RoundRows(*parcel) for parcel in landed]
 
-    def _size(self) -> int:
-        return sum(rows.size_bytes for rows in self._held)
-
-    def _num_held(self) -> Counter[str]:
-        """Rows held, by prompt."""
-        return Counter(heading["prompt_id"] for rows in self._held for heading in rows.headings)
-
-    def _take(self, prompt_ids: Collection[str]) -> list[RoundRows]:
-        """Rows of these prompts, which are held no longer."""
-        taken, left = [], []
-        for rows in self._held:
-            among = [heading["prompt_id"] in prompt_ids for heading in rows.headings]
-            if any(among):
-                taken.append(rows.pick([row for row, one in enumerate(among) if one]))
-            if not all(among):
-                left.append(rows.pick([row for row, one in enumerate(among) if not one]))
-        self._held = left
-        return taken
-
     def _begin_write(self) -> None:
         """Starts to write the finished prompts, once the segment before is through."""
         if not self._finished:
             return
         self._wait()
         finished, self._finished = self._finished, set()
-        rows = self._take(finished)
+        rows = self._held.take(finished)
         self._writing_bytes = sum(part.size_bytes for part in rows)
         self._written_at = time.monotonic()
         self._write = self._pool.submit(self._publish, finished, rows)
@@ -341,19 +326,19 @@ class TraceRecorder:
 
     def _keep_bounds(self) -> None:
         """Gets the rows below their bound: by the disk, and else as `when_full` says."""
-        while self._size() + self._writing_bytes > self._config.held_bytes:
+        while self._held.size_bytes + self._writing_bytes > self._config.held_bytes:
             if self._writing_bytes:
                 self._wait()
             elif self._finished:
                 self._begin_write()
             elif self._config.when_full == "drop":
-                [(prompt_id, _)] = self._num_held().most_common(1)
+                [(prompt_id, _)] = self._held.counts().most_common(1)
                 self._dropped.add(prompt_id)
-                self._take(frozenset(self._dropped))
+                self._held.take(frozenset(self._dropped))
             else:
                 raise OutputError(
                     "trace recorder",
                     expected=f"unfinished prompts of at most {self._config.held_bytes} bytes",
-                    found=f"{self._size()} bytes",
+                    found=f"{self._held.size_bytes} bytes",
                     fix="decode fewer prompts together, or shorter ones, or drop what is too long",
                 )

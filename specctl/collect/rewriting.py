@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 from specctl.collect.trace_writer import TraceWriter
@@ -20,7 +19,6 @@ from specctl.logs.trace_set import (
     snapshot_key,
     snapshot_text,
 )
-from specctl.logs.whole_prompts import counted_tables
 from specctl.stores.creating import ensure
 from specctl.trace import arrow_schema
 
@@ -51,7 +49,6 @@ class Snapshot:
     num_segments: int
     num_prompts: int
     num_repeats: int
-    num_unfinished: int
     damages: tuple[Damage, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -60,8 +57,6 @@ class Snapshot:
     def render(self) -> str:
         """For a person."""
         held = f"{count(self.num_segments, 'segment')} of {count(self.num_prompts, 'prompt')}"
-        if self.num_unfinished:
-            held += f", and rows of {count(self.num_unfinished, 'unfinished prompt')}"
         return "\n".join([f"{held}:", self.reference, *missing_lines(self.damages)])
 
 
@@ -79,7 +74,6 @@ def take_snapshot(listing: Listing) -> Snapshot:
         num_segments=len(listing.segments),
         num_prompts=len(listing.prompt_ids),
         num_repeats=listing.num_repeats,
-        num_unfinished=len(listing.unfinished_ids),
         damages=listing.damages,
     )
 
@@ -90,7 +84,6 @@ class Rewrite:
 
     Attributes:
         num_repeats: times that a prompt was left out because an earlier segment has it.
-        num_unfinished: prompts that were left out because no segment finishes them.
         damages: of the sources, where they were to be skipped.
     """
 
@@ -98,7 +91,6 @@ class Rewrite:
     num_prompts: int = 0
     num_segments: int = 0
     num_repeats: int = 0
-    num_unfinished: int = 0
     damages: tuple[Damage, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -112,8 +104,6 @@ class Rewrite:
         )
         if self.num_repeats:
             line += f", {count(self.num_repeats, 'repeat')} left out"
-        if self.num_unfinished:
-            line += f", {count(self.num_unfinished, 'unfinished prompt')} left out"
         return "\n".join([line, *missing_lines(self.damages)])
 
 
@@ -159,8 +149,6 @@ def rewrite(
             done.num_segments += 1
             if on_prompts is not None:
                 on_prompts(len(prompts))
-    unfinished = {prompt for listing in listings for prompt in listing.unfinished_ids}
-    done.num_unfinished = len(unfinished - writer.finished)
     return done
 
 
@@ -175,21 +163,18 @@ class _Part(NamedTuple):
 def _wanted(listings: Sequence[Listing], writer: TraceWriter, done: Rewrite) -> Iterator[_Part]:
     """The rows to write, in the order of all segments; repeats between sets are counted."""
 
-    def counted(listing: Listing) -> Iterator[tuple[Segment, Listing, Tables | None]]:
-        pairs = counted_tables(listing.segments, partial(checked_tables, listing))
-        return ((segment, listing, tables) for segment, tables in pairs)
+    def counted(listing: Listing) -> Iterator[tuple[Segment, Listing]]:
+        return ((segment, listing) for segment in listing.segments)
 
     seen: set[str] = set()
-    for segment, listing, tables in heapq.merge(
-        *map(counted, listings), key=lambda found: found[0].name
-    ):
+    for segment, listing in heapq.merge(*map(counted, listings), key=lambda found: found[0].name):
         first = [prompt for prompt in segment.prompt_ids if prompt not in seen]
         done.num_repeats += len(segment.prompt_ids) - len(first)
         seen.update(first)
         wanted = writer.pending(first)
         if wanted:
-            rows = checked_tables(listing, segment) if tables is None else tables
-            without = set(segment.prompt_ids) - set(wanted)
+            rows = checked_tables(listing, segment)
+            without = set(segment.record.prompt_ids) - set(wanted)
             yield _Part(segment, wanted, drop_prompts(rows, without) if without else rows)
 
 
@@ -210,7 +195,7 @@ def checked_tables(listing: Listing, segment: Segment) -> Tables:
             raise RowError(f"{have.get('nodes', 0)} nodes, where its record says otherwise")
         check_rows(
             {table: pl.DataFrame(rows) for table, rows in tables.items()},
-            [*segment.record.prompt_ids, *segment.record.open_ids],
+            segment.record.prompt_ids,
         )
     except RowError as error:
         raise broken_rows(where, error) from error

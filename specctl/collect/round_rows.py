@@ -9,8 +9,9 @@ costs of tensor calls would otherwise dominate.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -69,6 +70,33 @@ class RoundRows:
         index = torch.tensor(rows, dtype=torch.int64)
         picked = {name: tensor[index] for name, tensor in self.tensors.items()}
         return RoundRows([self.headings[row] for row in rows], picked)
+
+
+@dataclass
+class HeldRows:
+    """Rows that wait until their prompts have ended, as these are published whole."""
+
+    parts: list[RoundRows] = field(default_factory=list)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(rows.size_bytes for rows in self.parts)
+
+    def counts(self) -> Counter[str]:
+        """Rows held, by prompt."""
+        return Counter(heading["prompt_id"] for rows in self.parts for heading in rows.headings)
+
+    def take(self, prompt_ids: Collection[str]) -> list[RoundRows]:
+        """Rows of these prompts, which are held no longer."""
+        taken, left = [], []
+        for rows in self.parts:
+            among = [heading["prompt_id"] in prompt_ids for heading in rows.headings]
+            if any(among):
+                taken.append(rows.pick([row for row, one in enumerate(among) if one]))
+            if not all(among):
+                left.append(rows.pick([row for row, one in enumerate(among) if not one]))
+        self.parts = left
+        return taken
 
 
 def request_columns(request: Request, kind: str) -> Heading:

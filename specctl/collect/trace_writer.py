@@ -14,7 +14,6 @@ import tempfile
 import threading
 import time
 import uuid
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -136,8 +135,6 @@ class TraceWriter:
         self, place: Place, listing: Listing, tokens: TokenTreatment, policy: dict[str, Any]
     ) -> None:
         self.place, self.finished = place, set(listing.prompt_ids)
-        self._num_open = Counter[str]()  # segments of this writer, by prompt that is not finished
-        self._left_open = frozenset(listing.unfinished_ids)  # by other writers
         self._last_time = datetime.min.replace(tzinfo=UTC)
         self._texts: dict[str, str] = {}
         for segment in reversed(listing.segments):
@@ -225,46 +222,39 @@ class TraceWriter:
         prompt_ids: Iterable[str],
         tables: Mapping[str, pa.Table],
         *,
-        open_ids: Iterable[str] = (),
         texts: Mapping[str, str] | None = None,
         policy: dict[str, Any] | None = None,
     ) -> Segment:
-        """Publishes rows of some prompts; they are durable when this returns.
+        """Publishes some prompts; they are durable when this returns.
 
         Args:
-            prompt_ids: finished ones: all rows of them that no earlier call had are here.
-            tables: by name; one without rows may be absent.
-            open_ids: prompts with rows here that go on in a later call. Their ids are this writer's
-                alone.
+            prompt_ids: finished ones.
+            tables: all their rows, by name; one without rows may be absent.
             texts, policy: of a segment that is copied, in the place of the writer's own.
 
         Raises:
             OutputError: nothing was published, or nobody knows; this writer takes no more.
-            InvariantError: a prompt that is finished already, or that another writer left open.
+            InvariantError: a prompt that is finished already.
         """
-        finished, going_on = sorted(prompt_ids), sorted(open_ids)
-        named, what = [*finished, *going_on], f"trace set {self.place.name}"
-        taken = self.finished | self._left_open.intersection(going_on)
-        if len(set(named) - taken) < len(named):
+        prompts, what = sorted(prompt_ids), f"trace set {self.place.name}"
+        if len(set(prompts) - self.finished) < len(prompts):
             raise InvariantError(
                 what,
-                expected="prompts that are not finished yet, nor left open by another writer",
-                found=repr([p for p in named if p in taken][:3] or named[:3]),
+                expected="prompts that are not finished yet",
+                found=repr([p for p in prompts if p in self.finished][:3] or prompts[:3]),
                 fix="decode only `pending` prompts, each of them once",
             )
         if self._stopped:
             raise OutputError(what, expected="a working writer", found=self._stopped, fix=AGAIN)
         self._stopped = "an earlier segment that failed"  # until this one is published
         known = self._texts if texts is None else texts
-        digests = [known.get(prompt) for prompt in finished]
+        digests = [known.get(prompt) for prompt in prompts]
         try:
             with output_errors(Path(self.place.name), "trace folder"):
                 segment = self._publish(
                     tables,
                     policy=self._policy if policy is None else policy,
-                    prompt_ids=finished,
-                    open_ids=going_on,
-                    num_earlier={p: n for p in named if (n := self._num_open[p])},
+                    prompt_ids=prompts,
                     text_digests=digests if any(digests) else None,
                 )
         except StoreError as error:
@@ -276,10 +266,7 @@ class TraceWriter:
                 "--resume, where the command has it)",
             ) from error
         self._stopped = None
-        self.finished.update(finished)
-        self._num_open.update(going_on)
-        for prompt in finished:
-            del self._num_open[prompt]
+        self.finished.update(prompts)
         return segment
 
     def _publish(self, tables: Mapping[str, pa.Table], **fields: Any) -> Segment:
@@ -293,7 +280,7 @@ class TraceWriter:
             file = NodesFile(sha256=f"sha256:{digest}", size_bytes=size_bytes, num_rows=len(nodes))
         record = SegmentRecord(header_digest=self._header_digest, nodes=file, **fields)
         now = datetime.now(UTC)
-        # Names rise, whatever the clock does: rows of an open prompt are read in their order.
+        # Names rise, whatever the clock does: prompts are watched in their order.
         now = self._last_time = max(now, self._last_time + timedelta(milliseconds=1))
         stem = f"{now:%Y%m%dT%H%M%S}{now.microsecond // 1000:03d}Z-"
         name, rounds_bytes = self._put("rounds", rounds, stem, {RECORD_KEY: record.to_bytes()})

@@ -16,11 +16,11 @@ from specctl.logs.trace_set import (
     Damage,
     Listing,
     TraceSet,
+    count_once,
     list_snapshots,
     read_listing,
     read_snapshot,
 )
-from specctl.logs.whole_prompts import count_once, lost_rows
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,6 @@ class Verification:
     Attributes:
         name: of the set, with the snapshot where one was named.
         num_repeats: times that a writer finished a prompt that an earlier segment has.
-        num_unfinished: prompts with rows that no segment finishes.
         num_orphans: nodes files that no rounds file names: a writer died, or is about to publish.
         num_missing_rows: of both tables, of damaged segments whose footer can be read.
         damages: everything that cannot be used, and why.
@@ -40,7 +39,6 @@ class Verification:
     num_segments: int
     num_prompts: int
     num_repeats: int
-    num_unfinished: int
     num_rows: int
     size_bytes: int
     num_snapshots: int
@@ -61,7 +59,6 @@ class Verification:
             f"{self.name}: {count(self.num_segments, 'segment')} of "
             f"{count(self.num_prompts, 'prompt')}, {count(self.num_rows, 'row')}, "
             f"{self.size_bytes / 1e6:.1f} MB, {count(self.num_repeats, 'repeat')}, "
-            f"{count(self.num_unfinished, 'unfinished prompt')}, "
             f"{count(self.num_snapshots, 'snapshot')}, "
             f"{count(self.num_orphans, 'nodes file')} of no segment",
             *(f"damaged: {damage.reason}" for damage in self.damages),
@@ -96,11 +93,7 @@ def verify(name: str | Path, *, on_segment: Callable[[int], None] | None = None)
             whole.append(segment)
         if on_segment is not None:
             on_segment(1)
-    sound = Listing(listing.place, listing.header, count_once(whole))
-    for key, loss in lost_rows(listing.place, sound.segments):
-        damage = Damage(key, str(loss))
-        damages += [damage] if damage not in damages else []
-    traces = TraceSet((sound,))
+    traces = TraceSet((Listing(listing.place, listing.header, count_once(whole)),))
     try:
         check_keys(f"trace set {name}", traces.segment_files(), traces.prompt_ids)
     except TraceError as error:
@@ -123,7 +116,6 @@ def verify(name: str | Path, *, on_segment: Callable[[int], None] | None = None)
         num_segments=len(listing.segments),
         num_prompts=len(listing.prompt_ids),
         num_repeats=listing.num_repeats,
-        num_unfinished=len(listing.unfinished_ids),
         num_rows=sum(segment.num_rows for segment in listing.segments),
         size_bytes=sum(segment.size_bytes for segment in listing.segments),
         num_snapshots=len(snapshots),

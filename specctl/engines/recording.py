@@ -1,8 +1,9 @@
 """Steps of an engine as rows of a trace set: the rounds that ran, or a dense log of chains.
 
     engine's thread    Step: logits as they came, a few numbers ──► queue
-    writing thread     every `FLUSH_S`, or `READ_BYTES` of logits, what rows need of these
-                       every `FLUSH_S` rows of ended and running requests ──► a segment
+    writing thread     every `READ_BYTES` of logits or `STEPS_TOGETHER`: rows, held until their
+                       request ends
+                       every `FLUSH_S` or `FLUSH_BYTES`: requests that have ended ──► a segment
 
 The engine never waits for this and never fails by it. Where rows cannot be written, or too many
 wait, tracing ends: that is logged once, and `Recorder.lost` counts what was not written.
@@ -15,14 +16,13 @@ calls: large ones do not hold the lock.
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, groupby
-from typing import Any, NamedTuple, Protocol
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,8 +32,8 @@ from torch import Tensor
 from specctl.collect.dense.labels import continuations, label_paths
 from specctl.collect.dense.trees import slot_columns
 from specctl.collect.dense.trees import to_tables as dense_tables
-from specctl.collect.round_rows import LOGIT_TENSORS, RoundRows, to_tables
-from specctl.collect.trace_writer import TraceWriter
+from specctl.collect.round_rows import LOGIT_TENSORS, HeldRows, RoundRows, join, to_tables
+from specctl.collect.trace_writer import FLUSH_BYTES, FLUSH_S, TraceWriter
 from specctl.engines.steps import Chains, Ranks, ReadStep, Step
 from specctl.features import NODE_TENSORS
 from specctl.logs.parquet import Tables, join_tables
@@ -43,8 +43,6 @@ from specctl.policy.rules import Frontier
 from specctl.runtime.requests import Request
 
 log = logging.getLogger("specctl.engines")
-FLUSH_S = 0.7
-"""Seconds between segments: with the writing of one, a kill costs at most a second of rows."""
 LOOK_S = 0.05
 """Seconds between looks at what waits. A thread that each step woke would take the lock at once."""
 READ_BYTES = 16 << 20
@@ -54,36 +52,20 @@ MAX_WAITING = 4096
 MAX_LOGIT_BYTES = 256 << 20
 """Logits that may wait for it; beyond, the engine's thread reads its own."""
 UNDRAFTED = "requests with an undrafted position"
-MAX_HELD = 4 << 20
-"""Rows that may be held: about a gigabyte. A dense log holds those of unfinished requests."""
+MAX_HELD_BYTES = 1 << 30
+"""Memory of rows that wait for the ends of their requests."""
+STEPS_TOGETHER = 64
+"""Steps that are read, and made rows of, at once where their logits are small."""
+OBJECT_BYTES = 1000
+"""Python's objects of a held round or position, about."""
 
 
 class Publication(NamedTuple):
-    """Rows to publish: of requests that have ended, and of those that go on."""
+    """All rows of some requests that have ended, of which the policy decided the last rounds."""
 
-    finished: set[str]
-    unfinished: set[str]
+    request_ids: set[str]
     tables: Tables
     policy: Policy
-
-
-class Log(Protocol):
-    """Rows of steps, held until they are published.
-
-    Attributes:
-        num_held: of them. num_left_out: requests that cannot be recorded.
-    """
-
-    num_held: int
-    num_left_out: int
-
-    def take(self, step: ReadStep) -> None:
-        """Adds what a step tells."""
-        ...
-
-    def publish(self) -> list[Publication]:
-        """Everything that can be published now, which is held no longer."""
-        ...
 
 
 # --------------------------------------------------------------------------- rounds as they run
@@ -105,16 +87,29 @@ class LiveLog:
             behind a refused token.
     """
 
+    num_left_out = 0  # no request
+
     def __init__(self, *, greedy: bool) -> None:
         self._greedy = greedy
-        self._rounds: list[Rounds] = []
+        self._rounds: list[Rounds] = []  # of which no rows were made yet
+        self._held = HeldRows()
         self._num_rounds: Counter[str] = Counter()
+        self._policies: dict[str, tuple[str, Policy]] = {}  # with digests, of the last rounds
         self._ended: set[str] = set()
-        self._open: set[str] = set()
-        self._policy: Policy | None = None
-        self.num_held = self.num_left_out = 0
+
+    @property
+    def num_running(self) -> int:
+        """Requests with rounds that have not ended."""
+        return len(self._policies.keys() - self._ended)
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of rows, about."""
+        num_rows = sum(len(part.headings) for part in self._held.parts)
+        return self._held.size_bytes + num_rows * OBJECT_BYTES
 
     def take(self, step: ReadStep) -> None:
+        """Adds the rounds of a step."""
         self._ended.update(step.ended)
         kept = [one.end.kept(given) for one, given in zip(step.answered, step.tokens, strict=True)]
         pairs = zip(step.answered, kept, strict=True)
@@ -122,28 +117,29 @@ class LiveLog:
         rows = [row for row, one in enumerate(step.answered) if one.prompt is None]
         if rows:
             self._rounds.append(Rounds(step, rows, [len(kept[row][0]) for row in rows]))
-            self.num_held += len(rows)
+            names = (step.answered[row].request_id for row in rows)
+            self._policies.update(dict.fromkeys(names, (step.digest, step.policy)))
+            if len(self._rounds) >= STEPS_TOGETHER:
+                self._make_rows()
 
     def publish(self) -> list[Publication]:
-        taken, self._rounds, self.num_held = self._rounds, [], 0
-        found: list[Publication] = []
-        for _, group in groupby(taken, lambda one: id(one.step.policy)):  # a segment has one policy
-            run = list(group)
-            policy, rows = run[0].step.policy, self._rows(run)
-            names = {heading["request_id"] for heading in rows.headings}
-            found.append(Publication(set(), names, to_tables(rows), policy))
-            self._open, self._policy = self._open | names, policy
-        finished, self._ended = self._ended & self._open, set()
-        if finished and not found:  # they ended without another row
-            assert self._policy is not None, "some rows were published"
-            found.append(Publication(finished, set(), {}, self._policy))
-        elif finished:
-            last = found[-1]
-            found[-1] = last._replace(finished=finished, unfinished=last.unfinished - finished)
-        self._open -= finished
-        for name in finished:
-            self._num_rounds.pop(name, None)
-        return found
+        """The requests that have ended, which are held no longer."""
+        self._make_rows()
+        ended, self._ended = self._ended & self._policies.keys(), set()
+        policies, names = dict[str, Policy](), defaultdict[str, set[str]](set)
+        for name in ended:
+            digest, policies[digest] = self._policies.pop(name)
+            names[digest].add(name)
+            del self._num_rounds[name]
+        return [  # a segment has one policy
+            Publication(names[digest], to_tables(join(self._held.take(names[digest]))), policy)
+            for digest, policy in policies.items()
+        ]
+
+    def _make_rows(self) -> None:
+        run, self._rounds = self._rounds, []
+        if run:
+            self._held.parts.append(self._rows(run))
 
     def _rows(self, run: list[Rounds]) -> RoundRows:
         """The rows of steps in the form of `collect`: a chain is a tree of width one."""
@@ -284,8 +280,18 @@ class DenseLog:
         self.shape = FullTree(depth=depth, top_k=1)
         self.policy = Policy(shape=self.shape)
         self._texts: dict[str, DenseText] = {}
-        self._ready: dict[str, list[Tables]] = {}
-        self.num_held = self.num_left_out = 0
+        self._ready: dict[str, Tables] = {}
+        self.num_left_out = 0
+
+    @property
+    def num_running(self) -> int:
+        return len(self._texts)
+
+    @property
+    def held_bytes(self) -> int:
+        held = sum(len(text.token_ids) for text in self._texts.values()) * OBJECT_BYTES
+        ready = (rows.nbytes for tables in self._ready.values() for rows in tables.values())
+        return held + sum(map(int, ready))
 
     def take(self, step: ReadStep) -> None:
         is_drafted = step.chains.logp.shape[1] == self.shape.depth
@@ -301,7 +307,6 @@ class DenseLog:
             text.token_ids += kept
             if step.ranks is not None:
                 text.ranks.append(Ranks(*(values[row] for values in step.ranks)))
-            self.num_held += len(kept) * self.shape.depth
             if is_end:
                 self._end(one.request_id)
         for name in step.ended:
@@ -309,21 +314,18 @@ class DenseLog:
 
     def publish(self) -> list[Publication]:
         ready, self._ready = self._ready, {}
-        if not ready:
-            return []
-        tables = join_tables([part for parts in ready.values() for part in parts])
-        return [Publication(set(ready), set(), tables, self.policy)]
+        tables = join_tables([*ready.values()])
+        return [Publication(set(ready), tables, self.policy)] if ready else []
 
     def _end(self, name: str) -> None:
         text = self._texts.pop(name, None)
         if text is None:
             return
         size = len(text.token_ids)
-        self.num_held -= size * self.shape.depth
         if any(position not in text.drafts for position in range(1, size)):
             self.num_left_out += 1  # the engine stops drafting near its longest text
         else:
-            self._ready[name] = [self._tables(name, text)] if size > 1 else []
+            self._ready[name] = self._tables(name, text) if size > 1 else {}
 
     def _tables(self, name: str, text: DenseText) -> Tables:
         token_ids = torch.tensor([*text.prompt, *text.token_ids])
@@ -358,6 +360,8 @@ class DenseLog:
         return dense_tables(request, roots, columns, self.shape, policy_digest(self.policy))
 
 
+Log = LiveLog | DenseLog
+
 # --------------------------------------------------------------------------- the writing thread
 
 
@@ -387,6 +391,7 @@ class Recorder:
         self._steps: deque[Step | ReadStep] = deque()
         self._closing = threading.Event()
         self._bytes_in = self._bytes_out = 0  # of logits; one is the engine's, one the thread's
+        self._left_bytes = 0  # held behind the last segment
         self.lost: Counter[str] = Counter()
         self.num_bytes = 0
         self.is_on = True
@@ -406,7 +411,7 @@ class Recorder:
             self._steps.append(step)
 
     def close(self, wait_s: float = 10.0) -> None:
-        """Publishes what is there and ends the thread; waits for it at most so long."""
+        """Publishes the requests that have ended and ends the thread; waits at most so long."""
         self._closing.set()
         self._thread.join(wait_s)
 
@@ -419,10 +424,14 @@ class Recorder:
                     due = time.monotonic() + FLUSH_S
                     while self.is_on and not is_last and time.monotonic() < due:
                         is_last = self._closing.wait(LOOK_S)
-                        if self._bytes_in - self._bytes_out > READ_BYTES:
+                        num_bytes, num_steps = self._bytes_in - self._bytes_out, len(self._steps)
+                        if num_bytes > READ_BYTES or num_steps >= STEPS_TOGETHER:
                             self._take()
+                            if self._log.held_bytes - self._left_bytes > FLUSH_BYTES:
+                                break
                     self._take()
                     self._publish()
+                self.lost += Counter({"requests that had not ended": self._log.num_running})
         except Exception as error:  # serving goes on whatever it is
             self.end(f"{type(error).__name__}: {error}")
         finally:
@@ -455,19 +464,18 @@ class Recorder:
 
     def _publish(self) -> None:
         assert self._writer is not None
-        for finished, unfinished, tables, policy in self._log.publish():
+        for request_ids, tables, policy in self._log.publish():
             record = policy.model_dump(mode="json")
-            names = sorted(unfinished)
-            segment = self._writer.commit(finished, tables, open_ids=names, policy=record)
-            self.num_bytes += segment.size_bytes
+            self.num_bytes += self._writer.commit(request_ids, tables, policy=record).size_bytes
+        self._left_bytes = self._log.held_bytes
         if self._log.num_left_out:
             if not self.lost[UNDRAFTED]:
                 log.warning("specctl: the log leaves out %s, and counts them", UNDRAFTED)
             self.lost[UNDRAFTED] = self._log.num_left_out
         if self._max_bytes is not None and self.num_bytes >= self._max_bytes:
             self.end(f"{self.num_bytes} bytes are written, of at most {self._max_bytes}")
-        elif self._log.num_held > MAX_HELD:
-            self.end(f"{self._log.num_held} rows of unfinished requests wait")
+        elif self._left_bytes > MAX_HELD_BYTES:
+            self.end(f"rows of running requests take {self._left_bytes} bytes")
 
     def end(self, reason: str) -> None:
         """Ends tracing for good, and says so once."""
@@ -476,8 +484,3 @@ class Recorder:
             self.lost["steps that waited"] += len(self._steps)
             self._steps.clear()
             log.error("specctl: tracing ended, serving goes on: %s", reason)
-
-
-def new_run_id() -> str:
-    """The name of a run of an engine, in front of its requests' names."""
-    return f"run-{secrets.token_hex(6)}"

@@ -6,6 +6,7 @@ All that is read of vLLM for traces stands here; `recording` makes rows of it.
 from __future__ import annotations
 
 import logging
+import secrets
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
@@ -22,7 +23,7 @@ from specctl.collect.shipping import lane_for
 from specctl.collect.tokens import token_treatment
 from specctl.collect.trace_writer import TraceWriter, make_header
 from specctl.embedded import name_of
-from specctl.engines.recording import DenseLog, LiveLog, Recorder, new_run_id
+from specctl.engines.recording import DenseLog, LiveLog, Recorder
 from specctl.engines.settings import TraceSettings
 from specctl.engines.steps import Answered, Drafted, Step, TextEnd, read_steps
 from specctl.policy import Policy
@@ -106,7 +107,7 @@ class Tracer:
         self._settings, self._runner, self._own = settings, runner, own
         self._sampling = Sampling(settings.temperature, settings.top_k, settings.top_p)
         self._lane = lane_for(runner.device)
-        self._run, self._num_requests = new_run_id(), 0
+        self._run, self._num_requests = f"run-{secrets.token_hex(6)}", 0
         self._names: dict[str, str | None] = {}  # of vLLM's request ids; None: not recorded
         self.skipped: Counter[str] = Counter()
         self._rows: list[int] = []

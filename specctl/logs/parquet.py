@@ -147,16 +147,6 @@ def join_tables(parts: Sequence[Tables]) -> Tables:
     }
 
 
-def keep_prompts(tables: Tables, prompts: Iterable[str]) -> Tables:
-    """Rows of some prompts alone."""
-    import pyarrow as pa
-
-    if "rounds" not in tables:
-        return {}
-    found = tables["rounds"]["prompt_id"].cast(pa.string()).unique().to_pylist()
-    return drop_prompts(tables, set(found).difference(prompts))
-
-
 def drop_prompts(tables: Tables, prompts: Iterable[str]) -> Tables:
     """Rows of all other prompts; nodes go with the requests of their rounds."""
     import pyarrow as pa

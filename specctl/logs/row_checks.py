@@ -108,19 +108,17 @@ def _runs(rows: pl.DataFrame) -> pl.DataFrame:
 def check_keys(name: str, files: Iterable[dict[str, Path]], prompt_ids: Iterable[str]) -> None:
     """Reads the key columns, and those of parents, of every row that counts.
 
-    Segment by segment, and rounds of requests that several segments have all together. Nodes are
-    not: their rounds stand in the same segment, so a key that is unique there is unique in the set.
-
     Raises:
-        TraceCorruptError: a key that is null or stands twice, rows of a prompt that no record
-            names, nodes without their round or before their parent, or a file that cannot be read.
+        TraceCorruptError: a key that is null or stands twice, a request in two segments, rows of a
+            prompt that no record names, nodes without their round or before their parent, or a
+            file that cannot be read.
     """
     import polars as pl
 
-    parts, listed, prompts = [], list(files), frozenset(prompt_ids)
+    parts, prompts = [], frozenset(prompt_ids)
     with decoding(name):
         try:
-            for paths in listed:
+            for paths in files:
                 rounds = _key_columns("rounds", paths, *ROUND_KEY, "prompt_id")
                 nodes = _key_columns("nodes", paths, *KEYS["nodes"], "parent_idx")
                 check_table("rounds", rounds)
@@ -129,11 +127,9 @@ def check_keys(name: str, files: Iterable[dict[str, Path]], prompt_ids: Iterable
                 parts.append(rounds.select("request_id").unique())
                 check_prompts(rounds, prompts)
             requests = pl.concat(parts)["request_id"] if parts else pl.Series(dtype=pl.String)
-            shared = requests.filter(requests.is_duplicated()).unique()
-            if len(shared):
-                keys = (_key_columns("rounds", paths, *ROUND_KEY) for paths in listed)
-                several = [of.filter(of["request_id"].is_in(shared)) for of in keys]
-                check_table("rounds", pl.concat(several))
+            twice = requests.filter(requests.is_duplicated())
+            if len(twice):
+                raise RowError(f"rounds of request {twice[0]!r} in two segments")
         except RowError as error:
             raise broken_rows(name, error) from error
 

@@ -302,19 +302,12 @@ class SegmentRecord(Stored):
     policy: dict[str, JsonValue]
     nodes: NodesFile | None
     prompt_ids: list[str]
-    open_ids: list[str]
-    num_earlier: dict[str, Annotated[int, Field(ge=1)]]
     text_digests: list[TextDigest | None] | None = None
 
     @model_validator(mode="after")
     def _check_prompts(self) -> Self:
-        for name, found in (("prompt_ids", self.prompt_ids), ("open_ids", self.open_ids)):
-            if any(one >= other for one, other in pairwise(found)):
-                raise ValueError(f"{name}: sorted, each once")
-        if not set(self.open_ids).isdisjoint(self.prompt_ids):
-            raise ValueError("open_ids: none of prompt_ids")
-        if not self.num_earlier.keys() <= {*self.prompt_ids, *self.open_ids}:
-            raise ValueError("num_earlier: of prompt_ids and open_ids")
+        if any(one >= other for one, other in pairwise(self.prompt_ids)):
+            raise ValueError("prompt_ids: sorted, each once")
         if self.text_digests is not None and len(self.text_digests) != len(self.prompt_ids):
             raise ValueError("text_digests: one for each of prompt_ids")
         return self
@@ -322,14 +315,12 @@ class SegmentRecord(Stored):
 
 @dataclass(frozen=True)
 class Segment:
-    """A published segment: the last rows of finished prompts, and rows of unfinished ones.
+    """A published segment: all rows of its prompts.
 
     Attributes:
         name: `<time>-<sha256>`, which is also its order. num_rounds: rows of the rounds file.
         size_bytes: of both files.
-        repeats: finished prompts that an earlier segment has too; their rows here do not count.
-        broken: prompts with rows here, of which the number of earlier segments is not the one that
-            the record states; none of their rows count.
+        repeats: prompts that an earlier segment has too; their rows here do not count.
     """
 
     name: str
@@ -337,7 +328,6 @@ class Segment:
     num_rounds: int
     size_bytes: int
     repeats: frozenset[str] = field(default=frozenset())
-    broken: frozenset[str] = field(default=frozenset())
 
     @property
     def key(self) -> str:
@@ -357,9 +347,8 @@ class Segment:
 
     @property
     def prompt_ids(self) -> tuple[str, ...]:
-        """Finished prompts that count here."""
-        left_out = self.repeats | self.broken
-        return tuple(p for p in self.record.prompt_ids if p not in left_out)
+        """Prompts that count here."""
+        return tuple(p for p in self.record.prompt_ids if p not in self.repeats)
 
     @property
     def num_rows(self) -> int:

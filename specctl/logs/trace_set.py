@@ -2,8 +2,9 @@
 
     rounds/*.parquet ─names─► records in the footers ─count_once─► segments ─► files ─► rows
 
-A file below `rounds/` is the only sign that its prompts are finished. Which rows count, and those
-of prompts that span segments, is the subject of `whole_prompts`.
+A file below `rounds/` is the only sign that its prompts are finished, and holds all their rows. A
+prompt that two writers finished counts in the segment whose name comes first, so every reader of
+the same files decides alike.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +29,7 @@ from specctl.errors import (
     TraceSchemaError,
     UsageError,
 )
-from specctl.formatting import count
-from specctl.logs.parquet import Tables, collected, decoding, join_tables, read_tables, scan_files
+from specctl.logs.parquet import Tables, collected, decoding, drop_prompts, read_tables, scan_files
 from specctl.logs.row_checks import check_keys
 from specctl.logs.segment_files import fetch_all, local_file
 from specctl.logs.trace_files import (
@@ -53,7 +52,6 @@ from specctl.logs.trace_files import (
     read_header,
     split_reference,
 )
-from specctl.logs.whole_prompts import batches, count_once, counted_tables, lost_rows
 from specctl.records import canonical_json, describe_violation
 from specctl.stores import KeyAbsentError
 from specctl.trace import TABLES, schema_id
@@ -88,29 +86,17 @@ class Listing:
     Attributes:
         segments: in order of their names; what does not count is marked.
         damages: what was left out.
-        unfinished: rows of unfinished prompts are read too.
     """
 
     place: Place
     header: TraceHeader
     segments: tuple[Segment, ...]
     damages: tuple[Damage, ...] = ()
-    unfinished: bool = False
 
     @property
     def prompt_ids(self) -> tuple[str, ...]:
-        """Finished prompts, each once, and behind them unfinished ones where they are read."""
-        finished = (prompt for segment in self.segments for prompt in segment.prompt_ids)
-        return (*finished, *(self.unfinished_ids if self.unfinished else ()))
-
-    @cached_property
-    def unfinished_ids(self) -> tuple[str, ...]:
-        """Prompts with rows in some segments that no segment finishes, sorted."""
-        records = [segment.record for segment in self.segments]
-        opened = {prompt for record in records for prompt in record.open_ids}
-        for segment in self.segments if opened else ():
-            opened -= segment.broken.union(segment.record.prompt_ids)
-        return tuple(sorted(opened))
+        """Prompts, each once."""
+        return tuple(prompt for segment in self.segments for prompt in segment.prompt_ids)
 
     @property
     def num_repeats(self) -> int:
@@ -156,17 +142,18 @@ def read_listing(
         TraceError: not a trace set, or no such snapshot.
         TraceSchemaError: another version, or other columns.
         TraceCorruptError: damage, naming the file.
-        TraceMismatchError: a time amid prompts.
         StoreError: a bucket that cannot be read.
     """
     name, part = split_reference(reference)
-    is_frozen = part is not None and part.startswith("sha256:")
     place = open_place(name)
     header = read_header(place)
-    keys = read_snapshot(place, str(part)) if is_frozen else place.keys(ROUNDS)
-    if part is not None and not is_frozen:
-        first = f"{ROUNDS}/{re.sub('[-:]', '', part).replace(' ', 'T')}"
-        keys = [key for key in keys if key >= first]
+    if part is not None and part.startswith("sha256:"):
+        keys = read_snapshot(place, part)
+    else:
+        keys = place.keys(ROUNDS)
+        if part is not None:
+            first = f"{ROUNDS}/{re.sub('[-:]', '', part).replace(' ', 'T')}"
+            keys = [key for key in keys if key >= first]
     files: list[StoredFile] = []
     found: list[Segment] = []
     segments: list[Segment] = []
@@ -198,22 +185,18 @@ def read_listing(
                 local_file(place, segment.files[NODES], verify=verify, fresh=fresh)
             check_header_digest(place, header, segment)
             segments.append(segment)
-    counted = count_once(segments)
-    lost = list(lost_rows(place, counted))
-    if lost and part is not None and not is_frozen:
-        raise TraceMismatchError(
-            f"trace set {reference}",
-            expected="prompts whose rows are all of that time, as of a dense log",
-            found=f"{count(len(lost), 'segment')} with rounds of prompts that began before",
-            fix=f"read {name} as a whole",
-        )
-    if lost and part is None and place.keys(ROUNDS) != keys:
-        # A segment that was published during the listing may be missing, and the next one there.
-        return read_listing(reference, verify=verify, skip_damaged=skip_damaged, fresh=fresh)
-    for key, error in lost:
-        with judging(key):
-            raise error
-    return Listing(place, header, counted, tuple(damages))
+    return Listing(place, header, count_once(segments), tuple(damages))
+
+
+def count_once(segments: Iterable[Segment]) -> tuple[Segment, ...]:
+    """Segments in order of their names, each with the prompts that an earlier one has too."""
+    seen: set[str] = set()
+    counted = []
+    for segment in sorted(segments, key=lambda one: one.name):
+        prompts = frozenset(segment.record.prompt_ids)
+        counted.append(replace(segment, repeats=prompts & seen))
+        seen |= prompts
+    return tuple(counted)
 
 
 def _read_segment(place: Place, file: StoredFile, *, fresh: bool) -> Segment:
@@ -292,7 +275,7 @@ def read_snapshot(place: Place, digest: str) -> list[str]:
 
 @dataclass(frozen=True)
 class TraceSet:
-    """One or more trace sets, read as one: whole prompts alone, unless told otherwise.
+    """One or more trace sets, read as one.
 
     Attributes:
         parts: set by set.
@@ -307,13 +290,7 @@ class TraceSet:
         return f"TraceSet({names!r}, {len(self.prompt_ids)} prompts)"
 
     @classmethod
-    def open(
-        cls,
-        *sets: str | Path,
-        verify: bool = True,
-        skip_damaged: bool = False,
-        unfinished: bool = False,
-    ) -> TraceSet:
+    def open(cls, *sets: str | Path, verify: bool = True, skip_damaged: bool = False) -> TraceSet:
         """Opens sets whose rows follow the same distributions, as they are at this moment.
 
         Args:
@@ -321,7 +298,6 @@ class TraceSet:
             verify: digest every file and check the keys of all rows; else only the rounds files
                 are digested, and sizes checked.
             skip_damaged: leave out damaged segments and list them in `damages`.
-            unfinished: read also what there is of prompts that no segment finishes.
 
         Raises:
             TraceError: not a trace set, or no such snapshot.
@@ -332,12 +308,7 @@ class TraceSet:
         """
         if not sets:
             raise UsageError("traces", expected="a folder", found="none", fix="name one")
-        parts = tuple(
-            replace(
-                read_listing(name, verify=verify, skip_damaged=skip_damaged), unfinished=unfinished
-            )
-            for name in sets
-        )
+        parts = tuple(read_listing(name, verify=verify, skip_damaged=skip_damaged) for name in sets)
         for part in parts:
             check_equal(part.place, part.header, parts[0].header, SOURCE, _TOGETHER)
         _check_disjoint(parts)
@@ -359,18 +330,13 @@ class TraceSet:
 
     @cached_property
     def prompt_ids(self) -> tuple[str, ...]:
-        """Prompts whose rows are read, sorted."""
+        """Sorted."""
         return tuple(sorted(prompt for part in self.parts for prompt in part.prompt_ids))
 
     @property
     def digest(self) -> str:
-        """`sha256:<hex>` of the rows, whatever the set is called: that of their snapshot.
-
-        With unfinished prompts these are other rows than the snapshot's, and it is another digest.
-        """
-        text = snapshot_text(segment for part in self.parts for segment in part.segments)
-        text += b"\nunfinished" if any(part.unfinished for part in self.parts) else b""
-        return "sha256:" + hashlib.sha256(text).hexdigest()
+        """`sha256:<hex>` of the rows, whatever the set is called: that of their snapshot."""
+        return snapshot_digest(segment for part in self.parts for segment in part.segments)
 
     @property
     def snapshots(self) -> tuple[str, ...]:
@@ -429,14 +395,13 @@ class TraceSet:
     def segment_files(self) -> list[dict[str, Path]]:
         """The files of each table with the rows that count, in order of the segments.
 
-        Nodes stand in the order of their rounds. Segments without rows are left out, and those of
-        which not all rows count, or of prompts that span several, are copied, some to a file.
+        Nodes stand in the order of their rounds. Segments without rows are left out; of those with
+        repeats there are copies without them.
         """
         return self._files
 
     def summary(self) -> dict[str, Any]:
-        """Counts for a person: segments, prompts, repeats, unfinished prompts, requests, rounds,
-        nodes, bytes."""
+        """Counts for a person: segments, prompts, repeats, requests, rounds, nodes, bytes."""
         import polars as pl
 
         rounds = self.scan("rounds").select(
@@ -448,7 +413,6 @@ class TraceSet:
             "num_segments": sum(len(part.segments) for part in self.parts),
             "num_prompts": len(self.prompt_ids),
             "num_repeats": sum(part.num_repeats for part in self.parts),
-            "num_unfinished": sum(len(part.unfinished_ids) for part in self.parts),
             **{f"num_{name}": self.num_rows(name) for name in TABLES},
             **collected(rounds).row(0, named=True),
             "size_bytes": sum(one.size_bytes for part in self.parts for one in part.segments),
@@ -456,23 +420,19 @@ class TraceSet:
 
     @cached_property
     def _files(self) -> list[dict[str, Path]]:
-        found: list[dict[str, Path]] = []
-        for part in self.parts:
-            unfinished = part.unfinished_ids if part.unfinished else ()
-            counted = counted_tables(part.segments, part.tables, unfinished)
-            for is_stored, run in groupby(counted, lambda pair: pair[1] is None):
-                if is_stored:
-                    found += (part.paths(segment) for segment, _ in run)
-                else:
-                    found += map(self._copied, batches(tables or {} for _, tables in run))
+        found = [
+            self._without_repeats(part, segment) if segment.repeats else part.paths(segment)
+            for part in self.parts
+            for segment in part.segments
+        ]
         return [paths for paths in found if paths]
 
-    def _copied(self, parts: Sequence[Tables]) -> dict[str, Path]:
-        """Files of the process's own, with some rows that count."""
+    def _without_repeats(self, part: Listing, segment: Segment) -> dict[str, Path]:
+        """Files of the process's own, with the rows of a segment that count."""
         import pyarrow.parquet as pq
 
         copies = {}
-        for table, rows in join_tables(parts).items():
+        for table, rows in drop_prompts(part.tables(segment), segment.repeats).items():
             if len(rows):
                 copies[table] = self._scratch / f"{table}-{uuid.uuid4().hex}.parquet"
                 pq.write_table(rows, copies[table])

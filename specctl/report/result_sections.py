@@ -142,8 +142,6 @@ def drift_section(drift: DriftScores | None) -> Section:
         "all together.",
         *(drift.price["words"] if drift.price is not None else ()),
     ]
-    if drift.num_unfinished:
-        notes.append(f"{count(drift.num_unfinished, 'prompt')} were still being written.")
     return Section(
         "drift",
         reading=reading,

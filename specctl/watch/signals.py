@@ -195,7 +195,8 @@ def _served(traces: TraceSet, policy: Policy) -> Prompts:
             found=f"rounds of {', '.join(sorted(name[:19] for name in others)) or 'none'}",
             fix="name the policy that the traffic was served with: specctl show TRACES",
         )
-    found = join(parts)
+    by_column = zip(*(vars(part).values() for part in parts), strict=True)
+    found = Prompts(*map(np.concatenate, by_column))
     return _with_nodes(found, traces, policy, np.concatenate(whole_rounds))
 
 
@@ -343,20 +344,3 @@ def _node_sums(
             found[name] = found.get(name, 0.0) + one
         index += len(sums)
     return found
-
-
-def join(parts: list[Prompts]) -> Prompts:
-    """Prompts of several, in order; one that stands in several is summed where it ends."""
-    whole = Prompts(
-        *(np.concatenate(column) for column in zip(*(vars(p).values() for p in parts), strict=True))
-    )
-    names, codes = np.unique(whole.ids.astype(str), return_inverse=True)
-    if len(names) == len(whole):
-        return whole
-    last = np.full(len(names), -1)
-    last[codes] = np.arange(len(whole))
-    sums = np.zeros((len(names), whole.sums.shape[1]))
-    np.add.at(sums, codes, whole.sums)
-    first = np.unique(codes, return_index=True)[1]
-    order = np.argsort(last)
-    return replace(whole.take(last[order]), sums=sums[order], context=whole.context[first[order]])

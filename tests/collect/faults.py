@@ -26,11 +26,10 @@ import torch
 from specctl.collect.rewriting import take_snapshot
 from specctl.collect.trace_writer import TraceWriter
 from specctl.errors import OutputError, StoreError, TraceError
-from specctl.logs.parquet import join_tables
 from specctl.logs.trace_set import TraceSet, read_listing
 from tests.collect.power import Recorder, states
 from tests.collect.rounds import header
-from tests.collect.sets import NUM_NODES, NUM_ROUNDS, piece, tables_of
+from tests.collect.sets import NUM_NODES, NUM_ROUNDS, tables_of
 from tests.collect.shim import Death, Mode, Shim
 
 PLANNED = ("a", "b")
@@ -72,28 +71,16 @@ def finish(root: Path) -> None:
 # --------------------------------------------------------------------------- one short life
 
 OnAck = Callable[[str], None]
-Publish = Callable[[TraceWriter, Sequence[str], OnAck], None]
 
 
-def whole(writer: TraceWriter, prompts: Sequence[str], on_ack: OnAck) -> None:
+def publish(writer: TraceWriter, prompts: Sequence[str], on_ack: OnAck) -> None:
     """Publishes each prompt in a segment of its own."""
     for prompt in prompts:
         writer.commit([prompt], tables_of([prompt]))
         on_ack(prompt)
 
 
-def in_pieces(writer: TraceWriter, prompts: Sequence[str], on_ack: OnAck) -> None:
-    """Publishes the first round of each prompt with the last one of the prompt before it."""
-    last: list[str] = []
-    for begun in (*([prompt] for prompt in prompts), []):
-        rows = [*(piece(one, 1, 2) for one in last), *(piece(one, 0, 1) for one in begun)]
-        writer.commit(last, join_tables(rows), open_ids=begun)
-        for prompt in last:
-            on_ack(prompt)
-        last = begun
-
-
-def live(root: Path, shim: Shim, on_ack: OnAck, publish: Publish = whole) -> None:
+def live(root: Path, shim: Shim, on_ack: OnAck) -> None:
     """Opens a set and publishes two prompts, with something going wrong on the way."""
     try:
         with shim.installed(), TraceWriter.open(root, header(), resume=True) as writer:
@@ -140,11 +127,11 @@ def received(receiver: Connection) -> Iterator[Any]:
             return
 
 
-def simulated_life(root: Path, mode: Mode, at: int, publish: Publish = whole) -> Life:
+def simulated_life(root: Path, mode: Mode, at: int) -> Life:
     """A life in this process, whose death is an exception that nothing catches."""
     shim, acked = Shim(mode, at), list[str]()
     with suppress(Death):
-        live(root, shim, acked.append, publish)
+        live(root, shim, acked.append)
     return Life(acked, None if shim.hit else shim.count, shim.hit)
 
 
@@ -282,9 +269,7 @@ class Victim:
 # --------------------------------------------------------------------------- lost power
 
 
-def survive_power_loss(
-    folder: Path, lies: str = "", segments: int = 2, publish: Publish = whole
-) -> int:
+def survive_power_loss(folder: Path, lies: str = "", segments: int = 2) -> int:
     """Records a writer's life, and opens every state that a power loss may leave of it.
 
     Args:

@@ -13,7 +13,6 @@ from typing import Any
 
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -58,15 +57,6 @@ def tables_of(prompts: Sequence[str], rounds: int = NUM_ROUNDS) -> dict[str, pa.
         name: pa.concat_tables(part).unify_dictionaries().cast(arrow_schema(name))
         for name, part in parts.items()
     }
-
-
-def piece(prompt: str, first: int, stop: int, rounds: int = NUM_ROUNDS) -> dict[str, pa.Table]:
-    """Some rounds of a prompt that has so many in all."""
-    found = {}
-    for name, table in tables_of([prompt], rounds).items():
-        index = table["round_idx"]
-        found[name] = table.filter(pc.and_(pc.greater_equal(index, first), pc.less(index, stop)))
-    return found
 
 
 def _named(table: str, prompt: str, rounds: int) -> pa.Table:

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from specctl.collect import trace_writer
 from specctl.collect.exporting import export
 from specctl.collect.rewriting import rewrite, take_snapshot
 from specctl.collect.trace_writer import TraceWriter, check_place, write_parquet
@@ -28,11 +30,11 @@ from specctl.errors import (
     TraceCorruptError,
     TraceError,
     TraceMismatchError,
+    TraceSchemaError,
     UsageError,
 )
 from specctl.logs.trace_files import RECORD_KEY, open_place
-from specctl.logs.trace_set import TraceSet, list_snapshots, read_listing
-from specctl.logs.whole_prompts import count_once
+from specctl.logs.trace_set import TraceSet, count_once, list_snapshots, read_listing
 from specctl.policy import Chain, Policy
 from specctl.records import canonical_json
 from specctl.trace import TABLES
@@ -117,7 +119,6 @@ def test_summary_counts(root: Path) -> None:
         "num_segments": 3,
         "num_prompts": 3,
         "num_repeats": 1,
-        "num_unfinished": 0,
         "num_rounds": 3 * NUM_ROUNDS,
         "num_nodes": 3 * NUM_NODES,
         "num_requests": 3,
@@ -254,6 +255,32 @@ def test_abandoned_files_are_removed_and_those_of_the_living_are_not(root: Path)
         assert [path.name for path in (root / "tmp").iterdir()] == ["young"]
 
 
+def test_names_of_a_writer_rise_whatever_its_clock_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter(datetime(2026, 1, 31, 12) - timedelta(minutes=n) for n in range(99))
+
+    class Back(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return next(times).replace(tzinfo=tz)
+
+    monkeypatch.setattr(trace_writer, "datetime", Back)
+    root = collect(tmp_path / "set", *"abcd")
+    assert [one.prompt_ids for one in read_listing(root).segments] == [(p,) for p in "abcd"]
+
+
+def test_a_writer_of_its_own_prompts_reads_no_earlier_segment(root: Path) -> None:
+    """A restarted engine joins a set of any size at once, and one with damage too."""
+    [first, *_] = sorted((root / "rounds").iterdir())
+    first.write_bytes(b"damage")
+    with pytest.raises(TraceCorruptError):
+        TraceWriter.open(root, header(), resume=True)
+    with TraceWriter.open(root, header(), resume=True, own_prompts=True) as writer:
+        writer.commit(["e"], tables_of(["e"]))
+    assert "e" in read_listing(root, skip_damaged=True).prompt_ids
+
+
 class OverwritingStore(MemoryStore):
     """A store that ignores `If-None-Match`."""
 
@@ -312,10 +339,6 @@ def test_the_header_is_read_strictly(root: Path, change: Any, words: str) -> Non
         {"prompt_ids": ["b", "a"]},
         {"prompt_ids": ["a", "a"]},
         {"text_digests": [None]},
-        {"open_ids": ["d", "c"]},
-        {"open_ids": ["a"]},
-        {"num_earlier": {"c": 1}},
-        {"num_earlier": {"a": 0}},
         {"header_digest": DIGEST},
         *({"nodes": {name: text}} for name, text in (("sha256", "x"), ("key", "../x"))),
         {"nodes": {"size_bytes": 1}},
@@ -404,6 +427,17 @@ def test_sets_of_other_pairs_and_shared_prompts_are_not(
         TraceSet.open(root, collect(tmp_path / "other", "d", **changes))
     with pytest.raises(TraceMismatchError, match=r"prompt 'c'.*traces merge"):
         TraceSet.open(root, collect(tmp_path / "shared", "c"))
+
+
+def test_the_engine_is_named(tmp_path: Path) -> None:
+    engine = {"name": "vllm", "version": "0.32.0", "runner": 1}
+    root = collect(tmp_path / "set", "a", collect={"engine": engine, "max_new_tokens": 32})
+    assert "vllm 0.32.0" in passes("show", root).out
+    changed = json.loads((root / "trace.json").read_bytes())
+    changed["collect"]["engine"] = {"name": "vllm"}
+    (root / "trace.json").write_bytes(canonical_json(changed).encode())
+    with pytest.raises(TraceSchemaError, match=r"engine\.version"):
+        TraceSet.open(root)
 
 
 # --------------------------------------------------------------------------- snapshots
@@ -577,7 +611,7 @@ def test_verify_names_everything_that_is_damaged(root: Path) -> None:
     assert nodes.key in line
 
 
-def test_one_key_in_two_segments_is_damage(tmp_path: Path) -> None:
+def test_one_request_in_two_segments_is_damage(tmp_path: Path) -> None:
     """Each file is sound, and so is its record."""
     made = tables_of("a")
     index = made["rounds"].schema.get_field_index("prompt_id")
@@ -587,10 +621,10 @@ def test_one_key_in_two_segments_is_damage(tmp_path: Path) -> None:
     with TraceWriter.open(tmp_path / "set", header()) as opened:
         opened.commit(["a"], made)
         opened.commit(["b"], renamed)
-    with pytest.raises(TraceCorruptError, match="twice"):
+    with pytest.raises(TraceCorruptError, match="request 'a/0' in two segments"):
         TraceSet.open(tmp_path / "set")
     [damage] = verify(tmp_path / "set").damages
-    assert "twice" in damage.reason
+    assert "in two segments" in damage.reason
 
 
 # --------------------------------------------------------------------------- in a bucket

@@ -1,4 +1,4 @@
-"""An engine's steps as rows: requests that span segments, that end, and writers that fail."""
+"""An engine's steps as rows: requests that run, that end, and writers that fail."""
 
 from __future__ import annotations
 
@@ -102,24 +102,30 @@ def read_all(steps: Sequence[Step]) -> list[ReadStep]:
     return read_steps(steps, Sampling(), Lane())
 
 
-def published(log: Log) -> list[tuple[set[str], set[str], int]]:
-    """Finished and unfinished requests and the rounds of each segment."""
+def published(log: Log) -> list[tuple[set[str], list[int]]]:
+    """Requests of each segment, and the number of each of its rounds."""
     return [
-        (one.finished, one.unfinished, len(one.tables.get("rounds", ()))) for one in log.publish()
+        (one.request_ids, one.tables["rounds"]["round_idx"].to_pylist()) for one in log.publish()
     ]
 
 
-def test_requests_span_segments_until_they_end() -> None:
-    """By their limit, by a token that ends the text, or because the engine says so."""
+@pytest.mark.parametrize("steps_together", [1, recording.STEPS_TOGETHER])
+def test_rows_are_held_until_their_request_ends(
+    monkeypatch: pytest.MonkeyPatch, steps_together: int
+) -> None:
+    """By its limit, by a token that ends the text, or because the engine says so."""
+    monkeypatch.setattr(recording, "STEPS_TOGETHER", steps_together)
     log = LiveLog(greedy=True)
     both = drafted(["a", "b"], [[1, 2], [3, 4]])
     log.take(read(step({"a": (1, [1, 7]), "b": (1, [3, 4, 6])}, both)))
-    assert published(log) == [(set(), {"a", "b"}, 2)]
-    log.take(read(step({"a": (3, [1, END, 6]), "b": (4, [5])}, both)))
-    assert published(log) == [({"a"}, {"b"}, 2)]
-    log.take(read(step({}, both, ended=("b",))))
-    assert published(log) == [({"b"}, set(), 0)]
     assert published(log) == []
+    assert (log.num_running, log.held_bytes > 0) == (2, True)
+    log.take(read(step({"a": (3, [1, END, 6]), "b": (4, [5])}, both)))
+    assert published(log) == [({"a"}, [0, 1])]
+    log.take(read(step({}, both, ended=("b", "unseen"))))
+    assert log.num_running == 0
+    assert published(log) == [({"b"}, [0, 1])]
+    assert (published(log), log.held_bytes) == ([], 0)
 
 
 def test_rounds_are_cut_where_the_text_ends() -> None:
@@ -131,23 +137,26 @@ def test_rounds_are_cut_where_the_text_ends() -> None:
     assert isinstance(rounds, pl.DataFrame)
     assert rounds["num_emitted"].to_list() == [2, 2]
     assert rounds["num_accepted"].to_list() == [2, 2]
-    assert one.finished == {"a", "b"}
+    assert one.request_ids == {"a", "b"}
 
 
-def test_another_policy_begins_another_segment() -> None:
+def test_a_segment_has_one_policy() -> None:
+    """A request belongs to the one that decided its last round."""
     other = Policy(shape=Chain(num_draft_tokens=1))
     log = LiveLog(greedy=True)
-    log.take(read(step({"a": (1, [1])}, drafted(["a"], [[1, 2]]))))
+    log.take(read(step({"a": (1, [1]), "b": (1, [END])}, drafted(["a", "b"], [[1, 2], [3, 4]]))))
     log.take(read(step({"a": (2, [END])}, drafted(["a"], [[1]], other))))
-    first, second = log.publish()
-    assert (first.policy, first.unfinished, first.finished) == (POLICY, {"a"}, set())
-    assert (second.policy, second.unfinished, second.finished) == (other, set(), {"a"})
+    found = {next(iter(one.request_ids)): one for one in log.publish()}
+    assert {name: one.policy for name, one in found.items()} == {"a": other, "b": POLICY}
+    digests = found["a"].tables["rounds"]["policy_digest"].to_pylist()
+    assert digests == [policy_digest(POLICY), policy_digest(other)]
 
 
 def matches(taken: Step, *, greedy: bool) -> list[bool | None]:
     """`node_match` of the rows of one step."""
     log = LiveLog(greedy=greedy)
     log.take(read(taken))
+    log.take(read(step({}, NOTHING, ended=("a",))))
     [one] = log.publish()
     return list(one.tables["nodes"]["node_match"].to_pylist())
 
@@ -188,15 +197,20 @@ def test_a_dense_log_lacks_no_position() -> None:
     text("a", whole=True)
     text("b", whole=False)
     [one] = log.publish()
-    assert one.finished == {"a"}
+    assert one.request_ids == {"a"}
     assert log.num_left_out == 1
     assert one.tables["rounds"]["num_accepted"].to_pylist() == [1, 0]
     assert one.tables["nodes"]["token_id"].to_pylist() == [1, 2, 3, 2, 3, 1]
-    assert log.num_held == 0
+    assert log.held_bytes == 0
 
 
 def dense_step(name: str, position: int, token: int, chains: Drafted, **more: Any) -> Step:
     return step({name: (position, [token])}, chains, num_verified=0, **more)
+
+
+def publish(log: Log, writer: TraceWriter) -> None:
+    for request_ids, tables, policy in log.publish():
+        writer.commit(request_ids, tables, policy=policy.model_dump(mode="json"))
 
 
 def test_a_prompt_during_which_an_alias_was_moved_is_the_old_policys(tmp_path: Path) -> None:
@@ -211,10 +225,7 @@ def test_a_prompt_during_which_an_alias_was_moved_is_the_old_policys(tmp_path: P
     ]
     for one in steps:
         log.take(read(one))
-        for part in log.publish():
-            names = sorted(part.unfinished)
-            record = part.policy.model_dump(mode="json")
-            writer.commit(part.finished, part.tables, open_ids=names, policy=record)
+        publish(log, writer)
     writer.close()
     found = read_prompts(TraceSet.open(str(tmp_path)), POLICY)
     assert sorted(found.ids) == ["a", "b"]
@@ -229,8 +240,7 @@ def test_an_alarm_reads_a_tree_that_was_served_as_a_chain(tmp_path: Path) -> Non
     writer = TraceWriter.open(str(tmp_path), header(), own_prompts=True)
     for name in "abcdefghij":
         log.take(read(step({name: (1, [1, END])}, drafted([name], [[1, 2]], policy))))
-    for part in log.publish():
-        writer.commit(part.finished, part.tables, policy=part.policy.model_dump(mode="json"))
+    publish(log, writer)
     writer.close()
     said = passes("drift", tmp_path, "--policy", words, "--reference-prompts", 8)
     assert said.out.startswith("2 prompts watched against 8 of the reference: no alarm")
@@ -349,6 +359,43 @@ def test_a_bound_on_bytes_ends_tracing(
     found._thread.join()
     assert "of at most 1" in caplog.text
     assert TraceSet.open(str(path)).num_rows("rounds") == 1
+
+
+def test_running_requests_are_not_in_the_log_and_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "set"
+    found = recorder(LiveLog(greedy=True), lambda: TraceWriter.open(path, header()))
+    found.put(whole("a"))
+    found.put(step({"b": (1, [1])}, drafted(["b"], [[1, 2]])))
+    found.close()
+    assert TraceSet.open(str(path)).prompt_ids == ("a",)
+    assert found.lost == {"requests that had not ended": 1}
+
+
+def test_running_requests_that_take_too_much_memory_end_tracing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(recording, "MAX_HELD_BYTES", 1)
+    monkeypatch.setattr(recording, "FLUSH_S", 0.01)
+    found = recorder(LiveLog(greedy=True), Failing)
+    found.put(step({"a": (1, [1])}, drafted(["a"], [[1, 2]])))
+    found._thread.join()
+    assert "rows of running requests take" in caplog.text
+    assert not found.is_on
+
+
+def test_a_segment_is_published_early_where_rows_take_much_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FLUSH_BYTES", "READ_BYTES"):
+        monkeypatch.setattr(recording, name, 1)
+    monkeypatch.setattr(recording, "STEPS_TOGETHER", 1)
+    path = tmp_path / "set"
+    found = recorder(LiveLog(greedy=True), lambda: TraceWriter.open(path, header()))
+    found.put(whole("a"))
+    while not found.num_bytes:
+        threading.Event().wait(0.01)
+    assert TraceSet.open(str(path)).prompt_ids == ("a",)
+    found.close()
 
 
 def test_notes_stand_in_vllms_log(monkeypatch: pytest.MonkeyPatch) -> None:

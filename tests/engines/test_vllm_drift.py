@@ -20,6 +20,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed here: `make engines` r
 from specctl.artifacts import Origin, save_artifact
 from specctl.cli.watching import ALARM
 from specctl.collect.prompts import Prompt, load_prompts
+from specctl.engines import recording
 from specctl.engines.settings import PluginSettings, TraceSettings
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import policy_digest
@@ -83,8 +84,11 @@ class Service:
         return len(TraceSet.open(str(self._live)).prompt_ids)
 
 
-def test_an_alarm_and_a_better_policy_while_requests_run(tmp_path: Path) -> None:
+def test_an_alarm_and_a_better_policy_while_requests_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The texts of all requests are those of plain decoding, and none fails."""
+    monkeypatch.setattr(recording, "FLUSH_S", 0.7)
     pair, old = load_pair("embedded", "embedded", device="cpu"), resolve_policy(DEPLOYED).policy
     save_artifact(tmp_path / "first", old, Origin(pair.fingerprint), card="")
     registry = ("--registry", tmp_path / "registry")

@@ -98,7 +98,7 @@ def log_steps(
 
 
 def fitted(*roots: Path) -> EngineCost:
-    return fit_engine(TraceSet.open(*roots, unfinished=True))
+    return fit_engine(TraceSet.open(*roots))
 
 
 def test_rates_are_found_again_and_predict(tmp_path: Path) -> None:

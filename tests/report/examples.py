@@ -85,7 +85,6 @@ def drift_results(**others: Any) -> results.DriftScores:
         "alarm": True,
         "alpha": 0.05,
         "num_prompts": 4,
-        "num_unfinished": 2,
         "alarm_at": results.DriftPrompt(index=2, **at),
         "evidence": results.DriftEvidence(index=(0, 1, 2, 3), log10=curves),
         "signals": (signal,),

@@ -268,11 +268,10 @@ def test_a_watch_is_drawn_and_said(full_page: Page) -> None:
     assert section.reading.startswith("threshold no longer fits: the alarm rang at prompt 3 (")
     assert "before prompt 2" in section.reading
     assert any("× 0.80" in note for note in section.notes)
-    assert "2 prompts were still being written." in section.notes
     chart = section.figures[0].chart
     assert [series.label for series in chart.series] == ["all", "tokens per call", "rings here"]
     assert max(chart.series[1].y) == 8
-    quiet = drift_results(alarm=False, alarm_at=None, signals=(), price=None, num_unfinished=0)
+    quiet = drift_results(alarm=False, alarm_at=None, signals=(), price=None)
     page = build_page(None, Given(drift=quiet))
     assert "no alarm" in reading_of(page, "drift")
 

@@ -18,7 +18,6 @@ from specctl.watch.signals import (
     RATIOS,
     Prompts,
     _in_time,
-    join,
     read_prompts,
     round_sums,
     watched,
@@ -142,15 +141,6 @@ def prompts_of(*rows: tuple[str, str, float]) -> Prompts:
     sums[:, COLUMNS.index("tokens")] = [tokens for _, _, tokens in rows]
     names, categories = (np.array([row[at] for row in rows], object) for at in (0, 1))
     return Prompts(names, categories, np.full(len(rows), "", object), np.ones(len(rows)), sums)
-
-
-def test_a_prompt_of_several_segments_is_one_where_it_ends() -> None:
-    joined = join(
-        [prompts_of(("a", "x", 1), ("b", "x", 2)), prompts_of(("c", "x", 3), ("a", "x", 4))]
-    )
-    assert joined.ids.tolist() == ["b", "c", "a"]
-    assert joined.column("tokens").tolist() == [2, 3, 5]
-    assert joined.column("calls").tolist() == [1, 1, 2]
 
 
 def test_prompts_stand_in_order_of_time_over_all_sets() -> None:
