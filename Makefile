@@ -49,7 +49,7 @@ demo: $(READY)  ## Set up, then tune the embedded pair for this machine; minutes
 	  -p eagle2 -p .demo/hetero/ -o .demo/ladder > .demo/ladder.log
 	$(BIN)/specctl report .demo/traces --ladder .demo/ladder/ladder.json --tune .demo/tuned/tune.json \
 	  --run .demo/results.json --cost-model .demo/cost_model.json -o .demo/report.html
-	@echo "Look at .demo/report.html. For your own models: specctl quickstart TARGET DRAFTER PROMPTS"
+	@echo "Look at .demo/report.html. For your own models or server: $(BIN)/specctl"
 
 test: $(READY)  ## Set up and run the test suite; minutes.
 	$(BIN)/pytest -n 2 --dist loadscope --no-loadscope-reorder

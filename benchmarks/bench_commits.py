@@ -27,8 +27,8 @@ import pyarrow.parquet as pq
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from scripts.synthetic_trace import header, write
-from specctl.collect.rewriting import checked_tables
 from specctl.collect.trace_writer import TraceWriter, write_parquet
+from specctl.collect.verifying import checked_tables
 from specctl.logs.parquet import Tables, join_tables
 from specctl.logs.trace_set import read_listing
 from specctl.policy import FullTree, Policy

@@ -68,7 +68,6 @@ STEPS: list[tuple[str, str]] = [
     ("show-fit", "show fit --json"),
     ("show-live", "show live --json"),
     ("traces-verify", "traces verify fit --json"),
-    ("traces-export", "traces export held -o plain"),
     ("fit-cart", "fit cart fit -o hetero --json"),
     ("fit-cart-live", "fit cart live -o hetero-live --json"),
     ("fit-c2t", "fit c2t fit -o c2t --json"),
@@ -80,7 +79,6 @@ STEPS: list[tuple[str, str]] = [
      " --max-new-tokens 24 --threads 1 -o mars --json"),
     ("show-hetero", "show hetero --json"),
     ("show-gbdt", "show gbdt --json"),
-    ("compose", "compose hetero/+survival:max_tokens=64 -o composed --json"),
     ("replay", "replay held {replayed} --cost-model cost_model.json --by-category -o scores --json"),
     ("replay-counts", "replay held -p eagle2 -p chain --baseline 2 --json"),
     ("replay-batch", "replay held {batched} --batch-size 4 --cost-model cost_model.json --json"),
@@ -99,7 +97,7 @@ STEPS: list[tuple[str, str]] = [
     ("run", "run held.jsonl --limit 12 --max-new-tokens 32 --threads 1 -o run --json --compare "
      "ar,chain,eagle2,eagle2:depth=9,svip,adaedl:threshold=0.4,confidence,ddd,opt_tree,threshold,hetero,c2t,c2t-text,gbdt,./echo,adasd"),
     ("run-batch", "run held.jsonl --limit 12 --max-new-tokens 32 --threads 1 --batch-size 4 -o run4 --json --compare "
-     "ar,chain,eagle2,hetero,c2t,./echo,eagle2+survival:max_tokens=64,eagle2+echo_budget:max_tokens=64,composed"),
+     "ar,chain,eagle2,hetero,c2t,./echo,eagle2+survival:max_tokens=64,eagle2+echo_budget:max_tokens=64"),
     ("run-sampled", "run held.jsonl --limit 12 --max-new-tokens 32 --threads 1 --batch-size 3 --temperature 1 --top-p 0.9"
      " --seed 5 -o run-sampled --json --compare ar,chain,eagle2,hetero,c2t"),
     ("run-small", "run held.jsonl --limit 6 --max-new-tokens 32 --threads 1 --drafter embedded:small -o run-small"

@@ -61,7 +61,7 @@ MADE: dict[tuple[str, ...], Path] = {}
 
 def fresh(words: list[str]) -> tuple[tuple[str, ...], Path]:
     """The key of a command that reads nothing of its folder, and what it writes; () of others."""
-    reads_nothing = words[1] == "profile" or words[1:3] == ["collect", "embedded"]
+    reads_nothing = words[1:2] == ["profile"] or words[1:3] == ["collect", "embedded"]
     if not reads_nothing or "-o" not in words:
         return (), Path()
     at = words.index("-o") + 1

@@ -229,7 +229,7 @@ def check_is_artifact(folder: Path) -> None:
         found=kind_of(names),
         fix=f"name {inner}, which is one"
         if os.path.lexists(inner / MANIFEST)
-        else "name the folder that `specctl fit`, `tune` or `compose` wrote",
+        else "name the folder that `specctl fit` or `tune` wrote",
     )
 
 

@@ -1,4 +1,4 @@
-"""The command line: the application, its entry point, its refusals, and its end at Ctrl-C."""
+"""The command line: the application, its entry point, its first screen, refusals, end at Ctrl-C."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 import signal
 import sys
 import threading
-import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -16,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from specctl.console import prepare_output
-from specctl.errors import SpecctlError, UsageError, did_you_mean, memory_error_of, reason_of
+from specctl.errors import SpecctlError, UsageError, did_you_mean, memory_error_of
 from specctl.records import in_plain_words
 
 INTERRUPTED = 130
@@ -27,6 +26,36 @@ TERMINATED = 143
 NOTHING = "nothing was written"
 """Words on what an interrupted verb left behind."""
 
+FIRST_SCREEN = """\
+Three commands to the fastest draft length or policy for your load. TARGET and DRAFTER are folders
+or hub ids, PROMPTS is a file of 70 prompts or more. Once on the machine, what a round costs:
+  specctl profile -o cost_model.json --target TARGET --drafter DRAFTER
+
+vLLM: start it as the first command prints, and send it your prompts
+  specctl export chain:num_draft_tokens=8 --to vllm --drafter DRAFTER --trace traces --dense -o log
+  specctl tune traces --for vllm --batch-size 8 --cost-model cost_model.json -o tuned
+  specctl export tuned/tune.json --to vllm -o serve
+
+SGLang
+  specctl collect PROMPTS --dense -o traces --target TARGET --drafter DRAFTER
+  specctl tune traces --for sglang --batch-size 8 --cost-model cost_model.json -o tuned
+  specctl export tuned/tune.json --to sglang -o serve
+
+llama.cpp: N is num_draft_tokens of tuned/policy; a small model drafts by --spec-type draft-simple
+  specctl collect PROMPTS --dense -o traces --target TARGET --drafter DRAFTER
+  specctl tune traces --for transformers --cost-model cost_model.json -o tuned
+  llama-server -m TARGET.gguf -md DRAFTER.gguf --spec-type draft-eagle3 --spec-draft-n-max N
+
+Your own models, by Hugging Face
+  specctl collect PROMPTS --dense -o traces --target TARGET --drafter DRAFTER
+  specctl tune traces --family threshold --cost-model cost_model.json -o tuned
+  specctl run PROMPTS --compare ar,eagle2,tuned/policy --target TARGET --drafter DRAFTER
+
+A small pair comes with specctl: leave --target and --drafter out, and take `embedded` for PROMPTS.
+All verbs: specctl --help. What works here: specctl doctor.
+"""
+"""Printed where no verb is given."""
+
 
 class VerbInterruptedError(Exception):
     """Ctrl-C or SIGTERM within a verb; its text says what the verb left behind."""
@@ -34,7 +63,6 @@ class VerbInterruptedError(Exception):
 
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Collect, fit, compare and run policies for tree speculative decoding.",
@@ -49,11 +77,10 @@ def group(above: typer.Typer, name: str, help: str) -> typer.Typer:
 
 
 fit_app = group(app, "fit", "Fit a policy from traces.")
-traces_app = group(app, "traces", "Check, freeze and rearrange trace sets.")
+traces_app = group(app, "traces", "Check and freeze trace sets.")
 registry_app = group(app, "registry", "Share policies: publish, find, roll back, copy, verify.")
 
 VERBS = (
-    "quickstart",
     "doctor",
     "collecting",
     "running",
@@ -83,80 +110,6 @@ def load_all_verbs() -> typer.Typer:
     return app
 
 
-SETTINGS = "config.toml"
-TABLES = (
-    *GROUPS,
-    "collect",
-    "compose",
-    "doctor",
-    "drift",
-    "export",
-    "import",
-    "ladder",
-    "profile",
-    "quickstart",
-    "recalibrate",
-    "replay",
-    "report",
-    "run",
-    "show",
-    "tune",
-)
-"""Tables that the file may have, one for each verb and group of verbs."""
-
-
-def read_settings() -> dict[str, Any]:
-    """The user's defaults of options by verb, from `config.toml` in their folder of settings.
-
-    Its `registry` stands for SPECCTL_REGISTRY where that is not set. A table is a verb's:
-
-        registry = "s3://team-policies/registry"
-        [run]
-        target = "/models/qwen3-8b"
-
-    Raises:
-        UsageError: a file that is not TOML, or a key beside `registry` and the verbs.
-    """
-    from specctl.registry.userdirs import config_home
-
-    try:
-        path = config_home() / SETTINGS
-    except UsageError:  # an account without a home
-        return {}
-    try:
-        found = tomllib.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        place = re.search(r"line \d+, column \d+", str(error))
-        what = f"other text at {place[0]}" if place else reason_of(error)
-        raise UsageError(str(path), expected="a TOML file", found=what, fix="correct it") from error
-    registry = found.pop("registry", "")
-    if not isinstance(registry, str):
-        expected, fix = "registry to be a text", "put the place between quotes"
-        raise UsageError(str(path), expected=expected, found=repr(registry), fix=fix)
-    if registry:
-        os.environ.setdefault("SPECCTL_REGISTRY", registry)
-    for key, value in found.items():
-        if not isinstance(value, dict) or key not in TABLES:
-            known = TABLES if isinstance(value, dict) else ["registry"]
-            raise UsageError(
-                str(path),
-                expected="registry, or the table of a verb such as [run]",
-                found=f"[{key}]" if isinstance(value, dict) else key,
-                fix=did_you_mean(key, known, "put it into the table of a verb"),
-            )
-    return {name: _parameters(table) for name, table in found.items()}
-
-
-def _parameters(table: dict[str, Any]) -> dict[str, Any]:
-    """The same with options as the verbs' parameters are called."""
-    return {
-        name.replace("-", "_"): _parameters(value) if isinstance(value, dict) else value
-        for name, value in table.items()
-    }
-
-
 def _version(value: bool) -> None:  # noqa: FBT001  typer's callback form
     if value:
         from specctl.version import __version__
@@ -165,13 +118,16 @@ def _version(value: bool) -> None:  # noqa: FBT001  typer's callback form
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def specctl(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Offline calibration and a lean runtime for tree speculative decoding."""
+    if context.invoked_subcommand is None:
+        typer.echo(FIRST_SCREEN, nl=False)
 
 
 def main() -> None:
@@ -187,10 +143,7 @@ def main() -> None:
         left = NOTHING
         try:
             _check_words(sys.argv[1:])
-            defaults = read_settings()
-            code = load_verbs(sys.argv[1:])(
-                standalone_mode=False, prog_name="specctl", default_map=defaults
-            )
+            code = load_verbs(sys.argv[1:])(standalone_mode=False, prog_name="specctl")
         except SpecctlError as error:
             code = _refuse(str(error), error.exit_code)
         except typer.TyperException as error:  # an option that the parser refuses

@@ -59,10 +59,7 @@ TimesOption = Annotated[
 
 
 def preset_option(verb: str) -> Any:
-    """The option `--preset` of a fit: the settings of a paper, which typed options override.
-
-    What it sets are the verb's defaults from then on, before those of the user's config.toml.
-    """
+    """The option `--preset` of a fit: the settings of a paper, which typed options override."""
     from specctl.train.presets import PRESETS, names_for
 
     known = names_for(verb)
@@ -71,7 +68,7 @@ def preset_option(verb: str) -> Any:
         if name is not None:
             check_choice("--preset", name, known)
             options = dict(PRESETS[name].options)
-            context.default_map = {**(context.default_map or {}), **options}
+            context.default_map = options
             words = ", ".join(f"{option} {value}" for option, value in options.items())
             console.warn(f"{name} ({PRESETS[name].source}): {words}")
         return name
@@ -106,7 +103,7 @@ def open_to_fit(traces: list[str]) -> Any:
 
     A fit may read a set that it cannot write. It goes on and says so.
     """
-    from specctl.collect.rewriting import take_snapshot
+    from specctl.collect.snapshots import take_snapshot
     from specctl.logs.trace_set import TraceSet
 
     opened = TraceSet.open(*traces)

@@ -1,4 +1,4 @@
-"""`specctl show`, `compose` and `import`: what is there, joined, or read from a server."""
+"""`specctl show` and `import`: what is there, or read from a server."""
 
 from __future__ import annotations
 
@@ -93,27 +93,3 @@ def show(
     from specctl.describe import describe_named
 
     return describe_named(what)
-
-
-@verb(app, examples="""specctl compose hetero/+survival:max_tokens=64 -o composed""", wide=True)
-def compose(
-    policy: Annotated[
-        str,
-        typer.Argument(
-            help="A shape's artifact or words, then + a budget and + an acceptance, by words or "
-            "by artifact, e.g. hetero/+echo/+mars/."
-        ),
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Artifact folder to write.")],
-    *,
-    allow_lossy: bool = option(False, "Accept policies that may change the output"),
-) -> Answer:
-    """Combine fitted parts into one policy."""
-    from specctl.artifacts.describe import describe_artifact
-    from specctl.runtime.compose import compose as write
-    from specctl.runtime.policy_spec import resolve_policy
-
-    artifact = write(resolve_policy(policy, allow_lossy=allow_lossy), policy, out)
-    manifest = artifact.manifest.model_dump(mode="json")
-    written = {"out": str(out), "artifact_digest": artifact.digest, "manifest": manifest}
-    return Answer(written, [describe_artifact(artifact), f"wrote {out}  {artifact.digest}"])

@@ -35,7 +35,7 @@ from pydantic.fields import FieldInfo
 from typer.core import TyperCommand
 
 from specctl import console
-from specctl.cli.app import NOTHING, SETTINGS, VerbInterruptedError
+from specctl.cli.app import NOTHING, VerbInterruptedError
 from specctl.console import Answer
 from specctl.errors import SpecctlError, UsageError, check_choice, did_you_mean
 from specctl.formatting import count, listed
@@ -68,14 +68,6 @@ class VerbCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta["shows_all"] = "--help-all" in args
-        known = {param.name for param in self.params}
-        for name in set(ctx.default_map or ()) - known:  # of the user's config.toml
-            raise UsageError(
-                f"{SETTINGS}, [{ctx.command_path.removeprefix('specctl ')}]",
-                expected="an option of the verb",
-                found=name,
-                fix=did_you_mean(name, known, f"see {ctx.command_path} --help-all"),
-            )
         return super().parse_args(ctx, args)
 
     def get_help_option(self, ctx: Any) -> Any:

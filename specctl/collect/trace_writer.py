@@ -222,7 +222,6 @@ class TraceWriter:
         prompt_ids: Iterable[str],
         tables: Mapping[str, pa.Table],
         *,
-        texts: Mapping[str, str] | None = None,
         policy: dict[str, Any] | None = None,
     ) -> Segment:
         """Publishes some prompts; they are durable when this returns.
@@ -230,7 +229,7 @@ class TraceWriter:
         Args:
             prompt_ids: finished ones.
             tables: all their rows, by name; one without rows may be absent.
-            texts, policy: of a segment that is copied, in the place of the writer's own.
+            policy: that they were decoded with, in the place of the writer's own.
 
         Raises:
             OutputError: nothing was published, or nobody knows; this writer takes no more.
@@ -247,8 +246,7 @@ class TraceWriter:
         if self._stopped:
             raise OutputError(what, expected="a working writer", found=self._stopped, fix=AGAIN)
         self._stopped = "an earlier segment that failed"  # until this one is published
-        known = self._texts if texts is None else texts
-        digests = [known.get(prompt) for prompt in prompts]
+        digests = [self._texts.get(prompt) for prompt in prompts]
         try:
             with output_errors(Path(self.place.name), "trace folder"):
                 segment = self._publish(

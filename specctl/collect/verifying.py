@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from specctl.collect.rewriting import checked_tables
 from specctl.errors import TraceError
 from specctl.formatting import count
-from specctl.logs.row_checks import check_keys
-from specctl.logs.trace_files import NODES, ROUNDS
+from specctl.logs.parquet import Tables, decoding
+from specctl.logs.row_checks import RowError, broken_rows, check_keys, check_rows
+from specctl.logs.trace_files import NODES, ROUNDS, Segment
 from specctl.logs.trace_set import (
     Damage,
     Listing,
@@ -21,6 +21,7 @@ from specctl.logs.trace_set import (
     read_listing,
     read_snapshot,
 )
+from specctl.trace import arrow_schema
 
 
 @dataclass(frozen=True)
@@ -123,3 +124,28 @@ def verify(name: str | Path, *, on_segment: Callable[[int], None] | None = None)
         num_missing_rows=sum(damage.num_rows or 0 for damage in damages),
         damages=tuple(damages),
     )
+
+
+def checked_tables(listing: Listing, segment: Segment) -> Tables:
+    """All rows of a segment, after every check of rows.
+
+    Raises:
+        TraceCorruptError: rows that no writer wrote, or a file that cannot be decoded.
+    """
+    import polars as pl
+
+    where = listing.place.at(segment.key)
+    tables = listing.tables(segment)
+    have = {table: len(rows) for table, rows in tables.items()}
+    try:
+        nodes = segment.record.nodes
+        if have.get("nodes", 0) != (nodes.num_rows if nodes else 0):
+            raise RowError(f"{have.get('nodes', 0)} nodes, where its record says otherwise")
+        check_rows(
+            {table: pl.DataFrame(rows) for table, rows in tables.items()},
+            segment.record.prompt_ids,
+        )
+    except RowError as error:
+        raise broken_rows(where, error) from error
+    with decoding(where):
+        return {table: rows.cast(arrow_schema(table)) for table, rows in tables.items()}

@@ -79,14 +79,6 @@ def read_columns(path: Path, columns: Sequence[str]) -> Any:
         return _opened(path, columns).read(list(columns), use_threads=False)
 
 
-def read_batches(path: Path, columns: Sequence[str], batch_rows: int) -> Iterator[Any]:
-    """The same as one `pyarrow.RecordBatch` after another."""
-    with decoding(str(path)):
-        yield from _opened(path, columns).iter_batches(
-            batch_size=batch_rows, columns=list(columns), use_threads=False
-        )
-
-
 def _opened(path: Path, columns: Sequence[str]) -> Any:
     """A `ParquetFile`; pyarrow would say nothing of columns that it lacks."""
     import pyarrow.parquet as pq

@@ -43,7 +43,6 @@ RECORD_KEY = b"specctl.segment"
 MAX_JSON_BYTES = 64 << 20
 MAX_SEGMENT_BYTES = 1 << 30
 NEWER = "read it with the specctl that wrote it, or collect again"
-PAIR_FIELDS = ("target_digest", "drafter_digest", "tokenizer_digest")
 _SEGMENT_KEY = re.compile(
     rf"{ROUNDS}/(?P<name>[0-9]{{8}}T[0-9]{{9}}Z-(?P<hex>[0-9a-f]{{64}}))\.parquet"
 )
@@ -184,12 +183,6 @@ class _Tokens(Record):
     vocab_size: int | None = None
 
 
-class _Domain(BaseModel, extra="allow", strict=True):
-    """The part of `collect.domain` that merging reads; `artifacts.Domain` is all of it."""
-
-    hardware: list[str] | None = None
-
-
 class _Engine(BaseModel, extra="allow", strict=True):
     """`collect.engine`: the serving engine that the rows were written in."""
 
@@ -202,7 +195,6 @@ class _Collect(BaseModel, extra="allow", strict=True):
 
     engine: _Engine | None = None
     tokens: _Tokens = _Tokens(mode="keep")
-    domain: _Domain | None = None
 
 
 def _check_collect(collect: dict[str, JsonValue]) -> dict[str, JsonValue]:
@@ -399,10 +391,10 @@ def check_header_digest(place: Place, header: TraceHeader, segment: Segment) -> 
 
 RUN = frozenset(TraceHeader.model_fields) - {"specctl_version"}
 """Fields that must be equal where a writer goes on."""
-SOURCE = frozenset({*PAIR_FIELDS, "sampling", "collect.tokens"})
+SOURCE = frozenset(
+    {"target_digest", "drafter_digest", "tokenizer_digest", "sampling", "collect.tokens"}
+)
 """Fields that sets read together have in common. Policies differ: every row has its own."""
-JOINED = SOURCE | {"collect", "schema_ids"}
-"""Fields that merged sets have in common, but for the machines that they name."""
 
 
 def _differences(
@@ -442,10 +434,7 @@ def check_equal(
         if expected == found:
             expected, found = f"{expected} with the same --token-key", f"{found} with another"
     elif name == "collect.domain.hardware":
-        fix = (
-            "collect into another set on this machine, then join both with `specctl traces "
-            "merge`, or name both where traces are read"
-        )
+        fix = "collect into another set on this machine, and name both where traces are read"
     raise TraceMismatchError(
         f"trace set {place.name}, {what}", expected=expected, found=found, fix=fix
     )

@@ -457,7 +457,7 @@ def _check_disjoint(parts: Sequence[Listing]) -> None:
                     f"trace set {part.place.name}",
                     expected="prompts that no other set holds",
                     found=f"prompt {prompt!r}, which {first.place.name} holds too",
-                    fix="make one set of them with `specctl traces merge`",
+                    fix="name one of these sets",
                 )
 
 

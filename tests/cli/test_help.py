@@ -86,7 +86,7 @@ MEANINGS = {
     "--dense-every": "a dense sample beside rounds",
     "--depth": "levels drafted", "--drafter": "which drafter", "--dtype": "the target's numbers",
     "--expect": "digest before the move", "--features": "of nodes",
-    "--family": "settings to search", "--for": "the engine that serves", "--format": "of a file",
+    "--family": "settings to search", "--format": "of a file",
     "--held-out": "share of prompts to report on", "--key": "to sign with",
     "--linear": "rates of rounds", "--max-positions": "positions read at most",
     "--max-rows": "rows fitted to at most", "--min-rows": "fewest rows to judge by",
@@ -166,6 +166,6 @@ def test_options_of_examples_exist() -> None:
 
 def test_version_and_bare_call() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+\n", passes("--version").out)
-    bare = specctl()
+    bare = specctl("fit")
     assert (bare.code, bare.err) == (2, "")
-    assert "collect" in bare.out
+    assert "cart" in bare.out

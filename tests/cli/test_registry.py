@@ -431,10 +431,10 @@ def test_show_takes_what_run_takes(registry: Path, artifacts: Artifacts) -> None
         assert "64 lower-case hex digits" in refuses(INPUT, "show", what)
 
 
-def test_show_of_a_bucket_finds_its_trace_sets(s3_url: str, traces: Path, tmp_path: Path) -> None:
-    passes("traces", "merge", traces, "-o", f"{s3_url}/set")
+def test_show_of_a_bucket_finds_its_trace_sets(s3_url: str, prompts: Path) -> None:
+    passes("collect", prompts, "-o", f"{s3_url}/set", *SMALL)
     frozen = json.loads(passes("traces", "snapshot", f"{s3_url}/set", "--json").out)["reference"]
-    assert json.loads(passes("show", frozen, "--json").out)["summary"]["num_prompts"] == 4
+    assert json.loads(passes("show", frozen, "--json").out)["summary"]["num_prompts"] == 1
     line = refuses(REGISTRY, "registry", "init", "--registry", f"{s3_url}/set")
     assert "a trace set (trace.json)" in line
     bucket = s3_url.removesuffix("/shared")

@@ -43,9 +43,6 @@ TRACES = [
     "traces verify set",
     "traces snapshot set",
     "traces snapshot set --list",
-    "traces resegment set -o large",
-    "traces merge set -o joined",
-    "traces export set -o plain",
 ]
 BEGUN = ["registry init", f"registry push chain {NAME} --alias prod"]
 COLLECTED = ["collect embedded -o set --limit 1 --max-new-tokens 4 --policy chain --device cpu"]
@@ -58,7 +55,7 @@ HELP = ["registry init", "registry list", "--help", "registry --help", "collect 
     ("before", "verbs", "heavy", "made"),
     [
         (BEGUN, REGISTRY, HEAVY, "key.pub"),
-        (COLLECTED, TRACES, HEAVY, "plain/rounds.parquet"),
+        (COLLECTED, TRACES, HEAVY, "set/snapshots"),
         (DENSE, REPLAY, ("transformers",), "set/trace.json"),
         ([], HELP, NUMERIC, "team/registry.json"),
     ],

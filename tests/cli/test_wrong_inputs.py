@@ -59,8 +59,6 @@ LIGHT: list[tuple[int, str, str]] = [
     (USAGE, "export chain --to vlm", "or transformers, found 'vlm'; did you mean vllm?"),
     (USAGE, "export chain --to vllm --method eagel", "found 'eagel'; did you mean eagle?"),
     (USAGE, "export chain --to vllm --trace t --tokens kep", "found kep; did you mean keep?"),
-    (USAGE, "traces export DENSE -o OUT --format cvs", "or csv, found 'cvs'; did you mean csv?"),
-    (USAGE, "traces export DENSE -o OUT --tokens kep", "found 'kep'; did you mean keep?"),
     # Values out of range, or of another kind.
     (USAGE, "run p.txt --policy eagle2:depth=four", "expected depth: a whole number, found 'four'"),
     (USAGE, "run p.txt --policy eagle2:depth=0", "expected depth: at least 1, found 0"),

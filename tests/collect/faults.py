@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import torch
 
-from specctl.collect.rewriting import take_snapshot
+from specctl.collect.snapshots import take_snapshot
 from specctl.collect.trace_writer import TraceWriter
 from specctl.errors import OutputError, StoreError, TraceError
 from specctl.logs.trace_set import TraceSet, read_listing

@@ -12,7 +12,6 @@ import pytest
 from specctl.collect import tokens
 from specctl.collect.prompts import Naming, Prompt, load_prompts
 from specctl.collect.responses import load_responses
-from specctl.collect.rewriting import checked_tables, rewrite
 from specctl.collect.tokens import (
     KEEP,
     TokenTreatment,
@@ -21,6 +20,7 @@ from specctl.collect.tokens import (
     token_treatment,
 )
 from specctl.collect.trace_writer import TraceWriter
+from specctl.collect.verifying import checked_tables
 from specctl.errors import InputError, InvariantError, TraceError, TraceMismatchError, UsageError
 from specctl.logs.trace_files import open_place
 from specctl.logs.trace_set import TraceSet
@@ -220,23 +220,21 @@ PROMPTS = [Prompt(name, "", (f"Say {name}.",)) for name in "abc"]
 
 @pytest.mark.parametrize("tokens", [KEEP, HASHED], ids=["keep", "hash"])
 def test_other_texts_under_the_same_ids_are_refused(tmp_path: Path, tokens: TokenTreatment) -> None:
-    """Merging keeps the digests, and a writer that knows no texts records none."""
+    """A writer that knows no texts records none."""
     made = header(collect={"max_new_tokens": 32, **tokens.header})
-    root, merged = tmp_path / "set", tmp_path / "merged"
+    root = tmp_path / "set"
     with TraceWriter.open(root, made, tokens=tokens) as writer:
         writer.commit(["b"], rows_of("b"))
         assert [prompt.prompt_id for prompt in writer.plan(PROMPTS)] == ["a", "c"]
         writer.commit(["a"], rows_of("a"))
-    rewrite([str(root)], str(merged))
-    for place in (root, merged):
-        with TraceWriter.open(place, made, resume=True, tokens=tokens) as writer:
-            assert [prompt.prompt_id for prompt in writer.plan(PROMPTS)] == ["c"]
-        for other in (replace(PROMPTS[0], turns=("Sing a.",)), replace(PROMPTS[0], chat=False)):
-            with (
-                TraceWriter.open(place, made, resume=True, tokens=tokens) as writer,
-                pytest.raises(TraceMismatchError, match="prompt 'a'"),
-            ):
-                writer.plan([other])
+    with TraceWriter.open(root, made, resume=True, tokens=tokens) as writer:
+        assert [prompt.prompt_id for prompt in writer.plan(PROMPTS)] == ["c"]
+    for other in (replace(PROMPTS[0], turns=("Sing a.",)), replace(PROMPTS[0], chat=False)):
+        with (
+            TraceWriter.open(root, made, resume=True, tokens=tokens) as writer,
+            pytest.raises(TraceMismatchError, match="prompt 'a'"),
+        ):
+            writer.plan([other])
 
 
 def test_nobody_can_try_guesses_of_hidden_texts(tmp_path: Path) -> None:

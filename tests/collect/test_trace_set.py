@@ -1,4 +1,4 @@
-"""Trace sets: what a reader finds, refuses and counts once; snapshots, merging, verifying."""
+"""Trace sets: what a reader finds, refuses and counts once; snapshots, verifying."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from specctl.collect import trace_writer
-from specctl.collect.exporting import export
-from specctl.collect.rewriting import rewrite, take_snapshot
+from specctl.collect.snapshots import take_snapshot
 from specctl.collect.trace_writer import TraceWriter, check_place, write_parquet
 from specctl.collect.verifying import verify
 from specctl.errors import (
@@ -208,6 +207,15 @@ OTHER_RUNS: dict[str, dict[str, Any]] = {
     "policy.shape": {"policy": Policy(shape=Chain()).model_dump(mode="json")},
     "collect.max_new_tokens": {"collect": {"max_new_tokens": 33}},
 }
+
+
+def test_resume_on_another_machine_is_refused(tmp_path: Path) -> None:
+    def on(machine: str) -> dict[str, Any]:
+        return {"collect": {"max_new_tokens": 32, "domain": {"hardware": [machine]}}}
+
+    collect(tmp_path / "a", "a", **on("gpu a"))
+    with pytest.raises(TraceMismatchError, match="collect into another set on this machine"):
+        TraceWriter.open(tmp_path / "a", header(**on("gpu b")), resume=True)
 
 
 @pytest.mark.parametrize("field", OTHER_RUNS)
@@ -425,7 +433,7 @@ def test_sets_of_other_pairs_and_shared_prompts_are_not(
 ) -> None:
     with pytest.raises(TraceMismatchError, match="one pair"):
         TraceSet.open(root, collect(tmp_path / "other", "d", **changes))
-    with pytest.raises(TraceMismatchError, match=r"prompt 'c'.*traces merge"):
+    with pytest.raises(TraceMismatchError, match=r"prompt 'c'.*name one of these sets"):
         TraceSet.open(root, collect(tmp_path / "shared", "c"))
 
 
@@ -507,91 +515,7 @@ def test_snapshots_are_listed(root: Path, tmp_path: Path) -> None:
     assert "no such folder" in refuses(4, "traces", "snapshot", tmp_path / "none", "--list")
 
 
-# --------------------------------------------------------------------------- new sets from old
-
-
-def test_merging_keeps_rows_policies_and_texts(root: Path, tmp_path: Path) -> None:
-    policy = Policy(shape=Chain()).model_dump(mode="json")
-    other = collect(tmp_path / "other", "cd", "e", policy=policy)
-    done = rewrite([str(root), str(other)], str(tmp_path / "out"))
-    assert (done.num_prompts, done.num_repeats, done.num_segments) == (5, 1, 2)
-    both = {table: pl.concat([rows(root)[table], rows(other)[table]]) for table in TABLES}
-    once = {table: frame.unique(maintain_order=True) for table, frame in both.items()}
-    assert equal(rows(tmp_path / "out"), once)
-    found = [one.record.policy for one in read_listing(tmp_path / "out").segments]
-    assert found == [header().policy, policy]
-
-
-@pytest.mark.parametrize("segment_rows", [1, 100, 10**6])
-def test_resegmenting_keeps_what_counts(root: Path, tmp_path: Path, segment_rows: int) -> None:
-    collect(root, "d", "ef")
-    again(root, "a", "g")
-    out = str(tmp_path / "out")
-    done = rewrite([str(root)], out, segment_rows=segment_rows)
-    assert done.num_segments == {1: 5, 100: 4, 10**6: 1}[segment_rows]
-    assert equal(rows(out), rows(root))
-    assert read_listing(out).num_repeats == 0
-    with pytest.raises(OutputError, match="--resume"):
-        rewrite([str(root)], out)
-    collect(root, "h")
-    assert rewrite([str(root)], out, resume=True).num_prompts == 1
-    assert equal(rows(out), rows(root))
-
-
-def test_merged_machines_are_all_named(tmp_path: Path) -> None:
-    def on(*machines: str) -> dict[str, Any]:
-        return {"collect": {"max_new_tokens": 32, "domain": {"hardware": list(machines)}}}
-
-    sets = [str(collect(tmp_path / name, name, **on(f"gpu {name}"))) for name in "ab"]
-    rewrite(sets, str(tmp_path / "out"))
-    assert TraceSet.open(tmp_path / "out").header.collect["domain"] == {
-        "hardware": ["gpu a", "gpu b"]
-    }
-    odd = collect(tmp_path / "odd", "d", collect={"max_new_tokens": 33})
-    with pytest.raises(TraceMismatchError, match="keep others apart"):
-        rewrite([*sets, str(odd)], str(tmp_path / "none"))
-    with TraceWriter.open(tmp_path / "a", header(**on("gpu a")), resume=True):
-        pass
-    with pytest.raises(TraceMismatchError, match="collect into another set on this machine"):
-        TraceWriter.open(tmp_path / "a", header(**on("gpu c")), resume=True)
-
-
-def test_damage_stops_a_rewrite_unless_it_is_skipped(root: Path, tmp_path: Path) -> None:
-    flip(files_of(root)["nodes"])
-    assert "nodes" in refuses(4, "traces", "resegment", root, "-o", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-    found = passes("traces", "resegment", root, "-o", tmp_path / "out", "--skip-damaged").out
-    assert "missing:" in found
-    assert TraceSet.open(tmp_path / "out").prompt_ids == ("c",)
-
-
-# --------------------------------------------------------------------------- export and verify
-
-
-@pytest.mark.parametrize("format", ["parquet", "csv"])
-def test_export_gives_the_rows_that_count(root: Path, tmp_path: Path, format: str) -> None:
-    again(root, "a", rounds=1)
-    paths = export(TraceSet.open(root), tmp_path / "out", format=format, tokens="keep")
-    read = pl.read_parquet if format == "parquet" else pl.read_csv
-    for path, table in zip(paths, TABLES, strict=True):
-        frame = read(path)
-        assert frame.height == rows(root)[table].height
-        assert frame.columns == [column.name for column in TABLES[table]]
-    dropped = export(TraceSet.open(root), tmp_path / "drop", format=format, tokens="drop")
-    assert "token_id" not in read(dropped[1]).columns
-
-
-def test_export_refuses_what_it_would_lose_or_misplace(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    verb = ("traces", "export", root, "-o")
-    passes(*verb, tmp_path / "out")
-    assert "a file of this name" in refuses(6, *verb, tmp_path / "out")
-    assert "outside of trace sets" in refuses(6, *verb, root / "out")
-    monkeypatch.chdir(tmp_path)
-    assert "a local folder" in refuses(2, *verb, "s3://bucket/plain")
-    assert "csv" in refuses(2, *verb, tmp_path / "x", "--format", "xlsx")
-    assert not (tmp_path / "s3:").exists()
+# --------------------------------------------------------------------------- verify
 
 
 def test_verify_names_everything_that_is_damaged(root: Path) -> None:
@@ -636,16 +560,14 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_cache")
-def test_a_bucket_holds_what_a_folder_would(s3_url: str, root: Path, tmp_path: Path) -> None:
+def test_a_bucket_holds_what_a_folder_would(s3_url: str, root: Path) -> None:
     collect(s3_url, "ab", "c")
     assert equal(rows(s3_url), rows(root))
     with pytest.raises(OutputError, match="--resume"):
         TraceWriter.open(s3_url, header())
     taken, before = take_snapshot(read_listing(s3_url)), rows(s3_url)
     again(s3_url, "a", rounds=1)
-    rewrite([taken.reference], str(tmp_path / "local"))
-    rewrite([str(tmp_path / "local")], f"{s3_url}-copy")
-    assert equal(rows(f"{s3_url}-copy"), before)
+    assert equal(rows(taken.reference), before)
     with pytest.raises(TraceError, match=r"trace\.json"):
         TraceSet.open(f"{s3_url}-none")
 

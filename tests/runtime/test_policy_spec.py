@@ -298,6 +298,12 @@ def defaults_of(word: str) -> dict[str, Any]:
     return resolve_policy(settings).policy.shape.model_dump()
 
 
+@pytest.mark.parametrize("added", ["survival:max_tokens=4", "mars"])
+def test_plain_decoding_takes_no_other_part(added: str) -> None:
+    with pytest.raises(UsageError, match="ar drafts nothing"):
+        resolve_policy(f"ar+{added}", allow_lossy=True)
+
+
 ALL_WORDS = [word for words in WORDS.values() for word in words]
 
 

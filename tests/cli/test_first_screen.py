@@ -1,0 +1,109 @@
+"""`specctl` alone prints commands that work; `doctor` says what works here."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from specctl.cli import load_all_verbs
+from specctl.cli.app import FIRST_SCREEN
+from tests.cli.command import passes, specctl, write_lines
+from tests.cli.conftest import SMALL
+
+COLLECT = (*SMALL, "--batch-size", 8)
+SHORTER = {"collect": COLLECT, "run": (*SMALL, "--limit", 2), "tune": ("--held-out", 0.5)}
+"""Options that a test adds to verbs."""
+
+
+def commands() -> dict[str, list[str]]:
+    """By the heading in front of them, without what follows it."""
+    found: dict[str, list[str]] = {}
+    heading = ""
+    for line in FIRST_SCREEN.splitlines():
+        if line.startswith("  "):
+            found.setdefault(heading, []).append(line.strip())
+        elif line:
+            heading = line.partition(":")[0].partition(",")[0]
+    return found
+
+
+def test_no_verb_prints_three_commands_for_each_kind_of_engine() -> None:
+    assert passes().out == FIRST_SCREEN
+    assert max(map(len, FIRST_SCREEN.splitlines())) <= 100
+    once, *engines = commands().items()
+    assert once[1][0].startswith("specctl profile")
+    assert [name for name, _ in engines] == ["vLLM", "SGLang", "llama.cpp", "Your own models"]
+    assert all(len(lines) == 3 for _, lines in engines)
+
+
+@pytest.mark.parametrize("engine", ["vLLM", "SGLang", "llama.cpp", "Your own models"])
+def test_its_commands_work(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cost: Path
+) -> None:
+    """On the embedded pair, whose traces stand for those of vLLM's plugin."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cost_model.json").write_bytes(cost.read_bytes())
+    write_lines(tmp_path / "p.txt", *(f"How much is {n} + {n}?" for n in range(40)))
+    given = {"TARGET": "embedded", "DRAFTER": "embedded", "PROMPTS": "p.txt"}
+    if engine == "vLLM":
+        passes("collect", "p.txt", "--dense", "-o", "traces", "--children", 1, *COLLECT)
+    for line in commands()[engine]:
+        program, *words = shlex.split(line)
+        if program != "specctl":
+            assert line.startswith("llama-server -m TARGET.gguf -md DRAFTER.gguf --spec-type")
+            continue
+        short = SHORTER.get(words[0], ())
+        assert specctl(*(given.get(word, word) for word in words), *short).code == 0, line
+    assert (tmp_path / "tuned" / "policy").is_dir()
+
+
+def test_the_other_commands_name_verbs_and_options_that_there_are() -> None:
+    [profile] = next(iter(commands().values()))
+    command: Any = typer.main.get_command(load_all_verbs())
+    known = {name for param in command.commands["profile"].params for name in param.opts}
+    assert {word for word in profile.split() if word.startswith("-")} <= known
+
+
+# --------------------------------------------------------------------------- doctor
+
+
+def test_doctor_says_ok_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPECCTL_REGISTRY", raising=False)
+    found = {one["what"]: one for one in json.loads(passes("doctor", "--json").out)}
+    states = {what: one["state"] for what, one in found.items()}
+    assert states == {"device": "ok", "models": "ok", "registry": "-", "vLLM": "-"}
+    assert "8 tokens decoded" in found["models"]["found"]
+    assert "torch 2" in found["device"]["found"]
+    monkeypatch.setenv("SPECCTL_REGISTRY", str(tmp_path / "absent"))
+    ended = specctl("doctor", "--json")
+    assert ended.code == 1
+    assert "registry wrong" in ended.err
+    assert {one["what"]: one for one in json.loads(ended.out)}["registry"]["fix"]
+
+
+def test_doctor_loads_the_models_that_are_named(tmp_path: Path) -> None:
+    (tmp_path / "bert").mkdir()
+    config = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
+    (tmp_path / "bert/config.json").write_text(json.dumps(config))
+    ended = specctl("doctor", "--target", tmp_path / "bert")
+    assert ended.code == 1
+    assert "models wrong" in ended.err
+    assert "models" in ended.out
+
+
+def test_doctor_finds_a_registry(registry: Path) -> None:
+    found = {one["what"]: one["found"] for one in json.loads(passes("doctor", "--json").out)}
+    assert found["registry"] == f"{registry}: 0 names"
+
+
+def test_the_readme_shows_commands_for_the_embedded_pair() -> None:
+    """And tests/test_docs.py runs them, in an empty folder."""
+    page = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    [collect, tune, _] = commands()["Your own models"]
+    assert collect.partition(" --target")[0].replace("PROMPTS", "embedded") in page
+    assert tune in page
