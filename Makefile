@@ -11,7 +11,7 @@ IN_ENGINES = LD_PRELOAD=$(CURDIR)/$(ENGINES)/lib/libiomp5.so \
   SPECCTL_SGLANG_WHEEL="$$(echo $(ENGINES)/wheels/sglang-*.whl)" $(ENGINES)/bin/pytest -o filterwarnings=default -n 2 --dist loadfile --no-loadscope-reorder
 REHEARSAL := ../shared/gpu/rehearse.sh
 PROMPTS := specctl/embedded/prompts.jsonl
-TEXT := draft_logp,parent_entropy,depth,suffix_length,suffix_offered,suffix_support,suffix_count
+TEXT := draft_logp,parent_entropy,depth,copy_length
 DEMO := --depth 8 --children 8 --max-new-tokens 64 --batch-size 8 --threads 1
 
 export OMP_NUM_THREADS := 1

@@ -1,10 +1,9 @@
 """The gap to the best tree: the marginal rule and what can feed it, beside the tuned static tree.
 
 Replayed: each family's setting is chosen on training prompts under a cost model and measured on the
-others, beside the ladder's R_feat and R_prob; copies of the text stand alone and before the
-threshold. A policy's own time is not in these figures. Live (`--live N`): the chosen settings
-decode N held-out prompts in one run, prompt by prompt in rotating order, so that drift of the
-machine hits all alike; there it is. Ratios are paired by prompt.
+others, beside the ladder's R_feat and R_prob. A policy's own time is not in these figures. Live
+(`--live N`): the chosen settings decode N held-out prompts in one run, prompt by prompt in rotating
+order, so that drift of the machine hits all alike; there it is. Ratios are paired by prompt.
 
     specctl collect PROMPTS -o DENSE --dense --max-new-tokens 64
     specctl profile -o cost_model.json --batch-sizes 1 --threads 1
@@ -15,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,6 @@ from specctl.policy import (
     Scorer,
     StaticTree,
 )
-from specctl.policy.copying import CopyText
 from specctl.replay.config import LadderConfig
 from specctl.replay.cost.files import load_cost_model
 from specctl.replay.ladder.build import build_ladder
@@ -48,16 +46,17 @@ from specctl.replay.rounds import replay
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.load import load_pair
-from specctl.runtime.policy_spec import resolve_policy, words_of
+from specctl.runtime.policy_spec import words_of
 from specctl.stats import Interval, Resamples, Split, ratio_of_ratios, split_prompts
 from specctl.train.c2t import train_ffn
-from specctl.train.configs import RICH_FEATURES, FfnConfig
+from specctl.train.configs import FfnConfig
 from specctl.train.survival import fit_table
 
 SHARE, SEED = 0.5, 0
 NARROWED = 6
 """Settings of a family that are replayed on all training prompts, after a quarter of them."""
 TABLE = ("draft_logp", "copy_length")
+ALL = ("joint_logp", "parent_entropy", "depth", "sibling_rank", *TABLE)
 Row = dict[str, Any]
 
 
@@ -84,8 +83,6 @@ class Replayer:
     def fastest(self, policies: Sequence[Policy]) -> Policy:
         """The setting with the most tokens a second on the training prompts."""
         some, left = self.sides.train[::4], list(policies)
-        if len(left) == 1:
-            return left[0]
         if len(left) > NARROWED:
             rates = tokens_per_us(self.sums(left, some).sum(1))
             left = [left[number] for number in np.argsort(-rates)[:NARROWED]]
@@ -105,17 +102,9 @@ def static_grid(deepest: int) -> Iterator[Policy]:
                     yield Policy(shape=StaticTree(depth=depth, top_k=top_k, num_tokens=size))
 
 
-PROBS = (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.13, 0.17)
-
-
-def threshold_grid(
-    depth: int,
-    levels: Sequence[float],
-    top_ks: Sequence[int] = (4, 10),
-    probs: Sequence[float] = PROBS,
-) -> Iterator[Policy]:
-    for top_k in top_ks:
-        for prob in probs:
+def threshold_grid(depth: int, levels: Sequence[float]) -> Iterator[Policy]:
+    for top_k in (4, 10):
+        for prob in (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.13, 0.17):
             for level in levels:
                 sizes = {"depth": depth, "top_k": top_k, "min_prob": prob}
                 yield Policy(shape=JointThreshold(**sizes, min_level_prob=level))
@@ -135,29 +124,16 @@ def scored_grid(scorer: Scorer, depth: int, levels: Sequence[float]) -> Iterator
             )
 
 
-def copying_grid(bases: Iterable[Policy]) -> Iterator[Policy]:
-    for base in bases:
-        for least in (1, 2, 3):
-            for drafted in (4, 8, 12):
-                copies = CopyText(min_length=least, max_draft_tokens=drafted)
-                yield base.model_copy(update={"copies": copies})
-
-
 STOPS = (0.1, 0.2, 0.4, 0.5, 0.6, 0.7)
 
 
 def families(
-    traces: TraceSet, train: Sequence[str], depth: int, *, learned: bool
+    traces: TraceSet, train: Sequence[str], depth: int
 ) -> Iterator[tuple[str, list[Policy]]]:
     """What competes, and the settings of each; scorers are fitted to the training prompts."""
     yield "tuned static", list(static_grid(depth))
     yield "threshold", list(threshold_grid(depth, (0.0,)))
     yield "threshold, levels by the marginal rule", list(threshold_grid(depth, STOPS))
-    yield "copies alone", list(copying_grid([Policy(shape=RootOnly())]))
-    bases = threshold_grid(depth, STOPS[3:5], top_ks=(4,), probs=PROBS[3:5])
-    yield "copies, else threshold with levels", list(copying_grid(bases))
-    if not learned:
-        return
     sizes: dict[str, Any] = {"depth": depth, "first_top_k": 10, "second_top_k": 10}
     draw: dict[str, Any] = {"predicts": "conditional", "negatives": 0.0, "max_rows": 10**7}
     source = logged_nodes(traces)
@@ -167,8 +143,8 @@ def families(
     alone = AcceptanceTable(edges=table.edges, log_odds=(middle,) * len(table.log_odds))
     yield "table of draft probability", list(scored_grid(alone, depth, STOPS))
     yield "table, copies too (fit survival)", list(scored_grid(table, depth, STOPS))
-    rows = sample_nodes(source, train, features=RICH_FEATURES, **sizes, **draw, seed=SEED)
-    network = train_ffn(rows.features, rows.accepted, RICH_FEATURES, FfnConfig(hidden=24))
+    rows = sample_nodes(source, train, features=ALL, **sizes, **draw, seed=SEED)
+    network = train_ffn(rows.features, rows.accepted, ALL, FfnConfig(hidden=24))
     yield "network, draft and text, no rule of levels", list(scored_grid(network, depth, (0.0,)))
     yield "network, draft and text", list(scored_grid(network, depth, (0.1, 0.3, 0.6)))
 
@@ -186,7 +162,7 @@ def live_rows(chosen: dict[str, Policy], wanted: set[str], given: argparse.Names
     requests = [next_request(tokenizer, Conversation(prompt), settings) for prompt in prompts]
     room = max(len(r.prompt_ids) + r.max_new_tokens for r in requests)
     loops = {name: Decoder(pairs[name], systems[name]).loop_for(room) for name in systems}
-    names, sums = list(systems), {name: np.zeros((len(requests), 7)) for name in systems}
+    names, sums = list(systems), {name: np.zeros((len(requests), 6)) for name in systems}
     for name in names:
         list(loops[name].run(requests[:1]))  # warm-up
     for number, request in enumerate(requests):
@@ -196,14 +172,13 @@ def live_rows(chosen: dict[str, Policy], wanted: set[str], given: argparse.Names
             [done] = loops[name].run([request])
             wall, metrics = time.perf_counter() - began, done.metrics
             times = (metrics.draft_us, metrics.policy_us, metrics.verify_us)
-            counts = (len(done.token_ids), wall, metrics.calls, metrics.copied_calls)
-            sums[name][number] = (*counts, *times)
+            sums[name][number] = (len(done.token_ids), wall, metrics.calls, *times)
             texts.add(tuple(done.token_ids))
         assert len(texts) == 1, f"{request.prompt_id}: texts differ"
     static = sums["tuned static"]
     rows = []
     for name in names:
-        tokens, wall, calls, copied, draft, policy, verify = sums[name].T
+        tokens, wall, calls, draft, policy, verify = sums[name].T
         ratio = ratio_of_ratios((tokens, wall), (static[:, 0], static[:, 1]))
         rows.append(
             {
@@ -212,7 +187,6 @@ def live_rows(chosen: dict[str, Policy], wanted: set[str], given: argparse.Names
                 "tokens_per_s": tokens.sum() / wall.sum(),
                 "over_static": said(ratio),
                 "tau": tokens.sum() / calls.sum(),
-                "copied_share": copied.sum() / calls.sum(),
                 "draft_us": draft.sum() / calls.sum(),
                 "policy_us": policy.sum() / calls.sum(),
                 "verify_us": verify.sum() / calls.sum(),
@@ -250,12 +224,6 @@ def main() -> None:
     options.add_argument("--prompts", nargs="+", required=True, help="their prompts, for --live")
     options.add_argument("--cost-model", type=Path, required=True, help="file or name")
     options.add_argument("--depth", type=int, default=8, help="levels at most")
-    options.add_argument(
-        "--no-fits", action="store_true", help="only what learns nothing, and no ladder"
-    )
-    options.add_argument(
-        "--chosen", nargs="*", default=[], help="NAME=POLICY, chosen by an earlier run"
-    )
     options.add_argument("--live", type=int, default=200, help="prompts; 0 for none")
     options.add_argument("--tokens", type=int, default=64, help="per live prompt")
     options.add_argument("--name", default="gap", help="of the JSON")
@@ -267,20 +235,15 @@ def main() -> None:
     sides = split_prompts(traces.prompt_ids, held_out_frac=SHARE, seed=SEED)
     log, clock = DenseLog.open(traces), LoadClock(load_cost_model(given.cost_model))
     replayer, chosen, rows = Replayer(log, sides, clock), {}, []
-    known = dict(one.split("=", 1) for one in given.chosen)
-    for name, policies in families(traces, sides.train, given.depth, learned=not given.no_fits):
-        if name in known:
-            policies = [resolve_policy(known[name]).policy]
+    for name, policies in families(traces, sides.train, given.depth):
         chosen[name] = replayer.fastest(policies)
         print(f"{name}: {len(policies)} settings", flush=True)
-    limits: dict[str, float] = {}
-    if not given.no_fits:
-        limits = best_trees(log, traces, clock, chosen)
+    limits = best_trees(log, traces, clock, chosen)
     found = replayer.sums(list(chosen.values()), sides.held_out)
     resamples = Resamples.draw(len(sides.held_out), seed=SEED)
     static = found[0]
     at_static = 1e6 * float(tokens_per_us(static.sum(0)))
-    gap = limits["R_feat"] - at_static if limits else None
+    gap = limits["R_feat"] - at_static
     for (name, policy), sums in zip(chosen.items(), found, strict=True):
         total, rate = sums.sum(0), 1e6 * float(tokens_per_us(sums.sum(0)))
         calls = column(total, "calls")
@@ -290,7 +253,7 @@ def main() -> None:
                 "setting": words_of(policy) or described(policy),
                 "tokens_per_s": rate,
                 "over_static": said(resamples.ratio(sums, static, tokens_per_us)),
-                "of_gap_to_R_feat": (rate - at_static) / gap if gap else "",
+                "of_gap_to_R_feat": (rate - at_static) / gap,
                 "tau": column(total, "tokens") / calls,
                 "verified": column(total, "verified") / calls,
                 "levels": column(total, "levels") / calls,

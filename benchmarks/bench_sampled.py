@@ -40,12 +40,8 @@ ASSISTED = "transformers' assisted generation"
 MARS = {
     "chain": CHAIN,
     "chain, sampled drafts": f"{CHAIN}+ratio",
-    "chain, code_v1 at 1": f"{CHAIN}+mars:mode=code_v1:theta=1",
-    "chain, code_v1 at .9": f"{CHAIN}+mars:mode=code_v1:theta=0.9",
     "chain, sound at .9": f"{CHAIN}+mars:theta=0.9",
     "tree": TREE,
-    "tree, code_v1 at 1": f"{TREE}+mars:mode=code_v1:theta=1",
-    "tree, code_v1 at .9": f"{TREE}+mars:mode=code_v1:theta=0.9",
     "tree, sound at .9": f"{TREE}+mars:theta=0.9",
 }
 ADASD = {
@@ -60,15 +56,10 @@ ADASD = {
 }
 SHARES = {
     "sampler: drafts drawn, p/q": ("chain, sampled drafts", "chain"),
-    "sampler: code_v1, nothing relaxed": ("chain, code_v1 at 1", "chain"),
-    "sampler: the same on the tree": ("tree, code_v1 at 1", "tree"),
     "tree": ("tree", "chain"),
     "tree over sampled drafts": ("tree", "chain, sampled drafts"),
-    "margin: code_v1, chain": ("chain, code_v1 at .9", "chain, code_v1 at 1"),
-    "margin: code_v1, tree": ("tree, code_v1 at .9", "tree, code_v1 at 1"),
     "margin: sound, chain": ("chain, sound at .9", "chain"),
     "margin: sound, tree": ("tree, sound at .9", "tree"),
-    "MARS as released over sampled drafts": ("tree, code_v1 at .9", "chain, sampled drafts"),
     "stop: gen-only": ("gen-only (paper start)", "chain"),
     "stop: gen-only, drafts drawn": ("gen-only, sampled drafts", "chain, sampled drafts"),
     "acceptance: verify-only": ("verify-only (paper start)", "chain"),

@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 SPECCTL = [sys.executable, "-m", "specctl"]
 OUTPUTS, COSTS = ROOT / ".frozen" / "outputs.json", "cost_model.json"
 PROMPTS = ROOT / "specctl" / "embedded" / "prompts.jsonl"
-TEXT = "draft_logp,parent_entropy,depth,suffix_length,suffix_offered,suffix_support,suffix_count"
+TEXT = "draft_logp,parent_entropy,depth,copy_length"
 TOLERANCE = 1e-6
 """Relative, of numbers: sums may be taken in another order."""
 MEASURED = re.compile(

@@ -12,7 +12,6 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -23,14 +22,11 @@ from specctl.tree import TokenTree, gather, path_sum
 RECENT_TOKENS = 64
 """Committed tokens that a draft is compared with."""
 SUFFIX_TOKENS = 4
-"""Matches are counted up to this length, the node included."""
-MAX_COUNT = 4
-"""Matches of two tokens or more are counted up to here."""
+"""Matches of the text's end are counted up to this length."""
 COPIED_LEVELS = 16
 """Levels of a draft that are compared with what followed the text's end before."""
 NO_TEXT = -1
-"""Before the text begins, in `recent`."""
-_NO_TOKEN = -2
+"""Before the text begins, in a row of recent tokens."""
 ENTROPY_TOP_K = 10
 """K of the renormalised top-K entropy (HeteroSpec, Eq. 1). Thresholds do not carry over to
 another K, therefore K is part of every digest."""
@@ -51,9 +47,7 @@ class DraftPool:
             renormalised.
         sibling_rank: `[B, P]` int64: 0 for the likeliest child of its parent.
         expanded: `[B, P]` bool.
-        recent: `[B, RECENT_TOKENS]` int64, the end of the text that was emitted, the root last,
-            `NO_TEXT` before it begins; None unless the shape needs it.
-        copied: `[B, P]` int64, see `Copy`; None where `recent` is.
+        copied: `[B, P]` int64, see `Copy`; None unless the shape needs the text.
     """
 
     tree: TokenTree
@@ -62,7 +56,6 @@ class DraftPool:
     topk_entropy: Tensor
     sibling_rank: Tensor
     expanded: Tensor
-    recent: Tensor | None = None
     copied: Tensor | None = None
 
 
@@ -72,85 +65,10 @@ NODE_TENSORS = ("joint_logp", "entropy", "topk_entropy", "sibling_rank", "expand
 
 # --------------------------------------------------------------------------- text
 #
-# Does a draft go on as the text did before? Longest-suffix matches, for all nodes at once.
-#
-#     text   the cat sat . the cat ■     node "sat": suffix "the cat sat" occurs, 3 tokens match
-#                                        node "ran": nothing ends in "cat ran", 0 tokens match
-#
-# Prompt lookup and suffix decoding draft from such matches (Saxena 2023, "Prompt Lookup Decoding";
-# arXiv:2411.04975). Here they are a signal about a drafter's proposals: a path that repeats the
-# text is accepted more often than its probability says, and its siblings less often.
-
-
-class SuffixMatch(NamedTuple):
-    """Matches of C nodes with the recent text, `[B, C]`; 0 at roots.
-
-    Attributes:
-        length: int8, tokens of the longest suffix of text and path, the node the last of them,
-            that occurs in the text; at most `SUFFIX_TOKENS`.
-        offered: int8, the same of the parent, where some token follows; one less at most.
-        support: float32, of the parent's longest matches the share that this token follows; -1
-            where the parent matches nothing.
-        repeats: int8, matches of two tokens or more, at most `MAX_COUNT`.
-    """
-
-    length: Tensor
-    offered: Tensor
-    support: Tensor
-    repeats: Tensor
-
-
-def suffix_match(token_ids: Tensor, parent: Tensor, recent: Tensor, start: int = 0) -> SuffixMatch:
-    """Compares every path from pool index `start` on with the text.
-
-    In words: for a node and a place j of the text, the match is the number of tokens that agree
-    walking up from the node (parent, ..., root, then back through the text) and back from j.
-
-    Args:
-        token_ids, parent: `[B, P]` int64, a pool, root first (its token is read from `recent`);
-            empty slots may hold anything.
-        recent: `[B, W]` int64, committed tokens, the root last, `NO_TEXT` before they begin.
-        start: first node to compare.
-    """
-    above = _upwards(token_ids, parent, recent, start)
-    # `[B, C, W]` each: the text holds the path's token k steps above, k steps before place j.
-    padded, width = torch.nn.functional.pad, recent.shape[1]
-    hit, run, *longer = (
-        above[..., k, None] == padded(recent, (k, 0), value=NO_TEXT)[:, None, :width]
-        for k in range(SUFFIX_TOKENS)
-    )
-    behind, matched = run, run.to(torch.int8)
-    for one_more in longer:
-        run = run & one_more
-        matched += run
-    length = (matched + 1) * hit
-    offered = matched.amax(-1)
-    longest = (matched == offered[..., None]) & behind
-    follows, places = (longest & hit).sum(-1), longest.sum(-1)
-    support = torch.where(places > 0, follows / places, -1.0)
-    repeats = (length > 1).sum(-1, dtype=torch.int8).clamp(max=MAX_COUNT)
-    found = SuffixMatch(length.amax(-1), offered, support, repeats)
-    if start == 0:
-        for values in found:
-            values[:, 0] = 0
-    return found
-
-
-def _upwards(token_ids: Tensor, parent: Tensor, recent: Tensor, start: int) -> Tensor:
-    """`[B, C, SUFFIX_TOKENS]`: the node's token, its parent's, ..., and on through the text before
-    the root; `_NO_TOKEN` where that begins later."""
-    tail = SUFFIX_TOKENS - 1  # more than these are never reached: the path has its root at least
-    text = recent[:, -SUFFIX_TOKENS:]  # its last is the root, whose token a pool need not hold
-    tokens = torch.cat([text.masked_fill(text == NO_TEXT, _NO_TOKEN), token_ids[:, 1:]], 1)
-    # A root's parent is -1, which is the last token of the text.
-    before = torch.arange(tail, device=recent.device) - tail - 1
-    above = (torch.cat([before.expand(len(recent), -1), parent], 1) + tail).clamp(min=0)
-    nodes = [
-        torch.arange(start + tail, tokens.shape[1], device=recent.device).expand(len(recent), -1)
-    ]
-    for _ in range(tail):
-        nodes.append(above.gather(1, nodes[-1]))
-    return torch.stack([tokens.gather(1, node) for node in nodes], -1)
+# Prompt lookup and suffix decoding draft what followed the text's end before (Saxena 2023, "Prompt
+# Lookup Decoding"; arXiv:2411.04975). Here that is a signal about a drafter's proposals: a path
+# that repeats the text is accepted more often than its probability says, and its siblings less
+# often.
 
 
 class Copy(NamedTuple):
@@ -166,9 +84,8 @@ class Copy(NamedTuple):
     negative where its parent's does and the node itself goes another way, 0 elsewhere.
 
     Attributes:
-        token_ids: `[B, L]` int64, L of `COPIED_LEVELS` unless more are asked for.
-        length: `[B]` int64, tokens that agree, at most `SUFFIX_TOKENS` unless more are asked for; 0
-            for none.
+        token_ids: `[B, COPIED_LEVELS]` int64.
+        length: `[B]` int64, tokens that agree, at most `SUFFIX_TOKENS`; 0 for none.
     """
 
     token_ids: Tensor
@@ -186,30 +103,29 @@ class Copy(NamedTuple):
         return torch.where(token_ids == self.token_ids[:, depth - 1, None, None], above, -above)
 
 
-def copy_of(recent: Tensor, num_tokens: int = COPIED_LEVELS, longest: int = SUFFIX_TOKENS) -> Copy:
-    """The copy that each of B texts offers; `recent` as in `DraftPool`.
+def copy_of(recent: Tensor) -> Copy:
+    """The copy that each of B texts offers.
 
-    The first places of `recent`, before which no whole match fits, are not looked at.
+    The first places, before which no whole match fits, are not looked at.
 
     Args:
-        num_tokens: L, of the copy. longest: tokens of a match at most.
+        recent: `[B, RECENT_TOKENS]` int64, the end of the text that was emitted, the root last,
+            `NO_TEXT` before it begins.
     """
-    windows = recent.unfold(1, longest, 1)  # `[B, W', longest]`, the text's end last
+    windows = recent.unfold(1, SUFFIX_TOKENS, 1)  # `[B, W, SUFFIX_TOKENS]`, the text's end last
     agree = (windows[:, :-1] == windows[:, -1:]) & (windows[:, -1:] != NO_TEXT)
     lengths = agree.flip(-1).cumprod(-1).sum(-1)
     num_places = lengths.shape[1]
     place = (lengths * num_places + torch.arange(num_places, device=recent.device)).argmax(1, True)
     period = num_places - place
-    ahead = torch.arange(num_tokens, device=recent.device) % period
-    return Copy(recent.gather(1, place + longest + ahead), lengths.gather(1, place)[:, 0])
+    ahead = torch.arange(COPIED_LEVELS, device=recent.device) % period
+    return Copy(recent.gather(1, place + SUFFIX_TOKENS + ahead), lengths.gather(1, place)[:, 0])
 
 
-def recent_tokens(
-    texts: list[list[int]], device: torch.device, window: int = RECENT_TOKENS
-) -> Tensor:
-    """`[B, window]` int64: the ends of some texts."""
-    ends = [text[-window:] for text in texts]
-    rows = [[NO_TEXT] * (window - len(end)) + end for end in ends]
+def recent_tokens(texts: list[list[int]], device: torch.device) -> Tensor:
+    """`[B, RECENT_TOKENS]` int64: the ends of some texts."""
+    ends = [text[-RECENT_TOKENS:] for text in texts]
+    rows = [[NO_TEXT] * (RECENT_TOKENS - len(end)) + end for end in ends]
     return torch.tensor(rows, device=device)
 
 
@@ -217,40 +133,11 @@ def recent_tokens(
 
 
 @dataclass(frozen=True)
-class NodeView:
-    """The nodes of a pool from index `start` on, as features read them: C of them a row."""
-
-    pool: DraftPool
-    start: int
-
-    def of(self, values: Tensor) -> Tensor:
-        """`[B, C]` of `[B, P]`."""
-        return values[:, self.start :]
-
-    def of_text(self, values: Tensor | None) -> Tensor:
-        """The values that a pool holds of the text, or the refusal of one that knows none."""
-        if values is None:
-            raise UsageError(
-                "features of the text",
-                expected="rounds that carry the recent text",
-                found="rounds without it",
-                fix="collect dense traces, or leave these features out",
-            )
-        return values
-
-    @cached_property
-    def suffix(self) -> SuffixMatch:
-        """Matches of each path with the recent text."""
-        tree, recent = self.pool.tree, self.of_text(self.pool.recent)
-        return suffix_match(tree.token_ids, tree.parent, recent, self.start)
-
-
-@dataclass(frozen=True)
 class Feature:
     """One named column.
 
     Attributes:
-        compute: `[B, C]` of a view.
+        compute: `[B, C]` of the nodes of a pool from an index on.
         reads_text: it compares tokens with the recent text.
         version: raised when its meaning changes under the same name.
     """
@@ -258,7 +145,7 @@ class Feature:
     name: str
     unit: str
     meaning: str
-    compute: Callable[[NodeView], Tensor]
+    compute: Callable[[DraftPool, int], Tensor]
     dtype: str = "float32"
     reads_text: bool = False
     version: int = 1
@@ -267,20 +154,26 @@ class Feature:
 def _drafted(name: str, unit: str, meaning: str, path: str = "") -> Feature:
     """A tensor of the pool, by its dotted name; by the feature's own without one."""
     read = attrgetter(path or name)
-    return Feature(name, unit, meaning, lambda view: view.of(read(view.pool)))
+    return Feature(name, unit, meaning, lambda pool, start: read(pool)[:, start:])
 
 
-def _matched(name: str, unit: str, meaning: str, read: Callable[[SuffixMatch], Tensor]) -> Feature:
-    """A match of the path with the recent text."""
-    return Feature(name, unit, meaning, lambda view: read(view.suffix), reads_text=True)
+def _copied(pool: DraftPool, start: int) -> Tensor:
+    if pool.copied is None:
+        raise UsageError(
+            "features of the text",
+            expected="rounds that carry the recent text",
+            found="rounds without it",
+            fix="collect dense traces, or leave these features out",
+        )
+    return pool.copied[:, start:]
 
 
-_DRAFT = (
+_FEATURES = (
     Feature(
         "joint_prob",
         "probability",
         "product of path probabilities",
-        lambda view: view.of(view.pool.joint_logp).exp(),
+        lambda pool, start: pool.joint_logp[:, start:].exp(),
     ),
     _drafted("joint_logp", "nats", "log of joint_prob"),
     _drafted("draft_logp", "nats", "log-probability given the parent", "tree.draft_logp"),
@@ -288,43 +181,17 @@ _DRAFT = (
     _drafted("parent_topk_entropy", "nats", "the same over renormalised top-K", "topk_entropy"),
     _drafted("depth", "levels", "edges from the root", "tree.depth"),
     _drafted("sibling_rank", "rank", "0 for the likeliest sibling"),
-)
-_TEXT = (
-    _matched(
-        "suffix_length",
-        "tokens",
-        "longest suffix of text and path, this node its last token, found in the recent text",
-        lambda match: match.length,
-    ),
-    _matched(
-        "suffix_offered",
-        "tokens",
-        "the same of the parent, where some token follows",
-        lambda match: match.offered,
-    ),
-    _matched(
-        "suffix_support",
-        "share",
-        "of the parent's longest matches, those that this token follows; -1 without any",
-        lambda match: match.support,
-    ),
-    _matched(
-        "suffix_count",
-        "matches",
-        "places of the recent text where the parent's token and this one stand, at most 4",
-        lambda match: match.repeats,
-    ),
     Feature(
         "copy_length",
         "tokens",
         "longest earlier match of the text's end, positive on the path that goes on as the text "
         "did there, negative beside it, 0 elsewhere",
-        lambda view: view.of(view.of_text(view.pool.copied)),
+        _copied,
         reads_text=True,
     ),
 )
 
-NODE_FEATURES = {feature.name: feature for feature in (*_DRAFT, *_TEXT)}
+NODE_FEATURES = {feature.name: feature for feature in _FEATURES}
 """Features of a node, by name."""
 
 ROUND_FEATURES = {"phi": ("nats", "cumulative meta-path top-K entropy, HeteroSpec Eq. 1")}
@@ -340,8 +207,8 @@ def node_features(pool: DraftPool, names: Sequence[str], start: int = 0) -> Tens
     Raises:
         UsageError: a name that is not registered.
     """
-    features, view = _registered(names), NodeView(pool, start)
-    return torch.stack([feature.compute(view).float() for feature in features], -1)
+    columns = [feature.compute(pool, start).float() for feature in _registered(names)]
+    return torch.stack(columns, -1)
 
 
 def check_registered(names: Sequence[str]) -> None:
@@ -398,7 +265,7 @@ def features_digest(names: Sequence[str]) -> str:
             described.append([name, "round", *ROUND_FEATURES[name], "float32", 1])
             continue
         [feature] = _registered([name])
-        window = [RECENT_TOKENS, SUFFIX_TOKENS, MAX_COUNT, COPIED_LEVELS]
+        window = [RECENT_TOKENS, SUFFIX_TOKENS, COPIED_LEVELS]
         facts = (feature.unit, feature.meaning, feature.dtype, feature.version)
         described.append([name, "node", *facts, *(window if feature.reads_text else ())])
     text = json.dumps({"features": described, "entropy_top_k": ENTROPY_TOP_K}, sort_keys=True)

@@ -11,8 +11,6 @@ import torch
 from specctl.errors import UsageError
 from specctl.features import (
     COPIED_LEVELS,
-    MAX_COUNT,
-    NO_TEXT,
     NODE_FEATURES,
     RECENT_TOKENS,
     SUFFIX_TOKENS,
@@ -21,12 +19,10 @@ from specctl.features import (
     needs_text,
     node_features,
     recent_tokens,
-    suffix_match,
 )
 from specctl.policy import StaticTree, build_shape
 from specctl.policy.growing import Children, append_level, new_pool
 from specctl.policy.rules import Frontier
-from specctl.tree import PAD, ROOT
 from tests.policy.drafts import grow, hand_law
 from tests.trees import joint_logp
 
@@ -54,62 +50,8 @@ def test_values_are_what_the_names_say() -> None:
     assert pool.expanded[0].tolist() == [True, True, True] + [False] * 4
 
 
-def test_a_short_text_and_empty_slots_match_nothing() -> None:
-    recent = recent_tokens([[6]], torch.device("cpu"))
-    assert recent[0].tolist() == [NO_TEXT] * (RECENT_TOKENS - 1) + [6]
-    found = suffix_match(torch.tensor([[6, 6, 0]]), torch.tensor([[ROOT, 0, PAD]]), recent)
-    # The root's own token stands in the text; nothing is known to follow it.
-    assert found.length[0].tolist() == [0, 1, 0]
-    assert found.offered[0].tolist() == [0, 0, 0]
-    assert found.support[0, 1:].tolist() == [-1.0, -1.0]
-    assert found.repeats[0].tolist() == [0, 0, 0]
-
-
-def by_hand(path: list[int], text: list[int]) -> tuple[int, int, float, int]:
-    """The same by loops, from the definition: `path` behind the text, its last token the node."""
-    whole = [*text, *path]
-
-    def matched(end: int, upto: int) -> int:
-        """Tokens that agree walking back from `whole[end]` and from `text[upto]`."""
-        backwards = zip(whole[end::-1], text[upto::-1] if upto >= 0 else [], strict=False)
-        return len(list(takewhile(lambda pair: pair[0] == pair[1], backwards)))
-
-    node = len(whole) - 1
-    behind = [min(matched(node - 1, j - 1), SUFFIX_TOKENS - 1) for j in range(len(text))]
-    hits = [token == whole[node] for token in text]
-    lengths = [(b + 1) * hit for b, hit in zip(behind, hits, strict=True)]
-    offered = max(behind)
-    places = [hit for b, hit in zip(behind, hits, strict=True) if b == offered > 0]
-    support = sum(places) / len(places) if places else -1.0
-    return max(lengths), offered, support, min(sum(x > 1 for x in lengths), MAX_COUNT)
-
-
-@pytest.mark.parametrize("length", [1, 3, 40, 100])
-def test_matches_equal_those_counted_by_loops(length: int) -> None:
-    generator = torch.Generator().manual_seed(length)
-    texts = torch.randint(3, (4, length), generator=generator).tolist()
-    pool = 30
-    tokens = torch.randint(3, (4, pool), generator=generator)
-    tokens[:, 0] = 7  # a pool need not hold the root's token
-    below = torch.rand(4, pool, generator=generator) * torch.arange(pool)
-    parent = below.long().index_fill(1, torch.tensor([0]), ROOT)
-    recent = recent_tokens(texts, torch.device("cpu"))
-    found = suffix_match(tokens, parent, recent)
-    for row, text in enumerate(texts):
-        for node in range(1, pool):
-            path, at = [], node
-            while at > 0:
-                path, at = [int(tokens[row, at]), *path], int(parent[row, at])
-            expected = by_hand(path, text[-RECENT_TOKENS:])
-            values = tuple(float(column[row, node]) for column in found)
-            assert values == pytest.approx(expected), (path, text)
-    part = suffix_match(tokens, parent, recent, 7)
-    assert all(torch.equal(a, b[:, 7:]) for a, b in zip(part, found, strict=True))
-
-
 def test_a_level_has_the_values_that_it_has_in_the_whole_pool() -> None:
-    recent = recent_tokens([[1, 0, 2, 1, 99]], torch.device("cpu"))
-    pool = replace(hand_pool(), recent=recent, copied=torch.arange(7)[None])
+    pool = replace(hand_pool(), copied=torch.arange(7)[None])
     names = list(NODE_FEATURES)
     whole, level = node_features(pool, names), node_features(pool, names, 3)
     torch.testing.assert_close(level, whole[:, 3:], rtol=0, atol=0)
@@ -133,7 +75,7 @@ def copied_by_hand(text: list[int], path: list[int]) -> int:
     return length if all(agree) else -length
 
 
-@pytest.mark.parametrize("length", [5, 8, 40, 63, 64, 100])
+@pytest.mark.parametrize("length", [1, 5, 8, 40, 63, 64, 100])
 def test_copies_equal_those_found_by_loops(length: int) -> None:
     """Chains and trees of three tokens, grown level by level as a round does."""
     generator = torch.Generator().manual_seed(length)

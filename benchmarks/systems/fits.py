@@ -31,8 +31,7 @@ from systems.families import TOP_K
 SEEDS = (0, 1, 2, 3, 4)
 HELD_BACK = 0.01
 """Of a resample, for the figures of a fit's own report, which nobody reads here."""
-TEXT = ("draft_logp", "parent_entropy", "depth")
-TEXT += ("suffix_length", "suffix_offered", "suffix_support", "suffix_count")
+TEXT = ("draft_logp", "parent_entropy", "depth", "copy_length")
 """The drafter's word and what the text repeats (docs/features.md)."""
 Label = Literal["joint", "conditional"]
 

@@ -25,7 +25,6 @@ from specctl.features import ENTROPY_TOP_K, RECENT_TOKENS, SUFFIX_TOKENS, DraftP
 from specctl.policy import (
     AcceptanceTable,
     FfnScorer,
-    Mars,
     Policy,
     Ratio,
     ScoredTree,
@@ -132,7 +131,6 @@ def _decisions(policy: Policy, shape: ShapeRule, seed: int) -> Arrays:
     above = world.table_of(gather(submitted, tree.parent, 0))
     logits = world.target_logits[table]
     samples = isinstance(policy.acceptance, Ratio)  # where greedy rows would test nothing of it
-    samples |= isinstance(policy.acceptance, Mars) and policy.acceptance.mode == "code_v1"
     drafter = DraftLaw(world.draft_logits[above], torch.arange(NUM_TOKENS))
     judgement = acceptance.judge(
         Verification(

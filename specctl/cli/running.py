@@ -157,15 +157,10 @@ def run(
         if comparison.is_interrupted:
             raise KeyboardInterrupt
 
-    lines = [
-        f"{row['policy']}: {row['copied_calls']} of {row['calls']} drafts are copies of the text."
-        for row in rows
-        if row["copied_calls"]
-    ]
     if len(named) == 1:
         texts = [] if stream else texts_of(comparison.results[0].conversations)
-        return Answer(rows, [texts, table, *lines, *sampled], end)
-    return Answer(rows, [table, *fastest_lines(rows), *lines, equality_line(rows)], end)
+        return Answer(rows, [texts, table, *sampled], end)
+    return Answer(rows, [table, *fastest_lines(rows), equality_line(rows)], end)
 
 
 # --------------------------------------------------------------------------- what it prints

@@ -20,7 +20,6 @@ from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings, converse
 from specctl.runtime.load import Pair, pair_domain
 from specctl.runtime.requests import Metrics, pooled
-from specctl.runtime.runnable import check_recordable
 
 
 @dataclass
@@ -131,7 +130,6 @@ def collect_live(
     Raises:
         TraceError, OutputError, PromptTooLongError: see `specctl.errors`.
     """
-    check_recordable(policy)
     header = header_of(pair, policy, settings, workload=workload, tokens=tokens)
     joins = resume or shard.count > 1
     with TraceWriter.open(
@@ -165,7 +163,6 @@ def recording(
     Raises:
         TraceError, OutputError: see `specctl.errors`.
     """
-    check_recordable(policy)
     with TraceWriter.open(out, header_of(pair, policy, settings)) as writer:
         writer.plan(prompts)
         with TraceRecorder(writer) as recorder:

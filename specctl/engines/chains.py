@@ -251,14 +251,7 @@ class ChainPolicy:
 
 
 def check_lossless(policy: Policy) -> None:
-    """Refuses a policy whose acceptance or copies the engine could not play."""
-    if policy.copies is not None:
-        raise EngineError(
-            f"policy {policy.name}",
-            expected="drafts of the engine's drafter in every round",
-            found="copies of the text, for which the engine has a method of its own",
-            fix="export a policy without copy, or run this one with `specctl run`",
-        )
+    """Refuses a policy whose acceptance the engine could not play."""
     if not isinstance(policy.acceptance, Strict):
         raise LossyPolicyError(
             f"policy {policy.name}",

@@ -177,9 +177,6 @@ class Engine:
             found.append(f"its budget {kind}: {self.title} verifies all that a request submits")
         elif isinstance(policy.shape, ChainSchedule) and not isinstance(policy.budget, PerRequest):
             found.append("its budget: the engine looks lengths up before a budget could share them")
-        if policy.copies is not None:
-            own = "by a method of its own, which specctl does not write"
-            found.append(f"its copies: {self.title} copies the text in all rounds or none, {own}")
         if lost := self.loss(policy.shape):
             found.append(lost)
         return tuple(found)

@@ -130,20 +130,8 @@ def batches(num_rows: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size))
 
 
-def text_behind(chunk: LogChunk, rows: slice, num_tokens: int) -> Tensor:
-    """`[B, num_tokens]` int64: the text behind the roots of some positions, then `NO_TEXT`.
-
-    Needs what `recent_text` does.
-    """
-    row = torch.arange(chunk.positions.num_rows)[rows]
-    end = torch.from_numpy(chunk.positions.start[chunk.positions.request + 1])[row, None]
-    ahead = row[:, None] + torch.arange(num_tokens)
-    text = torch.from_numpy(chunk.next_ids)[ahead.clamp(max=chunk.positions.num_rows - 1)].long()
-    return text.masked_fill(ahead >= end, NO_TEXT)
-
-
-def recent_text(chunk: LogChunk, rows: slice | Tensor, window: int = RECENT_TOKENS) -> Tensor:
-    """The text up to the roots of some positions, as a live round knows it: `DraftPool.recent`.
+def recent_text(chunk: LogChunk, rows: slice | Tensor) -> Tensor:
+    """The text up to the roots of some positions, as a live round knows it: `recent_tokens`.
 
     Raises:
         TraceError: the log holds rounds alone, or was read without `TEXT_COLUMNS`.
@@ -160,7 +148,7 @@ def recent_text(chunk: LogChunk, rows: slice | Tensor, window: int = RECENT_TOKE
         return torch.from_numpy(chunk.recent)[rows]
     row = torch.arange(chunk.positions.num_rows)[rows]
     first = torch.from_numpy(chunk.positions.start[chunk.positions.request])[row]
-    back = row[:, None] - torch.arange(window - 1, -1, -1)
+    back = row[:, None] - torch.arange(RECENT_TOKENS - 1, -1, -1)
     text = tokens[chunk.root[back.clamp(min=0)]].long()
     return text.masked_fill(back < first[:, None], NO_TEXT)
 

@@ -55,7 +55,7 @@ ROUND_COLUMNS = (
 OFFERED = ("top_k", "offered_width", "offered_depth")
 ENTROPIES = ("parent_entropy", "parent_topk_entropy")
 TEXT_COLUMNS = ("token_id",)
-"""`LogChunk.token_ids` and `next_ids` need them, given as `extra`."""
+"""`LogChunk.token_ids` needs them, given as `extra`."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,6 @@ class LogChunk:
         draft_logp, entropy, topk_entropy: `[T]` float32, nats; entropies of the distribution that
             the node comes from, NaN where they were not read.
         extra: further columns of the nodes table, `[T]` numpy, NaN for null.
-        next_ids: `[R]` int32 numpy, the token of the text behind each root; None where
-            `TEXT_COLUMNS` were not read, and of live logs.
         recent: `[R, RECENT_TOKENS]` int64 numpy, of live logs read with their text: its end at each
             root. None of others.
     """
@@ -106,7 +104,6 @@ class LogChunk:
     entropy: Tensor
     topk_entropy: Tensor
     extra: dict[str, Any] = field(default_factory=dict)
-    next_ids: Any = None
     recent: Any = None
 
     @property
@@ -128,7 +125,6 @@ class LogChunk:
             positions=self.positions.take(requests),
             matched=self.matched[rows],
             root=self.root[torch.from_numpy(rows)],
-            next_ids=None if self.next_ids is None else self.next_ids[rows],
             recent=None if self.recent is None else self.recent[rows],
         )
 
@@ -424,11 +420,11 @@ def _read_chunks(
     labels = ("path_accepted",) if support else ("node_idx", "depth", "node_match")
     columns = {"parent_idx", "draft_logp", *labels, *(ENTROPIES if with_entropy else ()), *extra}
     kind = "dense" if support else "live"
+    reads_text = "token_id" in extra and not support
+    if reads_text:
+        columns.add("path_accepted")
     for part in files:
-        more = ("bonus_token_id",) if "token_id" in extra else ()
-        if more and not support:
-            columns.add("path_accepted")
-        names = (*ROUND_COLUMNS, *(more if support else OFFERED))
+        names = (*ROUND_COLUMNS, *(() if support else OFFERED))
         rounds = pl.DataFrame(read_columns(part["rounds"], names))
         kinds = rounds["kind"].unique().to_list()
         if kinds != [kind]:
@@ -444,7 +440,7 @@ def _read_chunks(
             raise _corrupt(
                 part["nodes"], "trees of the sizes that the rounds table states", "others"
             )
-        recent = _recent_texts(rounds, root, nodes) if more and not support else None
+        recent = _recent_texts(rounds, root, nodes) if reads_text else None
         first = 0
         for stop in starts[1:].tolist():  # whole requests with about CHUNK_NODES nodes
             if root[stop] - root[first] >= CHUNK_NODES or stop == starts[-1]:
@@ -515,7 +511,6 @@ def _chunk(
     support: Support | None,
     extra: tuple[str, ...],
 ) -> LogChunk:
-    next_ids = None
     if support is None:
         parent, on_path, known = _live_labels(flat, root)
         matched = (np.add.reduceat(on_path, root, dtype=np.int32) - 1).astype(np.int32)
@@ -527,10 +522,6 @@ def _chunk(
         matched, position = (rounds[n].to_numpy() for n in ("num_accepted", "position"))
         total = (position + rounds["num_emitted"].to_numpy())[starts[1:] - 1]
         remaining = (np.repeat(total, np.diff(starts)) - position).astype(np.int32)
-        if "bonus_token_id" in rounds.columns:  # it stands behind the root, or a drafted one does
-            next_ids = rounds["bonus_token_id"].fill_null(UNKNOWN).to_numpy(writable=True)
-            drafted = np.flatnonzero(on_path & (parent == 0))
-            next_ids[np.searchsorted(root, drafted, "right") - 1] = flat["token_id"][drafted]
     absent = np.full(1, np.nan, np.float32)
     logp, entropy, topk_entropy = (
         torch.from_numpy(flat.get(name, absent)).expand(len(parent))
@@ -551,7 +542,6 @@ def _chunk(
         entropy,
         topk_entropy,
         extra={name: flat[name] for name in extra},
-        next_ids=next_ids,
     )
 
 
@@ -694,8 +684,5 @@ def join_chunks(chunks: list[LogChunk]) -> LogChunk:
         positions=join_positions([chunk.positions for chunk in chunks]),
         matched=np.concatenate([chunk.matched for chunk in chunks]),
         extra=extra,
-        next_ids=None
-        if chunks[0].next_ids is None
-        else np.concatenate([c.next_ids for c in chunks]),
         **joined,
     )

@@ -8,13 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union
 
-from pydantic import (
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, ValidationError, model_validator
 
 from specctl.errors import UsageError
 from specctl.lazy import torch
@@ -22,7 +16,6 @@ from specctl.policy import (
     adasd,
     budgets,
     c2t,
-    copying,
     echo,
     hetero,
     mars,
@@ -32,13 +25,11 @@ from specctl.policy import (
     stops,
     verification,
 )
-from specctl.policy.adasd import EntropyStop
 from specctl.policy.budgets import CostedBudget, PerRequest, StepCost
-from specctl.policy.copying import CopyText
 from specctl.policy.family import Family
 from specctl.policy.ratio import Ratio
 from specctl.policy.rules import BudgetRule, ShapeRule
-from specctl.policy.static import ChainSchedule, RootOnly
+from specctl.policy.static import RootOnly
 from specctl.policy.verification import AcceptanceRule, Strict
 from specctl.records import Record, canonical_json, describe_violation, json_digest, require
 
@@ -59,10 +50,9 @@ SHAPES = (
 )
 BUDGETS = (budgets.PER_REQUEST, budgets.SURVIVAL, budgets.MARGINAL, echo.ECHO_BUDGET)
 ACCEPTANCES = (verification.STRICT, ratio.RATIO, mars.MARS, adasd.ADASD_ACCEPT)
-Part = Literal["shape", "copies", "budget", "acceptance"]
+Part = Literal["shape", "budget", "acceptance"]
 PARTS: dict[Part, tuple[Family, ...]] = {
     "shape": SHAPES,
-    "copies": (copying.COPY,),
     "budget": BUDGETS,
     "acceptance": ACCEPTANCES,
 }
@@ -91,22 +81,16 @@ else:
 
 
 class Policy(Record):
-    """A shape, a budget and an acceptance; any of them may be the default.
-
-    Attributes:
-        copies: what rounds draft in the shape's place where the text repeats itself; None: nothing,
-            and not written.
-    """
+    """A shape, a budget and an acceptance; the latter two may be the default."""
 
     shape: Shape
-    copies: CopyText | None = None
     budget: Budget = PerRequest()
     acceptance: Acceptance = Strict()
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
         """Refuses parts of which one could never act: it would be reported and do nothing."""
-        plain = self.is_plain
+        plain = isinstance(self.shape, RootOnly)
         shares = not isinstance(self.budget, PerRequest)
         require(not (plain and shares), "ar drafts nothing that a budget could share")
         strict = isinstance(self.acceptance, Strict)
@@ -117,27 +101,7 @@ class Policy(Record):
             require(fault is None, f"{rule} {self.shape.kind} {fault}")
             sort = self.budget.kind
             require(not shares, f"{rule} budget {sort} withholds tokens for their probability")
-        if self.copies is not None:
-            rule = "copy drafts tokens without a probability, but"
-            require(not shares, f"{rule} budget {self.budget.kind} compares them by theirs")
-            require(strict, f"copy is verified strictly, not by {self.acceptance.kind}")
-            learns = isinstance(self.shape, EntropyStop)
-            require(not learns, f"{rule} {self.shape.kind} learns from those of its own drafts")
-            looks = isinstance(self.shape, ChainSchedule)
-            require(not looks, "copy goes with one length of chain, and schedule has several")
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_none(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        found: dict[str, Any] = write(self)
-        if self.copies is None:
-            found.pop("copies", None)
-        return found
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether nothing is ever drafted."""
-        return isinstance(self.shape, RootOnly) and self.copies is None
 
     @property
     def lossless(self) -> bool:
@@ -154,9 +118,7 @@ class Policy(Record):
         """The parts behind the shape that are not the default."""
         parts: dict[Part, Any] = {name: getattr(self, name) for name in PARTS if name != "shape"}
         return {
-            name: part
-            for name, part in parts.items()
-            if part is not None and not isinstance(part, PerRequest | Strict)
+            name: part for name, part in parts.items() if not isinstance(part, PerRequest | Strict)
         }
 
 

@@ -41,7 +41,6 @@ class PoolBuffers:
     topk_entropy: Tensor
     sibling_rank: Tensor
     expanded: Tensor
-    recent: Tensor | None = None
     copied: Tensor | None = None
     copy: Copy | None = None
     size: int = 1
@@ -56,7 +55,7 @@ class PoolBuffers:
         joint, entropy, topk_entropy = (column[:, :end] for column in scores)
         rank, expanded = self.sibling_rank[:, :end], self.expanded[:, :end]
         copied = None if self.copied is None else self.copied[:, :end]
-        return DraftPool(tree, joint, entropy, topk_entropy, rank, expanded, self.recent, copied)
+        return DraftPool(tree, joint, entropy, topk_entropy, rank, expanded, copied)
 
     def pick(self, rows: Tensor) -> PoolBuffers:
         """Some rows, `[R]` int64, of what has been written."""
@@ -75,7 +74,7 @@ def new_pool(root_ids: Tensor, capacity: int, recent: Tensor | None = None) -> P
     expanded = torch.zeros(rows, capacity, dtype=torch.bool, device=device)
     own, joint, entropy, topk_entropy = floats
     scores = (own, joint, entropy, topk_entropy)
-    buffers = PoolBuffers(token_ids, parent, depth, *scores, sibling_rank, expanded, recent)
+    buffers = PoolBuffers(token_ids, parent, depth, *scores, sibling_rank, expanded)
     if recent is not None:
         buffers.copied = torch.zeros_like(token_ids)
         copy = copy_of(recent)

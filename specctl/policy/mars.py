@@ -1,15 +1,10 @@
 """MARS: the target's second choice is admitted where the target is nearly indifferent. Lossy.
 
-arXiv:2601.15498, Algorithm 1, and what was released beside it (github.com/5SSjw/MARS,
-`evaluate_posterior`), which is another rule. With v1 and v2 the target's two best tokens after a
-node, by raw logits, and y the target's own token there (argmax, or drawn):
+arXiv:2601.15498, Algorithm 1. With v1 and v2 the target's two best tokens after a node, by raw
+logits, and y the target's own token there (argmax, or drawn):
 
-    sound     child y if there is one; else child v2, if the margin is low and no child is v1
-    alg1      the same of y = v1: greedy alone, as the paper prints it
-    code_v1   sampled rows: where the warped logits' ratio is above theta, the first child in
-              tree order that is v1 or v2; elsewhere rejection sampling with the drafter's
-              probability as if the children had been drawn from it, which they were not. Its
-              text does not follow the target even at theta = 1. Greedy rows: strict.
+    sound   child y if there is one; else child v2, if the margin is low and no child is v1
+    alg1    the same of y = v1: greedy alone, as the paper prints it
 
 After the deepest admitted node the strict target speaks. A relaxed token is never one of the
 denied ones, nor does it replace one. The path is never chosen for its length."""
@@ -24,14 +19,12 @@ from pydantic import Field, model_validator
 
 from specctl.errors import UsageError
 from specctl.lazy import Tensor, torch
-from specctl.noise import gumbels, noise_keys, uniforms
 from specctl.policy.family import Acceptance, Family
 from specctl.policy.verification import (
     Judgement,
     Outcome,
     Verification,
     denied_ids,
-    earlier_siblings,
     follows,
     has_child,
     of_parent,
@@ -43,8 +36,7 @@ class Mars(Acceptance):
     """MARS: also accept the target's second choice where its margin is low. Lossy.
 
     Attributes:
-        mode: `alg1` (greedy, the paper), `sound` (sampling by coupling, strict child first),
-            `code_v1` (as released, for reproduction; its sampler is lossy even at theta 1).
+        mode: `alg1` (greedy, the paper), `sound` (sampling by coupling, strict child first).
         form: `ratio` z2/z1 of raw logits, where both are positive; `margin` z1 - z2, nats;
             `prob_ratio` p2/p1 before temperature.
         theta: relax above it (below it for `margin`); 1 (0 for `margin`) relaxes nothing.
@@ -53,7 +45,7 @@ class Mars(Acceptance):
     """
 
     kind: Literal["mars"] = "mars"
-    mode: Literal["alg1", "sound", "code_v1"] = "sound"
+    mode: Literal["alg1", "sound"] = "sound"
     form: Literal["ratio", "margin", "prob_ratio"] = "ratio"
     theta: Annotated[float, Field(ge=0)] = 0.9
     deny_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
@@ -61,14 +53,7 @@ class Mars(Acceptance):
     @model_validator(mode="after")
     def _bounded(self) -> Self:
         require(self.form == "margin" or self.theta <= 1, "a ratio threshold is at most 1")
-        require(self.mode != "code_v1" or self.form == "ratio", "code_v1 knows the ratio alone")
         return self
-
-
-COIN_STREAM, RESIDUAL_STREAM = 101, 102
-"""Streams of noise that are this rule's own: the target's draw has another."""
-LEAST_DRAFT_PROB = 1e-10
-RELEASED_EPSILON = 1e-10
 
 
 @dataclass(frozen=True)
@@ -83,7 +68,7 @@ class TopTwo:
 
 @dataclass(frozen=True)
 class MarsRule:
-    """Modes `sound` and `alg1`; `denied` is `[K]` int64, tokens never relaxed, to or from."""
+    """The rule of a record; `denied` is `[K]` int64, tokens never relaxed, to or from."""
 
     record: Mars
     denied: Tensor
@@ -124,63 +109,9 @@ class MarsRule:
         return memory
 
 
-@dataclass(frozen=True)
-class ReleasedRule(MarsRule):
-    """Mode `code_v1`: bug-compatible, for reproduction only."""
-
-    def judge(self, given: Verification) -> Judgement:
-        strict = follows(given.tree, given.target_ids)
-        sampled = ~given.greedy[:, None]
-        if not bool(sampled.any()):
-            return Judgement(strict, given.target_ids)
-        released, target_ids = self._release(given)
-        admitted = torch.where(sampled, released, strict)
-        return Judgement(admitted, torch.where(sampled, target_ids, given.target_ids))
-
-    def _release(self, given: Verification) -> tuple[Tensor, Tensor]:
-        tree, best = given.tree, top_two(given.law, given.target_ids, given.greedy)
-        ratio = best.second_logit / (best.first_logit + RELEASED_EPSILON)  # without any guard
-        is_relaxed = ratio > self.record.theta
-        in_two = follows(tree, best.first) | follows(tree, best.second)
-        accepts, residual_ids = rejection_sampling(given)
-        wanted = torch.where(of_parent(is_relaxed, tree), in_two, accepts)
-        admitted = wanted & ~(earlier_siblings(tree) & wanted[:, None, :]).any(-1)
-        has_any, has_admitted = (has_child(tree, marked) for marked in (tree.parent >= 0, admitted))
-        all_refused = has_any & ~has_admitted & ~is_relaxed
-        return admitted, torch.where(all_refused, residual_ids, given.target_ids)
-
-
-def rejection_sampling(given: Verification) -> tuple[Tensor, Tensor]:
-    """Rejection sampling of siblings in turn, as released: a child is accepted with min(1, p / q),
-    q its draft probability; a refused one loses its mass to all the others.
-
-    Returns:
-        accepts: `[B, N]` bool, the node would be accepted if its earlier siblings were refused.
-        residual_ids: `[B, N]` int64, drawn after each node without its children; any token, where
-            the children hold all of the mass.
-    """
-    tree, law = given.tree, given.law.double().softmax(-1)
-    parent, is_child = tree.parent.clamp(min=0), tree.parent >= 0
-    rows = torch.arange(len(parent), device=parent.device)[:, None]
-    prob = law[rows, parent, tree.token_ids] * is_child
-    refused = (earlier_siblings(tree).double() @ prob[..., None])[..., 0]
-    draft_prob = tree.draft_logp.double().exp().clamp(min=LEAST_DRAFT_PROB)
-    chance = prob / (1 - refused).clamp(min=LEAST_DRAFT_PROB) / draft_prob
-    keys = noise_keys(given.seeds[:, None], of_parent(given.positions, tree), COIN_STREAM)
-    coins = uniforms(noise_keys(keys, tree.token_ids, COIN_STREAM), 1)[..., 0]
-    size = law.shape[-1]
-    slots = (parent * size + tree.token_ids).masked_fill(~is_child, 0)
-    drafted = torch.zeros_like(law, dtype=torch.int64).flatten(1)
-    drafted.scatter_add_(1, slots, is_child.long())
-    rest = law.masked_fill(drafted.view_as(law) > 0, 0).log()
-    keys = noise_keys(given.seeds[:, None], given.positions, RESIDUAL_STREAM)
-    return (coins <= chance) & is_child, (rest + gumbels(keys, size)).argmax(-1)
-
-
 def mars_acceptance(record: Mars, device: torch.device, eos_ids: Collection[int]) -> MarsRule:
     """The rule of a record; EOS is denied whatever the record says."""
-    kind = ReleasedRule if record.mode == "code_v1" else MarsRule
-    return kind(record, denied_ids(record.deny_token_ids, eos_ids, device))
+    return MarsRule(record, denied_ids(record.deny_token_ids, eos_ids, device))
 
 
 def closeness(record: Mars, best: TopTwo) -> Tensor:
@@ -215,5 +146,5 @@ def top_two(logits: Tensor, target_ids: Tensor, greedy: Tensor) -> TopTwo:
 MARS = Family(
     record=Mars,
     rule=mars_acceptance,
-    words={"mars": {}, "mars-paper": {"mode": "alg1"}, "mars-released": {"mode": "code_v1"}},
+    words={"mars": {}, "mars-paper": {"mode": "alg1"}},
 )

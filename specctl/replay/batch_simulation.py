@@ -22,7 +22,7 @@ from specctl.errors import UsageError
 from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions, join_rows
 from specctl.policy import Budget
 from specctl.replay.config import Engine
-from specctl.replay.cost.model import CostModel, Steps, decider_of, reads_nothing
+from specctl.replay.cost.model import CostModel, Steps, decider_of
 from specctl.replay.outcomes import Outcomes
 from specctl.replay.submissions import Submissions, Verify
 
@@ -273,8 +273,7 @@ def steps_of_batch(submissions: Submissions, rounds: BatchRounds, packing: Packi
         context_tokens=rounds.per_step(positions.context_tokens[row] - 1) / sizes,  # no root
         levels=rounds.most(outcomes.levels),
         level_width=rounds.most(width),
-        num_emitted=read * (num_ended < sizes) * (not reads_nothing(submissions.policy)),
-        copies=submissions.policy.copies is not None,
+        num_emitted=read * (num_ended < sizes),
         max_tokens=np.minimum(submissions.max_tokens, limit / sizes),
         prompt_tokens=rounds.prompt_tokens,
         decider=decider_of(submissions.policy),

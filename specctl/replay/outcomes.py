@@ -140,13 +140,6 @@ def check_replayable(policy: Policy) -> None:
             found=f"acceptance {policy.acceptance.kind}",
             fix="compare it live, on the same prompts: specctl run --compare",
         )
-    if policy.copies is not None and policy.copies.prompt:
-        raise UsageError(
-            f"replay of {policy.name}",
-            expected="copies of the emitted text, which traces hold",
-            found="prompt=true, and traces hold no prompts",
-            fix="leave prompt out, or compare it live: specctl run --compare",
-        )
     if not isinstance(policy.budget, PerRequest):
         raise UsageError(
             f"replay of {policy.name}, position by position",
@@ -165,7 +158,7 @@ def needs_entropy(policy: Policy) -> bool:
 
 def text_columns(policies: Iterable[Policy]) -> tuple[str, ...]:
     """Columns of the nodes table that policies read to compare tokens with the text."""
-    reads = any(p.copies is not None or build_shape(p.shape).needs_text for p in policies)
+    reads = any(build_shape(policy.shape).needs_text for policy in policies)
     return TEXT_COLUMNS if reads else ()
 
 

@@ -286,11 +286,6 @@ def replay_result(scores: ReplayScores, caption: Caption, *, by_category: bool =
             for f in pooled
             if f.is_marked
         ),
-        *(
-            f"{f.policy}: {f.ratios['copied_share'].value:.0%} of its rounds copy the text."
-            for f in pooled
-            if "copied_share" in f.ratios
-        ),
     ]
     wide = WIDE if pooled[0].time_us is None else WIDE_TIMED
     return Result(scores, tables, lines, wide)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +14,6 @@ from specctl.logs.logged_draft import logged_drafts
 from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions, join_rows
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy import Policy, at_batch_size, build_shape
-from specctl.replay.copying import copied_rounds
 from specctl.replay.outcomes import (
     Outcomes,
     accepted_bounds,
@@ -90,9 +89,7 @@ class Rounds:
         outcomes = {field.name: getattr(self.outcomes, field.name) for field in fields(Outcomes)}
         ones = np.ones(len(self.request))
         time_us = np.nan * ones if clock is None else clock(self)
-        copied = (self.outcomes.levels == 0) & (self.outcomes.verified > 1)
-        summed = {"calls": ones, "tokens": self.emitted, **outcomes, "copied": copied}
-        return {**summed, "time_us": time_us}
+        return {"calls": ones, "tokens": self.emitted, **outcomes, "time_us": time_us}
 
 
 Clock = Callable[[Rounds], Floats]
@@ -147,14 +144,7 @@ def replay_chunk(policy: Policy, chunk: LogChunk, *, with_bounds: bool = True) -
         if with_bounds:
             spans.append(accepted_bounds(draft, by_rank=by_rank))
     low, high = np.concatenate(spans, 1) if with_bounds else (None, None)
-    outcomes, copied = join_rows(parts), copied_rounds(policy, chunk)
-    if copied is not None:
-        outcomes = copied.over(outcomes)
-        low, high = (None if span is None else copied.bounds(span) for span in (low, high))
-    found = walk_outcomes(policy, positions, outcomes, rule.max_tokens, low, high)
-    if policy.copies is None:
-        return found
-    return replace(found, max_tokens=max(rule.max_tokens, 1 + policy.copies.max_draft_tokens))
+    return walk_outcomes(policy, positions, join_rows(parts), rule.max_tokens, low, high)
 
 
 def walk_outcomes(

@@ -179,13 +179,6 @@ def serve_policies(
     facts = facts_of(traces, log, model, policies)
     caption = caption_of(facts)
     if config.engine == "vllm":
-        if copying := [label for label, policy in policies.items() if policy.copies]:
-            raise UsageError(
-                f"policy {copying[0]} in vLLM's batches",
-                expected="drafts of the drafter in every round",
-                found="copies of the text, which vLLM drafts in all rounds or none",
-                fix="simulate our own batches: leave --engine out",
-            )
         chains = {label: as_chain(policy) for label, policy in policies.items()}
         if changed := [label for label in chains if chains[label] != policies[label]]:
             line = f"On the drafter's likeliest path alone, as in vLLM: {', '.join(changed)}."

@@ -24,17 +24,15 @@ RATIOS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "verified_per_token": lambda s: s["verified"] / s["tokens"],
     "levels_per_call": lambda s: s["levels"] / s["calls"],
     "draft_utilisation": lambda s: s["accepted"] / (s["verified"] - s["calls"]),
-    "copied_share": lambda s: s["copied"] / s["calls"],
     "mean_tcr": lambda s: s["tcr"] / s["num_tcr"],
     "tokens_per_s": lambda s: 1e6 * s["tokens"] / s["time_us"],
     "tpot_us": lambda s: s["time_us"] / s["tokens"],
 }
-"""Ratios of sums. `draft_utilisation` is accepted over submitted draft tokens; `copied_share`, of
-policies that copy, the rounds that did; `tpot_us` the time per output token; both times are the
-cost model's, rounds only."""
+"""Ratios of sums. `draft_utilisation` is accepted over submitted draft tokens; `tpot_us` the time
+per output token; both times are the cost model's, rounds only."""
 COLUMNS = (
     *("calls", "tokens", "accepted", "verified", "levels", "wanted", "missing", "censored"),
-    *("tcr", "copied", "time_us", "num_tcr"),
+    *("tcr", "time_us", "num_tcr"),
 )
 """What every round adds to."""
 COMPARED = ("calls", "verified", "time_us")
@@ -213,7 +211,6 @@ def _figures(
     total = dict(zip(COLUMNS, ours[0].tolist(), strict=True))
     has_time = bool(np.isfinite(total["time_us"]))
     left_out = {*(() if has_time else ("tokens_per_s", "tpot_us"))}
-    left_out |= {*(() if policy.copies else ("copied_share",))}
     ratios = [name for name in RATIOS if name not in left_out]
     support = 1 - total["missing"] / max(1.0, total["wanted"])
     censored = total["censored"] / total["calls"]

@@ -31,7 +31,6 @@ from specctl.policy import (
     build_shape,
 )
 from specctl.policy.rules import Plan
-from specctl.replay.copying import copied_rounds
 from specctl.replay.outcomes import (
     Outcomes,
     check_replayable,
@@ -150,7 +149,7 @@ class Submissions:
     @property
     def drafts(self) -> bool:
         """Whether the shape drafts at all."""
-        return self.max_tokens > 1 and not isinstance(self.policy.shape, RootOnly)
+        return self.max_tokens > 1
 
     def verification(self, budget: Budget, batch_size: int) -> Verify:
         """The sizes and outcomes under a budget, of the requests at given positions."""
@@ -260,11 +259,8 @@ def submissions_of(
             outcomes.append(outcomes_at(draft, with_rank=False))
             if keeps:
                 nodes.append(SubmittedNodes.of(draft))
-        trees, joined, most = join_rows(nodes) if keeps else None, join_rows(outcomes), 1
-        copied = copied_rounds(policy, chunk)
-        if copied is not None:
-            joined, most = copied.over(joined), int(copied.outcomes.verified.max(initial=1))
-        return Submissions(policy, positions, joined, max(rule.max_tokens, most), trees)
+        trees = join_rows(nodes) if keeps else None
+        return Submissions(policy, positions, join_rows(outcomes), rule.max_tokens, trees)
 
     return join_parts(
         decide_log(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from specctl.policy import Ratio
+from specctl.policy import Ratio, RootOnly
 from specctl.runtime.api import Decoder
 from specctl.runtime.capture import GraphCounters
 from specctl.runtime.config import Decisions
@@ -135,7 +135,7 @@ def compare_policies(
 
 def checked_against_plain(runs: list[RunResult], pair: Pair) -> list[RunResult]:
     """The runs with their divergences from plain decoding, where that is among them."""
-    plain = next((run for run in runs if run.named.policy.is_plain), None)
+    plain = next((run for run in runs if isinstance(run.named.policy.shape, RootOnly)), None)
     if plain is None:
         return runs
     return [

@@ -37,7 +37,6 @@ from specctl.runtime.runnable import (
     Faults,
     Runnable,
     check_decisions,
-    check_recordable,
     guarded,
     runnable,
 )
@@ -96,7 +95,7 @@ class DecodeLoop:
         self.decisions = check_decisions(decisions)
         self.policy, rules = policy, self._rules(policy)
         self.drafter, self.graph_counters = rules.drafter, GraphCounters()
-        self._room = tree_room(rules)
+        self._room = tree_room(rules.shape)
         if graphs == "auto":
             graphs = GraphSettings()
         self.setting = RoundSetting(
@@ -134,8 +133,6 @@ class DecodeLoop:
     def _rules(self, policy: Policy) -> Runnable:
         device, drafter, size = self.target.device, self.given_drafter, self.batch_size
         rules = runnable(policy, drafter, device, size, self.eos_ids, self.decisions)
-        if self.observer is not None:
-            check_recordable(policy)
         return guarded(policy, rules, size, self.deadline_us)
 
     def _allocate(self, rules: Runnable) -> Round:
@@ -297,8 +294,7 @@ class DecodeLoop:
                 )
                 for active in actives
             ]
-            prompts = [active.request.prompt_ids for active in actives]
-            self.round.upload(facts, [active.output for active in actives], prompts)
+            self.round.upload(facts, [active.output for active in actives])
             self._changed = False
         found = self.round.play(watch)
         self._book_times()  # of the round before: by now its events are over
@@ -322,7 +318,6 @@ class DecodeLoop:
                 accepted=min(row.num_tokens - 1, len(tokens)),
                 emitted=len(tokens),
                 levels=row.num_levels,
-                is_copy=row.is_copy,
                 is_fallback=found.is_static_plan or bool(row.faulty),
             )
         self._untimed = watch, actives

@@ -323,19 +323,15 @@ class DraftBuffers:
             rows without a request, none. faulty: `[S]` bool, rows decided by NaN.
     """
 
-    def __init__(
-        self, rule: ShapeRule, num_slots: int, device: torch.device, num_copied: int = 0
-    ) -> None:
-        capacity = max(Geometry.of(rule).capacity, 1 + num_copied)
+    def __init__(self, rule: ShapeRule, num_slots: int, device: torch.device) -> None:
+        capacity = Geometry.of(rule).capacity
         integers = torch.zeros(4, num_slots, capacity, dtype=torch.int64, device=device)
         floats = torch.zeros(5, num_slots, capacity, device=device)
         expanded = torch.zeros(num_slots, capacity, dtype=torch.bool, device=device)
         token_ids, parent, depth, rank = integers
         *four, path_entropy = floats
         self.pool = Pool(token_ids, parent, depth, *four, rank, expanded, path_entropy)  # type: ignore[call-arg]
-        self.submitted = torch.full(
-            (num_slots, max(rule.max_tokens, 1 + num_copied)), -1, device=device
-        )
+        self.submitted = torch.full((num_slots, rule.max_tokens), -1, device=device)
         self.faulty = torch.zeros(num_slots, dtype=torch.bool, device=device)
 
     def rows(self, num_rows: int) -> Pool:

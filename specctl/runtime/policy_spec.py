@@ -1,7 +1,6 @@
 """Policies by name: `ar`, `chain:num_draft_tokens=6`, `eagle2:depth=8+survival:max_tokens=64`, an
 artifact folder, a reference such as `s3://bucket/registry/NAME@prod`, or several composed: a shape,
-then `+` its copies and what replaces its budget or acceptance. docs/policies.md lists the words and
-settings.
+then `+` what replaces its budget or acceptance. docs/policies.md lists the words and settings.
 
 A registry is asked about a reference before a folder is looked at. Whoever may write to a shared
 folder could otherwise put a folder of the same words beside the histories, and that would be loaded
@@ -59,7 +58,7 @@ class NamedPolicy:
     """A policy, what to call it in tables, and the artifact it came from, if it is one whole.
 
     Attributes:
-        parts: artifacts by the part that they gave (`shape`, `copies`, `budget`, `acceptance`).
+        parts: artifacts by the part that they gave (`shape`, `budget`, `acceptance`).
         spec: the user's words for it.
     """
 
@@ -83,8 +82,8 @@ def resolve_policy(
     Args:
         spec: an artifact folder, `REGISTRY/NAME@ALIAS` (without `REGISTRY/`, of the registry in
             `SPECCTL_REGISTRY`), or a shape's name with `:field=value` settings; then `+` and words
-            of copies, a budget or an acceptance, or an artifact that brings one, which replace
-            those of the first.
+            of a budget or an acceptance, or an artifact that brings one, which replace those of
+            the first.
         pair: the pair, or all that an `Expectation` says, that it must fit; None skips the check
             (inspection only).
         allow_lossy: accept policies that change the distribution of the text.
@@ -229,8 +228,6 @@ def _bad_setting(spec: str, given: dict[str, _Given], error: UsageError, fix: st
     what, cause = f"policy {spec!r}", error.__cause__
     assert isinstance(cause, ValidationError)
     place, rule, kind, _ = violated_rule(cause)
-    if place[:1] == ("copies",):  # the one part of one kind, which its place does not name
-        place = ("copies", "copy", *place[1:])
     if len(place) < 3:  # not part, kind, field
         return UsageError(what, expected="parts that go together", found=rule, fix=fix)
     part, _, field, *_ = place
@@ -252,7 +249,7 @@ def _given(
         if not parts:
             raise UsageError(
                 f"policy {spec!r}",
-                expected="an artifact with copies, a budget or an acceptance behind '+'",
+                expected="an artifact with a budget or an acceptance behind '+'",
                 found=f"{piece}, which has none",
                 fix="put the artifact that gives the shape first",
             )

@@ -40,7 +40,7 @@ from specctl.policy import (
 from specctl.policy.echo import log_threshold
 from specctl.policy.growing import Children, PoolBuffers, grow_tree
 from specctl.policy.pruning import lowest_logp
-from specctl.policy.rules import Frontier, fresh_start
+from specctl.policy.rules import Frontier, ShapeRule, fresh_start
 from specctl.policy.scorers import folded_layer
 from specctl.runtime.drafter import Drafter
 from specctl.runtime.requests import Stopwatch
@@ -58,11 +58,11 @@ class TreeRoom:
     submitted: int
 
 
-def tree_room(rules: Runnable) -> TreeRoom:
-    """The room that trees of a policy need."""
+def tree_room(shape: ShapeRule) -> TreeRoom:
+    """The room that trees of a shape need."""
     # Reading pads a batch to its longest accepted path, beyond a row's own end.
-    drafted = rules.shape.max_depth * rules.shape.width + rules.max_depth + 1
-    return TreeRoom(drafted, rules.max_tokens)
+    drafted = shape.max_depth * shape.width + shape.max_depth + 1
+    return TreeRoom(drafted, shape.max_tokens)
 
 
 def check_lossless(old: Policy, new: Policy) -> None:
@@ -85,7 +85,7 @@ def check_fits(rules: Runnable, drafter: Drafter | None, room: TreeRoom) -> None
             found=f"{rules.shape.max_depth} levels",
             fix="start another loop for it",
         )
-    needed = tree_room(rules)
+    needed = tree_room(rules.shape)
     if needed.drafted > room.drafted or needed.submitted > room.submitted:
         raise UsageError(
             "reload",

@@ -181,7 +181,6 @@ class Metrics:
         verified_tokens: tokens the target processed in verification, roots included.
         num_accepted: draft tokens accepted and emitted.
         drafted_levels: levels drafted for the requests.
-        copied_calls: of the calls, those whose draft was a copy of the text.
         fallback_calls: of the calls, those whose tree a static plan chose because the policy
             failed.
         draft_us, verify_us, policy_us, other_us: wall time of rounds, shared equally by the
@@ -196,7 +195,6 @@ class Metrics:
     verified_tokens: int = 0
     num_accepted: int = 0
     drafted_levels: int = 0
-    copied_calls: int = 0
     fallback_calls: int = 0
     draft_us: float = 0.0
     verify_us: float = 0.0
@@ -231,7 +229,6 @@ class Metrics:
         accepted: int,
         emitted: int,
         levels: int,
-        is_copy: bool = False,
         is_fallback: bool = False,
     ) -> None:
         """Books one round of one request."""
@@ -240,7 +237,6 @@ class Metrics:
         self.num_accepted += accepted
         self.num_tokens += emitted
         self.drafted_levels += levels
-        self.copied_calls += is_copy
         self.fallback_calls += is_fallback
         self.accepted_lengths.append(accepted)
 

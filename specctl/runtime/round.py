@@ -12,7 +12,6 @@ CPU, rules draft and nothing is padded: the host reads sizes as they come.
 from __future__ import annotations
 
 import logging
-import math
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -20,10 +19,9 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from specctl.errors import InvariantError, ModelError, UsageError
-from specctl.features import Copy, recent_tokens
+from specctl.features import recent_tokens
 from specctl.kernels.policy_eval.layout import pack
 from specctl.kernels.tree_build import Pool
 from specctl.policy import Chain, PerRequest, Policy, RootOnly, StaticTree
@@ -65,7 +63,7 @@ from specctl.runtime.verifying import (
     draft_pool,
     outcome_of,
 )
-from specctl.tree import PAD, TokenTree
+from specctl.tree import TokenTree
 
 log = logging.getLogger("specctl.graphs")
 
@@ -154,14 +152,14 @@ class Round:
             policy.acceptance,
             self.tables,
             num_slots=num_slots,
-            max_depth=rules.max_depth,
+            max_depth=shape.max_depth,
             eos_ids=setting.eos_ids,
             draw=setting.draw,
             is_static=self.is_static,
         )
         self._outcomes = HostCopy(self.verifier.settled.outcome)
         if self.is_static:
-            self.buffers = DraftBuffers(shape, num_slots, device, rules.num_copied)
+            self.buffers = DraftBuffers(shape, num_slots, device)
             self.verifier.reserve(self._tiers_of(num_slots)[-1])
         if self.buffers is not None and reason is None:
             decider = decider_of(policy.shape, shape, num_slots, device)
@@ -175,7 +173,6 @@ class Round:
         self._num_rows = 0
         self._lengths: list[list[int]] = []  # prefix and stable of each row, as the host knows them
         self._texts: Sequence[list[int]] = ()
-        self._prompts: Sequence[tuple[int, ...]] = ()
         self._counts: list[int] | None = None
 
     def rewrite(self, policy: Policy, rules: Runnable) -> bool:
@@ -198,22 +195,16 @@ class Round:
         self.policy, self.rules = policy, rules
         return True
 
-    def upload(
-        self,
-        facts: Sequence[SlotFacts],
-        texts: Sequence[list[int]] = (),
-        prompts: Sequence[tuple[int, ...]] = (),
-    ) -> None:
+    def upload(self, facts: Sequence[SlotFacts], texts: Sequence[list[int]] = ()) -> None:
         """Tells the device of the requests in slots 0, 1, ...; after any of them changed.
 
         Args:
             texts: tokens that each emitted, the lists that grow; for policies that read them.
-            prompts: of each; for copies.
 
         Raises:
             InvariantError: more of them than slots, or a text beyond the cache.
         """
-        longest = max((f.prefix for f in facts), default=0) + self.rules.max_tokens + 1
+        longest = max((f.prefix for f in facts), default=0) + self.rules.shape.max_tokens + 1
         assert self.setting.target.cache is not None
         capacity = self.setting.target.cache.capacity
         if longest > capacity:
@@ -224,7 +215,7 @@ class Round:
                 fix="report this: the loop admits no more than it allocated for",
             )
         self.state.upload(facts)
-        self._num_rows, self._texts, self._prompts = len(facts), texts, prompts
+        self._num_rows, self._texts = len(facts), texts
         self._lengths = [[of.prefix, of.stable] for of in facts]
 
     def first_token(self, logits: Tensor, sampling: Sampling) -> Tensor:
@@ -263,8 +254,6 @@ class Round:
             self.graphs.run(("commit", bucket), partial(self.verifier.commit, rows))
             watch.lap("commit")
         found = [RowOutcome.of(row) for row in self._outcomes.read()[:num_rows].tolist()]
-        for row in draft.copies:
-            found[row] = found[row]._replace(num_levels=0, is_copy=True)
         watch.lap("other" if self.is_static else "verify")
         if not all(row.finite for row in found):
             raise _logits_not_finite()
@@ -341,8 +330,6 @@ class Round:
             return "draft tokens are drawn from the drafter"
         if self.rules.acceptance.needs_draft_law:
             return "the acceptance wants the drafter's distribution"
-        if self.rules.copies is not None:
-            return "the host looks for copies before it drafts"
         return not_by_kernels(self.policy.shape, self.rules.shape)
 
     def _draft(self, rows: Rows, watch: Stopwatch) -> Draft:
@@ -388,12 +375,8 @@ class Round:
         rows, all_rows = self.state.rows(num_rows), rows
         memory = self.memories[0].read(num_rows)[:, : shape.memory_size]
         plan = shape.begin(RoundStart(num_rows, memory, batch_size=num_rows))
-        copy, copies = self._copy(), list[int]()
-        if copy is not None:
-            copies = copy.length.nonzero()[:, 0].tolist()
-            watch.lap("policy")
         distribution = None
-        if rules.drafter is None or len(copies) == num_rows:
+        if rules.drafter is None:
             view = new_pool(rows.root_ids.clone(), 1).view()
             submitted = torch.zeros_like(view.tree.depth)
         else:
@@ -430,28 +413,12 @@ class Round:
             view.expanded,
             view.topk_entropy,  # path entropy is for kernels that draft
         )
-        if copy is not None and copies:
-            pool, submitted = with_copies(pool, submitted, copies, copy.token_ids[copies])
         if self.buffers is None:
-            faulty, taken = torch.zeros_like(rows.vacant), tuple(copies)
-            return Draft(pool, submitted, faulty, rules, None, view, distribution, taken)
+            faulty = torch.zeros_like(rows.vacant)
+            return Draft(pool, submitted, faulty, rules, None, view, distribution)
         self.buffers.take(pool, submitted)
         draft = self._static_draft(all_rows, rules, int((submitted >= 0).sum()))
-        return replace(draft, view=view, distribution=distribution, copies=tuple(copies))
-
-    def _copy(self) -> Copy | None:
-        """The copies that the texts offer, on the host; None for a policy that takes none."""
-        copies, host = self.rules.copies, torch.device("cpu")
-        if copies is None or not self._texts:
-            return None
-        texts = list(self._texts)
-        if copies.prompt:
-            missing = [max(copies.window - len(text), 1) for text in texts]
-            texts = [
-                [*prompt[-most:], *text]
-                for prompt, text, most in zip(self._prompts, texts, missing, strict=True)
-            ]
-        return copies.find(recent_tokens(texts, host, min(copies.window, max(map(len, texts)))))
+        return replace(draft, view=view, distribution=distribution)
 
     def _static_draft(self, rows: Rows, rules: Runnable, known: int | None) -> Draft:
         assert self.buffers is not None
@@ -504,10 +471,9 @@ class Round:
     def _tiers_of(self, num_rows: int) -> tuple[int, ...]:
         """Sizes of verification: one where all trees have the same, else few."""
         limit = getattr(self.policy.budget, "max_tokens", None)
-        most = min(num_rows * self.rules.max_tokens, limit or sys.maxsize)
+        most = min(num_rows * self.rules.shape.max_tokens, limit or sys.maxsize)
         shape, added = self.policy.shape, self.policy.additions
-        is_even = "budget" not in added and "copies" not in added
-        if isinstance(shape, RootOnly | Chain | StaticTree) and is_even:
+        if isinstance(shape, RootOnly | Chain | StaticTree) and "budget" not in added:
             return (most,)
         return token_tiers(most, self.setting.graphs.flat_tokens)
 
@@ -581,33 +547,6 @@ def without_host_reads(budget: BudgetRule, max_depth: int) -> BudgetRule:
     if isinstance(budget, CostedRule) and budget.calibration is not None:
         return replace(budget, calibration=replace(budget.calibration, max_depth=max_depth))
     return budget
-
-
-def with_copies(
-    pool: Pool, submitted: Tensor, rows: list[int], token_ids: Tensor
-) -> tuple[Pool, Tensor]:
-    """The drafts of a batch, in some rows a chain of copied tokens, `[R, L]`, in their place.
-
-    A copy counts as certain where a tier has no room for all nodes.
-    """
-    chain = torch.arange(token_ids.shape[1] + 1, device=submitted.device)
-    size, width = len(chain), max(len(chain), pool.parent.shape[1])
-    empty = {"parent": PAD, "joint_logp": -math.inf}
-    wide = Pool(
-        *(
-            pad(values, (0, width - values.shape[1]), value=empty.get(name, 0))
-            for name, values in zip(pool._fields, pool, strict=True)
-        )
-    )
-    at = torch.tensor(rows, device=submitted.device)
-    wide.token_ids[at, 1:size] = token_ids.to(submitted.device)
-    wide.parent[at], wide.joint_logp[at] = PAD, -math.inf
-    wide.parent[at, :size], wide.depth[at, :size] = chain - 1, chain
-    wide.draft_logp[at, :size] = wide.joint_logp[at, :size] = 0.0
-    submitted = pad(submitted, (0, max(size - submitted.shape[1], 0)), value=-1)
-    submitted[at] = -1
-    submitted[at, :size] = chain
-    return wide, trim(submitted)
 
 
 def trim(submitted: Tensor) -> Tensor:

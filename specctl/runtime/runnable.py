@@ -29,7 +29,6 @@ from specctl.policy import (
     build_shape,
     policy_digest,
 )
-from specctl.policy.copying import CopyText
 from specctl.policy.rules import (
     BudgetRule,
     Frontier,
@@ -58,7 +57,6 @@ class Runnable:
     Attributes:
         drafter: that it needs: none for plain decoding.
         digest: of the policy.
-        copies: what a round drafts without a drafter where the text repeats itself.
         fallback: takes a round over if these rules fail; None where failures are not caught.
     """
 
@@ -67,23 +65,7 @@ class Runnable:
     acceptance: AcceptanceRule
     drafter: Drafter | None
     digest: str
-    copies: CopyText | None = None
     fallback: Runnable | None = None
-
-    @property
-    def num_copied(self) -> int:
-        """Tokens of a copy; 0 where none are drafted."""
-        return 0 if self.copies is None else self.copies.max_draft_tokens
-
-    @property
-    def max_depth(self) -> int:
-        """Levels that a round verifies at most."""
-        return max(self.shape.max_depth, self.num_copied)
-
-    @property
-    def max_tokens(self) -> int:
-        """Nodes that a request submits at most, root counted."""
-        return max(self.shape.max_tokens, 1 + self.num_copied)
 
 
 def runnable(
@@ -114,7 +96,7 @@ def runnable(
         policy.budget, batch_size=batch_size, max_tokens=shape.max_tokens, device=device
     )
     acceptance = build_acceptance(policy.acceptance, device, eos_ids=eos_ids)
-    found = Runnable(shape, budget, acceptance, drafter, policy_digest(policy), policy.copies)
+    found = Runnable(shape, budget, acceptance, drafter, policy_digest(policy))
     if shape.max_depth == 0:
         return replace(found, drafter=None)
     if drafter is None:
@@ -146,21 +128,6 @@ def check_decisions(word: str) -> Decisions:
     """
     check_choice("decisions", word, get_args(Decisions))
     return word  # type: ignore[return-value]
-
-
-def check_recordable(policy: Policy) -> None:
-    """Refuses to record rounds of a policy whose drafts lack what a row of traces holds.
-
-    Raises:
-        UsageError: it copies the text.
-    """
-    if policy.copies is not None:
-        raise UsageError(
-            f"recorded rounds of {policy.name}",
-            expected="drafts with the probabilities that a row of traces holds",
-            found="copies of the text, which have none",
-            fix="record the policy without copy, and measure it with specctl run",
-        )
 
 
 class PolicyFault(Exception):  # noqa: N818  it is a fault of the policy, not an error of ours

@@ -46,7 +46,6 @@ class Draft:
         rules: who drafted. known: tokens that will be verified at most, where the host knows.
         view: the pool as rules know it; None where kernels drafted.
         distribution: the drafter's own, where the acceptance wants it.
-        copies: rows whose draft is a copy of the text; none in captured drafting.
     """
 
     pool: Pool
@@ -56,7 +55,6 @@ class Draft:
     known: int | None = None
     view: DraftPool | None = None
     distribution: DraftLaw | None = None
-    copies: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -425,11 +423,7 @@ def outcome_of(draft: Draft, asked: Asked, verdict: Verdict, num_rows: int) -> O
 
 
 class RowOutcome(NamedTuple):
-    """One row of `Settled.outcome` on the host: `FACTS`, then the emitted tokens, bonus last.
-
-    Attributes:
-        is_copy: its draft was a copy of the text, for which no level was drafted.
-    """
+    """One row of `Settled.outcome` on the host: `FACTS`, then the emitted tokens, bonus last."""
 
     num_tokens: int
     num_verified: int
@@ -438,10 +432,9 @@ class RowOutcome(NamedTuple):
     finite: int
     wanted: int
     tokens: list[int]
-    is_copy: bool = False
 
     @classmethod
     def of(cls, outcome: list[int]) -> RowOutcome:
         """The row, its tokens without their padding."""
         size, end = len(FACTS), len(FACTS) + outcome[0]
-        return cls._make([*outcome[:size], outcome[size:end], False])
+        return cls._make([*outcome[:size], outcome[size:end]])

@@ -101,10 +101,7 @@ RICH_FEATURES = (
     "depth",
     "sibling_rank",
     "draft_logp",
-    "suffix_length",
-    "suffix_offered",
-    "suffix_support",
-    "suffix_count",
+    "copy_length",
 )
 """All that helped to predict acceptance on held-out prompts (docs/features.md)."""
 
@@ -474,9 +471,7 @@ THETAS = {
 class MarsConfig(Record):
     """The thresholds of relaxed acceptance that are tried, and the contract."""
 
-    mode: Literal["alg1", "sound", "code_v1"] = option(
-        "sound", "sound, alg1 (greedy, the paper) or code_v1 (as released)"
-    )
+    mode: Literal["alg1", "sound"] = option("sound", "sound or alg1 (greedy, the paper)")
     form: Literal["ratio", "margin", "prob_ratio"] = option(
         "ratio", "ratio (paper), margin (nats) or prob_ratio"
     )

@@ -131,13 +131,6 @@ def check_mode(mode: str, *, greedy: bool) -> None:
             found="a temperature",
             fix="use --mode sound, or leave --temperature out",
         )
-    if mode == "code_v1" and greedy:
-        raise UsageError(
-            "--mode code_v1",
-            expected="a temperature: as released, greedy decoding is strict",
-            found="temperature 0",
-            fix="use --mode sound, or give --temperature",
-        )
 
 
 def sweep(
@@ -158,12 +151,11 @@ def sweep(
     policies = tuple(
         base.model_copy(update={"acceptance": config.acceptance(theta)}) for theta in config.thetas
     )
-    # As released, the sampler draws coins of its own: its strict answers are no guide.
-    opening = None if config.mode == "code_v1" else opening_of(config, pair)
+    opening = opening_of(config, pair)
     strict = before = run_prompts(pair, base, plan, folder, opening=opening, on_answer=on_answer)
     relaxed = []
     for policy, theta in zip(policies, config.thetas, strict=True):
-        known = unchanged(before, config.acceptance(theta), opening) if opening else {}
+        known = unchanged(before, config.acceptance(theta), opening)
         before = run_prompts(
             pair, policy, plan, folder, opening=opening, known=known, on_answer=on_answer
         )

@@ -218,7 +218,6 @@ CASES: list[tuple[int, str, str]] = [
             ("--thetas high", "--thetas: expected comma-separated"),
             ("--deny a", "--deny: expected comma-separated"),
             ("--deny -1", "--deny: expected at least 0"),
-            ("--mode code_v1 --form ratio", "temperature"),
             ("--mode alg2", "--mode: expected"),
             ("--num-seeds 2", "--num-seeds"),
             ("--max-loss 0", "--max-loss: expected above 0"),
@@ -322,7 +321,7 @@ CASES: list[tuple[int, str, str]] = [
     (INPUT, "fit cart TRACES BLIND -o OUT", "drafter_digest"),
     (INPUT, "fit c2t BLIND -o OUT", "accepted and rejected draft tokens, found 0 accepted"),
     (INPUT, "fit c2t SURE -o OUT", "at least 2 prompts"),
-    (INPUT, "fit c2t TRACES -o OUT --features suffix_length,depth", "dense"),
+    (INPUT, "fit c2t TRACES -o OUT --features copy_length,depth", "dense"),
     (INPUT, "fit gbdt TRACES -o OUT", "dense"),
     (INPUT, "fit adasd TRACES -o OUT", "--dense"),
     (

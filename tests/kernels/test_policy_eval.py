@@ -289,18 +289,18 @@ def test_trees_are_scored_outside(device: torch.device) -> None:
     assert found.keep.tolist() == [[True, False]]
 
 
-def test_columns_of_text_come_from_outside(device: torch.device) -> None:
-    """Their order among the features does not matter."""
-    names = ("suffix_support", "joint_logp", "suffix_length")
+def test_a_column_of_text_comes_from_outside(device: torch.device) -> None:
+    """Its place among the features does not matter."""
+    names = ("copy_length", "joint_logp", "depth")
     scorer = random_network(3, 5).model_copy(update={"features": names})
     table = table_of(ScoredTree(scorer=scorer, beta=0.5, depth=2))
     assert table is not None
-    assert layout_of(table).extra == ("suffix_support", "suffix_length")
+    assert layout_of(table).extra == ("copy_length",)
     pool = Pool(*moved(level_pool(torch.tensor([[-1.0, -0.5]]), 0), device))
-    extra = torch.tensor([[[0.5, 3.0], [0.1, 0.0]]], device=device)
+    extra = torch.tensor([[[1.0], [-1.0]]], device=device)
     scores, params = torch.zeros(1, 3, device=device), pack(table).to(device)
     prune_level(params, pool, scores, None, start=1, depth=1, width=1, extra=extra)
-    x = torch.tensor([[0.5, -1.0, 3.0], [0.1, -0.5, 0.0]], dtype=torch.float64)
+    x = torch.tensor([[1.0, -1.0, 1.0], [-1.0, -0.5, 1.0]], dtype=torch.float64)
     x = (x - torch.tensor(scorer.mean)) / torch.tensor(scorer.scale, dtype=torch.float64)
     hidden = (x @ torch.tensor(scorer.w1).double().T + torch.tensor(scorer.b1)).relu()
     odds = hidden @ torch.tensor(scorer.w2).double() + scorer.b2[0]

@@ -1,10 +1,9 @@
-"""MARS's rules on trees drawn by hand, by definition, and on what its authors released."""
+"""MARS's rules on trees drawn by hand, and by definition."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor
 from specctl.errors import UsageError
 from specctl.kernels.verify_tree import verify_tree
 from specctl.policy import build_acceptance
-from specctl.policy.mars import Mars, MarsRule, ReleasedRule, top_two
+from specctl.policy.mars import Mars, MarsRule, top_two
 from specctl.policy.verification import StrictAcceptance, Verification
 from specctl.tree import TokenTree
 from tests.policy.drafts import tree_of_nodes, verification
@@ -212,78 +211,3 @@ def test_sound_emits_its_defined_law_on_every_tree(theta: float) -> None:
         assert law == defined_law(paths, theta)
         differs += law != emitted_law(paths, StrictAcceptance())
     assert (differs > 0) == (theta < 0.75)  # no second choice is closer than that
-
-
-def released(theta: float = 1.0) -> MarsRule:
-    rule = rule_of(mode="code_v1", theta=theta)
-    assert isinstance(rule, ReleasedRule)
-    return rule
-
-
-def drafted(
-    tokens: list[int], draft_probs: tuple[float, ...], own: Tensor, shift: float = 10.0
-) -> Verification:
-    """One level below the root in every row; the target has .5, .3 and .2 for tokens 0, 1, 2."""
-    rows, size = len(own), len(tokens)
-    columns = ([0, *tokens], [-1] + [0] * size, [0] + [1] * size)
-    logp = torch.tensor([1.0, *draft_probs]).log().expand(rows, -1)
-    drawn = TokenTree(*(torch.tensor([c]).expand(rows, -1) for c in columns), logp)
-    logits = shift + torch.tensor([0.5, 0.3, 0.2]).log().expand(rows, size + 1, -1)
-    return verification(drawn, logits, own[:, None].expand(-1, size + 1))
-
-
-def first_tokens(rule: MarsRule, given: Verification) -> Tensor:
-    """`[B]` first emitted token."""
-    judged = rule.judge(given)
-    assert int(judged.admitted.sum(1).max()) <= 1
-    child = judged.admitted.int().argmax(1, keepdim=True)
-    followed = given.tree.token_ids.gather(1, child)[:, 0]
-    return torch.where(judged.admitted.any(1), followed, judged.target_ids[:, 0])
-
-
-def test_released_sampler_follows_its_own_law_and_not_the_targets() -> None:
-    """min(1, p / q), mass of refused children to the others; 60,000 rows show shares off by 0.01.
-
-    Children 2 and 1, drafted with 0.8 and 0.4: accepted with 0.2 / 0.8, then with
-    (0.3 / 0.8) / 0.4; what is left goes to token 0.
-    """
-    given = drafted([2, 1], (0.8, 0.4), torch.zeros(60_000, dtype=torch.int64))
-    second = 0.75 * (0.3 / 0.8 / 0.4)
-    wanted = torch.tensor([0.75 - second, second, 0.25])
-    found = torch.bincount(first_tokens(released(), given), minlength=3) / 60_000
-    assert (found - wanted).abs().max() < 0.01
-
-
-OWN = [0, 1, 2, 0]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "rule", "shift", "emitted"),
-    [
-        # The first of the two best in tree order; without either of them, the target's token.
-        ([0, 1], released(0.9), 10.0, [0, 0, 0, 0]),
-        ([1, 0], released(0.9), 10.0, [1, 1, 1, 1]),
-        ([2], released(0.9), 10.0, OWN),
-        # The released ratio has no guard against logits that are not positive.
-        ([1, 0], released(1.0), -20.0, [1, 1, 1, 1]),
-        ([1, 0], rule_of(theta=1.0), -20.0, OWN),
-    ],
-)
-def test_released_rule(tokens: list[int], rule: MarsRule, shift: float, emitted: list[int]) -> None:
-    given = drafted(tokens, (0.9,) * len(tokens), torch.tensor(OWN), shift)
-    assert first_tokens(rule, given).tolist() == emitted
-
-
-def test_released_greedy_rows_are_strict() -> None:
-    given = verification(CHAIN, logits_of(CHAIN, {0: CLOSE}))
-    assert admitted(released(0.5), given) == [2]
-
-
-def test_released_coins_belong_to_the_request_not_to_its_row() -> None:
-    given = drafted([0, 1], (0.8, 0.6), torch.zeros(64, dtype=torch.int64))
-    order = torch.randperm(64, generator=torch.Generator().manual_seed(3))
-    one = released().judge(given)
-    other = released().judge(replace(given, seeds=given.seeds[order]))
-    assert torch.equal(one.admitted[order], other.admitted)
-    assert torch.equal(one.target_ids[order], other.target_ids)
-    assert len(one.admitted.unique(dim=0)) > 1

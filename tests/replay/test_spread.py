@@ -24,7 +24,7 @@ from specctl.ray_cluster import Cluster, Needs, Spread
 from tests.cli.command import passes
 from tests.replay.tune_cases import linear_file
 
-POLICIES = ("-p", "ar", "-p", "chain:num_draft_tokens=2", "-p", "svip:window=2", "-p", "ar+copy")
+POLICIES = ("-p", "ar", "-p", "chain:num_draft_tokens=2", "-p", "svip:window=2")
 
 
 @pytest.fixture(scope="module")

@@ -311,7 +311,7 @@ def test_the_families_are_known_to_tune(tmp_path: Path, is_shared: bool) -> None
     names = families_of(found, is_shared=is_shared)
     families = parse_families(names, (), PAIR)
     assert [family.name for family in families] == list(names)
-    assert any(family.added for family in families) == is_shared
+    assert any(family.budget for family in families) == is_shared
     fitted = {Path(family.name).name for family in families if family.artifact is not None}
     budgets = {"hetero+survival", "c2t+survival", "echo+survival", "echo+echo_budget"}
     assert fitted == {*kinds, *(budgets if is_shared else ())}

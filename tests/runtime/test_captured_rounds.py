@@ -39,7 +39,6 @@ from specctl.policy import (
     SurvivalBudget,
 )
 from specctl.policy.budgets import Calibration
-from specctl.policy.copying import CopyText
 from specctl.runtime import device_drafting
 from specctl.runtime.cached_model import CachedModel, ForwardResult
 from specctl.runtime.capture import GraphSettings, TierChoice
@@ -395,16 +394,6 @@ def test_rules_without_kernels_draft_between_graphs(
     assert found.loop.round.kernels is None
     assert found.loop.graph_counters.replays > 0
     assert found.loop.graph_counters.failed_captures == 0
-
-
-def test_copies_are_drafted_between_graphs() -> None:
-    given, copies = requests(4, DRAWN), CopyText(min_length=1, max_draft_tokens=7, prompt=True)
-    found = same_as_ordinary(Policy(shape=TREE, copies=copies), given, tape())
-    assert found.texts == ordinary(Policy(shape=RootOnly()), given, batch_size=1).texts
-    assert found.loop.round.kernels is None
-    assert found.loop.graph_counters.replays > 0
-    short = same_as_ordinary(Policy(shape=RootOnly(), copies=copies), given[:2], tape())
-    assert sum(verified - calls for calls, verified, _ in short.counts.values()) > 0
 
 
 def test_acceptance_by_torch_judges_between_graphs() -> None:

@@ -71,10 +71,10 @@ DIVERGING = {
     ),
 }
 RELAXED = {
-    f"{mode} on {shape}": Policy(
-        shape=toy_loops.POLICIES[shape].shape, acceptance=Mars(mode=mode, form=form, theta=0.5)
+    f"{form} on {shape}": Policy(
+        shape=toy_loops.POLICIES[shape].shape, acceptance=Mars(form=form, theta=0.5)
     )
-    for mode, form in (("sound", "prob_ratio"), ("code_v1", "ratio"))
+    for form in ("prob_ratio", "ratio")
     for shape in ("chain", "eagle2")
 }
 LOSSLESS = {

@@ -172,7 +172,7 @@ def test_a_policy_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("eagle2+marginal:tokens_per_s=5", "specctl profile"),
         ("eagle2+marginal", "expected tokens_per_s=VALUE"),
         ("eagle2+echo", "found another shape, 'echo'"),
-        ("eagle2+sorted", "expected copy, survival, marginal, echo_budget, ratio, mars"),
+        ("eagle2+sorted", "expected survival, marginal, echo_budget, ratio, mars"),
         ("eagle2+", "found ''"),
         ("+survival:max_tokens=4", "found '+survival"),
         (
@@ -290,8 +290,6 @@ def defaults_of(word: str) -> dict[str, Any]:
     settings = word + needed.get(word, "")
     if word in WORDS["budget"]:
         return resolve_policy(f"chain+{settings}", step_cost=COSTS).policy.budget.model_dump()
-    if word in WORDS["copies"]:
-        return resolve_policy(f"chain+{settings}").policy.copies.model_dump()
     if word in WORDS["acceptance"]:
         policy = resolve_policy(f"chain+{settings}", allow_lossy=True).policy
         return policy.acceptance.model_dump()

@@ -164,8 +164,6 @@ def test_a_refused_contract_publishes_nothing(found: Sweep, tmp_path: Path) -> N
 def test_modes_that_the_sampling_contradicts_are_refused() -> None:
     with pytest.raises(errors.UsageError, match="alg1"):
         check_mode("alg1", greedy=False)
-    with pytest.raises(errors.UsageError, match="temperature"):
-        check_mode("code_v1", greedy=True)
     with pytest.raises(errors.UsageError, match="greedy answers repeat"):
         PairedConfig(num_seeds=3)
     assert PairedConfig().loss_kind == "binary"

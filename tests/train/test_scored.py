@@ -153,7 +153,7 @@ def test_defaults_follow_the_label_and_the_log(config: type[NodeConfig], predict
     made = config.model_validate_json(config(**{**found, "features": ("depth",)}).model_dump_json())
     assert made.depth == 4
     rich = config is RichNodeConfig
-    assert ("suffix_length" in found["features"]) == rich
+    assert ("copy_length" in found["features"]) == rich
     assert found.get("negatives") == (None if not rich else 10.0 if predicts == "joint" else 0.0)
 
 

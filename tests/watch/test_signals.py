@@ -69,7 +69,7 @@ def test_a_scorer_that_reads_the_text_is_watched_on_rounds_alone(
     """Its texts are put together from roots and accepted tokens. A prompt or two where the dense
     trees lack what it would expand are left out."""
     fitted, live = tmp_path / "c2t", tmp_path / "live"
-    features = "draft_logp,depth,suffix_length,suffix_offered"
+    features = "draft_logp,depth,copy_length"
     passes("fit", "c2t", dense.parts[0].place.name, "-o", fitted, "--features", features)
     passes("collect", "embedded", "-o", live, "--policy", fitted, "--batch-size", 4, *LIMIT)
     policy = resolve_policy(str(fitted)).policy

@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from specctl.artifacts.manifest import Count, Name, PairFingerprint, UtcTime, digest_of
 from specctl.errors import UsageError
 from specctl.features import needs_text
-from specctl.policy import PerRequest, RootOnly, ScoredTree
+from specctl.policy import PerRequest, ScoredTree
 from specctl.policy.budgets import Microseconds, StepCost
 from specctl.policy.families import family_of
 from specctl.policy.scorers import FfnScorer, TreesScorer
@@ -55,8 +55,6 @@ class Steps:
         max_tokens: per request that the policy verifies at most, roots counted, which captured
             rounds are padded up to; None where it always verifies that many.
         prompt_tokens: among `num_tokens`, those of prompts that share the forward.
-        copies: rounds without a level may submit copies of the text, which the drafter reads as it
-            reads any other.
         decider: see `decider_of`.
     """
 
@@ -68,7 +66,6 @@ class Steps:
     num_emitted: ArrayLike
     max_tokens: ArrayLike | None = None
     prompt_tokens: ArrayLike = 0
-    copies: ArrayLike = False
     decider: str = ""
 
 
@@ -81,16 +78,10 @@ def steps_of(run: Rounds) -> Steps:
         context_tokens=run.context_tokens - 1,
         levels=outcomes.levels,
         level_width=outcomes.expanded / np.maximum(outcomes.levels - 1, 1),
-        num_emitted=np.where(run.is_last | reads_nothing(run.policy), 0, run.emitted),
-        copies=run.policy.copies is not None,
+        num_emitted=np.where(run.is_last, 0, run.emitted),
         max_tokens=run.max_tokens,
         decider=decider_of(run.policy),
     )
-
-
-def reads_nothing(policy: Policy) -> bool:
-    """Whether a policy has no drafter."""
-    return isinstance(policy.shape, RootOnly)
 
 
 UNDECIDED = ("schedule", "full")
@@ -241,8 +232,7 @@ class CostModel(Record, ABC):
         levels, width = _f(steps.levels), width_of(steps)
         batch, context = _f(steps.batch_size), _f(steps.context_tokens)
         emitted, drafts = _f(steps.num_emitted), levels > 0
-        reads = drafts | (np.asarray(steps.copies) & (emitted > 0))
-        if not np.any(reads):
+        if not np.any(drafts):
             return np.zeros(np.broadcast(levels, width, batch, context, emitted).shape)
         self._check_drafter()
         _, rows = self._padded(batch, batch, None)
@@ -252,7 +242,7 @@ class CostModel(Record, ABC):
         parts = parts + (levels - 1) * self.part_us("draft.level", width, rows, context)
         parts = parts + levels * self.decider_us(steps.decider, rows)
         read = self.part_us("draft.extend", np.maximum(num_read, 1), rows, context)
-        return np.where(drafts, parts, 0.0) + np.where(reads & (num_read > 0), read, 0.0)
+        return np.where(drafts, parts + np.where(num_read > 0, read, 0.0), 0.0)
 
     def decider_us(self, decider: str, batch: ArrayLike) -> Floats:
         """Time of a policy's own decisions a level, beyond EAGLE-2's, which levels contain; 0 where
@@ -262,9 +252,7 @@ class CostModel(Record, ABC):
 
     def loop_us(self, steps: Steps) -> Floats:
         """Host work around the models: state, commit, emission, bookkeeping."""
-        batch, tokens = _f(steps.batch_size), _f(steps.num_tokens) - _f(steps.prompt_tokens)
-        drafts = (_f(steps.levels) > 0) | (np.asarray(steps.copies) & (tokens > batch))
-        drafts = drafts & self.drafts
+        batch, drafts = _f(steps.batch_size), (_f(steps.levels) > 0) & self.drafts
         plain = self.part_us("loop", 1, batch, 1)
         if not np.any(drafts):
             return plain + np.zeros(drafts.shape)

@@ -23,7 +23,6 @@ from specctl.policy import (
     parse_policy,
     with_costs,
 )
-from specctl.policy.copying import COPY
 from specctl.policy.families import BUDGETS, SHAPES, family_of
 from specctl.policy.family import Grid, Scaled
 from specctl.policy.rules import ShapeRule
@@ -32,7 +31,7 @@ from specctl.replay.outcomes import check_replayable
 from specctl.replay.submissions import shares
 from specctl.replay.tune.evaluators import refused
 from specctl.results import FamilySearch
-from specctl.runtime.policy_spec import NamedPolicy, part_of, pieces, record_of, resolve_policy
+from specctl.runtime.policy_spec import NamedPolicy, pieces, record_of, resolve_policy
 
 Values = tuple[str, ...] | Scaled
 Settings = Mapping[str, str]
@@ -43,10 +42,7 @@ DEEP = tuple(family.kind for family in SHAPES if family.is_deep)
 SHAPE_GRIDS = {word: dict(grid) for family in SHAPES for word, grid in family.grids.items()}
 """By the word of a shape. The threshold of `stop` has the unit of its signal, so its grids stand
 under words such as `stop:signal=entropy`."""
-ADDED_GRIDS = {
-    word: dict(grid) for family in (*BUDGETS, COPY) for word, grid in family.grids.items()
-}
-"""By the word of what stands behind a shape: a budget, or copies."""
+BUDGET_GRIDS = {word: dict(grid) for family in BUDGETS for word, grid in family.grids.items()}
 SHARED_GRIDS = {family.kind: family.shared_grid for family in SHAPES if family.shared_grid}
 """Coarser values of shapes that a budget trims anyway."""
 BY_COSTS = "by step costs"
@@ -65,15 +61,15 @@ class SearchedFamily:
 
     Attributes:
         name: as it was given, e.g. `svip:window=8`, `eagle2+survival` or an artifact's folder.
-        shape, added: words before and behind the `+`, of a budget or of copies; maybe empty.
-        grid: values of the settings that are searched, the shape's before the others; `Scaled`
+        shape, budget: words before and behind the `+`; no budget is empty.
+        grid: values of the settings that are searched, the shape's before the budget's; `Scaled`
             until the load is known.
         artifact: `shape` is the folder that it was loaded from.
     """
 
     name: str
     shape: str
-    added: str
+    budget: str
     grid: Mapping[str, Values]
     artifact: NamedPolicy | None = None
 
@@ -85,13 +81,13 @@ class SearchedFamily:
     @property
     def is_static(self) -> bool:
         """Whether its settings are scored by sweep, as the baseline of all others."""
-        return self.artifact is None and not self.added and self.word in STATIC
+        return self.artifact is None and not self.budget and self.word in STATIC
 
     @property
     def is_shared(self) -> bool:
         """Whether a batch decides together."""
         own = self.artifact is not None and shares(self.artifact.policy)
-        return is_budget(self.added) or own
+        return bool(self.budget) or own
 
     def replaced(self, name: str, values: tuple[str, ...]) -> SearchedFamily:
         """The family with other values of a setting, if it has that one."""
@@ -142,9 +138,9 @@ def parse_families(
 
 
 def listed_families(names: Sequence[str], grids: Sequence[str]) -> list[SearchedFamily]:
-    """The named families, or all that there are: shapes, signals of `stop`, budgets, copies."""
+    """The named families, or all that there are: shapes, signals of `stop`, shared budgets."""
     searched = sorted((word for word, grid in SHAPE_GRIDS.items() if grid), key=_has_setting)
-    return parse_families(names or (*searched, *(f"eagle2+{word}" for word in ADDED_GRIDS)), grids)
+    return parse_families(names or (*searched, *(f"eagle2+{word}" for word in BUDGET_GRIDS)), grids)
 
 
 def static_families(top_k: int) -> list[SearchedFamily]:
@@ -163,22 +159,22 @@ def static_families(top_k: int) -> list[SearchedFamily]:
 
 
 def _family(name: str, pair: PairFingerprint | None) -> SearchedFamily:
-    shape, *others = pieces(name)
-    if len(others) > 1:
-        raise refused(f"--family {name}", "one + at most", str(len(others)), "name one")
-    added = "".join(others)
-    added_grid: Mapping[str, Values] = {}
-    if added:
-        word = added.partition(":")[0]
-        if word not in ADDED_GRIDS:
-            expected = f"behind the + one of {', '.join(ADDED_GRIDS)}"
+    shape, *budgets = pieces(name)
+    if len(budgets) > 1:
+        raise refused(f"--family {name}", "one budget at most", str(len(budgets)), "name one")
+    budget = "".join(budgets)
+    budget_grid: Mapping[str, Values] = {}
+    if budget:
+        word = budget.partition(":")[0]
+        if word not in BUDGET_GRIDS:
+            expected = f"a budget among {', '.join(BUDGET_GRIDS)}"
             raise refused(f"--family {name}", expected, word, "name one")
-        added_grid = _free(ADDED_GRIDS[word], added)
+        budget_grid = _free(BUDGET_GRIDS[word], budget)
     if os.path.isdir(shape):
         artifact = resolve_policy(shape, pair, allow_lossy=True)
         check_replayable(artifact.policy.model_copy(update={"budget": PerRequest()}))
-        own = fitted_grid(artifact.policy.shape, is_shared=is_budget(added))
-        return SearchedFamily(name, shape, added, {**own, **added_grid}, artifact)
+        own = fitted_grid(artifact.policy.shape, is_shared=bool(budget))
+        return SearchedFamily(name, shape, budget, {**own, **budget_grid}, artifact)
     word = shape.partition(":")[0]
     if word == "stop":
         signal = _settings(shape).get("signal", "")
@@ -189,15 +185,10 @@ def _family(name: str, pair: PairFingerprint | None) -> SearchedFamily:
         word = f"stop:signal={signal}"
     if word not in SHAPE_GRIDS:
         searched = [key for key, grid in SHAPE_GRIDS.items() if grid and not _has_setting(key)]
-        expected = f"{', '.join(searched)}, stop, maybe + a budget or copy, or an artifact's folder"
+        expected = f"{', '.join(searched)}, stop, maybe + a budget, or the folder of an artifact"
         raise refused("--family", expected, repr(name), "check the name or the path")
-    grid = SHARED_GRIDS.get(word, SHAPE_GRIDS[word]) if is_budget(added) else SHAPE_GRIDS[word]
-    return SearchedFamily(name, shape, added, {**_free(grid, shape), **added_grid})
-
-
-def is_budget(added: str) -> bool:
-    """Whether the words behind a shape are of a budget, which a batch shares."""
-    return part_of(added) == "budget"
+    grid = SHARED_GRIDS.get(word, SHAPE_GRIDS[word]) if budget else SHAPE_GRIDS[word]
+    return SearchedFamily(name, shape, budget, {**_free(grid, shape), **budget_grid})
 
 
 def _has_setting(word: str) -> bool:
@@ -380,10 +371,10 @@ def _candidate(
 ) -> PolicyCandidate | None:
     """The policy of a point; None where a tree that must reach its deepest level has no more nodes
     than levels, or a fitted record does not allow the settings."""
-    of_added = ADDED_GRIDS.get(family.added.partition(":")[0], {})
-    shape = {name: value for name, value in point.items() if name not in of_added}
-    added = _spec(family.added, {name: point[name] for name in point if name in of_added})
-    label = "+".join(filter(None, [_spec(family.shape, shape), added]))
+    of_budget = BUDGET_GRIDS.get(family.budget.partition(":")[0], {})
+    shape = {name: value for name, value in point.items() if name not in of_budget}
+    budget = _spec(family.budget, {name: point[name] for name in point if name in of_budget})
+    label = "+".join(filter(None, [_spec(family.shape, shape), budget]))
 
     def costs(record: Shape) -> StepCost:
         return conditions.step_costs(build_shape(record))
@@ -402,8 +393,8 @@ def _candidate(
     except ValueError as error:
         expected = "numbers, with slashes where the setting is a list"
         raise refused(f"--grid of {label}", expected, str(error), "correct the value") from error
-    if part := part_of(added):
-        record = {**policy.model_dump(mode="json"), part: record_of(added)}
+    if budget:
+        record = {**policy.model_dump(mode="json"), "budget": record_of(budget)}
         policy = parse_policy(canonical_json(record))
     digest = family.artifact.artifact_digest
     return PolicyCandidate(family.name, label, with_costs(policy, costs), digest)

@@ -258,7 +258,7 @@ class LogEvaluator:
         shared: dict[str, list[int]] = {}
         for index, policy in others.items():
             groups = shared if shares(policy) else alone
-            drafts = policy.model_dump_json(include={"shape", "copies"})
+            drafts = policy.shape.model_dump_json()
             groups.setdefault(drafts, []).append(index)
         for together in (*_passes(list(alone.values())), *([group] for group in shared.values())):
             firsts = [policies[group[0]] for group in together]
