@@ -21,12 +21,9 @@ import common
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from specctl.artifacts import save_artifact
-from specctl.policy import Policy, ScoredTree
 from tests.artifacts.examples import ORIGIN, POLICIES
 from tests.artifacts.hostile import families
-from tests.policy.scorers import random_trees
 
-TREES = Policy(shape=ScoredTree(scorer=random_trees(1, 100, 31), beta=0.3))
 LARGE = {
     name: hostile
     for name, hostile in families().items()
@@ -38,7 +35,7 @@ LOADED = {
     "hetero": POLICIES["hetero"],
     "echo": POLICIES["echo"],
     "c2t network": POLICIES["c2t_ffn"],
-    "c2t, 100 trees of 31 leaves": TREES,
+    "survival": POLICIES["survival"],
     "mars": POLICIES["mars"],
 }
 CHILD = """

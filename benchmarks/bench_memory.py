@@ -33,7 +33,6 @@ VERBS: dict[str, list[str]] = {
     "tune": ["--family", "svip"],
     "fit cart": [],
     "fit c2t": ["--min-steps", "1"],
-    "fit gbdt": [],
     "fit survival": [],
     "fit echo": [],
     "fit adasd": [],

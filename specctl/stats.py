@@ -1,4 +1,5 @@
-"""Statistics that every verb shares: splits by prompt, intervals, areas, calibration, p-values.
+"""Statistics that every verb shares: splits by prompt, intervals, areas, calibration, boosting,
+p-values.
 
 Tokens of one text depend on each other, prompts do not. So data is split by prompt, intervals
 resample prompts or sum their influences, and ratios are of sums, never means of ratios.
@@ -382,6 +383,43 @@ def calibration_errors(count: Floats, positive: Floats, prob: Floats) -> tuple[f
     chance = rate * (1 - rate) / np.maximum(count - 1, 1)
     squared = float((weights * (gap**2 - chance)).sum())
     return math.sqrt(max(0.0, squared)), float((weights * np.abs(gap)).sum())
+
+
+# --------------------------------------------------------------------------- boosted trees
+
+NUM_TREES, NUM_LEAVES, LEAF_ROWS = 60, 15, 50
+"""Of `boosted_trees`: trees, leaves of each, rows in a leaf at least."""
+
+
+def boosted_trees(
+    features: NDArray[np.float32],
+    labels: NDArray[np.bool_],
+    *,
+    weight: Floats | None = None,
+    seed: int,
+) -> Callable[[NDArray[np.float32]], Floats]:
+    """Gradient-boosted trees: from features `[M, F]` to probabilities `[M]` of a label.
+
+    NaN features are allowed and stand for "not known".
+
+    Args:
+        features: `[N, F]`. labels, weight: `[N]`.
+    """
+    import lightgbm as lgb
+
+    parameters = {
+        "objective": "binary",
+        "num_leaves": NUM_LEAVES,
+        "min_data_in_leaf": LEAF_ROWS,
+        "seed": seed,
+        "num_threads": 1,
+        "deterministic": True,
+        "force_row_wise": True,
+        "verbosity": -1,
+    }
+    rows = lgb.Dataset(features, labels.astype(np.float32), weight=weight)
+    model = lgb.train(parameters, rows, num_boost_round=NUM_TREES)
+    return lambda given: np.asarray(model.predict(given, num_threads=1), np.float64)
 
 
 # --------------------------------------------------------------------------- p-values

@@ -6,7 +6,6 @@ nothing that could run code from a file.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,14 +36,10 @@ from specctl.artifacts.strict_json import parse_strict
 from specctl.artifacts.tensors import join_policy, read_tensors
 from specctl.errors import ArtifactError, refusals_of
 from specctl.features import NODE_FEATURES, ROUND_FEATURES, features_digest
-from specctl.policy import FullTree, Policy, ScoredTree, TreesScorer
+from specctl.policy import FullTree, Policy
 
 REQUIRED_FILES = (MANIFEST, TENSORS, CARD)
 MAX_FEATURES = 32
-MAX_TREES = 4096
-"""Fits make 1000 at most. A block of 256 nodes keeps some numbers for each tree: 40 MiB of them."""
-MAX_TABLE_BYTES = 64 << 20
-"""Of the look-up tables of boosted trees: every threshold of every tree, 8 bytes each."""
 MAX_SLOTS = 1 << 15
 """Nodes that a round may draft: 8 levels of 64 expanded nodes with 64 children."""
 UNPREDICTABLE = frozenset(
@@ -180,29 +175,18 @@ def check_class(manifest: Manifest, policy: Policy) -> None:
 def check_cost(policy: Policy) -> None:
     """Refuses a record that would take too much memory or time to build or to run (E_COST).
 
-    A record bounds each of its numbers, but tables and drafts grow with their product. Nothing is
-    allocated here.
+    A record bounds each of its numbers, but drafts grow with their product. Nothing is allocated
+    here.
     """
     shape = policy.shape
     if isinstance(shape, FullTree):
         _require("policy record, drafted nodes", full_slots(shape), MAX_SLOTS)
-    if isinstance(shape, ScoredTree) and isinstance(shape.scorer, TreesScorer):
-        _require("policy record, trees", len(shape.scorer.roots), MAX_TREES)
-        size = table_bytes(shape.scorer)
-        _require("policy record, bytes of the trees' tables", size, MAX_TABLE_BYTES)
 
 
 def full_slots(shape: FullTree) -> int:
     """Nodes that a full tree drafts at most, root counted; as `policy.full` sizes its rule."""
     width = (shape.width or shape.top_k) + shape.nested * shape.top_k * (shape.top_k + 1) // 2
     return 1 + shape.top_k + (shape.depth - 1) * width * shape.top_k
-
-
-def table_bytes(scorer: TreesScorer) -> int:
-    """Bytes of the tables that `policy.scoring` builds of trees."""
-    pairs = {*zip(scorer.feature, scorer.threshold, strict=True)}
-    thresholds = Counter(feature for feature, _ in pairs if feature >= 0)
-    return 8 * (thresholds.total() + len(scorer.features)) * len(scorer.roots)
 
 
 def _require(field: str, found: int, most: int) -> None:

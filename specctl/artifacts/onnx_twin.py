@@ -13,11 +13,9 @@ behind a closed gate do not count, so a runtime may ask at every gate with the l
     gate_logp [n, G] ─ Less(thresholds) ─ Cast ─┬─ ArgMax ─ Gather(levels) ─┐
                                                 └─ ReduceMax ─────────────── Mul ─ stopped_at [n]
 
-C2T's scorers. The network is the rule's, standardisation folded into its first layer; trees
-compare in float32 and go left on the threshold, as the rule does:
+C2T's network is the rule's, standardisation folded into its first layer:
 
-    features [n, F] ─ Gemm ─ Relu ─ Gemm ─────── Reshape ─ log_odds [n] ─ Sigmoid ─ prob [n]
-    features [n, F] ─ TreeEnsembleRegressor ──── Reshape ─ log_odds [n] ─ Sigmoid ─ prob [n]
+    features [n, F] ─ Gemm ─ Relu ─ Gemm ─ Reshape ─ log_odds [n] ─ Sigmoid ─ prob [n]
 
 A table of acceptance finds its cell by counting edges, as the bins do:
 
@@ -30,7 +28,6 @@ itself would write. So an artifact's twin is checked by comparing bytes, and is 
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -41,21 +38,18 @@ from specctl.artifacts.manifest import TWIN
 from specctl.errors import ArtifactError
 from specctl.features import SUFFIX_TOKENS
 from specctl.policy import (
-    AcceptanceTable,
     EntropyBins,
     FfnScorer,
     Policy,
     ScoredTree,
     Scorer,
     SparseGates,
-    TreesScorer,
 )
 from specctl.policy.echo import log_threshold
 from specctl.policy.scorers import folded_layer
 
-OPSET, ML_OPSET, IR_VERSION = 17, 3, 8
+OPSET, IR_VERSION = 17, 8
 """Old enough for every runtime of the last years; onnxruntime 1.31 takes far newer ones."""
-ML_DOMAIN = "ai.onnx.ml"
 BATCH = "n"
 """The one symbolic dimension: rows that are decided together."""
 FLOAT, INT64 = 1, 7
@@ -65,18 +59,17 @@ Tables = dict[str, NDArray[Any]]
 
 def twin_bytes(policy: Policy) -> bytes | None:
     """The ONNX file of a policy; None for shapes that learned nothing but thresholds."""
-    shape, opsets = policy.shape, {"": OPSET}
+    shape = policy.shape
     if isinstance(shape, EntropyBins):
         graph = _bins_graph(shape)
     elif isinstance(shape, SparseGates):
         graph = _gates_graph(shape)
     elif isinstance(shape, ScoredTree):
         graph = _scorer_graph(shape.scorer)
-        opsets |= {ML_DOMAIN: ML_OPSET} if isinstance(shape.scorer, TreesScorer) else {}
     else:
         return None
-    imports = (_field(8, _text(1, domain) + _int(2, opset)) for domain, opset in opsets.items())
-    return _int(1, IR_VERSION) + _text(2, "specctl") + _field(7, graph) + b"".join(imports)
+    opset = _field(8, _text(1, "") + _int(2, OPSET))
+    return _int(1, IR_VERSION) + _text(2, "specctl") + _field(7, graph) + opset
 
 
 def check_twin(policy: Policy, found: bytes | None) -> None:
@@ -145,7 +138,7 @@ def _scorer_graph(scorer: Scorer) -> bytes:
             _node("Relu", ["hidden"], ["active"]),
             _node("Gemm", ["active", "w2", "b2"], ["column"]),
         ]
-    elif isinstance(scorer, AcceptanceTable):
+    else:
         columns = len(scorer.edges) + 1
         tables = {
             "edges": np.array(scorer.edges, np.float32),
@@ -167,47 +160,12 @@ def _scorer_graph(scorer: Scorer) -> bytes:
             _node("Add", ["row_start", "bin"], ["cell"]),
             _node("Gather", ["table", "cell"], ["column"]),
         ]
-    else:
-        trees = {"n_targets": 1, **tree_attributes(scorer)}
-        ends = ["features"], ["column"]
-        nodes = [_node("TreeEnsembleRegressor", *ends, domain=ML_DOMAIN, **trees)]
     tables["flat"] = np.array([-1], np.int64)
     nodes.append(_node("Reshape", ["column", "flat"], ["log_odds"]))
     nodes.append(_node("Sigmoid", ["log_odds"], ["prob"]))
     features = _value("features", FLOAT, BATCH, len(scorer.features))
     outputs = [_value(name, FLOAT, BATCH) for name in ("log_odds", "prob")]
     return _graph(f"specctl_{scorer.kind}_scorer", nodes, features, outputs, tables)
-
-
-def tree_attributes(scorer: TreesScorer) -> dict[str, Any]:
-    """Columns of a TreeEnsembleRegressor: one entry a node of each tree, and one a leaf."""
-    # tree, place in it, index in the record, places of the children (0 at a leaf); roots first
-    placed: list[tuple[int, int, int, int, int]] = []
-    for tree, root in enumerate(scorer.roots):
-        order = [root]
-        for i in order:  # grows as it goes: parents before children
-            if scorer.feature[i] >= 0:
-                order += [scorer.left[i], scorer.right[i]]
-        place = {i: number for number, i in enumerate(order)}
-        placed += [
-            (tree, number, i, place.get(scorer.left[i], 0), place.get(scorer.right[i], 0))
-            for number, i in enumerate(order)
-        ]
-    leaf = [scorer.feature[i] < 0 for _, _, i, _, _ in placed]
-    leaves = [entry for entry, is_leaf in zip(placed, leaf, strict=True) if is_leaf]
-    return {
-        "nodes_treeids": [tree for tree, *_ in placed],
-        "nodes_nodeids": [number for _, number, *_ in placed],
-        "nodes_featureids": [max(scorer.feature[i], 0) for _, _, i, _, _ in placed],
-        "nodes_values": [scorer.threshold[i] for _, _, i, _, _ in placed],
-        "nodes_modes": ["LEAF" if is_leaf else "BRANCH_LEQ" for is_leaf in leaf],
-        "nodes_truenodeids": [left for *_, left, _ in placed],
-        "nodes_falsenodeids": [right for *_, right in placed],
-        "target_treeids": [tree for tree, *_ in leaves],
-        "target_nodeids": [number for _, number, *_ in leaves],
-        "target_ids": [0] * len(leaves),
-        "target_weights": [scorer.value[i] for _, _, i, _, _ in leaves],
-    }
 
 
 # ------------------------------------------------------------------ protobuf
@@ -260,35 +218,18 @@ def _graph(
     return head + _field(11, given) + _each(12, outputs)
 
 
-def _node(
-    op_type: str,
-    inputs: Sequence[str],
-    outputs: Sequence[str],
-    *,
-    domain: str | None = None,
-    **attributes: Any,
-) -> bytes:
+def _node(op_type: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> bytes:
     """NodeProto; attributes in the order of their names, as ONNX's own helper has them."""
     ends = _each(1, map(str.encode, inputs)) + _each(2, map(str.encode, outputs))
     named = (_attribute(name, attributes[name]) for name in sorted(attributes))
-    return ends + _text(4, op_type) + _each(5, named) + (_text(7, domain) if domain else b"")
+    return ends + _text(4, op_type) + _each(5, named)
 
 
-def _attribute(name: str, value: Any) -> bytes:
-    """AttributeProto of a whole number, or of a list of whole numbers, floats or texts.
-
-    Boosted trees have some ten thousand entries: equal ones are encoded once.
-    """
+def _attribute(name: str, value: int | Sequence[int]) -> bytes:
+    """AttributeProto of a whole number, or of a list of them."""
     if isinstance(value, int):
         return _text(1, name) + _int(3, value) + _int(20, 2)
-    if isinstance(value[0], float):
-        tag, pack = _varint(7 << 3 | 5), struct.Struct("<f").pack  # 0.0 and -0.0 are equal
-        return _text(1, name) + b"".join([tag + pack(one) for one in value]) + _int(20, 6)
-    if isinstance(value[0], int):
-        encoded, kind = {one: _int(8, one) for one in set(value)}, 7
-    else:
-        encoded, kind = {one: _text(9, one) for one in set(value)}, 8
-    return _text(1, name) + b"".join([encoded[one] for one in value]) + _int(20, kind)
+    return _text(1, name) + b"".join(_int(8, one) for one in value) + _int(20, 7)
 
 
 def _value(name: str, elem_type: int, *dims: int | str) -> bytes:

@@ -23,7 +23,6 @@ from specctl.artifacts.manifest import TENSORS
 from specctl.errors import ArtifactError, SpecctlError, UsageError
 from specctl.features import ENTROPY_TOP_K, RECENT_TOKENS, SUFFIX_TOKENS, DraftPool
 from specctl.policy import (
-    AcceptanceTable,
     FfnScorer,
     Policy,
     Ratio,
@@ -278,22 +277,14 @@ def _check_says_something(policy: Policy) -> None:
 
 
 def _made_up_nodes(scorer: Scorer) -> NDArray[np.float32]:
-    """`[256, F]`: around the mean of a network's features; on edges of a table; on thresholds of
-    trees and above."""
-    draws, width = np.random.default_rng(0), len(scorer.features)
+    """`[256, F]`: around the mean of a network's features; on edges of a table."""
+    draws = np.random.default_rng(0)
     if isinstance(scorer, FfnScorer):
-        spread = draws.normal(0, 3, (256, width)) * scorer.scale
+        spread = draws.normal(0, 3, (256, len(scorer.features))) * scorer.scale
         return np.asarray(scorer.mean + spread, np.float32)
-    if isinstance(scorer, AcceptanceTable):
-        logp = draws.choice(np.array([*scorer.edges, 0.0], np.float32), 256)
-        copied = draws.integers(-SUFFIX_TOKENS, SUFFIX_TOKENS, 256, endpoint=True)
-        return np.stack([logp, copied], 1).astype(np.float32)
-    columns = []
-    for feature in range(width):
-        cuts = [t for f, t in zip(scorer.feature, scorer.threshold, strict=True) if f == feature]
-        on = np.array(cuts or [0.0], np.float32)
-        columns.append(draws.choice(np.concatenate([on, on + 1 + np.abs(on)]), 256))
-    return np.stack(columns, 1)
+    logp = draws.choice(np.array([*scorer.edges, 0.0], np.float32), 256)
+    copied = draws.integers(-SUFFIX_TOKENS, SUFFIX_TOKENS, 256, endpoint=True)
+    return np.stack([logp, copied], 1).astype(np.float32)
 
 
 @contextmanager

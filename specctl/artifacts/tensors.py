@@ -27,9 +27,9 @@ Tensor: TypeAlias = NDArray[Any]
 REFERENCE = "$tensor"
 DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "I64": np.dtype("<i8")}
 MAX_HEADER_BYTES, MAX_TENSORS, MAX_DIMS = 1 << 16, 64, 4
-MAX_NUMBERS = 400_000
+MAX_NUMBERS = 10_000
 """Fitted numbers of a policy; as Python's they take fifty times the bytes. The largest valid
-record, 65,536 nodes of boosted trees in six columns, has 393,216."""
+record, a table of 9 rows of 256 cells, has 2,559."""
 MAX_MAGNITUDE = 1e30
 """Above it a product of two values can overflow float32."""
 SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)

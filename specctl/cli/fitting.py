@@ -34,7 +34,6 @@ from specctl.train.configs import (
     CartConfig,
     ClipConfig,
     EchoConfig,
-    GbdtConfig,
     MarsConfig,
     PairedConfig,
     SurvivalConfig,
@@ -143,33 +142,6 @@ def fit_c2t(
 
 @verb(
     fit_app,
-    "gbdt",
-    config=GbdtConfig,
-    without=(
-        "config.nodes.max_rows",
-        "config.ffn.epochs",
-        "config.ffn.batch_size",
-        "config.ffn.lr",
-        "config.ffn.threads",
-        "config.keep_leaves",
-    ),
-    examples="""specctl fit gbdt traces -o gbdt
-specctl fit gbdt traces -o gbdt --distill""",
-    wide=True,
-)
-def fit_gbdt(traces: TracesArgument, out: OutOption, config: Given) -> Answer:
-    """Fit boosted trees in place of C2T's network.
-
-    With --distill, a network that learned from them.
-    """
-    from specctl.train.gbdt import fit_gbdt as fit
-
-    opened = open_to_fit(traces)
-    return _fit_scorer(opened, out, config, fit, trees={"seed": config.seed})
-
-
-@verb(
-    fit_app,
     "survival",
     config=SurvivalConfig,
     without=(
@@ -192,7 +164,7 @@ def fit_survival(traces: DenseTracesArgument, out: OutOption, config: Given) -> 
     return _fit_scorer(open_to_fit(traces), out, config, fit)
 
 
-def _fit_scorer(opened: Any, out: Path, config: Given, fit: Any, **fields: Any) -> Answer:
+def _fit_scorer(opened: Any, out: Path, config: Given, fit: Any) -> Answer:
     """A node scorer, with progress over its passes of the log."""
     from specctl.logs.node_sample import logged_nodes
     from specctl.train.scored import NUM_PASSES
@@ -201,9 +173,8 @@ def _fit_scorer(opened: Any, out: Path, config: Given, fit: Any, **fields: Any) 
     seed = {"seed": config.seed}
     kind = type(config.model.model_fields["nodes"].default)
     defaults = kind.defaults(nodes.support, getattr(config, "predicts", "conditional"))
-    if "ffn" in config.model.model_fields:
-        fields["ffn"] = seed
-    settings = config.build(nodes={**defaults, **seed}, **fields)
+    seeded = {"ffn": seed} if "ffn" in config.model.model_fields else {}
+    settings = config.build(nodes={**defaults, **seed}, **seeded)
     with console.progress("positions", NUM_PASSES * opened.num_rows("rounds")) as tick:
         fitted = fit(replace(nodes, on_positions=tick), opened.prompt_ids, settings)
     return finish(fitted, opened, out)
@@ -457,25 +428,15 @@ def fit_adasd(
 
 # --------------------------------------------------------------------------- all of them
 
-FITS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "hetero": (fit_cart, {}),
-    "c2t": (fit_c2t, {}),
-    "gbdt": (fit_gbdt, {}),
-    "distilled": (fit_gbdt, {"distill": True}),
-    "survival": (fit_survival, {}),
-    "echo": (fit_echo, {}),
-    "adasd": (fit_adasd, {}),
+FITS: dict[str, tuple[Any, type[BaseModel]]] = {
+    "hetero": (fit_cart, CartConfig),
+    "c2t": (fit_c2t, C2TConfig),
+    "survival": (fit_survival, SurvivalConfig),
+    "echo": (fit_echo, EchoConfig),
+    "adasd": (fit_adasd, AdasdConfig),
 }
-"""The verbs that `fit auto` calls, with what differs from their defaults."""
-CONFIGS: dict[str, type[BaseModel]] = {
-    "hetero": CartConfig,
-    "c2t": C2TConfig,
-    "gbdt": GbdtConfig,
-    "survival": SurvivalConfig,
-    "echo": EchoConfig,
-    "adasd": AdasdConfig,
-}
-"""Their options, as artifacts keep them: a refit gives them again."""
+"""The verbs that `fit auto` calls, and their options as artifacts keep them: a refit gives them
+again."""
 
 
 @verb(
@@ -548,8 +509,8 @@ def _fitters(traces: list[str], skip: list[str], **shared: Any) -> dict[str, Any
         raise UsageError("--skip", expected=expected, found="all", fix="leave one of them out")
 
     def write(name: str, folder: Path) -> Any:
-        fit, options = FITS[name]
-        fit(traces=traces, out=folder, **shared, **options)
+        fit, _ = FITS[name]
+        fit(traces=traces, out=folder, **shared)
         return load_artifact(folder)
 
     return {name: partial(write, name) for name in FITS if name not in skip}

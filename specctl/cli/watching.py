@@ -235,9 +235,9 @@ def recalibrate(
     kind = {"cart": "hetero"}.get(str(fit.get("kind")), str(fit.get("kind")))
     prepare_folder(out)
     if kind in fitting.FITS and not settings.families:
-        again, taken = fitting.FITS[kind][0], inspect.signature(fitting.FITS[kind][0]).parameters
-        options = options_of(fitting.CONFIGS[kind])
-        paths = {one.name: one.path for one in options if one.name in taken}
+        again, model = fitting.FITS[kind]
+        taken = inspect.signature(again).parameters
+        paths = {one.name: one.path for one in options_of(model) if one.name in taken}
         stored = room.stored_options(fit, paths)
         stored |= {"held_out": settings.held_out_frac, "seed": settings.seed}
         if kind == "hetero":

@@ -41,7 +41,7 @@ from specctl.policy.mars import Mars
 from specctl.policy.pruning import JointThreshold
 from specctl.policy.ratio import Ratio
 from specctl.policy.rules import ShapeRule
-from specctl.policy.scorers import AcceptanceTable, FfnScorer, Scorer, TreesScorer
+from specctl.policy.scorers import AcceptanceTable, FfnScorer, Scorer
 from specctl.policy.static import (
     Chain,
     ChainSchedule,
@@ -86,7 +86,6 @@ __all__ = [
     "StepCosts",
     "Strict",
     "SurvivalBudget",
-    "TreesScorer",
     "as_chain",
     "at_batch_size",
     "build_acceptance",

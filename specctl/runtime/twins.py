@@ -30,7 +30,6 @@ from specctl.policy import (
     ScoredTree,
     Shape,
     SparseGates,
-    TreesScorer,
 )
 from specctl.policy.c2t import score_by
 from specctl.policy.rules import ShapeRule
@@ -167,7 +166,7 @@ def _refused(wanted: str, found: str) -> UsageError:
         expected=f"an onnxruntime session that runs wholly on {wanted}",
         found=found,
         fix="decide by torch (--decisions torch), or install onnxruntime-gpu and the libraries "
-        "that its log asks for; boosted trees have no CUDA kernel there",
+        "that its log asks for",
     )
 
 
@@ -189,7 +188,7 @@ def by_twin(shape: Shape, rule: ShapeRule, device: torch.device) -> ShapeRule:
     if ask is None:
         raise UsageError(
             f"decisions onnx, shape {shape.kind}",
-            expected="a shape with an ONNX twin: hetero, c2t (gbdt too) or echo",
+            expected="a shape with an ONNX twin: hetero, c2t or echo",
             found=f"{shape.kind}, which learned nothing that a twin could hold",
             fix="decide it by torch (--decisions torch)",
         )
@@ -228,8 +227,7 @@ def _ask_gates(shape: SparseGates, rule: Any, model: bytes, device: torch.device
 
 
 def _ask_scorer(shape: ScoredTree, rule: Any, model: bytes, device: torch.device) -> Any:
-    session = TwinSession(model, SCORER, device)
-    log_odds = session if isinstance(shape.scorer, TreesScorer) else network_by(session)
+    log_odds = network_by(TwinSession(model, SCORER, device))
     return replace(rule, score=score_by(shape.scorer.features, log_odds))
 
 

@@ -76,18 +76,13 @@ def fit_network(
     rows: NodeRows,
     config: C2TConfig,
     *,
-    labels: Singles | None = None,
     start: FfnScorer | None = None,
     on_epoch: Callable[[int], None] | None = None,
 ) -> FfnScorer:
-    """The network for some rows; see `train_ffn`.
-
-    Args:
-        labels: `[M]` probabilities to learn instead of the rows' own labels.
-    """
+    """The network for some rows; see `train_ffn`."""
     return train_ffn(
         rows.features,
-        rows.accepted if labels is None else labels,
+        rows.accepted,
         config.nodes.features,
         config.ffn,
         log_kept=rows.log_kept,
@@ -98,7 +93,7 @@ def fit_network(
 
 def train_ffn(
     features: Singles,
-    accepted: Bools | Singles,
+    accepted: Bools,
     names: tuple[str, ...],
     config: FfnConfig,
     *,

@@ -24,7 +24,6 @@ from specctl.policy import (
 )
 from specctl.policy.family import MAX_DEPTH, Depth, NumTokens, TopK
 from specctl.policy.mars import Mars
-from specctl.policy.scorers import MAX_LEAVES
 from specctl.records import PositiveInt, Probability, Record, option, require
 from specctl.runtime.config import DecodingConfig
 from specctl.stats import LossKind
@@ -95,15 +94,6 @@ DEFAULT_FEATURES = {
 }
 """By label: the paper's three; and, for acceptance given the parent's, the token's own probability
 in the place of the path's, which cannot tell siblings far from the root apart."""
-RICH_FEATURES = (
-    "joint_logp",
-    "parent_entropy",
-    "depth",
-    "sibling_rank",
-    "draft_logp",
-    "copy_length",
-)
-"""All that helped to predict acceptance on held-out prompts (docs/features.md)."""
 
 
 class NodeConfig(Record):
@@ -145,32 +135,6 @@ class NodeConfig(Record):
         return {**sizes, "features": list(features)}
 
 
-class RichNodeConfig(NodeConfig):
-    """The same, with the defaults that suit boosted trees."""
-
-    features: tuple[str, ...] = option(
-        RICH_FEATURES,
-        "Node features, comma-separated",
-        default="those of draft and text that pay (docs/gbdt.md)",
-        min_length=1,
-        group="common",
-    )
-    negatives: float = option(
-        0.0,
-        "Rejected nodes sampled per accepted one; 0 takes all",
-        default="0, or 10 for joint",
-        ge=0.0,
-        le=1000000.0,
-    )
-
-    @classmethod
-    def defaults(cls, support: Any, predicts: str) -> dict[str, Any]:
-        """As `NodeConfig.defaults`; children of accepted nodes are few enough to take all."""
-        negatives = 10.0 if predicts == "joint" else 0.0
-        rich = {"features": list(RICH_FEATURES), "negatives": negatives}
-        return {**super().defaults(support, predicts), **rich}
-
-
 class FfnConfig(Record):
     """Settings for training C2T's network.
 
@@ -195,29 +159,6 @@ class FfnConfig(Record):
         """Passes over that many rows."""
         steps = math.ceil(num_rows / self.batch_size)
         return max(self.epochs, math.ceil(self.min_steps / steps))
-
-
-class TreesConfig(Record):
-    """Settings for boosting.
-
-    Attributes:
-        num_trees: fewer where `patience` more did not lower the validation loss.
-        l2: on leaves. validation_frac: share of the training prompts that decides when to stop.
-        threads: the trees do not depend on it.
-    """
-
-    num_trees: int = option(100, "Trees at most", ge=1, le=1000, group="common")
-    num_leaves: int = option(31, "Leaves of a tree", ge=2, le=MAX_LEAVES)
-    min_rows: PositiveInt = option(200, "Fewest nodes in a leaf")
-    lr: float = option(0.1, "Learning rate of boosting", name="--shrinkage", gt=0.0, le=1.0)
-    l2: Annotated[float, Field(ge=0.0)] = 1.0
-    patience: PositiveInt = 10
-    validation_frac: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
-    monotone: bool = option(
-        True, "Let acceptance only rise with the drafter's probability, and fall with sibling_rank"
-    )
-    threads: PositiveInt = option(1, "CPU threads of LightGBM")
-    seed: Seed = 0
 
 
 class ScoredConfig(Record):
@@ -293,21 +234,6 @@ class SurvivalConfig(ScoredConfig):
     num_bins: int = option(32, "Bins of draft probability", ge=2, le=128)
     weight: float = option(
         20.0, "Nodes that the estimate of a larger group counts as in a cell", gt=0.0, le=10000.0
-    )
-
-
-class GbdtConfig(C2TConfig):
-    """Settings for fitting boosted trees in the place of C2T's network.
-
-    Attributes:
-        ffn: the network that learns from the trees, and the one of labels that both are compared
-            with.
-    """
-
-    nodes: RichNodeConfig = RichNodeConfig()
-    trees: TreesConfig = TreesConfig()
-    distill: bool = option(
-        False, "Publish a network that learned from the trees", name="--distill", group="common"
     )
 
 

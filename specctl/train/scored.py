@@ -1,9 +1,10 @@
-"""The common part of the fits of node scorers (`c2t`, `gbdt`): read, choose beta, judge.
+"""The common part of the fits of node scorers (`c2t`, `survival`): read, choose beta, judge.
 
     logged nodes ─read_sides─► rows ─(a fit)─► scorer ─judge─► beta, what thresholds keep ─► report
 
 Beta is chosen on the training prompts; the report is of the held-out ones, beside the plain
-threshold on the path's probability.
+threshold on the path's probability. Boosted trees on the same nodes show what the small model
+leaves.
 """
 
 from __future__ import annotations
@@ -24,7 +25,15 @@ from specctl.policy.c2t import nothing_kept
 from specctl.policy.scorers import build_log_odds
 from specctl.records import Record
 from specctl.runtime.twins import SCORER
-from specctl.stats import Floats, Interval, Split, auc_of, intervals_over, split_prompts
+from specctl.stats import (
+    Floats,
+    Interval,
+    Split,
+    auc_of,
+    boosted_trees,
+    intervals_over,
+    split_prompts,
+)
 from specctl.train.configs import NodeConfig, ScoredConfig
 from specctl.train.curves import BETAS, Curve, CurvePoint, DepthCalibration, trace_curve
 from specctl.train.report import AMBER, BLUE, RED, Draw, Fit, FitReport, check_twin
@@ -38,6 +47,10 @@ SHOWN_DEPTHS = (1, 2, 4, 8)
 TWIN_TOLERANCE = 1e-5
 """Of log-odds, absolute and relative: two orders of adding up float32 numbers differ by less,
 another leaf or another weight by more."""
+TREES, DRAFTER = "boosted trees", "drafter"
+"""What a scorer is compared with on its label."""
+DRAFTED = {"joint": ("joint_logp", "joint_prob"), "conditional": ("draft_logp",)}
+"""Features that hold the drafter's own word on the label."""
 MOST_CHECKED = 100_000
 """Held-out rows that a scorer's twin is checked on."""
 
@@ -218,6 +231,8 @@ class ScoredReport(Record):
         sides: `train` and `held_out`.
         train, held_out: what beta keeps. held_out_interval: 95 %, prompts resampled.
         comparisons: with the plain threshold, held out.
+        label: of the scorer. references: of boosted trees on the same nodes and features, and of
+            the drafter's own probability where a feature holds it.
         curve, joint_curve: all thresholds, held out. auc, joint_auc: of scores of all nodes.
         calibration: of the scores as probabilities of the whole path, held out.
         missing_frac: expansions that the log lacked, per held-out position.
@@ -231,6 +246,7 @@ class ScoredReport(Record):
     held_out_interval: dict[str, Interval]
     comparisons: tuple[RecallRow, ...]
     label: LabelQuality
+    references: dict[str, LabelQuality]
     auc: float
     joint_auc: float
     missing_frac: float
@@ -274,6 +290,7 @@ def scored_figures(
         "held_out_interval": curve.intervals(at, config.seed),
         "comparisons": tuple(_compare(curve, control, r, config.seed) for r in RECALLS),
         "label": label_quality(log_odds(scorer, sides.held_out), sides.held_out),
+        "references": references(config, sides),
         "auc": curve.calibration.auc(),
         "joint_auc": control.calibration.auc(),
         "missing_frac": curve.num_missing / curve.num_positions,
@@ -318,6 +335,18 @@ def label_quality(logit: Floats, rows: NodeRows) -> LabelQuality:
     )
 
 
+def references(config: ScoredConfig, sides: Sides) -> dict[str, LabelQuality]:
+    """The label's quality by boosted trees, and by the drafter's own probability."""
+    train, rows, names = sides.train, sides.held_out, config.nodes.features
+    trees = boosted_trees(train.features, train.accepted, weight=train.weight, seed=config.seed)
+    probs = {TREES: trees(rows.features)}
+    for name in {*DRAFTED[config.nodes.predicts]} & {*names}:
+        column = rows.features[:, names.index(name)].astype(np.float64)
+        probs[DRAFTER] = column if name.endswith("_prob") else np.exp(column)
+    inside = {name: np.clip(prob, 1e-12, 1 - 1e-12) for name, prob in probs.items()}
+    return {name: label_quality(np.log(p) - np.log1p(-p), rows) for name, p in inside.items()}
+
+
 # --------------------------------------------------------------------------- what is shown
 
 
@@ -335,7 +364,7 @@ def scored_fit(
 
     Args:
         what: the scorer in words, such as "A network of 48 hidden units".
-        first: lines of the summary before the common ones. tables: behind the common one.
+        first: lines of the summary before the common ones. tables: behind the common ones.
     """
     config, nodes = data.config, data.config.nodes
     label = {
@@ -357,6 +386,14 @@ def scored_fit(
         "accepted tokens kept), held out; joint: plain threshold on the path's probability, same "
         f"depth; {intervals_over(data.sides['held_out'].num_prompts)}",
     )
+    quality = {kind: data.label, **data.references}
+    label_table = Table(
+        "The label, held out",
+        ("by", "log-loss", "AUC"),
+        [(name, f"{found.log_loss:.5f}", f"{found.auc:.4f}") for name, found in quality.items()],
+        "log-loss in nats a node; boosted trees: LightGBM on the same nodes and features, which "
+        "shows what this scorer leaves; drafter: its own probability",
+    )
     report = FitReport(
         kind=kind,
         title=title,
@@ -375,7 +412,7 @@ def scored_fit(
             **{f"change_at_recall_{row.recall:g}": row.found_change for row in data.comparisons},
         },
         summary=(*first, *_summary(data)),
-        tables=(recalls, *tables),
+        tables=(recalls, label_table, *tables),
         figures=[
             functools.partial(draw, data=data)
             for draw in (_draw_curves, _draw_reliability, _draw_errors)

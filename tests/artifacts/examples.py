@@ -32,7 +32,6 @@ from specctl.policy import (
     StaticTree,
     StepCost,
     SurvivalBudget,
-    TreesScorer,
 )
 from specctl.records import canonical_json
 from tests.policy.scorers import SCORED
@@ -80,15 +79,6 @@ FFN = FfnScorer(
     w2=(1.5, -2.5),
     b2=(0.3,),
 )
-TREES = TreesScorer(
-    features=("joint_prob",),
-    roots=(0, 3),
-    feature=(0, -1, -1, -1),
-    threshold=(0.35, 0.0, 0.0, 0.0),
-    left=(1, -1, -1, -1),
-    right=(2, -1, -1, -1),
-    value=(0.0, 0.2, 0.9, -0.1),
-)
 COSTS = StepCost(token_counts=(1, 8, 64), step_us=(810.5, 812.0, 1300.25))
 CALIBRATION = Calibration(slopes=(0.9, 1 / 3), intercepts=(-0.1, 0.0))
 POLICIES = {
@@ -100,7 +90,6 @@ POLICIES = {
     "full": Policy(shape=FullTree()),
     "hetero": Policy(shape=HETERO),
     "c2t_ffn": Policy(shape=ScoredTree(scorer=FFN, beta=0.4)),
-    "c2t_trees": Policy(shape=ScoredTree(scorer=TREES, beta=0.4, predicts="conditional")),
     "survival": Policy(shape=SCORED["survival"]),
     "echo": Policy(
         shape=SparseGates(gate_levels=(1, 4), thresholds=(0.3, 0.05)),

@@ -30,7 +30,7 @@ from tests.runtime.toy_loops import loop_of
 FAMILIES = families()
 SECONDS, GROWTH_MIB = 2.0, 256
 """Of CPU time, which a busy machine does not lengthen; the most costly refusal takes a third."""
-SOUND = ("hetero", "c2t_ffn", "c2t_trees", "echo", "mars")
+SOUND = ("hetero", "c2t_ffn", "survival", "echo", "mars")
 """Policies with every kind of twin."""
 NOT_FOLDERS = {14, 15, 16, 17, 36, 37}
 """Families of signatures, histories and aliases, which have tests of their own; forged figures."""

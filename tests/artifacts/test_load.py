@@ -19,12 +19,12 @@ from specctl.artifacts.files import MAX_BYTES, check_is_artifact, kind_of
 from specctl.artifacts.strict_json import MAX_KEY_CHARS, MAX_VALUES, most_values, parse_strict
 from specctl.artifacts.tensors import MAX_NUMBERS, read_tensors, write_tensors
 from specctl.errors import ArtifactError
+from specctl.features import SUFFIX_TOKENS
 from specctl.policy import FullTree, build_shape
 from specctl.policy.growing import pool_capacity
-from specctl.policy.scorers import MAX_TREE_NODES, build_log_odds
+from specctl.policy.scorers import MAX_CELLS, MAX_HIDDEN
 from tests.artifacts import examples
 from tests.artifacts.conftest import refused
-from tests.policy.scorers import random_trees
 
 FORMAT = Path(__file__).parents[2] / "docs" / "artifact-format.md"
 
@@ -235,14 +235,10 @@ assert not set(heavy) & set(sys.modules), set(heavy) & set(sys.modules)
 
 
 def test_estimates_of_cost_are_what_is_built() -> None:
-    trees = random_trees(1, 20, 9)
-    tables = build_log_odds(trees).alive  # type: ignore[attr-defined]
-    assert (
-        load.table_bytes(trees) == sum(table.numel() * 8 for table in tables) < load.MAX_TABLE_BYTES
-    )
     for shape in (FullTree(), FullTree(depth=3, top_k=4, width=2), FullTree(nested=False)):
         assert load.full_slots(shape) == pool_capacity(build_shape(shape)) < load.MAX_SLOTS
-    assert 6 * MAX_TREE_NODES < MAX_NUMBERS
+    assert (2 * SUFFIX_TOKENS + 2) * MAX_CELLS < MAX_NUMBERS
+    assert (load.MAX_FEATURES + 2) * MAX_HIDDEN + 2 * load.MAX_FEATURES + 1 < MAX_NUMBERS
 
 
 def num_values(tree: object) -> int:

@@ -82,9 +82,7 @@ def test_round_trip_is_bit_exact_and_repeats(name: str, tmp_path: Path) -> None:
     assert names == sorted(path.name for path in (tmp_path / "b").iterdir())
     for file in names:
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
-    assert ("policy.onnx" in names) == (
-        name in ("hetero", "c2t_ffn", "c2t_trees", "survival", "echo")
-    )
+    assert ("policy.onnx" in names) == (name in ("hetero", "c2t_ffn", "survival", "echo"))
 
 
 def test_fitted_fields_are_references_to_tensors_at_their_paths() -> None:
@@ -95,7 +93,6 @@ def test_fitted_fields_are_references_to_tensors_at_their_paths() -> None:
     assert tensors["shape.scorer.w1"].shape == (2, 3)
     assert np.signbit(tensors["shape.scorer.w1"][1, 1])  # -0.0 keeps its sign
     assert join_policy(tree, tensors) == policy
-    assert policy_tensors(POLICIES["c2t_trees"])["shape.scorer.left"].dtype == np.int64
     assert policy_tensors(POLICIES["echo"])["shape.thresholds"].dtype == np.float32
 
 

@@ -13,9 +13,11 @@ from specctl.artifacts.selftest import World, check_selftest, selftest_tensors
 from specctl.errors import ArtifactError
 from specctl.policy import EntropyBins, Policy, ScoredTree, StaticTree
 from tests.artifacts.conftest import refused
-from tests.artifacts.examples import FFN, HETERO, POLICIES, TREES
-from tests.policy.scorers import SCORED_POLICIES, random_network, random_trees
+from tests.artifacts.examples import FFN, HETERO, POLICIES
+from tests.policy.scorers import SCORED_POLICIES, copy_table, random_network
 
+TABLE = copy_table()
+UNSURE = tuple(tuple(-odds for odds in row) for row in TABLE.log_odds)
 SORT, TOPK = torch.Tensor.sort, torch.Tensor.topk
 
 
@@ -35,9 +37,9 @@ OTHERS: dict[str, tuple[str, Policy]] = {
         "c2t_ffn", Policy(shape=ScoredTree(scorer=FFN.model_copy(update={"b2": (-1.3,)}), beta=0.4))
     ),
     "another beta": ("c2t_ffn", varied("c2t_ffn", "shape", beta=0.6)),
-    "another leaf": (
-        "c2t_trees",
-        varied("c2t_trees", "shape", scorer=TREES.model_copy(update={"value": (0, 0.9, 0.2, -1)})),
+    "another cell": (
+        "survival",
+        varied("survival", "shape", scorer=TABLE.model_copy(update={"log_odds": UNSURE})),
     ),
     "another size": ("eagle2", varied("eagle2", "shape", num_tokens=47)),
     "another chain": ("chain", varied("chain", "shape", num_draft_tokens=4)),
@@ -103,12 +105,11 @@ def test_decisions_stay_where_scores_are_shaken() -> None:
 @pytest.mark.parametrize(
     "scorer",
     [
-        random_trees(0, 3, 1),
-        TREES.model_copy(update={"value": (0.0, 0.2, 0.2, -0.1)}),
+        TABLE.model_copy(update={"log_odds": ((0.2,) * 6,) * 9}),
         FFN.model_copy(update={"w2": (0.0, 0.0)}),
         FFN.model_copy(update={"b1": (1e30, 1e30), "w2": (1e30, -1e30)}),
     ],
-    ids=["leaves alone", "equal leaves", "deaf network", "sums that overflow"],
+    ids=["equal cells", "deaf network", "sums that overflow"],
 )
 def test_a_scorer_that_says_nothing_is_refused(scorer: Any) -> None:
     policy = Policy(shape=ScoredTree(scorer=scorer, beta=0.01))

@@ -14,37 +14,25 @@ from specctl.train import mars
 from tests.cli.command import INPUT, USAGE, passes, refuses, specctl
 
 C2T = ("--epochs", 2, "--min-steps", 1, "--hidden", 4, "--nodes-per-step", 256, "--held-out", 0.4)
-GBDT = ("--num-trees", 12, "--num-leaves", 5, "--min-rows", 20, "--hidden", 4, "--min-steps", 1,
-        "--features", "draft_logp,parent_entropy,depth", "--held-out", 0.4)  # fmt: skip
 ADASD = ("--held-out", 0.3, "--weights", "0,8")
 MARS = ("--shape", "chain", "--form", "prob_ratio", "--thetas", "0.5,0.2", "--max-new-tokens", 12,
         "--device", "cpu", "--batch-size", 8, "--limit", 8)  # fmt: skip
-SCORERS = {"c2t": C2T, "gbdt": GBDT}
 
 
-@pytest.mark.parametrize(
-    ("verb", "options"),
-    [
-        ("c2t", ()),
-        ("c2t", ("--predicts", "joint", "--no-keep-leaves")),
-        ("gbdt", ()),
-        ("gbdt", ("--distill",)),
-    ],
-)
+@pytest.mark.parametrize("options", [(), ("--predicts", "joint", "--no-keep-leaves")])
 def test_a_scorer_is_fitted_shown_and_replayed(
-    verb: str, options: tuple[str, ...], nodes: Path, tmp_path: Path
+    options: tuple[str, ...], nodes: Path, tmp_path: Path
 ) -> None:
-    fit = ("fit", verb, nodes, "-o", tmp_path / "policy", *SCORERS[verb], "--recall", 0.6, *options)
+    fit = ("fit", "c2t", nodes, "-o", tmp_path / "policy", *C2T, "--recall", 0.6, *options)
     found = json.loads(passes(*fit, "--json").out)
     config = found["report"]["config"]
     sizes = [config["nodes"][name] for name in ("depth", "first_top_k", "second_top_k")]
     assert sizes == [4, 3, 3], "as much as the traces hold"
-    assert config["nodes"]["negatives"] == (10.0 if verb == "c2t" else 0.0)
+    assert config["nodes"]["negatives"] == 10.0
+    assert found["report"]["references"].keys() == {"boosted trees", "drafter"}
     first = "joint_prob" if "joint" in options else "draft_logp"
     assert config["nodes"]["features"] == [first, "parent_entropy", "depth"]
     assert config["keep_leaves"] == ("--no-keep-leaves" not in options)
-    if verb == "gbdt":
-        assert (found["report"]["fidelity"] is not None) == bool(options)
     assert found["artifact_digest"] in passes("show", tmp_path / "policy").out
     replayed = specctl("replay", nodes, "-p", tmp_path / "policy", "-p", "ar", "--json")
     assert replayed.code == 0, replayed.err
@@ -62,18 +50,14 @@ def test_live_traces_serve_too(traces: Path, tmp_path: Path) -> None:
     assert (config["depth"], config["first_top_k"]) == (6, 8)
 
 
-@pytest.mark.parametrize(
-    ("verb", "place"),
-    [("c2t", "specctl.train.c2t.train_ffn"), ("gbdt", "specctl.train.gbdt.boost")],
-)
 def test_an_interrupted_fit_writes_nothing(
-    verb: str, place: str, nodes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nodes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(place, interrupted)
-    outcome = specctl("fit", verb, nodes, "-o", tmp_path / "policy", *SCORERS[verb])
+    monkeypatch.setattr("specctl.train.c2t.train_ffn", interrupted)
+    outcome = specctl("fit", "c2t", nodes, "-o", tmp_path / "policy", *C2T)
     assert outcome.code == 130
     assert "interrupted" in outcome.err
     assert not (tmp_path / "policy").exists()

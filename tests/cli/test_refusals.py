@@ -200,9 +200,7 @@ CASES: list[tuple[int, str, str]] = [
             ("c2t", "--held-out", "1", "below 1"),
             ("c2t", "--num-tokens", "1", "at least 2"),
             ("c2t", "--max-rows", "5", "at least 1000"),
-            ("gbdt", "--num-leaves", "64", "at most 63"),
-            ("gbdt", "--shrinkage", "0", "above 0"),
-            ("gbdt", "--negatives", "-1", "at least 0"),
+            ("c2t", "--negatives", "-1", "at least 0"),
             ("echo", "--delta", "2", "at most 1"),
             ("adasd", "--window", "9", "at most 4"),
             ("adasd", "--between", "mean", "midpoint or rejected"),
@@ -322,7 +320,6 @@ CASES: list[tuple[int, str, str]] = [
     (INPUT, "fit c2t BLIND -o OUT", "accepted and rejected draft tokens, found 0 accepted"),
     (INPUT, "fit c2t SURE -o OUT", "at least 2 prompts"),
     (INPUT, "fit c2t TRACES -o OUT --features copy_length,depth", "dense"),
-    (INPUT, "fit gbdt TRACES -o OUT", "dense"),
     (INPUT, "fit adasd TRACES -o OUT", "--dense"),
     (
         INPUT,

@@ -54,7 +54,7 @@ LIGHT: list[tuple[int, str, str]] = [
         "'vllm'; did you mean vllm-log?",
     ),
     (USAGE, "fit cart DENSE -o OUT --algorithm exct", "found exct; did you mean exact?"),
-    (USAGE, "fit auto DENSE -o OUT --skip gbtd --cost-model c.json", "'gbtd'; did you mean gbdt?"),
+    (USAGE, "fit auto DENSE -o OUT --skip ecoh --cost-model c.json", "'ecoh'; did you mean echo?"),
     (USAGE, "registry list --registry r --dtype bf61", "found 'bf61'; did you mean bf16?"),
     (USAGE, "export chain --to vlm", "or transformers, found 'vlm'; did you mean vllm?"),
     (USAGE, "export chain --to vllm --method eagel", "found 'eagel'; did you mean eagle?"),

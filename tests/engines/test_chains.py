@@ -25,7 +25,7 @@ from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import load_pair
 from specctl.runtime.policy_spec import resolve_policy
 from specctl.runtime.runnable import PolicyFault
-from tests.policy.scorers import random_network, random_trees
+from tests.policy.scorers import random_network
 
 K = 6
 WORDS = (
@@ -45,7 +45,6 @@ BINS = EntropyBins(base=StaticTree(depth=3, top_k=4, num_tokens=12), edges=(0.5,
 FITTED = {
     "HeteroSpec": Policy(shape=BINS),
     "C2T's network": Policy(shape=ScoredTree(scorer=random_network(1), beta=0.3, depth=K)),
-    "boosted trees": Policy(shape=ScoredTree(scorer=random_trees(2, 5, 4), beta=0.3, depth=K)),
 }
 POLICIES = {words: resolve_policy(words).policy for words in WORDS} | FITTED
 

@@ -69,7 +69,7 @@ def test_nodes_that_no_draft_holds_are_not_asked_of_sglang() -> None:
     assert flags[flags.index("--speculative-num-draft-tokens") + 1] == str(1 + 2 + 4)
 
 
-@pytest.mark.parametrize("kind", ["hetero", "c2t_ffn", "c2t_trees", "stop", "ddd", "opt_tree"])
+@pytest.mark.parametrize("kind", ["hetero", "c2t_ffn", "survival", "stop", "ddd", "opt_tree"])
 def test_the_plugin_loads_an_artifact_from_anywhere(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

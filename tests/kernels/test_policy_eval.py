@@ -273,10 +273,9 @@ def test_phi_where_rows_end_early(device: torch.device) -> None:
         assert torch.equal(found.value.cpu(), wanted)
 
 
-def test_trees_are_scored_outside(device: torch.device) -> None:
-    """Boosted trees have no kernel: their scores come as a column."""
-    shape = SCORED["c2t chain"]
-    table = table_of(shape)
+def test_tables_are_scored_outside(device: torch.device) -> None:
+    """A table of acceptance has no kernel: its scores come as a column."""
+    table = table_of(SCORED["c2t chain"])
     assert isinstance(table, PruneTable)
     assert table.own == "given"
     pool = Pool(*moved(level_pool(torch.tensor([[-1.0, -0.5, -math.inf]]), 0), device))

@@ -431,10 +431,10 @@ def test_a_beam_that_lost_nothing_goes_on() -> None:
 
 
 def test_a_node_on_beta_is_kept() -> None:
-    """The best leaf is a log-odds in float32; its own probability must not fall below itself."""
+    """The step is a log-odds in float32; its own probability must not fall below itself."""
     for prob in (0.1, 0.25, 1 / 3, 0.9):
         scorer = steps("depth", [1.5], [prob, 0.05])
-        reached = torch.tensor(scorer.value[1]).sigmoid().item()
+        reached = torch.tensor(scorer.b2[0]).sigmoid().item()
         rule = build_shape(scored(scorer=scorer, beta=reached * (1 - 1e-6), depth=1))
         assert int(grow(rule, [hand_law])[1].num_nodes) == 3
 

@@ -29,8 +29,9 @@ from specctl.replay.cost.files import untimed
 from specctl.replay.cost.model import DeciderCost, Steps, decider_of, steps_of
 from specctl.replay.rounds import replay
 from specctl.replay.submissions import submissions_of
-from tests.artifacts.examples import FFN, POLICIES, TREES
+from tests.artifacts.examples import FFN, POLICIES
 from tests.cli.command import USAGE, refuses
+from tests.policy.scorers import copy_table
 from tests.replay.costs import table_model, toy
 from tests.replay.logs import random_log
 from tests.runtime.toy import toy_requests
@@ -47,8 +48,8 @@ def test_what_decides_has_one_name_whatever_its_settings() -> None:
         for shape in (scored, scored.model_copy(update={"beta": 0.3, "depth": 9}))
     }
     assert names == {"c2t: ffn of 3 features, 2 units"}
-    other = decider_of(Policy(shape=scored.model_copy(update={"scorer": TREES})))
-    assert other.startswith("c2t: trees of ")
+    other = decider_of(Policy(shape=scored.model_copy(update={"scorer": copy_table()})))
+    assert other.startswith("c2t: table of ")
     still = (RootOnly(), Chain(num_draft_tokens=3), StaticTree())
     assert [decider_of(Policy(shape=shape)) for shape in still] == ["", "", ""]
     shared = Policy(shape=StaticTree(), budget=SurvivalBudget(max_tokens=90))

@@ -307,7 +307,7 @@ def test_fits_go_on_past_one_that_is_refused_and_not_past_a_full_disk(tmp_path: 
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_the_families_are_known_to_tune(tmp_path: Path, is_shared: bool) -> None:  # noqa: FBT001
     kinds = {"hetero": "hetero", "c2t": "c2t_ffn", "echo": "echo"}
-    found = tried(tmp_path, **kinds, gbdt=NO_SPOT)
+    found = tried(tmp_path, **kinds, survival=NO_SPOT)
     names = families_of(found, is_shared=is_shared)
     families = parse_families(names, (), PAIR)
     assert [family.name for family in families] == list(names)

@@ -61,7 +61,7 @@ SHAPES = {
         scorer=SCORER, beta=0.3, depth=3, first_top_k=3, second_top_k=2, num_tokens=8
     ),
     # Scores of .3, .5 and .8 for the drafter's .25, .5 and .75: sizes differ between contexts.
-    "gbdt": ScoredTree(
+    "c2t_conditional": ScoredTree(
         scorer=steps("draft_logp", (-1.0, -0.5), (0.3, 0.5, 0.8)),
         predicts="conditional",
         beta=0.2,

@@ -22,7 +22,7 @@ SHAPES: dict[str, Shape] = {
     "hetero": EntropyBins(base=TREE, edges=(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)),
     "echo": SparseGates(depth=5, gate_levels=(1, 2), thresholds=(0.5, 0.3), num_tokens=24),
     "network": SCORED["c2t joint"],
-    "trees": SCORED["c2t conditional"],
+    "table": SCORED["c2t conditional"],
 }
 """Shapes with a twin, whose trees differ in size between rounds of the embedded pair."""
 

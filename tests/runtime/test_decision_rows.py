@@ -26,14 +26,12 @@ from specctl.policy import (
     Shape,
     SparseGates,
     StaticTree,
-    TreesScorer,
     build_shape,
 )
 from specctl.policy.scorers import folded_layer
 from specctl.runtime.twins import by_twin
 from tests.kernels.drawn import buffer_of, draft_pool, edge_rows, level_pool
 from tests.kernels.helpers import moved
-from tests.policy.scorers import FEATURES, random_trees
 from tests.runtime.onnx_devices import DEVICES, NEEDS_ONNXRUNTIME, open_device
 
 pytestmark = NEEDS_ONNXRUNTIME
@@ -216,31 +214,3 @@ def test_the_border_of_the_sigmoid(device: torch.device) -> None:
     for found in scores:
         assert bool((found >= scores.bar)[on_it].all())
         assert torch.equal(found >= scores.bar, scores.torch >= scores.bar)
-
-
-# --------------------------------------------------------------------------- trees
-
-
-def test_trees() -> None:
-    """Leaves on a grid, as `fit gbdt` exports them: the same bits on every row, NaN included."""
-    device = torch.device("cpu")  # onnxruntime has no CUDA kernel for them
-    drawn = random_trees(1, 40, 31)
-    values = tuple(round(value * 2**12) / 2**12 for value in drawn.value)
-    scorer = drawn.model_copy(update={"value": values})
-    shape = ScoredTree(scorer=scorer, beta=0.5, depth=3, first_top_k=4, second_top_k=4)
-    rule, asking = rules(shape, device)
-    pool = Pool(*moved(tree_rows(scorer), device))
-    wanted = rule.score(draft_pool(pool), 1)
-    assert not bool(wanted.isnan().any())
-    assert 0.05 < float((wanted >= rule.min_score).float().mean()) < 0.95
-    assert torch.equal(asking.score(draft_pool(pool), 1), wanted)
-
-
-def tree_rows(scorer: TreesScorer) -> Pool:
-    """A level of nodes on the thresholds of the trees and around them."""
-    assert scorer.features == FEATURES
-    bars = torch.tensor(scorer.threshold).unique()
-    odd = [edge_rows(bars, seed, ROWS * SIZE).view(ROWS, SIZE) for seed in range(2)]
-    pool = level_pool(odd[0], 0)
-    pool.entropy[:, 1:] = odd[1]
-    return pool

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from specctl.artifacts.onnx_twin import twin_bytes
 from specctl.errors import InvariantError, UsageError
-from specctl.policy import Policy, ScoredTree
+from specctl.policy import Policy
 from specctl.runtime import twins
 from specctl.runtime.twins import TwinSession, cuda_options
 from tests.artifacts.examples import HETERO
-from tests.policy.scorers import random_trees
 from tests.runtime.onnx_devices import NEEDS_ONNXRUNTIME, open_bins, open_device
 
 pytestmark = NEEDS_ONNXRUNTIME
@@ -204,12 +203,3 @@ def test_the_host_waits_for_nothing(device: torch.device) -> None:
     session(phi)
     done.record()
     assert not done.query(), "the call came back before the device had begun it"
-
-
-@pytest.mark.cuda
-def test_trees_have_no_cuda_kernel_there(device: torch.device) -> None:
-    shape = ScoredTree(scorer=random_trees(0, 2, 3), beta=0.5, depth=2)
-    model = twin_bytes(Policy(shape=shape))
-    assert model is not None
-    with pytest.raises(UsageError, match="boosted trees have no CUDA kernel"):
-        TwinSession(model, twins.SCORER, device)

@@ -18,7 +18,6 @@ from specctl.train.adasd import StopFit, adasd_fit, fit_stop
 from specctl.train.c2t import fit_c2t
 from specctl.train.cart import fit_cart
 from specctl.train.echo import fit_echo
-from specctl.train.gbdt import fit_gbdt
 from specctl.train.paired import Answer
 from specctl.train.quality import Sweep
 from specctl.train.report import Fit
@@ -78,16 +77,6 @@ def c2t_config(nodes: dict[str, Any] | None = None, **changes: Any) -> configs.C
     ffn = configs.FfnConfig(hidden=8, epochs=6, min_steps=1, batch_size=256)
     fields = {"ffn": ffn, "recall": 0.7, "held_out_frac": 0.4, **changes}
     return configs.C2TConfig(nodes=configs.NodeConfig(**(sizes | (nodes or {}))), **fields)
-
-
-GBDT_FEATURES = ("joint_logp", "draft_logp", "parent_entropy", "depth")
-
-
-def gbdt_config(**changes: Any) -> configs.GbdtConfig:
-    base = c2t_config({"features": GBDT_FEATURES, "negatives": 0.0})
-    trees = configs.TreesConfig(num_trees=40, num_leaves=7, min_rows=30, patience=5)
-    nodes = configs.RichNodeConfig(**dict(base.nodes))
-    return configs.GbdtConfig(**{**dict(base), "nodes": nodes, "trees": trees, **changes})
 
 
 ECHO = configs.EchoConfig(depth=4, width=2, max_width=4, min_rows=20)
@@ -204,8 +193,6 @@ def swept(policies: Sequence[Policy], contract: configs.Contract, *lost: int) ->
 FITS: dict[str, Callable[[LoggedNodes], Fit[Any]]] = {
     "cart": lambda _: fit_cart(noisy_rounds(), configs.CartConfig()),
     "c2t": lambda source: fit_c2t(source, NODE_PROMPTS, c2t_config()),
-    "gbdt": lambda source: fit_gbdt(source, NODE_PROMPTS, gbdt_config()),
-    "distilled": lambda source: fit_gbdt(source, NODE_PROMPTS, gbdt_config(distill=True)),
     "echo": lambda _: fit_echo(planted(), ECHO, Replay(), num_left_out=7),
     "adasd": lambda _: adasd_fit(stop_fit()),
 }

@@ -24,7 +24,6 @@ from specctl.train.adasd import adasd_fit, fit_stop
 from specctl.train.c2t import fit_c2t
 from specctl.train.cart import fit_cart
 from specctl.train.echo import fit_echo
-from specctl.train.gbdt import fit_gbdt
 from specctl.train.report import Fit, save_fit
 from tests.artifacts.examples import PAIR, sha
 from tests.train import cases
@@ -107,7 +106,6 @@ def test_one_prompt_is_refused(source: LoggedNodes) -> None:
         lambda: fit_echo(lone, cases.ECHO, cases.Replay()),
         lambda: fit_stop(single, cases.measure(cases.likes), cases.ADASD),
         lambda: fit_c2t(source, cases.NODE_PROMPTS[:1], cases.c2t_config()),
-        lambda: fit_gbdt(source, cases.NODE_PROMPTS[:1], cases.gbdt_config()),
     ):
         with pytest.raises(TraceEmptyError, match="at least 2 prompts"):
             fit()
@@ -175,12 +173,6 @@ OTHERS: dict[str, dict[str, Any]] = {
     "cart": {"edges": lambda edges: (*edges[:-1], edges[-1] + 2)},
     "echo": {"thresholds": lambda cuts: (cuts[0], 0.15)},
     "c2t": {"scorer": lambda scorer: scorer.model_copy(update={"b2": (3.0,)})},
-    "distilled": {"scorer": lambda scorer: scorer.model_copy(update={"b2": (3.0,)})},
-    "gbdt": {
-        "scorer": lambda scorer: scorer.model_copy(
-            update={"value": tuple(v + 0.25 if v else v for v in scorer.value)}
-        )
-    },
 }
 
 

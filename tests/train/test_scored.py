@@ -1,4 +1,4 @@
-"""`fit c2t` and `fit gbdt`: beta by its rule, curves of thresholds, what is refused."""
+"""`fit c2t`: beta by its rule, curves of thresholds, what is refused."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ import torch
 
 from specctl.errors import TraceEmptyError, UsageError
 from specctl.logs.node_sample import LoggedNodes
-from specctl.policy import FfnScorer, JointThreshold, ScoredTree, TreesScorer, build_shape
+from specctl.policy import FfnScorer, JointThreshold, ScoredTree, build_shape
 from specctl.stats import calibration_errors
 from specctl.train.c2t import fit_c2t
-from specctl.train.configs import NodeConfig, RichNodeConfig
+from specctl.train.configs import NodeConfig
 from specctl.train.curves import BETAS, CalibrationTally, Curve, equal_mass, trace_curve
-from specctl.train.gbdt import fit_gbdt, fit_trees, validation_rows
 from specctl.train.report import Fit
-from specctl.train.scored import RECALLS, choose_beta, log_odds, read_sides
+from specctl.train.scored import RECALLS, choose_beta, read_sides, references
 from tests.policy.scorers import ffn_by_hand
-from tests.train.cases import DEPTH, GBDT_FEATURES, NODE_PROMPTS, TOP_K, c2t_config, gbdt_config
+from tests.train.cases import DEPTH, NODE_PROMPTS, TOP_K, c2t_config
 
 Fits = dict[str, Fit[Any]]
-SCORED = {"c2t": FfnScorer, "gbdt": TreesScorer, "distilled": FfnScorer}
 
 
 def shape_of(fit: Fit[Any]) -> ScoredTree:
@@ -31,20 +29,17 @@ def shape_of(fit: Fit[Any]) -> ScoredTree:
     return fit.policy.shape
 
 
-@pytest.mark.parametrize("name", SCORED)
-def test_the_policy_is_as_configured(name: str, fits: Fits) -> None:
-    shape = shape_of(fits[name])
+def test_the_policy_is_as_configured(fits: Fits) -> None:
+    shape = shape_of(fits["c2t"])
     sizes = shape.depth, shape.first_top_k, shape.second_top_k
     assert (shape.predicts, *sizes) == ("conditional", 4, 3, 3)
-    assert isinstance(shape.scorer, SCORED[name])
-    wanted = NodeConfig().features if name == "c2t" else GBDT_FEATURES
-    assert shape.scorer.features == wanted
-    assert shape.beta == fits[name].data.beta
+    assert isinstance(shape.scorer, FfnScorer)
+    assert shape.scorer.features == NodeConfig().features
+    assert shape.beta == fits["c2t"].data.beta
 
 
-@pytest.mark.parametrize("name", SCORED)
-def test_beta_is_the_highest_that_keeps_the_training_recall(name: str, fits: Fits) -> None:
-    data = fits[name].data
+def test_beta_is_the_highest_that_keeps_the_training_recall(fits: Fits) -> None:
+    data = fits["c2t"].data
     assert data.train.recall >= 0.7
     assert data.train.beta == data.beta == data.held_out.beta
     assert [point for point in data.curve if point.beta > data.beta]
@@ -55,10 +50,9 @@ def test_beta_is_the_highest_that_keeps_the_training_recall(name: str, fits: Fit
     assert [row.recall for row in data.comparisons] == list(RECALLS)
 
 
-@pytest.mark.parametrize("name", SCORED)
-def test_it_finds_the_distribution_of_the_log(name: str, fits: Fits) -> None:
+def test_it_finds_the_distribution_of_the_log(fits: Fits) -> None:
     """The joint probability is the best score there is; the area's standard error is 0.005."""
-    data = fits[name].data
+    data = fits["c2t"].data
     assert data.auc > data.joint_auc - 0.02
     assert data.calibration[0].ece < 0.03
     assert data.label.auc > 0.75
@@ -69,17 +63,11 @@ def test_it_finds_the_distribution_of_the_log(name: str, fits: Fits) -> None:
     assert np.isnan(change.low), "over fewer than 8 held-out prompts"
 
 
-def test_sides_share_no_prompt_and_a_third_part_stops_the_boosting(source: LoggedNodes) -> None:
-    config = gbdt_config()
-    sides = read_sides(source, NODE_PROMPTS, config)
+def test_sides_share_no_prompt(source: LoggedNodes) -> None:
+    sides = read_sides(source, NODE_PROMPTS, c2t_config())
     assert set(sides.train.prompt_ids) == set(sides.split.train)
     assert set(sides.held_out.prompt_ids) == set(sides.split.held_out)
     assert not set(sides.split.train) & set(sides.split.held_out)
-    rows, stopping = sides.train.prompt, validation_rows(sides.train, config)
-    stops, trains = set(rows[stopping].tolist()), set(rows[~stopping].tolist())
-    assert stops
-    assert trains
-    assert not stops & trains
 
 
 def test_beta_that_was_given_is_kept_exactly(source: LoggedNodes) -> None:
@@ -99,62 +87,49 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("nodes", "changes", "says"), REFUSED, ids=lambda value: str(value)[:24])
-@pytest.mark.parametrize("name", ["c2t", "gbdt"])
 def test_what_the_log_cannot_give_is_refused(
-    name: str, nodes: dict[str, Any], changes: dict[str, Any], says: str, source: LoggedNodes
+    nodes: dict[str, Any], changes: dict[str, Any], says: str, source: LoggedNodes
 ) -> None:
-    made, fit = {"c2t": (c2t_config(), fit_c2t), "gbdt": (gbdt_config(), fit_gbdt)}[name]
+    made = c2t_config()
     config = made.model_copy(update={"nodes": made.nodes.model_copy(update=nodes), **changes})
     with pytest.raises(UsageError, match=says):
-        fit(source, NODE_PROMPTS, config)
+        fit_c2t(source, NODE_PROMPTS, config)
 
 
-def test_trees_come_near_the_drafter_and_lean_on_its_probability(fits: Fits) -> None:
-    data = fits["gbdt"].data
-    assert set(data.quality) == {"trees", "network of labels", "drafter"}
-    assert data.fidelity is None
-    drafter = data.quality["drafter"].log_loss
-    assert data.quality["trees"].log_loss == pytest.approx(drafter, abs=0.02)
-    assert data.joint_ece < 0.03
-    assert max(data.boosted.gains, key=data.boosted.gains.__getitem__) == "draft_logp"
-    assert data.boosted.gains.keys() == set(GBDT_FEATURES)
+def test_references_are_trees_on_the_same_nodes_and_the_drafter(fits: Fits) -> None:
+    """The drafter knows the law of such logs; trees come near it, as the network does."""
+    data = fits["c2t"].data
+    assert data.references.keys() == {"boosted trees", "drafter"}
+    drafter = data.references["drafter"]
+    assert data.references["boosted trees"].log_loss == pytest.approx(drafter.log_loss, abs=0.02)
+    assert drafter.log_loss < data.label.log_loss
+    _, label, *_ = fits["c2t"].report.tables
+    assert [row[0] for row in label.rows] == ["c2t", "boosted trees", "drafter"]
 
 
-def test_the_network_predicts_what_the_trees_predict(fits: Fits, source: LoggedNodes) -> None:
-    distilled, config = fits["distilled"], gbdt_config(distill=True)
-    sides = read_sides(source, NODE_PROMPTS, config)
-    trees, _ = fit_trees(sides.train, config)
-    gap = log_odds(shape_of(distilled).scorer, sides.held_out) - log_odds(trees, sides.held_out)
-    found = distilled.data.fidelity
-    assert found.correlation > 0.9
-    assert found.mean_gap == pytest.approx(float(np.abs(gap).mean()))
-    assert "network of trees" in distilled.data.quality
-    assert "taught by" in distilled.report.what
-
-
-def test_sampled_negatives_leave_the_odds_alone(source: LoggedNodes, fits: Fits) -> None:
-    """Half of the rejected nodes: the trees must speak of all."""
-    nodes = gbdt_config().nodes.model_copy(update={"negatives": 0.7})
-    sampled = fit_gbdt(source, NODE_PROMPTS, gbdt_config(nodes=nodes))
-    assert sampled.data.sides["train"].kept_frac < 0.7
-    rows = read_sides(source, NODE_PROMPTS, gbdt_config()).held_out
-    shift = log_odds(shape_of(sampled).scorer, rows) - log_odds(shape_of(fits["gbdt"]).scorer, rows)
-    assert float(np.median(shift)) == pytest.approx(0.0, abs=0.2)  # uncorrected: above 0.35
-
-
-@pytest.mark.parametrize("config", [NodeConfig, RichNodeConfig])
 @pytest.mark.parametrize("predicts", ["joint", "conditional"])
-def test_defaults_follow_the_label_and_the_log(config: type[NodeConfig], predicts: str) -> None:
+def test_trees_of_sampled_negatives_speak_of_all(source: LoggedNodes, predicts: str) -> None:
+    """Half of the rejected nodes: the loss is that of trees fitted to all of them."""
+    names = ("joint_logp", "draft_logp", "depth")
+    losses = []
+    for negatives in (0.0, 0.7):
+        nodes = {"features": names, "predicts": predicts, "negatives": negatives}
+        config = c2t_config(nodes)
+        sides = read_sides(source, NODE_PROMPTS, config)
+        assert (sides.train.kept_frac < 0.7) == bool(negatives)
+        losses.append(references(config, sides)["boosted trees"].log_loss)
+    assert losses[1] == pytest.approx(losses[0], abs=0.02)
+
+
+@pytest.mark.parametrize("predicts", ["joint", "conditional"])
+def test_defaults_follow_the_label_and_the_log(predicts: str) -> None:
     class Support:
         depth, top_k, width = 4, 20, 3
 
-    found = config.defaults(Support, predicts)
+    found = NodeConfig.defaults(Support, predicts)
     assert (found["depth"], found["first_top_k"], found["second_top_k"]) == (4, 10, 3)
-    made = config.model_validate_json(config(**{**found, "features": ("depth",)}).model_dump_json())
-    assert made.depth == 4
-    rich = config is RichNodeConfig
-    assert ("copy_length" in found["features"]) == rich
-    assert found.get("negatives") == (None if not rich else 10.0 if predicts == "joint" else 0.0)
+    given = NodeConfig(**{**found, "features": ("depth",)})
+    assert NodeConfig.model_validate_json(given.model_dump_json()).depth == 4
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from specctl.features import needs_text
 from specctl.policy import PerRequest, ScoredTree
 from specctl.policy.budgets import Microseconds, StepCost
 from specctl.policy.families import family_of
-from specctl.policy.scorers import FfnScorer, TreesScorer
+from specctl.policy.scorers import FfnScorer
 from specctl.records import PositiveInt, Record, canonical_json, require
 
 if TYPE_CHECKING:
@@ -96,8 +96,6 @@ def decider_of(policy: Policy) -> str:
         scorer = shape.scorer
         if isinstance(scorer, FfnScorer):
             size = f"{len(scorer.b1)} units"
-        elif isinstance(scorer, TreesScorer):
-            size = f"{len(scorer.roots)} trees"
         else:
             size = f"{len(scorer.edges) + 1} bins"
         text = ", with the text" if needs_text(scorer.features) else ""

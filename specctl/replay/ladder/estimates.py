@@ -33,7 +33,7 @@ from specctl.errors import TraceEmptyError, TraceError
 from specctl.logs.node_table import NodeTable, SampledNodes
 from specctl.logs.positions import Bools, Floats, Longs, Singles
 from specctl.results import ProbabilityQuality
-from specctl.stats import calibration_errors
+from specctl.stats import boosted_trees, calibration_errors
 
 DRAFTER_FEATURES = ("log_odds", "entropy", "depth", "log_rank")
 """A drafter's view of a node: log-odds of its probability (nats), full entropy of the
@@ -90,18 +90,11 @@ def fit_logistic(features: Singles, accepted: Bools) -> Fit:
 
 
 def fit_boosted(features: Singles, accepted: Bools, *, seed: int) -> Fit:
-    """Gradient-boosted trees: interactions that a logistic regression cannot see.
-
-    NaN features are allowed and stand for "not logged".
-    """
-    from sklearn.ensemble import HistGradientBoostingClassifier
-
+    """Boosted trees: interactions that a logistic regression cannot see. NaN features stand for
+    "not logged"."""
     _check_labels(accepted)
-    model = HistGradientBoostingClassifier(
-        max_iter=60, max_leaf_nodes=15, min_samples_leaf=50, early_stopping=False, random_state=seed
-    )
-    model.fit(features, accepted)
-    return lambda features: _inside(model.predict_proba(features)[:, 1])
+    predict = boosted_trees(features, accepted, seed=seed)
+    return lambda features: _inside(predict(features))
 
 
 def quality(prob: Singles, accepted: Bools) -> ProbabilityQuality:
