@@ -72,7 +72,7 @@ class Running:
     def step(self) -> None:
         """One round; the first reads the prompts too."""
         if self.loop.step():
-            raise SystemExit("a request ended inside the measurement: raise MOST_EMITTED")
+            raise RuntimeError("a request ended inside the measurement: raise MOST_EMITTED")
 
     def steps(self, count: int) -> None:
         """Rounds that nobody looks at, done when this returns."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +45,8 @@ ON_CPU = "tests/kernels/test_commit_kv.py"
 """The file whose other tests try this script on a CPU."""
 LEAST_S = 8.0
 """A process that would have less is not begun: torch alone takes as long."""
+STOP_S = 4.0
+"""For a process that is stopped, to print its failures."""
 OUTCOMES = ("passed", "failed", "skipped", "error")
 
 
@@ -66,6 +70,7 @@ class Report:
 
     counts: Counter[str] = field(default_factory=Counter)
     bad: list[str] = field(default_factory=list)
+    lock: Lock = field(default_factory=Lock)
     left_out: list[str] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)
 
@@ -76,10 +81,11 @@ class Report:
             self.left_out.append(f"{job}: no {lacks.group(1)} here")
             return
         self.counts += outcomes(log)
-        self.bad += [
-            f"{name}  {why[:200]}"
-            for name, why in re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - (.*))?$", log, re.M)
-        ]
+        reasons = dict(re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - (.*))?$", log, re.M))
+        # A process that was stopped has no summary, but its lines.
+        failed = re.findall(r"^(tests/\S+::.*?) (?:FAILED|ERROR)\b", log, re.M)
+        names = dict.fromkeys([*failed, *reasons])
+        self.bad += [f"{name}  {reasons.get(name, '')[:200]}".rstrip() for name in names]
         if status == 124:
             self.unfinished.append(f"{job}, at {last_begun(log)}")
         elif status not in (0, 1, 5):  # 5: no test of that name
@@ -106,13 +112,17 @@ def last_begun(log: str) -> str:
 
 
 def jobs(only: str = "") -> list[Job]:
-    """All files with CUDA tests, long ones in parts; whole files that have a word of `only`."""
-    found, wanted = [], set(re.findall(r"\w+", only)) - {"and", "or", "not"}
+    """All files with CUDA tests, long ones in parts.
+
+    With `only`: the files that have a test function with one of its words in its name.
+    """
+    found, wanted = [], set(re.findall(r"[a-z_]\w*", only)) - {"and", "or", "not"}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         name = path.relative_to(ROOT / "tests").with_suffix("").as_posix()
         text, parts = path.read_text("utf-8"), PARTS.get(name, ("",))
         if wanted:
-            text, parts = text if any(word in text for word in wanted) else "", ("",)
+            functions = " ".join(re.findall(r"def (test_\w+)", text))
+            text, parts = text if any(word in functions for word in wanted) else "", ("",)
         if HAS_CUDA.search(text):
             place = next((i for i, word in enumerate(FIRST) if name.startswith(word)), len(FIRST))
             file = path.relative_to(ROOT).as_posix()
@@ -123,8 +133,11 @@ def jobs(only: str = "") -> list[Job]:
 def run(job: Job, given: argparse.Namespace, until: float, report: Report) -> None:
     """Runs a job within the time that is left, and adds what came out."""
     left = until - time.time()
+    if job.words and job.words == given.skip:
+        return
     if left < LEAST_S:
-        report.unfinished.append(f"{job}, not begun")
+        with report.lock:
+            report.unfinished.append(f"{job}, not begun")
         return
     mark = "cuda" if given.device == "cuda" else "not cuda and not nightly"
     words = [word for word in (job.words, given.skip and f"not {given.skip}", given.only) if word]
@@ -141,15 +154,27 @@ def run(job: Job, given: argparse.Namespace, until: float, report: Report) -> No
     path.parent.mkdir(parents=True, exist_ok=True)
     began = time.time()
     with path.open("w") as log:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
         try:
-            done = subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, timeout=left)
-            status = done.returncode
+            status = process.wait(left)
         except subprocess.TimeoutExpired:
             status = 124
+            stop(process)
     text = path.read_text("utf-8", errors="replace")
-    report.add(job, status, text)
+    with report.lock:
+        report.add(job, status, text)
     counts = ", ".join(f"{number} {word}" for word, number in outcomes(text).items())
     print(f"{time.time() - began:5.0f} s  {job}: {counts or f'status {status}'}", flush=True)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Has pytest say what has failed so far, and ends it."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def main() -> int:
@@ -160,7 +185,9 @@ def main() -> int:
     if given.list:
         print(*found, sep="\n")
         return 0
-    until, report = time.time() + given.seconds, Report()
+    # The step that this runs in may have less: reports take a few seconds.
+    seconds = min(given.seconds, float(os.environ.get("STEP_S", "inf")) - 2 * STOP_S)
+    until, report = time.time() + seconds, Report()
     with ThreadPoolExecutor(given.jobs) as pool:
         list(pool.map(lambda job: run(job, given, until, report), found))
     print(report)

@@ -14,6 +14,7 @@ work=$(mktemp -d)
 export OUT=$work
 mkdir -p "$back" "$work/parts"
 exec > >(tee -a "$back/log.txt") 2>&1
+tee=$!
 small=()
 if [ "$device" = cpu ]; then small=(--small --device cpu) OMP_NUM_THREADS=1; fi
 
@@ -28,12 +29,14 @@ export PYTHONPATH="$PWD:$PWD/benchmarks:$PWD/benchmarks/kernels:$site:${PYTHONPA
 # compiled again.
 export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$work/triton}
 mkdir -p "$TRITON_CACHE_DIR"
+kernels() { "$python" scripts/gpu/kernel_archive.py "$@"; }
+carried=0
 if [ "$device" = cuda ] && [ -f .gpu/kernels.tar.xz ]; then
-  "$python" scripts/gpu/kernel_archive.py unpack .gpu/kernels.tar.xz "$TRITON_CACHE_DIR" \
+  carried=$(kernels unpack .gpu/kernels.tar.xz "$TRITON_CACHE_DIR") \
     || echo "the compiled kernels do not unpack: they are compiled again"
 fi
-count() { find "$TRITON_CACHE_DIR" -mindepth 1 -maxdepth 1 -type d | wc -l; }
-carried=$(count)
+sleep 0.01
+touch "$work/began"
 
 step() {  # step NAME SECONDS COMMAND...: the command, at most so long and never beyond the limit
   local name=$1 cap=$2 at=$SECONDS left=$((limit - SECONDS + began)) outcome status
@@ -46,7 +49,7 @@ step() {  # step NAME SECONDS COMMAND...: the command, at most so long and never
   fi
   echo
   echo "== $name, at $((at - began)) s, at most $cap s"
-  timeout --kill-after 5 "$cap" "$@"
+  STEP_S=$cap timeout --kill-after 5 "$cap" "$@"
   status=$?
   case $status in
     0) outcome=ok ;;
@@ -64,16 +67,21 @@ pack() {  # what is known so far, in few files: at most eight come back
     -o -name 'smoke.json' \) -exec cp {} "$back" \;
 }
 
-finish() {  # the sums, and the kernels compiled here for the next call
+finish() {  # the sums, and all kernels for the next call
+  local compiled=0
+  [ "$device" = cpu ] || compiled=$(kernels newer "$TRITON_CACHE_DIR" "$work/began")
   echo
   echo "== steps"
   [ ${#steps[@]} -eq 0 ] || printf '%s\n' "${steps[@]}"
-  echo "kernels carried: $carried, compiled here: $(($(count) - carried))"
+  echo "kernels carried: $carried, compiled here: $compiled"
   echo "together $((SECONDS - began)) s"
-  if [ "$device" = cuda ] && [ "$(count)" -gt "$carried" ]; then
-    "$python" scripts/gpu/kernel_archive.py pack "$TRITON_CACHE_DIR" "$back/kernels.tar.xz"
+  if [ "$compiled" -gt 0 ]; then
+    timeout 12 "$python" scripts/gpu/kernel_archive.py pack "$TRITON_CACHE_DIR" "$back/kernels.tar.xz" \
+      > /dev/null || echo "the kernels were not packed"
   fi
   pack
   rm -rf "$work"
+  exec >&- 2>&-
+  wait "$tee"  # the end of the log
   exit "$failed"
 }

@@ -117,6 +117,8 @@ def generate_row(pair: Pair, context: int, *, small: bool) -> Row:
 def policy_row(job: Job, pair: Pair, counts: Counts) -> Row:
     """A policy's row of `decode_8b`, in milliseconds."""
     found = timed(job, pair, counts)
+    if found.get("failed_captures"):
+        raise RuntimeError(f"{found['failed_captures']} failed captures: not a row of graphs")
     names = {"ms": "round_us", "min_ms": "min_us", "max_ms": "max_us"}
     return found | {ms: found[us] / 1e3 for ms, us in names.items()}
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import time
 import traceback
@@ -29,7 +30,7 @@ NAMES = (
 def main() -> int:
     given = _options()
     device, until, failed = torch.device(given.device), time.time() + given.seconds, False
-    for name in NAMES:
+    for place, name in enumerate(NAMES[given.first :], given.first):
         if time.time() > until:
             print(f"-- {name}: no time left")
             failed = True
@@ -37,10 +38,9 @@ def main() -> int:
         began = time.time()
         try:
             rows = import_module(f"bench_{name}").rows(device, small=given.small)
-        except Exception:  # the other benchmarks go on
+        except Exception:
             print(f"-- {name}: failed\n{traceback.format_exc(limit=-3)}", flush=True)
-            failed = True
-            continue
+            return go_on(given, place + 1, until)
         print(f"-- {name}, {time.time() - began:.0f} s")
         print_table(rows)
         sys.stdout.flush()
@@ -51,11 +51,22 @@ def main() -> int:
     return int(failed)
 
 
+def go_on(given: argparse.Namespace, first: int, until: float) -> int:
+    """Runs the other benchmarks in a new process: a failed capture or launch may have spoilt this
+    one. The exit code is that of a failure."""
+    command = [sys.executable, __file__, "--first", str(first), "--device", given.device]
+    command += ["--seconds", str(until - time.time()), *(["--small"] if given.small else [])]
+    command += ["--out", str(given.out)] if given.out is not None else []
+    subprocess.run(command)
+    return 1
+
+
 def _options() -> argparse.Namespace:
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--device", default="cuda", help="cuda or cpu")
     options.add_argument("--small", action="store_true", help="sizes that a CPU gets through")
     options.add_argument("--seconds", type=float, default=65.0, help="nothing is begun later")
+    options.add_argument("--first", type=int, default=0, help="place of the first benchmark")
     options.add_argument("--out", type=Path, help="folder for the JSON")
     return options.parse_args()
 

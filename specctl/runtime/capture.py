@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import cache
 from math import ceil
+from threading import get_ident
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
 
 import torch
@@ -65,33 +66,49 @@ class CudaCapture:
         self._stream = capture_stream(device)
 
     def record(self, function: Callable[[], Any]) -> Recording:
-        graph, before = torch.cuda.CUDAGraph(), self._reserved()
+        load_libraries(self.device, self._stream, get_ident())
         pool = self._pool or torch.cuda.graph_pool_handle()
         try:
-            with (
-                # A capture that fails would leave its own stream behind as the current one.
-                torch.cuda.stream(torch.cuda.current_stream(self.device)),
-                # Other threads (a recorder's) may allocate meanwhile.
-                torch.cuda.graph(
-                    graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"
-                ),
-            ):
-                found = function()
+            recording = self._record(function, pool)
         except BaseException:
-            self._end_allocation(pool)
+            self._recover(pool)
             raise
         self._pool = pool
-        return Recording(graph.replay, found, max(0, self._reserved() - before))
+        return recording
 
     def forget(self) -> None:
+        torch.cuda.synchronize(self.device)  # a graph that is given up may be under way
         self._pool = None
 
-    def _end_allocation(self, pool: Any) -> None:
-        """Ends the allocator's part of a capture that failed.
+    def _record(self, function: Callable[[], Any], pool: Any) -> Recording:
+        graph = torch.cuda.CUDAGraph()
+        with (
+            # A capture that fails would leave its own stream behind as the current one.
+            torch.cuda.stream(torch.cuda.current_stream(self.device)),
+            # Other threads (a recorder's) may allocate meanwhile.
+            torch.cuda.graph(
+                graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"
+            ),
+        ):
+            before = torch.cuda.memory_reserved(self.device)  # torch has emptied its cache
+            found = function()
+        held = torch.cuda.memory_reserved(self.device) - before
+        return Recording(graph.replay, found, max(0, held))
 
-        torch before 2.12 leaves it open (its pull request 180395): then no memory is given back
-        and no other graph can be captured in this process.
+    def _recover(self, pool: Any) -> None:
+        """Ends what a capture that failed has left open in this process.
+
+        torch before 2.12 leaves the allocator's part open (its pull request 180395): then no memory
+        is given back and no other graph can be captured. The random generator counts as captured
+        until the next capture ends, and every replay asks it: so a graph of next to nothing is
+        captured. The pool is not used again, as torch may refuse it.
         """
+        self._pool = None
+        self._end_allocation(pool)
+        one = torch.zeros(1, device=self.device)
+        self._record(lambda: one.add_(1), torch.cuda.graph_pool_handle())
+
+    def _end_allocation(self, pool: Any) -> None:
         index = torch.cuda.current_device() if self.device.index is None else self.device.index
         try:
             torch._C._cuda_endAllocateToPool(index, pool)
@@ -99,27 +116,25 @@ class CudaCapture:
             return
         torch._C._cuda_releasePool(index, pool)
 
-    def _reserved(self) -> int:
-        torch.cuda.synchronize(self.device)
-        torch.cuda.empty_cache()  # what stays reserved then is in use, or a graph's
-        return torch.cuda.memory_reserved(self.device)
-
 
 @cache
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream on which all graphs of a device are captured.
-
-    cuBLAS and cuBLASLt keep a workspace of 32 to 64 MB for every stream that they have seen. One
-    stream a process needs it once; a product of each kind takes it before the first capture, so
-    that it lies in no graph's pool.
-    """
+    """The stream on which all graphs of a device are captured."""
     # torch hands out 32 streams of a priority in turn; nothing else here asks for this priority.
-    stream = torch.cuda.Stream(device, priority=-1)
+    return torch.cuda.Stream(device, priority=-1)
+
+
+@cache
+def load_libraries(device: torch.device, stream: torch.cuda.Stream, thread: int) -> None:
+    """Has cuBLAS and cuBLASLt take their workspaces, 32 to 64 MB, outside of every graph's pool.
+
+    They keep one for every thread and stream, and would take it in the first capture.
+    """
+    del thread
     with torch.cuda.stream(stream), torch.inference_mode():
         one = torch.ones(16, 16, device=device)
         torch.addmm(one[0], one, one @ one)
     torch.cuda.synchronize(device)
-    return stream
 
 
 @dataclass(frozen=True)
@@ -199,11 +214,11 @@ class GraphCache:
 
     A key's first use runs as it is, which compiles kernels and fills the libraries' caches; its
     second is captured; all others are replayed. Work that asks the device while it is captured
-    ends all captures of this cache.
+    ends all captures of this cache, and its graphs go.
 
-    A key stays eager if its graph finds no memory or passes the limit. What a graph takes is known
-    once it is captured, and memory of a shared pool is given back only with all of its graphs: so
-    the others go too, and those still used are captured again. That happens once a key at most.
+    A key stays eager if its graph finds no memory or passes the limit. A graph's size is known
+    only after its capture, and memory of a shared pool is given back only with all of its graphs:
+    so the others go too, and those still used are captured again. That happens once a key at most.
 
     Attributes:
         capture: how; None for never.
@@ -216,6 +231,7 @@ class GraphCache:
     _graphs: dict[Hashable, Recording] = field(default_factory=dict)
     _warm: set[Hashable] = field(default_factory=set)
     _refused: set[Hashable] = field(default_factory=set)
+    _is_over: bool = False
 
     @property
     def keys(self) -> tuple[Any, ...]:
@@ -250,31 +266,26 @@ class GraphCache:
         self._drop()
 
     def _drop(self) -> None:
-        self._graphs.clear()
-        self.counters.graph_bytes = 0
         if self.capture is not None:
             self.capture.forget()
+        self._graphs.clear()
+        self.counters.graph_bytes = 0
 
     def _recorded(self, key: Hashable, function: Callable[[], Any]) -> Recording | None:
-        if self.capture is None or key in self._refused or key not in self._warm:
+        if self.capture is None or self._is_over or key in self._refused or key not in self._warm:
             return None
         held, limit = self.counters.graph_bytes, f"{self.limit_bytes:,}"
         if held >= self.limit_bytes:
             self._refuse(key, f"graphs hold {held:,} of {limit} bytes")
             return None
-        try:
-            recording = self.capture.record(function)
-        except RuntimeError as failure:
-            error = first_error(failure)
-            reason = f"{type(error).__name__}: {first_line(error)}"
-            if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
-                # What a failed capture took stays in the pool as long as a graph of it lives, and
-                # running the work as it is needs that memory.
-                self._drop()
-                self._refuse(key, f"out of memory: {reason}")
-            else:  # e.g. experts that are counted on the host
-                self.capture = None
-                self._refuse(key, f"{reason}; this loop captures nothing from now on")
+        recording, reason = _tried(self.capture, function)
+        if recording is None:
+            # What a failed capture took stays in the pool as long as a graph of it lives, and
+            # running the work as it is needs that memory.
+            self._drop()
+            self._is_over = "out of memory" not in reason  # e.g. experts counted on the host
+            more = "; this loop captures nothing from now on" if self._is_over else ""
+            self._refuse(key, reason + more)
             return None
         self.counters.captures += 1
         if held + recording.num_bytes > self.limit_bytes:
@@ -291,6 +302,21 @@ class GraphCache:
         self._refused.add(key)
         self.counters.failed_captures += 1
         log.warning("no graph for %s, which runs eagerly: %s", key, reason)
+
+
+def _tried(capture: Capture, function: Callable[[], Any]) -> tuple[Recording | None, str]:
+    """A capture, or the reason why it failed: no error, whose traceback would keep the memory."""
+    try:
+        return capture.record(function), ""
+    except RuntimeError as failure:  # bound to no other name, for the same reason
+        return None, reason_of(failure)
+
+
+def reason_of(failure: RuntimeError) -> str:
+    """The first error of a capture that failed, in a line."""
+    error = first_error(failure)
+    is_memory = isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
+    return f"{'out of memory: ' * is_memory}{type(error).__name__}: {first_line(error)}"
 
 
 def first_error(error: RuntimeError) -> RuntimeError:

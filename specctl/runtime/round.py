@@ -249,6 +249,7 @@ class Round:
         verdict = self.verifier.judge(rows, draft, asked, self.state.samplings, memory)
         self._outcomes.post(self.verifier.settled.outcome)
         seen = self._seen(draft, asked, verdict, rows) if self.setting.observed else None
+        self._learn(draft, asked, verdict, num_rows)  # before the commit, which overwrites logits
         watch.lap("verify")
         if self.is_static:
             self.graphs.run(("commit", bucket), partial(self.verifier.commit, rows))
@@ -257,7 +258,6 @@ class Round:
         watch.lap("other" if self.is_static else "verify")
         if not all(row.finite for row in found):
             raise _logits_not_finite()
-        self._learn(draft, asked, verdict, num_rows)
         self._note(found, num_rows, eager)
         counts = [row.num_tokens for row in found]
         if self.is_static:

@@ -10,6 +10,7 @@ from importlib import import_module
 import pytest
 import torch
 
+from scripts.gpu.smoke import tolerance
 from specctl.errors import UsageError
 from specctl.kernels.dispatch import forced
 from tests.kernels.calls import Call, calls
@@ -76,9 +77,8 @@ def test_twins_agree(name: str, backend: str, device: torch.device) -> None:
     for one, other in zip(
         tensors_of(found, *mine.tensors), tensors_of(wanted, *theirs.tensors), strict=True
     ):
-        is_half = one.is_floating_point() and one.itemsize == 2
-        wide = {"rtol": 1.6e-2, "atol": 8e-3} if is_half else {"rtol": 1e-5, "atol": 2e-5}
-        torch.testing.assert_close(one.cpu(), other, equal_nan=True, **wide)
+        rtol, atol = tolerance(one)
+        torch.testing.assert_close(one.cpu(), other, equal_nan=True, rtol=rtol, atol=atol)
 
 
 @pytest.mark.cuda

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -117,6 +120,42 @@ def test_memory_that_ran_out_beside_graphs_halves_their_limit() -> None:
     assert work.count.item() == 10
 
 
+def test_a_failed_capture_frees_its_memory_before_the_work_is_done_again() -> None:
+    """The error's traceback would keep what the capture had taken."""
+    alive = list[bool]()
+
+    class Failing(TapeCapture):
+        def record(self, function: Callable[[], Any]) -> Recording:
+            taken = torch.empty(1)
+            self.taken = weakref.ref(taken)
+            raise torch.OutOfMemoryError("no room")
+
+    failing = Failing()
+    cache = GraphCache(failing, limit_bytes=100)
+    cache.run("a", lambda: None)
+    gc.disable()
+    try:
+        cache.run("a", lambda: alive.append(failing.taken() is not None))
+    finally:
+        gc.enable()
+    assert alive == [False]
+
+
+def test_graphs_go_when_captures_end() -> None:
+    tape = TapeCapture(num_bytes=7, lenient=True)
+    cache, work = GraphCache(tape, limit_bytes=100), Work()
+    for _ in range(3):
+        cache.run("a", work)
+    waits = lambda: work.count.item()  # noqa: E731
+    for _ in range(2):
+        cache.run("b", waits)
+    assert (cache.keys, cache.counters.graph_bytes, tape.num_forgotten) == ((), 0, 1)
+    before = cache.counters.eager_parts
+    cache.run("a", work)
+    assert cache.counters.eager_parts == before + 1
+    assert work.count.item() == 4
+
+
 class Ended:
     """What `torch.cuda.graph` does where ending a capture that failed raises an error too."""
 
@@ -147,12 +186,15 @@ def test_the_reason_of_a_failed_capture_is_its_first_error(
     for _ in range(2):
         cache.run("a", Work())
     assert told in caplog.text
-    assert (cache.capture is not None) == stays
+    assert (cache.counters.eager_parts, cache.counters.failed_captures) == (2, 1)
+    cache.run("b", Work())
+    cache.run("b", Work())
+    assert cache.counters.failed_captures == (2 if stays else 1)
 
 
 def test_a_failed_capture_ends_the_allocators_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch 2.11 does not: behind one failure every later capture of the process would fail."""
-    allocator = set[Any]()
+    allocator, pools = set[Any](), count(7)
 
     class Graph(Ended):
         def __init__(self, graph: object, *, pool: Any, **_: object) -> None:
@@ -171,11 +213,9 @@ def test_a_failed_capture_ends_the_allocators_part(monkeypatch: pytest.MonkeyPat
     fakes = {
         "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
         "graph": Graph,
-        "graph_pool_handle": lambda: (0, 7),
+        "graph_pool_handle": lambda: (0, next(pools)),
         "stream": lambda _: nullcontext(),
         "current_stream": lambda _: None,
-        "synchronize": lambda _: None,
-        "empty_cache": lambda: None,
         "memory_reserved": lambda _: 0,
     }
     for name, fake in fakes.items():
@@ -187,6 +227,9 @@ def test_a_failed_capture_ends_the_allocators_part(monkeypatch: pytest.MonkeyPat
         torch._C, "_cuda_releasePool", lambda _, pool: released.append(pool), raising=False
     )
     monkeypatch.setattr(capture, "capture_stream", lambda _: None)
+    monkeypatch.setattr(capture, "load_libraries", lambda *_: None)
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda size, **_: zeros(size))
     recorder = CudaCapture(torch.device("cuda", 0))
 
     def waits() -> None:
@@ -195,6 +238,7 @@ def test_a_failed_capture_ends_the_allocators_part(monkeypatch: pytest.MonkeyPat
     with pytest.raises(RuntimeError, match="previous error"):
         recorder.record(waits)
     assert (allocator, released) == (set(), [(0, 7)])
+    assert next(pools) == 9, "a graph of a pool of its own has closed what was left open"
     assert recorder.record(lambda: 5).found == 5
 
 

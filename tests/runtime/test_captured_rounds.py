@@ -444,7 +444,7 @@ def test_the_number_of_graphs_is_bounded() -> None:
     """Six batch buckets of up to 32 requests, and at most six sizes of verification in each."""
     given = requests(1)
     loop = make_loop(Policy(shape=SHAPES["hetero"]), given, tape(), batch_size=32)
-    most = loop.rules.max_tokens
+    most = loop.rules.shape.max_tokens
     sizes = [loop.round._tiers_of(bucket) for bucket in (1, 2, 4, 8, 16, 32)]
     assert [len(each) for each in sizes] == [
         max(1, (b * most - 1).bit_length() - 5) for b in (1, 2, 4, 8, 16, 32)
