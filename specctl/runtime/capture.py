@@ -169,8 +169,8 @@ class GraphSettings:
             )
 
     def capture_on(self, devices: tuple[torch.device, ...]) -> Capture | None:
-        """The recorder there; None for nothing. The references of the kernels ask the device,
-        which no graph can hold, and a graph is of one device."""
+        """The recorder, or None. Reference kernels synchronise with the host, so they cannot be
+        captured, and a graph covers one device."""
         if not isinstance(self.capture, str):
             return self.capture
         fused = has_triton() and wanted_backend() != "reference"
