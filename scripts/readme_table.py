@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from specctl.cli.running import equality_line
+from specctl.stats import Interval
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- begin demo table: scripts/readme_table.py -->", "<!-- end demo table -->"
@@ -57,17 +58,15 @@ def demo_block(demo: Path) -> str:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
-    base = next(row["tokens_per_s"] for row in rows if row["policy"] == "ar")
-    lines = [line(HEAD), "|---|" + "---:|" * 5 + "---|"]
-    lines += [line(_cells(row, base)) for row in rows]
+    lines = [line(HEAD), "|---|" + "---:|" * 5 + "---|", *(line(_cells(row)) for row in rows)]
     return "\n".join(lines)
 
 
-def _cells(row: dict[str, Any], base: float) -> tuple[str, ...]:
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     return (
         f"`{row['policy']}`",
         f"{row['tokens_per_s']:.0f}",
-        f"{row['tokens_per_s'] / base:.2f}",
+        Interval(**row["paired"]["speedup"]).text(".2f") if row["paired"] else "1",
         f"{row['mean_acceptance_length']:.2f}",
         f"{row['calls']}",
         f"{row['verified_tokens']}",
@@ -97,8 +96,8 @@ def _facts(rows: Sequence[dict[str, Any]], run: dict[str, Any]) -> str:
         f"n = {run['num_prompts']} prompts of the embedded set, {rows[0]['num_tokens']} tokens "
         f"for each policy ({run['max_new_tokens']} per turn at most), {law}, "
         f"batch {run['batch_size']}. "
-        "tokens/s is Σ tokens / Σ time, one run, one policy after the other. "
-        f"{equality_line(rows)}"
+        "tokens/s is Σ tokens / Σ time, one run, policies in turns, prompt by prompt, in an order "
+        f"that is shuffled; 95% intervals over prompts. {run['verdict']} {equality_line(rows)}"
     )
 
 

@@ -476,6 +476,15 @@ class TuneResult(TuneVerdict, TraceFacts):
 # ------------------------------------------------------------------------------ measured runs
 
 
+class RunPaired(ResultRecord):
+    """A policy beside plain decoding, prompt by prompt; see `runtime.compare.Paired`."""
+
+    speedup: Interval
+    num_turns: int
+    p_value: float
+    verdict: str
+
+
 class RunPolicy(ResultRecord):
     """One policy of `results.json`, as measured: the figures that a page shows."""
 
@@ -489,6 +498,7 @@ class RunPolicy(ResultRecord):
     tokens_per_s: float
     equal_to_ar: bool | None
     artifact_digest: str | None
+    paired: RunPaired | None
 
 
 class RunPair(ResultRecord):
@@ -514,6 +524,8 @@ class RunFacts(ResultRecord):
     num_threads: int
     batch_size: int
     max_new_tokens: int
+    waiting_frac: float | None
+    verdict: str
 
 
 class RunScores(ResultRecord):
@@ -521,15 +533,6 @@ class RunScores(ResultRecord):
 
     policies: tuple[RunPolicy, ...] = Field(min_length=1)
     facts: RunFacts
-
-    @property
-    def fastest(self) -> RunPolicy:
-        return max(self.policies, key=lambda one: one.tokens_per_s)
-
-    def speedup(self, one: RunPolicy) -> float | None:
-        """Tokens/s over those of plain decoding; None where that was not run."""
-        plain = next((run.tokens_per_s for run in self.policies if run.policy == PLAIN), None)
-        return None if plain is None else one.tokens_per_s / plain
 
 
 # ------------------------------------------------------------------------------ drift

@@ -219,7 +219,10 @@ def _answer(
     ladder, run, shown = given.comparable_ladder, given.run, [*marks]
     if run is not None:
         place = f"when it ran on {run.facts.device}, {count(run.facts.num_prompts, 'prompt')}"
-        shown += [(f"× {faster:.2f}", f"{TIMES_PLAIN} {place}") for faster in _measured(given, run)]
+        shown += [
+            (f"× {faster.text('.2f')}", f"{TIMES_PLAIN} {place}")
+            for faster in _measured(given, run)
+        ]
     rungs = () if ladder is None else ladder.rungs
     limits = [rung for rung in rungs if rung.kind in LIMITS]
     shown += [(f"× {r.against_plain.text('.2f')}", LIMITS[r.kind]) for r in limits]
@@ -249,13 +252,12 @@ def _answer(
     )
 
 
-def _measured(given: Given, run: RunScores) -> Iterator[float]:
+def _measured(given: Given, run: RunScores) -> Iterator[Interval]:
     """The speed of the recommended setting over plain decoding's, if both ran."""
     for one in run.policies:
         of_tune = one.artifact_digest is not None and one.artifact_digest == given.artifact
-        faster = run.speedup(one)
-        if faster is not None and (of_tune or one.policy == given.setting):
-            yield faster
+        if one.paired is not None and (of_tune or one.policy == given.setting):
+            yield one.paired.speedup
 
 
 def _picture(given: Given, points: Sequence[Point], limits: Sequence[Rung]) -> Figure:

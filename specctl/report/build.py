@@ -259,6 +259,6 @@ def _result_caveats(figures: TraceFigures | None, given: Given) -> Iterator[str]
     for digest in digests:
         yield f"Times are predictions of cost model {digest[:19]}, not measured runs."
     if given.run is not None:
-        yield "Measured runs are of one machine at one time, without intervals."
+        yield "Measured runs are of one machine at one time; their intervals are over prompts."
     elif not digests:
         yield "No cost model: nothing here is a time."

@@ -76,14 +76,17 @@ def runs_section(run: RunScores | None) -> Section:
         return Section(
             "runs", missing="(no data supplied: give --run results.json of specctl run --compare)"
         )
-    facts, best = run.facts, run.fastest
-    faster, same = run.speedup(best), [one.policy for one in run.policies if one.equal_to_ar]
-    reading = f"{best.policy} was fastest, {best.tokens_per_s:.0f} tokens/s"
-    reading += "." if faster is None else f", × {faster:.2f} of plain decoding."
+    facts, same = run.facts, [one.policy for one in run.policies if one.equal_to_ar]
+    reading = facts.verdict or "Plain decoding did not run, so no speed is told apart."
     if differ := [one.policy for one in run.policies if one.equal_to_ar is False]:
         reading += f" The texts of {listed(differ)} differ from plain decoding's."
     elif same:
         reading += " All texts equal plain decoding's, token for token."
+    waiting = (
+        ""
+        if facts.waiting_frac is None
+        else (f"; {facts.waiting_frac:.0%} of the time was waiting for a processor")
+    )
     columns = ("policy", "calls", "verified", "τ", "tokens/s", "× plain")
     rows = [
         (
@@ -92,17 +95,17 @@ def runs_section(run: RunScores | None) -> Section:
             f"{one.verified_tokens:,}",
             f"{one.mean_acceptance_length:.2f}",
             f"{one.tokens_per_s:.0f}",
-            number(run.speedup(one)),
+            "-" if one.paired is None else one.paired.speedup.text(".2f"),
         )
         for one in run.policies
     ]
     return Section(
         "runs",
         reading=reading,
-        basis=f"n = {count(facts.num_prompts, 'prompt')}, {best.num_tokens:,} tokens at most "
-        f"{facts.max_new_tokens} a turn; {facts.device}, {facts.dtype}, "
-        f"{count(facts.num_threads, 'thread')}, batch size {facts.batch_size}; Σ tokens / Σ time, "
-        "one run, one policy after the other, no intervals.",
+        basis=f"n = {count(facts.num_prompts, 'prompt')}, at most {facts.max_new_tokens} new "
+        f"tokens a turn; {facts.device}, {facts.dtype}, {count(facts.num_threads, 'thread')}, "
+        f"batch size {facts.batch_size}; Σ tokens / Σ time, policies in turns, prompt by prompt; "
+        f"intervals over turns{waiting}.",
         tables=[Table("Measured", columns, rows)],
         data=run,
     )

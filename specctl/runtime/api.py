@@ -26,9 +26,10 @@ from specctl.runtime.conversations import (
     encode_prompt,
     request_seed,
 )
-from specctl.runtime.decode import DecodeLoop
+from specctl.runtime.decode import DecodeLoop, SharedMemory
 from specctl.runtime.load import Pair, expectation, load_pair
 from specctl.runtime.policy_spec import resolve_policy, words_of
+from specctl.runtime.reload import TreeRoom, tree_room
 from specctl.runtime.requests import Metrics, Observer, Request, Sampling
 from specctl.runtime.runnable import check_decisions, runnable
 
@@ -96,7 +97,7 @@ class Decoder:
         self.decisions = check_decisions(decisions)
         # Refused here, not at first use.
         device = pair.target.model.device
-        runnable(policy, pair.drafter, device, batch_size, decisions=decisions)
+        self._rules = runnable(policy, pair.drafter, device, batch_size, decisions=decisions)
         self.pair, self.policy = pair, policy
         self.batch_size, self.observer, self.graphs = batch_size, observer, graphs
         self.allow_mismatch = allow_mismatch
@@ -222,12 +223,15 @@ class Decoder:
         longest = max((len(r.prompt_ids) + r.max_new_tokens for r in requests), default=1)
         return self.loop_for(longest)
 
-    def loop_for(self, max_text_tokens: int) -> DecodeLoop:
+    def loop_for(self, max_text_tokens: int, memory: SharedMemory | None = None) -> DecodeLoop:
         """A decode loop for texts of that length, or of the model's context if that is less.
 
         The last loop is used again where it serves, as its graphs cost a second; one that was given
         another policy since, as by `follow`, does not. Lengths are rounded up to a power of two,
         so that a somewhat longer prompt needs no new loop.
+
+        Args:
+            memory: of decoders of the same pair that take turns, see `DecodeLoop`.
         """
         model = self.pair.target.model
         longest, kept = min(max_text_tokens, model.context_tokens), self._loop
@@ -250,9 +254,15 @@ class Decoder:
             observer=self.observer,
             graphs=self.graphs,
             decisions=self.decisions,
+            memory=memory,
         )
         self._counters = self._loop.graph_counters
         return self._loop
+
+    @property
+    def tree_room(self) -> TreeRoom:
+        """The room that trees of this policy need."""
+        return tree_room(self._rules.shape)
 
     @property
     def expectation(self) -> Expectation:

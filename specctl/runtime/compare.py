@@ -1,20 +1,30 @@
-"""Several policies on the same prompts, side by side in one run, and their results on disk."""
+"""Several policies on the same prompts, in turns, and their results on disk.
+
+A machine that warms up or does other work would favour whichever policy ran at the right moment.
+So the policies take turns, prompt by prompt, in an order that is shuffled with the run's seed, and
+a verdict on two of them is of the pairs of times of each prompt.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import reduce
+from operator import or_
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from specctl.policy import Ratio, RootOnly
 from specctl.runtime.api import Decoder
-from specctl.runtime.capture import GraphCounters
+from specctl.runtime.capture import GraphCounters, GraphSettings
 from specctl.runtime.config import Decisions
 from specctl.runtime.conversations import (
     Conversation,
@@ -23,11 +33,35 @@ from specctl.runtime.conversations import (
     converse,
     longest_text,
 )
+from specctl.runtime.decode import SharedMemory
 from specctl.runtime.identity import hardware_name
 from specctl.runtime.load import Pair
 from specctl.runtime.output import json_bytes, write_whole
 from specctl.runtime.policy_spec import NamedPolicy
 from specctl.runtime.requests import Metrics, Observer, OnTokens, pooled
+from specctl.stats import (
+    MIN_PROMPTS,
+    Floats,
+    Interval,
+    first_over_second,
+    ratio_of_ratios,
+    swap_p_value,
+)
+
+BATCHES_A_TURN = 4
+"""Of prompts: the last batch of a turn runs empty, the others run full."""
+MAX_P_VALUE = 0.01
+Verdict = Literal["faster", "slower", "not told apart"]
+SCHEDULED = Path("/proc/thread-self/schedstat")
+"""Of Linux: nanoseconds that the thread ran, that it stood ready and waited, and turns."""
+
+
+def waited_us() -> float | None:
+    """Time that this thread has waited for a processor until now; None where nobody counts it."""
+    try:
+        return float(SCHEDULED.read_text().split()[1]) / 1e3
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 @dataclass(frozen=True)
@@ -47,11 +81,48 @@ class Divergence:
 
 
 @dataclass(frozen=True)
+class Paired:
+    """One policy's speed beside another's, on the same prompts.
+
+    Attributes:
+        speedup: tokens a second over the other's, with its 95 % interval over turns.
+        p_value: of the test that swaps the two in every turn, `stats.swap_p_value`.
+    """
+
+    speedup: Interval
+    num_turns: int
+    p_value: float
+
+    @property
+    def verdict(self) -> Verdict:
+        """`faster`, `slower` or `not told apart`, at a false verdict in at most 1 of 100."""
+        if self.num_turns < MIN_PROMPTS or not self.p_value <= MAX_P_VALUE:
+            return "not told apart"
+        return "faster" if self.speedup.value > 1 else "slower"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "speedup": self.speedup.to_json(),
+            "num_turns": self.num_turns,
+            "p_value": self.p_value,
+            "verdict": self.verdict,
+        }
+
+
+def paired(ours: Floats, theirs: Floats) -> Paired:
+    """The comparison of two policies' `[T, 2]` tokens and seconds."""
+    speedup = ratio_of_ratios((ours[:, 0], ours[:, 1]), (theirs[:, 0], theirs[:, 1]))
+    return Paired(speedup, len(ours), swap_p_value(ours, theirs, first_over_second))
+
+
+@dataclass(frozen=True)
 class RunResult:
     """One policy's run.
 
     Attributes:
         conversations: in prompt order.
+        turns: `[T, 2]` tokens and seconds of each turn: of a prompt, or of a batch of prompts.
+        paired: against plain decoding; None where that is not among the policies, or is this one.
         divergences: against `ar`; None when `ar` was not part of the comparison, or drafts were
             drawn.
         graphs: what became of the rounds' graphs, the warm-up's among them.
@@ -60,6 +131,8 @@ class RunResult:
     named: NamedPolicy
     conversations: list[Conversation]
     metrics: Metrics
+    turns: Floats
+    paired: Paired | None = None
     divergences: list[Divergence] | None = None
     graphs: GraphCounters = field(default_factory=GraphCounters)
 
@@ -69,6 +142,7 @@ class RunResult:
         return {
             "policy": self.named.label,
             **self.metrics.summary(),
+            "paired": None if self.paired is None else self.paired.to_json(),
             "is_lossless": self.named.policy.lossless,
             "equal_to_ar": same,
             "divergences": [vars(d) for d in self.divergences or []],
@@ -80,10 +154,16 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Finished runs, in the order asked for; fewer than asked for if interrupted."""
+    """Runs on the prompts that all policies finished, in the order asked for.
+
+    Attributes:
+        waiting_frac: of the time of decoding, for which the decoding thread was ready to run and
+            had no processor; None where the system does not count it.
+    """
 
     results: list[RunResult]
     is_interrupted: bool
+    waiting_frac: float | None
 
 
 def compare_policies(
@@ -98,48 +178,140 @@ def compare_policies(
     observer: Observer | None = None,
     on_tokens: OnTokens | None = None,
 ) -> Comparison:
-    """Decodes the prompts once per policy, after one warm-up prompt each where nobody observes.
+    """Decodes the prompts under every policy, in turns, after a warm-up where nobody observes.
 
-    Ctrl-C ends the comparison with the policies that are finished, if there are any.
+    A turn is a prompt; with `batch_size` above 1, so many batches of prompts that most of a turn
+    runs at full batch. A single policy takes all prompts in one turn. Ctrl-C ends the comparison
+    with the turns that all policies have finished, if there are any.
 
     Args:
         decisions: see `Decoder`. A policy that cannot be decided so is refused before any text.
         on_prompt: called with the id of every finished prompt. observer: sees every round.
         on_tokens: called with each request's new tokens as they are emitted.
     """
-    runs: list[RunResult] = []
+    graphs = GraphSettings()
+    graphs = replace(graphs, limit_bytes=graphs.limit_bytes // len(policies))
     decoders = [
-        Decoder(pair, named.policy, batch_size=batch_size, decisions=decisions, observer=observer)
+        Decoder(
+            pair, named.policy, batch_size=batch_size, decisions=decisions, observer=observer,
+            graphs=graphs,
+        )
         for named in policies
-    ]
+    ]  # fmt: skip
+    memory = SharedMemory(reduce(or_, (decoder.tree_room for decoder in decoders)))
+    longest = longest_text(pair.target.tokenizer, prompts, settings)
+    for decoder in decoders:
+        decoder.loop_for(longest, memory)
+        if observer is None:  # graphs that are captured here serve the texts that count
+            list(converse(decoder, prompts[:batch_size], settings))
+    size = 1 if batch_size == 1 else BATCHES_A_TURN * batch_size
+    size = len(prompts) if len(policies) == 1 else size
+    order = Random(settings.sampling.seed)
+    finished: list[list[Turn]] = []
+    began, waited = time.perf_counter(), waited_us()
     try:
-        for named, decoder in zip(policies, decoders, strict=True):
-            # Warm-up, not counted; graphs that it captures serve the texts that are.
-            decoder.loop_for(longest_text(pair.target.tokenizer, prompts, settings))
-            if observer is None:
-                list(converse(decoder, prompts[:batch_size], settings))
-            finished = {}
-            for conversation in converse(decoder, prompts, settings, on_tokens):
-                finished[conversation.prompt.prompt_id] = conversation
-                if on_prompt is not None:
-                    on_prompt(conversation.prompt.prompt_id)
-            talks = [finished[prompt.prompt_id] for prompt in prompts]
-            metrics = pooled(done.metrics for talk in talks for done in talk.completions)
-            runs.append(RunResult(named, talks, metrics, graphs=decoder.graph_counters))
-            decoder.release()  # the next policy's graphs want the memory
+        for start in range(0, len(prompts), size):
+            part, taken = prompts[start : start + size], {}
+            for index in order.sample(range(len(decoders)), len(decoders)):
+                taken[index] = take_turn(decoders[index], part, settings, on_prompt, on_tokens)
+            finished.append([taken[index] for index in range(len(decoders))])
     except KeyboardInterrupt:
-        if not runs:
+        if not finished:
             raise
-    return Comparison(checked_against_plain(runs, pair), is_interrupted=len(runs) < len(policies))
+    wall_us = 1e6 * (time.perf_counter() - began)
+    runs = [
+        result_of(named, [turns[index] for turns in finished], decoders[index])
+        for index, named in enumerate(policies)
+    ]
+    is_interrupted = sum(len(turns[0].conversations) for turns in finished) < len(prompts)
+    waiting = None if waited is None else min(1.0, ((waited_us() or 0.0) - waited) / wall_us)
+    return Comparison(checked_against_plain(runs, pair), is_interrupted, waiting)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Some prompts under one policy."""
+
+    conversations: list[Conversation]
+    seconds: float
+
+
+def take_turn(
+    decoder: Decoder,
+    prompts: Sequence[ConversationPrompt],
+    settings: DecodeSettings,
+    on_prompt: Callable[[str], None] | None,
+    on_tokens: OnTokens | None,
+) -> Turn:
+    """Decodes some prompts, on the clock."""
+    finished, began = {}, time.perf_counter()
+    for conversation in converse(decoder, prompts, settings, on_tokens):
+        finished[conversation.prompt.prompt_id] = conversation
+        if on_prompt is not None:
+            on_prompt(conversation.prompt.prompt_id)
+    spent = time.perf_counter() - began
+    return Turn([finished[prompt.prompt_id] for prompt in prompts], spent)
+
+
+def result_of(named: NamedPolicy, turns: Sequence[Turn], decoder: Decoder) -> RunResult:
+    """The turns of a policy together."""
+    talks = [talk for turn in turns for talk in turn.conversations]
+    metrics = pooled(done.metrics for talk in talks for done in talk.completions)
+    sums = [
+        (sum(len(done.token_ids) for talk in turn.conversations for done in talk.completions),
+         turn.seconds)
+        for turn in turns
+    ]  # fmt: skip
+    return RunResult(
+        named, talks, metrics, np.array(sums, np.float64), graphs=decoder.graph_counters
+    )
+
+
+def verdict(results: Sequence[RunResult]) -> str:
+    """A sentence on the fastest policy and on whether drafting pays; empty unless plain decoding
+    and another policy ran."""
+    beside = {run.named.label: run.paired for run in results if run.paired is not None}
+    if not beside:
+        return ""
+    num_turns = next(iter(beside.values())).num_turns
+    if num_turns < MIN_PROMPTS:
+        return (
+            f"No verdict on speed: {num_turns} turns of all policies, and one needs {MIN_PROMPTS}."
+        )
+    ranked = sorted(beside, key=lambda label: -beside[label].speedup.value)
+    faster, unclear = (
+        [label for label in ranked if beside[label].verdict == word]
+        for word in ("faster", "not told apart")
+    )
+    best = (faster or ranked)[0]
+    times = f"{beside[best].speedup.text('.2f')} times as fast as plain decoding"
+    times += f" ({num_turns} turns of all policies)"
+    if not faster and unclear:
+        return (
+            f"Not told apart from plain decoding: {', '.join(unclear)}; {unclear[0]} was {times}."
+        )
+    if not faster:
+        return f"Drafting did not pay here: the best of it, {best}, was {times}."
+    sums = {run.named.label: run.turns for run in results}
+    close = [
+        label
+        for label in ranked
+        if label != best and paired(sums[best], sums[label]).verdict == "not told apart"
+    ]
+    return f"Fastest: {best}, {times}{'; not told apart from ' * bool(close)}{', '.join(close)}."
 
 
 def checked_against_plain(runs: list[RunResult], pair: Pair) -> list[RunResult]:
-    """The runs with their divergences from plain decoding, where that is among them."""
+    """The runs beside plain decoding, where that is among them: speed, and divergences of texts."""
     plain = next((run for run in runs if isinstance(run.named.policy.shape, RootOnly)), None)
     if plain is None:
         return runs
     return [
-        run if _has_own_text(run) else replace(run, divergences=_against(plain, run, pair))
+        replace(
+            run,
+            paired=None if run is plain else paired(run.turns, plain.turns),
+            divergences=None if _has_own_text(run) else _against(plain, run, pair),
+        )
         for run in runs
     ]
 
@@ -182,7 +354,7 @@ def top2_gap(pair: Pair, text: Sequence[int]) -> float:
 
 def write_results(
     folder: Path,
-    results: Sequence[RunResult],
+    comparison: Comparison,
     pair: Pair,
     settings: DecodeSettings,
     batch_size: int,
@@ -193,6 +365,7 @@ def write_results(
     Raises:
         OutputError: a file cannot be written.
     """
+    results = comparison.results
     num_prompts = max((len(result.conversations) for result in results), default=0)
     facts = {
         "pair": pair.fingerprint.model_dump(),
@@ -206,6 +379,8 @@ def write_results(
         "max_new_tokens": settings.max_new_tokens,
         "sampling": vars(settings.sampling),
         "decisions": decisions,
+        "waiting_frac": comparison.waiting_frac,
+        "verdict": verdict(results),
     }
     write_whole(folder / "results.json", json_bytes([r.summary() for r in results]), "results")
     write_whole(folder / "run.json", json_bytes(facts), "results")

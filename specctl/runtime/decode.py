@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -18,11 +19,11 @@ import torch
 from specctl.errors import DeviceMemoryError, InvariantError
 from specctl.kernels.dispatch import current
 from specctl.policy import Policy
-from specctl.runtime.cached_model import CachedModel
+from specctl.runtime.cached_model import CachedModel, SlotCache
 from specctl.runtime.capture import GraphCounters, GraphSettings
 from specctl.runtime.config import Decisions
 from specctl.runtime.drafter import Drafter
-from specctl.runtime.reload import check_fits, check_lossless, rehearse, tree_room
+from specctl.runtime.reload import TreeRoom, check_fits, check_lossless, rehearse, tree_room
 from specctl.runtime.requests import (
     Active,
     Completion,
@@ -46,6 +47,20 @@ from specctl.runtime.state import SlotFacts
 Found = TypeVar("Found")
 
 
+@dataclass
+class SharedMemory:
+    """Memory of a pair's models that loops use in turns.
+
+    Attributes:
+        room: for trees. cache: of the target, which tells this memory from another one.
+        user: the loop that used it last.
+    """
+
+    room: TreeRoom
+    cache: weakref.ref[SlotCache] | None = None
+    user: weakref.ref[DecodeLoop] | None = None
+
+
 class DecodeLoop:
     """Decodes requests under one policy.
 
@@ -63,6 +78,8 @@ class DecodeLoop:
         graphs: how rounds are captured in CUDA graphs; `auto` as `GraphSettings()`, None for never.
         decisions: where the policy's learned part is computed; see
             `specctl.runtime.runnable.Decisions`.
+        memory: that of loops of the same models, batch size and lengths that take turns; its own
+            unless given.
 
     Attributes:
         graph_counters: what became of the rounds' graphs. setting: what its rounds share.
@@ -88,6 +105,7 @@ class DecodeLoop:
         deadline_us: float | None = None,
         graphs: GraphSettings | Literal["auto"] | None = "auto",
         decisions: Decisions = "auto",
+        memory: SharedMemory | None = None,
     ) -> None:
         self.target, self.given_drafter, self.observer = target, drafter, observer
         self.batch_size, self.eos_ids = batch_size, frozenset(eos_ids)
@@ -95,7 +113,8 @@ class DecodeLoop:
         self.decisions = check_decisions(decisions)
         self.policy, rules = policy, self._rules(policy)
         self.drafter, self.graph_counters = rules.drafter, GraphCounters()
-        self._room = tree_room(rules.shape)
+        self._memory = memory or SharedMemory(tree_room(rules.shape))
+        check_fits(rules, self.drafter, self._memory.room)
         if graphs == "auto":
             graphs = GraphSettings()
         self.setting = RoundSetting(
@@ -136,15 +155,38 @@ class DecodeLoop:
         return guarded(policy, rules, size, self.deadline_us)
 
     def _allocate(self, rules: Runnable) -> Round:
-        self.target.capture(self.drafter.aux_layers if self.drafter else ())
-        # One more: padding of a captured pass is written there.
-        self.target.allocate(self.batch_size, self.max_text_tokens + self._room.submitted + 1)
-        assert self.target.cache is not None
-        self._memory = weakref.ref(self.target.cache)
-        if self.drafter is not None:
-            capacity = self.max_text_tokens + self._room.drafted
-            self.drafter.allocate(self.batch_size, capacity, rules.shape.width)
+        room = self._memory.room
+        if not self.owns_memory:
+            # One more: padding of a captured pass is written there.
+            self.target.allocate(self.batch_size, self.max_text_tokens + room.submitted + 1)
+            assert self.target.cache is not None
+            self._memory.cache = weakref.ref(self.target.cache)
+            if self.given_drafter is not None and room.drafted > 1:
+                capacity = self.max_text_tokens + room.drafted
+                self.given_drafter.allocate(self.batch_size, capacity, room.width)
+        self._take_turn()
         return Round(self.setting, self.policy, rules)
+
+    def _take_turn(self) -> None:
+        """Uses the memory from here on.
+
+        Raises:
+            InvariantError: another loop has it, or decodes requests in it.
+        """
+        user = None if self._memory.user is None else self._memory.user()
+        is_taken = user is not None and user is not self and bool(user._active)
+        if not self.owns_memory or is_taken:
+            raise InvariantError(
+                "decode loop",
+                expected="the models' memory, which it allocated",
+                found="requests of another loop in it"
+                if is_taken
+                else "that of another loop, begun on the same models since",
+                fix="use one loop at a time, or load the pair twice",
+            )
+        if user is not self:
+            self._memory.user = weakref.ref(self)
+            self.target.capture(self.drafter.aux_layers if self.drafter else ())
 
     def _guarded(self, work: Callable[[], Found]) -> Found:
         """Work on the device; memory that runs out is freed of graphs once, then named."""
@@ -170,7 +212,8 @@ class DecodeLoop:
     @property
     def owns_memory(self) -> bool:
         """Whether the models still hold the memory that was allocated for this loop."""
-        return self._memory() is self.target.cache
+        cache = self._memory.cache
+        return cache is not None and cache() is not None and cache() is self.target.cache
 
     def serves(self, max_text_tokens: int) -> bool:
         """Whether the loop is free for texts of that length, its graphs still good."""
@@ -194,7 +237,7 @@ class DecodeLoop:
         """
         check_lossless(self.policy, policy)
         rules = self._rules(policy)
-        check_fits(rules, self.drafter, self._room)
+        check_fits(rules, self.drafter, self._memory.room)
         rehearse(rules)
         if not self.round.rewrite(policy, rules):
             with torch.inference_mode(), current(self.target.device):
@@ -230,13 +273,7 @@ class DecodeLoop:
             InvariantError: another loop took the models.
             DeviceMemoryError: memory ran out; requests wait or run where they were.
         """
-        if not self.owns_memory:
-            raise InvariantError(
-                "decode loop",
-                expected="the models' memory, which it allocated",
-                found="that of another loop, begun on the same models since",
-                fix="use one loop at a time, or load the pair twice",
-            )
+        self._take_turn()
         emit = on_tokens or (lambda *_: None)
         self._release()  # requests of a step that ended early
         while self._waiting and len(self._active) < self.batch_size:

@@ -10,7 +10,7 @@ family needs no new capture:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -52,17 +52,27 @@ TYPICAL_PROBS = (0.6, 0.15)
 
 @dataclass(frozen=True)
 class TreeRoom:
-    """Slots behind a text that memory was allocated for: the largest draft, the largest tree."""
+    """Room for trees that memory was allocated for.
+
+    Attributes:
+        drafted, submitted: slots behind a text, of the largest draft and the largest tree.
+        width: nodes of a level.
+    """
 
     drafted: int
     submitted: int
+    width: int
+
+    def __or__(self, other: TreeRoom) -> TreeRoom:
+        """Room for both."""
+        return TreeRoom(*map(max, astuple(self), astuple(other)))
 
 
 def tree_room(shape: ShapeRule) -> TreeRoom:
     """The room that trees of a shape need."""
     # Reading pads a batch to its longest accepted path, beyond a row's own end.
     drafted = shape.max_depth * shape.width + shape.max_depth + 1
-    return TreeRoom(drafted, shape.max_tokens)
+    return TreeRoom(drafted, shape.max_tokens, shape.width)
 
 
 def check_lossless(old: Policy, new: Policy) -> None:
@@ -86,12 +96,12 @@ def check_fits(rules: Runnable, drafter: Drafter | None, room: TreeRoom) -> None
             fix="start another loop for it",
         )
     needed = tree_room(rules.shape)
-    if needed.drafted > room.drafted or needed.submitted > room.submitted:
+    if needed | room != room:
         raise UsageError(
             "reload",
-            expected=f"trees of at most {room.submitted} submitted tokens and {room.drafted} "
-            "drafting slots, for which memory was allocated",
-            found=f"{needed.submitted} and {needed.drafted}",
+            expected=f"trees of at most {room.submitted} submitted tokens, {room.width} nodes a "
+            f"level and {room.drafted} drafting slots, for which memory was allocated",
+            found=f"{needed.submitted}, {needed.width} and {needed.drafted}",
             fix="start the loop with the largest policy that it will need",
         )
 

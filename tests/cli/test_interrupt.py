@@ -159,8 +159,8 @@ def wait_for_a_commit(folder: Path, process: subprocess.Popen[str]) -> None:
 def test_ctrl_c_keeps_the_policies_that_are_compared_and_promises_no_more(
     prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_written: bool
 ) -> None:
-    """In the middle of `run --compare`, when the first policy has decoded its prompts."""
-    ticks = iter([None] * 4)  # the four prompts of the first policy
+    """In the middle of `run --compare`, when every policy has decoded the first prompt."""
+    ticks = iter([None] * 4)  # the first prompt of three policies, the next of one
 
     @contextmanager
     def progress(label: str, total: int) -> Iterator[Callable[[], None]]:
@@ -173,12 +173,13 @@ def test_ctrl_c_keeps_the_policies_that_are_compared_and_promises_no_more(
     monkeypatch.setattr(console, "progress", progress)
     compare = ("run", prompts, "--compare", "ar,chain,eagle2", *OPTIONS[2:])
     done = specctl(*compare, *(("-o", tmp_path) if is_written else ()))
-    left = f"written so far: {tmp_path} (3 files)" if is_written else "nothing was written"
+    left = f"written so far: {tmp_path} (5 files)" if is_written else "nothing was written"
     assert (done.code, done.err) == (130, f"interrupted: {left}\n")
     assert "ar" in done.out
     if is_written:
         rows = json.loads((tmp_path / "results.json").read_text())
-        assert [row["policy"] for row in rows] == ["ar"]
+        assert [row["policy"] for row in rows] == ["ar", "chain", "eagle2"]
+        assert [row["num_requests"] for row in rows] == [1, 1, 1]
 
 
 def held(folder: Path, count: int) -> str:

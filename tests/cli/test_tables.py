@@ -153,6 +153,12 @@ def test_run_hides_its_split_of_time() -> None:
     row = {
         f"{phase}_us": 1.0 for phase in ("wall", "draft", "verify", "policy", "other", "prefill")
     }
-    row |= {"policy": "chain", "tokens_per_s": 9.0, "mean_acceptance_length": 2.0, "calls": 3}
+    row |= {
+        "policy": "chain",
+        "tokens_per_s": 9.0,
+        "mean_acceptance_length": 2.0,
+        "calls": 3,
+        "paired": None,
+    }
     table = running.comparison_table([{**row, "verified_tokens": 7}], "")
     assert list(table.narrow().columns) == ["policy", "tokens/s", "τ", "calls"]

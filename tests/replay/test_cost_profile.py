@@ -21,11 +21,12 @@ from specctl.cli import judging  # registers the verb
 from specctl.errors import UsageError
 from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
 from specctl.replay.config import ProfileGrid
-from specctl.replay.cost import Steps, check, deciding, load_cost_model
-from specctl.replay.cost.check import StepRecorder, checked_policies, predict, waited_us
+from specctl.replay.cost import Steps, deciding, load_cost_model
+from specctl.replay.cost.check import StepRecorder, checked_policies, predict
 from specctl.replay.cost.model import LiveCheck
 from specctl.replay.cost.probe import RoundProbe, Samples, own_clock, probed_tree
 from specctl.replay.cost.profile import check_grid, check_lines, num_steps, profile
+from specctl.runtime import compare
 from specctl.runtime.cached_model import SlotCache
 from specctl.runtime.capture import GraphSettings, Recording, bucket_of, token_tiers
 from specctl.runtime.decode import DecodeLoop
@@ -121,7 +122,7 @@ def charged_pair(mode: str) -> SimpleNamespace:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("perf_counter", "thread_time"):
             patch.setattr(time, name, clock)
-        patch.setattr(check, "SCHEDULED", Path("none"))
+        patch.setattr(compare, "SCHEDULED", Path("none"))
         requests = toy_requests(3, max_new_tokens=9)
         model = profile(
             pair, SMALL, requests=requests, graphs=graphs(), on_step=lambda: ticks.append(1)
@@ -198,9 +199,9 @@ def test_waiting_for_a_processor_is_no_time_of_a_round(monkeypatch: pytest.Monke
         assert own_clock(torch.device("cpu")) is time.perf_counter
     finally:
         torch.set_num_threads(before)
-    assert 0 <= waited_us() <= waited_us()
-    monkeypatch.setattr(check, "SCHEDULED", Path("none"))
-    assert waited_us() == 0.0
+    assert 0 <= compare.waited_us() <= compare.waited_us()
+    monkeypatch.setattr(compare, "SCHEDULED", Path("none"))
+    assert compare.waited_us() is None
 
 
 def test_a_target_alone_is_checked_plain() -> None:

@@ -141,8 +141,12 @@ def tune_results(
     )
 
 
+VERDICT = "Fastest: best, 1.50 [1.40, 1.60] times as fast as plain decoding."
+
+
 def run_results(*, artifact_digest: str | None = None, same: bool = True) -> results.RunScores:
     """Plain decoding, and a policy that is 1.5 times as fast."""
+    beside = example(results.RunPaired, speedup=around(1.5), verdict="faster")
     plain, mine = (
         example(
             results.RunPolicy,
@@ -150,9 +154,12 @@ def run_results(*, artifact_digest: str | None = None, same: bool = True) -> res
             tokens_per_s=rate,
             equal_to_ar=same or name == "ar",
             artifact_digest=None if name == "ar" else artifact_digest,
+            paired=None if name == "ar" else beside,
         )
         for name, rate in (("ar", 40.0), ("best", 60.0))
     )
     pair = example(results.RunPair, **{n: FACTS[n] for n in results.RunPair.model_fields})
-    facts = example(results.RunFacts, pair=pair, num_prompts=48, device="a machine")
+    facts = example(
+        results.RunFacts, pair=pair, num_prompts=48, device="a machine", verdict=VERDICT
+    )
     return results.RunScores(policies=(plain, mine), facts=facts)

@@ -188,7 +188,11 @@ SAID: list[tuple[Given, str, str]] = [
     (STATIC, "recommendation", "fancy, the best of 77 settings on training prompts, does not beat"),
     (ALL, "policies", "eagle2 is marked"),
     (ALL, "policies", "bounded by 197 to 209"),
-    (ALL, "runs", "best was fastest, 60 tokens/s, × 1.50 of plain decoding. All texts equal"),
+    (
+        ALL,
+        "runs",
+        "Fastest: best, 1.50 [1.40, 1.60] times as fast as plain decoding. All texts equal",
+    ),
     (Given(run=run_results(same=False)), "runs", "The texts of best differ from plain decoding's"),
     (Given(run=run_results()), "caveats", "Measured runs are of one machine"),
     (Given(), "caveats", "No cost model: nothing here is a time"),
@@ -222,7 +226,7 @@ def test_the_page_begins_with_the_answer(html: str, full_page: Page) -> None:
         "× 2.60 [2.50, 2.70]",
         "× 1.30 [1.20, 1.40]",
         "130 [130, 130]",
-        "× 1.50",
+        "× 1.50 [1.40, 1.60]",
         "× 4.00 [3.90, 4.10]",
         "× 7.50 [7.40, 7.60]",
     ]
@@ -257,7 +261,7 @@ def test_the_best_possible_is_that_of_the_tuned_load_or_none() -> None:
 def test_a_run_counts_for_the_artifact_that_was_tuned() -> None:
     """By its digest, or by its label in words; the name of another artifact says nothing."""
     run, tune = run_results(artifact_digest=ARTIFACT), tune_results()
-    ours = "× 1.50: the speed of plain decoding when it ran on a machine, 48 prompts"
+    ours = "× 1.50 [1.40, 1.60]: the speed of plain decoding when it ran on a machine, 48 prompts"
     assert ours in marks_of(Given(tune=tune, run=run, artifact=ARTIFACT))
     assert ours not in marks_of(Given(tune=tune, run=run, artifact="sha256:" + 64 * "b"))
     assert ours not in marks_of(Given(tune=tune, run=run_results()))

@@ -6,7 +6,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from specctl.policy import Chain, Policy, RootOnly, StaticTree
 from specctl.replay.config import ProfileGrid
 from specctl.replay.cost.model import CostModel, LiveCheck, Steps, TableCost, decider_of
 from specctl.runtime.capture import GraphSettings
+from specctl.runtime.compare import waited_us
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair
 from specctl.runtime.policy_spec import words_of
@@ -22,18 +22,6 @@ from specctl.runtime.requests import Observer, Request, RoundRecord
 
 NUM_TIMED, NUM_TIMED_QUICK = 3, 2
 """Timed runs of a policy, of which the median counts."""
-
-
-SCHEDULED = Path("/proc/thread-self/schedstat")
-"""Of Linux: nanoseconds that the thread ran, that it stood ready and waited, and turns."""
-
-
-def waited_us() -> float:
-    """Time that this thread has waited for a processor until now; 0 where nobody counts it."""
-    try:
-        return float(SCHEDULED.read_text().split()[1]) / 1e3
-    except (OSError, IndexError, ValueError):
-        return 0.0
 
 
 @dataclass(frozen=True)
@@ -158,14 +146,14 @@ def check_live(
             observer=observer,
             graphs=graphs,
         )
-        started, waited = time.perf_counter(), waited_us()
+        started, waited = time.perf_counter(), waited_us() or 0.0
         for _ in loop.run(requests):
             pass
         if pair.target.model.device.type == "cuda":
             torch.cuda.synchronize()
         on_run()
         wall_us = 1e6 * (time.perf_counter() - started)
-        return wall_us, min((waited_us() - waited) / wall_us, 1.0)
+        return wall_us, min(((waited_us() or 0.0) - waited) / wall_us, 1.0)
 
     recorders = [StepRecorder() for _ in policies]
     for policy, recorder in zip(policies, recorders, strict=True):
