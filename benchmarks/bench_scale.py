@@ -28,15 +28,12 @@ from specctl.artifacts.manifest import digest_of
 from specctl.collect.trace_writer import TraceWriter
 from specctl.logs.parquet import join_tables
 from specctl.logs.trace_set import Listing, TraceSet, read_listing
-from specctl.logs.tree_log import DenseLog
 from specctl.registry.listing import name_rows
 from specctl.registry.log import Log, Move, Note, Publish, Writer
 from specctl.registry.names import parse_reference
 from specctl.registry.opening import Registry, init_registry, open_registry
 from specctl.registry.resolving import resolve
 from specctl.registry.trust import Trust
-from specctl.replay.rounds import replay_parts
-from specctl.replay.score import Scoring
 from specctl.runtime.policy_spec import resolve_policy
 from specctl.stores import open_store
 from specctl.watch.alarm import p_values, wealth
@@ -67,7 +64,6 @@ def main() -> None:
         *replaying(given),
         *histories(given),
         *many_names(given),
-        *adding(given),
         *watching(given),
         *delays(),
     ]
@@ -179,17 +175,6 @@ def cpu_seconds(words: Sequence[str]) -> float:
     subprocess.run([sys.executable, "-m", "specctl", *words], check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
-def adding(given: argparse.Namespace) -> Iterator[Row]:
-    """Seconds of what the command does itself while tasks of a cluster replay: sums of rounds."""
-    log = DenseLog.open(TraceSet.open(given.work / "segments-100-42"))
-    scoring, seconds = Scoring(["chain"]), 0.0
-    for runs in replay_parts(log, [resolve_policy("chain:num_draft_tokens=4").policy]):
-        began = time.process_time()
-        scoring.add(runs)
-        seconds += time.process_time() - began
-    yield row("add rounds", scoring.scores()[0].pooled.calls, seconds=seconds)
 
 
 # ------------------------------------------------------------------ registries

@@ -120,7 +120,6 @@ def test_command_line_starts_without_heavy_libraries() -> None:
     code = """
 import json, sys
 import specctl.cli
-import specctl.ray_cluster
 heavy = ("torch", "transformers", "sklearn", "polars", "pyarrow", "lightgbm", "matplotlib", "onnx")
 heavy = (*heavy, "ray")
 print(json.dumps([name for name in heavy if name in sys.modules]))

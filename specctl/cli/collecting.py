@@ -88,8 +88,8 @@ def collect(
             texts.check_cover(loaded)
         loaded = [prompt for prompt in loaded if part.holds(prompt.prompt_id)]
         with console.progress("finished prompts", len(loaded)) as tick:
-            crew = collect_on_ray(work, loaded, texts, on_commit=tick, warn=console.warn)
-        return Answer(crew.to_json(), crew.parts())
+            found = collect_on_ray(work, loaded, texts, on_commit=tick, warn=console.warn)
+        return Answer(found.to_json(), [found.render()])
     with console.progress("loading models", None):
         decoder = work.decoder(models.load_pair())
     loaded = models.with_room(decoder.pair, loaded, console.warn)

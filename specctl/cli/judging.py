@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,16 +10,13 @@ import typer
 from specctl import console
 from specctl.cli.app import app
 from specctl.cli.options import (
-    ClusterOption,
     DenseTracesArgument,
     ReplayThreadsOption,
-    WorkersOption,
     open_to_fit,
     tuned,
 )
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
-from specctl.ray_cluster import spread_over
 from specctl.records import option
 from specctl.replay.config import (
     LadderConfig,
@@ -134,15 +130,12 @@ def replay(
     config: Given,
     out: Path | None = option(None, "Folder for replay.json", name="--out -o", default="none"),
     threads: ReplayThreadsOption = 2,
-    workers: WorkersOption = None,
-    ray: ClusterOption = None,
 ) -> Answer:
     """Score policies from traces, without the models.
 
     Counts are exact for lossless policies that the log supports; others are marked, with bounds.
     """
     from specctl.logs.trace_files import open_place, read_header, split_reference
-    from specctl.logs.trace_set import TraceSet
     from specctl.runtime.output import prepare_folder
     from specctl.runtime.policy_spec import check_words
 
@@ -154,11 +147,11 @@ def replay(
         prepare_folder(out)
 
     from specctl.replay.results import write_result
+    from specctl.logs.trace_set import TraceSet
     from specctl.replay.run import replay_traces
 
-    with spread_over(workers, ray, traces) as spread:
-        opened = replace(TraceSet.open(*traces), spread=spread)
-        result = replay_traces(opened, settings, progress=console.progress, warn=console.warn)
+    opened = TraceSet.open(*traces)
+    result = replay_traces(opened, settings, progress=console.progress, warn=console.warn)
     if out is not None:
         write_result(result, out)
     return Answer(result.to_json(), result.shown())
@@ -254,8 +247,6 @@ def tune(
     show_grid: bool = option(False, "Print the grids and stop"),
     config: Given,
     threads: ReplayThreadsOption = 2,
-    workers: WorkersOption = None,
-    ray: ClusterOption = None,
 ) -> Answer:
     """Search the best settings for a load.
 
@@ -276,12 +267,11 @@ def tune(
         return Answer(grids, [grid_table(families)])
     engine = engine_of(settings)
     opened = open_to_fit(traces or [])
-    with spread_over(workers, ray, traces or []) as spread:
-        opened, given = replace(opened, spread=spread), {"num_threads": threads, **engine}
-        tuning = prepare(opened, settings, cost_model, warn=console.warn, **given)
-        if out is not None:
-            prepare_folder(out)
-        return tuned(tuning, opened, out)
+    given = {"num_threads": threads, **engine}
+    tuning = prepare(opened, settings, cost_model, warn=console.warn, **given)
+    if out is not None:
+        prepare_folder(out)
+    return tuned(tuning, opened, out)
 
 
 def engine_of(settings: TuneConfig) -> dict[str, Any]:

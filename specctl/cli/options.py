@@ -33,25 +33,6 @@ ReplayThreadsOption = Annotated[
         rich_help_panel="advanced",
     ),
 ]
-WorkersOption = Annotated[
-    int | None,
-    typer.Option(
-        "--workers",
-        min=1,
-        help="Processes that share the log (needs Ray); results do not depend on it. Default: this "
-        "one, with --threads.",
-        rich_help_panel="advanced",
-    ),
-]
-ClusterOption = Annotated[
-    str | None,
-    typer.Option(
-        "--ray",
-        help="Share the log with a Ray cluster, 'auto' or HOST:PORT: every CPU, or --workers. "
-        "Default: none.",
-        rich_help_panel="advanced",
-    ),
-]
 TimesOption = Annotated[
     Path | None,
     typer.Option(help="cost_model.json or a named clock: adds times. Default: counts only."),

@@ -16,7 +16,7 @@ A file of production logs can thus be given twice, as prompts and as responses.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specctl.collect.prompts import BY_TEXT, Entry, Naming, Prompt, entries, readable
@@ -50,6 +50,11 @@ class Responses:
     path: Path
     digest: str
     by_prompt: Mapping[str, Response]
+
+    def of(self, prompts: Iterable[Prompt]) -> Responses:
+        """The responses of some prompts, of the same file."""
+        chosen = {prompt.prompt_id: self.by_prompt[prompt.prompt_id] for prompt in prompts}
+        return replace(self, by_prompt=chosen)
 
     def check_cover(self, prompts: Iterable[Prompt]) -> None:
         """Refuses prompts without a response, or with another's.

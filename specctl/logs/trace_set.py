@@ -17,7 +17,7 @@ import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     import polars as pl
 
     from specctl.artifacts.manifest import Domain, PairFingerprint
-    from specctl.ray_cluster import Spread
 
 _SNAPSHOT_KEY = re.compile(rf"{SNAPSHOTS}/(?P<hex>[0-9a-f]{{64}})\.txt")
 _TOGETHER = "name sets of one pair, sampling and treatment of token ids"
@@ -279,11 +278,9 @@ class TraceSet:
 
     Attributes:
         parts: set by set.
-        spread: reads a dense log by tasks of a cluster; None for this process.
     """
 
     parts: tuple[Listing, ...]
-    spread: Spread | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         names = ", ".join(part.place.name for part in self.parts)

@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -32,7 +32,6 @@ from specctl.trace import token_mode
 if TYPE_CHECKING:  # slow to import
     import polars as pl
 
-    from specctl.ray_cluster import Spread
 
 T = TypeVar("T")
 SegmentFiles = dict[str, Path]
@@ -163,7 +162,6 @@ class DenseLog:
         num_positions: of the whole set.
         prompts: only their requests are read; None for all.
         held: chunks in memory, read in the place of the files; see `read_chains`.
-        spread: `each` works by tasks of a cluster.
     """
 
     support: Support
@@ -173,7 +171,6 @@ class DenseLog:
     num_positions: int = field(default=0, kw_only=True)
     prompts: frozenset[str] | None = field(default=None, kw_only=True)
     held: tuple[LogChunk, ...] | None = field(default=None, kw_only=True)
-    spread: Spread | None = field(default=None, kw_only=True, compare=False)
 
     @classmethod
     def open(cls, traces: TraceSet) -> DenseLog:
@@ -198,7 +195,6 @@ class DenseLog:
             segment_files(traces),
             tokens=token_mode(traces.headers[0].collect),
             num_positions=traces.num_rows("rounds"),
-            spread=traces.spread,
         )
 
     def only(self, prompts: Iterable[str]) -> DenseLog:
@@ -251,17 +247,8 @@ class DenseLog:
         def done(chunk: LogChunk) -> tuple[int, T]:
             return chunk.positions.num_rows, work(chunk)
 
-        results: Iterable[tuple[int, T]]
-        if self.spread is None or self.held is not None:
-            chunks = self.chunks(with_entropy=with_entropy, extra=extra)
-            results = map_ordered(done, chunks, num_threads)
-        else:
-            if "token_id" in extra:
-                self.check_tokens("features of the text", "keep", "hash")
-            task = _Task(replace(self, spread=None), self.spread.sets, done, with_entropy, extra)
-            parts = self.spread.map(_worked, task, range(len(self.files)))
-            results = (one for part in parts for one in part)
-        for num_rows, found in results:
+        chunks = self.chunks(with_entropy=with_entropy, extra=extra)
+        for num_rows, found in map_ordered(done, chunks, num_threads):
             yield found
             if on_positions is not None:
                 on_positions(num_rows)
@@ -345,42 +332,6 @@ def support_of(header: Any) -> Support:
             fix="collect with --dense",
         )
     return Support(**stated)
-
-
-class _Task(NamedTuple):
-    """Work on one file of a log, for a task of a cluster; see `DenseLog.each`.
-
-    `sets` are opened again on the machine of the task; none where it sees the files of the log.
-    """
-
-    log: DenseLog
-    sets: tuple[str, ...]
-    work: Callable[[LogChunk], Any]
-    with_entropy: bool
-    extra: tuple[str, ...]
-
-
-def _worked(task: _Task, at: int) -> list[Any]:
-    torch.set_num_threads(1)
-    files = _opened_again(task.sets, task.log.digest) if task.sets else task.log.files
-    log = replace(task.log, files=files[at : at + 1])
-    return [
-        task.work(chunk) for chunk in log.chunks(with_entropy=task.with_entropy, extra=task.extra)
-    ]
-
-
-@lru_cache(maxsize=1)
-def _opened_again(sets: tuple[str, ...], digest: str) -> tuple[SegmentFiles, ...]:
-    """The files of sets, once a process."""
-    traces = TraceSet.open(*sets, verify=False)
-    if traces.digest != digest:
-        raise TraceMismatchError(
-            "traces on another machine",
-            expected="those that the command opened",
-            found="others: the set is being written, or the folder is not shared",
-            fix="name a snapshot, SET@sha256:..., of a folder that all nodes share or a bucket",
-        )
-    return segment_files(traces)
 
 
 def map_ordered(work: Callable[[Any], T], items: Iterable[Any], num_threads: int) -> Iterator[T]:

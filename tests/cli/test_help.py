@@ -93,14 +93,13 @@ MEANINGS = {
     "--name": "name that a key signs for",
     "--num-tokens": "submitted at most", "--offline": "ask no registry",
     "--out": "place to write", "--policy": "policy to use",
-    "--preset": "settings of a paper", "--ray": "a cluster to work on", "--reason": "why",
+    "--preset": "settings of a paper", "--reason": "why",
     "--registry": "a registry's place", "--resume": "go on with what is there",
     "--seed": "of all that is drawn", "--target": "which target", "--temperature": "of sampling",
     "--threads": "of the processor", "--token-key": "key of hashed ids",
     "--tokens": "treatment of token ids", "--top-k": "of sampling", "--top-p": "of sampling",
     "--tpot-limit-ms": "of a good request", "--trace": "log of rounds",
-    "--width": "nodes of a level", "--workers": "processes to work with",
-    "--workload": "kind of the requests",
+    "--width": "nodes of a level", "--workload": "kind of the requests",
 }  # fmt: skip
 """The one meaning of each option that several verbs describe in words of their own."""
 

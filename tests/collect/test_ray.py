@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
 
-from specctl.collect import workers
-from specctl.collect.workers import Crew
+from specctl.collect.workers import Driver, Summary
 from specctl.logs.trace_set import read_listing
-from tests.cli.command import INPUT, OUTPUT, USAGE, passes, refuses, write_lines
+from tests.cli.command import INPUT, OUTPUT, USAGE, passes, refuses, specctl, write_lines
 from tests.collect.sets import sorted_rows
 from tests.servers import free_port
 
@@ -26,12 +27,6 @@ DENSE = ("--dense", "--depth", "3", "--children", "3")
 CHAIN = ("--policy", "chain")
 SMALL = ("--max-new-tokens", "8", "--device", "cpu", "--threads", "1")
 pytestmark = pytest.mark.usefixtures("ray_address")
-
-
-@pytest.fixture
-def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One prompt at a time, so that whoever is killed has finished some."""
-    monkeypatch.setattr(workers, "BATCH_S", 0.0)
 
 
 def prompts_file(folder: Path, count: int) -> Path:
@@ -49,11 +44,12 @@ def check_equal_to_one_process(out: str | Path, folder: Path, *options: str) -> 
 
 
 class Killer(threading.Thread):
-    """Kills workers of a crew at random moments: behind so many finished prompts, and some time."""
+    """Kills workers at random moments: behind so many finished prompts, and some time."""
 
-    def __init__(self, crew: Crew, num_kills: int, num_prompts: int) -> None:
+    def __init__(self, driver: Driver, summary: Summary, num_kills: int, num_prompts: int) -> None:
         super().__init__(daemon=True)
-        self.draw, self.crew, self.killed = random.Random(0), crew, set[int]()
+        self.draw, self.driver, self.summary = random.Random(0), driver, summary
+        self.killed = set[int]()
         self.moments = sorted(self.draw.sample(range(1, num_prompts // 2), num_kills))
 
     def run(self) -> None:
@@ -62,8 +58,8 @@ class Killer(threading.Thread):
                 time.sleep(self.draw.uniform(0.0, 0.1))
 
     def kills(self, moment: int) -> bool:
-        there = {hand.pid for hand in self.crew.summary.hands if hand.pid} - self.killed
-        if not there or self.crew.summary.counts.num_committed < moment:
+        there = {pid for _, pid in self.driver.processes} - self.killed
+        if not there or self.summary.num_committed < moment:
             return False
         pid = self.draw.choice(sorted(there))
         self.killed.add(pid)
@@ -73,34 +69,33 @@ class Killer(threading.Thread):
 
 @pytest.fixture
 def _killed(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Kills so many workers of a crew, over so many prompts."""
-    run = Crew.run
+    """Kills so many workers, over so many prompts."""
+    collect = Driver.collect
 
-    def watched(crew: Crew) -> workers.CrewSummary:
-        Killer(crew, *request.param).start()
-        return run(crew)
+    def watched(driver: Driver, prompts: Any, responses: Any, summary: Any, *given: Any) -> None:
+        Killer(driver, summary, *request.param).start()
+        collect(driver, prompts, responses, summary, *given)
 
-    monkeypatch.setattr(Crew, "run", watched)
+    monkeypatch.setattr(Driver, "collect", watched)
 
 
 DRIVER = """
 import os, signal, sys
 from specctl.cli import main
-from specctl.collect import workers
+from specctl.collect.workers import Driver
 
-def killed(crew):
+def killed(driver, prompts, responses, summary, on_commit):
     # At once when it hears of a third prompt, while both workers may collect or commit others.
     ticks = iter([None, None])
-    crew._on_commit = lambda _: next(ticks, 0) is None or os.kill(os.getpid(), signal.SIGKILL)
-    return run(crew)
+    tick = lambda _: next(ticks, 0) is None or os.kill(os.getpid(), signal.SIGKILL)
+    collect(driver, prompts, responses, summary, tick)
 
-workers.BATCH_S = 0.0
-run, workers.Crew.run = workers.Crew.run, killed
+collect, Driver.collect = Driver.collect, killed
 main()
 """
 
 
-@pytest.mark.usefixtures("_small_batches", "_killed")
+@pytest.mark.usefixtures("_killed")
 @pytest.mark.parametrize(
     ("_killed", "num_prompts", "options"),
     [
@@ -123,9 +118,11 @@ def test_a_driver_of_two_is_killed_and_of_four_that_go_on_some(
         [sys.executable, "-c", DRIVER, *words, "--workers", "2"], capture_output=True
     )
     assert driver.returncode == -signal.SIGKILL, driver
-    told = json.loads(passes(*words, "--workers", "4", "--ray", "auto").out)
-    num_kills = request.node.callspec.params["_killed"][0]
-    assert sum(worker["is_lost"] for worker in told["workers"]) == num_kills
+    ended = specctl(*words, "--workers", "4", "--ray", "auto")
+    assert ended.code == 0, ended
+    [num_lost] = re.findall(r"(\d+) workers lost; others collected their prompts", ended.err)
+    assert 1 < int(num_lost) <= request.node.callspec.params["_killed"][0]
+    told = json.loads(ended.out)
     assert told["num_skipped"] >= 3
     assert told["num_skipped"] + told["num_committed"] == num_prompts == num_finished(s3_url)
     check_equal_to_one_process(s3_url, tmp_path, *options)
@@ -173,9 +170,8 @@ def test_what_cannot_run_is_refused_before_any_worker(
 def test_two_workers_write_what_one_process_does(tmp_path: Path) -> None:
     out = tmp_path / "set"
     words = ("collect", prompts_file(tmp_path, 12), "-o", out, *SMALL, "--ray", "auto")
-    lines = passes(*words, *DENSE, "--workers", "2").out.splitlines()
-    assert lines[0].startswith(f"12 prompts committed to {out} ")
-    assert [line.split()[0] for line in lines if os.uname().nodename in line] == ["1", "2"]
+    said = passes(*words, *DENSE, "--workers", "2").out
+    assert said.startswith(f"12 prompts committed to {out} ")
     check_equal_to_one_process(out, tmp_path, *DENSE)
     passes("traces", "verify", out)
     line = refuses(INPUT, *words, *DENSE, "--resume", "--seed", "1")  # said by a worker
@@ -186,36 +182,69 @@ NODES = """
 import sys
 from ray.cluster_utils import Cluster
 from specctl.cli import main
-from specctl.collect import workers
+from specctl.collect.workers import Driver
 
-def watched(crew):
-    theirs = [hand.num_prompts for hand in crew._hands[1:]]
-    if not added and crew.summary.counts.num_committed >= 3:
-        added.append(nodes.add_node(num_cpus=2))
-    elif len(added) == 1 and len(theirs) == 2 and all(theirs):
-        nodes.remove_node(added[0], allow_graceful=False)
-        added.append(None)
-    hire(crew)
+def watched(driver, prompts, responses, summary, on_commit):
+    def tick(count):
+        if summary.num_committed > 8 and removed:
+            nodes.remove_node(removed.pop(), allow_graceful=False)
+        on_commit(count)
+    collect(driver, prompts, responses, summary, tick)
 
-workers.BATCH_S, added = 0.0, []
-hire, workers.Crew._hire = workers.Crew._hire, watched
+collect, Driver.collect = Driver.collect, watched
 nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+removed = [nodes.add_node(num_cpus=2)]
 sys.argv += ["--ray", nodes.address]
+main()
+"""
+GONE = """
+import ray
+from specctl.cli import main
+from specctl.collect.workers import Driver
+
+def left(driver, prompts, responses, summary, on_commit):
+    def tick(count):
+        if summary.num_committed > 2:
+            ray._private.worker._global_node.kill_raylet(check_alive=False)
+        on_commit(count)
+    collect(driver, prompts, responses, summary, tick)
+
+collect, Driver.collect = Driver.collect, left
 main()
 """
 
 
 @pytest.mark.nightly
-def test_a_node_of_two_workers_joins_and_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_of_two_workers_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They start anew where there is room: on the node of the third, once it has nothing to do."""
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    words = ["collect", str(prompts_file(tmp_path, 200)), "-o", str(tmp_path / "set"), *SMALL]
+    words = ["collect", str(prompts_file(tmp_path, 48)), "-o", str(tmp_path / "set"), *SMALL]
     driver = subprocess.run(
         [sys.executable, "-c", NODES, *words, *CHAIN, "--json"], capture_output=True, text=True
     )
     assert driver.returncode == 0, driver
-    told = json.loads(driver.stdout)
-    assert [worker["is_lost"] for worker in told["workers"]] == [False, True, True]
-    assert told["num_committed"] == 200
+    assert "2 workers lost" in driver.stderr
+    assert json.loads(driver.stdout)["num_committed"] == 48
+    check_equal_to_one_process(tmp_path / "set", tmp_path, *CHAIN)
+
+
+@pytest.mark.nightly
+def test_a_cluster_that_is_gone_ends_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within a minute; what was finished is kept."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    words = ["collect", str(prompts_file(tmp_path, 48)), "-o", str(tmp_path / "set"), *SMALL]
+    begun = time.monotonic()
+    driver = subprocess.run(
+        [sys.executable, "-c", GONE, *words, *CHAIN, "--workers", "2"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert driver.returncode == OUTPUT, driver
+    assert "go on with --resume" in driver.stderr
+    assert time.monotonic() - begun < 120, "a minute, and the start"
+    assert 3 <= num_finished(str(tmp_path / "set")) < 48
+    passes(*words, *CHAIN, "--resume")
     check_equal_to_one_process(tmp_path / "set", tmp_path, *CHAIN)

@@ -12,8 +12,8 @@ import torch
 from polars.testing import assert_frame_equal
 from torch.utils import backend_registration
 
+from specctl.collect.cluster import Needs
 from specctl.errors import ModelConfigError, UsageError
-from specctl.ray_cluster import Needs
 from specctl.runtime import load
 from specctl.runtime.api import Decoder
 from specctl.runtime.load import check_loadable, load_pair, parse_devices

@@ -1,0 +1,103 @@
+"""A worker of a collection, without Ray: batches that are given out again, and what it refuses."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specctl.collect import workers
+from specctl.collect.cluster import Needs
+from specctl.collect.config import CollectConfig
+from specctl.collect.live import CollectSummary
+from specctl.collect.tokens import KEEP
+from specctl.collect.trace_writer import TraceWriter
+from specctl.collect.workers import (
+    Process,
+    Work,
+    Worker,
+    check_clock,
+    check_shared,
+    check_versions,
+    versions_here,
+)
+from specctl.errors import ClusterError
+from specctl.logs.trace_set import read_listing
+from specctl.runtime.config import DecodingConfig
+from specctl.runtime.policy_spec import resolve_policy
+from tests.collect.rounds import header
+from tests.collect.sets import Prompt, tables_of
+
+PROMPTS = [Prompt(f"p{n}", "", (f"Say {n}.",)) for n in range(6)]
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
+    """Of a set that was begun, whose rows are made up; no pair is loaded."""
+
+    def collect(self: Work, _: Any, prompts: list[Prompt], *__: Any, **more: Any) -> CollectSummary:
+        with TraceWriter.open(self.out, header(), **more) as writer:
+            left = [prompt.prompt_id for prompt in writer.plan(prompts)]
+            if left:
+                writer.commit(left, tables_of(left, rounds=1))
+        return CollectSummary(self.out, len(prompts), len(prompts) - len(left), len(left))
+
+    monkeypatch.setattr(Work, "collect", collect)
+    monkeypatch.setattr(Worker, "_decoder", None)
+    TraceWriter.open(tmp_path, header()).close()
+    return Work(CollectConfig(), DecodingConfig(), str(tmp_path), KEEP, resolve_policy("chain"))
+
+
+def test_a_batch_that_is_given_out_again_is_collected_once(work: Work) -> None:
+    """To a process that was made for a lost one, and to one whose answer was lost."""
+    lost, other = Worker(work), Worker(work)
+    assert lost.collect(PROMPTS[:3], None)[0].num_committed == 3
+    for again in (other, other, lost):
+        summary, process = again.collect(PROMPTS[:4], None)
+        assert summary.num_committed == 4, "all of the batch are there"
+        assert process == Process(process.host, process.pid, pytest.approx(time.time(), abs=9))
+    listing = read_listing(work.out)
+    assert (sorted(listing.prompt_ids), listing.num_repeats) == (["p0", "p1", "p2", "p3"], 1)
+
+
+def test_workers_that_know_nothing_of_each_other_lose_nothing(work: Work) -> None:
+    for start in range(0, 6, 2):
+        Worker(work).collect(PROMPTS[start : start + 2], None)
+    listing = read_listing(work.out)
+    assert (len(listing.prompt_ids), listing.num_repeats) == (6, 0)
+
+
+def test_machines_that_differ_are_refused(work: Work, tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="expected a folder that all nodes share"):
+        check_shared(str(tmp_path / "elsewhere"))
+    check_shared(work.out)
+    here = versions_here()
+    check_versions(here, here)
+    with pytest.raises(ClusterError, match=r"expected torch .*, found 1\.0; install that version"):
+        check_versions(here, here | {"torch": "1.0"})
+    now = time.time()
+    check_clock(Process("far", 1, now), now)
+    for late_s in (100.0, -100.0):
+        with pytest.raises(ClusterError, match="found one that is 100 s apart"):
+            check_clock(Process("far", 1, now + late_s), now)
+
+
+def test_workers_that_share_a_gpu_stay_on_one_node() -> None:
+    node = {"CPU": 8.0, "GPU": 3.0}
+    rooms = [
+        Needs(cpus, gpus).room(node) for cpus, gpus in ((1, 0.0), (1, 1.0), (1, 0.5), (2, 0.1))
+    ]
+    assert rooms == [8, 3, 6, 4]
+    assert Needs(1, 0.5).room({"CPU": 8.0}) == 0
+
+
+def test_batches_are_a_share_of_a_worker() -> None:
+    sizes = {
+        (30, 4, 1): 1,
+        (30, 4, 4): 16,
+        (10_000, 2, 1): 64,
+        (160, 2, 1): 10,
+    }
+    assert {given: workers.batch_size(*given) for given in sizes} == sizes
