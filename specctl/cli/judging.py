@@ -146,8 +146,8 @@ def replay(
     if out is not None:
         prepare_folder(out)
 
-    from specctl.replay.results import write_result
     from specctl.logs.trace_set import TraceSet
+    from specctl.replay.results import write_result
     from specctl.replay.run import replay_traces
 
     opened = TraceSet.open(*traces)
