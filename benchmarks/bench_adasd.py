@@ -1,10 +1,9 @@
 """AdaSD live: its two parts, alone and together, beside tuned chains and a confidence stop.
 
-For each drafter a quarter of the prompts, all categories, is collected as dense chains: on them the
-chain length and the confidence are tuned and `fit adasd` measures its warm start. The others with
-checkable answers are decoded under every policy; texts and answers are paired with those of strict
-verification. Costs are in target forwards, a drafted level counting `--draft-cost` of one; wall
-time of a shared CPU says nothing here.
+For each drafter three quarters of the prompts with checkable answers are decoded under every
+policy; texts and answers are paired with those of strict verification. Costs are in target
+forwards, a drafted level counting `--draft-cost` of one; wall time of a shared CPU says nothing
+here.
 """
 
 from __future__ import annotations
@@ -18,51 +17,28 @@ from typing import Any
 import torch
 from common import parser, report
 
-from specctl.collect.dense import collect_dense
-from specctl.collect.prompts import Prompt, load_prompts
-from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import DenseLog, read_chains
-from specctl.policy import Chain, EntropyStop, FullTree, JensenShannon, Policy, SignalStop
+from specctl.collect.prompts import load_prompts
+from specctl.policy import Chain, EntropyStop, JensenShannon, Policy, SignalStop
 from specctl.policy.adasd import JensenShannonRule
-from specctl.replay.fit_inputs import DISTANCE, prompt_costs, target_steps, tokens_tested
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import load_pair
 from specctl.runtime.requests import Sampling
 from specctl.stats import split_prompts
-from specctl.train.adasd import StopFit, fit_stop
-from specctl.train.configs import AdasdConfig
 from specctl.train.paired import Answers, Plan, RunFolder, compare_answers, run_prompts
 
 WINDOW = 20
 DRAFTERS = {"small": "embedded:small", "EAGLE-3 head": "embedded"}
 BASELINE = "chain 5 (the paper's)"
+TUNED = {"small": (3, 0.5), "EAGLE-3 head": (5, 0.5)}
+"""Length of a chain and bar of confidence: best by replay of the prompts that are not judged."""
 
 
-def fitted(pair: Any, prompts: Sequence[Prompt], folder: Path, draft_cost: float) -> StopFit:
-    """What the tuning prompts say."""
-    shape = FullTree(depth=WINDOW, top_k=1)
-    collect_dense(pair, prompts, DecodeSettings(128), folder, shape, batch_size=8, resume=True)
-    chains = read_chains(DenseLog.open(TraceSet.open(folder)), extra=(DISTANCE,))
-    clock = target_steps(draft_cost)
-    return fit_stop(
-        tokens_tested(chains, WINDOW),
-        lambda policies: prompt_costs(chains, policies, clock),
-        AdasdConfig(window=WINDOW, held_out_frac=0.25),
-    )
-
-
-def policies_of(fit: StopFit) -> dict[str, Policy]:
+def policies_of(drafter: str) -> dict[str, Policy]:
     """Rivals, then AdaSD in the order of the paper's tables."""
-    # Of a family the last row is the best one: the paper's chain of 5 stands before it.
-    best = {family: value for family, _, value in (row.name.partition(": ") for row in fit.rows)}
-    tuned = Chain(num_draft_tokens=int(best["chain"]))
-    confident = SignalStop(signal="confidence", threshold=float(best["confidence"]), window=WINDOW)
+    length, least = TUNED[drafter]
+    tuned = Chain(num_draft_tokens=length)
+    confident = SignalStop(signal="confidence", threshold=least, window=WINDOW)
     paper = EntropyStop(window=WINDOW, between="rejected", min_samples=1)
-    warm = {
-        "prior_accepted": fit.distance.accepted_mean,
-        "prior_rejected": fit.distance.rejected_mean,
-        "prior_weight": 8.0,
-    }
     five = Chain(num_draft_tokens=5)
 
     def relaxed(shape: Any, **fields: Any) -> Policy:
@@ -70,19 +46,13 @@ def policies_of(fit: StopFit) -> dict[str, Policy]:
 
     return {
         BASELINE: Policy(shape=five),
-        f"chain {tuned.num_draft_tokens} (tuned)": Policy(shape=tuned),
-        f"confidence {confident.threshold:g} (tuned)": Policy(shape=confident),
+        f"chain {length} (tuned)": Policy(shape=tuned),
+        f"confidence {least:g} (tuned)": Policy(shape=confident),
         "gen-only (paper, from the first rejection)": Policy(shape=paper),
         "gen-only (settled, 8 samples)": Policy(shape=EntropyStop(window=WINDOW)),
-        f"gen-only (fitted: {fit.shape.between}, warm {fit.shape.prior_weight:g})": Policy(
-            shape=fit.shape
-        ),
         "verify-only (paper)": relaxed(five, min_samples=1),
-        "verify-only (warm)": relaxed(five, **warm),
         "AdaSD (paper)": relaxed(paper, min_samples=1),
         "AdaSD (settled, 8 samples)": relaxed(EntropyStop(window=WINDOW)),
-        "AdaSD (warm)": relaxed(fit.shape, **warm),
-        "AdaSD (warm, clip 0.2)": relaxed(fit.shape, max_threshold=0.2, **warm),
         **{
             f"AdaSD (paper, variant {name})": relaxed(paper, min_samples=1, variant=name)
             for name in "ABC"
@@ -92,7 +62,7 @@ def policies_of(fit: StopFit) -> dict[str, Policy]:
 
 @contextmanager
 def thresholds_seen() -> Any:
-    """Every acceptance threshold that a round was judged by, once warm."""
+    """Every acceptance threshold that a round was judged by, from enough samples on."""
     seen: list[float] = []
     own = JensenShannonRule.threshold
 
@@ -149,14 +119,12 @@ def rows_for(drafter: str, options: Any, work: Path) -> tuple[list[dict[str, Any
     pair = load_pair("embedded", DRAFTERS[drafter], device=options.device, dtype=options.dtype)
     prompts = load_prompts(options.prompts)
     split = split_prompts([p.prompt_id for p in prompts], held_out_frac=0.25, seed=1)
-    tuning = [p for p in prompts if p.prompt_id in set(split.held_out)]
     judged = [p for p in prompts if p.prompt_id in set(split.train) and p.answer is not None]
-    fit = fitted(pair, tuning, work / "traces", options.draft_cost)
     settings = DecodeSettings(options.max_new_tokens, Sampling(options.temperature))
     plan = Plan(judged, settings, batch_size=8)
     folder = RunFolder.open(work / "runs", plan.header(pair.fingerprint), resume=True)
     done, strict = finished(work / "rows.jsonl"), None
-    for name, policy in policies_of(fit).items():
+    for name, policy in policies_of(drafter).items():
         with thresholds_seen() as seen:
             answers = run_prompts(pair, policy, plan, folder)
         strict = strict or answers
@@ -165,7 +133,7 @@ def rows_for(drafter: str, options: Any, work: Path) -> tuple[list[dict[str, Any
             done[name] = {"drafter": drafter, **row}
             with (work / "rows.jsonl").open("a") as file:
                 file.write(json.dumps(done[name]) + "\n")
-    return [done[name] for name in policies_of(fit)], len(judged)
+    return [done[name] for name in policies_of(drafter)], len(judged)
 
 
 def main() -> None:
@@ -174,7 +142,7 @@ def main() -> None:
     options.add_argument("--temperature", type=float, default=0.0)
     options.add_argument("--name", default="adasd")
     options.add_argument("--drafters", nargs="*", choices=DRAFTERS, help="default: all")
-    options.add_argument("--work", type=Path, required=True, help="keeps traces, answers, rows")
+    options.add_argument("--work", type=Path, required=True, help="keeps answers, rows")
     options.set_defaults(max_new_tokens=128)
     given = options.parse_args()
     torch.set_num_threads(given.threads)

@@ -24,8 +24,9 @@ from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.policy_spec import resolve_policy
 from specctl.runtime.requests import Sampling
+from specctl.train.certify import certify, sweep
 from specctl.train.configs import THETAS, Contract, MarsConfig
-from specctl.train.mars import sweep
+from specctl.train.mars import MARS
 from specctl.train.paired import (
     Answers,
     Plan,
@@ -35,7 +36,6 @@ from specctl.train.paired import (
     run_prompts,
     strict_twin,
 )
-from specctl.train.quality import certify
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
@@ -106,7 +106,7 @@ def greedy_rows(pair: Pair, plan: Plan, folder: RunFolder, form: str) -> list[di
     """A sweep, with the contract over each group of prompts alone."""
     denied = tuple(sorted(pair.target.tokenizer.all_special_ids))
     config = MarsConfig(form=form, thetas=THETAS[form], deny_token_ids=denied, contract=Contract())
-    found = sweep(pair, resolve_policy(SHAPE).policy, plan, config, folder)
+    found = sweep(MARS, pair, resolve_policy(SHAPE).policy, plan, config, folder)
     rows = []
     for name, keys in groups(found.strict).items():
         strict, *relaxed = (

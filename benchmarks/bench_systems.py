@@ -102,7 +102,7 @@ def makers(
         "shapes": lambda: equal_depth_rows(found, who, paired),
         "speed": lambda: speed_rows(bench, who, paired),
         "budgets": lambda: budget_rows(bench, found, paired),
-        "long": lambda: long_rows(long, bench.log.only(bench.train)) if long else [],
+        "long": lambda: long_rows(long) if long else [],
     }
 
 

@@ -51,7 +51,7 @@ DIGEST = re.compile(r"sha256:[0-9a-f]{12,64}")
 REPLAYED = [
     "ar", "chain", "chain:num_draft_tokens=7", "eagle2", "eagle2:depth=9", "eagle2:depth=4:top_k=2:num_tokens=8",
     "svip:window=9", "adaedl:threshold=0.4", "confidence:window=9", "ddd", "opt_tree", "threshold", "hetero", "c2t", "c2t-text",
-    "echo:gate_levels=1/3:thresholds=0.4/0.2", "adasd",
+    "echo:gate_levels=1/3:thresholds=0.4/0.2",
 ]  # fmt: skip
 BATCHED = ["ar", "eagle2", "eagle2+survival", "eagle2+echo_budget:max_tokens=64", "hetero", "chain"]
 
@@ -73,7 +73,6 @@ STEPS: list[tuple[str, str]] = [
     ("fit-c2t", "fit c2t fit -o c2t --json"),
     ("fit-c2t-text", f"fit c2t fit -o c2t-text --features {TEXT} --json"),
     ("fit-echo", "fit echo fit -o echo --max-tokens 96 --json"),
-    ("fit-adasd", "fit adasd fit -o adasd --json"),
     ("fit-mars", "fit mars embedded --limit 40 --shape chain --thetas 0.95,0.9 --max-loss 0.3"
      " --max-new-tokens 24 --threads 1 -o mars --json"),
     ("show-hetero", "show hetero --json"),
@@ -93,7 +92,7 @@ STEPS: list[tuple[str, str]] = [
     ("report-live", "report live -o report-live.html --json"),
     ("import-prometheus", "import metrics.txt --json"),
     ("run", "run held.jsonl --limit 12 --max-new-tokens 32 --threads 1 -o run --json --compare "
-     "ar,chain,eagle2,eagle2:depth=9,svip,adaedl:threshold=0.4,confidence,ddd,opt_tree,threshold,hetero,c2t,c2t-text,./echo,adasd"),
+     "ar,chain,eagle2,eagle2:depth=9,svip,adaedl:threshold=0.4,confidence,ddd,opt_tree,threshold,hetero,c2t,c2t-text,./echo"),
     ("run-batch", "run held.jsonl --limit 12 --max-new-tokens 32 --threads 1 --batch-size 4 -o run4 --json --compare "
      "ar,chain,eagle2,hetero,c2t,./echo,eagle2+survival:max_tokens=64,eagle2+echo_budget:max_tokens=64"),
     ("run-sampled", "run held.jsonl --limit 12 --max-new-tokens 32 --threads 1 --batch-size 3 --temperature 1 --top-p 0.9"

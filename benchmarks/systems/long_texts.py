@@ -1,4 +1,4 @@
-"""AdaSD's stop on long texts: cold as its paper has it, and with a warm start from other prompts.
+"""AdaSD's stop on long texts, beside fixed chains and a fixed bar of confidence.
 
 A log of chains holds what every stop would do, so replay is exact. Costs are target forwards, with
 a stated cost of a drafted level. The texts of a small pair loop; how much is part of the result.
@@ -14,9 +14,8 @@ import numpy as np
 
 from specctl.logs.positions import Floats
 from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import DenseLog, read_chains
+from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, EntropyStop, Policy, SignalStop
-from specctl.replay.fit_inputs import DISTANCE, tokens_tested
 from specctl.replay.rounds import Rounds, replay
 from specctl.stats import Interval, Resamples, sums_by
 from systems.bench import SEED
@@ -26,22 +25,22 @@ LEAST = 512
 PARTS = {"first 128": (0, 128), "from 128 on": (128, 10**9), "all": (0, 10**9)}
 """Tokens of each text that a row is of."""
 LEVEL_COST = 0.1
-"""Of a drafted level, in target forwards: stated, as `fit adasd` has it."""
+"""Of a drafted level, in target forwards: stated."""
 BASELINE = "chain 5"
 """The paper's."""
 NGRAM = 8
 Row = dict[str, Any]
 
 
-def long_rows(folder: Path, other: DenseLog) -> Iterator[Row]:
+def long_rows(folder: Path) -> Iterator[Row]:
     """Every stop against the paper's fixed chain of 5, on the same texts.
 
     Args:
-        folder: dense traces of chains. other: the log that warm starts are taken from.
+        folder: dense traces of chains.
     """
     traces = TraceSet.open(folder, verify=False)
     log = DenseLog.open(traces)
-    policies = stops(log.support.depth, other)
+    policies = stops(log.support.depth)
     runs = dict(zip(policies, replay(log, list(policies.values()), with_bounds=False), strict=True))
     positions = runs[BASELINE].positions
     lengths = np.diff(positions.start) + 1
@@ -62,24 +61,14 @@ def long_rows(folder: Path, other: DenseLog) -> Iterator[Row]:
             }
 
 
-def stops(depth: int, other: DenseLog) -> dict[str, Policy]:
-    """The paper's, warm ones, and the controls."""
-    tested = tokens_tested(read_chains(other, extra=(DISTANCE,)), other.support.depth)
-    accepted = np.asarray(tested.accepted)
-    means = [float(tested.entropy[side].mean()) for side in (accepted, ~accepted)]
-    warm = {"prior_accepted": means[0], "prior_rejected": means[1], "min_samples": 1}
-    paper: dict[str, Any] = {"window": depth, "between": "rejected", "min_samples": 1}
-    chains = {f"chain {n}": Policy(shape=Chain(num_draft_tokens=n)) for n in (3, 5, 8)}
+def stops(depth: int) -> dict[str, Policy]:
+    """The paper's, and the controls."""
     return {
-        **chains,
+        **{f"chain {n}": Policy(shape=Chain(num_draft_tokens=n)) for n in (3, 5, 8)},
         "confidence 0.5": Policy(
             shape=SignalStop(signal="confidence", threshold=0.5, window=depth)
         ),
-        "AdaSD, cold (paper)": Policy(shape=EntropyStop(**paper)),
-        "AdaSD, warm": Policy(shape=EntropyStop(**{**paper, **warm, "prior_weight": 8.0})),
-        "AdaSD, warm, midpoint": Policy(
-            shape=EntropyStop(**{**paper, **warm, "prior_weight": 8.0, "between": "midpoint"})
-        ),
+        "AdaSD (paper)": Policy(shape=EntropyStop(window=depth, between="rejected", min_samples=1)),
     }
 
 

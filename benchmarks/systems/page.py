@@ -247,9 +247,7 @@ def _papers(result: dict[str, Any], results: Path) -> Iterable[str]:
             (
                 "AdaSD, stop alone",
                 f"Tables 3 and 4: speed {span(changes(published.ADASD_GEN))} over a chain of 5",
-                "cost a token, long texts:"
-                f" {change(stop['AdaSD, cold (paper)']['cost_over_chain_5'])} cold,"
-                f" {change(stop['AdaSD, warm']['cost_over_chain_5'])} warm",
+                f"cost a token, long texts: {change(stop['AdaSD (paper)']['cost_over_chain_5'])}",
                 "needs long texts ([below](#long-texts)); on short ones it is no gain",
             ),
             (
@@ -457,12 +455,12 @@ def _long(result: dict[str, Any]) -> Iterable[str]:
     first = rows[0]
     parts = list(dict.fromkeys(row["part"] for row in rows))
     names = list(dict.fromkeys(row["stop"] for row in rows))
-    cold = only(rows, stop="AdaSD, cold (paper)", part="all")
+    cold = only(rows, stop="AdaSD (paper)", part="all")
     yield "## Long texts"
     yield prose(f"""
         {first["num_texts"]} greedy texts of 576 tokens, cost a token in target forwards, a drafted
-        level 0.1, over the paper's chain of 5. Windows are 16 of the paper's 20. The warm start is
-        8 tokens of the training prompts' mean entropies. The pair loops on such texts:
+        level 0.1, over the paper's chain of 5. Windows are 16 of the paper's 20. The pair
+        loops on such texts:
         {100 * first["repeated"]:.0f} % of their runs of 8 tokens have been there before, which
         favours long drafts.
     """)
@@ -487,10 +485,10 @@ def _long(result: dict[str, Any]) -> Iterable[str]:
     yield prose(
         holds(
             below(cold["cost_over_chain_5"]),
-            "On long texts the stop gains from a cold start too, as its paper says.",
+            "On long texts the stop gains, as its paper says.",
         ),
         holds(
-            only(rows, stop="AdaSD, cold (paper)", part="first 128")["cost_over_chain_5"]["value"]
+            only(rows, stop="AdaSD (paper)", part="first 128")["cost_over_chain_5"]["value"]
             > cold["cost_over_chain_5"]["value"],
             "The first 128 tokens gain less: until rejections are seen, drafts run to the window.",
         ),

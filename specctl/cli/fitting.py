@@ -32,7 +32,6 @@ from specctl.train.configs import (
     AdasdConfig,
     C2TConfig,
     CartConfig,
-    ClipConfig,
     EchoConfig,
     MarsConfig,
     PairedConfig,
@@ -233,40 +232,58 @@ def fit_echo(
 
 # --------------------------------------------------------------------------- with paired runs
 
+JudgedArgument = Annotated[
+    list[str],
+    typer.Argument(help="Prompt files, or 'embedded'; those with an answer are judged."),
+]
 
-def _runs(
-    runs: Given, out: Path, prompts: list[str], **seed: int
-) -> tuple[PairedConfig, Any, Any, Any]:
-    """The paired configuration, the prompts and their settings, the models, the folder's opener."""
+
+def _certify(
+    face: Any,
+    prompts: list[str],
+    out: Path,
+    config: Given,
+    runs: Given,
+    shape: str,
+    **defaults: Any,
+) -> Answer:
+    """A sweep of the settings of a lossy acceptance, and the fastest certified one.
+
+    Args:
+        face: words, of `specctl.train.certify`. defaults: of the configuration.
+    """
     from specctl.collect.prompts import load_prompt_files, spread
-
-    config: PairedConfig = runs.build(**seed)
-    config.check()
-    loaded = load_prompt_files(prompts, format=config.format, warn=console.warn)
-    if config.limit is not None:  # of those that can be judged, where some can
-        judged = [prompt for prompt in loaded if prompt.answer is not None]
-        loaded = spread(judged or loaded, config.limit, config.limit_seed)
-
+    from specctl.runtime.load import pair_domain
+    from specctl.runtime.policy_spec import resolve_policy
+    from specctl.train.certify import judge, sweep
     from specctl.train.paired import Plan, RunFolder, nothing_to_check
+    from specctl.train.report import save_fit
 
+    paired: PairedConfig = runs.build()
+    paired.check()
+    loaded = load_prompt_files(prompts, format=paired.format, warn=console.warn)
+    if paired.limit is not None:  # of those that can be judged, where some can
+        judged = [prompt for prompt in loaded if prompt.answer is not None]
+        loaded = spread(judged or loaded, paired.limit, paired.limit_seed)
     if loaded and all(prompt.answer is None for prompt in loaded):
         raise nothing_to_check()
     with console.progress("loading models", None):
-        pair = config.load_pair()
-    loaded = config.with_room(pair, loaded, console.warn)
-    plan = Plan(loaded, config.settings, config.num_seeds, config.batch_size)
-
-    def open_folder() -> RunFolder:
-        place = config.runs or out.with_name(f"{out.name}.runs")
-        return RunFolder.open(place, plan.header(pair.fingerprint), resume=config.resume)
-
-    return config, plan, pair, open_folder
-
-
-def _with_special(settings: Any, pair: Any) -> Any:
-    """The settings with the tokenizer's special tokens denied, beside those that were given."""
+        pair = paired.load_pair()
+    loaded = paired.with_room(pair, loaded, console.warn)
+    plan = Plan(loaded, paired.settings, paired.num_seeds, paired.batch_size)
+    base = resolve_policy(shape, pair.fingerprint, allow_lossy=True).policy  # its shape alone
+    settings = config.build(**defaults, contract={"kind": paired.loss_kind})
     denied = {*settings.deny_token_ids, *pair.target.tokenizer.all_special_ids}
-    return settings.model_copy(update={"deny_token_ids": tuple(sorted(denied))})
+    settings = settings.model_copy(update={"deny_token_ids": tuple(sorted(denied))})
+    place = paired.runs or out.with_name(f"{out.name}.runs")
+    folder = RunFolder.open(place, plan.header(pair.fingerprint), resume=paired.resume)
+    num_answers = (1 + len(settings.settings)) * len(plan.prompts) * plan.num_seeds
+    with console.progress("answers", num_answers) as tick:
+        swept = sweep(face, pair, base, plan, settings, folder, on_answer=tick)
+    fitted = judge(swept, face, plan.setup(pair), folder)
+    domain = pair_domain(pair, batch_size=plan.batch_size)
+    artifact = save_fit(fitted, out, pair.fingerprint, swept.digest, domain=domain)
+    return fit_answer(artifact, fitted.report, out)
 
 
 @verb(
@@ -279,151 +296,48 @@ def _with_special(settings: Any, pair: Any) -> Any:
     wide=True,
 )
 def fit_mars(
-    prompts: Annotated[
-        list[str],
-        typer.Argument(help="Prompt files, or 'embedded'; those with an answer are judged."),
-    ],
+    prompts: JudgedArgument,
     out: OutOption,
     config: Given,
     runs: Given,
     shape: str = option("eagle2", "Shape, maybe with a budget, by words or artifact"),
-    traces: list[str] | None = option(
-        None, "Dense traces to screen the thresholds with; repeat for more", default="none"
-    ),
-    max_diverging: float = option(
-        1.0, "Do not run thresholds that change more of the traces' texts", group="advanced"
-    ),
-    max_positions: int = option(
-        200_000,
-        "Positions of traces read at most, a seeded sample of whole prompts",
-        ge=1000,
-        group="advanced",
-    ),
     preset: preset_option("mars") = None,  # type: ignore[valid-type]
 ) -> Answer:
     """Fit a relaxed acceptance and certify it (MARS).
 
     The threshold is chosen by what it costs in right answers.
     """
-    from specctl.logs.tree_log import sampled_prompts
-    from specctl.replay.fit_inputs import logged_openings
-    from specctl.runtime.load import pair_domain
-    from specctl.runtime.policy_spec import resolve_policy
-    from specctl.train import mars
     from specctl.train.configs import THETAS
-    from specctl.train.report import save_fit
+    from specctl.train.mars import MARS, check_mode
 
-    paired, plan, pair, open_folder = _runs(runs, out, prompts)
-    base = resolve_policy(shape, pair.fingerprint, allow_lossy=True).policy  # its shape alone
-    mars.check_mode(config.mode, greedy=plan.settings.sampling.greedy)
-    thetas, contract = THETAS.get(config.form, THETAS["ratio"]), {"kind": paired.loss_kind}
-    settings = _with_special(config.build(thetas=thetas, contract=contract), pair)
-    hazard = None
-    if traces:
-        first = settings.acceptance(settings.thetas[0])
-        part = partial(
-            sampled_prompts, max_positions=max_positions, seed=paired.seed, warn=console.warn
-        )
-        found = logged_openings(open_to_fit(traces), pair.fingerprint, base, first, part)
-        settings, hazard = mars.screened(settings, found, max_diverging)
-    folder = open_folder()
-    num_answers = (1 + len(settings.thetas)) * len(plan.prompts) * plan.num_seeds
-    with console.progress("answers", num_answers) as tick:
-        swept = mars.sweep(pair, base, plan, settings, folder, on_answer=tick)
-    fitted = mars.fit_mars(swept, settings, plan.setup(pair), folder, hazard)
-    domain = pair_domain(pair, batch_size=plan.batch_size)
-    artifact = save_fit(fitted, out, pair.fingerprint, swept.digest, domain=domain)
-    return fit_answer(artifact, fitted.report, out)
+    check_mode(config.mode, greedy=not runs.temperature)
+    thetas = THETAS.get(config.form, THETAS["ratio"])
+    return _certify(MARS, prompts, out, config, runs, shape, thetas=thetas)
 
 
 @verb(
     fit_app,
     "adasd",
     config=AdasdConfig,
-    clip=ClipConfig,
     runs=PairedConfig,
-    without=("runs.seed", "runs.compile"),
-    examples="""specctl fit adasd traces -o adasd --cost-model cost_model.json""",
+    without=("runs.compile",),
+    examples="""specctl fit adasd questions.jsonl -o adasd --target TARGET --drafter HEAD""",
     wide=True,
 )
 def fit_adasd(
-    traces: DenseTracesArgument,
+    prompts: JudgedArgument,
     out: OutOption,
     config: Given,
-    clip: Given,
     runs: Given,
-    draft_cost: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            help="Time of a drafted level over the target's forward.",
-            rich_help_panel="advanced",
-        ),
-    ] = 0.1,
-    cost_model: Path | None = option(
-        None,
-        "cost_model.json of `specctl profile`, or a named clock",
-        default="--draft-cost decides",
-    ),
-    prompts: list[str] | None = option(
-        None,
-        "Prompt files with answers, or 'embedded': certify the acceptance on them. "
-        "Default: no acceptance, a lossless artifact",
-    ),
+    shape: str = option("adasd_stop", "Shape, maybe with a budget, by words or artifact"),
 ) -> Answer:
-    """Fit when to stop drafting (AdaSD).
+    """Fit the clip of a relaxed acceptance and certify it (AdaSD).
 
-    With --prompts, also a relaxed acceptance, certified on them.
+    The clip is chosen by what it costs in right answers.
     """
-    from specctl.logs.tree_log import DenseLog, read_chains, sampled_prompts
-    from specctl.replay.fit_inputs import DISTANCE, prompt_costs, target_steps, tokens_tested
-    from specctl.replay.run import open_cost_model
-    from specctl.train.adasd import adasd_fit, check_runs, fit_stop, judge_clips, sweep_clips
+    from specctl.train.adasd import ADASD
 
-    opened = open_to_fit(traces)
-    model = open_cost_model(cost_model, opened, console.warn)
-    if model is None:
-        clock, unit = (
-            target_steps(draft_cost),
-            f"target steps, a drafted level costing {draft_cost:g}",
-        )
-    else:
-        clock, unit = model.replayed_us, f"us of cost model {model.digest}"
-    log = DenseLog.open(opened)
-    depth = log.support.depth
-    settings = config.build(window=min(20, depth), cost=unit)
-    if settings.window > depth:
-        raise UsageError(
-            "--window",
-            expected=f"at most {depth}, the levels that the traces hold",
-            found=str(settings.window),
-            fix="lower it, or collect deeper trees (collect --dense --depth)",
-        )
-    log = sampled_prompts(log, settings.max_positions, settings.seed, console.warn)
-    with console.progress("positions", log.num_positions) as tick:
-        chains = read_chains(log, extra=(DISTANCE,), on_positions=tick)
-    stop = fit_stop(
-        tokens_tested(chains, settings.window),
-        lambda policies: prompt_costs(chains, policies, clock),
-        settings,
-    )
-    report = None
-    if prompts:
-        stop.known_distance()  # or refuses, before any model is loaded
-        paired, plan, pair, open_folder = _runs(runs, out, prompts, seed=settings.seed)
-        clips = clip.build(
-            min_samples=settings.min_samples,
-            half_life=settings.half_life,
-            contract={"kind": paired.loss_kind},
-        )
-        clips = _with_special(clips, pair)
-        check_runs(plan, pair.fingerprint, opened.fingerprint)
-        folder = open_folder()
-        num_answers = (1 + len(clips.clips)) * len(plan.prompts) * plan.num_seeds
-        with console.progress("answers", num_answers) as tick:
-            found = sweep_clips(pair, stop, plan, clips, folder, on_answer=tick)
-        report = judge_clips(found, clips, plan.setup(pair), folder.path)
-    return finish(adasd_fit(stop, report), opened, out)
+    return _certify(ADASD, prompts, out, config, runs, shape)
 
 
 # --------------------------------------------------------------------------- all of them
@@ -433,7 +347,6 @@ FITS: dict[str, tuple[Any, type[BaseModel]]] = {
     "c2t": (fit_c2t, C2TConfig),
     "survival": (fit_survival, SurvivalConfig),
     "echo": (fit_echo, EchoConfig),
-    "adasd": (fit_adasd, AdasdConfig),
 }
 """The verbs that `fit auto` calls, and their options as artifacts keep them: a refit gives them
 again."""

@@ -25,7 +25,7 @@ import numpy as np
 from specctl.errors import TraceCorruptError, TraceEmptyError, TraceError, TraceMismatchError
 from specctl.lazy import Tensor, torch
 from specctl.logs.parquet import read_columns
-from specctl.logs.positions import Bools, Longs, Positions, coded, join_positions
+from specctl.logs.positions import Bools, Longs, Positions, coded
 from specctl.logs.trace_set import TraceSet
 from specctl.trace import token_mode
 
@@ -161,7 +161,6 @@ class DenseLog:
         tokens: what became of token ids, see `specctl.trace.token_mode`.
         num_positions: of the whole set.
         prompts: only their requests are read; None for all.
-        held: chunks in memory, read in the place of the files; see `read_chains`.
     """
 
     support: Support
@@ -170,7 +169,6 @@ class DenseLog:
     tokens: str = field(default="keep", kw_only=True)
     num_positions: int = field(default=0, kw_only=True)
     prompts: frozenset[str] | None = field(default=None, kw_only=True)
-    held: tuple[LogChunk, ...] | None = field(default=None, kw_only=True)
 
     @classmethod
     def open(cls, traces: TraceSet) -> DenseLog:
@@ -214,12 +212,7 @@ class DenseLog:
         """
         if "token_id" in extra:
             self.check_tokens("features of the text", "keep", "hash")
-        if self.held is not None:
-            assert all(name in chunk.extra for name in extra for chunk in self.held)
-            chunks: Iterable[LogChunk] = self.held
-        else:
-            chunks = _read_chunks(self.files, self.support, with_entropy, extra)
-        for chunk in chunks:
+        for chunk in _read_chunks(self.files, self.support, with_entropy, extra):
             if self.prompts is None:
                 yield chunk
                 continue
@@ -535,33 +528,7 @@ def _first_child(parent: Any, root: Longs) -> Longs:
     return found
 
 
-# ----------------------------------------------------------------- chains
-
-
-def read_chains(
-    log: DenseLog,
-    *,
-    extra: tuple[str, ...] = (),
-    on_positions: Callable[[int], None] | None = None,
-) -> DenseLog:
-    """The chains of a log, in memory: of every tree the drafter's likeliest path alone.
-
-    A chain is a hundredth of a tree, so the chains of hundreds of requests stand in memory
-    together, can be gone over as often as a fit likes, and step side by side where order matters.
-    Whatever drafts with one child a node replays alike.
-
-    Args:
-        extra: further columns of the nodes table to keep.
-        on_positions: called with the positions of each finished chunk.
-    """
-    groups: list[list[LogChunk]] = [[]]
-    for chunk in log.each(chain_of, extra=extra, on_positions=on_positions):
-        if sum(part.num_nodes for part in groups[-1]) >= CHUNK_NODES:
-            groups.append([])
-        groups[-1].append(chunk)
-    held = tuple(join_chunks(group) for group in groups if group)
-    support = replace(log.support, top_k=1, width=1)
-    return replace(log, support=support, held=held, prompts=None)
+# ----------------------------------------------------------------- samples
 
 
 def sampled_prompts(
@@ -590,50 +557,3 @@ def sampled_prompts(
         f"{num_positions:,} of {log.num_positions:,} positions; see --max-positions"
     )
     return replace(log.only(chosen), num_positions=num_positions)
-
-
-_OF_NODES = ("on_path", "known", "draft_logp", "entropy", "topk_entropy")
-
-
-def chain_of(chunk: LogChunk) -> LogChunk:
-    """The same positions with the first child of each node alone."""
-    levels = [chunk.root]
-    for _ in range(chunk.support.depth):
-        above = levels[-1]
-        levels.append(chunk.first_child[above.clamp(min=0)].masked_fill(above < 0, -1))
-    nodes = torch.stack(levels, 1)
-    exists = nodes >= 0
-    index, sizes = nodes[exists], exists.sum(1)
-    ends = sizes.cumsum(0) - 1
-    first_child = torch.arange(1, len(index) + 1)
-    first_child[ends] = -1
-    on_path = chunk.on_path[nodes.clamp(min=0)] & exists
-    of_nodes: dict[str, Any] = {name: getattr(chunk, name)[index] for name in _OF_NODES}
-    return replace(
-        chunk,
-        support=replace(chunk.support, top_k=1, width=1),
-        matched=(on_path.sum(1) - 1).to(torch.int32).numpy(),
-        root=ends - sizes + 1,
-        first_child=first_child,
-        extra={name: values[index.numpy()] for name, values in chunk.extra.items()},
-        **of_nodes,
-    )
-
-
-def join_chunks(chunks: list[LogChunk]) -> LogChunk:
-    """The requests of all chunks in one."""
-    before = np.cumsum([0, *(chunk.num_nodes for chunk in chunks)])[:-1].tolist()
-    joined: dict[str, Any] = {
-        name: torch.cat([getattr(chunk, name) for chunk in chunks]) for name in _OF_NODES
-    }
-    for name in ("root", "first_child"):
-        pairs = zip((getattr(chunk, name) for chunk in chunks), before, strict=True)
-        joined[name] = torch.cat([torch.where(v < 0, v, v + first) for v, first in pairs])
-    extra = {n: np.concatenate([chunk.extra[n] for chunk in chunks]) for n in chunks[0].extra}
-    return replace(
-        chunks[0],
-        positions=join_positions([chunk.positions for chunk in chunks]),
-        matched=np.concatenate([chunk.matched for chunk in chunks]),
-        extra=extra,
-        **joined,
-    )

@@ -42,31 +42,18 @@ from specctl.policy.verification import (
 from specctl.records import Probability, Record, require
 from specctl.tree import TokenTree, gather
 
-Value = Annotated[float, Field(ge=0)]
-
 
 class RunningMeans(Record):
     """Start and forgetting of the means.
 
     Attributes:
-        min_samples: accepted and rejected tokens to see before the rule acts; a warm start counts
-            as `prior_weight` of each.
-        prior_accepted, prior_rejected: warm start, each weighing `prior_weight` tokens.
+        min_samples: accepted and rejected tokens to see before the rule acts.
         half_life: tokens of a class after which one of them weighs half. None never forgets, as
             in the paper.
     """
 
     min_samples: Annotated[int, Field(ge=0)] = 8
-    prior_accepted: Value | None = None
-    prior_rejected: Value | None = None
-    prior_weight: Value = 0.0
     half_life: Annotated[float, Field(gt=0)] | None = None
-
-    @model_validator(mode="after")
-    def _whole(self) -> Self:
-        given = {self.prior_accepted is None, self.prior_rejected is None, not self.prior_weight}
-        require(len(given) == 1, "a warm start is both priors and their weight, or none of them")
-        return self
 
 
 MEMORY_SIZE = 6
@@ -86,27 +73,18 @@ class Samples:
 class Running:
     """The arithmetic of the two means over memories `[B, 6]` float64."""
 
-    def __init__(self, record: RunningMeans, device: torch.device) -> None:
-        priors = (record.prior_accepted or 0.0, record.prior_rejected or 0.0)
-        self._prior = torch.tensor(priors, dtype=torch.float64, device=device)
-        self._prior_weight, self._min_samples = record.prior_weight, record.min_samples
+    def __init__(self, record: RunningMeans) -> None:
+        self._min_samples = max(record.min_samples, 1)  # nothing has no mean
         self._fade = 1.0 if record.half_life is None else 0.5 ** (1 / record.half_life)
 
     def means(self, memory: Tensor) -> Tensor:
         """`[B, 2]` mean accepted and mean rejected value; NaN where there is nothing to mean."""
-        seen, weight, total = self._columns(memory)
-        prior = self._prior_weight * self._fade**seen
-        mean: Tensor = (total + prior * self._prior) / (weight + prior)
-        return mean
-
-    def counts(self, memory: Tensor) -> Tensor:
-        """`[B, 2]` accepted and rejected tokens, the warm start among them."""
-        return self._columns(memory)[0] + self._prior_weight
+        _, weight, total = self._columns(memory)
+        return total / weight
 
     def known(self, memory: Tensor) -> Tensor:
         """`[B, 2]` bool: enough of the class was seen for its mean to be used."""
-        counts = self.counts(memory)
-        return (counts >= self._min_samples) & (counts > 0)
+        return self._columns(memory)[0] >= self._min_samples
 
     def noted(self, memory: Tensor, samples: Samples) -> Tensor:
         """The memories after a round, `[B, 6]`."""
@@ -246,7 +224,7 @@ def entropy_stop_shape(record: EntropyStop, device: torch.device) -> EntropyStop
         *size,
         device,
         memory_size=MEMORY_SIZE,
-        running=Running(record, device),
+        running=Running(record),
         between=record.between,
         keep_last=record.keep_last,
     )
@@ -257,7 +235,7 @@ ADASD_STOP = Family(
     rule=entropy_stop_shape,
     # The threshold is the mean entropy of rejected tokens, from the first one on (section 4.3).
     words={"adasd_stop": {}, "adasd-paper": {"between": "rejected", "min_samples": 1}},
-    fitted_grid=grid(window=WINDOWS),
+    grids={"adasd_stop": grid(window=WINDOWS, between="midpoint rejected", min_samples="1 8")},
     chain=lambda record: record.model_copy(update={"top_k": 1, "num_tokens": None}),
     # The entropy that a token is drawn with is known before the token is.
     withholds=lambda record: "drafts trees" if record.top_k > 1 else None,
@@ -285,8 +263,6 @@ class JensenShannon(RunningMeans, Acceptance):
     kind: Literal["adasd_accept"] = "adasd_accept"
     max_threshold: Probability = 1.0
     variant: Literal["base", "A", "B", "C"] = "base"
-    prior_accepted: Probability | None = None
-    prior_rejected: Probability | None = None
     deny_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
 
 
@@ -313,14 +289,13 @@ class JensenShannonRule:
 
     record: JensenShannon
     denied: Tensor
-    device: torch.device
     lossless = False
     needs_draft_law = True
     samples_drafts = False
     memory_size = MEMORY_SIZE + 2
 
     def __post_init__(self) -> None:
-        self._running = Running(self.record, self.device)
+        self._running = Running(self.record)
         self._pull = VARIANTS[self.record.variant]
 
     def judge(self, given: Verification) -> Judgement:
@@ -333,8 +308,8 @@ class JensenShannonRule:
     def threshold(self, memory: Tensor) -> Tensor:
         """`[B]` float64, square root of bits; 0 while too little is known."""
         mine, sequences = memory[:, :MEMORY_SIZE], memory[:, MEMORY_SIZE:]
-        means, tokens = self._running.means(mine), self._running.counts(mine)
-        pull = self._pull(tokens, sequences + (tokens - mine[:, :2]), means)
+        means, tokens = self._running.means(mine), mine[:, :2]
+        pull = self._pull(tokens, sequences, means)
         # What does not pull may be unknown: 0 · NaN would spoil the other.
         value = torch.where(pull > 0, pull * means, 0.0).sum(1) / pull.sum(1)
         known = self._running.known(mine).all(1)
@@ -351,7 +326,7 @@ class JensenShannonRule:
 def jensen_shannon_rule(
     record: JensenShannon, device: torch.device, eos_ids: Collection[int]
 ) -> JensenShannonRule:
-    return JensenShannonRule(record, denied_ids(record.deny_token_ids, eos_ids, device), device)
+    return JensenShannonRule(record, denied_ids(record.deny_token_ids, eos_ids, device))
 
 
 def distances(given: Verification) -> Tensor:

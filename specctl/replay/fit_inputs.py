@@ -1,8 +1,7 @@
-"""Data of dense traces that fits read beyond single nodes: positions, walks and replays.
+"""Data of dense traces that fits read beyond single nodes: positions and replays.
 
 `fit cart` reads the rounds of a base tree, `fit echo` the confidence of every level and replayed
-gates, `fit adasd` the tokens that chains tested and what stops cost, `fit mars` where a relaxed
-acceptance could first have left the logged texts.
+gates.
 """
 
 from __future__ import annotations
@@ -15,34 +14,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specctl.artifacts.manifest import PairFingerprint
-from specctl.errors import TraceMismatchError, UsageError
+from specctl.errors import UsageError
 from specctl.features import phi
 from specctl.logs.fit_data import (
     ROUND_COLUMNS,
-    Openings,
     PositionRows,
-    PromptCosts,
     ReplayedTotals,
     RowSample,
-    TestedTokens,
     position_rows,
 )
-from specctl.logs.logged_draft import LoggedDraft, logged_drafts
+from specctl.logs.logged_draft import LoggedDraft
 from specctl.logs.parquet import collected, scan_files
-from specctl.logs.positions import Bools, Longs, join_rows
 from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import DenseLog, LogChunk
-from specctl.policy import EntropyStop, Policy, SparseGates, StaticTree, build_shape
-from specctl.policy.adasd import first_rejected
-from specctl.policy.mars import Mars, TopTwo, closeness
-from specctl.policy.verification import Strict
-from specctl.replay.outcomes import OnlineStep, check_replayable, needs_entropy, online_steps
+from specctl.logs.tree_log import DenseLog
+from specctl.policy import Policy, SparseGates, StaticTree, build_shape
 from specctl.replay.rounds import Clock, replay_parts
-from specctl.replay.walk import walk
 from specctl.runtime.policy_spec import resolve_policy
-from specctl.stats import add_by, lengthened
-from specctl.tree import gather, take
 
 if TYPE_CHECKING:  # slow to import
     import polars as pl
@@ -226,175 +213,3 @@ class Replayer:
             utilisation=shares / counts[0],
             time_us=None if self.clock is None else time_us,
         )
-
-
-# ----------------------------------------------------------------- stops
-
-DISTANCE = "js_distance"
-NEVER = 1 << 40
-"""More samples than any request has."""
-
-
-def tokens_tested(log: DenseLog, window: int) -> TestedTokens:
-    """Of all requests, decoded in chains of `window` tokens that never stop early.
-
-    Args:
-        log: with the column `js_distance`, if it holds chains alone.
-    """
-    rule = build_shape(EntropyStop(window=window, min_samples=NEVER))
-    parts = []
-    for chunk in log.chunks(extra=(DISTANCE,)):
-        for step in online_steps(rule, chunk):
-            place, accepted, node = tested_nodes(step)
-            entropy, distance = chunk.entropy.numpy()[node], chunk.extra[DISTANCE][node]
-            prompt = chunk.positions.row_prompts[step.rows[place]]
-            parts.append((prompt, accepted, entropy.astype(float), distance.astype(float)))
-    return TestedTokens(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-
-
-def tested_nodes(step: OnlineStep) -> tuple[Longs, Bools, Longs]:
-    """The M nodes of the accepted paths and the first rejected ones, as far as the text tells.
-
-    Returns:
-        `[M]` each: which of the step's requests, whether it was accepted, its index in the log.
-    """
-    draft, path = step.draft, step.outcome.path
-
-    def logged(index: Tensor) -> Tensor:
-        """Log index of nodes of the submitted trees, -1 for none."""
-        pool = draft.submitted.gather(1, index.clamp(min=0))
-        node = draft.node.gather(1, pool.clamp(min=0))
-        return node.masked_fill((index < 0) | (pool < 0), -1)
-
-    rejected = first_rejected(step.outcome.tree, path)
-    node = torch.cat([logged(path[:, 1:]), logged(rejected[:, None])], 1)
-    # Beyond the end of the text nothing tells what would have come: no acceptance, no rejection.
-    depth = torch.arange(1, node.shape[1] + 1).expand_as(node).clone()
-    depth[:, -1] = draft.on_path.sum(1)
-    node = node.masked_fill(depth > draft.remaining[:, None], -1)
-    row, place = (index.numpy() for index in (node >= 0).nonzero(as_tuple=True))
-    return row, place < node.shape[1] - 1, node[node >= 0].numpy()
-
-
-def prompt_costs(log: DenseLog, policies: Sequence[Policy], clock: Clock) -> list[PromptCosts]:
-    """Replays policies over a whole log, in one pass.
-
-    Args:
-        clock: what a round takes.
-    """
-    names = ("calls", "tokens", "levels", "verified", "time_us", "censored")
-    places = dict[str, int]()
-    tables = [np.zeros((0, len(names))) for _ in policies]
-    for runs in replay_parts(log, policies, with_bounds=False):
-        positions = runs[0].positions
-        here = [places.setdefault(name, len(places)) for name in positions.prompt_ids]
-        prompt = np.array(here)[positions.prompt]
-        for index, run in enumerate(runs):
-            counts = run.counts(clock)
-            tables[index] = lengthened(tables[index], len(places))
-            add_by(tables[index], prompt[run.request], [counts[name] for name in names])
-    found = (table[: len(places)].T for table in tables)
-    return [
-        PromptCosts(tuple(places), *costs, 1 - float(censored.sum() / costs[0].sum()))  # type: ignore[call-arg]
-        for *costs, censored in found
-    ]
-
-
-def target_steps(draft_cost: float) -> Clock:
-    """Rounds in units of target forwards, each drafted level costing `draft_cost` of one."""
-    return lambda run: 1.0 + draft_cost * run.outcomes.levels.astype(np.float64)
-
-
-# ----------------------------------------------------------------- relaxations
-
-TOP_TWO_COLUMNS = ("target_rank", "target_top1_logit", "target_top2_logit", "token_id")
-NOTHING = float("-inf")
-
-
-def logged_openings(
-    traces: TraceSet,
-    pair: PairFingerprint,
-    policy: Policy,
-    acceptance: Mars,
-    sampled: Callable[[DenseLog], DenseLog] = lambda log: log,
-) -> Openings:
-    """Distance of each strict round from a relaxation.
-
-    Texts shorter than the log's limit ended by themselves, with a token that is never relaxed.
-
-    Args:
-        traces: dense, of the pair.
-        policy: shape under which the texts are decoded, strictly.
-        acceptance: its form says what closeness is, its list what is denied; its threshold is not
-            used.
-        sampled: the part of the log to read.
-
-    Raises:
-        UsageError: a policy that a log cannot tell, or one that remembers earlier rounds.
-        TraceError: live traces, of another pair, or without token ids, by which tokens are denied.
-    """
-    found, log = traces.fingerprint, DenseLog.open(traces)
-    names = ("target_digest", "drafter_digest", "tokenizer_digest")
-    if any(getattr(found, name) != getattr(pair, name) for name in names):
-        raise TraceMismatchError(
-            "--traces",
-            expected=f"traces of {pair.target} with {pair.drafter}",
-            found=f"{found.target} with {found.drafter}",
-            fix="give traces of the pair that is judged",
-        )
-    limits = [int(str(header.collect["max_new_tokens"])) for header in traces.headers]
-    policy = policy.model_copy(update={"acceptance": Strict()})
-    check_replayable(policy)
-    rule = build_shape(policy.shape)
-    if rule.memory_size:
-        raise UsageError(
-            f"--traces with {policy.name}",
-            expected="a shape that decides by the position alone",
-            found="one that learns from earlier rounds",
-            fix="leave --traces out",
-        )
-    log.check_tokens("tokens that are never relaxed", "keep")
-    parts: list[Openings] = []
-    for chunk in sampled(log).chunks(with_entropy=needs_entropy(policy), extra=TOP_TWO_COLUMNS):
-        before = sum(len(part.num_tokens) for part in parts)
-        ends = [_round_ends(draft, acceptance) for draft in logged_drafts(rule, chunk)]
-        accepted, close = (np.concatenate(column) for column in zip(*ends, strict=True))
-        parts.append(_walked(chunk, accepted, close, limits, before))
-    return join_rows(parts)
-
-
-@torch.inference_mode()
-def _round_ends(draft: LoggedDraft, acceptance: Mars) -> tuple[Any, Any]:
-    """Draft tokens accepted, and how close the second choice came among the children of the last
-    accepted node, `[B]` both."""
-    on_path, extra = draft.on_path, draft.chunk.extra
-    tree = take(draft.pool.tree, draft.submitted)
-    last = tree.depth.masked_fill(~on_path, -1).argmax(1)
-    node = gather(draft.node, draft.submitted, -1)
-    behind, node = (tree.parent == last[:, None]) & (node >= 0), node.clamp(min=0)
-    rank, first, second, token = (
-        torch.from_numpy(np.asarray(extra[name], np.float64))[node] for name in TOP_TWO_COLUMNS
-    )
-    best = TopTwo(node, node, first.float(), second.float())
-    denied = torch.tensor(acceptance.deny_token_ids, dtype=torch.int64)
-    allowed = behind & (rank == 2) & ~torch.isin(token.long(), denied)
-    values = closeness(acceptance, best).masked_fill(~allowed, NOTHING).amax(1)
-    values = values.masked_fill((behind & (rank == 1)).any(1), NOTHING)
-    return (on_path.sum(1) - 1).numpy(), values.numpy()
-
-
-def _walked(
-    chunk: LogChunk, accepted: Any, close: Any, limits: list[int], num_before: int
-) -> Openings:
-    positions = chunk.positions
-    request = positions.request
-    num_tokens = positions.remaining[positions.start[:-1]].astype(np.int64) + 1
-    place = num_tokens[request] - positions.remaining + accepted
-    # A round's end is about the token at `place`; the last one of a text that ended by itself is
-    # denied, and behind a text there is nothing.
-    last = num_tokens - ~np.isin(num_tokens, limits)
-    values = np.where(place < last[request], close, np.float32(NOTHING)).astype(np.float32)
-    seen: Bools = walk(positions, np.minimum(accepted, positions.remaining) + 1)
-    return Openings(
-        num_tokens, request[seen] + num_before, place[seen].astype(np.int64), values[seen]
-    )

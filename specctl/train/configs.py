@@ -18,11 +18,12 @@ from specctl.policy import (
     AcceptanceTable,
     Budget,
     ElasticBudget,
+    JensenShannon,
     PerRequest,
     SparseGates,
     StaticTree,
 )
-from specctl.policy.family import MAX_DEPTH, Depth, NumTokens, TopK
+from specctl.policy.family import MAX_DEPTH, Acceptance, Depth, NumTokens, TopK
 from specctl.policy.mars import Mars
 from specctl.records import PositiveInt, Probability, Record, option, require
 from specctl.runtime.config import DecodingConfig
@@ -394,8 +395,24 @@ THETAS = {
 """Strictest first. Of the ratio, the paper's sweep; of the others, about the same reach."""
 
 
-class MarsConfig(Record):
-    """The thresholds of relaxed acceptance that are tried, and the contract."""
+class RelaxedConfig(Record):
+    """The settings of a lossy acceptance that are tried, and the contract."""
+
+    deny_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = DENIED
+    contract: Contract = Contract()
+
+    @property
+    def settings(self) -> tuple[float, ...]:
+        """Strictest first."""
+        raise NotImplementedError
+
+    def acceptance(self, setting: float) -> Acceptance:
+        """The record of one setting."""
+        raise NotImplementedError
+
+
+class MarsConfig(RelaxedConfig):
+    """The thresholds of relaxed acceptance."""
 
     mode: Literal["alg1", "sound"] = option("sound", "sound or alg1 (greedy, the paper)")
     form: Literal["ratio", "margin", "prob_ratio"] = option(
@@ -408,8 +425,6 @@ class MarsConfig(Record):
         min_length=1,
         group="common",
     )
-    deny_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = DENIED
-    contract: Contract = Contract()
 
     @model_validator(mode="after")
     def _strictest_first(self) -> Self:
@@ -420,71 +435,44 @@ class MarsConfig(Record):
         require(in_order, "thetas go from the strictest on, each once")
         return self
 
-    def acceptance(self, theta: float) -> Mars:
-        """The record of one threshold."""
-        return Mars(mode=self.mode, form=self.form, theta=theta, deny_token_ids=self.deny_token_ids)
+    @property
+    def settings(self) -> tuple[float, ...]:
+        return self.thetas
+
+    def acceptance(self, setting: float) -> Mars:
+        return Mars(
+            mode=self.mode, form=self.form, theta=setting, deny_token_ids=self.deny_token_ids
+        )
 
 
-# --------------------------------------------------------------------------- AdaSD
-
-
-class AdasdConfig(Record):
-    """Settings for AdaSD's stop; window, min_samples, half_life, keep_last: of `EntropyStop`.
-
-    `cost` is the unit of costs, in words.
-    """
-
-    window: int = option(
-        20, "Draft tokens at most", default="20, or the traces' depth", ge=1, le=64, group="common"
-    )
-    min_samples: int = option(8, "Accepted and rejected tokens before a threshold acts", ge=0)
-    half_life: Annotated[float, Field(gt=0)] | None = option(
-        None, "Tokens after which one weighs half", default="never"
-    )
-    keep_last: bool = option(
-        True, "Submit the uncertain token too, as the paper does", name="--keep-last/--drop-last"
-    )
-    between: tuple[Literal["midpoint", "rejected"], ...] = option(
-        ("midpoint", "rejected"),
-        "Thresholds tried, comma-separated: midpoint, rejected (paper)",
-        min_length=1,
-    )
-    weights: tuple[Annotated[float, Field(ge=0)], ...] = option(
-        (0.0, 4.0, 8.0, 16.0, 64.0, 256.0),
-        "Tokens that the warm start counts for, comma-separated, tried; 0 is cold",
-        min_length=1,
-    )
-    max_positions: int = option(
-        200_000, "Positions read at most, a seeded sample of whole prompts", ge=1000
-    )
-    held_out_frac: float = HELD_OUT
-    seed: Seed = SEED
-    cost: str = "target steps"
-
-
-class ClipConfig(Record):
-    """The clips of AdaSD's acceptance that are tried, and the contract.
-
-    Clips are in square roots of bits; `min_samples` and `half_life` as in the stop, `variant` and
-    `deny_token_ids` as in `JensenShannon`.
-    """
+class AdasdConfig(RelaxedConfig):
+    """The clips of AdaSD's acceptance, square roots of bits; the rest: see `JensenShannon`."""
 
     clips: tuple[Probability, ...] = option(
         (0.1, 0.2, 0.3, 0.4, 0.5, 0.6),
         "Clips of the threshold, smallest first, comma-separated",
         default="0.1 to 0.6",
         min_length=1,
+        group="common",
     )
     variant: Literal["base", "A", "B", "C"] = option(
         "base", "Acceptance threshold: base, A, B or C"
     )
-    min_samples: Annotated[int, Field(ge=0)] = 8
-    half_life: Annotated[float, Field(gt=0)] | None = None
-    deny_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = DENIED
-    contract: Contract = Contract()
+    min_samples: int = option(8, "Accepted and rejected tokens before the threshold acts", ge=0)
+    half_life: Annotated[float, Field(gt=0)] | None = option(
+        None, "Tokens after which one weighs half", default="never"
+    )
 
     @model_validator(mode="after")
     def _smallest_first(self) -> Self:
         rising = all(low < high for low, high in pairwise((0.0, *self.clips)))
         require(rising, "clips rise from above 0, each once")
         return self
+
+    @property
+    def settings(self) -> tuple[float, ...]:
+        return self.clips
+
+    def acceptance(self, setting: float) -> JensenShannon:
+        rest = self.model_dump(exclude={"clips", "contract"})
+        return JensenShannon(max_threshold=setting, **rest)

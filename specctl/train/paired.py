@@ -269,10 +269,22 @@ class Opening:
     Attributes:
         measure: names what the numbers mean, so that no others are taken for them.
         of_round: `[B]` float, -inf where no threshold would have changed the round.
+        bound: of an acceptance; what a round's opening has to exceed for it to relax there.
     """
 
     measure: str
     of_round: Callable[[RoundRecord], Tensor]
+    bound: Callable[[Any], float]
+
+    def unchanged(self, answers: Answers, policy: Policy) -> Answers:
+        """Those of a stricter policy's answers that this policy would give too."""
+        least = self.bound(policy.acceptance)
+        return {
+            key: answer
+            for key, answer in answers.items()
+            if answer.measure == self.measure
+            and (answer.opening is None or answer.opening <= least)
+        }
 
 
 @dataclass

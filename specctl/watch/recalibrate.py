@@ -16,7 +16,7 @@ import numpy as np
 from specctl.artifacts.manifest import Manifest
 from specctl.errors import UsageError
 from specctl.formatting import Table
-from specctl.policy import Mars, Policy, Strict, policy_digest
+from specctl.policy import JensenShannon, Mars, Policy, Strict, policy_digest
 from specctl.policy.families import family_of, parse_policy
 from specctl.records import Record, canonical_json
 from specctl.replay.ladder.static import is_static
@@ -141,18 +141,16 @@ def _without_searched(part: Record) -> str | None:
 def _certifying(policy: Policy, manifest: Manifest | None) -> str:
     """The command that judges a policy's answers anew, under the contract that it was fitted to."""
     acceptance = policy.acceptance
-    fit: Mapping[str, Any] = (manifest and manifest.fit) or {}
-    contract = fit.get("contract") or {}
-    names = [name for name in ("max_loss", "confidence") if name in contract]
-    promised = "".join(f" --{name.replace('_', '-')} {contract[name]:g}" for name in names)
-    if isinstance(acceptance, Mars):
-        shape = words_of(Policy(shape=policy.shape)) or "SHAPE"
-        rule = f"--form {acceptance.form} --mode {acceptance.mode} --thetas {acceptance.theta:g}"
-        command = f"specctl fit mars RECENT.jsonl --shape {shape} {rule}{promised} -o again"
-    elif acceptance.kind == "adasd_accept":
-        command = f"specctl fit adasd TRACES --prompts RECENT.jsonl{promised} -o again"
-    else:
+    contract: Any = ((manifest and manifest.fit) or {}).get("contract") or {}
+    promised = {name: contract[name] for name in ("max_loss", "confidence") if name in contract}
+    if not isinstance(acceptance, Mars | JensenShannon):
         return f"measure it: specctl run RECENT.jsonl --compare ar,chain,{policy.name}"
+    rule = acceptance.model_dump(exclude={"kind", "deny_token_ids"}, exclude_none=True)
+    swept = {"theta": "thetas", "max_threshold": "clips"}
+    options = {"shape": words_of(Policy(shape=policy.shape)) or "SHAPE", **rule, **promised}
+    given = (f"--{swept.get(n, n).replace('_', '-')} {v}" for n, v in options.items())
+    verb = f"specctl fit {acceptance.kind.removesuffix('_accept')}"
+    command = f"{verb} RECENT.jsonl {' '.join(given)} -o again"
     return f"certify it on recent prompts with answers: {command}; then specctl registry push again"
 
 

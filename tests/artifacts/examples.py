@@ -95,10 +95,7 @@ POLICIES = {
         shape=SparseGates(gate_levels=(1, 4), thresholds=(0.3, 0.05)),
         budget=ElasticBudget(max_tokens=60),
     ),
-    "adasd": Policy(
-        shape=EntropyStop(prior_accepted=0.3, prior_rejected=2.1, prior_weight=8.0),
-        acceptance=JensenShannon(),
-    ),
+    "adasd": Policy(shape=EntropyStop(min_samples=1), acceptance=JensenShannon(min_samples=1)),
     "stop": Policy(
         shape=SignalStop(signal="entropy", threshold=0.7), budget=SurvivalBudget(max_tokens=9)
     ),

@@ -48,7 +48,7 @@ OTHERS: dict[str, tuple[str, Policy]] = {
     "another rate": ("opt_tree", varied("opt_tree", "shape", min_gain=0.4)),
     "another probability": ("threshold", varied("threshold", "shape", min_prob=0.06)),
     "another theta": ("mars", varied("mars", "acceptance", theta=0.2)),
-    "another prior": ("adasd", varied("adasd", "shape", prior_rejected=0.1)),
+    "another window": ("adasd", varied("adasd", "shape", window=3)),
     "another clip": ("adasd", varied("adasd", "acceptance", max_threshold=0.0)),
 }  # fmt: skip
 

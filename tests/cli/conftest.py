@@ -91,17 +91,6 @@ def perfect_traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def chains(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Dense chains, enough tokens for two means: 24 prompts of 16 tokens."""
-    folder = tmp_path_factory.mktemp("adasd")
-    lines = (f"Tom has {n} pens and buys {n + 3} more. How many has he now?" for n in range(24))
-    prompts = write_lines(folder / "prompts.txt", *lines)
-    options = ("--dense", "--depth", 6, "--children", 1, "--max-new-tokens", 16, "--batch-size", 8)
-    passes("collect", prompts, "-o", folder / "traces", *options, "--device", "cpu")
-    return folder / "traces"
-
-
-@pytest.fixture(scope="session")
 def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prompts whose answers can be checked."""
     records = (

@@ -10,11 +10,10 @@ import pytest
 
 from specctl.artifacts import load_artifact
 from specctl.policy import ElasticBudget, EntropyStop, JensenShannon
-from specctl.train import mars
+from specctl.train import certify
 from tests.cli.command import INPUT, USAGE, passes, refuses, specctl
 
 C2T = ("--epochs", 2, "--min-steps", 1, "--hidden", 4, "--nodes-per-step", 256, "--held-out", 0.4)
-ADASD = ("--held-out", 0.3, "--weights", "0,8")
 MARS = ("--shape", "chain", "--form", "prob_ratio", "--thetas", "0.5,0.2", "--max-new-tokens", 12,
         "--device", "cpu", "--batch-size", 8, "--limit", 8)  # fmt: skip
 
@@ -63,49 +62,22 @@ def test_an_interrupted_fit_writes_nothing(
     assert not (tmp_path / "policy").exists()
 
 
-def test_without_prompts_adasd_fits_the_lossless_stop(chains: Path, tmp_path: Path) -> None:
-    fit = ("fit", "adasd", chains, "-o", tmp_path / "stop", *ADASD)
-    found = json.loads(passes(*fit, "--json").out)
-    artifact = load_artifact(tmp_path / "stop")
-    assert found["artifact_digest"] == artifact.digest
-    assert isinstance(artifact.policy.shape, EntropyStop)
-    assert artifact.policy.shape.window == 6
-    assert artifact.policy.lossless
-    assert found["report"]["clip"] is None
-    assert len(found["report"]["stop"]["rows"]) >= 5
-    assert "the artifact is lossless" in passes(*fit[:4], tmp_path / "again", *fit[5:]).out
-    ran = passes("run", "embedded", "--policy", tmp_path / "stop", "--limit", 1,
-                 "--max-new-tokens", 8, "--device", "cpu")  # fmt: skip
-    assert ran.out
-
-
-def test_with_prompts_it_certifies_a_clip_and_goes_on_where_it_stopped(
-    chains: Path, sums: Path, tmp_path: Path
-) -> None:
+def test_a_clip_is_certified_and_goes_on_where_it_stopped(sums: Path, tmp_path: Path) -> None:
     out, runs = tmp_path / "both", tmp_path / "runs"
-    paired = ("--prompts", sums, "--clips", "0.2,0.4", "--max-new-tokens", 16, "--device", "cpu")
+    options = ("--clips", "0.2,0.4", "--min-samples", 2, "--max-new-tokens", 16, "--device", "cpu")
     easy = ("--max-loss", 0.6, "--confidence", 0.5, "--runs", runs)
-    passes("fit", "adasd", chains, "-o", out, *ADASD, *paired, *easy)
+    passes("fit", "adasd", sums, "-o", out, *options, *easy)
     policy = load_artifact(out).policy
+    assert isinstance(policy.shape, EntropyStop)
     assert isinstance(policy.acceptance, JensenShannon)
     assert policy.acceptance.max_threshold in (0.2, 0.4)
-    assert not policy.lossless
+    assert policy.acceptance.min_samples == 2
     answered = sorted(path.stat().st_mtime_ns for path in runs.glob("*.jsonl"))
     assert len(answered) == 3, "strict, and a file a clip"
-    again = ("fit", "adasd", chains, "-o", tmp_path / "again", *ADASD, *paired, *easy)
+    again = ("fit", "adasd", sums, "-o", tmp_path / "again", *options, *easy)
     assert "--resume" in refuses(USAGE, *again)
     passes(*again, "--resume")
     assert answered == sorted(path.stat().st_mtime_ns for path in runs.glob("*.jsonl"))
-
-
-def test_a_contract_that_four_prompts_cannot_keep_is_refused(
-    chains: Path, sums: Path, tmp_path: Path
-) -> None:
-    paired = ("--prompts", sums, "--clips", "0.2", "--max-new-tokens", 8, "--device", "cpu")
-    line = refuses(INPUT, "fit", "adasd", chains, "-o", tmp_path / "out", *ADASD, *paired)
-    assert "fresh prompts" in line
-    assert not (tmp_path / "out").exists()
-    assert (tmp_path / "out.runs" / "report.json").is_file(), "what was seen is kept"
 
 
 def fit_mars(out: Path, *more: object) -> tuple[object, ...]:
@@ -152,7 +124,7 @@ def test_a_contract_that_cannot_hold_writes_no_artifact(relaxed: Path) -> None:
 def test_an_interrupted_sweep_keeps_what_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original: Callable[..., object] = mars.run_prompts
+    original: Callable[..., object] = certify.run_prompts
     calls = []
 
     def interrupted(*args: object, **options: object) -> object:
@@ -161,7 +133,7 @@ def test_an_interrupted_sweep_keeps_what_is_finished(
             raise KeyboardInterrupt
         return original(*args, **options)
 
-    monkeypatch.setattr(mars, "run_prompts", interrupted)
+    monkeypatch.setattr(certify, "run_prompts", interrupted)
     outcome = specctl(*fit_mars(tmp_path / "policy", "--max-loss", 0.3))
     assert outcome.code == 130
     [kept] = (tmp_path / "policy.runs").glob("*.jsonl")

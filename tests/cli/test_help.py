@@ -88,7 +88,7 @@ MEANINGS = {
     "--expect": "digest before the move",
     "--family": "settings to search", "--format": "of a file",
     "--held-out": "share of prompts to report on", "--key": "to sign with",
-    "--linear": "rates of rounds", "--max-positions": "positions read at most",
+    "--linear": "rates of rounds",
     "--max-rows": "rows fitted to at most", "--min-rows": "fewest rows to judge by",
     "--name": "name that a key signs for",
     "--num-tokens": "submitted at most", "--offline": "ask no registry",

@@ -130,7 +130,6 @@ MADE: dict[str, Callable[[Path], Path]] = {
 GIVEN = {
     "DENSE": "dense",
     "NODES": "nodes",
-    "CHAINS": "chains",
     "SUMS": "sums",
     "COST": "cost",
     "PROMPTS": "prompts",
@@ -202,10 +201,6 @@ CASES: list[tuple[int, str, str]] = [
             ("c2t", "--max-rows", "5", "at least 1000"),
             ("c2t", "--negatives", "-1", "at least 0"),
             ("echo", "--delta", "2", "at most 1"),
-            ("adasd", "--window", "9", "at most 4"),
-            ("adasd", "--between", "mean", "midpoint or rejected"),
-            ("adasd", "--weights", "4,-1", "at least 0"),
-            ("adasd", "--half-life", "0", "above 0"),
         ]
     ],
     *[
@@ -320,16 +315,10 @@ CASES: list[tuple[int, str, str]] = [
     (INPUT, "fit c2t BLIND -o OUT", "accepted and rejected draft tokens, found 0 accepted"),
     (INPUT, "fit c2t SURE -o OUT", "at least 2 prompts"),
     (INPUT, "fit c2t TRACES -o OUT --features copy_length,depth", "dense"),
-    (INPUT, "fit adasd TRACES -o OUT", "--dense"),
-    (
-        INPUT,
-        "fit adasd CHAINS -o OUT --prompts SUMS --drafter embedded:small --device cpu",
-        "the traces' pair",
-    ),
-    (INPUT, "fit adasd CHAINS -o OUT --prompts PROMPTS --clips 0.2 SMALL", "checkable"),
+    (USAGE, "fit adasd embedded -o OUT SMALL --clips 0.2,0.1", "clips rise from above 0"),
+    (USAGE, "fit adasd embedded -o OUT SMALL --half-life 0", "--half-life: expected .*above 0"),
     (INPUT, "fit mars PROMPTS -o OUT SMALL", "checkable answers"),
     (INPUT, "fit mars embedded embedded -o OUT SMALL", "no other file"),
-    (INPUT, "fit mars embedded -o OUT --traces TRACES SMALL", "--dense"),
     (INPUT, "replay TRACES -p ar", "collect with --dense"),
     (INPUT, "replay DENSE -p ar --cost-model /nowhere.json", "cost model /nowhere.json"),
     (INPUT, "show FOLDER", "found an empty folder"),

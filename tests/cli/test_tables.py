@@ -56,7 +56,8 @@ SHOWN: dict[str, Callable[[Any], Any]] = {
         traces=[str(given("nodes"))], out=given("tmp_path") / "c2t", hidden=4, epochs=1, min_steps=1
     ),
     "fit adasd": lambda given: fitting.fit_adasd(
-        traces=[str(given("chains"))], out=given("tmp_path") / "adasd", weights="0,8"
+        prompts=[str(given("sums"))], out=given("tmp_path") / "adasd", clips="0.2", max_loss=0.6,
+        confidence=0.5, max_new_tokens=8, device="cpu",
     ),
     "fit cart": lambda given: fitting.fit_cart(
         traces=[str(given("many"))], out=given("tmp_path") / "hetero", filter="all",

@@ -37,20 +37,13 @@ VALUES = st.floats(0, 8, width=32)
 @given(
     st.lists(st.tuples(st.lists(VALUES, max_size=4), st.lists(VALUES, max_size=1)), max_size=6),
     st.sampled_from([None, 1.0, 5.0]),
-    st.sampled_from([0.0, 4.0]),
 )
 def test_means_are_those_of_plain_lists(
-    rounds: list[tuple[list[float], list[float]]], half_life: float | None, weight: float
+    rounds: list[tuple[list[float], list[float]]], half_life: float | None
 ) -> None:
     """A value fades by the tokens of later rounds; those of one round are of one age."""
-    priors = (0.5, 2.5) if weight else (None, None)
-    record = RunningMeans(
-        half_life=half_life,
-        prior_weight=weight,
-        prior_accepted=priors[0],
-        prior_rejected=priors[1],
-    )
-    running, memory = Running(record, torch.device("cpu")), torch.zeros(1, 6, dtype=torch.float64)
+    running = Running(RunningMeans(half_life=half_life))
+    memory = torch.zeros(1, 6, dtype=torch.float64)
     for accepted, rejected in rounds:
         padded = [*accepted, *([99.0] * (4 - len(accepted))), *(rejected or [99.0])]
         used = torch.arange(5) < len(accepted)
@@ -58,21 +51,18 @@ def test_means_are_those_of_plain_lists(
         memory = running.noted(memory, Samples(torch.tensor([padded]).double(), used[None], last))
     for side, found in enumerate(running.means(memory)[0].tolist()):
         total, weights, later = 0.0, 0.0, 0
-        for values in [*(both[side] for both in reversed(rounds)), None]:
+        for values in (both[side] for both in reversed(rounds)):
             fade = 1.0 if half_life is None else 0.5 ** (later / half_life)
-            total += fade * (weight * (priors[side] or 0.0) if values is None else sum(values))
-            weights += fade * (weight if values is None else len(values))
-            later += len(values or [])
+            total += fade * sum(values)
+            weights += fade * len(values)
+            later += len(values)
         assert found == pytest.approx(total / weights if weights else math.nan, nan_ok=True)
 
 
-def test_a_warm_start_counts_towards_the_samples_that_are_needed() -> None:
-    cold = Running(RunningMeans(min_samples=3), torch.device("cpu"))
-    assert cold.known(memory_of([1.0] * 3, [2.0] * 2)).tolist() == [[True, False]]
-    warm = {"prior_accepted": 1.0, "prior_rejected": 2.0, "prior_weight": 2.0}
-    running = Running(RunningMeans(min_samples=3, **warm), torch.device("cpu"))
-    assert running.known(memory_of([1.0], [])).tolist() == [[True, False]]
-    none = Running(RunningMeans(min_samples=0), torch.device("cpu"))
+def test_a_mean_counts_from_enough_samples_on() -> None:
+    running = Running(RunningMeans(min_samples=3))
+    assert running.known(memory_of([1.0] * 3, [2.0] * 2)).tolist() == [[True, False]]
+    none = Running(RunningMeans(min_samples=0))
     assert none.known(memory_of([], [1.0])).tolist() == [[False, True]], "no mean of nothing"
 
 

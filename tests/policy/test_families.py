@@ -180,12 +180,9 @@ REFUSED: list[tuple[type[Record], dict[str, Any], str]] = [
         (record, fields, named)
         for record in (EntropyStop, JensenShannon)
         for fields, named in (
-            ({"prior_accepted": 1.0}, "warm start"),
-            ({"prior_accepted": 1.0, "prior_rejected": 1.0}, "warm start"),
-            ({"prior_weight": 4.0}, "warm start"),
             ({"half_life": 0.0}, "half_life"),
+            ({"half_life": NAN}, "half_life"),
             ({"min_samples": -1}, "min_samples"),
-            ({"prior_accepted": NAN, "prior_rejected": 1.0, "prior_weight": 1.0}, "finite"),
         )
     ],
     (JensenShannon, {"max_threshold": 1.1}, "max_threshold"),

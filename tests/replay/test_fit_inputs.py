@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,20 +13,16 @@ from specctl.artifacts import load_artifact
 from specctl.errors import UsageError
 from specctl.logs.fit_data import ROUND_COLUMNS, PositionRows
 from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import DenseLog, join_chunks, read_chains
+from specctl.logs.tree_log import DenseLog
 from specctl.policy import (
-    Chain,
     ElasticBudget,
-    EntropyStop,
     Policy,
-    RootOnly,
-    SignalStop,
     SparseGates,
     StaticTree,
 )
 from specctl.replay import fit_inputs
 from specctl.replay.batch_simulation import Load, simulate
-from specctl.replay.rounds import Rounds, replay
+from specctl.replay.rounds import replay
 from specctl.replay.submissions import submissions_of
 from specctl.train.echo import EchoReport
 from tests.cli.command import Outcome, refuses, specctl
@@ -163,111 +158,6 @@ def test_replayed_sums_are_of_the_named_prompts(log: DenseLog) -> None:
     assert sums.time_us is None
     [timed] = fit_inputs.Replayer(log, lambda run: 2.0 + 0.0 * run.request)([policy], chosen)
     assert timed.time_us == 2.0 * rows.sum()
-
-
-@pytest.fixture(scope="module")
-def chains(log: DenseLog) -> DenseLog:
-    return read_chains(log, extra=(fit_inputs.DISTANCE,))
-
-
-def rows_of(rounds: Rounds) -> list[tuple[int, ...]]:
-    names = ("accepted", "verified", "levels", "wanted", "missing", "censored")
-    columns = (getattr(rounds.outcomes, name).tolist() for name in names)
-    return list(zip(rounds.request.tolist(), *columns, strict=True))
-
-
-CHAINS = {
-    "ar": RootOnly(),
-    "chain": Chain(num_draft_tokens=3),
-    "deeper than the log": Chain(num_draft_tokens=DEPTH + 2),
-    "stop": SignalStop(signal="entropy", threshold=1.0, window=DEPTH),
-    "online": EntropyStop(window=DEPTH, min_samples=1),
-    "online, deeper": EntropyStop(window=DEPTH + 1, min_samples=1),
-}
-
-
-@pytest.mark.parametrize("name", CHAINS)
-def test_chains_replay_as_in_the_whole_log(log: DenseLog, chains: DenseLog, name: str) -> None:
-    policy = Policy(shape=CHAINS[name])
-    [whole], [part] = replay(log, [policy]), replay(chains, [policy])
-    assert rows_of(part) == rows_of(whole)
-    for name in ("calls_low", "calls_high", "verified_low", "verified_high"):
-        assert getattr(part.bounds, name).tolist() == getattr(whole.bounds, name).tolist()
-
-
-def test_trees_are_missed_and_not_guessed(chains: DenseLog) -> None:
-    [found] = replay(chains, [Policy(shape=StaticTree(depth=2, top_k=3, num_tokens=6))])
-    assert (found.outcomes.missing > 0).all()
-
-
-def test_chunks_join_without_a_seam(log: DenseLog, chains: DenseLog) -> None:
-    held = replace(chains, held=(join_chunks(chains.held * 2),))
-    policy = Policy(shape=EntropyStop(window=DEPTH, min_samples=1))
-    [once], [doubled] = replay(chains, [policy]), replay(held, [policy])
-    again = [(request + NUM_PROMPTS, *row) for request, *row in rows_of(once)]
-    assert rows_of(doubled) == rows_of(once) + again
-
-
-def plain_tokens(traces: TraceSet, window: int) -> list[tuple[str, bool, float, float]]:
-    """Node by node: accepted tokens and the first rejected one of every round."""
-    table = traces.scan("nodes").select(
-        "request_id", "round_idx", "parent_entropy", fit_inputs.DISTANCE
-    )
-    nodes = table.collect().partition_by("request_id", "round_idx", maintain_order=True)
-    found, first = [], 0
-    for name, trees in zip(traces.prompt_ids, plain_trees(traces), strict=True):
-        here = 0
-        while here < len(trees):
-            tree, values = trees[here], nodes[first + here]
-            node, accepted = 0, 0
-            while accepted < window:
-                node = tree.children[node][0]
-                if accepted == tree.remaining:
-                    break  # the text ends here: nothing was rejected
-                entropy, distance = (
-                    values[c][node] for c in ("parent_entropy", fit_inputs.DISTANCE)
-                )
-                found.append((name, tree.on_path[node], entropy, distance))
-                if not tree.on_path[node]:
-                    break
-                accepted += 1
-            here += accepted + 1
-        first += len(trees)
-    return found
-
-
-@pytest.mark.parametrize("window", [1, 3, DEPTH])
-def test_tested_tokens_are_those_of_the_plain_telling(
-    traces: TraceSet, log: DenseLog, chains: DenseLog, window: int
-) -> None:
-    wanted = sorted(plain_tokens(traces, window))
-    for source in (log, chains):
-        found = fit_inputs.tokens_tested(source, window)
-        columns = (found.prompt_id, found.accepted, found.entropy, found.distance)
-        rows = sorted(zip(*(c.tolist() for c in columns), strict=True))
-        assert [row[:2] for row in rows] == [row[:2] for row in wanted]
-        numbers = [[float(v) for v in row[2:]] for row in rows]
-        expected = [[np.nan if v is None else v for v in row[2:]] for row in wanted]
-        np.testing.assert_allclose(numbers, expected, rtol=1e-6)
-    assert {accepted for _, accepted, *_ in wanted} == {True, False}
-
-
-def test_costs_are_sums_by_prompt(chains: DenseLog) -> None:
-    policy = Policy(shape=Chain(num_draft_tokens=3))
-    [run] = replay(chains, [policy])
-    [costs] = fit_inputs.prompt_costs(chains, [policy], fit_inputs.target_steps(0.25))
-    assert costs.time.tolist() == pytest.approx((costs.calls * 1.75).tolist())
-    assert costs.levels.tolist() == (3 * costs.calls).tolist()
-    assert costs.verified.tolist() == (4 * costs.calls).tolist()
-    assert costs.tokens.tolist() == run.positions.num_tokens.tolist()
-    assert costs.calls.sum() == len(run.request)
-    assert costs.support == 1.0
-
-
-def test_reading_tells_its_progress(log: DenseLog) -> None:
-    seen: list[int] = []
-    read_chains(log, on_positions=seen.append)
-    assert sum(seen) == 128 * NUM_PROMPTS
 
 
 def fit(folder: Path, out: Path, *options: object) -> Outcome:

@@ -317,14 +317,6 @@ def test_the_families_are_known_to_tune(tmp_path: Path, is_shared: bool) -> None
     assert fitted == {*kinds, *(budgets if is_shared else ())}
 
 
-def test_a_shape_that_learns_is_not_put_under_a_shared_budget(tmp_path: Path) -> None:
-    names = {
-        Path(name).name for name in families_of(tried(tmp_path, adasd="adasd"), is_shared=True)
-    }
-    assert "adasd" in names
-    assert "adasd+survival" not in names
-
-
 @pytest.mark.parametrize("skip", [["c3t"], list(FITS)])
 def test_names_to_skip_are_checked_before_anything_is_read(tmp_path: Path, skip: list[str]) -> None:
     fit = ("fit", "auto", tmp_path, "-o", tmp_path / "out", "--cost-model", "x")

@@ -76,9 +76,7 @@ SHAPES = {
         first_top_k=1,
         second_top_k=1,
     ),
-    "adasd_stop": EntropyStop(
-        window=3, min_samples=1, prior_accepted=0.6, prior_rejected=1.1, prior_weight=2.0
-    ),
+    "adasd_stop": EntropyStop(window=3, min_samples=1),
 }
 BUDGETS = {
     "wide+survival": Policy(shape=WIDE, budget=SurvivalBudget(max_tokens=18)),

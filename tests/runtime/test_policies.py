@@ -54,7 +54,6 @@ SHARED = {
     "both": f"{ADAPTIVE['svip']}+survival:max_tokens=9",
 }
 STOP = EntropyStop(window=6, min_samples=1)
-WARM = {"prior_accepted": 0.3, "prior_rejected": 0.6, "prior_weight": 4.0}
 REMEMBERING = {
     "stop": Policy(shape=STOP),
     "stop in a tree": Policy(
@@ -62,12 +61,10 @@ REMEMBERING = {
     ),
 }
 DIVERGING = {
-    "accept": Policy(
-        shape=Chain(num_draft_tokens=4), acceptance=JensenShannon(min_samples=1, **WARM)
-    ),
+    "accept": Policy(shape=Chain(num_draft_tokens=4), acceptance=JensenShannon(min_samples=1)),
     "both": Policy(shape=STOP, acceptance=JensenShannon(min_samples=1)),
     "both, forgetting": Policy(
-        shape=STOP, acceptance=JensenShannon(min_samples=1, half_life=3.0, variant="C", **WARM)
+        shape=STOP, acceptance=JensenShannon(min_samples=1, half_life=3.0, variant="C")
     ),
 }
 RELAXED = {

@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from specctl.logs.fit_data import PromptCosts, ReplayedTotals, TestedTokens
+from specctl.logs.fit_data import ReplayedTotals
 from specctl.logs.node_sample import LoggedNodes, logged_nodes
 from specctl.logs.trace_set import TraceSet
-from specctl.policy import Chain, EntropyStop, Policy
+from specctl.policy import EntropyStop, Policy
 from specctl.train import configs
-from specctl.train.adasd import StopFit, adasd_fit, fit_stop
 from specctl.train.c2t import fit_c2t
 from specctl.train.cart import fit_cart
+from specctl.train.certify import Sweep
 from specctl.train.echo import fit_echo
 from specctl.train.paired import Answer
-from specctl.train.quality import Sweep
 from specctl.train.report import Fit
 from tests.replay.logs import random_traces
 
@@ -117,49 +116,7 @@ def planted(num_prompts: int = 40, per_prompt: int = 60, seed: int = 0) -> pl.Da
     return pl.DataFrame({"prompt_id": prompts, "accepted": accepted.astype(np.int32), **columns})
 
 
-STOP_PROMPTS = tuple(f"prompt-{i}" for i in range(40))
-ADASD = configs.AdasdConfig(window=6, weights=(0.0, 8.0), seed=3)
-CLIPS = configs.ClipConfig(clips=(0.1, 0.2, 0.3), contract=configs.Contract(max_loss=0.02))
-
-
-def tokens(num_tokens: int = 4000) -> TestedTokens:
-    """Accepted tokens of entropy around 1 and distance .3, rejected around 3 and .6."""
-    rng = np.random.default_rng(0)
-    accepted = rng.random(num_tokens) < 0.7
-    entropy = rng.gamma(4.0, np.where(accepted, 0.25, 0.75))
-    distance = np.clip(rng.normal(np.where(accepted, 0.3, 0.6), 0.1), 0, 1)
-    names = np.array(STOP_PROMPTS, object)[rng.integers(0, len(STOP_PROMPTS), num_tokens)]
-    return TestedTokens(names, accepted, entropy, distance)
-
-
-Price = Callable[[Policy, str], float]
-
-
-def measure(price: Price) -> Callable[[Sequence[Policy]], list[PromptCosts]]:
-    """Every prompt emits 100 tokens in 25 calls; what they cost is made up."""
-
-    def spent(policy: Policy) -> PromptCosts:
-        counts = (np.full(len(STOP_PROMPTS), count) for count in (25.0, 100.0, 75.0, 100.0))
-        cost = np.array([price(policy, name) for name in STOP_PROMPTS])
-        return PromptCosts(STOP_PROMPTS, *counts, 100 * cost, 1.0)
-
-    return lambda policies: [spent(policy) for policy in policies]
-
-
-def likes(policy: Policy, name: str) -> float:
-    """Cheapest: chains of 4, confidence .3, the warm `rejected` threshold."""
-    del name
-    shape = policy.shape
-    if isinstance(shape, Chain):
-        return 1.0 + abs(shape.num_draft_tokens - 4)
-    if isinstance(shape, EntropyStop):
-        return 0.9 + (shape.between == "midpoint") + (shape.prior_weight == 0)
-    assert hasattr(shape, "threshold")
-    return 1.0 + abs(shape.threshold - 0.3)
-
-
-def stop_fit() -> StopFit:
-    return fit_stop(tokens(), measure(likes), ADASD)
+CLIPS = configs.AdasdConfig(clips=(0.1, 0.2, 0.3))
 
 
 def answer(
@@ -184,15 +141,14 @@ def graded(lost: int, calls: int, num_prompts: int = 200) -> dict[tuple[str, int
     )
 
 
-def swept(policies: Sequence[Policy], contract: configs.Contract, *lost: int) -> Sweep:
-    """A sweep in which the n-th setting loses so many of 200 answers."""
+def swept(*lost: int) -> Sweep:
+    """A sweep of `CLIPS` in which the n-th one loses so many of 200 answers."""
     relaxed = tuple(graded(n, 2) for n in lost)
-    return Sweep(policies[0], tuple(policies), graded(0, 3), relaxed, contract)
+    return Sweep(CLIPS, Policy(shape=EntropyStop()), graded(0, 3), relaxed)
 
 
 FITS: dict[str, Callable[[LoggedNodes], Fit[Any]]] = {
     "cart": lambda _: fit_cart(noisy_rounds(), configs.CartConfig()),
     "c2t": lambda source: fit_c2t(source, NODE_PROMPTS, c2t_config()),
     "echo": lambda _: fit_echo(planted(), ECHO, Replay(), num_left_out=7),
-    "adasd": lambda _: adasd_fit(stop_fit()),
 }

@@ -17,10 +17,8 @@ from specctl.artifacts import describe_artifact, load_artifact
 from specctl.artifacts.onnx_twin import twin_bytes
 from specctl.errors import ArtifactError, InvariantError, TraceEmptyError
 from specctl.logs.node_sample import LoggedNodes
-from specctl.policy import Policy
 from specctl.stats import split_prompts
 from specctl.train import configs
-from specctl.train.adasd import adasd_fit, fit_stop
 from specctl.train.c2t import fit_c2t
 from specctl.train.cart import fit_cart
 from specctl.train.echo import fit_echo
@@ -30,7 +28,6 @@ from tests.train import cases
 
 Fits = dict[str, Fit[Any]]
 Folders = dict[str, Path]
-TWINS = tuple(name for name in cases.FITS if name != "adasd")
 
 
 @pytest.mark.parametrize("name", cases.FITS)
@@ -61,20 +58,6 @@ def spoiled_frame(frame: pl.DataFrame, column: str, value: int) -> pl.DataFrame:
     return frame.with_columns(spoiled.cast(frame.schema[column]).alias(column))
 
 
-def spoiled_stop() -> Fit[Any]:
-    config = cases.ADASD
-    split = split_prompts(cases.STOP_PROMPTS, held_out_frac=config.held_out_frac, seed=config.seed)
-
-    def rigged(policy: Policy, prompt: str) -> float:
-        price = cases.likes(policy, prompt)
-        return price if prompt in split.train else 9 - price
-
-    given = cases.tokens()
-    held = np.isin(given.prompt_id, split.held_out)
-    moved = replace(given, entropy=np.where(held, 50.0, given.entropy))
-    return adasd_fit(fit_stop(moved, cases.measure(rigged), config))
-
-
 def spoiled(name: str, source: LoggedNodes) -> Fit[Any]:
     """The fit, with nonsense on its held-out prompts."""
     if name == "cart":
@@ -82,8 +65,6 @@ def spoiled(name: str, source: LoggedNodes) -> Fit[Any]:
     if name == "echo":
         frame = spoiled_frame(cases.planted(), "accepted", 0)
         return fit_echo(frame, cases.ECHO, cases.Replay())
-    if name == "adasd":
-        return spoiled_stop()
     config = cases.c2t_config()
     split = split_prompts(cases.NODE_PROMPTS, held_out_frac=config.held_out_frac, seed=config.seed)
     return cases.FITS[name](Spoiled(source, set(split.held_out)))
@@ -99,12 +80,9 @@ def test_held_out_prompts_choose_nothing(name: str, source: LoggedNodes, fits: F
 def test_one_prompt_is_refused(source: LoggedNodes) -> None:
     one = cases.noisy_rounds().with_columns(prompt_id=pl.lit("only"))
     lone = cases.planted().with_columns(prompt_id=pl.lit("only"))
-    some = cases.tokens()
-    single = replace(some, prompt_id=np.full(len(some.accepted), "only", object))
     for fit in (
         lambda: fit_cart(one, configs.CartConfig()),
         lambda: fit_echo(lone, cases.ECHO, cases.Replay()),
-        lambda: fit_stop(single, cases.measure(cases.likes), cases.ADASD),
         lambda: fit_c2t(source, cases.NODE_PROMPTS[:1], cases.c2t_config()),
     ):
         with pytest.raises(TraceEmptyError, match="at least 2 prompts"):
@@ -176,7 +154,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize("name", cases.FITS)
 def test_a_twin_that_decides_otherwise_is_not_published(
     name: str, fits: Fits, tmp_path: Path
 ) -> None:
@@ -212,8 +190,10 @@ BAD: dict[type[BaseModel], list[dict[str, Any]]] = {
         {"thetas": (1.2,)},
         {"deny_token_ids": (-1,)},
     ],
-    configs.ClipConfig: [{"clips": c} for c in ((), (0.2, 0.1), (0.0, 0.1), (0.1, 0.1), (1.2,))],
-    configs.AdasdConfig: [{"weights": (-1.0,)}, {"between": ()}, {"half_life": 0.0}],
+    configs.AdasdConfig: [
+        *({"clips": clips} for clips in ((), (0.2, 0.1), (0.0, 0.1), (0.1, 0.1), (1.2,))),
+        {"half_life": 0.0},
+    ],
     configs.Contract: [{"max_loss": 0.0}, {"max_loss": 1.0}, {"confidence": 1.5}],
 }
 

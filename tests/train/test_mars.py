@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from specctl import errors
 from specctl.artifacts import load_artifact
-from specctl.collect.dense import collect_dense
 from specctl.collect.prompts import load_prompts
-from specctl.logs.fit_data import Openings
-from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import sampled_prompts
-from specctl.policy import Chain, FullTree, Policy
-from specctl.policy.mars import bound
-from specctl.replay.fit_inputs import logged_openings
+from specctl.policy import Chain, Policy
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair, load_pair
 from specctl.train import paired
+from specctl.train.certify import Sweep, judge, sweep
 from specctl.train.configs import Contract, MarsConfig, PairedConfig
-from specctl.train.mars import check_mode, fit_mars, hazards, opening_of, screened, sweep, unchanged
-from specctl.train.quality import Sweep
+from specctl.train.mars import MARS, check_mode, opening_of
 from specctl.train.report import save_fit
 from tests.train.cases import answer, by_key
 
@@ -49,7 +40,7 @@ def plan() -> paired.Plan:
 def found(pair: Pair, plan: paired.Plan, tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     folder = tmp_path_factory.mktemp("mars") / "runs"
     runs = paired.RunFolder.open(folder, plan.header(pair.fingerprint), resume=False)
-    return sweep(pair, BASE, plan, CONFIG, runs)
+    return sweep(MARS, pair, BASE, plan, CONFIG, runs)
 
 
 def test_copied_answers_are_those_of_decoding(
@@ -65,13 +56,13 @@ def test_copied_answers_are_those_of_decoding(
 
 
 def test_closeness_in_another_form_says_nothing(pair: Pair, found: Sweep) -> None:
-    acceptance = CONFIG.acceptance(0.6)
+    policy = found.policies[0]
     here = opening_of(CONFIG, pair)
     margin = opening_of(MarsConfig(form="margin", thetas=(0.1,)), pair)
     denying = opening_of(CONFIG.model_copy(update={"deny_token_ids": (7,)}), pair)
-    assert unchanged(found.strict, acceptance, here)
-    assert unchanged(found.strict, acceptance, margin) == {}
-    assert unchanged(found.strict, acceptance, denying) == {}
+    assert here.unchanged(found.strict, policy)
+    assert margin.unchanged(found.strict, policy) == {}
+    assert denying.unchanged(found.strict, policy) == {}
 
 
 def test_texts_leave_the_strict_one_where_they_are_first_relaxed(found: Sweep) -> None:
@@ -81,56 +72,11 @@ def test_texts_leave_the_strict_one_where_they_are_first_relaxed(found: Sweep) -
             assert differs == (relaxed.num_relaxed > 0)
 
 
-def test_dense_traces_foretell_who_leaves_where(
-    pair: Pair, plan: paired.Plan, found: Sweep, tmp_path: Path
-) -> None:
-    shape = FullTree(depth=4, top_k=1)
-    collect_dense(pair, plan.prompts, plan.settings, tmp_path / "traces", shape, batch_size=12)
-    traces = TraceSet.open(tmp_path / "traces")
-    config = CONFIG.model_copy(update={"deny_token_ids": tuple(sorted(pair.target.eos_ids))})
-    told = logged_openings(traces, pair.fingerprint, BASE, config.acceptance(0.5))
-    few = logged_openings(
-        traces,
-        pair.fingerprint,
-        BASE,
-        config.acceptance(0.5),
-        lambda log: sampled_prompts(log, 1, 0, lambda _: None),
-    )
-    assert (len(few.num_tokens), len(told.num_tokens)) == (2, len(plan.prompts))
-    bounds = [bound(config.acceptance(theta)) for theta in config.thetas]
-    for hazard, least, answers in zip(hazards(told, bounds), bounds, found.relaxed, strict=True):
-        places = [paired.first_difference(found.strict[key], answers[key]) for key in answers]
-        lived = sorted(place for place in places if place is not None)
-        assert lived
-        assert hazard.diverged.value == len(lived) / len(answers)
-        opening = told.closeness > least
-        _, first = np.unique(told.text[opening], return_index=True)
-        assert sorted(told.place[opening][first].tolist()) == lived
-
-
-def test_traces_cut_the_lax_end_of_the_sweep(pair: Pair) -> None:
-    found = Openings(
-        num_tokens=np.array([10, 10]),
-        text=np.array([0, 0, 1]),
-        place=np.array([2, 5, 4]),
-        closeness=np.array([-np.inf, 0.4, 0.2], np.float32),
-    )
-    config, hazard = screened(CONFIG, found, 0.5)
-    assert config.thetas == (0.6, 0.3)
-    assert [h.diverged.value for h in hazard] == [0.0, 0.5]
-    assert hazard[1].median_place == 5
-    assert hazard[1].per_token.value == 1 / (6 + 10)
-    with pytest.raises(errors.UsageError, match="at least 1"):
-        screened(CONFIG.model_copy(update={"thetas": (0.1,)}), found, 0.5)
-    with pytest.raises(errors.UsageError, match="0 to 1"):
-        screened(CONFIG, found, 1.5)
-
-
 def test_a_certified_theta_becomes_an_artifact(
     pair: Pair, plan: paired.Plan, found: Sweep, tmp_path: Path
 ) -> None:
     runs = paired.RunFolder.open(tmp_path / "runs", {}, resume=False)
-    fit = fit_mars(found, CONFIG, plan.setup(pair), runs)
+    fit = judge(found, MARS, plan.setup(pair), runs)
     assert fit.data.chosen is not None
     save_fit(fit, tmp_path / "policy", pair.fingerprint, found.digest)
     artifact = load_artifact(tmp_path / "policy", expect=pair.fingerprint)
@@ -143,22 +89,9 @@ def test_a_certified_theta_becomes_an_artifact(
     card = (tmp_path / "policy" / "README.md").read_text()
     for words in ("Lossy", "Certified: at theta", "8 with checkable", "--allow-lossy"):
         assert words in card
-    for place in ("policy", "runs"):
-        report = json.loads((tmp_path / place / "report.json").read_text())
-        assert report["num_checked"] == 8
-        assert (tmp_path / place / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert fit.data.num_checked == 8
     [table] = fit.report.tables
     assert len(table.rows) == 1 + len(CONFIG.thetas)
-
-
-def test_a_refused_contract_publishes_nothing(found: Sweep, tmp_path: Path) -> None:
-    strict = Contract(max_loss=0.02, confidence=0.9)
-    config = CONFIG.model_copy(update={"contract": strict})
-    refused = replace(found, contract=strict)
-    folder = paired.RunFolder.open(tmp_path / "runs", {}, resume=False)
-    with pytest.raises(errors.EvidenceError, match=r"theta 0.6.*over 8 prompts"):
-        fit_mars(refused, config, {}, folder)
-    assert json.loads((folder.path / "report.json").read_text())["chosen"] is None
 
 
 def test_modes_that_the_sampling_contradicts_are_refused() -> None:

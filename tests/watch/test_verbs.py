@@ -244,7 +244,7 @@ def test_what_has_no_settings_to_search_is_refused(
     dense: Path, costs: Path, tmp_path: Path
 ) -> None:
     verb = ("recalibrate", dense, "--cost-model", costs, "-o", tmp_path / "again")
-    assert "with --family" in refuses(2, *verb, "--policy", "adasd_stop")
+    assert "with --family" in refuses(2, *verb, "--policy", "ar")
 
 
 def test_a_fit_is_made_again_with_its_own_options(dense: Path, costs: Path, tmp_path: Path) -> None:
@@ -264,9 +264,12 @@ def test_a_fit_is_made_again_with_its_own_options(dense: Path, costs: Path, tmp_
     [
         (
             "eagle2:depth=4+mars:theta=0.95",
-            "fit mars RECENT.jsonl --shape eagle2:depth=4 --form ratio --mode sound --thetas 0.95",
+            "fit mars RECENT.jsonl --shape eagle2:depth=4 --mode sound --form ratio --thetas 0.95",
         ),
-        ("adasd_stop+adasd_accept", "fit adasd TRACES --prompts RECENT.jsonl"),
+        (
+            "adasd_stop+adasd_accept",
+            "fit adasd RECENT.jsonl --shape adasd_stop --min-samples 8 --clips 1.0 --variant base",
+        ),
         ("chain+ratio", "specctl run RECENT.jsonl --compare ar,chain,"),
     ],
 )

@@ -24,7 +24,6 @@ from specctl.replay.batch_simulation import Load
 from specctl.replay.config import Engine, TuneConfig, check_held_out
 from specctl.replay.cost.files import device_of, untimed, warn_outside
 from specctl.replay.cost.model import Steps, require_slope
-from specctl.replay.outcomes import is_online
 from specctl.replay.results import facts_of
 from specctl.replay.run import require_cost_model
 from specctl.replay.tune.candidates import Conditions, PolicyCandidate, parse_families
@@ -242,7 +241,10 @@ def _fitted_on_held_out(folder: str, log: DenseLog, config: TuneConfig) -> Itera
 # ------------------------------------------------------------------------------------- fit auto
 
 FITS_FOLDER = "fits"
-UNFITTED = ("confidence", "svip", "threshold:top_k=8", "opt_tree:top_k=8", "ddd:top_k=8")
+UNFITTED = (
+    *("confidence", "svip", "adasd_stop:min_samples=1"),
+    *("threshold:top_k=8", "opt_tree:top_k=8", "ddd:top_k=8"),
+)
 """Shapes that need no fit and that a fitted one has to beat too. At one beam, which changes least
 of their settings: whole grids (`tune`) take three times as long."""
 UNFITTED_SHARED = ("chain+survival", "eagle2+survival", "threshold+survival")
@@ -251,16 +253,10 @@ UNFITTED_SHARED = ("chain+survival", "eagle2+survival", "threshold+survival")
 
 @dataclass(frozen=True)
 class Attempt:
-    """The outcome of a fit, and the folder of its artifact if there is one.
-
-    Attributes:
-        is_online: its shape learns from its own rounds, so it cannot be replayed under a budget
-            that other requests share.
-    """
+    """The outcome of a fit, and the folder of its artifact if there is one."""
 
     outcome: FitOutcome
     folder: Path | None = None
-    is_online: bool = False
 
 
 def attempts(fits: Mapping[str, Callable[[Path], Artifact]], out: Path) -> Iterator[Attempt]:
@@ -283,7 +279,7 @@ def attempts(fits: Mapping[str, Callable[[Path], Artifact]], out: Path) -> Itera
             yield Attempt(FitOutcome(fit=name, artifact_digest=None, refusal=refusal))
         else:
             outcome = FitOutcome(fit=name, artifact_digest=artifact.digest, refusal=None)
-            yield Attempt(outcome, folder, is_online(artifact.policy))
+            yield Attempt(outcome, folder)
 
 
 def families_of(tried: Sequence[Attempt], *, is_shared: bool) -> tuple[str, ...]:
@@ -297,6 +293,6 @@ def families_of(tried: Sequence[Attempt], *, is_shared: bool) -> tuple[str, ...]
     alone = (*(str(attempt.folder) for attempt in fitted), *UNFITTED)
     if not is_shared:
         return alone
-    survival = [f"{a.folder}+survival" for a in fitted if not a.is_online]
-    elastic = [f"{a.folder}+echo_budget" for a in fitted if a.outcome.fit == "echo"]
+    survival = [f"{attempt.folder}+survival" for attempt in fitted]
+    elastic = [f"{one.folder}+echo_budget" for one in fitted if one.outcome.fit == "echo"]
     return (*alone, *survival, *elastic, *UNFITTED_SHARED)

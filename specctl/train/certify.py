@@ -1,5 +1,8 @@
 """The quality contract: how much a lossy setting may lose, decided on finitely many prompts.
 
+    prompts ─sweep─► answers, strict and at every setting ─judge─► the fastest setting that keeps
+                                                                   the contract ─► artifact
+
 Settings are tested in a fixed order, from the strictest on, each at the full level, until one
 fails (Learn-then-Test with fixed-sequence testing, arXiv:2110.01052). Whatever the losses do
 along the order, the chance that any certified setting loses more than promised is then at most
@@ -8,8 +11,9 @@ along the order, the chance that any certified setting loses more than promised 
 The unit is the prompt: tokens of one text are dependent, and one relaxed token changes all that
 follow. The kind of loss is stated before the data is seen; `stats.p_value_of` has a test for each.
 
-Both fits of a lossy acceptance (`mars`, AdaSD's clip) run the strict policy and each setting over
-the same prompts (`Sweep`), certify, and publish the fastest certified setting (`SweepReport`).
+`fit mars` and `fit adasd` are two faces of this: a configuration has the settings, a `Face` the
+words. Nothing about a relaxed text can be replayed from a log: it leaves the strict one at its
+first relaxed token.
 """
 
 from __future__ import annotations
@@ -18,19 +22,33 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from specctl.artifacts import Metric
+from specctl.artifacts.manifest import REPORT_JSON, REPORT_PNG
 from specctl.errors import EvidenceError, UsageError
 from specctl.formatting import Table, number
 from specctl.policy import Policy, policy_digest
 from specctl.records import Record
+from specctl.runtime.load import Pair
+from specctl.runtime.output import write_whole
 from specctl.stats import Floats, Interval, LossKind, binomial_cdf, p_value_of
-from specctl.train.configs import Contract
-from specctl.train.paired import Answers, Comparison, answers_digest, compare_answers, losses_of
-from specctl.train.report import BLUE, PALE, RED, Draw
+from specctl.train.configs import Contract, RelaxedConfig
+from specctl.train.paired import (
+    Answers,
+    Comparison,
+    Opening,
+    Plan,
+    RunFolder,
+    answers_digest,
+    compare_answers,
+    losses_of,
+    run_prompts,
+    strict_twin,
+)
+from specctl.train.report import BLUE, PALE, RED, Draw, Fit, FitReport
 
 POWER = 0.8
 
@@ -214,14 +232,40 @@ def _fewest(holds: Callable[[int], bool], start: int, precision: int | None = No
 
 
 @dataclass(frozen=True)
+class Face:
+    """Words of one lossy acceptance.
+
+    Attributes:
+        kind: of the fit, such as `mars`. title, what, limits: see `FitReport`.
+        setting: the name of what is swept, such as `theta`.
+        opening: of a configuration, what lets a laxer setting's answers be copied; None if nothing.
+    """
+
+    kind: str
+    title: str
+    what: str
+    setting: str
+    limits: tuple[str, ...]
+    opening: Callable[[Any, Pair], Opening] | None = None
+
+
+@dataclass(frozen=True)
 class Sweep:
     """Answers of the strict policy and of each setting, strictest first."""
 
+    config: RelaxedConfig
     base: Policy
-    policies: tuple[Policy, ...]
     strict: Answers
     relaxed: tuple[Answers, ...]
-    contract: Contract
+
+    @property
+    def contract(self) -> Contract:
+        return self.config.contract
+
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """One a setting."""
+        return policies_of(self.config, self.base)
 
     @cached_property
     def certificate(self) -> Certificate:
@@ -254,16 +298,65 @@ class Sweep:
         )
 
 
+def policies_of(config: RelaxedConfig, base: Policy) -> tuple[Policy, ...]:
+    """The policy of every setting, by shape and budget of `base`."""
+    return tuple(
+        base.model_copy(update={"acceptance": config.acceptance(setting)})
+        for setting in config.settings
+    )
+
+
+def sweep(
+    face: Face,
+    pair: Pair,
+    base: Policy,
+    plan: Plan,
+    config: RelaxedConfig,
+    folder: RunFolder,
+    *,
+    on_answer: Callable[[], Any] | None = None,
+) -> Sweep:
+    """Runs the strict policy and every setting over the prompts; finished answers are kept.
+
+    Args:
+        base: shape and budget; its own acceptance is replaced.
+    """
+    base = strict_twin(base)
+    opening = face.opening(config, pair) if face.opening else None
+    answers: list[Answers] = []
+    for policy in (base, *policies_of(config, base)):
+        known = opening.unchanged(answers[-1], policy) if opening and answers else None
+        answers.append(
+            run_prompts(
+                pair, policy, plan, folder, opening=opening, known=known, on_answer=on_answer
+            )
+        )
+    strict, *relaxed = answers
+    return Sweep(config, base, strict, tuple(relaxed))
+
+
+# --------------------------------------------------------------------------- the fit
+
+
 class SettingRow(Record):
-    """One setting: its figures beside the strict policy's, and whether it is certified."""
+    """One setting: its figures beside the strict policy's, and whether it is certified.
 
+    Attributes:
+        by_category: the same comparison over the prompts of each category.
+        num_decoded: answers that were decoded; the others are known to be the stricter ones'.
+    """
+
+    setting: float
     comparison: Comparison
+    by_category: dict[str, Comparison]
     trial: Trial
+    num_decoded: int
 
-    def cells(self) -> tuple[str, ...]:
+    def cells(self) -> list[str]:
         """The setting under `COLUMNS`."""
         seen, trial = self.comparison, self.trial
-        return (
+        return [
+            f"{self.setting:g}",
             number(seen.tokens_per_call.value),
             seen.speedup.text(".3f"),
             number(seen.accuracy, ".1%"),
@@ -273,91 +366,74 @@ class SettingRow(Record):
             f"{trial.max_certifiable:.3f}",
             number(seen.diverged.value, ".1%"),
             "certified" if trial.certified else "refused" if trial.is_tested else "not tested",
-        )
+        ]
 
 
 class SweepReport(Record):
-    """A judged sweep.
+    """`report.json` of a judged sweep.
 
     Attributes:
+        policy: shape and budget under which everything was judged.
         setup: decoding, prompts and machine.
+        strict_tokens_per_call: of the same shape with the target's own text.
         rows: one a setting, strictest first.
         chosen: index of the setting in the artifact; None where the contract refused all.
+        needed: prompts that the first setting would need; see `Certificate`.
     """
 
+    config: dict[str, Any]
+    policy: Policy
     setup: dict[str, Any]
     num_prompts: int
     num_checked: int
     strict_accuracy: float | None
-    rows: tuple[Any, ...]
+    strict_tokens_per_call: Interval
+    rows: tuple[SettingRow, ...]
     chosen: int | None
+    needed: int | None
 
     @classmethod
-    def of(cls, found: Sweep, setup: dict[str, Any], **fields: Any) -> Self:
-        """The report of a finished sweep; `fields` are the subclass's own and its rows."""
+    def of(cls, found: Sweep, setup: dict[str, Any]) -> SweepReport:
+        """The report of a finished sweep."""
+
+        def of(answers: Answers, category: str) -> Answers:
+            return {key: answer for key, answer in answers.items() if answer.category == category}
+
+        def row(index: int, setting: float) -> SettingRow:
+            strict, answers = found.strict, found.relaxed[index]
+            return SettingRow(
+                setting=setting,
+                comparison=found.comparisons[index],
+                by_category={c: compare_answers(of(strict, c), of(answers, c)) for c in categories},
+                trial=found.certificate.trials[index],
+                num_decoded=sum(not answer.is_copied for answer in answers.values()),
+            )
+
         plain = compare_answers(found.strict, found.strict)
+        categories = sorted({answer.category for answer in found.strict.values()} - {""})
         return cls(
+            config=found.config.model_dump(mode="json"),
+            policy=found.base,
             setup=setup,
             num_prompts=plain.num_prompts,
             num_checked=plain.num_checked,
             strict_accuracy=plain.accuracy,
+            strict_tokens_per_call=plain.tokens_per_call,
+            rows=tuple(row(*one) for one in enumerate(found.config.settings)),
             chosen=found.chosen,
-            **fields,
+            needed=found.certificate.needed,
         )
 
-    @property
-    def published(self) -> Any:
-        """The row of the chosen setting, or None."""
-        return None if self.chosen is None else self.rows[self.chosen]
-
-    @property
-    def setup_line(self) -> str:
-        """Models, machine and decoding in one line."""
-        return "; ".join(f"{name}: {value}" for name, value in self.setup.items())
-
-    def contract_lines(self, contract: Contract) -> tuple[str, ...]:
-        """Lines of the summary: the prompts and the promise."""
-        return (
-            f"{self.num_prompts} prompts, {self.num_checked} with checkable answers",
-            f"contract: mean {contract.kind} loss at most {contract.max_loss:g} per prompt at "
-            f"confidence {contract.confidence:g}, all settings together",
-        )
-
-    def table(self, title: str, field: str, *first: Sequence[str]) -> Table:
-        """The settings, named by a field of the rows, below `first` rows."""
-        rows = [[f"{getattr(row, field):g}", *row.cells()] for row in self.rows]
+    def table(self, setting: str) -> Table:
+        """The settings, below the strict policy."""
+        strict = ("strict", number(self.strict_tokens_per_call.value), "1",
+                  number(self.strict_accuracy, ".1%"))  # fmt: skip
+        rows = [row.cells() for row in self.rows]
         if self.chosen is not None:
             rows[self.chosen][-1] += ", chosen"
-        return Table(title, (field, *COLUMNS), [*first, *rows], LEGEND)
-
-    def metrics(self) -> dict[str, Metric | Interval | float | None]:
-        """The manifest's figures of the published setting; empty where there is none."""
-        if self.published is None:
-            return {}
-        seen, trial = self.published.comparison, self.published.trial
-        speedup = seen.speedup
-        return {
-            "accuracy": seen.accuracy,
-            "strict_accuracy": seen.strict_accuracy,
-            "num_checked": float(self.num_checked),
-            "mean_loss": trial.mean_loss,
-            "p_value": trial.p_value,
-            "max_certifiable": trial.max_certifiable,
-            "speedup": Metric.of(
-                speedup.value, speedup.low, speedup.high, num_prompts=seen.num_prompts
-            ),
-        }
-
-    def promise(self, contract: Contract, setting: str) -> str:
-        """The sentence of a card that says what is certified; empty where nothing is."""
-        if self.published is None:
-            return ""
-        trial = self.published.trial
-        return (
-            f"Certified: {setting}, at confidence {contract.confidence:g}, it loses at most "
-            f"{contract.max_loss:g} right answers per prompt ({contract.kind} loss) on prompts "
-            f"like those it was judged on. Seen: {trial.mean_loss:.4g} over {trial.num_prompts}."
-        )
+        columns = (setting, *COLUMNS)
+        first = [*strict, *([""] * (len(columns) - len(strict)))]
+        return Table(f"{setting.capitalize()}s", columns, [first, *rows], LEGEND)
 
 
 COLUMNS = (
@@ -371,8 +447,85 @@ LEGEND = (
 )
 
 
-def draw_settings(data: SweepReport, names: Sequence[str], contract: Contract) -> tuple[Draw, ...]:
+def judge(found: Sweep, face: Face, setup: dict[str, Any], folder: RunFolder) -> Fit[SweepReport]:
+    """Judges a finished sweep; its report stays in the folder, whatever the contract decides.
+
+    Args:
+        setup: of `Plan.setup`.
+
+    Raises:
+        EvidenceError: not even the strictest setting keeps the contract.
+    """
+    report = report_of(found, face, setup)
+    write_whole(folder.path / REPORT_JSON, report.json_bytes(), "report")
+    write_whole(folder.path / REPORT_PNG, report.png(), "report")
+    found.certificate.require_any([f"{face.setting} {one:g}" for one in found.config.settings])
+    assert found.chosen is not None, "a certified setting is chosen"
+    return Fit(found.policies[found.chosen], report)
+
+
+def report_of(found: Sweep, face: Face, setup: dict[str, Any]) -> FitReport[SweepReport]:
+    """The figures of a sweep as they are shown and published."""
+    data, contract, index = SweepReport.of(found, setup), found.contract, found.chosen
+    rule = found.config.model_dump(exclude={f"{face.setting}s", "deny_token_ids", "contract"})
+    published = {} if index is None else found.relaxed[index]
+    return FitReport(
+        kind=face.kind,
+        title=face.title,
+        what=face.what,
+        config=data.config,
+        data=data,
+        splits={"paired": (data.num_prompts, sum(one.calls for one in published.values()))},
+        metrics={} if index is None else _metrics(data.rows[index], face.setting),
+        summary=(
+            f"{data.num_prompts} prompts, {data.num_checked} with checkable answers",
+            f"contract: mean {contract.kind} loss at most {contract.max_loss:g} per prompt at "
+            f"confidence {contract.confidence:g}, all settings together",
+            "acceptance: "
+            + ", ".join(f"{name} {value}" for name, value in rule.items())
+            + f"; shape {found.base.shape.kind}",
+            "; ".join(f"{name}: {value}" for name, value in setup.items()),
+        ),
+        tables=(data.table(face.setting),),
+        figures=draw_settings(data, contract),
+        limits=face.limits,
+        promise="" if index is None else _promise(data.rows[index], face.setting, contract),
+    )
+
+
+def _metrics(row: SettingRow, setting: str) -> dict[str, Metric | Interval | float | None]:
+    """The manifest's figures of the published setting."""
+    seen, trial, speedup = row.comparison, row.trial, row.comparison.speedup
+    return {
+        setting: row.setting,
+        "tokens_per_call": seen.tokens_per_call,
+        "speedup": Metric.of(
+            speedup.value, speedup.low, speedup.high, num_prompts=seen.num_prompts
+        ),
+        "accuracy": seen.accuracy,
+        "strict_accuracy": seen.strict_accuracy,
+        "num_checked": float(seen.num_checked),
+        "recovery": seen.recovery,
+        "diverged": seen.diverged,
+        "mean_loss": trial.mean_loss,
+        "p_value": trial.p_value,
+        "max_certifiable": trial.max_certifiable,
+    }
+
+
+def _promise(row: SettingRow, setting: str, contract: Contract) -> str:
+    """The sentence of a card that says what is certified."""
+    return (
+        f"Certified: at {setting} {row.setting:g}, at confidence {contract.confidence:g}, it loses "
+        f"at most {contract.max_loss:g} right answers per prompt ({contract.kind} loss) on prompts "
+        f"like those it was judged on. Seen: {row.trial.mean_loss:.4g} over "
+        f"{row.trial.num_prompts}."
+    )
+
+
+def draw_settings(data: SweepReport, contract: Contract) -> tuple[Draw, ...]:
     """Speed, accuracy and loss against the setting, the strictest on the left."""
+    names = [f"{row.setting:g}" for row in data.rows]
 
     def ratio(axes: Any, name: str, label: str) -> None:
         for place, row in enumerate(data.rows):
