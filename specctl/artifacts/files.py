@@ -16,7 +16,6 @@ from specctl.artifacts.manifest import (
     CARD,
     MANIFEST,
     REPORT_JSON,
-    REPORT_PNG,
     SIGNATURE,
     TENSORS,
     TWIN,
@@ -32,7 +31,6 @@ MAX_BYTES = {
     TWIN: 16 * MIB,
     CARD: MIB,
     REPORT_JSON: 2 * MIB,
-    REPORT_PNG: 16 * MIB,
     SIGNATURE: MIB,
 }
 """The files of the format and the most bytes that each may have."""

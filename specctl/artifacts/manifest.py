@@ -22,7 +22,7 @@ from specctl.records import Record, canonical_json, describe_violation, require
 
 ARTIFACT_VERSION = 1
 MANIFEST, TENSORS, TWIN, CARD = "config.json", "policy.safetensors", "policy.onnx", "README.md"
-REPORT_JSON, REPORT_PNG = "report.json", "report.png"
+REPORT_JSON = "report.json"
 SIGNATURE = "signature.dsse.json"
 """It signs the manifest, so the manifest cannot list it."""
 

@@ -23,6 +23,7 @@ from specctl.artifacts.manifest import (
     ARTIFACT_VERSION,
     CARD,
     MANIFEST,
+    REPORT_JSON,
     TENSORS,
     TWIN,
     FileEntry,
@@ -49,14 +50,14 @@ def save_artifact(
     origin: Origin,
     *,
     card: str,
-    reports: Mapping[str, bytes] | None = None,
+    report: bytes | None = None,
 ) -> Artifact:
     """Writes an artifact folder atomically; it is loaded once before it takes its place.
 
     Args:
         folder: a new place, an empty folder, or an older artifact, which is replaced.
         card: the text of `README.md`.
-        reports: bytes of `report.json` and `report.png`, by name.
+        report: bytes of `report.json`.
 
     Raises:
         OutputError: a place that cannot be written, or that holds something else.
@@ -64,7 +65,9 @@ def save_artifact(
     """
     with refusals_of(str(folder)):
         tensors = {**policy_tensors(policy), **selftest_tensors(policy)}
-        files = {TENSORS: write_tensors(tensors), CARD: card.encode(), **(reports or {})}
+        files = {TENSORS: write_tensors(tensors), CARD: card.encode()}
+        if report is not None:
+            files[REPORT_JSON] = report
         twin = twin_bytes(policy)
         if twin is not None:
             files[TWIN] = twin

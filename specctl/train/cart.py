@@ -10,7 +10,7 @@ bins are fitted to these.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from specctl.runtime.twins import Port
 from specctl.stats import Floats, Interval, Resamples, Split, spearman, split_prompts
 from specctl.train.configs import CartConfig
 from specctl.train.partition import Phis, find_edges
-from specctl.train.report import BLUE, PALE, RED, Fit, FitReport, check_twin
+from specctl.train.report import Fit, FitReport, check_twin
 
 if TYPE_CHECKING:  # slow to import
     import polars as pl
@@ -42,7 +42,6 @@ UNLABELLED = ("not_fully_accepted", "nothing_accepted")
 """The reason why a round is left out; see `_fate`."""
 DEEPER = (1, 2, 3)
 """Levels added for the stability check: 4 to 6 for the paper's 3."""
-HISTOGRAM_BARS = 60
 
 
 # --------------------------------------------------------------------------- the report's record
@@ -101,13 +100,6 @@ class HeldOut(Record):
     r_squared: float | None
 
 
-class Histogram(Record):
-    """Eligible rounds by Φ: `len(counts) + 1` bounds, nats."""
-
-    bounds: tuple[float, ...]
-    counts: tuple[int, ...]
-
-
 class CartReport(Record):
     """`report.json` of a fit.
 
@@ -126,7 +118,6 @@ class CartReport(Record):
     stability: tuple[Stability, ...]
     spearman_phi_tcr: float | None
     spearman_phi_accepted: float | None
-    histogram: Histogram
 
 
 # --------------------------------------------------------------------------- the fit
@@ -182,7 +173,6 @@ def fit_cart(rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig) -> Fit[Car
     check = functools.partial(check_twin, rows=unseen, wanted=decided)
     bin_of = pl.Series("bin", bins_of(frame["phi"].to_numpy(), edges))
     frame = frame.with_columns(bin_of)
-    counts, bounds = np.histogram(frame["phi"].to_numpy().astype(np.float64), bins=HISTOGRAM_BARS)
     tcr, accepted = frame["tcr"].to_numpy(), frame["num_accepted"].to_numpy()
     data = CartReport(
         config=config,
@@ -204,7 +194,6 @@ def fit_cart(rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig) -> Fit[Car
         stability=tuple(stability),
         spearman_phi_tcr=spearman(frame["phi"].to_numpy(), tcr),
         spearman_phi_accepted=spearman(frame["phi"].to_numpy(), accepted),
-        histogram=Histogram(bounds=tuple(bounds.tolist()), counts=tuple(counts.tolist())),
     )
     return Fit(Policy(shape=shape), report_of(data), check)
 
@@ -418,11 +407,6 @@ def report_of(data: CartReport) -> FitReport[CartReport]:
         },
         summary=_summary(data),
         tables=(Table("Bins", TABLE_COLUMNS, rows, legend),),
-        figures=(
-            lambda axes: _draw_histogram(axes, data),
-            lambda axes: _draw_bins(axes, data, "mean_acceptance_length", "τ (tokens)"),
-            lambda axes: _draw_bins(axes, data, "mean_tcr", "mean TCR (rank, 1 = best)"),
-        ),
         limits=(
             f"The thresholds hold for this pair, for K = {ENTROPY_TOP_K} and for a base tree of "
             f"{config.base.depth} levels. Φ is a sum over levels, so another K, depth or pair "
@@ -452,27 +436,3 @@ def _summary(data: CartReport) -> tuple[str, ...]:
         f"Φ~accepted {number(data.spearman_phi_accepted, '.3f')}",
         *([warning] if is_idle else []),
     )
-
-
-def _draw_histogram(axes: Any, data: CartReport) -> None:
-    counts, bounds = data.histogram.counts, data.histogram.bounds
-    axes.stairs(counts, bounds, fill=True, color=PALE, label="rounds (train and held out)")
-    for row in data.bins[:-1]:
-        label = "edges" if row.index == 0 else None
-        axes.axvline(row.high, color=RED, linewidth=1, linestyle="--", label=label)
-    axes.set_xlabel("Φ, cumulative meta-path top-K entropy (nats)")
-    axes.set_ylabel("rounds")
-
-
-def _draw_bins(axes: Any, data: CartReport, field: str, label: str) -> None:
-    """Bars a bin, training beside held out, the number of rounds under each bin."""
-    for shift, colour, side in ((-0.2, PALE, "train"), (0.2, BLUE, "held_out")):
-        values = [getattr(getattr(row, side), field) for row in data.bins]
-        places = [index + shift for index, value in enumerate(values) if value is not None]
-        heights = [value for value in values if value is not None]
-        axes.bar(places, heights, width=0.38, color=colour, label=side.replace("_", "-"))
-    ticks = [f"{r.index}: {r.depth}/{r.num_tokens}\nn={r.held_out.num_rounds}" for r in data.bins]
-    axes.set_xticks(range(len(data.bins)), ticks, fontsize=8)
-    axes.set_xlabel("bin: depth (levels) / tokens (root counted); held-out rounds n")
-    axes.set_ylabel(label)
-    axes.margins(y=0.25)

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from specctl.artifacts import Metric
-from specctl.artifacts.manifest import REPORT_JSON, REPORT_PNG
+from specctl.artifacts.manifest import REPORT_JSON
 from specctl.errors import EvidenceError, UsageError
 from specctl.formatting import Table, number
 from specctl.policy import Policy, policy_digest
@@ -48,7 +48,7 @@ from specctl.train.paired import (
     run_prompts,
     strict_twin,
 )
-from specctl.train.report import BLUE, PALE, RED, Draw, Fit, FitReport
+from specctl.train.report import Fit, FitReport
 
 POWER = 0.8
 
@@ -458,7 +458,6 @@ def judge(found: Sweep, face: Face, setup: dict[str, Any], folder: RunFolder) ->
     """
     report = report_of(found, face, setup)
     write_whole(folder.path / REPORT_JSON, report.json_bytes(), "report")
-    write_whole(folder.path / REPORT_PNG, report.png(), "report")
     found.certificate.require_any([f"{face.setting} {one:g}" for one in found.config.settings])
     assert found.chosen is not None, "a certified setting is chosen"
     return Fit(found.policies[found.chosen], report)
@@ -487,7 +486,6 @@ def report_of(found: Sweep, face: Face, setup: dict[str, Any]) -> FitReport[Swee
             "; ".join(f"{name}: {value}" for name, value in setup.items()),
         ),
         tables=(data.table(face.setting),),
-        figures=draw_settings(data, contract),
         limits=face.limits,
         promise="" if index is None else _promise(data.rows[index], face.setting, contract),
     )
@@ -520,36 +518,4 @@ def _promise(row: SettingRow, setting: str, contract: Contract) -> str:
         f"at most {contract.max_loss:g} right answers per prompt ({contract.kind} loss) on prompts "
         f"like those it was judged on. Seen: {row.trial.mean_loss:.4g} over "
         f"{row.trial.num_prompts}."
-    )
-
-
-def draw_settings(data: SweepReport, contract: Contract) -> tuple[Draw, ...]:
-    """Speed, accuracy and loss against the setting, the strictest on the left."""
-    names = [f"{row.setting:g}" for row in data.rows]
-
-    def ratio(axes: Any, name: str, label: str) -> None:
-        for place, row in enumerate(data.rows):
-            found = getattr(row.comparison, name)
-            if found.known:
-                axes.plot([place, place], [found.low, found.high], color=BLUE, linewidth=1.5)
-                axes.plot([place], [found.value], "o", color=BLUE)
-        axes.axhline(1, color=PALE, linewidth=2, label="strict")
-        axes.set_ylabel(label)
-        axes.set_xticks(range(len(names)), names)
-
-    def loss(axes: Any) -> None:
-        losses = [row.trial.mean_loss for row in data.rows]
-        bounds = [row.trial.max_certifiable for row in data.rows]
-        axes.plot(losses, "o-", color=BLUE, label="mean loss per prompt")
-        axes.plot(bounds, "v--", color=BLUE, label="upper bound, each alone")
-        axes.axhline(contract.max_loss, color=RED, label="contract")
-        if data.chosen is not None:
-            axes.axvline(data.chosen, color=PALE, linewidth=2, label="chosen")
-        axes.set_ylabel("loss per prompt")
-        axes.set_xticks(range(len(names)), names)
-
-    return (
-        lambda axes: ratio(axes, "speedup", "tokens/call, × strict"),
-        lambda axes: ratio(axes, "recovery", "accuracy, × strict"),
-        loss,
     )

@@ -38,14 +38,6 @@ NUM_BINS = 15
 """Equal-mass bins of the calibration error, made of neighbouring fine ones."""
 
 
-class ReliabilityBin(Record):
-    """One equal-mass bin: mean score and share accepted."""
-
-    num_nodes: int
-    mean_prob: float
-    accepted_frac: float
-
-
 class DepthCalibration(Record):
     """Calibration at one depth, or at all together where `depth` is none.
 
@@ -59,7 +51,6 @@ class DepthCalibration(Record):
     accepted_frac: float
     ece: float
     ece_plain: float
-    bins: tuple[ReliabilityBin, ...]
 
 
 class CalibrationTally:
@@ -98,8 +89,7 @@ class CalibrationTally:
 
 def _calibration(depth: int | None, counts: Floats) -> DepthCalibration:
     """Of counts `[3, NUM_CELLS]`."""
-    bins = equal_mass(*counts)
-    debiased, plain = calibration_errors(*bins)
+    debiased, plain = calibration_errors(*equal_mass(*counts))
     num_nodes, num_accepted, _ = counts.sum(1)
     return DepthCalibration(
         depth=depth,
@@ -107,10 +97,6 @@ def _calibration(depth: int | None, counts: Floats) -> DepthCalibration:
         accepted_frac=float(num_accepted / max(1, num_nodes)),
         ece=debiased,
         ece_plain=plain,
-        bins=tuple(
-            ReliabilityBin(num_nodes=int(n), mean_prob=p / n, accepted_frac=a / n)
-            for n, a, p in np.stack(bins, 1).tolist()
-        ),
     )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from specctl.records import Record
 from specctl.runtime.twins import GATES
 from specctl.stats import UNKNOWN, Floats, Interval, Resamples, auc, auc_of, split_prompts
 from specctl.train.configs import EchoConfig
-from specctl.train.report import AMBER, BLUE, RED, Fit, FitReport, check_twin
+from specctl.train.report import Fit, FitReport, check_twin
 
 if TYPE_CHECKING:  # slow to import
     import polars as pl
@@ -42,7 +42,6 @@ NUM_RESAMPLES = 1000
 NUM_STEPS = 512
 """Steps of confidence in resampled curves: two rows that share one count half, which moves an
 area by less than 1 / 512. The area itself is exact."""
-NUM_BARS = 40
 Replay = Callable[[Sequence[Policy], Sequence[str]], Sequence[ReplayedTotals]]
 """Replays policies over prompts; see `specctl.replay.fit_inputs.Replayer`."""
 
@@ -246,12 +245,6 @@ def fit_echo(
     shape, gate_at = shape_with(config, gates), {gate.level: gate for gate in gates}
     policies = [Policy(shape=shape), Policy(shape=config.open_shape)]
     replayed = dict(zip(("gates", "no_gates"), replay(policies, split.held_out), strict=True))
-    densities = []
-    for level in levels:
-        score, reached = held_out.confidence(level), held_out.reached(level)
-        sides = (np.histogram(score[side], NUM_BARS, (0.0, 1.0))[0] for side in (reached, ~reached))
-        hit, missed = (tuple(counts.tolist()) for counts in sides)
-        densities.append(Density(level=level, reached=hit, missed=missed))
     data = EchoReport(
         config=config.model_dump(mode="json"),
         prompts={"train": len(split.train), "held_out": len(split.held_out)},
@@ -271,7 +264,6 @@ def fit_echo(
         gates=tuple(_gate_reports(gates, held_out)),
         recall=recall(gates, held_out),
         replayed={name: _replay_report(sums) for name, sums in replayed.items()},
-        densities=tuple(densities),
     )
     policy = Policy(shape=shape, budget=config.budget)
     held_out_logp = held_out.level_logp[:, [level - 1 for level in shape.gate_levels]]
@@ -389,14 +381,6 @@ class ReplayReport(Record):
     token_us: float | None
 
 
-class Density(Record):
-    """Held-out positions by confidence of a level, equal steps of [0, 1]."""
-
-    level: int
-    reached: tuple[int, ...]
-    missed: tuple[int, ...]
-
-
 class RecallReport(Record):
     """Accepted tokens that closed gates cut, over accepted tokens; means over held-out prompts.
 
@@ -432,7 +416,6 @@ class EchoReport(Record):
     gates: tuple[GateReport, ...]
     recall: RecallReport
     replayed: dict[str, ReplayReport]
-    densities: tuple[Density, ...]
 
 
 def recall(gates: Sequence[Gate], rows: LevelRows) -> RecallReport:
@@ -525,10 +508,6 @@ def report_of(data: EchoReport, policy: Policy, config: EchoConfig) -> FitReport
         },
         summary=_summary(data),
         tables=(_level_table(data),),
-        figures=[
-            functools.partial(_draw_density, level=level, density=density)
-            for level, density in zip(data.levels, data.densities, strict=True)
-        ],
         limits=(
             f"The thresholds hold for this pair and for levels of {config.width} nodes.",
             "Areas are over every position of the texts, not over the rounds of a policy. A gate "
@@ -592,17 +571,3 @@ def _summary(data: EchoReport) -> tuple[str, ...]:
         "their level is widened",
         *replayed,
     )
-
-
-def _draw_density(axes: Any, level: LevelReport, density: Density) -> None:
-    """The density of a level's confidence, reached and missed (ECHO, Figure 2)."""
-    edges = np.linspace(0, 1, NUM_BARS + 1)
-    sides = (("reached", density.reached, BLUE), ("missed", density.missed, AMBER))
-    for name, counts, colour in sides:
-        heights = np.array(counts) * NUM_BARS / max(1, sum(counts))
-        axes.stairs(heights, edges, fill=True, alpha=0.5, color=colour, label=name)
-    if level.threshold is not None:
-        axes.axvline(level.threshold, color=RED, linewidth=1.2, linestyle="--", label="gate")
-    axes.set_title(f"level {level.level}, AUC {level.held_out_auc.text('.2f')}", fontsize=8)
-    axes.set_xlabel("probability of the level's likeliest path", fontsize=8)
-    axes.set_ylabel("density", fontsize=8)

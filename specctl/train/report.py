@@ -1,8 +1,7 @@
-"""A fit and all that is known of it, as JSON, card, terminal table and picture; its artifact."""
+"""A fit and all that is known of it, as JSON, card and terminal table; its artifact."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,6 @@ from specctl.artifacts import (
     save_artifact,
 )
 from specctl.artifacts import card as cards
-from specctl.artifacts.manifest import REPORT_JSON, REPORT_PNG
 from specctl.artifacts.onnx_twin import twin_bytes
 from specctl.errors import ArtifactError, InvariantError
 from specctl.formatting import Table
@@ -32,10 +30,6 @@ from specctl.runtime.twins import Port, TwinSession
 from specctl.stats import Interval
 
 Data = TypeVar("Data", bound=Record)
-Draw = Callable[[Any], None]
-"""Draws into the axes of matplotlib."""
-BLUE, PALE, RED, AMBER = "#1f5a8a", "#9db4c8", "#b03030", "#b07030"
-PANEL_INCHES, MOST_IN_A_COLUMN = 3.2, 3
 Figures = Mapping[str, Metric | Interval | float | None]
 """Of a manifest; a `Metric` says itself how many prompts it is over."""
 
@@ -45,7 +39,7 @@ class FitReport(Generic[Data]):
     """Everything that is known of a fit.
 
     Attributes:
-        kind: of the fit, such as `cart`. title: of the card and the picture.
+        kind: of the fit, such as `cart`. title: of the card.
         what: the policy in a sentence or two, Markdown.
         config: settings of the fit, as the manifest states them.
         data: the figures; `report.json` is this record.
@@ -66,7 +60,6 @@ class FitReport(Generic[Data]):
     metrics: Figures
     summary: Sequence[str]
     tables: Sequence[Table]
-    figures: Sequence[Draw]
     limits: Sequence[str]
     promise: str = ""
     twin: str = ""
@@ -115,29 +108,6 @@ class FitReport(Generic[Data]):
 
         parts: list[Any] = [*self.tables, *self.summary]
         return Group(*parts)
-
-    def png(self) -> bytes:
-        """A picture; drawn without pyplot, hence without global state or display."""
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        columns = 1 if len(self.figures) <= MOST_IN_A_COLUMN else MOST_IN_A_COLUMN
-        rows = -(-len(self.figures) // columns)
-        size = (8 if columns == 1 else 11, 0.8 + PANEL_INCHES * rows)
-        figure = Figure(figsize=size, dpi=110, layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots(rows, columns, squeeze=False).flatten()
-        for place, draw in zip(axes, self.figures, strict=False):
-            draw(place)
-            if place.get_legend_handles_labels()[0]:
-                place.legend(frameon=False)
-        for spare in axes[len(self.figures) :]:
-            spare.set_axis_off()
-        sizes = ", ".join(f"{p} {side} prompts" for side, (p, _) in self.splits.items())
-        figure.suptitle(f"{self.title}: {sizes}".replace("_", "-"), fontsize=11)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", metadata={"Software": None})
-        return buffer.getvalue()
 
 
 def _markdown(table: Table) -> str:
@@ -212,7 +182,7 @@ def save_fit(
         fit.policy,
         origin.of_sets(snapshots),
         card=cards.with_domain(report.card(fit.policy, pair, trace_digest), domain),
-        reports={REPORT_JSON: report.json_bytes(), REPORT_PNG: report.png()},
+        report=report.json_bytes(),
     )
 
 

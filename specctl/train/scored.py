@@ -34,16 +34,14 @@ from specctl.stats import (
     intervals_over,
     split_prompts,
 )
-from specctl.train.configs import NodeConfig, ScoredConfig
+from specctl.train.configs import ScoredConfig
 from specctl.train.curves import BETAS, Curve, CurvePoint, DepthCalibration, trace_curve
-from specctl.train.report import AMBER, BLUE, RED, Draw, Fit, FitReport, check_twin
+from specctl.train.report import Fit, FitReport, check_twin
 
 NUM_PASSES = 5
 """Over the log: rows and thresholds of both sides, and the control."""
 RECALLS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Shares of accepted tokens at which the table compares."""
-SHOWN_DEPTHS = (1, 2, 4, 8)
-"""Depths whose reliability is drawn; more lines would cover each other."""
 TWIN_TOLERANCE = 1e-5
 """Of log-odds, absolute and relative: two orders of adding up float32 numbers differ by less,
 another leaf or another weight by more."""
@@ -255,11 +253,6 @@ class ScoredReport(Record):
     joint_curve: tuple[CurvePoint, ...]
 
 
-PROBABILITIES = {
-    "joint_prob": "probability of the path",
-    "joint_logp": "probability of the path",
-    "draft_logp": "probability of the token",
-}
 Scored = TypeVar("Scored", bound=ScoredReport)
 
 
@@ -413,11 +406,6 @@ def scored_fit(
         },
         summary=(*first, *_summary(data)),
         tables=(recalls, label_table, *tables),
-        figures=[
-            functools.partial(draw, data=data)
-            for draw in (_draw_curves, _draw_reliability, _draw_errors)
-        ]
-        + _heat_maps(scorer, nodes, sides.held_out),
         limits=(
             "Figures are means over logged positions, each taken as a start. A run visits some. "
             "`specctl replay` walks the log as a run would: compare there before you trust it.",
@@ -453,65 +441,3 @@ def _summary(data: ScoredReport) -> tuple[str, ...]:
             "position that the traces lack; recalls near 1 are pessimistic"
         )
     return tuple(lines)
-
-
-def _draw_curves(axes: Any, data: ScoredReport) -> None:
-    """Recall against positive rate, the paper's selection rule."""
-    for points, colour, label in (
-        (data.curve, BLUE, "this scorer"),
-        (data.joint_curve, AMBER, "joint probability"),
-    ):
-        axes.plot([p.positive_rate for p in points], [p.recall for p in points], color=colour,
-                  label=label)  # fmt: skip
-    chosen = data.held_out
-    label = f"beta = {data.beta:.3g} (chosen)"
-    axes.plot([chosen.positive_rate], [chosen.recall], "o", color=RED, label=label)
-    axes.set_xscale("log")
-    axes.set_xlabel("positive rate (nodes kept of the unpruned tree)")
-    axes.set_ylabel("recall (accepted tokens kept)")
-
-
-def _draw_reliability(axes: Any, data: ScoredReport) -> None:
-    axes.plot((0, 1), (0, 1), color="#888888", linewidth=1, linestyle="--")
-    for level in data.calibration:
-        if level.depth in SHOWN_DEPTHS:
-            places, shares = zip(*((b.mean_prob, b.accepted_frac) for b in level.bins), strict=True)
-            axes.plot(places, shares, marker=".", label=f"depth {level.depth}")
-    axes.set_xlabel("score (mean of an equal-mass bin)")
-    axes.set_ylabel("share accepted")
-
-
-def _draw_errors(axes: Any, data: ScoredReport) -> None:
-    levels = [level for level in data.calibration if level.depth is not None]
-    axes.bar([level.depth for level in levels], [level.ece for level in levels], color=BLUE)
-    axes.set_xlabel("depth (levels)")
-    axes.set_ylabel("ECE (equal mass, debiased)")
-
-
-def _heat_maps(scorer: Scorer, nodes: NodeConfig, rows: NodeRows) -> list[Draw]:
-    """Predicted acceptance at the first, a middle and the last level, where a scorer reads the
-    drafter's probability, its entropy and the depth (C2T, Figures 9 and 10)."""
-    names, levels = nodes.features, sorted({1, (nodes.depth + 1) // 2, nodes.depth})
-    if not {"parent_entropy", "depth"} < set(names) or names[0] not in PROBABILITIES:
-        return []
-    return [functools.partial(_draw_heat, scorer=scorer, rows=rows, depth=d) for d in levels]
-
-
-def _draw_heat(axes: Any, scorer: Scorer, rows: NodeRows, depth: int) -> None:
-    """Other features stand at their medians; entropy ends where one node in a hundred has more."""
-    names = scorer.features
-    entropies = rows.features[:, names.index("parent_entropy")]
-    prob, most = np.linspace(0.01, 1, 60), float(np.quantile(entropies, 0.99))
-    grid_prob, grid_entropy = np.meshgrid(prob, np.linspace(0, most, 50))
-    table = np.tile(np.median(rows.features, 0), (grid_prob.size, 1))
-    table[:, 0] = grid_prob.flatten() if names[0].endswith("_prob") else np.log(grid_prob.flatten())
-    table[:, names.index("parent_entropy")] = grid_entropy.flatten()
-    table[:, names.index("depth")] = depth
-    with torch.inference_mode():
-        odds = build_log_odds(scorer)(torch.from_numpy(table.astype(np.float32)))
-    heat = odds.sigmoid().numpy().reshape(grid_prob.shape)
-    filled = axes.contourf(grid_prob, grid_entropy, heat, np.linspace(0, 1, 11), cmap="viridis")
-    axes.figure.colorbar(filled, ax=axes, label="predicted acceptance")
-    axes.set_title(f"depth {depth}", fontsize=8)
-    axes.set_xlabel(PROBABILITIES[names[0]])
-    axes.set_ylabel("entropy of its distribution (nats)")

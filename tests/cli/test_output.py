@@ -201,7 +201,7 @@ def test_fit_writes_an_artifact_that_show_takes(mixed_traces: Path, tmp_path: Pa
     assert "wrote" in passes(*fit).out
     assert edges == (shape_of(out)["edges"], (out / "policy.safetensors").read_bytes())
     names = {"config.json", "policy.safetensors", "policy.onnx", "README.md"}
-    assert {path.name for path in out.iterdir()} == names | {"report.json", "report.png"}
+    assert {path.name for path in out.iterdir()} == names | {"report.json"}
 
 
 def test_a_fit_freezes_what_it_names(mixed_traces: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from specctl.artifacts import (
 )
 from specctl.artifacts import card as cards
 from specctl.artifacts.card import cell
-from specctl.artifacts.manifest import REPORT_JSON, Range
+from specctl.artifacts.manifest import Range
 from specctl.formatting import Table, fixture_note
 from specctl.policy import Policy
 from specctl.replay.tune.candidates import SearchedFamily
@@ -145,7 +145,7 @@ def publish(
         chosen.policy,
         origin.of_sets(snapshots),
         card=cards.with_domain(write_card(result, chosen.policy, pair), domain),
-        reports={REPORT_JSON: content},
+        report=content,
     )
     write_whole(folder / RESULT_NAME, content, "tuning")
     return artifact

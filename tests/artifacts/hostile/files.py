@@ -173,7 +173,7 @@ FAMILIES: dict[str, Hostile] = {
     **dict(_damaged()),
     "7 10 GB declared": Hostile(broken(_sparse), "E_SIZE"),
     "10 known and unlisted": Hostile(
-        broken(lambda folder: (folder / "report.png").write_bytes(b"x")), "E_EXTRA"
+        broken(lambda folder: (folder / "report.json").write_bytes(b"{}")), "E_EXTRA"
     ),
     "10 lists itself": Hostile(_listing("config.json"), "E_EXTRA"),
     "18 tensors of another": Hostile(broken(_mixed), "E_DIGEST"),
