@@ -2,7 +2,6 @@
 
     vLLM           chains, by batch size too; with our plugin every rule that grows a chain
     SGLang         static trees and chains, by batch size too
-    TensorRT-LLM   the same
     transformers   chains, and the confidence stop
 
 What each takes is a strict record. Settings that an engine would refuse, cap or ignore without a

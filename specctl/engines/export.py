@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, get_args
 from specctl.engines.engine import Engine, EngineDrafter, Export, MeanRound, Method, Serving
 from specctl.engines.sglang_flags import SGLANG
 from specctl.engines.transformers_flags import TRANSFORMERS
-from specctl.engines.trtllm_flags import TRTLLM
 from specctl.engines.vllm_flags import VLLM
 from specctl.errors import EngineError, UsageError, check_choice
 from specctl.policy import PerRequest, Policy, Strict, as_chain, parse_policy
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from specctl.logs.trace_set import TraceSet
     from specctl.replay.results import Result
 
-ENGINES = {engine.name: engine for engine in (VLLM, SGLANG, TRTLLM, TRANSFORMERS)}
+ENGINES = {engine.name: engine for engine in (VLLM, SGLANG, TRANSFORMERS)}
 
 
 def engine_named(name: str, option: str) -> Engine:

@@ -275,9 +275,9 @@ class TuneConfig(BaseModel):
         default="the stated grids",
         repeats=True,
     )
-    for_engine: Literal["vllm", "sglang", "trtllm", "transformers"] | None = option(
+    for_engine: Literal["vllm", "sglang", "transformers"] | None = option(
         None,
-        "Search only what an engine runs: vllm, sglang, trtllm, transformers",
+        "Search only what an engine runs: vllm, sglang, transformers",
         name="--for",
         default="all that specctl runs",
         group="common",

@@ -21,7 +21,6 @@ AS_IT_IS = {
         *("echo:width=1:max_width=1:gate_levels=2/:thresholds=0.5/", "chain+survival:max_tokens=8"),
     ),
     "sglang": ("ar", "chain", "eagle2", "eagle2:depth=3:top_k=4:num_tokens=16", SCHEDULE, TAILED),
-    "trtllm": ("ar", "chain", "eagle2", "eagle2:depth=3:top_k=4:num_tokens=8", SCHEDULE),
     "transformers": ("ar", "chain", "confidence", "confidence:threshold=0.7:window=8"),
 }
 """Policies that each engine runs, in words that are the shortest for them."""

@@ -14,16 +14,25 @@ from specctl.engines.export import ENGINES, Source, drafter_of, read_source, set
 from specctl.engines.settings import FILE_NAME, PluginSettings, TraceSettings
 from specctl.engines.sglang_flags import ADAPTIVE_FILE, SglangFlags
 from specctl.engines.transformers_flags import AssistantConfig
-from specctl.engines.trtllm_flags import TrtllmConfig
 from specctl.engines.vllm_flags import CONFIG_FILE, VLLM, VllmConfig
 from specctl.errors import EngineError, UsageError
 from specctl.policy import Chain, Policy, RootOnly, StaticTree, as_chain, build_shape
 from specctl.report import Given, read_given
+from specctl.report.page import EngineSettings
 from specctl.runtime.policy_spec import NamedPolicy, resolve_policy, words_of
 from tests.artifacts.examples import POLICIES, write_artifact
 from tests.cli.command import COST, USAGE, passes, refuses, specctl
 from tests.cli.command import write_artifact as embedded_artifact
-from tests.engines.exports import AS_IT_IS, CASES, HEAD, TAILED, WRONG_SGLANG, WRONG_VLLM, exported
+from tests.engines.exports import (
+    AS_IT_IS,
+    CASES,
+    HEAD,
+    SCHEDULE,
+    TAILED,
+    WRONG_SGLANG,
+    WRONG_VLLM,
+    exported,
+)
 from tests.replay.logs import random_traces
 from tests.report.examples import ladder_results
 
@@ -44,19 +53,14 @@ def test_what_is_written_reads_back_as_the_policy(engine: str, words: str) -> No
 
 
 def test_lengths_of_the_last_range_hold_up_to_the_largest_batch() -> None:
-    """Of vLLM and SGLang beyond it too; TensorRT-LLM would draft nothing there."""
     policy = resolve_policy(TAILED).policy
     config = json.loads(exported("vllm", policy, max_batch_size=32).files[CONFIG_FILE])
     assert config["num_speculative_tokens_per_batch_size"] == [[1, 4, 5], [5, 32, 2]]
-    file = exported("trtllm", policy, max_batch_size=32).files["trtllm.yaml"]
-    assert "  draft_len_schedule: {4: 5, 32: 2}\n" in file
-    with pytest.raises(EngineError, match="--max-batch-size"):
-        exported("trtllm", policy)
 
 
 def test_a_tree_of_width_one_is_a_chain() -> None:
     narrow = Policy(shape=StaticTree(depth=3, top_k=1, num_tokens=9))
-    for engine in ("vllm", "sglang", "trtllm"):
+    for engine in ("vllm", "sglang"):
         written = exported(engine, narrow)
         read = ENGINES[engine].read(written.flags, written.files)
         assert read == Policy(shape=Chain(num_draft_tokens=3))
@@ -100,9 +104,6 @@ LOST = (
     ("sglang", "chain+survival:max_tokens=8", "budget survival", "chain"),
     ("sglang", "threshold:depth=3:top_k=2:num_tokens=9", "choice of threshold",
      "eagle2:depth=3:top_k=2:num_tokens=9"),
-    ("trtllm", "eagle2:num_tokens=64", "nodes beyond 49", "eagle2:num_tokens=49"),
-    ("trtllm", "schedule:from_batch=1/5:num_draft_tokens=2/5", "longer drafts",
-     "schedule:from_batch=1/5:num_draft_tokens=2/2"),
     ("transformers", "eagle2", "the choice of eagle2", "chain:num_draft_tokens=6"),
     ("transformers", TAILED, "lengths of larger batches", "chain:num_draft_tokens=5"),
     ("transformers", "confidence:keep_last=false", "leaves the uncertain token", "confidence"),
@@ -142,7 +143,6 @@ def test_every_policy_has_a_nearest_that_can_be_written(name: str, kind: str) ->
     [
         ("vllm", "svip+ratio", "the likeliest ones alone"),
         ("sglang", "chain+ratio", "that drafts are drawn"),
-        ("trtllm", "chain+ratio", "that drafts are drawn"),
         ("transformers", "schedule:from_batch=1/2:num_draft_tokens=3/1+ratio", "larger batches"),
     ],
 )
@@ -182,8 +182,6 @@ def test_adaptive_files_that_sglang_would_refuse_or_misread(case: str) -> None:
         ENGINES["sglang"].read((), {ADAPTIVE_FILE: json.dumps(WRONG_SGLANG[case][0])})
 
 
-TREE = {"decoding_type": "Eagle3", "speculative_model": "head", "max_draft_len": 4}
-WIDE = {"use_dynamic_tree": True, "dynamic_tree_max_topK": 2}
 WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
     "more nodes than drafted": (
         SglangFlags,
@@ -197,20 +195,6 @@ WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
         SglangFlags,
         {"num_steps": 4, "eagle_topk": 1, "num_draft_tokens": 8},
     ),
-    "no level": (TrtllmConfig, TREE | {"max_draft_len": 0}),
-    "more nodes than top_k a level": (TrtllmConfig, TREE | WIDE | {"max_total_draft_tokens": 9}),
-    "fewer nodes than levels": (TrtllmConfig, TREE | WIDE | {"max_total_draft_tokens": 3}),
-    "a width without its nodes": (TrtllmConfig, TREE | WIDE),
-    "a tree of a draft model": (
-        TrtllmConfig,
-        TREE | WIDE | {"max_total_draft_tokens": 8, "decoding_type": "Draft_Target"},
-    ),
-    "a first length that is not the longest": (
-        TrtllmConfig,
-        TREE | {"draft_len_schedule": {2: 3, 8: 4}},
-    ),
-    "sizes out of order": (TrtllmConfig, TREE | {"draft_len_schedule": {8: 4, 2: 4}}),
-    "batch size 0": (TrtllmConfig, TREE | {"draft_len_schedule": {0: 4}}),
     "heuristic lengths": (
         AssistantConfig,
         {"num_assistant_tokens": 4, "num_assistant_tokens_schedule": "heuristic"},
@@ -291,7 +275,7 @@ def test_a_log_inside_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 REFUSED: dict[str, tuple[int, tuple[object, ...], str]] = {
-    "an unknown engine": (USAGE, ("chain", "--to", "tgi"), "vllm, sglang, trtllm or transformers"),
+    "an unknown engine": (USAGE, ("chain", "--to", "tgi"), "vllm, sglang or transformers"),
     "an unknown method": (
         USAGE,
         ("chain", "--to", "vllm", "--drafter", "embedded", "--method", "eagle9"),
@@ -314,11 +298,6 @@ REFUSED: dict[str, tuple[int, tuple[object, ...], str]] = {
         ENGINE,
         (TAILED, "--to", "sglang", "--drafter", "embedded:small"),
         "EAGLE drafter",
-    ),
-    "EAGLE for TensorRT-LLM": (
-        ENGINE,
-        ("chain", "--to", "trtllm", "--drafter", "head", "--method", "eagle"),
-        "found eagle",
     ),
     "a file that is no tuning": (4, ("wrong.json", "--to", "vllm"), "tune.json"),
 }
@@ -408,7 +387,7 @@ def test_a_lossy_policy_has_no_figures_but_its_nearest_has(traces: Path) -> None
     assert figures["pooled"]["policy"] == "chain"
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "transformers"])
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "transformers"])
 def test_tuning_for_an_engine_searches_what_it_runs(
     engine: str, traces: Path, costs: Path, tmp_path: Path
 ) -> None:
@@ -424,7 +403,7 @@ def test_tuning_for_an_engine_searches_what_it_runs(
         policy = Policy.model_validate_json(json.dumps(standing["record"]))
         assert ENGINES[engine].runs(policy)
     eagle2 = next(found for found in document["families"] if found["family"] == "eagle2")
-    assert (eagle2["num_settings"] > 0) == (engine in ("sglang", "trtllm"))
+    assert (eagle2["num_settings"] > 0) == (engine == "sglang")
     assert (eagle2["num_not_run"] > 0) == (engine != "sglang")
     small = "embedded:small" if engine == "transformers" else "embedded"
     passes("export", tmp_path / "tune.json", "--to", engine, "--drafter", small)
@@ -502,15 +481,17 @@ def page_says_what_export_says(path: Path) -> None:
 
 
 def test_a_page_names_every_engine_for_a_ladder() -> None:
-    """One of them a file, one a loss with the nearest; the label of an artifact has no words."""
-    tree = "eagle2:depth=4:top_k=2:num_tokens=9"
-    ladder = ladder_results(label=tree, target="embedded", drafter="embedded")
-    vllm, sglang, trtllm, transformers = settings_for(Given(ladder=ladder), None).engines
+    """A loss with the nearest, or flags and their file; the label of an artifact has no words."""
+
+    def engines(label: str) -> list[EngineSettings]:
+        ladder = ladder_results(label=label, target="embedded", drafter="embedded")
+        return list(settings_for(Given(ladder=ladder), None).engines)
+
+    vllm, sglang, transformers = engines("eagle2:depth=4:top_k=2:num_tokens=9")
     assert vllm.lines == transformers.lines == ()
     assert vllm.notes[0].endswith("The nearest that it runs: chain.")
     assert "  --speculative-num-draft-tokens 9" in sglang.lines
-    assert trtllm.lines[-1] == "  max_total_draft_tokens: 8"
-    assert "# trtllm.yaml:" in trtllm.lines
+    assert "# sglang-adaptive.json:" in engines(SCHEDULE)[1].lines
     for label in ("mine", "hetero"):
         [own] = settings_for(Given(ladder=ladder_results(label=label)), None).engines
         assert own.notes == (
