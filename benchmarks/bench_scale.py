@@ -29,7 +29,7 @@ from specctl.collect.trace_writer import TraceWriter
 from specctl.logs.parquet import join_tables
 from specctl.logs.trace_set import Listing, TraceSet, read_listing
 from specctl.registry.listing import name_rows
-from specctl.registry.log import Log, Move, Note, Publish, Writer
+from specctl.registry.log import Log, Move, Publish, Writer
 from specctl.registry.names import parse_reference
 from specctl.registry.opening import Registry, init_registry, open_registry
 from specctl.registry.resolving import resolve
@@ -254,7 +254,7 @@ def fill(registry: Registry, names: Sequence[str], num_versions: int) -> None:
         log.refresh()
         for _ in range(num_versions):
             digest = digest_of(secrets.token_bytes(16))
-            log.append(log.draft(Publish(digest=digest), writer, Note()))
+            log.append(log.draft(Publish(digest=digest), writer))
         move = Move(
             kind="alias",
             alias="prod",
@@ -262,7 +262,7 @@ def fill(registry: Registry, names: Sequence[str], num_versions: int) -> None:
             expected_generation=None,
             expected_digest=None,
         )
-        log.append(log.draft(move, writer, Note()))
+        log.append(log.draft(move, writer))
 
 
 # ------------------------------------------------------------------ drift

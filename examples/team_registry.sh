@@ -23,29 +23,26 @@ as alice collect embedded --limit 16 --max-new-tokens 24 --batch-size 4 -o "$out
 as alice fit cart "$out/traces" -o "$out/first" > /dev/null
 as alice fit cart "$out/traces" --cap-tokens -o "$out/second" > /dev/null
 
-echo "== Keys: Alice signs what she pushes, the pipeline's key moves aliases"
+echo "== A key: Alice signs what she pushes and promotes; both trust no other key for these names"
 as alice registry keygen "$out/alice"
-as alice registry keygen "$out/pipeline"
-for person in alice bob; do    # Bob got alice.pub and pipeline.pub from Alice, not from the registry
-  as $person registry trust add "$out/alice.pub" --name "embedded*" --role publisher
-  as $person registry trust add "$out/pipeline.pub" --name "embedded*" --role promoter
-  as $person registry trust require "embedded*"
+for person in alice bob; do    # Bob got alice.pub from Alice, not from the registry
+  as $person registry trust add "$out/alice.pub" --name "embedded*"
 done
 
 echo "== Publish both; prod means the first, then the second"
 as alice registry init
 as alice registry push "$out/first" "$name" --key "$out/alice"
 as alice registry push "$out/second" "$name" --key "$out/alice"
-as alice registry promote "$name" prod v1 --key "$out/pipeline" --reason "the first"
-as alice registry promote "$name" prod v2 --key "$out/pipeline" --reason "fewer tokens"
+as alice registry promote "$name" prod v1 --key "$out/alice" --reason "the first"
+as alice registry promote "$name" prod v2 --key "$out/alice" --reason "fewer tokens"
 
 echo "== Bob looks for his pair, and runs what prod means now"
-as bob registry list --target embedded --drafter embedded
+as bob registry list embedded eagle3
 as bob registry pull "$name@prod" -o "$out/pulled"
 as bob run embedded --limit 1 --max-new-tokens 16 --policy "$registry/$name@prod"
 
 echo "== It is slow at his load: prod goes back, with a reason; servers that follow it follow"
-as alice registry rollback "$name" prod --key "$out/pipeline" --reason "slow at batch 32"
+as alice registry rollback "$name" prod --key "$out/alice" --reason "slow at batch 32"
 as bob registry log "$name"
 as bob registry verify "$name@prod"
 

@@ -3,9 +3,9 @@
 .venv/bin/python scripts/round_trip.py -o /tmp/round-trip --limit 48
 
 Alice collects, profiles, runs `fit auto`, and pushes the winner and every fit of it, signed. Bob
-has another home and trusts her two keys. He asks for his pair's fingerprint, pulls what is
-named, and decodes prompts that were in no fit. Both must have the same texts, accepted drafts in
-every round, calls and verified tokens. Exits with 1 where they have not.
+has another home and trusts her key. He searches for his pair, pulls what is named, and decodes
+prompts that were in no fit. Both must have the same texts, accepted drafts in every round, calls
+and verified tokens. Exits with 1 where they have not.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specctl.embedded import PROMPTS
+from specctl.embedded import PROMPTS, embedded_path
 
 NAME = "embedded+eagle3@cpu"
-ROLES = {"laptop": "publisher", "pipeline": "promoter"}
+KEY = "laptop"
 COUNTS = ("calls", "verified_tokens", "mean_acceptance_length")
 
 
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     write_prompts(asked.out, asked.limit, asked.held_out)
     alice, bob = (User(name, asked.out.absolute()) for name in ("alice", "bob"))
     sent = publish(alice, fit(alice, asked.tokens, asked.skip))
-    trust_keys(bob)
+    trust_key(bob)
     differ = [kind for kind in sent if not arrives(alice, bob, kind, asked.tokens)]
     print(json.dumps({"policies": list(sent), "differ": differ}))
     return 1 if differ else 0
@@ -102,34 +102,29 @@ def fit(alice: User, num_tokens: int, skip: Sequence[str]) -> dict[str, Path]:
 
 def publish(alice: User, policies: dict[str, Path]) -> dict[str, Path]:
     """A registry with all of them, signed; Alice's own trust file requires that."""
-    for key in ROLES:
-        alice.specctl("registry", "keygen", key)
-    trust_keys(alice)
+    alice.specctl("registry", "keygen", KEY)
+    trust_key(alice)
     team = ("--registry", "team")
     alice.specctl("registry", "init", *team)
     for kind, folder in policies.items():
         name = f"{NAME}:{kind}"
-        alice.specctl("registry", "push", folder, name, *team, "--key", "laptop")
-        alice.specctl("registry", "promote", name, "prod", folder, *team, "--key", "pipeline")
+        alice.specctl("registry", "push", folder, name, *team, "--key", KEY)
+        alice.specctl("registry", "promote", name, "prod", folder, *team, "--key", KEY)
     return policies
 
 
-def trust_keys(user: User) -> None:
+def trust_key(user: User) -> None:
     """Into a user's own trust file: nothing in the registry decides whom to trust."""
-    for key, role in ROLES.items():
-        words = ("--name", "embedded*", "--role", role, "--comment", key)
-        user.specctl("registry", "trust", "add", f"{key}.pub", *words)
-    user.specctl("registry", "trust", "require", "embedded*")
+    user.specctl("registry", "trust", "add", f"{KEY}.pub", "--name", "embedded*")
 
 
 def arrives(alice: User, bob: User, kind: str, num_tokens: int) -> bool:
     """Whether what Bob finds by his pair and pulls decides as what Alice has."""
     reference = f"{NAME}:{kind}@prod"
-    found = bob.json(
-        "registry", "list", "--target", "embedded", "--drafter", "embedded", "--registry", "team"
-    )
-    if not any(row["reference"].startswith(f"{NAME}:{kind}") and row["exact"] for row in found):
-        raise SystemExit(f"bob: {reference} is no exact match for the pair: {found}")
+    pair = (str(embedded_path("target")), str(embedded_path("eagle3")))
+    found = bob.json("registry", "list", *pair, "--registry", "team")
+    if not any(row["reference"] == reference and row["refusal"] is None for row in found):
+        raise SystemExit(f"bob: {reference} is not found by the pair: {found}")
     folder = "auto/policy" if kind == "auto" else f"auto/fits/{kind}"
     hers = decode(alice, folder, kind, num_tokens)
     bob.specctl("registry", "pull", reference, "--registry", "team", "-o", f"bob-{kind}")

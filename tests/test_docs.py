@@ -76,13 +76,14 @@ def copied(source: Path, target: Path) -> Path:
 @pytest.mark.parametrize("page", pages_with("bash"), ids=lambda page: page.name)
 @pytest.mark.usefixtures("servers")
 def test_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In order, one folder for a page; only `specctl` commands may stand in a block that is run.
+    """In order, one folder and one home for a page; only `specctl` commands may stand in a block
+    that is run.
 
     What a page collects or measures as one before it did, into a new place, is copied from there.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(judging, "NUM_CHECKED", 1)  # prompts that a profile is checked on
-    for line in lines_to_run(page):
+    for line in ("# as reader", *lines_to_run(page)):
         user = AS_USER.fullmatch(line)
         if user:
             for kind in ("CONFIG", "STATE", "CACHE"):

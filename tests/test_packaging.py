@@ -19,7 +19,6 @@ import pytest
 
 import specctl
 from specctl.artifacts import load_artifact
-from specctl.artifacts.manifest import utc_now
 from specctl.artifacts.signing import statement_bytes
 from specctl.collect.trace_writer import make_header
 from specctl.policy import Policy, StaticTree
@@ -209,7 +208,7 @@ def stamps(folder: Path) -> Iterator[str]:
     """Versions in what specctl writes: an artifact, a signature, a trace set."""
     artifact = load_artifact(write_artifact(folder / "artifact"))
     yield artifact.manifest.provenance.specctl_version
-    signed = statement_bytes(DIGEST, "pair:name", utc_now(), None)
+    signed = statement_bytes(DIGEST, "pair:name")
     yield json.loads(signed)["predicate"]["specctl_version"]
     policy = Policy(shape=StaticTree())
     digests = dict.fromkeys(("target_digest", "drafter_digest", "tokenizer_digest"), DIGEST)

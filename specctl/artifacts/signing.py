@@ -1,11 +1,11 @@
 """Signatures of artifacts: Ed25519 keys in files, DSSE envelopes, and the statement they hold.
 
-An envelope (DSSE v1) is bytes, their type, and any number of signatures over both, so bytes signed
-as one type are never a signature of another. It names no algorithm: the key decides. Reading is
-stricter than github.com/secure-systems-lab/dsse: no URL-safe base64, no unknown fields. The payload
-about an artifact is an in-toto statement (v1) of one subject: a name, and the digest of
-`config.json`, which lists all other files. So a signature that was moved to another manifest, or to
-another name, speaks of something else. Which keys are believed is decided by `registry.trust`.
+An envelope (DSSE v1) is bytes, their type, and at most one signature over both, so bytes signed as
+one type are never a signature of another. It names no algorithm: the key decides. Reading is
+stricter than github.com/secure-systems-lab/dsse: no URL-safe base64, no unknown fields, no second
+signature. The payload about an artifact is an in-toto statement (v1) of one subject: a name, and
+the digest of `config.json`, which lists all other files. So a signature that was moved to another
+manifest, or to another name, speaks of something else. `registry.trust` decides which keys count.
 
 cryptography is imported where a key is used: a box that only runs unsigned policies needs none.
 """
@@ -17,12 +17,11 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError
 
 from specctl.artifacts.files import read_folder, read_plain
 from specctl.artifacts.manifest import SIGNATURE, Name, UtcTime, utc_now
@@ -39,7 +38,7 @@ PASSPHRASE = "SPECCTL_KEY_PASSPHRASE"
 WRITABLE = "correct permissions or free space, or name another place"
 STATEMENT_TYPE = "application/vnd.in-toto+json"
 KEY_PREFIX, PUBLIC_KEY_BYTES, MAX_KEY_FILE_BYTES = "ed25519:", 32, 16 << 10
-MAX_ENVELOPE_BYTES, MAX_SIGNATURES = 1 << 20, 16
+MAX_ENVELOPE_BYTES = 1 << 20
 R = TypeVar("R", bound=Record)
 
 
@@ -153,7 +152,8 @@ class SigningKey:
 
     def sign(self, payload_type: str, payload: bytes) -> bytes:
         """A DSSE envelope with this key's signature."""
-        return add_signature(envelope_bytes(payload_type, payload), self)
+        signature = self.private.sign(pae(payload_type, payload))
+        return envelope_bytes(payload_type, payload, (self.key_id, signature))
 
 
 def load_public(path: Path) -> bytes:
@@ -229,34 +229,33 @@ class Signature(Record):
 
 
 class Envelope(Record):
-    """A payload, its media type, and any number of signatures of different keys."""
+    """A payload, its media type, and at most one signature."""
 
     payload: Base64
     payload_type: Annotated[
         str, Field(alias="payloadType", pattern=r"^[a-zA-Z0-9][a-zA-Z0-9.+/_-]{0,127}$")
     ]
-    signatures: Annotated[tuple[Signature, ...], Field(max_length=MAX_SIGNATURES)]
+    signatures: Annotated[tuple[Signature, ...], Field(max_length=1)]
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        key_ids = {one.key_id for one in self.signatures}
-        require(len(key_ids) == len(self.signatures), "one signature of each key")
-        return self
+    @property
+    def key_id(self) -> str | None:
+        """The key that the signature names; None for an unsigned envelope."""
+        return self.signatures[0].key_id if self.signatures else None
 
     def is_signed_by(self, public_key: bytes) -> bool:
-        """Whether the signature under the id of a raw public key was made with that key."""
+        """Whether the signature names a raw public key and was made with it."""
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-        key, key_id = Ed25519PublicKey.from_public_bytes(public_key), key_id_of(public_key)
-        for one in self.signatures:
-            if one.key_id == key_id:
-                try:
-                    key.verify(one.signature, pae(self.payload_type, self.payload))
-                except InvalidSignature:
-                    return False
-                return True
-        return False
+        if self.key_id != key_id_of(public_key):
+            return False
+        [made] = self.signatures
+        try:
+            key = Ed25519PublicKey.from_public_bytes(public_key)
+            key.verify(made.signature, pae(self.payload_type, self.payload))
+        except InvalidSignature:
+            return False
+        return True
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:
@@ -266,24 +265,16 @@ def pae(payload_type: str, payload: bytes) -> bytes:
 
 
 def envelope_bytes(
-    payload_type: str, payload: bytes, signatures: Iterable[tuple[str, bytes]] = ()
+    payload_type: str, payload: bytes, signature: tuple[str, bytes] | None = None
 ) -> bytes:
-    """An envelope as canonical JSON; without signatures it vouches for nothing.
+    """An envelope as canonical JSON; without a signature it vouches for nothing.
 
     Args:
-        signatures: id of a key and what it signed.
+        signature: id of the key, and the signature.
     """
-    signed = [{"keyid": key_id, "sig": _encoded(signature)} for key_id, signature in signatures]
+    signed = [] if signature is None else [{"keyid": signature[0], "sig": _encoded(signature[1])}]
     tree = {"payload": _encoded(payload), "payloadType": payload_type, "signatures": signed}
     return canonical_json(tree).encode()
-
-
-def add_signature(data: bytes, key: SigningKey) -> bytes:
-    """The envelope with one more signature over the same payload (E_SIG for other bytes)."""
-    found = parse_envelope(data)
-    signed = {one.key_id: one.signature for one in found.signatures if one.key_id != key.key_id}
-    signed[key.key_id] = key.private.sign(pae(found.payload_type, found.payload))
-    return envelope_bytes(found.payload_type, found.payload, signed.items())
 
 
 def parse_envelope(data: bytes) -> Envelope:
@@ -291,7 +282,7 @@ def parse_envelope(data: bytes) -> Envelope:
 
     Raises:
         ArtifactError: E_SIG for anything but strict JSON of the three fields, standard base64 in
-            its one form, at most `MAX_SIGNATURES` signatures of different keys.
+            its one form, at most one signature.
     """
     if len(data) > MAX_ENVELOPE_BYTES:
         raise bad_signature(f"at most {MAX_ENVELOPE_BYTES} bytes", f"{len(data)}")
@@ -323,11 +314,10 @@ class Subject(Record):
     digest: Sha256
 
 
-class Validity(Record):
-    """The time of signing and of expiry (UTC), and the version of specctl that signed."""
+class Signing(Record):
+    """The time of signing (UTC), and the version of specctl that signed."""
 
     created: UtcTime
-    expires: UtcTime | None
     specctl_version: Name
 
 
@@ -337,7 +327,7 @@ class Statement(Record):
     type_: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")
     subject: Annotated[tuple[Subject, ...], Field(min_length=1, max_length=1)]
     predicate_type: Literal["urn:specctl:artifact:v1"] = Field(alias="predicateType")
-    predicate: Validity
+    predicate: Signing
 
     @property
     def about(self) -> tuple[str, str]:
@@ -346,34 +336,20 @@ class Statement(Record):
         return f"sha256:{subject.digest.sha256}", subject.name
 
 
-def sign_artifact(
-    key: SigningKey,
-    manifest_digest: str,
-    name: str,
-    *,
-    created: str | None = None,
-    expires: str | None = None,
-) -> bytes:
-    """An envelope that vouches for a manifest under a name.
-
-    Args:
-        manifest_digest: identity of the artifact, `sha256:<hex>`.
-        created, expires: UTC; None is now, and never.
-    """
-    payload = statement_bytes(manifest_digest, name, created or utc_now(), expires)
-    return key.sign(STATEMENT_TYPE, payload)
+def sign_artifact(key: SigningKey, manifest_digest: str, name: str) -> bytes:
+    """An envelope that vouches for a manifest, by its digest `sha256:<hex>`, under a name."""
+    return key.sign(STATEMENT_TYPE, statement_bytes(manifest_digest, name))
 
 
-def statement_bytes(manifest_digest: str, name: str, created: str, expires: str | None) -> bytes:
-    """The statement as canonical JSON."""
+def statement_bytes(manifest_digest: str, name: str) -> bytes:
+    """The statement as canonical JSON, dated now."""
     from specctl.version import __version__
 
-    validity = Validity(created=created, expires=expires, specctl_version=__version__)
     tree = {
         "_type": "https://in-toto.io/Statement/v1",
         "subject": [{"name": name, "digest": {"sha256": manifest_digest.removeprefix("sha256:")}}],
         "predicateType": "urn:specctl:artifact:v1",
-        "predicate": validity.model_dump(),
+        "predicate": {"created": utc_now(), "specctl_version": __version__},
     }
     return canonical_json(tree).encode()
 
@@ -394,14 +370,10 @@ def speaks_of(envelope: bytes, manifest_digest: str, name: str) -> bool:
         return False
 
 
-def sign_folder(folder: Path, key: SigningKey, name: str, *, expires: str | None = None) -> str:
+def sign_folder(folder: Path, key: SigningKey, name: str) -> str:
     """Signs an artifact under a name, in `signature.dsse.json`; returns its digest.
 
-    A signature that is there for the same artifact and name is kept beside the new one, under
-    its own times; any other is replaced.
-
-    Args:
-        expires: UTC; None is never.
+    A signature that is there is replaced.
 
     Raises:
         ArtifactError: an artifact that must not be loaded is not signed either.
@@ -409,12 +381,8 @@ def sign_folder(folder: Path, key: SigningKey, name: str, *, expires: str | None
     """
     from specctl.artifacts.load import load_files  # here: it needs torch
 
-    files, place = read_folder(folder), folder / SIGNATURE
-    digest, found = load_files(files, artifact=str(folder)).digest, files.get(SIGNATURE)
-    if found is not None and expires is None and speaks_of(found, digest, name):
-        made = add_signature(found, key)
-    else:
-        made = sign_artifact(key, digest, name, expires=expires)
+    digest = load_files(read_folder(folder), artifact=str(folder)).digest
+    place = folder / SIGNATURE
     with output_errors(place, "signature", WRITABLE):
-        replace_file(place, made)
+        replace_file(place, sign_artifact(key, digest, name))
     return digest

@@ -13,7 +13,6 @@ from pydantic import BaseModel
 
 from specctl import console
 from specctl import registry as room
-from specctl.artifacts.compatibility import Wanted, rank
 from specctl.artifacts.signing import SigningKey, load_public, sign_folder
 from specctl.cli.app import group, registry_app
 from specctl.cli.verbs import Given, verb
@@ -25,14 +24,8 @@ from specctl.registry.log import Logged
 from specctl.registry.names import parse_digest, parse_new_alias
 from specctl.registry.publishing import contradictions, version_digest
 from specctl.registry.pulling import copy_out, pull_from
-from specctl.registry.trust import (
-    Trust,
-    TrustedKey,
-    check_time_to_come,
-    edit_trust,
-    verify_folder,
-)
-from specctl.runtime.identity import wanted_of
+from specctl.registry.trust import Trust, TrustedKey, edit_trust, verify_folder
+from specctl.runtime.identity import weights_digest
 
 trust_app = group(registry_app, "trust", "Decide which keys this user trusts.")
 
@@ -66,54 +59,16 @@ SignedNameOption = Annotated[
 ]
 
 
-class SearchConfig(BaseModel):
-    """The conditions of a search; None for any."""
-
-    target: str | None = option(
-        None, "Target: model folder, hub id or name", default="any", group="common"
-    )
-    drafter: str | None = option(
-        None, "Drafter: model folder, hub id or name", default="any", group="common"
-    )
-    gpu: str | None = option(None, "Device name, or cpu", default="any", group="common")
-    workload: str | None = option(None, "Word of the workload", default="any", group="common")
-    dtype: str | None = option(
-        None, "Of the target: float32, bfloat16, float16 or bf16 ...", default="any", group="common"
-    )
-    batch_size: int | None = option(
-        None, "Requests decoded together", default="any", ge=1, group="common"
-    )
-    context_tokens: int | None = option(
-        None, "Length of the texts, tokens", default="any", ge=1, group="common"
-    )
-
-
-class ExpiryConfig(BaseModel):
-    """The end of what is signed or written."""
-
-    expires: str | None = option(
-        None,
-        "UTC time after which readers refuse this, e.g. 2027-01-31T12:00:00Z",
-        default="never",
-        group="common",
-    )
-
-
 class WriterConfig(BaseModel):
     """The signer of an entry in a history, and the reason given."""
 
-    key: tuple[Path, ...] | None = option(
-        None,
-        "Private key (PEM) to sign with; repeatable",
-        default="unsigned",
-        repeats=True,
-        group="common",
+    key: Path | None = option(
+        None, "Private key (PEM) to sign with", default="unsigned", group="common"
     )
     actor: str | None = option(
         None, "Who does this, for the history", default="user@host", group="common"
     )
     reason: str | None = option(None, "Why, for the history", default="none", group="common")
-    expiry: ExpiryConfig = ExpiryConfig()
     trust: Path | None = option(
         None, "Trust file", default="the user's own (registry trust list)", group="common"
     )
@@ -180,7 +135,6 @@ def push(
 
     It is loaded first, so what is bad is not published.
     """
-    note = _note(writing, writing.reason)
     room.parse_name(name)  # before the artifact is loaded, which takes seconds
     if alias is not None:
         parse_new_alias(alias)
@@ -189,9 +143,9 @@ def push(
     warnings = contradictions(name, package)
     for line in warnings:
         console.warn(line)
-    logged = room.push(writer, package, name, note=note)
+    logged = room.push(writer, package, name, reason=writing.reason)
     if alias is not None:
-        moved = room.promote(writer, name, alias, package.digest, note=note)
+        moved = room.promote(writer, name, alias, package.digest, reason=writing.reason)
         logged = moved if moved.changed else logged
     return _entry(logged, warnings=warnings)
 
@@ -221,10 +175,10 @@ def promote(
 
     Refused where another writer moved it meanwhile.
     """
-    note, writer = _note(writing, writing.reason), _writer(registry, writing)
+    writer = _writer(registry, writing)
     expected = _expected_digest(writer, name, expect)
     digest = version_digest(writer.registry, name, version)
-    moved = room.promote(writer, name, alias, digest, expect=expected, note=note)
+    moved = room.promote(writer, name, alias, digest, expect=expected, reason=writing.reason)
     return _entry(moved, changed=moved.changed)
 
 
@@ -261,15 +215,15 @@ def rollback(
 
     That is a new generation; nothing is deleted.
     """
-    note, writer = _note(writing, reason), _writer(registry, writing)
+    writer = _writer(registry, writing)
     expected = _expected_digest(writer, name, expect)
     digest = version and version_digest(writer.registry, name, version)
-    moved = room.rollback(writer, name, alias, note=note, to=digest, expect=expected)
+    moved = room.rollback(writer, name, alias, reason=reason, to=digest, expect=expected)
     return _entry(moved, changed=moved.changed)
 
 
 def _writer(registry: str, writing: Given) -> room.Writer:
-    keys = tuple(SigningKey.load(path) for path in writing.key or ())
+    key = None if writing.key is None else SigningKey.load(writing.key)
     actor = writing.actor
     if actor is None:
         try:
@@ -282,11 +236,7 @@ def _writer(registry: str, writing: Given) -> room.Writer:
                 fix="give it",
             ) from None
     opened = room.open_registry(registry)
-    return room.Writer(opened, Trust.load(writing.trust), actor, keys)
-
-
-def _note(writing: Given, reason: str | None) -> room.Note:
-    return room.Note(reason, check_time_to_come(writing.expires, "--expires"))
+    return room.Writer(opened, Trust.load(writing.trust), actor, key)
 
 
 def _expected_digest(writer: room.Writer, name: str, text: str | None) -> str | None:
@@ -319,28 +269,32 @@ def _entry(logged: Logged, **more: object) -> Answer:
 @verb(
     registry_app,
     "list",
-    search=SearchConfig,
     examples="""specctl registry list
-specctl registry list --target qwen3-8b --gpu h200""",
+specctl registry list qwen3-8b h200""",
     wide=True,
 )
-def list_(registry: RegistryOption, search: Given, trust: TrustOption = None) -> Answer:
-    """List names, or rank what fits a pair.
-
-    A search names every difference to what was wanted.
-    """
-    wanted = Wanted(**dict(search.build()))
-    asked = wanted_of(wanted)
+def list_(
+    registry: RegistryOption,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Search for versions with all of these: a digest, a model's folder, or a part of "
+            "a reference or of the name of a model, device or workload; default: list names.",
+            show_default=False,
+        ),
+    ] = None,
+    trust: TrustOption = None,
+) -> Answer:
+    """List names, or search for versions and what they were made on."""
     found = room.open_registry(registry)
-    if wanted == Wanted():
+    if not words:
         columns = "name num_versions aliases generation error"
         return _rows(found.url, listing.name_rows(found), columns, empty="no names yet")
-    offered = listing.candidates(found, Trust.load(trust), console.warn)
-    matches = list(rank(asked, offered))
-    columns = "reference digest exact loadable refusal differences"
-    shown = [listing.match_row(match, as_json=False) for match in matches]
-    data = [listing.match_row(match, as_json=True) for match in matches]
-    return Answer(data, _rows(found.url, shown, columns, empty="no artifacts yet").parts)
+    folders = {word: Path(word) for word in words if Path(word, "config.json").is_file()}
+    asked = [weights_digest(folders[word]) if word in folders else word for word in words]
+    rows = list(listing.search(found, Trust.load(trust), asked, console.warn))
+    columns = "reference digest target drafter hardware dtype batch_size workload refusal"
+    return _rows(found.url, rows, columns, empty=f"nothing has {' and '.join(words)} in it")
 
 
 @verb(
@@ -349,7 +303,7 @@ def list_(registry: RegistryOption, search: Given, trust: TrustOption = None) ->
 def show(name: NameArgument, registry: RegistryOption) -> Answer:
     """Show the versions and aliases of a name."""
     rows = listing.version_rows(room.open_registry(registry).known_log(name))
-    columns = "version aliases digest published expires alias_expires actor"
+    columns = "version aliases digest published actor"
     return _rows(name, rows, columns, empty="no versions")
 
 
@@ -357,7 +311,7 @@ def show(name: NameArgument, registry: RegistryOption) -> Answer:
 def log(name: NameArgument, registry: RegistryOption) -> Answer:
     """Show the history of a name: who did what, when and why."""
     entries = room.open_registry(registry).known_log(name).entries
-    columns = "generation kind alias digest created expires actor reason key_ids"
+    columns = "generation kind alias digest created actor reason key_id"
     return _rows(name, [listing.entry_row(logged) for logged in entries], columns)
 
 
@@ -400,11 +354,11 @@ def verify(
     opened, wanted = room.open_registry(registry), reference and room.parse_reference(reference)
     done = room.verify(opened, Trust.load(trust), wanted or None)
     what, rows = reference or opened.url, [vars(finding) for finding in done.findings]
-    parts = _rows(what, rows, "code place found is_damage").parts if rows else ()
+    parts = _rows(what, rows, "code place found").parts if rows else ()
     return Answer(
         done.to_json(),
         [*parts, [done.sentence()]],
-        lambda: done.refuse(what, expired_too=reference is not None),
+        lambda: done.refuse(what),
     )
 
 
@@ -444,16 +398,14 @@ def keygen(
     return Answer(made, [f"wrote {out}, {public}\n{key.key_id}"])
 
 
-@verb(registry_app, signing=ExpiryConfig)
+@verb(registry_app)
 def sign(
     folder: FolderArgument,
     name: SignedNameOption,
     key: Annotated[Path, typer.Option(help="Private key (PEM), of `registry keygen`.")],
-    signing: Given,
 ) -> Answer:
     """Sign an artifact's folder: signature.dsse.json in it vouches for the manifest and a name."""
-    until = check_time_to_come(signing.expires, "--expires")
-    digest = sign_folder(folder, SigningKey.load(key), room.parse_name(name), expires=until)
+    digest = sign_folder(folder, SigningKey.load(key), room.parse_name(name))
     return Answer({"digest": digest}, [f"signed {digest}"])
 
 
@@ -462,9 +414,8 @@ def verify_signature(
     folder: FolderArgument, name: SignedNameOption, trust: TrustOption = None
 ) -> Answer:
     """Check the digests and the signature of an artifact's folder against the trust file."""
-    digest, key_ids = verify_folder(folder, Trust.load(trust), room.parse_name(name))
-    lines = "\n".join((f"verified {digest}", *key_ids))
-    return Answer({"digest": digest, "key_ids": list(key_ids)}, [lines])
+    digest, key_id = verify_folder(folder, Trust.load(trust), room.parse_name(name))
+    return Answer({"digest": digest, "key_id": key_id}, [f"verified {digest}\n{key_id}"])
 
 
 @verb(trust_app, "add")
@@ -474,29 +425,16 @@ def trust_add(
         list[str],
         typer.Option("--name", help="Names that it may sign for, * for any text; repeatable."),
     ],
-    roles: Annotated[list[str], typer.Option("--role", help="publisher or promoter; repeatable.")],
-    not_after: str | None = option(
-        None, "UTC time after which it may not sign, e.g. 2027-01-31T12:00:00Z", default="never"
-    ),
     comment: str = option("", "Whose it is; default: nothing"),
     trust: TrustOption = None,
 ) -> Answer:
-    """Trust a key for names and roles; a key that is there gets these in place of its own."""
-    until = check_time_to_come(not_after, "--not-after")
-    raw = load_public(public_key)
-    key = TrustedKey.of(raw, names=names, roles=roles, not_after=until, comment=comment)
+    """Trust a key for names; a key that is there gets these in place of its own.
+
+    From then on nothing is accepted under these names without a signature of a trusted key.
+    """
+    key = TrustedKey.of(load_public(public_key), names=names, comment=comment)
     edit_trust(trust, lambda known: known.with_key(key))
     return Answer({"key_id": key.key_id}, [f"trusted {key.key_id}"])
-
-
-@verb(trust_app, "require")
-def trust_require(
-    glob: Annotated[str, typer.Argument(help="Names, * for any text, e.g. 'qwen3-*'.")],
-    trust: TrustOption = None,
-) -> Answer:
-    """Accept nothing unsigned under these names from now on."""
-    edit_trust(trust, lambda known: known.with_required(glob))
-    return Answer({"require": glob}, [f"signatures of a trusted key are required for {glob}"])
 
 
 @verb(trust_app, "revoke")
@@ -512,9 +450,8 @@ def trust_revoke(
 
 @verb(trust_app, "list")
 def trust_list(trust: TrustOption = None) -> Answer:
-    """Show which keys are trusted, for what, and which names must be signed."""
+    """Show which keys are trusted, and for which names."""
     found = Trust.load(trust)
-    columns = "key_id state roles names until comment"
+    columns = "key_id state names comment"
     rows = _rows("trust", listing.key_rows(found), columns, empty="no key is trusted yet")
-    line = f"signatures are required for: {', '.join(found.require) or 'nothing'}"
-    return Answer(found.model_dump(mode="json"), [line, *rows.parts])
+    return Answer(found.model_dump(mode="json"), rows.parts)

@@ -156,7 +156,6 @@ def drift(
         "writing.actor",
         "writing.reason",
         "writing.trust",
-        "writing.expiry.expires",
     ),
     examples="""specctl recalibrate recent -p hetero --cost-model cost_model.json -o again
 specctl recalibrate recent -p NAME@prod --cost-model line -o again""",

@@ -5,7 +5,7 @@
     content      files of artifacts and signatures, by digest
     opening      a registry by its URL: made, opened, copied for backup or as a mirror
     trust        the keys that a user trusts, and the verdict on signatures
-    resolving    from a reference to a digest: history, expiry, signatures
+    resolving    from a reference to a digest: history, signatures
     pulling      from a digest to a loaded artifact; the cache and `--offline`
     publishing   push, promote, rollback
     verifying    recomputes chains, digests and signatures
@@ -15,7 +15,7 @@ docs/registry.md states the format and the protocol. Nothing here imports torch 
 is loaded.
 """
 
-from specctl.registry.log import Note, Writer
+from specctl.registry.log import Writer
 from specctl.registry.names import Reference, parse_name, parse_reference, split_reference
 from specctl.registry.opening import (
     Copied,
@@ -32,7 +32,6 @@ from specctl.registry.verifying import verify
 __all__ = [
     "Cache",
     "Copied",
-    "Note",
     "Package",
     "Pulled",
     "Reader",

@@ -6,28 +6,31 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from specctl.artifacts.compatibility import Candidate, Match
 from specctl.artifacts.describe import Description
-from specctl.artifacts.manifest import parse_manifest, utc_now
+from specctl.artifacts.manifest import Domain, parse_manifest
 from specctl.artifacts.signing import parse_envelope
 from specctl.errors import ArtifactError, shown
 from specctl.registry.log import READ_AHEAD, Log, Logged, Move
-from specctl.registry.names import Reference
+from specctl.registry.names import Reference, contains
 from specctl.registry.opening import Registry
 from specctl.registry.resolving import resolve_in
 from specctl.registry.trust import Trust
 from specctl.registry.verifying import OBJECT_ERRORS
 
 Row = dict[str, Any]
+SEARCHED = (
+    *("reference", "digest", "target", "target_digest", "drafter", "drafter_digest"),
+    *("hardware", "dtype", "workload"),
+)
+"""Columns in which the words of a search are looked for."""
 _HEADERS = {
     "num_versions": "versions",
     "num_names": "names",
     "num_entries": "entries",
     "num_artifacts": "artifacts",
-    "is_damage": "damage",
     "key_id": "key",
-    "key_ids": "keys",
-    "alias_expires": "alias expires",
+    "batch_size": "batch size",
+    "context_tokens": "context tokens",
     "refusal": "refused for",
 }
 
@@ -68,27 +71,18 @@ def histories(registry: Registry) -> Iterator[tuple[str, Log | Exception]]:
 
 
 def version_rows(log: Log) -> list[Row]:
-    """One row a version, oldest first, with the aliases that point to it.
-
-    The entry of an alias may expire before that of the version, which stays loadable.
-    """
+    """One row a version, oldest first, with the aliases that point to it."""
     rows = []
     for number, (digest, generation) in enumerate(log.state.versions.items(), start=1):
-        aliases = {
-            alias: log.entries[at.generation].entry.expires
-            for alias, at in log.state.aliases.items()
-            if at.digest == digest
-        }
+        aliases = [alias for alias, at in log.state.aliases.items() if at.digest == digest]
         entry = log.entries[generation].entry
         row = {
             "version": f"v{number}",
             "digest": digest,
             "generation": generation,
             "published": entry.created,
-            "expires": entry.expires,
             "actor": entry.actor,
-            "aliases": list(aliases),
-            "alias_expires": {alias: end for alias, end in aliases.items() if end is not None},
+            "aliases": aliases,
         }
         rows.append(row)
     return rows
@@ -106,10 +100,9 @@ def entry_row(logged: Logged) -> Row:
         "digest": action.digest,
         "previous_digest": move and move.expected_digest,
         "created": entry.created,
-        "expires": entry.expires,
         "actor": entry.actor,
         "reason": entry.reason,
-        "key_ids": [one.key_id for one in parse_envelope(logged.envelope).signatures],
+        "key_id": parse_envelope(logged.envelope).key_id,
         "entry_digest": logged.digest,
     }
 
@@ -119,39 +112,27 @@ def key_rows(trust: Trust) -> list[Row]:
     return [
         {
             "key_id": key.key_id,
-            "state": key.state(utc_now()),
-            "roles": key.roles,
+            "state": key.state,
             "names": key.names,
-            "until": key.not_after,
             "comment": key.comment or None,
         }
         for key in trust.keys
     ]
 
 
-def match_row(match: Match, *, as_json: bool) -> Row:
-    """One result of a search; for people each difference is a sentence with its consequence."""
-    differences: list[Any] = [vars(one) if as_json else one.sentence() for one in match.differences]
-    return {
-        "reference": match.candidate.reference,
-        "digest": match.candidate.digest,
-        "exact": match.exact if as_json else match.closeness(),
-        "by_name": match.by_name,
-        "loadable": match.loadable,
-        "refusal": match.candidate.refusal,
-        "differences": differences,
-    }
+def search(
+    registry: Registry,
+    trust: Trust,
+    words: Sequence[str],
+    on_unreadable: Callable[[str], None],
+) -> Iterator[Row]:
+    """The versions that have every word in them: those of aliases, and the newest of each name.
 
-
-def candidates(
-    registry: Registry, trust: Trust, on_unreadable: Callable[[str], None]
-) -> Iterator[Candidate]:
-    """The versions that a search may find: those of aliases, and the newest of each name.
-
-    A version whose entries a pull would refuse carries the reason. Signatures of artifacts, which
-    are not in the log, are left to the pull.
+    A row says what the artifact was made on and, as `refusal`, why a pull would refuse its entries.
+    Signatures of artifacts, which are not in the log, are left to the pull.
 
     Args:
+        words: each a part of the reference, a digest, or the name of a model, device or workload.
         on_unreadable: receives a sentence about a damaged name or version; others are found.
     """
     for name, log in histories(registry):
@@ -164,16 +145,32 @@ def candidates(
             found.append((newest[0], Reference(name, digest=newest[0])))
         for digest, reference in found:
             try:
-                manifest = parse_manifest(registry.content.manifest(digest))
+                row = _made_on(registry.content.manifest(digest))
             except OBJECT_ERRORS as error:
                 on_unreadable(f"{reference}: {error}")
                 continue
-            refusal = None
+            row = {"reference": str(reference), "digest": digest, **row, "refusal": None}
             try:
                 resolve_in(log, reference, trust)
             except ArtifactError as error:
-                refusal = f"{error.code}: expected {error.expected}, found {error.found}"
-            yield Candidate(str(reference), digest, manifest, refusal)
+                row["refusal"] = f"{error.code}: expected {error.expected}, found {error.found}"
+            text = " ".join(str(row[name] or "") for name in SEARCHED)
+            if all(contains(text, word) for word in words):
+                yield row
+
+
+def _made_on(data: bytes) -> Row:
+    """What a manifest says that its artifact was made on; None where it does not say."""
+    manifest = parse_manifest(data)
+    domain = (manifest.domain or Domain()).model_dump(mode="json")
+    known = ("hardware", "dtype", "batch_size", "context_tokens", "workload")
+    return {
+        "target": manifest.pair.target,
+        "target_digest": manifest.pair.target_digest,
+        "drafter": manifest.pair.drafter,
+        "drafter_digest": manifest.pair.drafter_digest,
+        **{name: domain[name] for name in known},
+    }
 
 
 def table(title: str, rows: Sequence[Row], columns: Iterable[str]) -> Description:

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field, ValidationError
 
-from specctl.artifacts.manifest import Digest, Name, UtcTime, digest_of
+from specctl.artifacts.manifest import Digest, Name, UtcTime, digest_of, utc_now
 from specctl.artifacts.privacy import check_record
 from specctl.artifacts.signing import (
     MAX_ENVELOPE_BYTES,
-    add_signature,
     bad_signature,
     envelope_bytes,
     parse_envelope,
@@ -82,7 +81,6 @@ class Entry(Record):
     nonce: Nonce
     actor: Name
     created: UtcTime
-    expires: UtcTime | None
     reason: Name | None
     action: Annotated[Publish | Move, Field(discriminator="kind")]
 
@@ -103,26 +101,13 @@ class Writer:
     Attributes:
         trust: the keys that this writer trusts.
         actor: for people, e.g. `ann@host`; proves nothing.
-        keys: each signs the entries; none leaves them unsigned.
+        key: signs the entries; None leaves them unsigned.
     """
 
     registry: Registry
     trust: Trust
     actor: str
-    keys: tuple[SigningKey, ...] = ()
-
-
-@dataclass(frozen=True)
-class Note:
-    """A writer's note on an entry.
-
-    Attributes:
-        reason: why it was written, for people.
-        expires: UTC, `2027-01-31T12:00:00Z`; readers refuse the entry after it.
-    """
-
-    reason: str | None = None
-    expires: str | None = None
+    key: SigningKey | None = None
 
 
 @dataclass(frozen=True)
@@ -213,10 +198,13 @@ class Log:
         if highest >= len(self.entries):
             raise self._broken(f"an entry, as there is one at {highest}", "a gap")
 
-    def draft(self, action: Publish | Move, writer: Writer, note: Note) -> Logged:
+    def draft(self, action: Publish | Move, writer: Writer, reason: str | None = None) -> Logged:
         """The next entry, signed and not committed (E_ENTRY, E_PRIVACY).
 
         An entry stays for ever, so none is made that a reader would refuse.
+
+        Args:
+            reason: why it is written, for people.
         """
         rule, found = self.state.broken_rule(action), f"{action.kind!r} that breaks it"
         if len(self.entries) >= MAX_ENTRIES:
@@ -229,23 +217,20 @@ class Log:
                 **self._place(),
                 nonce=secrets.token_hex(16),
                 actor=writer.actor,
-                created=self.registry.now(),
-                expires=note.expires,
-                reason=note.reason,
+                created=utc_now(),
+                reason=reason,
                 action=action,
             )
         except ValidationError as error:
-            expected = "1 to 256 plain characters of text, times as 2026-01-31T12:00:00Z"
+            expected = "1 to 256 plain characters of text"
             raise _bad_entry(expected, describe_violation(error), "correct that field") from None
         content = entry.model_dump(mode="json")
         check_record("log entry", content)  # a history is never rewritten
-        sealed = envelope_bytes(ENTRY_TYPE, canonical_json(content).encode())
-        for key in writer.keys:
-            sealed = add_signature(sealed, key)
-        try:
-            parse_entry(sealed)  # too many keys, say
-        except ArtifactError as error:
-            raise _bad_entry(error.expected, error.found, "nothing was committed") from None
+        payload = canonical_json(content).encode()
+        if writer.key is None:
+            sealed = envelope_bytes(ENTRY_TYPE, payload)
+        else:
+            sealed = writer.key.sign(ENTRY_TYPE, payload)
         return Logged(entry, sealed, digest_of(sealed))
 
     def append(self, logged: Logged) -> None:
@@ -337,8 +322,8 @@ def parse_entry(envelope: bytes) -> Entry:
     sealed = parse_envelope(envelope)
     if sealed.payload_type != ENTRY_TYPE:
         raise bad_signature(ENTRY_TYPE, sealed.payload_type)
-    signatures = ((one.key_id, one.signature) for one in sealed.signatures)
-    again = envelope_bytes(ENTRY_TYPE, sealed.payload, signatures)
+    signature = next(((one.key_id, one.signature) for one in sealed.signatures), None)
+    again = envelope_bytes(ENTRY_TYPE, sealed.payload, signature)
     if canonical_json(parse_strict(sealed.payload)).encode() != sealed.payload or again != envelope:
         raise bad_signature("canonical JSON", "other bytes")
     return parse_signed(sealed.payload, Entry, f"an entry of registry version {REGISTRY_VERSION}")

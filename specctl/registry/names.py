@@ -125,6 +125,15 @@ def split_reference(text: str) -> tuple[str, Reference] | None:
         return None
 
 
+def contains(text: str, word: str) -> bool:
+    """Whether a word is a part of a text; only letters and digits count, in either case."""
+    return _letters(word) in _letters(text)
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"[\W_]+", "", text.casefold())
+
+
 def segment_of(name: str) -> str:
     """The key segment of a name."""
     return parse_name(name).replace(":", "=")

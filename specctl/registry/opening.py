@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,13 +51,11 @@ class Registry:
     Attributes:
         url: absolute folder or `s3://bucket/prefix`; cached references go by it.
         store: its objects. marker: its identity. content: files by digest.
-        now: the time, UTC, `2026-01-31T12:00:00Z`.
     """
 
     url: str
     store: ObjectStore
     marker: Marker
-    now: Callable[[], str] = utc_now
     content: Content = field(init=False)
     _logs: dict[str, Log] = field(default_factory=dict, init=False)
     _is_probed: bool = field(default=False, init=False)

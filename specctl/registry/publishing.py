@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from specctl.artifacts.compatibility import UNKNOWN, Wanted, compare
 from specctl.artifacts.files import check_is_artifact, read_folder
-from specctl.artifacts.manifest import MANIFEST, SIGNATURE, parse_manifest
-from specctl.artifacts.signing import add_signature, parse_envelope, sign_artifact
+from specctl.artifacts.manifest import MANIFEST, SIGNATURE, Domain, parse_manifest
+from specctl.artifacts.signing import parse_envelope, sign_artifact
 from specctl.errors import ArtifactError, RegistryError, UsageError, shown
 from specctl.registry.content import check_envelope, checked
-from specctl.registry.log import Log, Logged, Move, Note, Pointer, Publish, Writer
+from specctl.registry.log import Log, Logged, Move, Pointer, Publish, Writer
 from specctl.registry.names import (
     Reference,
+    contains,
     parse_digest,
     parse_name,
     parse_new_alias,
@@ -87,26 +87,32 @@ def read_package(folder: Path) -> Package:
 def contradictions(name: str, package: Package) -> list[str]:
     """A sentence for each word of a name that the artifact's manifest says otherwise.
 
-    People choose names by hand. What the manifest does not know is not compared.
+    People choose names by hand. What the manifest does not know is not compared, and neither is
+    `cpu`, which no processor is called.
     """
-    target, drafter, gpu, workload = parts_of(name)
+    target, drafter, hardware, workload = parts_of(name)
     manifest = parse_manifest(package.files[MANIFEST])
     if manifest.pair.drafter == "embedded":  # short for this one
         pair = manifest.pair.model_copy(update={"drafter": "embedded:eagle3"})
         manifest = manifest.model_copy(update={"pair": pair})
-    wanted = Wanted(target=target, drafter=drafter, gpu=gpu, workload=workload)
+    domain = manifest.domain or Domain()
+    said = {
+        "target": (target, (manifest.pair.target,)),
+        "drafter": (drafter, (manifest.pair.drafter,)),
+        "hardware": (None if hardware == "cpu" else hardware, domain.hardware or ()),
+        "workload": (workload, () if domain.workload is None else (domain.workload,)),
+    }
     return [
-        f"the name says {'hardware' if one.field == 'gpu' else one.field} {one.wanted}, "
-        f"the artifact was made on {shown(one.found)}"
-        for one in compare(wanted, manifest)[0]
-        if one.found != UNKNOWN
+        f"the name says {field} {word}, the artifact was made on {shown(', '.join(found))}"
+        for field, (word, found) in said.items()
+        if word is not None and found and not any(contains(one, word) for one in found)
     ]
 
 
-def push(writer: Writer, package: Package, name: str, *, note: Note | None = None) -> Logged:
+def push(writer: Writer, package: Package, name: str, *, reason: str | None = None) -> Logged:
     """Publishes a version: blobs, manifest, signatures, and last the entry that makes them count.
 
-    The writer's keys sign the artifact and the entry.
+    The writer's key signs the artifact and the entry.
 
     Raises:
         ArtifactError: E_SIG where the name requires a signature that this push would not bring.
@@ -114,21 +120,17 @@ def push(writer: Writer, package: Package, name: str, *, note: Note | None = Non
         StoreError: the store cannot be used; doing it again is safe.
     """
     registry, trust = writer.registry, writer.trust
-    log, note = registry.log(parse_name(name)), note or Note()
-    envelopes = list(package.envelopes)
-    if writer.keys:  # one envelope of all keys: a folder can hold no more than one
-        made = sign_artifact(writer.keys[0], package.digest, name, expires=note.expires)
-        for key in writer.keys[1:]:
-            made = add_signature(made, key)
-        envelopes.append(made)
+    log, envelopes = registry.log(parse_name(name)), list(package.envelopes)
+    if writer.key is not None:
+        envelopes.append(sign_artifact(writer.key, package.digest, name))
     if trust.requires(name):
-        trust.accepted(envelopes, package.digest, name=name, now=registry.now())
+        trust.accepted(envelopes, package.digest, name)
     action = Publish(digest=package.digest)
-    # Made once before anything is stored: its words and keys may be refused.
-    _drafted(writer, log, action, note)
+    # Made once before anything is stored: its words and its key may be refused.
+    _drafted(writer, log, action, reason)
     registry.check_store()
     registry.content.publish(package.digest, package.files, envelopes)
-    logged = _committed(writer, log, lambda: action, note)
+    logged = _committed(writer, log, lambda: action, reason)
     assert logged is not None
     return logged
 
@@ -140,11 +142,11 @@ def promote(
     digest: str,
     *,
     expect: str | None = None,
-    note: Note | None = None,
+    reason: str | None = None,
 ) -> Moved:
     """Points an alias to a published version, by compare-and-swap on its present one.
 
-    Where it points there already nothing is written, unless that renews a signature or an expiry.
+    Where it points there already nothing is written, unless the writer's key has not signed it.
 
     Args:
         expect: the digest that the alias must have; None is the present one.
@@ -160,7 +162,7 @@ def promote(
     present = log.state.expected(alias)[0]
     if expect is not None and present != expect:
         raise _conflict(name, alias, expect, present)
-    return _moved(writer, log, "alias", alias, digest, note or Note())
+    return _moved(writer, log, "alias", alias, digest, reason)
 
 
 def rollback(
@@ -168,14 +170,14 @@ def rollback(
     name: str,
     alias: str,
     *,
-    note: Note,
+    reason: str,
     to: str | None = None,
     expect: str | None = None,
 ) -> Moved:
     """Points an alias back to an older version; see `promote` where it is there already.
 
     Args:
-        note: its reason must be given.
+        reason: must be given.
         to: one of the versions that the alias had before; None is the one right before the present
             one. A version that was rolled back from is none of them any more.
         expect: the version to go back from. Where the alias's last move was a rollback from it,
@@ -186,7 +188,7 @@ def rollback(
         UsageError: no reason.
         UnknownOutcomeError: the outcome is not known; repeat it with `expect`.
     """
-    if not (note.reason or "").strip():
+    if not reason.strip():
         raise UsageError("--reason", expected="a reason", found="none", fix="say why")
     log = writer.registry.known_log(name)
     moves = log.state.moves.get(alias, [])
@@ -203,7 +205,7 @@ def rollback(
         return Moved(**vars(last), changed=False)
     digest = _previous(Reference(name, alias), moves, None if to is None else parse_digest(to))
     try:
-        return _moved(writer, log, "rollback", alias, digest, note)
+        return _moved(writer, log, "rollback", alias, digest, reason)
     except UnknownOutcomeError as lost:
         fix = f"repeat it with --expect {moves[-1].digest}: where it was done, that changes nothing"
         raise UnknownOutcomeError(
@@ -265,7 +267,7 @@ def _moved(
     kind: Literal["alias", "rollback"],
     alias: str,
     digest: str,
-    note: Note,
+    reason: str | None,
 ) -> Moved:
     """Commits a move of a version that is whole and that readers accept.
 
@@ -282,7 +284,7 @@ def _moved(
     )
     registry.check_store()
     check_published(log, digest)
-    check_entry(log, trust, log.entries[log.state.versions[digest]])
+    check_entry(trust, log.entries[log.state.versions[digest]])
     registry.content.fetch(digest)
     accepted_signatures(log, trust, digest)
 
@@ -290,26 +292,25 @@ def _moved(
         present = log.state.expected(alias)
         if present != (expected_digest, expected_generation):
             raise _conflict(log.name, alias, expected_digest, present[0])
-        if expected_generation is None or digest != expected_digest or note.expires is not None:
+        if expected_generation is None or digest != expected_digest:
             return move
-        there = log.entries[expected_generation]
-        return None if there.entry.expires is None and is_good(there) else move
+        return None if is_good(log.entries[expected_generation]) else move
 
     def is_good(there: Logged) -> bool:
-        """Whether readers accept an entry, and each of the writer's keys has signed it."""
-        sealed = parse_envelope(there.envelope)
+        """Whether readers accept an entry, and the writer's key has signed it."""
         with suppress(ArtifactError):
-            check_entry(log, trust, there)
-            return all(sealed.is_signed_by(key.public_key) for key in writer.keys)
+            check_entry(trust, there)
+            key = writer.key
+            return key is None or parse_envelope(there.envelope).is_signed_by(key.public_key)
         return False
 
-    logged = _committed(writer, log, decide, note)
+    logged = _committed(writer, log, decide, reason)
     there = log.entries[log.state.aliases[alias].generation]
     return Moved(**vars(logged or there), changed=logged is not None)
 
 
 def _committed(
-    writer: Writer, log: Log, decide: Callable[[], Publish | Move | None], note: Note
+    writer: Writer, log: Log, decide: Callable[[], Publish | Move | None], reason: str | None
 ) -> Logged | None:
     """Appends an action to the newest state, deciding again where another writer was faster.
 
@@ -324,7 +325,7 @@ def _committed(
         action = decide()
         if action is None:
             return None
-        logged = _drafted(writer, log, action, note)
+        logged = _drafted(writer, log, action, reason)
         try:
             log.append(logged)
         except KeyTakenError:
@@ -339,10 +340,10 @@ def _committed(
     )
 
 
-def _drafted(writer: Writer, log: Log, action: Publish | Move, note: Note) -> Logged:
+def _drafted(writer: Writer, log: Log, action: Publish | Move, reason: str | None) -> Logged:
     """The next entry, which readers accept."""
-    logged = log.draft(action, writer, note)
-    check_entry(log, writer.trust, logged)
+    logged = log.draft(action, writer, reason)
+    check_entry(writer.trust, logged)
     return logged
 
 

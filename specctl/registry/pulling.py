@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -28,7 +28,7 @@ from specctl.registry.content import check_files, hex_of
 from specctl.registry.log import Logged, Move, parse_entry
 from specctl.registry.names import Reference, parse_reference, segment_of
 from specctl.registry.opening import Registry, open_registry
-from specctl.registry.resolving import Resolved, check_signature, check_unexpired, resolve
+from specctl.registry.resolving import Resolved, check_entry, resolve
 from specctl.registry.trust import Trust
 from specctl.registry.userdirs import cache_home, make_cache_home
 from specctl.stores import canonical_store
@@ -215,7 +215,7 @@ def pull_resolved(resolved: Resolved, reader: Reader, *, expect: Expected | None
     for said in {reference.pinned(digest), reference}:
         deciding = resolved.entries[:1] if said.digest else resolved.entries
         meant = Remembered(
-            resolved=registry.now(),
+            resolved=utc_now(),
             entries=tuple(one.envelope.decode() for one in deciding),
             envelopes=tuple(data.decode() for data in accepted),
         )
@@ -229,15 +229,14 @@ def pull_offline(
     reader: Reader,
     *,
     expect: Expected | None = None,
-    now: Callable[[], str] = utc_now,
 ) -> Pulled:
     """The artifact that a reference named when it was last pulled, from the cache alone.
 
-    A newer version goes unseen. The user's trust file as it is now counts, and so do expiries.
+    A newer version goes unseen. The user's trust file as it is now counts.
 
     Raises:
         RegistryError: E_OFFLINE where it was never pulled from this registry under this name.
-        ArtifactError: the cached files are damaged, or do not fit; E_SIG, E_STALE.
+        ArtifactError: the cached files are damaged, or do not fit; E_SIG.
     """
     from specctl.artifacts.load import load_files
 
@@ -249,11 +248,9 @@ def pull_offline(
         entries = _entries_of(url, reference, meant)
         digest = entries[-1].entry.action.digest
         for logged in entries:
-            check_unexpired(logged, f"{url}, {reference}, as pulled {meant.resolved}", now())
-            if trust.requires(reference.name):
-                check_signature(trust, logged)
+            check_entry(trust, logged)
         if trust.requires(reference.name):
-            trust.accepted(accepted, digest, name=reference.name, now=now())
+            trust.accepted(accepted, digest, reference.name)
         files = reader.cache.get(digest)
     if files is None:
         _refuse_note(url, reference, f"no files of {digest}")
@@ -322,7 +319,7 @@ def copy_out(pulled: Pulled, out: Path) -> Path:
     files = {path.name: path.read_bytes() for path in sorted(pulled.folder.iterdir())}
     signature = next(iter(pulled.accepted), None)
     if signature is None and pulled.resolved is not None:
-        signature = pulled.resolved.best_signature()
+        signature = pulled.resolved.any_signature()
     if signature is not None:
         files[SIGNATURE] = signature
     digest = pulled.artifact.digest

@@ -1,4 +1,4 @@
-"""From a reference to a digest that may be used: history, expiry, signatures.
+"""From a reference to a digest that may be used: history and signatures.
 
 Readers and writers ask the same functions, so nothing is written that readers would refuse. What
 must be signed, and by whom, is decided by the user's own trust file alone.
@@ -6,27 +6,17 @@ must be signed, and by whom, is decided by the user's own trust file alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from specctl.artifacts.manifest import UTC_FORMAT
 from specctl.artifacts.signing import parse_envelope, speaks_of
-from specctl.errors import ArtifactError, RegistryError, did_you_mean
+from specctl.errors import RegistryError, did_you_mean
 from specctl.registry.log import Log, Logged
 from specctl.registry.names import Reference
 from specctl.registry.opening import Registry
-from specctl.registry.trust import RENEWAL, Role
 
 if TYPE_CHECKING:
     from specctl.registry.trust import Trust
-
-ROLES: dict[str, Role] = {"publish": "publisher", "alias": "promoter", "rollback": "promoter"}
-"""The role of a key that may sign an entry, by the kind of its action."""
-CLOCK_SKEW_S = 3600
-"""Greatest difference between the clocks of signers, seconds."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +37,11 @@ class Resolved:
         """See `accepted_signatures`."""
         return accepted_signatures(self.log, self.trust, self.digest)
 
-    def best_signature(self) -> bytes | None:
-        """The envelope of the artifact under its name with the most signatures, none verified: its
-        recipient may require one where this user does not."""
+    def any_signature(self) -> bytes | None:
+        """An envelope of the artifact under its name, not verified: its recipient may require one
+        where this user does not."""
         found = self.log.registry.content.signatures(self.digest)
-        fitting = [one for one in found if speaks_of(one, self.digest, self.log.name)]
-        return max(fitting, key=lambda one: len(parse_envelope(one).signatures), default=None)
+        return next((one for one in found if speaks_of(one, self.digest, self.log.name)), None)
 
 
 def resolve(registry: Registry, reference: Reference, trust: Trust) -> Resolved:
@@ -60,7 +49,7 @@ def resolve(registry: Registry, reference: Reference, trust: Trust) -> Resolved:
 
     Raises:
         RegistryError: E_UNKNOWN_NAME, E_UNKNOWN_ALIAS, E_MISSING, E_LOG.
-        ArtifactError: E_SIG, E_STALE.
+        ArtifactError: E_SIG.
     """
     return resolve_in(registry.known_log(reference.name), reference, trust)
 
@@ -72,7 +61,7 @@ def resolve_in(log: Log, reference: Reference, trust: Trust) -> Resolved:
         reference = reference.pinned(digest)
     entries = deciding_entries(log, reference, digest)
     for logged in entries:
-        check_entry(log, trust, logged)
+        check_entry(trust, logged)
     return Resolved(log, reference, digest, entries, trust)
 
 
@@ -132,68 +121,14 @@ def deciding_entries(log: Log, reference: Reference, digest: str) -> tuple[Logge
     return tuple(log.entries[generation] for generation in generations)
 
 
-def check_entry(log: Log, trust: Trust, logged: Logged) -> None:
-    """Refuses an entry that readers do not accept now: unsigned where its name requires a
-    signature, signed by a key that had expired (E_SIG), or expired itself (E_STALE).
-
-    Args:
-        logged: of the log, or about to be its next.
-    """
-    now = log.registry.now()
-    if trust.requires(log.name):
-        before = log.entries[: logged.entry.generation]
-        check_signature(trust, logged, since=_earliest(trust, before, logged, now))
-    check_unexpired(logged, f"{log.registry.url}, {log.name}", now)
-
-
-def check_signature(trust: Trust, logged: Logged, *, since: str = "") -> None:
-    """Refuses an entry that no accepted key signed (E_SIG).
-
-    Args:
-        since: UTC; it was not signed before that, whatever date it bears. Default: not known.
-    """
-    entry, role = logged.entry, ROLES[logged.entry.action.kind]
-    envelope = parse_envelope(logged.envelope)
-    trust.verify(envelope, name=entry.name, role=role, created=entry.created, since=since)
-
-
-def check_unexpired(logged: Logged, where: str, now: str) -> None:
-    """Refuses an entry past its `expires` (E_STALE): a frozen mirror would show it for ever."""
-    expires = logged.entry.expires
-    if expires is not None and expires <= now:
-        raise ArtifactError(
-            "E_STALE",
-            f"{where}, generation {logged.entry.generation}",
-            expected=f"an entry that is valid at {now}",
-            found=f"one that expired at {expires}",
-            fix=RENEWAL[ROLES[logged.entry.action.kind]],
-        )
+def check_entry(trust: Trust, logged: Logged) -> None:
+    """Refuses an entry without the signature that its name requires (E_SIG)."""
+    if trust.requires(logged.entry.name):
+        trust.verify(parse_envelope(logged.envelope), logged.entry.name)
 
 
 def accepted_signatures(log: Log, trust: Trust, digest: str) -> tuple[bytes, ...]:
     """The accepted envelopes over an artifact; none where its name requires no signature."""
     if not trust.requires(log.name):
         return ()
-    envelopes = log.registry.content.signatures(digest)
-    return tuple(trust.accepted(envelopes, digest, name=log.name, now=log.registry.now()))
-
-
-def _earliest(trust: Trust, before: Sequence[Logged], logged: Logged, now: str) -> str:
-    """The earliest time at which an entry was made, UTC: its own date, or an hour before that of a
-    signed entry in front of it. So an expired key cannot sign on with an old date once another has
-    signed. Dates in the future come from a wrong clock and are passed over."""
-    created, latest = logged.entry.created, _shifted(now, CLOCK_SKEW_S)
-    dated = [one for one in before if created < one.entry.created <= latest]
-    for earlier in sorted(dated, key=lambda one: one.entry.created, reverse=True):
-        with suppress(ArtifactError):
-            check_signature(trust, earlier)
-            return _shifted(earlier.entry.created, -CLOCK_SKEW_S)
-    return created
-
-
-def _shifted(utc: str, seconds: int) -> str:
-    try:
-        time = datetime.strptime(utc, UTC_FORMAT) + timedelta(seconds=seconds)
-        return time.strftime(UTC_FORMAT)
-    except OverflowError:  # the last hour of year 9999
-        return utc
+    return tuple(trust.accepted(log.registry.content.signatures(digest), digest, log.name))

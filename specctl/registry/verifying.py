@@ -22,7 +22,6 @@ from specctl.stores import ObjectTooLargeError, UnreadableError
 
 OBJECT_ERRORS = (ArtifactError, RegistryError, UnreadableError, ObjectTooLargeError)
 """Errors of one object, or of its absence; any other is of the store."""
-EXPIRED = "E_STALE"
 _FIXES = {
     "E_SIG": "let a trusted key sign or publish it again, or decide about the key: "
     "specctl registry trust add",
@@ -36,16 +35,11 @@ _RESTORE = "restore those objects from a copy, or delete them and push the artif
 
 @dataclass(frozen=True)
 class Finding:
-    """A fault of a registry.
-
-    Attributes:
-        is_damage: False for an expired entry or signature, which a new one mends.
-    """
+    """A fault of a registry."""
 
     code: str
     place: str
     found: str
-    is_damage: bool = True
 
 
 @dataclass
@@ -67,31 +61,26 @@ class Verification:
 
     def sentence(self) -> str:
         """`no damage: 2 names, 5 entries, 2 artifacts checked`."""
-        damage = sum(one.is_damage for one in self.findings)
-        expired = sum(one.code == EXPIRED for one in self.findings)
+        damage = len(self.findings)
         verdict = f"damage at {_count(damage, 'place')}" if damage else "no damage"
-        late = f", {expired} expired, which readers refuse" if expired else ""
         counts = (
             _count(self.num_names, "name"),
             _count(self.num_entries, "entry", "entries"),
             _count(self.num_artifacts, "artifact"),
         )
-        return f"{verdict}{late}: {', '.join(counts)} checked"
+        return f"{verdict}: {', '.join(counts)} checked"
 
-    def refuse(self, what: str, *, expired_too: bool) -> None:
-        """Raises the first finding of damage or, where wanted, of expiry."""
-        faults = [one for one in self.findings if one.is_damage or expired_too]
-        if not faults:
+    def refuse(self, what: str) -> None:
+        """Raises the first finding, if there is one."""
+        if not self.findings:
             return
-        first = min(faults, key=lambda one: not one.is_damage)
+        first, number = self.findings[0], _count(len(self.findings), "finding")
         raise ArtifactError(
             first.code,
             what,
-            expected="no damage" if first.is_damage else "entries and signatures that are valid",
-            found=f"{_count(len(faults), 'finding')}, the first at {first.place}: {first.found}",
-            fix=_FIXES.get(first.code, _RESTORE)
-            if first.is_damage
-            else "have it promoted, published or signed anew",
+            expected="no damage",
+            found=f"{number}, the first at {first.place}: {first.found}",
+            fix=_FIXES.get(first.code, _RESTORE),
         )
 
 
@@ -148,7 +137,7 @@ def _version(log: Log, trust: Trust, digest: str, entries: Sequence[Logged]) -> 
         action = logged.entry.action
         alias = f"@{action.alias}" if isinstance(action, Move) else ""
         where = f"{log.name}{alias}, generation {logged.entry.generation}"
-        checks.append((where, partial(check_entry, log, trust, logged)))
+        checks.append((where, partial(check_entry, trust, logged)))
     for where, check in checks:
         try:
             check()
@@ -166,7 +155,7 @@ def _finding(place: str, error: SpecctlError) -> Finding:
     found = f"expected {error.expected}, found {error.found}"
     if isinstance(error, ArtifactError) and code == "E_MISSING":
         found += f": {error.field}"  # a version has many objects
-    return Finding(code, place, found, is_damage=code != EXPIRED)
+    return Finding(code, place, found)
 
 
 def _count(number: int, one: str, many: str | None = None) -> str:

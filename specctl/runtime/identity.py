@@ -1,5 +1,5 @@
 """Identity of models, tokenizers and machines, told without loading a model: what fingerprints of
-traces and artifacts are made of, and what a user's words for a pair stand for.
+traces and artifacts are made of.
 
 Nothing here imports torch or transformers before it is used.
 """
@@ -12,12 +12,10 @@ import os
 import platform
 import re
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specctl.artifacts.compatibility import Wanted, words
-from specctl.embedded import EMBEDDED, embedded_path
+from specctl.embedded import embedded_path
 from specctl.errors import ModelError, UsageError, did_you_mean, reason_of
 
 if TYPE_CHECKING:
@@ -255,68 +253,3 @@ def _why_unloadable(factory: str, folder: Path, error: Exception) -> tuple[str, 
 def first_line(error: Exception) -> str:
     """The first line of an error's message, at most 200 characters."""
     return str(error).strip().partition("\n")[0][:200]
-
-
-# --------------------------------------------------------------------------- a user's words
-
-
-def wanted_of(asked: Wanted) -> Wanted:
-    """The same with the digests of the models that are on this machine.
-
-    Args:
-        asked: its `target` and `drafter` are a model's folder, `embedded`, or a hub id that is in
-            the local cache, whose digests are then wanted; any other text is a name, or whole
-            words of it. Its `dtype` may be a short name, e.g. bf16.
-
-    Raises:
-        ModelError: a folder without a model, or without its tokenizer.
-        UsageError: a path that is no folder, a word without letters, or no dtype that we run.
-    """
-    words_asked = (asked.target, asked.drafter, asked.gpu, asked.workload)
-    flags = ("--target", "--drafter", "--gpu", "--workload")
-    for option, word in zip(flags, words_asked, strict=True):
-        is_path = (word or "").startswith(("/", ".", "~"))
-        if word is None or (os.path.isdir(word) if is_path else words(word)):
-            continue
-        raise UsageError(
-            option,
-            expected="a folder that is there, or a name"
-            if is_path
-            else "a word with letters or digits",
-            found=f"no folder {word!r}" if is_path else repr(word),
-            fix="correct it, or leave it out to have any",
-        )
-    if asked.dtype is not None:
-        name = asked.dtype
-        long = SHORT_DTYPES.get(name.casefold(), name.casefold())
-        asked = replace(asked, dtype=long)
-        if long not in DTYPES:  # what specctl never writes would differ from every artifact
-            raise UsageError(
-                "--dtype",
-                expected=f"one of {', '.join([*DTYPES, *SHORT_DTYPES])}",
-                found=repr(name),
-                fix=did_you_mean(name, [*DTYPES, *SHORT_DTYPES], "choose one"),
-            )
-    target, drafter = _folder(asked.target, "target"), _folder(asked.drafter, "eagle3")
-    if target is not None:
-        tokenizer = tokenizer_digest(load_tokenizer(target))
-        asked = replace(asked, target_digest=weights_digest(target), tokenizer_digest=tokenizer)
-    if drafter is not None:
-        asked = replace(asked, drafter_digest=weights_digest(drafter))
-    return asked
-
-
-def _folder(name: str | None, embedded_default: str) -> Path | None:
-    """Where a model is on this machine; nothing is downloaded for a question."""
-    if name is None or os.path.isdir(name):
-        return None if name is None else Path(name)
-    kind, _, part = name.partition(":")
-    if kind == "embedded" and (not part or part in EMBEDDED):
-        return embedded_path(part or embedded_default)
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(name, local_files_only=True))
-    except (LocalEntryNotFoundError, HFValidationError):
-        return None  # not a model here: the text is a part of a name

@@ -45,9 +45,9 @@ JOIN_LIMIT_S = 10.0
 """Longest wait at the end of a watch for a look that is under way; the thread is a daemon."""
 MAX_BACKOFF = 6
 """Doublings of the wait before a failure that may pass is tried again: at most 64 intervals."""
-PASSING = frozenset({"E_COST", "E_MISSING", "E_DIGEST", "E_SIZE", "E_FILETYPE", "E_SIG", "E_STALE"})
-"""Refusals that the machine, a copy that is not finished, a key or the clock may be the reason of,
-and not the artifact's bytes."""
+PASSING = frozenset({"E_COST", "E_MISSING", "E_DIGEST", "E_SIZE", "E_FILETYPE", "E_SIG"})
+"""Refusals that the machine, a copy that is not finished or a key may be the reason of, and
+not the artifact's bytes."""
 Stamp = tuple[tuple[str | int, ...], ...]
 
 
@@ -155,8 +155,8 @@ class AliasSource:
         return str(self.reference)
 
     def newest(self) -> Version:
-        """See `Source`: asked of the registry anew each time, so that an expiry and a
-        revocation are noticed whatever the digest."""
+        """See `Source`: asked of the registry anew each time, so that a
+        revocation is noticed whatever the digest."""
         resolved = resolve(self.registry, self.reference, self.reader.trust)
         resolved.check_signatures()
         return Version(resolved.digest, partial(self._load, resolved))

@@ -57,21 +57,13 @@ def test_a_signature_is_of_the_encoding_and_any_ed25519_verifies_it() -> None:
     public.verify(made, by_the_standard(KIND.encode(), PAYLOAD))  # raises where it is not
 
 
-@given(st.binary(max_size=64), st.lists(st.binary(min_size=1, max_size=70), max_size=4))
-def test_what_is_written_is_read(payload: bytes, signatures: list[bytes]) -> None:
-    given_ones = tuple((f"key-{i}", data) for i, data in enumerate(signatures))
-    found = signing.parse_envelope(signing.envelope_bytes(KIND, payload, given_ones))
-    read = tuple((one.key_id, one.signature) for one in found.signatures)
-    assert (found.payload_type, found.payload, read) == (KIND, payload, given_ones)
-
-
-def test_a_second_key_signs_the_same_payload() -> None:
-    first, second = signing.SigningKey.generate(), signing.SigningKey.generate()
-    both = signing.add_signature(first.sign(KIND, PAYLOAD), second)
-    found = signing.parse_envelope(both)
-    assert [one.key_id for one in found.signatures] == [first.key_id, second.key_id]
-    assert signing.parse_envelope(signing.add_signature(both, first)).payload == PAYLOAD
-    assert len(signing.parse_envelope(signing.add_signature(both, first)).signatures) == 2
+@given(st.binary(max_size=64), st.none() | st.binary(min_size=1, max_size=70))
+def test_what_is_written_is_read(payload: bytes, signature: bytes | None) -> None:
+    given_one = None if signature is None else ("key", signature)
+    found = signing.parse_envelope(signing.envelope_bytes(KIND, payload, given_one))
+    [read] = [(one.key_id, one.signature) for one in found.signatures] or [None]
+    assert (found.payload_type, found.payload, read) == (KIND, payload, given_one)
+    assert found.key_id == (None if signature is None else "key")
 
 
 def changed(**fields: Any) -> bytes:
@@ -104,8 +96,7 @@ SIG = {"keyid": "k", "sig": "AAAA"}
         changed(signatures=[{**SIG, "alg": "none"}]),
         changed(signatures=[{"keyid": "k"}]),
         changed(signatures=[{**SIG, "sig": "AA-_"}]),
-        changed(signatures=[SIG, SIG]),
-        changed(signatures=[{**SIG, "keyid": str(i)} for i in range(signing.MAX_SIGNATURES + 1)]),
+        changed(signatures=[SIG, {**SIG, "keyid": "other"}]),
         changed(payload="A" * (signing.MAX_ENVELOPE_BYTES + 4)),
     ],
 )

@@ -115,9 +115,8 @@ def new_key(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def trust(key: Path, *roles: str, name: str = "*", file: Path | None = None) -> str:
+def trust(key: Path, name: str = "*", file: Path | None = None) -> str:
     """Trusts a key; returns its id."""
-    words = [word for role in roles or ("publisher", "promoter") for word in ("--role", role)]
     where = () if file is None else ("--trust", file)
-    key_id: str = said("trust", "add", f"{key}.pub", "--name", name, *words, *where)["key_id"]
+    key_id: str = said("trust", "add", f"{key}.pub", "--name", name, *where)["key_id"]
     return key_id

@@ -22,7 +22,7 @@ ONE, TWO = package("one"), package("two")
 
 def statement(digest: str, name: str) -> bytes:
     """An envelope that nobody signed."""
-    payload = signing.statement_bytes(digest, name, "2026-01-01T00:00:00Z", None)
+    payload = signing.statement_bytes(digest, name)
     return signing.envelope_bytes(signing.STATEMENT_TYPE, payload)
 
 

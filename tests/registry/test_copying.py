@@ -30,7 +30,7 @@ KEY = SigningKey.generate()
 
 
 def writer(registry: Registry) -> Writer:
-    return Writer(registry, Trust(), "alice", (KEY,))
+    return Writer(registry, Trust(), "alice", KEY)
 
 
 @pytest.fixture

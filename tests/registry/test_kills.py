@@ -9,7 +9,7 @@ import pytest
 
 from specctl.artifacts.signing import SigningKey
 from specctl.errors import ArtifactError
-from specctl.registry import Copied, Note, Writer, copy_registry, opening, promote, push, rollback
+from specctl.registry import Copied, Writer, copy_registry, opening, promote, push, rollback
 from specctl.registry.log import LOGS, Publish
 from specctl.registry.trust import Trust
 from specctl.registry.verifying import verify
@@ -24,7 +24,7 @@ Verb = Callable[[Writer], object]
 def begun() -> MemoryStore:
     """Two versions, `prod` at the second; a second name."""
     store = MemoryStore()
-    writer = writer_on(store, None, KEY)
+    writer = writer_on(store, KEY)
     for one in (ONE, TWO):
         push(writer, one, NAME)
         promote(writer, NAME, "prod", one.digest)
@@ -42,13 +42,13 @@ def promote_first(writer: Writer) -> None:
 
 def roll_back(writer: Writer) -> None:
     """Repeated after a lost answer, it is done once (`expect`)."""
-    rollback(writer, NAME, "prod", note=Note("why"), expect=TWO.digest)
+    rollback(writer, NAME, "prod", reason="why", expect=TWO.digest)
 
 
 def push_hastily(writer: Writer) -> None:
     """A mutant: the log entry first, the artifact afterwards."""
     three, log = package("three"), writer.registry.log(NAME)
-    log.append(log.draft(Publish(digest=three.digest), writer, Note()))
+    log.append(log.draft(Publish(digest=three.digest), writer))
     writer.registry.content.publish(three.digest, three.files)
 
 
@@ -64,7 +64,7 @@ def check_readers(store: MemoryStore) -> None:
 
 def num_calls(verb: Verb) -> int:
     store = Dying(begun())
-    verb(writer_on(store, None, KEY))
+    verb(writer_on(store, KEY))
     return store.num_calls
 
 
@@ -76,9 +76,9 @@ def test_a_kill_at_any_call_leaves_all_or_nothing(verb: Verb, *, is_after: bool)
     for dies_at in range(total):
         store = begun()
         with pytest.raises(Killed):
-            verb(writer_on(Dying(store, dies_at, is_after), None, KEY))
+            verb(writer_on(Dying(store, dies_at, is_after), KEY))
         check_readers(store)
-        verb(writer_on(store, None, KEY))
+        verb(writer_on(store, KEY))
         check_readers(store)
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specctl.artifacts.signing import SigningKey
 from specctl.errors import ArtifactError, RegistryError, UsageError
-from specctl.registry import Note, Writer, promote, push, rollback
+from specctl.registry import Writer, promote, push, rollback
 from specctl.registry.log import Pointer
-from specctl.registry.resolving import check_unexpired
 from specctl.stores import ObjectStore, UnknownOutcomeError
 from tests.registry.worlds import (
     NAME,
@@ -25,7 +26,7 @@ from tests.registry.worlds import (
 from tests.stores.memory import MemoryStore
 
 ONE, TWO, THREE = (package(word).digest for word in ("one", "two", "three"))
-WHY = Note("τ fell on chat")
+WHY = "τ fell on chat"
 
 
 def begun() -> MemoryStore:
@@ -109,38 +110,25 @@ def test_only_published_whole_versions_are_pointed_to(store: MemoryStore) -> Non
 def test_a_move_to_the_present_version_writes_nothing(store: MemoryStore) -> None:
     before = dict(store.kept)
     there = promote(writer_on(store), NAME, "prod", ONE)
-    back = rollback(writer_on(store), NAME, "prod", note=WHY, to=ONE)
+    back = rollback(writer_on(store), NAME, "prod", reason=WHY, to=ONE)
     assert (there.changed, back.changed, store.kept) == (False, False, before)
     assert there.entry.generation == prod(store).generation == 3
     assert code_of(promote, writer_on(store), NAME, "prod", ONE, expect=TWO) == "E_ALIAS_CONFLICT"
     assert promote(writer_on(store), NAME, "prod", TWO).changed
 
 
-def test_a_renewal_of_expiry_or_signature_is_a_move(store: MemoryStore) -> None:
-    key, until = SigningKey.generate(), Note(expires="2099-01-01T00:00:00Z")
-    signer = writer_on(store, None, key)
-    assert promote(writer_on(store), NAME, "prod", ONE, note=until).changed
-    assert promote(writer_on(store), NAME, "prod", ONE).changed, "now it never expires"
+def test_a_signature_on_a_move_that_is_there_is_a_move(store: MemoryStore) -> None:
+    key = SigningKey.generate()
+    assert promote(writer_on(store, key), NAME, "prod", ONE).changed
+    assert not promote(writer_on(store, key), NAME, "prod", ONE).changed
     assert not promote(writer_on(store), NAME, "prod", ONE).changed
-    assert promote(signer, NAME, "prod", ONE).changed
-    assert not promote(signer, NAME, "prod", ONE).changed
-    assert not promote(writer_on(store), NAME, "prod", ONE).changed
-    trust = trusting(key, "publisher")
-    push(writer_on(store, None, key, trust=trust), package("one"), NAME)
-    with pytest.raises(ArtifactError, match="promoter"):  # readers refuse the entry that is there
-        promote(writer_on(store, actor="bob", trust=trust), NAME, "prod", ONE)
-
-
-def test_an_expired_entry_says_how_it_is_renewed(store: MemoryStore) -> None:
-    until = Note(expires="2098-01-01T00:00:00Z")
-    entries = {
-        "registry push FOLDER": push(writer_on(store), package("one"), NAME, note=until),
-        "registry promote NAME": promote(writer_on(store), NAME, "prod", ONE, note=until),
-    }
-    for fix, logged in entries.items():
-        with pytest.raises(ArtifactError, match="E_STALE") as refused:
-            check_unexpired(logged, NAME, "2098-01-01T00:00:00Z")
-        assert fix in refused.value.fix
+    other = SigningKey.generate()
+    trust = trusting(key, other)
+    push(writer_on(store, key, trust=trust), package("one"), NAME)
+    assert promote(writer_on(store, other, trust=trust), NAME, "prod", ONE).changed
+    unsigned = writer_on(store, actor="bob", trust=trusting(SigningKey.generate()))
+    with pytest.raises(ArtifactError, match="E_SIG"):
+        promote(unsigned, NAME, "prod", ONE)
 
 
 @pytest.mark.parametrize("alias", ["Prod", "a/b", "", "a:b", "sha256:x"])
@@ -148,38 +136,38 @@ def test_an_alias_is_a_word(store: MemoryStore, alias: str) -> None:
     assert code_of(promote, writer_on(store), NAME, alias, ONE) == "E_NAME"
 
 
-@pytest.mark.parametrize("note", [Note("a\x1b[2J"), Note("x" * 300), Note(expires="tomorrow")])
-def test_a_note_that_readers_refuse_stops_a_push(store: MemoryStore, note: Note) -> None:
+@pytest.mark.parametrize("reason", ["a\x1b[2J", "x" * 300])
+def test_a_reason_that_readers_refuse_stops_a_push(store: MemoryStore, reason: str) -> None:
     before = dict(store.kept)
     with pytest.raises(RegistryError, match="E_ENTRY") as refused:
-        push(writer_on(store), package("four"), NAME, note=note)
+        push(writer_on(store), package("four"), NAME, reason=reason)
     assert str(refused.value).isprintable()
     assert store.kept == before
 
 
-STEPS = st.tuples(st.sampled_from(["promote", "renew", "back", "back to"]), st.integers(0, 2))
+STEPS = st.tuples(st.sampled_from(["promote", "sign", "back", "back to"]), st.integers(0, 2))
 
 
 @settings(max_examples=60)
 @given(st.lists(STEPS, max_size=10))
 def test_an_alias_is_a_stack_that_rollbacks_cut(steps: list[tuple[str, int]]) -> None:
-    """A rollback never goes forward, and passes over renewals."""
+    """A rollback never goes forward, and passes over moves that only added a signature."""
     writer, held = writer_on(begun()), [ONE]
     for verb, number in steps:
         digest = (ONE, TWO, THREE)[number]
         to = digest if verb == "back to" else None
-        if verb in ("promote", "renew"):
-            until = Note(expires="2099-01-01T00:00:00Z") if verb == "renew" else Note()
-            promote(writer, NAME, "prod", digest, note=until)
+        if verb in ("promote", "sign"):
+            key = SigningKey.generate() if verb == "sign" else None
+            promote(replace(writer, key=key), NAME, "prod", digest)
             held += [digest] if digest != held[-1] else []
         elif to in held:
-            rollback(writer, NAME, "prod", note=WHY, to=to)
+            rollback(writer, NAME, "prod", reason=WHY, to=to)
             held = held[: len(held) - held[::-1].index(digest)]
         elif to is None and len(held) > 1:
-            rollback(writer, NAME, "prod", note=WHY)
+            rollback(writer, NAME, "prod", reason=WHY)
             held.pop()
         else:
-            assert code_of(rollback, writer, NAME, "prod", note=WHY, to=to) == "E_NO_PREVIOUS"
+            assert code_of(rollback, writer, NAME, "prod", reason=WHY, to=to) == "E_NO_PREVIOUS"
         assert prod(writer.registry.store).digest == held[-1]
 
 
@@ -187,7 +175,7 @@ def test_a_rollback_goes_to_a_version_of_this_alias_alone(store: MemoryStore) ->
     writer = moved_through(store, THREE)
     promote(writer, NAME, "canary", TWO)
     with pytest.raises(RegistryError, match=f"E_NO_PREVIOUS.*had before: {ONE}, found") as refused:
-        rollback(writer, NAME, "prod", note=WHY, to=TWO)
+        rollback(writer, NAME, "prod", reason=WHY, to=TWO)
     assert "registry promote" in refused.value.fix
     assert prod(store).digest == THREE
 
@@ -196,34 +184,34 @@ def test_a_rollback_with_expect_is_done_once(store: MemoryStore) -> None:
     """Repeated after a lost answer, or by two people: the second finds it done."""
     writer = moved_through(store, TWO, THREE)
     with pytest.raises(RegistryError, match="E_ALIAS_CONFLICT") as refused:
-        rollback(writer, NAME, "prod", note=WHY, expect=TWO)
+        rollback(writer, NAME, "prod", reason=WHY, expect=TWO)
     assert refused.value.found == THREE
-    first = rollback(writer, NAME, "prod", note=WHY, expect=THREE)
+    first = rollback(writer, NAME, "prod", reason=WHY, expect=THREE)
     before = dict(store.kept)
     for to in (None, TWO):
-        again = rollback(writer_on(store), NAME, "prod", note=WHY, expect=THREE, to=to)
+        again = rollback(writer_on(store), NAME, "prod", reason=WHY, expect=THREE, to=to)
         assert (again.changed, again.digest) == (False, first.digest)
     for to, alias in ((ONE, "prod"), (None, "unknown")):
-        code = code_of(rollback, writer, NAME, alias, note=WHY, expect=THREE, to=to)
+        code = code_of(rollback, writer, NAME, alias, reason=WHY, expect=THREE, to=to)
         assert code == "E_ALIAS_CONFLICT"
     assert store.kept == before
     promote(writer, NAME, "prod", ONE)
-    assert code_of(rollback, writer, NAME, "prod", note=WHY, expect=TWO) == "E_ALIAS_CONFLICT"
+    assert code_of(rollback, writer, NAME, "prod", reason=WHY, expect=TWO) == "E_ALIAS_CONFLICT"
 
 
 def test_a_lost_answer_says_how_a_rollback_is_repeated(store: MemoryStore) -> None:
     moved_through(store, TWO, THREE)
     with pytest.raises(UnknownOutcomeError, match=f"--expect {THREE}"):
-        rollback(writer_on(Dark(store)), NAME, "prod", note=WHY)
+        rollback(writer_on(Dark(store)), NAME, "prod", reason=WHY)
     assert prod(store).digest == TWO, "it was done"
-    again = rollback(writer_on(store), NAME, "prod", note=WHY, expect=THREE)
+    again = rollback(writer_on(store), NAME, "prod", reason=WHY, expect=THREE)
     assert (again.changed, prod(store).digest) == (False, TWO)
 
 
 def test_a_rollback_needs_a_reason_and_an_older_version(store: MemoryStore) -> None:
     writer = writer_on(store)
     with pytest.raises(UsageError, match="--reason"):
-        rollback(writer, NAME, "prod", note=Note())
+        rollback(writer, NAME, "prod", reason=" ")
     for alias in ("prod", "unknown"):
-        assert code_of(rollback, writer, NAME, alias, note=WHY) == "E_NO_PREVIOUS"
-    assert code_of(rollback, writer, "unknown", "prod", note=WHY) == "E_UNKNOWN_NAME"
+        assert code_of(rollback, writer, NAME, alias, reason=WHY) == "E_NO_PREVIOUS"
+    assert code_of(rollback, writer, "unknown", "prod", reason=WHY) == "E_UNKNOWN_NAME"

@@ -104,7 +104,8 @@ def test_the_longest_name_can_be_used_and_a_longer_one_is_no_name(tmp_path: Path
         ("toy-target+head@h200:chat", []),
         ("target", []),
         ("qwen3-8b+head@h200:chat", ["target"]),
-        ("toy+eagle3@cpu:code", ["drafter", "hardware", "workload"]),
+        ("toy+eagle3@h100:code", ["drafter", "hardware", "workload"]),
+        ("toy+eagle3@cpu:code", ["drafter", "workload"]),
     ],
 )
 def test_contradictions_of_a_name_are_told(name: str, parts: list[str], tmp_path: Path) -> None:

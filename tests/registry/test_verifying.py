@@ -14,17 +14,17 @@ import pytest
 from specctl.artifacts.manifest import TENSORS, digest_of
 from specctl.artifacts.signing import MAX_ENVELOPE_BYTES, SigningKey, sign_artifact
 from specctl.errors import ArtifactError, RegistryError, StoreError
-from specctl.registry import Note, Package, Reference, promote, push, verify
+from specctl.registry import Package, Reference, promote, push, verify
 from specctl.registry.content import blob_key, manifest_key, signature_folder
-from specctl.registry.listing import candidates, name_rows
+from specctl.registry.listing import name_rows, search
 from specctl.registry.log import entry_key
 from specctl.registry.trust import Trust
 from specctl.registry.verifying import Finding
 from specctl.stores import LocalStore, TransientError, local
+from tests.artifacts.examples import PAIR
 from tests.registry.worlds import (
     NAME,
     PROD,
-    HandClock,
     Wrapped,
     package,
     registry_on,
@@ -85,12 +85,12 @@ def test_every_kind_of_damage_is_found_and_hides_no_other(store: MemoryStore, ki
     harm, code, place = DAMAGE[kind]
     push(writer_on(store), package("zeta"), "zeta")
     harm(store)
-    assert any(one.code == code and place in one.place and one.is_damage for one in findings(store))
+    assert any(one.code == code and place in one.place for one in findings(store))
     store.delete(blob_key(digest_of(package("zeta").files[TENSORS])))
     places = {one.place for one in findings(store) if one.code == "E_MISSING"}
     assert f"zeta@{package('zeta').digest}" in places
     with pytest.raises(ArtifactError) as refused:
-        verify(registry_on(store), Trust()).refuse("registry", expired_too=False)
+        verify(registry_on(store), Trust()).refuse("registry")
     assert refused.value.code == findings(store)[0].code
 
 
@@ -116,8 +116,8 @@ def test_signatures_are_verified_where_they_are_required(store: MemoryStore) -> 
     trust = trusting(key)
     assert {one.code for one in findings(store, trust)} == {"E_SIG"}
     for one in (ONE, TWO):
-        push(writer_on(store, None, key), one, NAME)
-    promote(writer_on(store, None, key), NAME, "prod", TWO.digest)
+        push(writer_on(store, key), one, NAME)
+    promote(writer_on(store, key), NAME, "prod", TWO.digest)
     assert findings(store, trust) == []
     extra = sign_artifact(SigningKey.generate(), ONE.digest, NAME)
     registry_on(store).content.publish(ONE.digest, ONE.files, [extra])
@@ -127,20 +127,16 @@ def test_signatures_are_verified_where_they_are_required(store: MemoryStore) -> 
     assert {one.code for one in findings(store, trust)} == {"E_SIG", "E_DIGEST"}
 
 
-def test_every_alias_of_a_version_is_checked_and_expiry_is_no_damage(store: MemoryStore) -> None:
-    """Two moves of one version, of which only the first has expired."""
-    clock = HandClock()
-    writer = writer_on(store, clock)
-    promote(writer, NAME, "canary", TWO.digest, note=Note(expires=clock.after(1)()))
-    promote(writer, NAME, "stable", TWO.digest)
-    clock.now_s += 2
-    done = verify(writer.registry, Trust())
-    assert [(one.code, one.is_damage) for one in done.findings] == [("E_STALE", False)]
-    assert "@canary" in done.findings[0].place
-    assert "no damage, 1 expired" in done.sentence()
-    done.refuse("registry", expired_too=False)
-    with pytest.raises(ArtifactError, match=r"E_STALE.*anew"):
-        done.refuse("reference", expired_too=True)
+def test_every_alias_of_a_version_is_checked(store: MemoryStore) -> None:
+    """Two moves of one version, of which one is unsigned."""
+    key = SigningKey.generate()
+    for one in (ONE, TWO):
+        push(writer_on(store, key), one, NAME)
+    for alias in ("prod", "stable"):
+        promote(writer_on(store, key), NAME, alias, TWO.digest)
+    promote(writer_on(store), NAME, "canary", TWO.digest)
+    [found] = findings(store, trusting(key))
+    assert (found.code, "@canary" in found.place) == ("E_SIG", True)
 
 
 OUTAGES = (
@@ -169,7 +165,7 @@ def test_an_outage_ends_the_check_and_is_no_damage(
         verify(registry, Trust())
     assert raised.value is outage
     if prefix == "log/":
-        for read in (name_rows, lambda found: list(candidates(found, Trust(), pytest.fail))):
+        for read in (name_rows, lambda found: list(search(found, Trust(), [], pytest.fail))):
             with pytest.raises(StoreError):
                 read(registry_on(store))
 
@@ -194,7 +190,7 @@ def test_a_link_is_a_finding(folder: Path, tmp_path: Path, part: str, *, is_whol
     place.rename(tmp_path / "elsewhere")
     place.symlink_to(tmp_path / "elsewhere")
     found = verify(registry_on(LocalStore(folder)), Trust()).findings
-    assert any(one.code == "E_STORE" and one.is_damage and "link" in one.found for one in found)
+    assert any(one.code == "E_STORE" and "link" in one.found for one in found)
 
 
 @pytest.mark.parametrize(
@@ -228,25 +224,43 @@ def test_a_name_that_cannot_be_read_hides_no_other(
         else:
             entry.write_bytes(b"x" * (MAX_ENVELOPE_BYTES + 1 if harm == "too large" else 9))
     registry = registry_on(LocalStore(folder))
-    rows = {row["name"]: row for row in name_rows(registry)}
-    assert rows[NAME]["num_versions"] == 1
-    assert "manifest" in where or where in rows["other"]["error"]
+    names = {row["name"]: row for row in name_rows(registry)}
+    assert names[NAME]["num_versions"] == 1
+    assert "manifest" in where or where in names["other"]["error"]
     told: list[str] = []
-    assert [one.reference for one in candidates(registry, Trust(), told.append)] == [str(PROD)]
+    rows = list(search(registry, Trust(), [], told.append))
+    assert [row["reference"] for row in rows] == [str(PROD)]
     assert where in told[0]
     found = [one.place + one.found for one in verify(registry, Trust()).findings]
     assert any(where in text or real[1].digest in text for text in found)
 
 
-def test_an_expired_alias_hides_no_other_alias(folder: Path, real: tuple[Package, Package]) -> None:
-    """A search names the usable one by each name that it has."""
-    clock = HandClock()
-    writer = writer_on(LocalStore(folder), clock)
-    promote(writer, NAME, "weekly", real[0].digest, note=Note(expires=clock.after(60)()))
-    late = registry_on(LocalStore(folder), clock.after(61))
-    refused = {one.reference: one.refusal for one in candidates(late, Trust(), pytest.fail)}
-    assert refused[str(PROD)] is None
-    assert "E_STALE" in str(refused[f"{NAME}@weekly"])
+WORDS = {
+    "qwen3-8b": 1,
+    "QWEN3_8B": 1,
+    "other": 1,
+    "h200 chat": 1,
+    "toy": 2,
+    "toy nothing": 0,
+    "prod": 1,
+    PAIR.target_digest: 2,
+    PAIR.drafter_digest[:20]: 2,
+    "sha256:0123": 0,
+}
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_a_search_is_for_parts_of_names_and_digests(folder: Path, words: str) -> None:
+    registry = registry_on(LocalStore(folder))
+    push(writer_on(registry.store), package("unreadable"), "third")
+    told: list[str] = []
+    rows = list(search(registry, Trust(), words.split(), told.append))
+    assert len(rows) == WORDS[words]
+    assert len(told) == 1, "what cannot be read is said"
+    digests = {str(row["digest"]) for row in search(registry, Trust(), ["toy"], told.append)}
+    for digest in digests:
+        [row] = search(registry, Trust(), [digest], told.append)
+        assert row["digest"] == digest
 
 
 def test_a_listing_reads_many_histories_at_once() -> None:

@@ -1,11 +1,10 @@
-"""Registries in memory, stores that die or lie, clocks set by hand, artifacts of a word."""
+"""Registries in memory, stores that die or lie, artifacts of a word."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -163,20 +162,7 @@ class Overtaken(Wrapped):
 # ------------------------------------------------------------------ registries and users
 
 
-@dataclass
-class HandClock:
-    """The time, UTC, which passes when the test says so."""
-
-    now_s: float = 4_000_000_000.0  # 2096
-
-    def __call__(self) -> str:
-        return datetime.fromtimestamp(self.now_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-    def after(self, seconds: float) -> HandClock:
-        return HandClock(self.now_s + seconds)
-
-
-def registry_on(store: ObjectStore, clock: HandClock | None = None) -> Registry:
+def registry_on(store: ObjectStore) -> Registry:
     """An open registry on a store, which is made one if it is none."""
     try:
         marker = read_marker(store)
@@ -184,18 +170,18 @@ def registry_on(store: ObjectStore, clock: HandClock | None = None) -> Registry:
         registry_id = f"{id(store):032x}"[-32:]
         marker = Marker(registry_version=1, registry_id=registry_id, created=utc_now())
         make_registry(store, marker)
-    return Registry(store.url, store, marker, clock or HandClock())
+    return Registry(store.url, store, marker)
 
 
 def writer_on(
     store: ObjectStore,
-    clock: HandClock | None = None,
-    *keys: SigningKey,
+    key: SigningKey | None = None,
+    *,
     actor: str = "ann",
     trust: Trust | None = None,
 ) -> Writer:
-    """By default a writer who signs nothing and requires nothing."""
-    return Writer(registry_on(store, clock), trust or Trust(), actor, keys)
+    """By default a writer who signs nothing and trusts nobody."""
+    return Writer(registry_on(store), trust or Trust(), actor, key)
 
 
 def reader_in(folder: Path, trust: Trust | None = None) -> Reader:
@@ -203,19 +189,6 @@ def reader_in(folder: Path, trust: Trust | None = None) -> Reader:
     return Reader(trust or Trust(), Cache(folder / "cache"))
 
 
-def trusting(
-    key: SigningKey,
-    *roles: Any,
-    name: str = "*",
-    until: str | None = None,
-    also: Trust | None = None,
-) -> Trust:
-    """A trust file that requires signatures for names of qwen3, and believes one key more."""
-    trusted = TrustedKey.of(
-        key.public_key,
-        names=(name,),
-        roles=roles or ("publisher", "promoter"),
-        not_after=until,
-    )
-    known = also.keys if also else ()
-    return Trust(keys=(*known, trusted), require=("qwen3*",))
+def trusting(*keys: SigningKey, name: str = "qwen3*") -> Trust:
+    """A trust file that believes some keys, which must sign for names of qwen3."""
+    return Trust(keys=tuple(TrustedKey.of(key.public_key, names=(name,)) for key in keys))

@@ -86,16 +86,14 @@ class Shared:
         return sorted(log.iterdir())
 
 
-def open_shared(work: Path, *keys: SigningKey) -> Shared:
-    """A new registry without versions; with keys, one whose reader requires their signatures."""
-    trust = trusting(*keys) if keys else Trust()
+def open_shared(work: Path, key: SigningKey | None = None) -> Shared:
+    """A new registry without versions; with a key, one whose reader requires its signatures."""
+    trust = Trust() if key is None else trusting(key)
     place = work / "registry"
-    writer = Writer(init_registry(place), trust, "test", keys)
+    writer = Writer(init_registry(place), trust, "test", key)
     return Shared(place, writer, Reader(trust, Cache(work / "cache")))
 
 
-def trusting(*keys: SigningKey) -> Trust:
-    """One that trusts these keys, for all names, and requires a signature of one of them."""
-    roles = ("publisher", "promoter")
-    trusted = tuple(TrustedKey.of(key.public_key, names=("*",), roles=roles) for key in keys)
-    return Trust(keys=trusted, require=("*",))
+def trusting(key: SigningKey) -> Trust:
+    """One that trusts a key for all names, which it must have signed."""
+    return Trust(keys=(TrustedKey.of(key.public_key, names=("*",)),))

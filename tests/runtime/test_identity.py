@@ -1,10 +1,9 @@
-"""Models by their identity: tokenizers, a user's words for a pair, and what cannot be loaded."""
+"""Models by their identity: digests, tokenizers, and what cannot be loaded."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from specctl.artifacts.compatibility import Wanted
 from specctl.embedded import embedded_path
-from specctl.errors import ModelConfigError, ModelError, UsageError
+from specctl.errors import ModelConfigError, ModelError
 from specctl.policy import Policy, StaticTree
 from specctl.runtime.api import Decoder
 from specctl.runtime.config import ModelsConfig
-from specctl.runtime.identity import quietly, tokenizer_digest, wanted_of
+from specctl.runtime.identity import load_tokenizer, quietly, tokenizer_digest, weights_digest
 from specctl.runtime.load import load_pair
 
 VOCAB = {"a": 0, "b": 1, "c": 2, "ab": 3, "bc": 4}
@@ -57,60 +55,25 @@ def test_what_a_call_sets_is_no_part_of_a_tokenizer() -> None:
     assert tokenizer_digest(used) == before
 
 
-# --------------------------------------------------------------------------- a user's words
+# --------------------------------------------------------------------------- models
 
 
-@pytest.mark.parametrize(
-    ("target", "drafter"),
-    [("embedded", "embedded"), (str(embedded_path("target")), str(embedded_path("eagle3")))],
-)
-def test_a_model_here_gives_the_digests_of_its_pair(target: str, drafter: str) -> None:
+def test_a_models_folder_gives_the_digests_of_its_pair() -> None:
     pair = load_pair("embedded", "embedded", device="cpu").fingerprint
-    found = wanted_of(Wanted(target=target, drafter=drafter, gpu="h200"))
-    for name in ("target_digest", "drafter_digest", "tokenizer_digest"):
-        assert getattr(found, name) == getattr(pair, name)
-    assert found.gpu == "h200"
-
-
-def test_other_words_are_parts_of_names() -> None:
-    asked = Wanted(target="Qwen3-8B", drafter="no such/drafter at all", batch_size=4)
-    assert wanted_of(asked) == asked
-    assert wanted_of(Wanted()) == Wanted()
+    assert weights_digest(embedded_path("target")) == pair.target_digest
+    assert weights_digest(embedded_path("eagle3")) == pair.drafter_digest
+    assert tokenizer_digest(load_tokenizer(embedded_path("target"))) == pair.tokenizer_digest
 
 
 def test_a_folder_without_a_model_or_its_tokenizer_is_refused_on_one_line(tmp_path: Path) -> None:
     """transformers has 64 lines to say of a missing tokenizer."""
     with pytest.raises(ModelError):
-        wanted_of(Wanted(target=str(tmp_path)))
+        weights_digest(tmp_path)
     for name in ("config.json", "model.safetensors"):
         shutil.copy(embedded_path("target") / name, tmp_path)
     with pytest.raises(ModelError, match=r"a tokenizer, such as .*, found none among") as refused:
-        wanted_of(Wanted(target=str(tmp_path)))
+        load_tokenizer(tmp_path)
     assert len(str(refused.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("option", "word", "says"),
-    [
-        *(
-            (option, path, "no folder")
-            for option in ("target", "drafter")
-            for path in ("/no/such/folder", "./none", "../none", "~/none")
-        ),
-        *((option, word, f"--{option}") for option in ("gpu", "workload") for word in ("", "--")),
-        ("target", "", "--target"),
-        ("dtype", "bfloat17", r"bfloat16.*bf16"),
-    ],
-)
-def test_words_that_can_mean_nothing_are_refused(option: str, word: str, says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        wanted_of(replace(Wanted(), **{option: word}))
-
-
-def test_number_formats_are_known_by_their_names_and_short_ones() -> None:
-    said = ("bf16", "BFloat16", "bfloat16", "fp16", "half", "fp32", "float32")
-    found = [wanted_of(Wanted(dtype=name)).dtype for name in said]
-    assert found == [*["bfloat16"] * 3, *["float16"] * 2, *["float32"] * 2]
 
 
 # --------------------------------------------------------------------------- loading

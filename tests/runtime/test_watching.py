@@ -514,7 +514,6 @@ PASSING = [
     artifact_error("E_SIZE"),
     artifact_error("E_FILETYPE"),  # a hard link beside a copy that is being made
     artifact_error("E_SIG"),  # a key that is believed again
-    artifact_error("E_STALE"),  # an entry that was renewed
     RegistryError("E_MISSING", "blob", **FACTS),
     StoreError("team", **FACTS),
     SpecctlError("other", **FACTS),
