@@ -26,7 +26,6 @@ from common import parser, report
 from specctl.collect.cluster import cluster
 from specctl.collect.config import CollectConfig
 from specctl.collect.prompts import Prompt, load_prompts
-from specctl.collect.tokens import KEEP
 from specctl.collect.workers import Driver, Work
 from specctl.runtime.config import DecodingConfig
 from specctl.runtime.policy_spec import resolve_policy
@@ -49,7 +48,7 @@ def main() -> None:
                 for number in (0, 1, 2):
                     settings = CollectConfig(**({} if policy else dense), workers=number or None)
                     out = Path(folder, f"{kind}-{turn}-{number}")
-                    work = Work(settings, models, str(out), KEEP, policy)
+                    work = Work(settings, models, str(out), policy)
                     if number:
                         row = by_workers(number, work, prompts)
                     else:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import platform
 import random
 import sys
@@ -109,7 +108,6 @@ def main() -> None:
     options.add_argument("--seed", type=int, default=0, help="of the mutations")
     options.add_argument("--out", type=Path, help="folder for fuzz-artifacts.json")
     given = options.parse_args()
-    logging.disable()  # W_TEXT of mutated cards
     rows = list(campaigns(given.executions, given.seed))
     told = {
         "what": "mutants of sound files; a finding is anything but a typed refusal",

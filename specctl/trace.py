@@ -153,7 +153,7 @@ def schema_id(table: str) -> str:
 
 
 def token_mode(collect: Mapping[str, Any]) -> str:
-    """`keep`, `hash` or `drop`: how token ids are stored, as the header's `collect` says."""
+    """`keep` or `drop`: how token ids are stored, as the header's `collect` says."""
     return str(collect.get("tokens", {"mode": "keep"})["mode"])
 
 

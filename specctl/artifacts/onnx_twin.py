@@ -22,20 +22,19 @@ A table of acceptance finds its cell by counting edges, as the bins do:
     features [n, 2] ─┬─ draft_logp ─ Less(edges) ─ ReduceSum ─┐
                      └─ copy_length ─ · columns ─────────── Add ─ Gather ─ log_odds ─ Sigmoid ─ prob
 
-The graph is a function of the record alone, and its bytes are the canonical protobuf that onnx
-itself would write. So an artifact's twin is checked by comparing bytes, and is never parsed.
+The graph is a function of the record alone. A fit writes it into the artifact, whose manifest lists
+it by digest; specctl itself never reads that file. onnx is imported where a graph is built: to load
+an artifact or to decide by torch takes none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specctl.artifacts.manifest import TWIN
-from specctl.errors import ArtifactError
 from specctl.features import SUFFIX_TOKENS
 from specctl.policy import (
     EntropyBins,
@@ -68,29 +67,21 @@ def twin_bytes(policy: Policy) -> bytes | None:
         graph = _scorer_graph(shape.scorer)
     else:
         return None
-    opset = _field(8, _text(1, "") + _int(2, OPSET))
-    return _int(1, IR_VERSION) + _text(2, "specctl") + _field(7, graph) + opset
+    import onnx
+    from onnx import helper
 
-
-def check_twin(policy: Policy, found: bytes | None) -> None:
-    """Refuses a file that is not the twin of this policy, or one where none belongs (E_TWIN)."""
-    wanted = twin_bytes(policy)
-    if found == wanted:
-        return
-    if found is None or wanted is None:
-        words = ["no file" if one is None else f"{len(one)} bytes" for one in (wanted, found)]
-    else:
-        pairs = enumerate(zip(found, wanted, strict=False))
-        at = next((i for i, (a, b) in pairs if a != b), min(len(found), len(wanted)))
-        words = [f"the {len(wanted)} bytes of this policy's graph"]
-        words += [f"{len(found)} bytes, other from byte {at} on"]
-    raise ArtifactError("E_TWIN", TWIN, expected=words[0], found=words[1])
+    opsets = [helper.make_opsetid("", OPSET)]
+    model = helper.make_model(
+        graph, ir_version=IR_VERSION, producer_name="specctl", opset_imports=opsets
+    )
+    onnx.checker.check_model(model, full_check=True)
+    return bytes(model.SerializeToString(deterministic=True))
 
 
 # ------------------------------------------------------------------ the graphs
 
 
-def _bins_graph(shape: EntropyBins) -> bytes:
+def _bins_graph(shape: EntropyBins) -> Any:
     tables: Tables = {
         "last_axis": np.array([1], np.int64),
         "edges": np.array(shape.edges, np.float32),
@@ -109,7 +100,7 @@ def _bins_graph(shape: EntropyBins) -> bytes:
     return _graph("specctl_entropy_bins", nodes, _value("phi", FLOAT, BATCH), outputs, tables)
 
 
-def _gates_graph(shape: SparseGates) -> bytes:
+def _gates_graph(shape: SparseGates) -> Any:
     tables: Tables = {
         "thresholds": np.array([log_threshold(p) for p in shape.thresholds], np.float32),
         "levels": np.array(shape.gate_levels, np.int64),
@@ -127,7 +118,7 @@ def _gates_graph(shape: SparseGates) -> bytes:
     return _graph("specctl_gates", nodes, given, [_value("stopped_at", INT64, BATCH)], tables)
 
 
-def _scorer_graph(scorer: Scorer) -> bytes:
+def _scorer_graph(scorer: Scorer) -> Any:
     tables: Tables = {}
     if isinstance(scorer, FfnScorer):
         w1, b1 = folded_layer(scorer)
@@ -168,72 +159,24 @@ def _scorer_graph(scorer: Scorer) -> bytes:
     return _graph(f"specctl_{scorer.kind}_scorer", nodes, features, outputs, tables)
 
 
-# ------------------------------------------------------------------ protobuf
-#
-# Fields of a message stand in the order of their numbers in onnx.proto, with shortest varints.
-
-
-def _varint(value: int) -> bytes:
-    value &= 0xFFFF_FFFF_FFFF_FFFF  # negatives: two's complement
-    parts = bytearray()
-    while value >= 0x80:
-        parts.append(value & 0x7F | 0x80)
-        value >>= 7
-    parts.append(value)
-    return bytes(parts)
-
-
-def _int(number: int, value: int) -> bytes:
-    return _varint(number << 3) + _varint(value)
-
-
-def _field(number: int, data: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(data)) + data
-
-
-def _text(number: int, text: str) -> bytes:
-    return _field(number, text.encode())
-
-
-def _each(number: int, messages: Iterable[bytes]) -> bytes:
-    return b"".join(_field(number, message) for message in messages)
-
-
 def _graph(
-    name: str,
-    nodes: Sequence[bytes],
-    given: bytes,
-    outputs: Sequence[bytes],
-    tables: Mapping[str, NDArray[Any]],
-) -> bytes:
-    """GraphProto: nodes in the order in which they run; `tables` are the constants by name."""
-    constants = (
-        b"".join(_int(1, size) for size in array.shape)
-        + _int(2, FLOAT if array.dtype == np.float32 else INT64)
-        + _text(8, key)
-        + _field(9, array.astype(array.dtype.newbyteorder("<")).tobytes())
-        for key, array in tables.items()
-    )
-    head = _each(1, nodes) + _text(2, name) + _each(5, constants)
-    return head + _field(11, given) + _each(12, outputs)
+    name: str, nodes: Sequence[Any], given: Any, outputs: Sequence[Any], tables: Tables
+) -> Any:
+    """A graph: nodes in the order in which they run; `tables` are the constants by name."""
+    from onnx import helper, numpy_helper
+
+    constants = [numpy_helper.from_array(array, key) for key, array in tables.items()]
+    return helper.make_graph(nodes, name, [given], outputs, constants)
 
 
-def _node(op_type: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> bytes:
-    """NodeProto; attributes in the order of their names, as ONNX's own helper has them."""
-    ends = _each(1, map(str.encode, inputs)) + _each(2, map(str.encode, outputs))
-    named = (_attribute(name, attributes[name]) for name in sorted(attributes))
-    return ends + _text(4, op_type) + _each(5, named)
+def _node(op_type: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> Any:
+    from onnx import helper
+
+    return helper.make_node(op_type, inputs, outputs, **attributes)
 
 
-def _attribute(name: str, value: int | Sequence[int]) -> bytes:
-    """AttributeProto of a whole number, or of a list of them."""
-    if isinstance(value, int):
-        return _text(1, name) + _int(3, value) + _int(20, 2)
-    return _text(1, name) + b"".join(_int(8, one) for one in value) + _int(20, 7)
+def _value(name: str, elem_type: int, *dims: int | str) -> Any:
+    """An input or output; a text stands for a symbolic dimension."""
+    from onnx import helper
 
-
-def _value(name: str, elem_type: int, *dims: int | str) -> bytes:
-    """ValueInfoProto of an input or output; a text stands for a symbolic dimension."""
-    sizes = (_text(2, dim) if isinstance(dim, str) else _int(1, dim) for dim in dims)
-    tensor = _int(1, elem_type) + _field(2, _each(1, sizes))
-    return _text(1, name) + _field(2, _field(1, tensor))
+    return helper.make_tensor_value_info(name, elem_type, dims)

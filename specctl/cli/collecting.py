@@ -41,7 +41,6 @@ def collect(
     Of rounds decoded live, or of full trees at every position (--dense), from which any policy is
     fitted and scored.
     """
-    from specctl.collect import tokens
     from specctl.collect.prompts import load_prompts
     from specctl.collect.responses import load_responses
     from specctl.collect.trace_writer import check_place
@@ -59,30 +58,29 @@ def collect(
             fix="for the children of a drafted node give --children",
         )
     named = None if settings.dense else resolve_policy(settings.policy or LIVE_POLICY)
-    stored = (settings.tokens, settings.token_key)
-    tokens.check_tokens(*stored)
     part = Shard.parse(settings.shard)
     place = open_place(out)
     check_place(place, resume=settings.resume or part.count > 1)
     if settings.dense_every is not None:
         check_place(open_place(sample_place(out)), resume=settings.resume or part.count > 1)
-    tokens.check_key_file(place, settings.token_key)
-    naming = tokens.prompt_naming(*stored)
+    hide_text = settings.tokens == "drop"
     loaded = load_prompts(
         prompts,
         format=models.format,
         limit=models.limit,
         limit_seed=models.limit_seed,
-        naming=naming,
+        hide_text=hide_text,
         warn=console.warn,
     )
-    texts = None if settings.responses is None else load_responses(settings.responses, naming)
+    texts = None
+    if settings.responses is not None:
+        texts = load_responses(settings.responses, hide_text=hide_text)
     there = {"device": "cpu"} if settings.is_spread else {}  # a worker's machine has its own
     models.model_copy(update=there).check()
 
     from specctl.collect.workers import Work, collect_on_ray
 
-    work = Work(settings, models, out, tokens.token_treatment(*stored, 0), named)
+    work = Work(settings, models, out, named)
     if settings.is_spread:
         if texts is not None:
             texts.check_cover(loaded)

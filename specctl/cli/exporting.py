@@ -146,9 +146,6 @@ def _trace_settings(given: Given, engine: Engine) -> TraceSettings | None:
     settings: TraceSettings = given.build()
     from specctl.stores import is_store_url
 
-    places = {
-        name: str(Path(place).absolute())
-        for name, place in (("out", settings.out), ("token_key", settings.token_key))
-        if place is not None and not is_store_url(place)
-    }
-    return settings.model_copy(update=places)
+    if is_store_url(settings.out):
+        return settings
+    return settings.model_copy(update={"out": str(Path(settings.out).absolute())})

@@ -129,13 +129,7 @@ class CollectConfig(BaseModel):
         default="1 where there are any",
         ge=0,
     )
-    tokens: Literal["keep", "hash", "drop"] = option(
-        "keep",
-        "Token ids: keep; hash, by a secret permutation (frequencies stay visible); or drop",
-    )
-    token_key: Path | None = option(
-        None, "Key file of --tokens hash, made where absent; keep it elsewhere", default="none"
-    )
+    tokens: Literal["keep", "drop"] = option("keep", "Token ids: keep, or drop")
     children: int | None = option(
         None, "Dense: children drafted per expanded node", default="10", group="common", ge=1, le=64
     )

@@ -11,7 +11,7 @@ from typing import Any, Self
 from specctl.collect.config import WHOLE, Shard, WhenFull
 from specctl.collect.prompts import Prompt
 from specctl.collect.recorder import RecorderConfig, TraceRecorder
-from specctl.collect.tokens import KEEP, TokenTreatment
+from specctl.collect.tokens import TokenMode, token_header
 from specctl.collect.trace_writer import TraceWriter, make_header
 from specctl.formatting import count
 from specctl.logs.trace_files import Segment, TraceHeader
@@ -108,7 +108,7 @@ def collect_live(
     batch_size: int = 1,
     resume: bool = False,
     shard: Shard = WHOLE,
-    tokens: TokenTreatment = KEEP,
+    tokens: TokenMode = "keep",
     when_full: WhenFull = "block",
     workload: str | None = None,
     own_prompts: bool = False,
@@ -175,7 +175,7 @@ def header_of(
     settings: DecodeSettings,
     *,
     workload: str | None = None,
-    tokens: TokenTreatment = KEEP,
+    tokens: TokenMode = "keep",
     more: Mapping[str, Any] | None = None,
 ) -> TraceHeader:
     """Identity of the traces: pair, policy, sampling and options that must be equal on resume.
@@ -196,7 +196,7 @@ def header_of(
             "dtype": str(pair.target.model.dtype).removeprefix("torch."),
             "draft_vocab_size": None if pair.drafter is None else pair.drafter.vocab_size,
             "domain": pair_domain(pair, workload=workload).model_dump(mode="json"),
-            **tokens.header,
+            **token_header(tokens),
             **(more or {}),
         },
     )

@@ -59,31 +59,6 @@ class Prompt:
     chat: bool = True
 
 
-@dataclass(frozen=True)
-class Naming:
-    """Settings that distinguish a prompt without an id from another one in its place.
-
-    Attributes:
-        key: of the digest of its text; without one, anyone can confirm a guessed text.
-        by_file: by a digest of the whole file instead.
-    """
-
-    key: bytes = b""
-    by_file: bool = False
-
-    def mark(self, turns: tuple[str, ...], path: str) -> str:
-        """Eight digits."""
-        if self.by_file:
-            return _file_digest(path, os.stat(path).st_mtime_ns)[:8]
-        text = "\0".join(turns).encode()
-        if self.key:
-            return hashlib.blake2b(text, key=self.key, digest_size=4, person=b"prompt").hexdigest()
-        return hashlib.sha256(text).hexdigest()[:8]
-
-
-BY_TEXT = Naming()
-
-
 @cache
 def _file_digest(path: str, modified_ns: int) -> str:
     del modified_ns  # another time, another file
@@ -97,12 +72,14 @@ class Entry:
     Attributes:
         number: 1-based, of the unit. row: the JSON object that stands there, or a row's columns
             that are not null.
+        hides_text: what has no id is named by its file's digest, not by that of its text, with
+            which a guessed text could be confirmed.
     """
 
     path: str
     number: int
     unit: str = "line"
-    naming: Naming = BY_TEXT
+    hides_text: bool = False
     row: Mapping[str, Any] = field(default_factory=dict)
 
     def refuse(self, expected: str, found: str, fix: str = "correct it") -> PromptError:
@@ -165,7 +142,11 @@ class Entry:
         """
         found = self.row.get(key)
         if found is None and turns is not None:
-            return f"{self.unit}-{self.number}-{self.naming.mark(turns, self.path)}"
+            if self.hides_text:
+                mark = _file_digest(self.path, os.stat(self.path).st_mtime_ns)
+            else:
+                mark = hashlib.sha256("\0".join(turns).encode()).hexdigest()
+            return f"{self.unit}-{self.number}-{mark[:8]}"
         if isinstance(found, int) and not isinstance(found, bool):
             return str(found)
         return None if found is None else self.checked(found, repr(key), MAX_NAME_BYTES)
@@ -177,7 +158,7 @@ def load_prompts(
     format: str = "auto",
     limit: int | None = None,
     limit_seed: int = 0,
-    naming: Naming = BY_TEXT,
+    hide_text: bool = False,
     warn: Callable[[str], None] = warnings.warn,
 ) -> list[Prompt]:
     """Reads prompts in file order.
@@ -188,7 +169,7 @@ def load_prompts(
         format: one of `FORMATS`. `auto`: `.txt` is text, otherwise the keys of the first record
             decide (see the table above).
         limit: prompts at most, see `spread`. limit_seed: which of them.
-        naming: of prompts without an id.
+        hide_text: name prompts without an id by the file, see `Entry`.
         warn: takes a line on prompts without their text (`PLACEHOLDER`), which are left out.
 
     Raises:
@@ -208,7 +189,7 @@ def load_prompts(
     first: dict[str, Entry] = {}  # an id used twice would merge two units of splitting into one
     prompts, num_empty = [], 0
     with readable(path, "a prompt file", f"name a file, or {EMBEDDED!r}"):
-        for entry, prompt in _parse(path, format, naming):
+        for entry, prompt in _parse(path, format, hide_text=hide_text):
             earlier = first.setdefault(prompt.prompt_id, entry)
             if earlier is not entry:
                 found = f"{prompt.prompt_id!r}, which {earlier.unit} {earlier.number} has too"
@@ -296,24 +277,24 @@ def readable(path: Path, expected: str, fix: str) -> Iterator[None]:
 # --------------------------------------------------------------------------- files
 
 
-def _parse(path: Path, format: str, naming: Naming) -> Iterator[tuple[Entry, Prompt]]:
+def _parse(path: Path, format: str, *, hide_text: bool) -> Iterator[tuple[Entry, Prompt]]:
     is_text = format == "auto" and path.suffix == ".txt" and not _is_parquet(path)
     if format == "text" or is_text:
-        for entry, line in _lines(path, naming):
+        for entry, line in _lines(path, hide_text=hide_text):
             turns = (entry.checked(line.rstrip("\r\n"), "the line"),)
             yield entry, _prompt(entry, "id", turns)
         return
-    for entry in entries(path, naming):
+    for entry in entries(path, hide_text=hide_text):
         format = detect_format(entry) if format == "auto" else format
         yield entry, READERS[format](entry)
 
 
-def _lines(path: Path, naming: Naming, *, blank: bool = False) -> Iterator[tuple[Entry, str]]:
+def _lines(path: Path, *, hide_text: bool, blank: bool = False) -> Iterator[tuple[Entry, str]]:
     """Lines with something in them, or all. Split at line feeds alone: JSON strings may hold
     U+2028."""
     with path.open("rb") as stream:
         for number, raw in enumerate(stream, start=1):
-            entry = Entry(str(path), number, naming=naming)
+            entry = Entry(str(path), number, hides_text=hide_text)
             raw = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
             try:
                 line = raw.decode()
@@ -324,19 +305,19 @@ def _lines(path: Path, naming: Naming, *, blank: bool = False) -> Iterator[tuple
                 yield entry, line
 
 
-def entries(path: Path, naming: Naming = BY_TEXT) -> Iterator[Entry]:
+def entries(path: Path, *, hide_text: bool = False) -> Iterator[Entry]:
     """Objects of a JSON-lines file, of one JSON array (as ShareGPT is published), or of a Parquet
     file (as SPEED-Bench is), which its first bytes tell."""
     if _is_parquet(path):
-        yield from _parquet_rows(path, naming)
+        yield from _parquet_rows(path, hide_text=hide_text)
         return
-    start, first = next(_lines(path, naming), (Entry(str(path), 1), ""))
+    start, first = next(_lines(path, hide_text=hide_text), (Entry(str(path), 1), ""))
     if first.lstrip().startswith("["):
-        text = "".join(line for _, line in _lines(path, naming, blank=True))
+        text = "".join(line for _, line in _lines(path, hide_text=hide_text, blank=True))
         for number, item in enumerate(_json(text, replace(start, number=1)), start=1):
             yield replace(start, number=number, unit="item").with_row(item)
     else:
-        for entry, line in _lines(path, naming):
+        for entry, line in _lines(path, hide_text=hide_text):
             yield entry.with_row(_json(line, entry))
 
 
@@ -345,7 +326,7 @@ def _is_parquet(path: Path) -> bool:
         return stream.read(4) == b"PAR1"
 
 
-def _parquet_rows(path: Path, naming: Naming) -> Iterator[Entry]:
+def _parquet_rows(path: Path, *, hide_text: bool) -> Iterator[Entry]:
     """Rows of a Parquet file; of its columns, those that a reader of this room knows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -365,7 +346,7 @@ def _parquet_rows(path: Path, naming: Naming) -> Iterator[Entry]:
             for row in batch.to_pylist():
                 number += 1
                 row = {name: value for name, value in row.items() if value is not None}
-                yield Entry(str(path), number, "row", naming, row)
+                yield Entry(str(path), number, "row", hide_text, row)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise refuse("a Parquet file that can be decoded", str(error), "fetch it again") from error
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specctl.collect.prompts import BY_TEXT, Entry, Naming, Prompt, entries, readable
+from specctl.collect.prompts import Entry, Prompt, entries, readable
 from specctl.durable import file_sha256
 from specctl.errors import PromptError
 
@@ -86,11 +86,11 @@ class Responses:
                 )
 
 
-def load_responses(path: Path, naming: Naming = BY_TEXT) -> Responses:
+def load_responses(path: Path, *, hide_text: bool = False) -> Responses:
     """Reads a file of responses.
 
     Args:
-        naming: of records without an id, as of their prompts.
+        hide_text: as of their prompts, see `load_prompts`.
 
     Raises:
         PromptError: not a file that can be read, or empty; `PromptLineError` where one record
@@ -98,7 +98,7 @@ def load_responses(path: Path, naming: Naming = BY_TEXT) -> Responses:
     """
     found_by: dict[str, Response] = {}
     with readable(path, "a file of responses", "name a JSON-lines or Parquet file"):
-        for entry in entries(path, naming):
+        for entry in entries(path, hide_text=hide_text):
             response = _read(entry)
             earlier = found_by.setdefault(response.prompt_id, response)
             if earlier is not response:

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 from specctl.collect.prompts import Prompt
-from specctl.collect.tokens import KEEP, TokenTreatment
+from specctl.collect.tokens import TokenMode, text_digest, without_tokens
 from specctl.durable import RESUME, file_sha256, make_folder, output_errors
 from specctl.errors import InvariantError, OutputError, StoreError, TraceMismatchError
 from specctl.logs.trace_files import (
@@ -132,7 +132,7 @@ class TraceWriter:
     """
 
     def __init__(
-        self, place: Place, listing: Listing, tokens: TokenTreatment, policy: dict[str, Any]
+        self, place: Place, listing: Listing, tokens: TokenMode, policy: dict[str, Any]
     ) -> None:
         self.place, self.finished = place, set(listing.prompt_ids)
         self._last_time = datetime.min.replace(tzinfo=UTC)
@@ -155,7 +155,7 @@ class TraceWriter:
         header: TraceHeader,
         *,
         resume: bool = False,
-        tokens: TokenTreatment = KEEP,
+        tokens: TokenMode = "keep",
         own_prompts: bool = False,
     ) -> Self:
         """Starts a set, or joins one that was begun by the same run.
@@ -194,15 +194,14 @@ class TraceWriter:
         return cls(place, listing, tokens, header.policy)
 
     def plan(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Those that are not finished yet, in order; segments will record digests of their texts.
+        """Those that are not finished yet, in order; segments will record digests of their texts,
+        unless tokens are left out: whoever has the set could try guesses.
 
         Raises:
             TraceMismatchError: a prompt that was finished with another text.
         """
-        for prompt in prompts:
-            digest = self._tokens.text_digest(prompt)
-            if digest is None:
-                continue
+        for prompt in prompts if self._tokens == "keep" else ():
+            digest = text_digest(prompt)
             before = self._texts.setdefault(prompt.prompt_id, digest)
             if before != digest:
                 raise TraceMismatchError(
@@ -295,7 +294,9 @@ class TraceWriter:
         make_folder(self._staging.absolute())
         path = self._staging / f"{uuid.uuid4().hex}.parquet"
         try:
-            write_parquet(path, table, self._tokens.applied(table, rows), footer)
+            if self._tokens == "drop":
+                rows = without_tokens(table, rows)
+            write_parquet(path, table, rows, footer)
             size_bytes = path.stat().st_size
             if size_bytes > MAX_SEGMENT_BYTES:
                 raise OutputError(

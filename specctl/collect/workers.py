@@ -27,7 +27,6 @@ from specctl.collect.dense.collection import DenseSummary, answered, plain_decod
 from specctl.collect.live import CollectSummary, collect_live
 from specctl.collect.prompts import Prompt
 from specctl.collect.responses import Responses
-from specctl.collect.tokens import TokenTreatment
 from specctl.collect.trace_writer import TraceWriter, finishing
 from specctl.errors import ClusterError, one_line
 from specctl.formatting import count
@@ -63,7 +62,6 @@ class Work:
 
     Attributes:
         out: a folder, absolute for other processes, or `s3://bucket/prefix`.
-        tokens: without the size of the vocabulary, which the pair has.
         policy: None with `settings.dense`.
         folder: where relative names of models begin. versions: of packages that a worker must have.
     """
@@ -71,7 +69,6 @@ class Work:
     settings: CollectConfig
     models: DecodingConfig
     out: str
-    tokens: TokenTreatment
     policy: NamedPolicy | None = None
     folder: str = field(default_factory=os.getcwd)
     versions: dict[str, str] = field(default_factory=versions_here)
@@ -110,7 +107,7 @@ class Work:
         pair, settings, decoding = decoder.pair, self.settings, self.models.settings
         more |= {
             "batch_size": self.models.batch_size,
-            "tokens": replace(self.tokens, vocab_size=pair.target.model.vocab_size),
+            "tokens": settings.tokens,
             "workload": settings.workload,
             "decoder": decoder,
         }
@@ -175,7 +172,9 @@ class Worker:
         work.collect(self._decoder, [], begun, resume=True, own_prompts=True)
         fitting = work.models.with_room(pair, prompts, warnings.append)
         listing = read_listing(work.out, verify=False)
-        with TraceWriter(listing.place, listing, work.tokens, listing.header.policy) as writer:
+        with TraceWriter(
+            listing.place, listing, work.settings.tokens, listing.header.policy
+        ) as writer:
             left = writer.plan(fitting)
         if responses is not None:
             for prompt in left:

@@ -33,7 +33,7 @@ class TraceSettings(Record):
         dense_every: log each n-th request densely instead, into a set of its own (`sample_place`),
             while the policy serves the others. None: none.
         max_bytes: of published segments; tracing ends there. None: no bound.
-        tokens: ids as they are, hashed, or left out. token_key: key file of `hash`.
+        tokens: ids as they are, or left out.
         workload: the kind of requests, in the user's word; artifacts say it.
         temperature, top_k, top_p: sampling of the requests to record, as a trace set is of one
             sampling; others are counted and not recorded.
@@ -54,10 +54,7 @@ class TraceSettings(Record):
         None, "Log each N-th request densely too, into TRACES-dense", default="none"
     )
     max_bytes: PositiveInt | None = option(None, "End the log there", default="no bound")
-    tokens: Literal["keep", "hash", "drop"] = option(
-        "keep", "Token ids in the log: keep, hash, drop"
-    )
-    token_key: str | None = option(None, "Key file of --tokens hash", default="none")
+    tokens: Literal["keep", "drop"] = option("keep", "Token ids in the log: keep, or drop")
     workload: str | None = option(
         None, "Kind of the requests, such as chat; artifacts say it", default="unknown"
     )
@@ -66,9 +63,7 @@ class TraceSettings(Record):
     top_p: float = option(1.0, "Their nucleus mass", gt=0, le=1)
 
     @model_validator(mode="after")
-    def _keyed(self) -> Self:
-        keyed = (self.tokens == "hash") == (self.token_key is not None)
-        require(keyed, "token_key goes with tokens 'hash', and is needed there")
+    def _one_dense(self) -> Self:
         both = self.dense and self.dense_every is not None
         require(not both, "dense_every goes with a log of rounds: dense is all dense already")
         return self

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from specctl.artifacts.manifest import Domain, PairFingerprint
 from specctl.collect.shipping import lane_for
-from specctl.collect.tokens import token_treatment
+from specctl.collect.tokens import token_header
 from specctl.collect.trace_writer import TraceWriter, make_header
 from specctl.embedded import name_of
 from specctl.engines.recording import DenseLog, LiveLog, Recorder
@@ -119,9 +119,7 @@ class Tracer:
         self._dense_depth, self.is_dense = depth if settings.dense else 0, settings.dense
 
         def open_writer() -> TraceWriter:
-            key = None if settings.token_key is None else Path(settings.token_key)
             vocab_size = runner.model_config.get_vocab_size()
-            tokens = token_treatment(settings.tokens, key, vocab_size)
             draft_config = runner.vllm_config.speculative_config.draft_model_config.hf_config
             dense = {"top_k": 1, "width": 1, "depth": depth, "nested": True}
             header = make_header(
@@ -140,12 +138,12 @@ class Tracer:
                         mode="json"
                     ),
                     "engine": {"name": "vllm", "version": version},
-                    **tokens.header,
+                    **token_header(settings.tokens),
                     **({"dense": dense, "responses_digest": None} if settings.dense else {}),
                 },
             )
             return TraceWriter.open(
-                settings.out, header, resume=True, tokens=tokens, own_prompts=True
+                settings.out, header, resume=True, tokens=settings.tokens, own_prompts=True
             )
 
         read = partial(read_steps, sampling=self._sampling, lane=self._lane)

@@ -50,7 +50,6 @@ _TIME = r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d)?)?"
 _REFERENCE = re.compile(rf"(?P<place>.+)@(?P<part>sha256:[0-9a-f]{{64}}|{_TIME})\Z", re.DOTALL)
 
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
-TextDigest = Annotated[str, Field(pattern=r"^(sha256|blake2b):[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -178,9 +177,7 @@ def _altered(where: str, expected: str, found: str) -> TraceCorruptError:
 class _Tokens(Record):
     """`collect.tokens`: how token ids are stored."""
 
-    mode: Literal["keep", "hash", "drop"]
-    key_digest: str | None = None
-    vocab_size: int | None = None
+    mode: Literal["keep", "drop"]
 
 
 class _Engine(BaseModel, extra="allow", strict=True):
@@ -294,7 +291,7 @@ class SegmentRecord(Stored):
     policy: dict[str, JsonValue]
     nodes: NodesFile | None
     prompt_ids: list[str]
-    text_digests: list[TextDigest | None] | None = None
+    text_digests: list[Digest | None] | None = None
 
     @model_validator(mode="after")
     def _check_prompts(self) -> Self:
@@ -431,8 +428,6 @@ def check_equal(
     if name.startswith("collect.tokens"):
         what = "token ids"
         expected, found = (f"--tokens {token_mode(one.collect)}" for one in (wanted, stored))
-        if expected == found:
-            expected, found = f"{expected} with the same --token-key", f"{found} with another"
     elif name == "collect.domain.hardware":
         fix = "collect into another set on this machine, and name both where traces are read"
     raise TraceMismatchError(

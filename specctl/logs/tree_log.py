@@ -211,7 +211,7 @@ class DenseLog:
             TraceError: token ids are wanted, and the traces were collected without.
         """
         if "token_id" in extra:
-            self.check_tokens("features of the text", "keep", "hash")
+            self.check_tokens("features of the text")
         for chunk in _read_chunks(self.files, self.support, with_entropy, extra):
             if self.prompts is None:
                 yield chunk
@@ -246,20 +246,20 @@ class DenseLog:
             if on_positions is not None:
                 on_positions(num_rows)
 
-    def check_tokens(self, what: str, *modes: str) -> None:
-        """Refuses traces whose token ids do not serve.
+    def check_tokens(self, what: str) -> None:
+        """Refuses traces without token ids.
 
         Args:
-            what: needs them. modes: that would do.
+            what: needs them.
 
         Raises:
-            TraceError: they were hashed or left out.
+            TraceError: they were left out.
         """
-        if self.tokens not in modes:
+        if self.tokens == "drop":
             raise TraceError(
                 what,
-                expected=f"traces collected with --tokens {' or '.join(modes)}",
-                found=f"--tokens {self.tokens}",
+                expected="traces collected with --tokens keep",
+                found="--tokens drop",
                 fix="collect again, or leave out what needs token ids (a fit: with --features)",
             )
 

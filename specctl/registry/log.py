@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from pydantic import Field, ValidationError
 
 from specctl.artifacts.manifest import Digest, Name, UtcTime, digest_of, utc_now
-from specctl.artifacts.privacy import check_record
 from specctl.artifacts.signing import (
     MAX_ENVELOPE_BYTES,
     bad_signature,
@@ -199,7 +198,7 @@ class Log:
             raise self._broken(f"an entry, as there is one at {highest}", "a gap")
 
     def draft(self, action: Publish | Move, writer: Writer, reason: str | None = None) -> Logged:
-        """The next entry, signed and not committed (E_ENTRY, E_PRIVACY).
+        """The next entry, signed and not committed (E_ENTRY).
 
         An entry stays for ever, so none is made that a reader would refuse.
 
@@ -224,9 +223,7 @@ class Log:
         except ValidationError as error:
             expected = "1 to 256 plain characters of text"
             raise _bad_entry(expected, describe_violation(error), "correct that field") from None
-        content = entry.model_dump(mode="json")
-        check_record("log entry", content)  # a history is never rewritten
-        payload = canonical_json(content).encode()
+        payload = canonical_json(entry.model_dump(mode="json")).encode()
         if writer.key is None:
             sealed = envelope_bytes(ENTRY_TYPE, payload)
         else:

@@ -46,7 +46,6 @@ from tests.artifacts.examples import (
     ORIGIN,
     PAIR,
     POLICIES,
-    SECRETS,
     read_manifest,
     sha,
     write_artifact,
@@ -126,8 +125,6 @@ def test_description_names_policy_pair_and_evidence(
         (POLICIES["ar"], ORIGIN, "x" * (MAX_BYTES["README.md"] + 1), "E_SIZE", "README.md",
          "shorten it; nothing was written"),
         (Policy(shape=Chain(), acceptance=Mars()), Origin(PAIR), "", "E_CLASS", "evidence", "fit"),
-        (POLICIES["chain"], replace(ORIGIN, fit={"note": SECRETS["hub"]}), "", "E_PRIVACY",
-         "config.json.fit.note", "remove it"),
         *(
             (POLICIES["ar"], replace(ORIGIN, fit=fit), "", "E_SCHEMA", "config.json", "correct")
             for fit in ({"\x1b[2J": 1}, {"note": "a\x00b"}, {"deep": [{"x": ["y\x9b"]}]})

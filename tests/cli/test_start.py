@@ -29,7 +29,7 @@ print(json.dumps(loaded))
 NAME = "embedded+embedded@cpu:start"
 REGISTRY = [
     "registry list",
-    "registry list --target org/model --drafter eagle3 --gpu h100",
+    "registry list qwen3-8b eagle3 h100",
     "registry verify",
     "registry copy backup",
     f"registry verify {NAME}@prod",

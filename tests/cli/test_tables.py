@@ -67,7 +67,7 @@ SHOWN: dict[str, Callable[[Any], Any]] = {
     "show an artifact": lambda given: showing.show(what=str(given("artifacts")["eagle2"])),
     "registry list": lambda given: registry_verbs.list_(registry=str(given("registry"))),
     "registry search": lambda given: registry_verbs.list_(
-        registry=str(given("registry")), target="embedded", gpu="h100"
+        registry=str(given("registry")), words=["embedded"]
     ),
     "registry show": lambda given: registry_verbs.show(name=NAME, registry=str(given("registry"))),
     "registry log": lambda given: registry_verbs.log(name=NAME, registry=str(given("registry"))),

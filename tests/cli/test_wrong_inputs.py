@@ -33,7 +33,7 @@ LIGHT: list[tuple[int, str, str]] = [
     (USAGE, "run p.txt --format spcbench", "found 'spcbench'; did you mean spec-bench?"),
     (USAGE, "run p.txt --dtype bf16", "found bf16; did you mean bfloat16?"),
     (USAGE, "run p.txt --device gpu", "found gpu; choose one; a GPU is cuda, the second one"),
-    (USAGE, "collect p.txt -o OUT --tokens hsh", "found hsh; did you mean hash?"),
+    (USAGE, "collect p.txt -o OUT --tokens drp", "found drp; did you mean drop?"),
     (USAGE, "replay DENSE -p ar --engine vlm", "found vlm; did you mean vllm?"),
     (
         USAGE,
@@ -55,7 +55,6 @@ LIGHT: list[tuple[int, str, str]] = [
     ),
     (USAGE, "fit cart DENSE -o OUT --algorithm exct", "found exct; did you mean exact?"),
     (USAGE, "fit auto DENSE -o OUT --skip ecoh --cost-model c.json", "'ecoh'; did you mean echo?"),
-    (USAGE, "registry list --registry r --dtype bf61", "found 'bf61'; did you mean bf16?"),
     (USAGE, "export chain --to vlm", "or transformers, found 'vlm'; did you mean vllm?"),
     (USAGE, "export chain --to vllm --method eagel", "found 'eagel'; did you mean eagle?"),
     (USAGE, "export chain --to vllm --trace t --tokens kep", "found kep; did you mean keep?"),

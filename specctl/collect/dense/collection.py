@@ -12,7 +12,7 @@ from specctl.collect.dense.trees import DenseDrafting
 from specctl.collect.live import Sitting, header_of
 from specctl.collect.prompts import Prompt
 from specctl.collect.responses import Response, Responses, TurnText
-from specctl.collect.tokens import KEEP, TokenTreatment
+from specctl.collect.tokens import TokenMode
 from specctl.collect.trace_writer import FLUSH_BYTES, FLUSH_S, TraceWriter, finishing
 from specctl.logs.parquet import Tables, join_tables
 from specctl.logs.trace_files import Segment
@@ -88,7 +88,7 @@ def collect_dense(
     batch_size: int = 1,
     resume: bool = False,
     shard: Shard = WHOLE,
-    tokens: TokenTreatment = KEEP,
+    tokens: TokenMode = "keep",
     workload: str | None = None,
     own_prompts: bool = False,
     decoder: Decoder | None = None,

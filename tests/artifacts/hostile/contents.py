@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 
 from specctl.artifacts.compatibility import Expectation
-from specctl.artifacts.files import MAX_BYTES, MIB
+from specctl.artifacts.files import MIB
 from specctl.artifacts.manifest import Domain, Range
-from specctl.artifacts.onnx_twin import twin_bytes
 from specctl.artifacts.strict_json import MAX_KEY_CHARS, MAX_NESTING
 from specctl.artifacts.tensors import (
     REFERENCE,
@@ -33,8 +30,6 @@ from tests.artifacts.examples import (
     FFN,
     HETERO,
     PAIR,
-    POLICIES,
-    SECRETS,
     read_manifest,
     replace_file,
     sha,
@@ -50,6 +45,7 @@ from tests.artifacts.hostile import (
     telling,
     told,
 )
+from tests.policy.scorers import copy_table
 
 # ------------------------------------------------------------------ JSON and fields
 
@@ -177,7 +173,7 @@ TENSORS: dict[str, tuple[bytes, str]] = {
     "25 other name": (write_tensors({"shape.edge": GOOD}), "E_WEIGHTS"),
     "25 one more": (write_tensors({"shape.edges": GOOD, "x": GOOD}), "E_WEIGHTS"),
     "25 none": (write_tensors({}), "E_WEIGHTS"),
-    "26 other edges": (edges(GOOD + 1), "E_TWIN"),
+    "26 other edges": (edges(GOOD + 1), "E_SELFTEST"),
     "38 a name that a terminal obeys": (
         write_tensors({"\x1b[2J": np.float32([np.nan])}), "E_WEIGHTS"
     ),
@@ -217,7 +213,6 @@ RECORDS: dict[str, tuple[Make, str]] = {
     "30 absurd depth": (shape(alpha=64), "E_POLICY"),
     "30 negative gamma": (shape(gammas=[-1.0]), "E_POLICY"),
     "30 text for a number": (shape(index_base="0"), "E_POLICY"),
-    "30 other plan than the twin": (shape(cap_tokens=True), "E_TWIN"),
     "30 k above the most": (shape("eagle2", top_k=10**6), "E_POLICY"),
     "30 falling thresholds": (shape("echo", gate_levels=[4, 1]), "E_POLICY"),
 }
@@ -225,7 +220,7 @@ RECORDS: dict[str, tuple[Make, str]] = {
 # ------------------------------------------------------------------ whole policies
 
 
-def by_hand(policy: Policy, *, features: list[str], base: str = "full", twin: bool = False) -> Make:
+def by_hand(policy: Policy, *, features: list[str], base: str = "full") -> Make:
     """An artifact of a policy that nothing of ours would save; its self-test is another's."""
 
     def write(folder: Path) -> None:
@@ -237,8 +232,6 @@ def by_hand(policy: Policy, *, features: list[str], base: str = "full", twin: bo
         selftest = {name: old[name] for name in old if name.startswith("selftest.")}
         data = write_tensors({**policy_tensors(policy), **selftest})
         replace_file(folder, "policy.safetensors", data)
-        if twin:
-            replace_file(folder, "policy.onnx", twin_bytes(policy) or b"")
 
     return write
 
@@ -247,8 +240,8 @@ def scored(scorer: Any, beta: float = 0.1) -> Policy:
     return Policy(shape=ScoredTree(scorer=scorer, beta=beta))
 
 
-def selftest(name: str, change: Callable[[Any], Any]) -> Make:
-    """The self-test with other decisions, or without some."""
+def selftest(name: str, change: Callable[[Any], Any], policy: Policy | str = "hetero") -> Make:
+    """The self-test with other rows or answers, or without some."""
 
     def write(folder: Path) -> None:
         tensors = read_tensors((folder / "policy.safetensors").read_bytes())
@@ -256,7 +249,7 @@ def selftest(name: str, change: Callable[[Any], Any]) -> Make:
         left = {key: tensor for key, tensor in tensors.items() if tensor is not None}
         replace_file(folder, "policy.safetensors", write_tensors(left))
 
-    return broken(write)
+    return broken(write, policy)
 
 
 def wide_network(num_named: int) -> Make:
@@ -288,121 +281,37 @@ POLICY_FAMILIES: dict[str, tuple[Make, str]] = {
         by_hand(Policy(shape=FullTree(depth=64, top_k=64)), features=[]), "E_COST"
     ),
     "35 a scorer that says nothing": (
-        by_hand(DEAF, features=FFN_FEATURES, base="c2t_ffn", twin=True), "E_DEGENERATE"
+        by_hand(DEAF, features=FFN_FEATURES, base="c2t_ffn"), "E_DEGENERATE"
     ),
     "35 a scorer that overflows": (
-        by_hand(LOUD, features=FFN_FEATURES, base="c2t_ffn", twin=True), "E_DEGENERATE"
+        by_hand(LOUD, features=FFN_FEATURES, base="c2t_ffn"), "E_DEGENERATE"
     ),
-    "33 no decisions": (selftest("submitted", lambda _: None), "E_SELFTEST"),
-    "33 other decisions": (selftest("submitted", lambda a: a + 1), "E_SELFTEST"),
-    "33 fewer decisions": (selftest("submitted", lambda a: a[:, :-1]), "E_SELFTEST"),
-    "33 decisions that are no whole numbers": (
-        selftest("submitted", lambda a: a.astype(np.float32)), "E_SELFTEST"
+    "33 no answers": (selftest("found", lambda _: None), "E_SELFTEST"),
+    "33 other answers": (selftest("found", lambda a: a + 1), "E_SELFTEST"),
+    "33 fewer answers": (selftest("found", lambda a: a[:-1]), "E_SELFTEST"),
+    "33 answers that are no whole numbers": (
+        selftest("found", lambda a: a.astype(np.float32)), "E_SELFTEST"
     ),
-    "33 another seed": (selftest("seed", lambda a: a + 1), "E_SELFTEST"),
-    "33 a seed of 2^40": (selftest("seed", lambda a: a + 2**40), "E_SELFTEST"),
-    "33 seeds": (selftest("seed", lambda a: np.repeat(a, 2)), "E_SELFTEST"),
+    "33 other rows": (selftest("given", lambda a: a + 3), "E_SELFTEST"),
+    "33 fewer rows": (selftest("given", lambda a: a[:-1]), "E_SELFTEST"),
+    "33 rows of whole numbers": (selftest("given", lambda a: a.astype(np.int64)), "E_SELFTEST"),
+    "33 rows that no cell holds": (
+        selftest("given", lambda a: a * 1000, scored(copy_table())), "E_SELFTEST"
+    ),
     "31 a lossy one that says lossless": (telling("mars", lossless=True), "E_CLASS"),
     "31 a lossless one that says lossy": (telling(lossless=False), "E_CLASS"),
     "31 lossy without evidence": (telling("mars", evidence=None), "E_CLASS"),
 }  # fmt: skip
 
-# ------------------------------------------------------------------ twins
+# ------------------------------------------------------------------ reports
 
 
-def twin() -> bytes:
-    return twin_bytes(POLICIES["hetero"]) or b""
-
-
-def changed_twin(change: Callable[[Any], object]) -> bytes:
-    """A twin after a change of its graph, as onnx itself writes it."""
-    model = onnx.load_from_string(twin())
-    change(model.graph)
-    return bytes(model.SerializeToString(deterministic=True))
-
-
-def _external(location: str, graph: Any) -> None:
-    """A table that lies in another file, or at an address in memory."""
-    tensor = graph.initializer[0]
-    tensor.ClearField("raw_data")
-    place = tensor.external_data.add()
-    place.key, place.value = "location", location
-    tensor.data_location = onnx.TensorProto.EXTERNAL
-
-
-def _operator(graph: Any) -> None:
-    graph.node[0].op_type = "Loop"
-
-
-def _weight(graph: Any) -> None:
-    raw = graph.initializer[1].raw_data
-    graph.initializer[1].raw_data = raw[:-1] + bytes([raw[-1] ^ 1])
-
-
-TWINS: dict[str, Callable[[], bytes]] = {
-    "19 external data": lambda: changed_twin(partial(_external, "../../etc/passwd")),
-    "20 a table in memory": lambda: changed_twin(partial(_external, "*/_ORT_MEM_ADDR_/*")),
-    "21 another operator": lambda: changed_twin(_operator),
-    "22 16 MiB of dimensions": lambda: b"\x08\x01" * (8 << 20),
-    "23 10^4 deep": lambda: b"\x3a\x81\x80\x04\x0a" * 10**4,
-    "24 cut short": lambda: twin()[:-1],
-    "24 fields in another order": lambda: twin()[2:] + twin()[:2],
-    "24 a longer number": lambda: b"\x08\x88\x00" + twin()[2:],
-    "24 nothing": lambda: b"",
-    "26 another weight": lambda: changed_twin(_weight),
-    "18 the twin of another": lambda: twin_bytes(POLICIES["echo"]) or b"",
-}
-
-
-def _unlist_twin(folder: Path) -> None:
-    (folder / "policy.onnx").unlink()
-    manifest = read_manifest(folder)
-    del manifest["files"]["policy.onnx"]
-    write_manifest(folder, manifest)
-
-
-# ------------------------------------------------------------------ texts
-
-
-def _leaked_last(folder: Path, report: object, card: bytes = b"") -> None:
-    """A clean report, and a card whose end is a secret, all within the caps."""
-    data = json.dumps({"x": report}, separators=(",", ":")).encode()
-    replace_file(folder, "report.json", data)
-    replace_file(folder, "README.md", card + b"\n" + SECRETS["aws"].encode())
-    assert all(len(path.read_bytes()) <= MAX_BYTES[path.name] for path in folder.iterdir())
-
-
-def _leaves_under_long_keys(folder: Path) -> None:
-    """The place of each of these leaves is a text of 7 KB."""
-    leaves: Any = [{f"k{i}": f"v{i}" for i in range(4000)} for _ in range(24)]
-    for i in range(MAX_NESTING - 6):
-        leaves = {f"{i:2}" + "k" * (MAX_KEY_CHARS - 2): leaves}
-    _leaked_last(folder, leaves)
-
-
-def _texts_at_their_caps(folder: Path) -> None:
-    """Dashes, which most patterns must look at one by one."""
-    write_manifest(folder, {**read_manifest(folder), "fit": {"note": "-" * (MIB - 8192)}})
-    _leaked_last(folder, "-" * (2 * MIB - 200), b"-" * (MIB - 200))
-
-
-CARD = b"aws_secret=://" * 74_000 + SECRETS["aws"].encode()
 REPORTS = {
     "12 a report of 2 MiB": lambda: b"[" + b"0," * (MIB - 2) + b"0]",
     "12 a key of 1 MiB over 400 leaves": lambda: json.dumps({"a" * MIB: [0] * 400}).encode(),
     "12 lists in lists, no comma between": lambda: b"[" + b"[" * 30 + b"]" * 30 + b",[]" * 40_000,
     "12 a report with NaN": lambda: b'{"a":NaN}',
 }
-
-
-def _secrets() -> Iterator[tuple[str, Make]]:
-    for name in ("aws", "github", "private key", "prompt"):
-        secret = SECRETS[name]
-        yield f"39 {name} in the card", given("README.md", lambda s=secret: s.encode())
-        report = json.dumps({"rows": [secret]}).encode()
-        yield f"39 {name} in the report", given("report.json", lambda r=report: r)
-        if "\n" not in secret:
-            yield f"39 {name} in fit", telling(fit={"note": secret})
 
 
 FAMILIES: dict[str, Hostile] = {
@@ -419,12 +328,5 @@ FAMILIES: dict[str, Hostile] = {
         for name, (data, code) in TENSORS.items()
     },
     **{name: Hostile(make, code) for name, (make, code) in (RECORDS | POLICY_FAMILIES).items()},
-    **{name: Hostile(given("policy.onnx", make), "E_TWIN") for name, make in TWINS.items()},
-    "24 no twin and none listed": Hostile(broken(_unlist_twin), "E_TWIN"),
-    "18 a twin where none belongs": Hostile(given("policy.onnx", twin, "eagle2"), "E_TWIN"),
     **{name: Hostile(given("report.json", make), "E_MANIFEST") for name, make in REPORTS.items()},
-    **{name: Hostile(make, "E_PRIVACY") for name, make in _secrets()},
-    "39 a card of 1 MiB": Hostile(given("README.md", lambda: CARD), "E_PRIVACY"),
-    "39 96,000 texts under long keys": Hostile(broken(_leaves_under_long_keys), "E_PRIVACY"),
-    "39 texts at their caps": Hostile(broken(_texts_at_their_caps), "E_PRIVACY"),
 }

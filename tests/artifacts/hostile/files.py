@@ -166,9 +166,8 @@ FAMILIES: dict[str, Hostile] = {
         for kind in ("link", "hard link", "pipe")
     },
     **{
-        f"{name}, {file}": Hostile(given(file, make), code)
+        name: Hostile(given("policy.safetensors", make), "E_WEIGHTS")
         for name, make in OTHER_FORMATS.items()
-        for file, code in (("policy.onnx", "E_TWIN"), ("policy.safetensors", "E_WEIGHTS"))
     },
     **dict(_damaged()),
     "7 10 GB declared": Hostile(broken(_sparse), "E_SIZE"),
