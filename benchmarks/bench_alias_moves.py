@@ -1,9 +1,9 @@
 """An alias moved a thousand times, every other time to what must not run, while requests decode.
 
-The mover is a process of its own, as in a team; the loop follows with a watch's thread. What
-must come out: every request finishes with plain decoding's text, every round is one good policy's,
-and memory stays flat. `stall_us`: what `poll` between two rounds costs, where nothing and where
-something was ready.
+The mover is a process of its own, as in a team; the loop follows by a thread. What must come out:
+every request finishes with plain decoding's text, every round is one good policy's, and memory
+stays flat. `stall_us`: what `poll` between two rounds costs, where nothing and where something was
+ready.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from specctl.registry import (
 )
 from specctl.registry.trust import Trust
 from specctl.runtime.api import Decoder
+from specctl.runtime.follow import AliasSource, Follower
 from specctl.runtime.load import load_pair
 from specctl.runtime.requests import Request, RoundRecord
-from specctl.runtime.watching import AliasSource, Watch
 
 NAME = "embedded+embedded@cpu:moves"
 LARGEST = Policy(shape=StaticTree(depth=6, top_k=8, num_tokens=48))
@@ -105,18 +105,20 @@ def endless(requests: list[Request]) -> Iterator[Request]:
         number += 1
 
 
-def serve(watch: Watch, requests: list[Request], batch_size: int, done: Event) -> dict[str, Any]:
+def serve(
+    follower: Follower, requests: list[Request], batch_size: int, done: Event
+) -> dict[str, Any]:
     """Decodes until the moves are over; every text, what was taken over, what a poll cost."""
     texts: dict[str, tuple[int, ...]] = {}
     taken, quiet_us, busy_us, waiting = 0, [], [], 0
-    stream, loop = endless(requests), watch.loop
-    with watch:
+    stream, loop = endless(requests), follower.loop
+    with follower:
         while loop.busy or not done.is_set():
             while waiting < batch_size and not done.is_set():
                 loop.submit(next(stream))
                 waiting += 1
             start = time.perf_counter()
-            is_new = watch.poll()
+            is_new = follower.poll()
             (busy_us if is_new else quiet_us).append((time.perf_counter() - start) * 1e6)
             taken += is_new
             for completion in loop.step():
@@ -160,13 +162,13 @@ def measure(
     reader = Reader(Trust.load(), Cache(work / "cache"))
     prod = Reference(NAME, "prod")
     source = AliasSource(open_registry(place), prod, reader, decoder.expectation)
-    watch = Watch(source, loop, interval_s=0.0)
+    follower = Follower(source, loop, interval_s=0.0)
     context = multiprocessing.get_context("spawn")
     done = context.Event()
     mover = context.Process(target=move, args=(place, digests, given.moves, given.pace_s, done))
     before, start = peak_mib(), time.perf_counter()
     mover.start()
-    served = serve(watch, requests, given.batch_size, done)
+    served = serve(follower, requests, given.batch_size, done)
     mover.join()
     assert mover.exitcode == 0
     texts = served["texts"]

@@ -1,8 +1,8 @@
 """What decisions cost by onnxruntime, beside the torch rule: one alone, and those of a round.
 
-`alone_us`: what decides (a bin of Φ, a gate, the scores of a level of 64 nodes for each of the
-batch), median over calls. `policy_us`: all that the policy does in a live round, as
-`bench_policy.py` measures it. Thread CPU time, both backends in turn in one run.
+`alone_us`: the scores of a level of 64 nodes for each of the batch, median over calls.
+`policy_us`: all that the policy does in a live round, as `bench_policy.py` measures it. Thread CPU
+time, both backends in turn in one run.
 """
 
 from __future__ import annotations
@@ -19,18 +19,14 @@ from common import parser, report, requests_of
 from torch import Tensor
 
 from specctl.features import DraftPool
-from specctl.policy import EntropyBins, Policy, ScoredTree, SparseGates, build_shape
+from specctl.policy import Policy, ScoredTree, build_shape
 from specctl.runtime.load import load_pair
 from specctl.runtime.runnable import Decisions
 from specctl.runtime.twins import by_twin
 from specctl.tree import TokenTree
 
 BACKENDS: tuple[Decisions, ...] = ("torch", "onnx")
-ASKED = {
-    name: policy
-    for name, policy in POLICIES.items()
-    if isinstance(policy.shape, EntropyBins | SparseGates | ScoredTree)
-}
+ASKED = {name: policy for name, policy in POLICIES.items() if isinstance(policy.shape, ScoredTree)}
 NODES = 64
 """Of a level: eight children of eight parents."""
 
@@ -52,12 +48,6 @@ def decision(policy: Policy, decisions: Decisions, batch_size: int) -> Callable[
     rule: Any = build_shape(policy.shape)
     if decisions == "onnx":
         rule = by_twin(policy.shape, rule, place)
-    if isinstance(policy.shape, EntropyBins):
-        phi = 2 * pool.entropy[:, 1].contiguous()
-        return lambda: rule.bin_of(phi)
-    if isinstance(policy.shape, SparseGates):
-        confidence, level = pool.joint_logp[:, 1].contiguous(), policy.shape.gate_levels[0]
-        return lambda: rule.closes(confidence, level)
     return lambda: rule.score(pool, 1)
 
 

@@ -69,7 +69,7 @@ def run(
     ),
     decisions: Decisions = option(
         "auto",
-        "What computes what a policy learned: auto, fused (CUDA kernels), torch, onnx",
+        "What computes what a policy learned: auto, fused (CUDA kernels), torch, onnx (scorers)",
         group="advanced",
     ),
     decoding: Given,

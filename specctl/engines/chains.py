@@ -6,8 +6,8 @@ draft tokens of each to verify, and later it says how many were accepted:
     engine    draft ── level 1 ──► goes_on ── level 2 ──► ... ──► kept ── verify ──► observe
     rules     begin                  grow                   select, share             observe
 
-These are the rule objects of replay and of our own decode loop. A failure of theirs is raised as
-`PolicyFault`, and the engine then verifies what it drafted by itself.
+These are the rule objects of replay and of our own decode loop. Their failures are raised; the
+engine then verifies what it drafted by itself.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from specctl.policy import (
 from specctl.policy.growing import Children, PoolBuffers, append_level, new_pool, pool_capacity
 from specctl.policy.rules import Frontier, Level, Plan, RoundStart, is_fixed
 from specctl.policy.verification import Outcome
-from specctl.runtime.runnable import GuardedBudget, GuardedShape
+from specctl.runtime.runnable import selected
 from specctl.tree import take
 
 Reads = Literal["nothing", "probability and entropy", "everything"]
@@ -133,8 +133,7 @@ class ChainPolicy:
         budget = build_budget(
             self.policy.budget, batch_size=batch_size, max_tokens=shape.max_depth + 1, device=device
         )
-        self.shape, self.spent_us = GuardedShape(shape, None), 0.0
-        self._budget = GuardedBudget(budget, self.shape)
+        self.shape, self.spent_us, self._budget = shape, 0.0, budget
         self.reads: Reads = "probability and entropy"
         if TOPK_ENTROPY.intersection(self.policy.shape.reads):
             self.reads = "everything"
@@ -147,7 +146,7 @@ class ChainPolicy:
     @property
     def learns(self) -> bool:
         """Whether the rule remembers requests, so that it must be told of outcomes."""
-        return self.shape.rule.memory_size > 0
+        return self.shape.memory_size > 0
 
     def begin(
         self, request_ids: list[str], root_ids: Tensor, recent: Tensor | None = None
@@ -158,12 +157,12 @@ class ChainPolicy:
             root_ids: `[B]` int64, each request's last token.
             recent: `[B, RECENT_TOKENS]`, where the rule needs the text.
         """
-        began, rule = time.perf_counter(), self.shape.rule
+        began = time.perf_counter()
         memory = torch.stack([self._memory.get(one, self._nothing) for one in request_ids])
         plan = self.shape.begin(RoundStart(len(request_ids), memory, len(request_ids)))
         index = torch.zeros_like(root_ids[:, None])
         frontier = Frontier(index, plan.max_depth[:, None] > 0)
-        pool = new_pool(root_ids, pool_capacity(rule), recent)
+        pool = new_pool(root_ids, pool_capacity(self.shape), recent)
         self._spend(began)
         return ChainDraft(request_ids, plan, pool, frontier)
 
@@ -180,7 +179,7 @@ class ChainPolicy:
         ids, logp, entropy, topk_entropy = (one[:, None] for one in columns)
         children = Children(ids[..., None], logp[..., None], entropy, topk_entropy)
         append_level(draft.pool, draft.depth, draft.frontier, children)
-        if draft.depth < self.shape.rule.max_depth:
+        if draft.depth < self.shape.max_depth:
             reached = Level(draft.depth, draft.pool.view(), draft.pool.level_start)
             draft.frontier = self.shape.grow(draft.plan, reached)
         else:
@@ -201,7 +200,7 @@ class ChainPolicy:
         if self.reads == "nothing":
             return draft.offered
         began, plan, pool = time.perf_counter(), draft.plan, draft.pool.view()
-        submitted = self.shape.select(plan, pool)
+        submitted = selected(self.shape, plan, pool)
         if ended:
             going = torch.ones(len(submitted), dtype=torch.bool, device=self._device)
             going[list(ended)] = False

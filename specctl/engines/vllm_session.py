@@ -27,9 +27,9 @@ from specctl.engines.steps import Drafted
 from specctl.engines.vllm_tracing import Tracer, end_of_text, pair_of
 from specctl.features import recent_tokens
 from specctl.policy import Chain, Policy, policy_digest
+from specctl.runtime.follow import Follower, source_of
 from specctl.runtime.policy_spec import is_artifact, is_meant_as_artifact, resolve_policy
-from specctl.runtime.runnable import Faults, PolicyFault
-from specctl.runtime.watching import Watch, source_of
+from specctl.runtime.runnable import Faults
 
 log = logging.getLogger("specctl.engines")
 
@@ -43,7 +43,7 @@ class Session:
         kept: by vLLM's request id, draft tokens of the last drafting to verify; absent: all.
         levels: of the drafting that goes on, `[B]` tokens each. wants_more: the rules want another
             one for some request.
-        faults: of rules; the engine's own setting took over. watch: of the policy's source, None
+        faults: of rules; the engine's own setting took over. follower: of the policy's source, None
             for words. tracers: of the log, and of the dense sample beside it.
     """
 
@@ -62,7 +62,7 @@ class Session:
         self.wants_more = True
         self._logits = torch.empty(0)
         self._level_logits: list[Tensor] = []  # of each level, where a trace needs them
-        self.watch: Watch | None = None
+        self.follower: Follower | None = None
         self._draft: ChainDraft | None = None  # under rules, until it is verified
         self._nothing = Drafted.nothing(*self._own)
         self._drafted: list[Drafted] = []  # by the last step, for each tracer
@@ -91,12 +91,12 @@ class Session:
         if not (is_artifact(spec) or is_meant_as_artifact(spec)):
             self.reload(resolve_policy(spec, expect, allow_lossy=True).policy)  # it refuses those
             return
-        watch = Watch(source_of(spec, expect), self)
-        watch.look()
-        watch.poll()
-        if watch.last_error is not None:
-            raise watch.last_error
-        self.watch = watch.__enter__()
+        follower = Follower(source_of(spec, expect), self)
+        follower.look()
+        follower.poll()
+        if follower.last_error is not None:
+            raise follower.last_error
+        self.follower = follower.__enter__()
 
     def reload(self, policy: Policy) -> None:
         """Has another policy decide from the next drafting on; called between steps.
@@ -115,12 +115,10 @@ class Session:
     def _failing_open(self) -> Iterator[None]:
         """A failure of the policy inside costs this drafting its policy: the engine goes on as it
         was set up, and the fault is counted."""
-        try:
+        before = self.faults.total
+        with self.faults.caught():
             yield
-        except Exception as error:
-            if not isinstance(error, PolicyFault):
-                error = PolicyFault("exception", f"{type(error).__name__}: {error}")
-            self.faults.note(error)
+        if self.faults.total > before:
             self._draft, self.wants_more = None, True
             self.kept.clear()
 
@@ -141,8 +139,8 @@ class Session:
         self._end_trace(now if goes_on else self._ended, finished)
         if self.rules is not None:
             self.rules.forget(list(finished))
-        if self.watch is not None:
-            self.watch.poll()
+        if self.follower is not None:
+            self.follower.poll()
         if self.rules is not None:
             self.rules.spent_us = 0.0
         self._began, self._draft_us, self._in_step, self.levels = now, 0.0, [], []
@@ -187,8 +185,8 @@ class Session:
         if self._closed:
             return
         self._closed = True
-        if self.watch is not None:
-            self.watch.__exit__()
+        if self.follower is not None:
+            self.follower.__exit__()
         notes = [f"{self.num_steps} steps", f"{self.faults.total} policy faults"]
         self._end_trace(self._ended, set())
         for tracer in self.tracers:
@@ -237,7 +235,7 @@ class Session:
             return
         with self._failing_open():
             recent = None
-            if self.rules.shape.rule.needs_text:
+            if self.rules.shape.needs_text:
                 recent = recent_tokens(self._texts(), self._device)
             self._draft = self.rules.begin(self._drafting, root_ids, recent)
             self.wants_more = self._draft.wants_more

@@ -6,7 +6,6 @@ kept     W      W      W  or up to W_max    gate closed: this level is widened, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal, Self, cast
 
@@ -87,11 +86,6 @@ class SparseGates(Shape):
         return 1 + (self.reached_depth - 1) * self.width + self.max_width
 
 
-Closes = Callable[[Tensor, int], Tensor]
-"""`(confidence, level) -> closed`: `[B]` float32, nats, of the likeliest path to a level that has a
-gate, to `[B]` bool."""
-
-
 @dataclass
 class GatedPlan(Plan):
     """Also remembers what each level keeps: `[B, W']` int64 pool indices, likeliest first, -1 for
@@ -110,13 +104,11 @@ class SparseGatesShape(BaseShape):
 
     Attributes:
         gates: log-probability of a level's likeliest node below which its gate closes, by level.
-        closes: decides by them.
         rerank: submits the likeliest nodes of all levels.
     """
 
     max_width: int
     gates: dict[int, float]
-    closes: Closes
     rerank: bool = False
 
     def begin(self, start: RoundStart) -> Plan:
@@ -161,7 +153,7 @@ class SparseGatesShape(BaseShape):
         """`[B]` bool: the gate closes in a row that has come so far; notes it in the plan."""
         assert plan.stopped_at is not None
         confidence = level.joint_logp.amax(1)
-        closed = self.closes(confidence, level.depth) & (confidence > -math.inf)
+        closed = gate_closes(confidence, self.gates[level.depth]) & (confidence > -math.inf)
         plan.stopped_at = torch.where(closed, level.depth, plan.stopped_at)
         stop_rows(plan, level, closed)
         return closed
@@ -175,7 +167,6 @@ def sparse_gates_shape(record: SparseGates, device: torch.device) -> SparseGates
         device,
         max_width=record.max_width,
         gates=gates,
-        closes=lambda confidence, level: gate_closes(confidence, gates[level]),
         rerank=record.rerank,
     )
 

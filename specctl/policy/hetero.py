@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -100,13 +99,12 @@ BinOf = Callable[[Tensor], Tensor]
 class EntropyBinsShape(BaseShape):
     """Drafts the base depth, reads Φ, then extends and prunes by bin (sections 4.1 to 4.3).
 
-    `bin_of` decides by `edges`, `[E]` float32 nats; of each bin there are levels and size.
+    Bins are told by `edges`, `[E]` float32 nats; of each bin there are levels and size.
     """
 
     base_depth: int
     conditional: bool
     edges: Tensor
-    bin_of: BinOf
     bin_depths: Tensor
     bin_tokens: Tensor
 
@@ -127,7 +125,7 @@ class EntropyBinsShape(BaseShape):
         return best_nodes(pool, self.max_tokens, limit=self.bin_tokens[plan.bins])
 
     def _choose_bins(self, plan: Plan, pool: DraftPool) -> None:
-        plan.bins = self.bin_of(phi(pool, conditional=self.conditional))
+        plan.bins = entropy_bin(phi(pool, conditional=self.conditional), self.edges)
         plan.max_depth = self.bin_depths[plan.bins]
 
 
@@ -150,7 +148,6 @@ def entropy_bins_shape(record: EntropyBins, device: torch.device) -> EntropyBins
         base_depth=record.base.depth,
         conditional=record.path == "conditional",
         edges=edges,
-        bin_of=partial(entropy_bin, edges=edges),
         bin_depths=torch.tensor(depths, device=device),
         bin_tokens=torch.tensor(tokens, device=device),
     )

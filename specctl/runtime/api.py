@@ -34,7 +34,7 @@ from specctl.runtime.requests import Metrics, Observer, Request, Sampling
 from specctl.runtime.runnable import check_decisions, runnable
 
 if TYPE_CHECKING:
-    from specctl.runtime.watching import Watch
+    from specctl.runtime.follow import Follower
 
 Prompt = str | Messages
 DEFAULT_TOKENS = 128
@@ -269,8 +269,8 @@ class Decoder:
         """The requirements on an artifact that is to run here: pair, machine, batch size."""
         return expectation(self.pair, self.batch_size, allow_mismatch=self.allow_mismatch)
 
-    def follow(self, source: str | Path, loop: DecodeLoop, *, interval_s: float = 5.0) -> Watch:
-        """Has the policy of a loop follow an artifact folder or an alias; see `runtime.watching`.
+    def follow(self, source: str | Path, loop: DecodeLoop, *, interval_s: float = 5.0) -> Follower:
+        """Has the policy of a loop follow an artifact folder or an alias; see `runtime.follow`.
 
         Args:
             source: a folder, there or not yet, or `REGISTRY/NAME@ALIAS`.
@@ -278,12 +278,12 @@ class Decoder:
             interval_s: seconds between two looks at it.
 
         Raises:
-            UsageError, RegistryError, StoreError, OutputError: see `runtime.watching.source_of`.
-                What is wrong with an artifact is not raised: `Watch.last_error` has it.
+            UsageError, RegistryError, StoreError, OutputError: see `runtime.follow.source_of`.
+                What is wrong with an artifact is not raised: `Follower.last_error` has it.
         """
-        from specctl.runtime.watching import Watch, source_of
+        from specctl.runtime.follow import Follower, source_of
 
-        return Watch(source_of(str(source), self.expectation), loop, interval_s=interval_s)
+        return Follower(source_of(str(source), self.expectation), loop, interval_s=interval_s)
 
     def _requests(
         self, prompts: Sequence[Prompt], max_new_tokens: int, sampling: Sampling

@@ -20,7 +20,7 @@ Decisions = Literal["auto", "fused", "torch", "onnx"]
              policies without such kernels
     fused    by those kernels, or a refusal
     torch    by the rule's own tensors
-    onnx     by the ONNX twin of the artifact, run by onnxruntime on the loop's device
+    onnx     a learned scorer, of fit c2t or survival, by onnxruntime on the loop's device
 
 They decide alike: docs/artifact-format.md says how exactly.
 """

@@ -38,8 +38,8 @@ from specctl.runtime.runnable import (
     Faults,
     Runnable,
     check_decisions,
-    guarded,
     runnable,
+    with_fallback,
 )
 from specctl.runtime.sampling import Draw, gumbel_draw
 from specctl.runtime.state import SlotFacts
@@ -73,8 +73,6 @@ class DecodeLoop:
         eos_ids: tokens that end a text.
         observer: sees every round.
         draw: how sampled requests draw the target's tokens.
-        deadline_us: wall time that the policy's decisions of one round may take before a static
-            plan takes the round over; None for any. The policy then decides on the host.
         graphs: how rounds are captured in CUDA graphs; `auto` as `GraphSettings()`, None for never.
         decisions: where the policy's learned part is computed; see
             `specctl.runtime.runnable.Decisions`.
@@ -102,14 +100,13 @@ class DecodeLoop:
         eos_ids: Collection[int],
         observer: Observer | None = None,
         draw: Draw = gumbel_draw,
-        deadline_us: float | None = None,
         graphs: GraphSettings | Literal["auto"] | None = "auto",
         decisions: Decisions = "auto",
         memory: SharedMemory | None = None,
     ) -> None:
         self.target, self.given_drafter, self.observer = target, drafter, observer
         self.batch_size, self.eos_ids = batch_size, frozenset(eos_ids)
-        self.max_text_tokens, self.deadline_us = max_text_tokens, deadline_us
+        self.max_text_tokens = max_text_tokens
         self.decisions = check_decisions(decisions)
         self.policy, rules = policy, self._rules(policy)
         self.drafter, self.graph_counters = rules.drafter, GraphCounters()
@@ -127,7 +124,6 @@ class DecodeLoop:
             faults=Faults(),
             counters=self.graph_counters,
             draw=draw,
-            is_timed=deadline_us is not None,
             observed=observer is not None,
         )
         self.round = self._guarded(lambda: self._allocate(rules))
@@ -146,13 +142,13 @@ class DecodeLoop:
 
     @property
     def faults(self) -> Faults:
-        """Rounds that a static plan took over."""
+        """Failures of the policies, in place of which a static plan went on."""
         return self.setting.faults
 
     def _rules(self, policy: Policy) -> Runnable:
         device, drafter, size = self.target.device, self.given_drafter, self.batch_size
         rules = runnable(policy, drafter, device, size, self.eos_ids, self.decisions)
-        return guarded(policy, rules, size, self.deadline_us)
+        return with_fallback(policy, rules, size)
 
     def _allocate(self, rules: Runnable) -> Round:
         room = self._memory.room

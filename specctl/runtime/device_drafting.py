@@ -48,7 +48,6 @@ from specctl.policy.rules import ShapeRule
 from specctl.runtime.attention import Pass, PassTables
 from specctl.runtime.drafter import Drafter
 from specctl.runtime.reload import table_of
-from specctl.runtime.runnable import raising_faults
 from specctl.runtime.state import Rows
 
 MAX_SLOTS, MAX_CANDIDATES, MAX_BEST, MAX_TOKENS, MAX_CHILDREN = 4096, 1024, 64, 1024, 32
@@ -380,21 +379,13 @@ class KernelDrafting:
         self.report = torch.zeros(2, dtype=torch.int64, device=device)
 
     def whole(self, state: Rows) -> None:
-        """All levels, then the shape's own choice.
-
-        Raises:
-            PolicyFault: a decision failed.
-        """
+        """All levels, then the shape's own choice."""
         for depth in range(1, self.rule.max_depth + 1):
             self.level(depth, state)
         self.select(state)
 
     def level(self, depth: int, state: Rows) -> None:
-        """Drafts a level, decides on it and opens the next.
-
-        Raises:
-            PolicyFault: the decision failed.
-        """
+        """Drafts a level, decides on it and opens the next."""
         rows, geometry = len(state.root_ids), self.geometry
         width, start = geometry.widths[depth - 1], geometry.starts[depth - 1]
         if depth == 1:
@@ -410,8 +401,7 @@ class KernelDrafting:
             num_best=self.decider.num_best,
         )
         grown = Grown(written(pool, geometry.starts[depth]), best, start, depth, width)
-        with raising_faults():
-            chosen = self.decider.decide(grown)
+        chosen = self.decider.decide(grown)
         if depth < self.rule.max_depth:
             width = geometry.widths[depth]
             open_level(
@@ -431,22 +421,17 @@ class KernelDrafting:
             self._tell(depth, state)
 
     def select(self, state: Rows) -> None:
-        """The shape's choice of what to verify; where a row's is NaN, the likeliest nodes.
-
-        Raises:
-            PolicyFault: the choice failed.
-        """
+        """The shape's choice of what to verify; where a row's is NaN, the likeliest nodes."""
         rows, size = len(state.root_ids), self.rule.max_tokens
         if self.rule.max_depth == 0:
             self._begin(state)
         pool = self.buffers.rows(rows)
-        with raising_faults():
-            rank = self.decider.rank(pool)
-            chosen = select_nodes(rank.scores, size, limit=rank.limit, min_score=rank.min_score)
-            faulty = self.decider.faulty(rows)
-            if faulty is not None:
-                self.buffers.faulty[:rows] = faulty & ~state.vacant
-                chosen = torch.where(faulty[:, None], select_nodes(pool.joint_logp, size), chosen)
+        rank = self.decider.rank(pool)
+        chosen = select_nodes(rank.scores, size, limit=rank.limit, min_score=rank.min_score)
+        faulty = self.decider.faulty(rows)
+        if faulty is not None:
+            self.buffers.faulty[:rows] = faulty & ~state.vacant
+            chosen = torch.where(faulty[:, None], select_nodes(pool.joint_logp, size), chosen)
         self.buffers.submit(chosen.masked_fill(state.vacant[:, None], -1))
 
     def _begin(self, state: Rows) -> None:

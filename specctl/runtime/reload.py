@@ -44,7 +44,7 @@ from specctl.policy.rules import Frontier, ShapeRule, fresh_start
 from specctl.policy.scorers import folded_layer
 from specctl.runtime.drafter import Drafter
 from specctl.runtime.requests import Stopwatch
-from specctl.runtime.runnable import PolicyFault, Runnable
+from specctl.runtime.runnable import Runnable, selected
 
 TYPICAL_PROBS = (0.6, 0.15)
 """Of the likeliest child, in the two rows of a rehearsal: a sure drafter and a doubtful one."""
@@ -135,9 +135,11 @@ def rehearse(rules: Runnable) -> None:
         plan = shape.begin(fresh_start(rows, shape.memory_size, device))
         recent = roots[:, None].expand(-1, RECENT_TOKENS) if shape.needs_text else None
         pool = grow_tree(shape, plan, StageDrafter(), roots, Stopwatch(), recent)
-        submitted = rules.budget.share(plan, pool, shape.select(plan, pool))
-    except PolicyFault as fault:
-        raise _failed(str(fault)) from fault
+        submitted = rules.budget.share(plan, pool, selected(shape, plan, pool))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise _failed(f"{type(error).__name__}: {error}") from error
     if not is_closed(submitted, pool.tree.parent, shape.max_tokens):
         raise _failed("nodes without their parents, or out of order")
 

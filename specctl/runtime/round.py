@@ -14,13 +14,14 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from specctl.errors import InvariantError, ModelError, UsageError
+from specctl.errors import InvariantError, ModelError, SpecctlError, UsageError
 from specctl.features import recent_tokens
 from specctl.kernels.policy_eval.layout import pack
 from specctl.kernels.tree_build import Pool
@@ -51,7 +52,7 @@ from specctl.runtime.device_drafting import (
 from specctl.runtime.drafter import Drafter, DrafterSource
 from specctl.runtime.reload import recapture_reason, table_of
 from specctl.runtime.requests import RoundRecord, Sampling, Stopwatch
-from specctl.runtime.runnable import Faults, PolicyFault, Runnable, raising_faults
+from specctl.runtime.runnable import Faults, Runnable, not_a_number, selected
 from specctl.runtime.sampling import Draw, SamplingTable, gumbel_draw
 from specctl.runtime.state import HostCopy, Rows, SlotFacts, SlotMemory, SlotState
 from specctl.runtime.verifying import (
@@ -76,7 +77,6 @@ class RoundSetting:
         drafter: the loop's; it reads on under plain decoding, too.
         graphs: how rounds are captured. num_slots: requests at most.
         eos_ids: tokens that end a text. observed: whether rounds are recorded for someone.
-        is_timed: whether decisions have a deadline, which only the host can keep.
         faults, counters: where rounds note what a static plan decided, and what became of graphs.
     """
 
@@ -89,7 +89,6 @@ class RoundSetting:
     faults: Faults
     counters: GraphCounters
     draw: Draw = gumbel_draw
-    is_timed: bool = False
     observed: bool = False
 
 
@@ -115,7 +114,7 @@ class Round:
     it gives up the policy that it has.
 
     Args:
-        rules: of the policy, guarded.
+        rules: of the policy, with their fallback.
 
     Attributes:
         is_static: rounds are captured, hence of fixed sizes.
@@ -324,8 +323,6 @@ class Round:
             return f"no graphs on {setting.target.device.type}, or they are off"
         if setting.decisions in ("torch", "onnx"):
             return f"{setting.decisions} decides"
-        if setting.is_timed:
-            return "a deadline is kept on the host"
         if self.rules.acceptance.samples_drafts:
             return "draft tokens are drawn from the drafter"
         if self.rules.acceptance.needs_draft_law:
@@ -333,14 +330,22 @@ class Round:
         return not_by_kernels(self.policy.shape, self.rules.shape)
 
     def _draft(self, rows: Rows, watch: Stopwatch) -> Draft:
-        try:
+        """The policy's draft, or a static plan's where its rules fail.
+
+        One that fails in the midst has drafted nothing that counts: requests change at the commit.
+        """
+        static = self.rules.fallback
+        with nullcontext() if static is None else self._caught():
             if self.kernels is not None:
                 return self._draft_by_kernels(self.kernels, rows, watch)
             return self._draft_by_rules(self.rules, rows, watch)
-        except PolicyFault as fault:
-            self.setting.faults.note(fault)
-        assert self.rules.fallback is not None, "only guarded rules raise it"
-        return self._draft_by_rules(self.rules.fallback, rows, watch)
+        assert static is not None
+        return self._draft_by_rules(static, rows, watch)
+
+    def _caught(self) -> AbstractContextManager[None]:
+        """Ends and counts a failure of the policy; memory that runs out is the loop's to free, and
+        an error of specctl names something else."""
+        return self.setting.faults.caught(torch.OutOfMemoryError, SpecctlError)
 
     def _draft_by_kernels(self, kernels: KernelDrafting, rows: Rows, watch: Stopwatch) -> Draft:
         bucket, known = len(rows.root_ids), None
@@ -365,8 +370,7 @@ class Round:
             plan_depth = torch.zeros_like(rows.root_ids[:num_rows])
             plan = Plan(num_rows, plan_depth, None, kernels.decider.stopped_at(num_rows))
             pool, chosen = buffers.rows(num_rows), buffers.submitted[:num_rows]
-            with raising_faults():
-                buffers.submit(self._budget.share(plan, draft_pool(pool), chosen))
+            buffers.submit(self._budget.share(plan, draft_pool(pool), chosen))
         watch.lap("policy")
         return self._static_draft(rows, self.rules, known)
 
@@ -392,12 +396,8 @@ class Round:
                 draw=partial(self._draw_drafts, rows) if rules.acceptance.samples_drafts else None,
             )
             view = grow_tree(shape, plan, source, rows.root_ids, watch, recent)
-            submitted = trim(rules.budget.share(plan, view, shape.select(plan, view)))
+            submitted = trim(rules.budget.share(plan, view, selected(shape, plan, view)))
             watch.lap("policy")
-            fault = getattr(shape, "fault", None)
-            if fault is not None and rules.fallback is not None:
-                self.setting.faults.note(fault)
-                rules = rules.fallback  # the round counts as one of its
             if source.keep_logits:
                 distribution = self._draft_distribution(rules, source, submitted)
         tree = view.tree
@@ -482,11 +482,9 @@ class Round:
         rules: tuple[ShapeRule | AcceptanceRule, ...] = (self.rules.shape, self.rules.acceptance)
         for rule, memory in zip(rules, self.memories, strict=True):
             if rule.memory_size:
-                try:
+                with self._caught():  # then it knows what it knew
                     outcome = outcome_of(draft, asked, verdict, num_rows)
                     memory.write(rule.observe(memory.read(num_rows), outcome))
-                except PolicyFault as fault:  # then it knows what it knew
-                    self.setting.faults.note(fault)
 
     def _note(self, found: list[RowOutcome], num_rows: int, eager: int) -> None:
         counters = self.setting.counters
@@ -498,8 +496,7 @@ class Round:
             self.choice.note(sum(row.wanted for row in found), num_rows)
         num_faulty = sum(row.faulty for row in found)
         if num_faulty:
-            reason = f"a score is not a number in {num_faulty} requests"
-            self.setting.faults.note(PolicyFault("nan", reason))
+            self.setting.faults.note(not_a_number(num_faulty))
 
     def _seen(
         self, draft: Draft, asked: Asked, verdict: Verdict, rows: Rows
@@ -541,7 +538,6 @@ class Round:
 
 def without_host_reads(budget: BudgetRule, max_depth: int) -> BudgetRule:
     """The same budget, which need not ask the device how deep trees are."""
-    budget = getattr(budget, "rule", budget)
     if isinstance(budget, ElasticRule):
         return replace(budget, max_depth=max_depth)
     if isinstance(budget, CostedRule) and budget.calibration is not None:

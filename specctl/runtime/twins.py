@@ -1,17 +1,17 @@
 """Decisions by the ONNX twin of an artifact, run by onnxruntime where the tensors lie.
 
-A rule keeps all of its code but the one callable that it learned: the bin of Φ, the closing gates
-or the log-odds of nodes. The graph is the one that `policy.onnx` of the artifact holds, from the
-same function. Input and output are torch tensors given by address, on the CPU as on CUDA: nothing
-is copied, and on CUDA the host waits for nothing. There the session computes on a stream of
-torch's, and is refused unless CUDA runs all of it: onnxruntime leaves CUDA out in silence where a
-library is missing, and gives single nodes to the CPU where it has no kernel.
+A rule with a learned scorer keeps all of its code but the log-odds of nodes. The graph is that of
+`policy.onnx` in the artifact, built from the record by the same function. Input and output are
+torch tensors given by address, on the CPU as on CUDA: nothing is copied, and on CUDA the host waits
+for nothing. There the session computes on a stream of torch's, and is refused unless CUDA runs all
+of it: onnxruntime leaves CUDA out in silence where a library is missing, and gives single nodes to
+the CPU where it has no kernel.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -24,14 +24,13 @@ from torch import Tensor
 from specctl.artifacts.onnx_twin import twin_bytes
 from specctl.errors import InvariantError, UsageError
 from specctl.policy import (
-    EntropyBins,
     Policy,
     RootOnly,
     ScoredTree,
     Shape,
-    SparseGates,
 )
 from specctl.policy.c2t import score_by
+from specctl.policy.pruning import PrunedShape
 from specctl.policy.rules import ShapeRule
 from specctl.policy.scorers import LogOdds
 
@@ -170,63 +169,36 @@ def _refused(wanted: str, found: str) -> UsageError:
     )
 
 
-BINS = Port("phi", "bin", torch.int64)
-GATES = Port("gate_logp", "stopped_at", torch.int64)
 SCORER = Port("features", "log_odds", torch.float32)
 
 
 def by_twin(shape: Shape, rule: ShapeRule, device: torch.device) -> ShapeRule:
-    """The rule with what it learned computed by onnxruntime; `ar` has nothing to decide.
+    """The rule with its scorer computed by onnxruntime; `ar` has nothing to decide.
 
     Raises:
-        UsageError: a shape without a twin, onnxruntime not installed, or a device that it does not
-            compute all of the twin on.
+        UsageError: a shape without a learned scorer, onnxruntime or onnx not installed, or a device
+            that onnxruntime does not compute all of the twin on.
     """
     if isinstance(shape, RootOnly):
         return rule
-    ask = _ASKING.get(type(shape))
-    if ask is None:
+    if not isinstance(shape, ScoredTree):
         raise UsageError(
             f"decisions onnx, shape {shape.kind}",
-            expected="a shape with an ONNX twin: hetero, c2t or echo",
-            found=f"{shape.kind}, which learned nothing that a twin could hold",
+            expected="a shape with a learned scorer, of fit c2t or survival",
+            found=shape.kind,
             fix="decide it by torch (--decisions torch)",
         )
-    if find_spec("onnxruntime") is None:
-        raise UsageError(
-            "decisions onnx",
-            expected="onnxruntime",
-            found="onnxruntime not installed",
-            fix="install it, or decide by torch (--decisions torch)",
-        )
+    for package in ("onnxruntime", "onnx"):
+        if find_spec(package) is None:
+            raise UsageError(
+                "decisions onnx",
+                expected=package,
+                found=f"{package} not installed",
+                fix="install it, or decide by torch (--decisions torch)",
+            )
     model = twin_bytes(Policy(shape=shape))
     assert model is not None
-    return ask(shape, rule, model, device)
-
-
-def _ask_bins(shape: EntropyBins, rule: Any, model: bytes, device: torch.device) -> Any:
-    """Bins by a twin. NaN, of which the twin says the first one, goes where the rule puts it."""
-    session = TwinSession(model, BINS, device)
-    return replace(
-        rule,
-        bin_of=lambda value: session(value).masked_fill_(value.isnan(), len(shape.edges)),
-    )
-
-
-def _ask_gates(shape: SparseGates, rule: Any, model: bytes, device: torch.device) -> Any:
-    """Gates by a twin: asked at one gate with the others at log-probability 0, which none closes
-    at, it names that gate's level or none."""
-    session = TwinSession(model, GATES, device)
-
-    def closes(confidence: Tensor, level: int) -> Tensor:
-        given = confidence.new_zeros(len(confidence), len(shape.gate_levels))
-        given[:, shape.gate_levels.index(level)] = confidence
-        return session(given) == level
-
-    return replace(rule, closes=closes)
-
-
-def _ask_scorer(shape: ScoredTree, rule: Any, model: bytes, device: torch.device) -> Any:
+    assert isinstance(rule, PrunedShape)
     log_odds = network_by(TwinSession(model, SCORER, device))
     return replace(rule, score=score_by(shape.scorer.features, log_odds))
 
@@ -242,10 +214,3 @@ def network_by(session: TwinSession) -> LogOdds:
         return session(features).masked_fill_(features.isnan().any(1), math.nan)
 
     return log_odds
-
-
-_ASKING: dict[type[Any], Callable[[Any, ShapeRule, bytes, torch.device], ShapeRule]] = {
-    EntropyBins: _ask_bins,
-    SparseGates: _ask_gates,
-    ScoredTree: _ask_scorer,
-}

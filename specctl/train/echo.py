@@ -27,7 +27,7 @@ from specctl.logs.fit_data import ReplayedTotals
 from specctl.policy import ElasticBudget, Policy, SparseGates
 from specctl.policy.echo import stop_levels
 from specctl.records import Record
-from specctl.runtime.twins import GATES
+from specctl.runtime.twins import Port
 from specctl.stats import UNKNOWN, Floats, Interval, Resamples, auc, auc_of, split_prompts
 from specctl.train.configs import EchoConfig
 from specctl.train.report import Fit, FitReport, check_twin
@@ -268,7 +268,8 @@ def fit_echo(
     policy = Policy(shape=shape, budget=config.budget)
     held_out_logp = held_out.level_logp[:, [level - 1 for level in shape.gate_levels]]
     unseen = torch.from_numpy(held_out_logp)
-    check = functools.partial(check_twin, rows=unseen, wanted={GATES: stop_levels(shape, unseen)})
+    decided = {Port("gate_logp", "stopped_at", torch.int64): stop_levels(shape, unseen)}
+    check = functools.partial(check_twin, rows=unseen, wanted=decided)
     return Fit(policy, report_of(data, policy, config), check)
 
 

@@ -19,7 +19,7 @@ import pytest
 from specctl.artifacts.compatibility import Expectation
 from specctl.artifacts.files import MAX_BYTES, MIB
 from specctl.policy import Policy, RootOnly, StaticTree
-from specctl.runtime.watching import FolderSource, Watch
+from specctl.runtime.follow import FolderSource, Follower
 from tests.artifacts.examples import PAIR
 from tests.artifacts.hostile import families, family, sound
 from tests.artifacts.hostile.files import may_make_devices
@@ -151,11 +151,13 @@ def test_the_verb_says_it_and_a_loop_keeps_its_policy(code: str, live: Any, tmp_
         told = refuses(3, "show", folder)
         assert told.startswith(f"error: {code} ")
         assert told.count("\n") == 1
-    watch = Watch(FolderSource(tmp_path / "live", hostile.expect or Expectation(PAIR)), loop)
+    source = FolderSource(tmp_path / "live", hostile.expect or Expectation(PAIR))
+    follower = Follower(source, loop)
     folder.rename(tmp_path / "live")
     if loop.busy:
         texts |= {done.request.request_id: done.token_ids for done in loop.step()}
-    assert not watch.poll()
+    follower.look()
+    assert not follower.poll()
     assert loop.policy == policy
     if all(path.exists() for path in (tmp_path / "live").iterdir()):  # else: wait for a whole copy
-        assert getattr(watch.last_error, "code", None) == code
+        assert getattr(follower.last_error, "code", None) == code

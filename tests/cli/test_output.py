@@ -129,8 +129,8 @@ def read_texts(out: Path, policy: str) -> list[dict[str, Any]]:
 
 
 def test_decisions_by_onnx_are_told_and_change_no_text(prompts: Path, tmp_path: Path) -> None:
-    hetero = write_artifact(tmp_path / "hetero", "hetero")
-    options = ("--compare", f"ar,{hetero}", "--decisions", "onnx", "-o", tmp_path, *SMALL)
+    fitted = write_artifact(tmp_path / "fitted", "c2t_ffn")
+    options = ("--compare", f"ar,{fitted}", "--decisions", "onnx", "-o", tmp_path, *SMALL)
     rows = json.loads(passes("run", prompts, *options, "--json").out)
     assert rows[1]["equal_to_ar"] is True
     assert json.loads((tmp_path / "run.json").read_text())["decisions"] == "onnx"

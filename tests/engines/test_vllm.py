@@ -221,7 +221,7 @@ def theirs(drafter: str, tmp_path_factory: pytest.TempPathFactory) -> Theirs:
     with engine(drafter, K, settings) as running:
         for policy, batch in PASSES[drafter]:
             promote(writer, name, "prod", digests[policy])
-            running.session.watch.look()  # its thread would within seconds
+            running.session.follower.look()  # its thread would within seconds
             before = running.counters()
             found.texts[policy, batch] = running.generate(given, at_once=int(batch))
             after = running.counters()

@@ -117,14 +117,14 @@ def test_an_alarm_and_a_better_policy_while_requests_run(
             "where the traffic changed"
         )
 
-        session.watch.interval_s = 0.1
+        session.follower.interval_s = 0.1
         recent = f"{live}-dense@{since['finished']}"
         promote = ("--promote", f"{NAME}@prod", *registry, "-o", tmp_path / "again")
         search = ("--for", "vllm", "--cost-model", "line", "--batch-size", 8, "--held-out", 0.5)
         done = beside.submit(specctl, "recalibrate", recent, "-p", prod, *search, *promote)
         while not done.done() or session.policy == old:
             service.serve(changed[:PART])
-            assert session.watch.last_error is None
+            assert session.follower.last_error is None
             assert not done.done() or "a candidate" in done.result()
         service.serve(changed)
         again = service.look("--policy", prod, "--reference", recent)

@@ -85,7 +85,7 @@ def publish(folder: Path, words: str, pair: Pair) -> None:
 def play(running: Engine, folder: Path, words: str, pair: Pair) -> None:
     """Has an engine that follows the folder play another policy from its next step on."""
     publish(folder, words, pair)
-    running.session.watch.look()
+    running.session.follower.look()
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The devices that onnxruntime decides on, and the shapes that have something to decide."""
+"""The devices that onnxruntime decides on, and the shapes that it decides for."""
 
 from __future__ import annotations
 
@@ -9,22 +9,20 @@ import torch
 
 from specctl.artifacts.onnx_twin import twin_bytes
 from specctl.errors import UsageError
-from specctl.policy import EntropyBins, Policy, Shape, SparseGates, StaticTree
-from specctl.runtime import twins
-from specctl.runtime.twins import TwinSession
+from specctl.policy import Policy, ScoredTree
+from specctl.runtime.twins import Port, TwinSession
 from tests.artifacts.examples import HETERO
 from tests.policy.scorers import SCORED
 
 NEEDS_ONNXRUNTIME = pytest.mark.skipif(find_spec("onnxruntime") is None, reason="no onnxruntime")
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.cuda))
-TREE = StaticTree(depth=5, top_k=6, num_tokens=24)
-SHAPES: dict[str, Shape] = {
-    "hetero": EntropyBins(base=TREE, edges=(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)),
-    "echo": SparseGates(depth=5, gate_levels=(1, 2), thresholds=(0.5, 0.3), num_tokens=24),
+SHAPES: dict[str, ScoredTree] = {
     "network": SCORED["c2t joint"],
     "table": SCORED["c2t conditional"],
 }
-"""Shapes with a twin, whose trees differ in size between rounds of the embedded pair."""
+"""Shapes with a learned scorer, whose trees differ in size between rounds of the embedded pair."""
+BINS = Port("phi", "bin", torch.int64)
+"""Of the twin of `HETERO`, by which sessions are tested."""
 
 
 def open_device(name: str) -> torch.device:
@@ -42,4 +40,4 @@ def open_device(name: str) -> torch.device:
 def open_bins(device: torch.device) -> TwinSession:
     model = twin_bytes(Policy(shape=HETERO))
     assert model is not None
-    return TwinSession(model, twins.BINS, device)
+    return TwinSession(model, BINS, device)

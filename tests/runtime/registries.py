@@ -22,7 +22,7 @@ from specctl.registry import (
 )
 from specctl.registry.trust import Trust, TrustedKey
 from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.watching import AliasSource, Watch
+from specctl.runtime.follow import AliasSource, Follower
 from tests.artifacts.examples import EVIDENCE, PAIR, sha
 
 NAME = "toy+head@cpu:toys"
@@ -76,14 +76,8 @@ class Shared:
     def source(self) -> AliasSource:
         return AliasSource(open_registry(self.place), Reference(NAME, "prod"), self.reader, EXPECT)
 
-    def watch(self, loop: DecodeLoop, *, interval_s: float = 5.0) -> Watch:
-        return Watch(self.source(), loop, interval_s=interval_s)
-
-    @property
-    def entries(self) -> list[Path]:
-        """Files of the name's history, oldest first."""
-        [log] = (self.place / "log").iterdir()
-        return sorted(log.iterdir())
+    def follower(self, loop: DecodeLoop) -> Follower:
+        return Follower(self.source(), loop)
 
 
 def open_shared(work: Path, key: SigningKey | None = None) -> Shared:

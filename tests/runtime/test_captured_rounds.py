@@ -258,8 +258,8 @@ def test_decision_that_fails_costs_its_round_a_static_plan(
     found = decode(policy, given, tape())
     faults = found.loop.faults
     assert found.texts == plain.texts
-    assert faults.counts["exception"] == faults.total > 0
-    assert faults.last == "exception: ValueError: no such bin"
+    assert faults.total > 0
+    assert faults.last == "ValueError: no such bin"
     assert found.loop.graph_counters.failed_captures == 0
 
 
@@ -278,7 +278,8 @@ def test_score_that_is_no_number_costs_its_request_the_policys_choice() -> None:
 
     done = drive(loop, given, {2: spoil})
     assert texts_of(done.values()) == plain.texts
-    assert loop.faults.counts["nan"] == loop.faults.total > 0
+    assert loop.faults.total > 0
+    assert str(loop.faults.last).startswith("a score is not a number in ")
     assert sum(one.metrics.fallback_calls for one in done.values()) > 0
 
 
@@ -408,12 +409,6 @@ def test_drawn_drafts_are_verified_between_graphs() -> None:
     found = same_as_ordinary(policy, requests(3, samplings), tape())
     assert found.loop.round.kernels is None
     assert found.loop.graph_counters.replays > found.loop.graph_counters.captures > 0
-
-
-def test_deadline_is_kept_on_the_host() -> None:
-    assert make_loop(Policy(shape=TREE), requests(1), tape()).round.kernels is not None
-    timed = make_loop(Policy(shape=TREE), requests(1), tape(), deadline_us=1e9)
-    assert timed.round.kernels is None
 
 
 def test_graphs_are_ready_after_a_warm_up() -> None:

@@ -20,11 +20,9 @@ from torch.nn.functional import logsigmoid
 from specctl.kernels.policy_eval import prune_level
 from specctl.kernels.tree_build import Pool
 from specctl.policy import (
-    EntropyBins,
     FfnScorer,
     ScoredTree,
     Shape,
-    SparseGates,
     StaticTree,
     build_shape,
 )
@@ -53,43 +51,6 @@ def rules(shape: Shape, device: torch.device) -> tuple[Any, Any]:
     asking = by_twin(shape, rule, device)
     assert asking is not rule
     return rule, asking
-
-
-# --------------------------------------------------------------------------- bins and gates
-
-
-@pytest.mark.parametrize("num_edges", [1, 7, 255])
-def test_bins(num_edges: int, device: torch.device) -> None:
-    """Edges as a fit has them in float64, which the record rounds down."""
-    fitted = np.sort(np.random.default_rng(num_edges).normal(8, 3, num_edges))
-    shape = EntropyBins(base=BASE, edges=tuple(fitted.tolist()), gammas=(0.5, 1.0))
-    rule, asking = rules(shape, device)
-    value = edge_rows(rule.edges.cpu(), num_edges).to(device)
-    bins = rule.bin_of(value)
-    assert len(bins.unique()) == num_edges + 1
-    assert torch.equal(asking.bin_of(value), bins)
-    known = ~value.isnan().cpu().numpy()
-    wanted = np.searchsorted(fitted, value.cpu().double().numpy()[known])
-    np.testing.assert_array_equal(bins.cpu().numpy()[known], wanted)
-
-
-def test_gates(device: torch.device) -> None:
-    """Gates that share a row, one that never closes among them, each asked by itself."""
-    shape = SparseGates(
-        depth=5,
-        width=1,
-        max_width=2,
-        gate_levels=(1, 2, 4),
-        thresholds=(0.55, 0.0, 0.2),
-        num_tokens=20,
-    )
-    rule, asking = rules(shape, device)
-    finite = torch.tensor([bar for bar in rule.gates.values() if bar > -math.inf])
-    for level, bar in rule.gates.items():
-        confidence = edge_rows(finite, level).to(device)
-        closed = rule.closes(confidence, level)
-        assert 0.05 < float(closed.float().mean()) < 0.95 or bar == -math.inf
-        assert torch.equal(asking.closes(confidence, level), closed)
 
 
 # --------------------------------------------------------------------------- networks

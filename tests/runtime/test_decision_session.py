@@ -18,7 +18,7 @@ from specctl.policy import Policy
 from specctl.runtime import twins
 from specctl.runtime.twins import TwinSession, cuda_options
 from tests.artifacts.examples import HETERO
-from tests.runtime.onnx_devices import NEEDS_ONNXRUNTIME, open_bins, open_device
+from tests.runtime.onnx_devices import BINS, NEEDS_ONNXRUNTIME, open_bins, open_device
 
 pytestmark = NEEDS_ONNXRUNTIME
 CPU = torch.device("cpu")
@@ -76,7 +76,7 @@ def test_nan_stays_nan_whatever_a_provider_makes_of_it() -> None:
 
 def test_a_device_without_a_provider_is_refused() -> None:
     with pytest.raises(UsageError, match="found device meta"):
-        TwinSession(b"", twins.BINS, torch.device("meta"))
+        TwinSession(b"", BINS, torch.device("meta"))
 
 
 # --------------------------------------------------------------------------- CUDA, without one

@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 
 from specctl.errors import UsageError
-from specctl.policy import Policy, RootOnly, Shape, StaticTree
+from specctl.policy import Policy, RootOnly, StaticTree
 from specctl.runtime import twins
 from specctl.runtime.api import Decoder
 from specctl.runtime.capture import GraphSettings
@@ -17,13 +17,14 @@ from specctl.runtime.config import Decisions
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.requests import Request, RoundRecord
 from specctl.runtime.twins import TwinSession
+from tests.artifacts.examples import HETERO, POLICIES
 from tests.policy.scorers import SCORED
 from tests.runtime.equality import BASE, requests_of
 from tests.runtime.onnx_devices import NEEDS_ONNXRUNTIME, SHAPES, open_device
 from tests.runtime.tape import TapeCapture
 
 pytestmark = NEEDS_ONNXRUNTIME
-BINS = SHAPES["hetero"]
+NETWORK = SHAPES["network"]
 
 
 @pytest.fixture(scope="module")
@@ -75,14 +76,13 @@ def test_rounds_and_texts_are_those_of_torch(
 def test_a_reloaded_policy_is_asked_in_the_same_way(
     pair: Pair, requests: list[Request], asked: list[int]
 ) -> None:
-    loop = Decoder(pair, Policy(shape=BINS), decisions="onnx").loop(requests)
+    loop = Decoder(pair, Policy(shape=NETWORK), decisions="onnx").loop(requests)
     loop.submit(requests[0])
     loop.step()
-    with pytest.raises(UsageError, match="shape eagle2: expected a shape with an ONNX twin"):
+    with pytest.raises(UsageError, match="shape eagle2: expected a shape with a learned scorer"):
         loop.reload(Policy(shape=BASE))
-    assert loop.policy == Policy(shape=BINS)
-    narrower = BINS.model_copy(update={"edges": (2.5, 4.0, 6.0)})
-    loop.reload(Policy(shape=narrower))
+    assert loop.policy == Policy(shape=NETWORK)
+    loop.reload(Policy(shape=NETWORK.model_copy(update={"beta": 0.3})))
     before = len(asked)
     while loop.busy:
         loop.step()
@@ -90,10 +90,9 @@ def test_a_reloaded_policy_is_asked_in_the_same_way(
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("name", ["hetero", "echo", "network"])
-def test_cuda_texts_are_those_of_torch(name: str) -> None:
+def test_cuda_texts_are_those_of_torch() -> None:
     pair = load_pair("embedded", "embedded", device=str(open_device("cuda")), dtype="float32")
-    policy, prompts = Policy(shape=SHAPES[name]), ["def add(a, b):", "How much is 12 + 30?"]
+    policy, prompts = Policy(shape=NETWORK), ["def add(a, b):", "How much is 12 + 30?"]
     by_torch, by_onnx = (
         Decoder(pair, policy, batch_size=2, decisions=decisions).generate(
             prompts, max_new_tokens=24
@@ -111,7 +110,7 @@ def test_kernels_decide_only_where_nothing_else_was_asked_for(
     decisions: Decisions, pair: Pair, requests: list[Request]
 ) -> None:
     graphs = GraphSettings(capture=TapeCapture())
-    loop = Decoder(pair, Policy(shape=BINS), decisions=decisions, graphs=graphs).loop(requests)
+    loop = Decoder(pair, Policy(shape=NETWORK), decisions=decisions, graphs=graphs).loop(requests)
     assert (loop.round.kernels is None) == (decisions != "auto")
 
 
@@ -120,14 +119,17 @@ def test_plain_decoding_has_nothing_to_ask(pair: Pair) -> None:
     assert len(decoder.generate("def", max_new_tokens=2)) == 1
 
 
-@pytest.mark.parametrize("shape", [StaticTree(), SCORED["c2t chain"]], ids=["eagle2", "c2t"])
+@pytest.mark.parametrize("absent", ["onnxruntime", "onnx"])
 def test_what_cannot_be_had_is_refused_before_anything_runs(
-    shape: Shape, pair: Pair, monkeypatch: pytest.MonkeyPatch
+    absent: str, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(twins, "find_spec", lambda name: None if name == "onnxruntime" else name)
-    why = "with an ONNX twin" if shape == StaticTree() else "found onnxruntime not installed"
-    with pytest.raises(UsageError, match=why):
-        Decoder(pair, Policy(shape=shape), decisions="onnx")
+    """Bins and gates are compared with a number: torch decides them."""
+    for shape in (HETERO, StaticTree(), POLICIES["echo"].shape):
+        with pytest.raises(UsageError, match="a learned scorer"):
+            Decoder(pair, Policy(shape=shape), decisions="onnx")
+    monkeypatch.setattr(twins, "find_spec", lambda name: None if name == absent else name)
+    with pytest.raises(UsageError, match=f"found {absent} not installed"):
+        Decoder(pair, Policy(shape=SCORED["c2t chain"]), decisions="onnx")
 
 
 def test_an_unknown_backend_is_refused(pair: Pair) -> None:

@@ -50,14 +50,16 @@ def test_what_was_fitted_elsewhere_is_treated_as_at_the_start(
     )
     loop = decoder.loop_for(64)
     played = loop.policy
-    watch = decoder.follow(tmp_path / "policy", loop)
-    assert not watch.poll(), "nothing there for now"
+    follower = decoder.follow(tmp_path / "policy", loop)
+    follower.look()
+    assert not follower.poll(), "nothing there for now"
     folder = fitted(tmp_path / "policy", decoder.pair, "NVIDIA H200")
-    assert watch.poll() == allow_mismatch
+    follower.look()
+    assert follower.poll() == allow_mismatch
     assert loop.policy == (FITTED if allow_mismatch else played)
     assert "W_DOMAIN" in caplog.text
     if not allow_mismatch:
-        assert getattr(watch.last_error, "code", None) == "W_DOMAIN"
+        assert getattr(follower.last_error, "code", None) == "W_DOMAIN"
         with pytest.raises(ArtifactError, match="W_DOMAIN"):
             Decoder.from_pretrained(
                 "embedded", "embedded", policy=str(folder), device="cpu", batch_size=2
@@ -74,11 +76,13 @@ def test_an_alias_by_the_words_of_the_command_line(
     promote(writer, NAME, "prod", package.digest)
     decoder = Decoder(pair, PLAYED, batch_size=2)
     loop = decoder.loop_for(64)
-    watch = decoder.follow(f"{place}/{NAME}@prod", loop)
-    assert watch.poll()
-    assert (loop.policy, watch.digest) == (FITTED, package.digest)
+    follower = decoder.follow(f"{place}/{NAME}@prod", loop)
+    follower.look()
+    assert follower.poll()
+    assert (loop.policy, follower.digest) == (FITTED, package.digest)
     monkeypatch.setenv("SPECCTL_REGISTRY", str(place))
     again = decoder.follow(f"{NAME}@prod", loop)
+    again.look()
     assert not again.poll(), "it plays already"
     assert again.digest == package.digest
 
@@ -106,6 +110,8 @@ def test_a_folder_among_the_histories_of_a_registry_is_no_policy(
     folder = fitted(tmp_path / "team" / "policy", pair)
     decoder = Decoder(pair, PLAYED, batch_size=2)
     loop = decoder.loop_for(64)
-    assert not (watch := decoder.follow(folder, loop)).poll()
-    assert "outside of a registry" in str(watch.last_error)
+    follower = decoder.follow(folder, loop)
+    follower.look()
+    assert not follower.poll()
+    assert "outside of a registry" in str(follower.last_error)
     assert loop.policy == PLAYED

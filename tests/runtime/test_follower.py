@@ -1,0 +1,400 @@
+"""A loop's policy follows a folder or an alias: what is good takes over, what is bad does not."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specctl.artifacts.signing import SigningKey
+from specctl.errors import StoreError, UsageError
+from specctl.policy import Policy, RootOnly, StaticTree, policy_digest
+from specctl.registry import parse_reference
+from specctl.runtime import decode, follow
+from specctl.runtime.follow import AliasSource, FolderSource, Follower, Version, stamp_of
+from tests.artifacts.examples import HETERO, write_artifact
+from tests.runtime.registries import (
+    BAD,
+    EXPECT,
+    GOOD,
+    LARGE,
+    NAME,
+    Shared,
+    open_shared,
+    trusting,
+    version,
+)
+from tests.runtime.toy import toy_requests
+from tests.runtime.toy_loops import Kept, loop_of, texts_of
+
+ROOMY = Policy(shape=StaticTree(depth=11, top_k=10, num_tokens=1000))
+AWAY = StoreError("team", expected="this", found="that", fix="do so")
+
+
+def taken(follower: Follower) -> bool:
+    """Whether a look finds another policy and the loop takes it over."""
+    follower.look()
+    return follower.poll()
+
+
+def counted(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, *failures: Exception
+) -> list[object]:
+    """Calls of a function, the first of which fail."""
+    calls, real, left = list[object](), getattr(module, name), list(failures)
+
+    def call(*given: Any, **named: Any) -> Any:
+        calls.append(given)
+        if left:
+            raise left.pop(0)
+        return real(*given, **named)
+
+    monkeypatch.setattr(module, name, call)
+    return calls
+
+
+# --------------------------------------------------------------------------- a folder
+
+
+def test_a_folder_is_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder, loop = tmp_path / "policy", loop_of(ROOMY)
+    follower = Follower(FolderSource(folder, EXPECT), loop)
+    assert not taken(follower), "nothing there for now"
+    write_artifact(folder, "hetero")
+    assert not follower.poll(), "nothing was looked at"
+    assert [taken(follower), taken(follower)] == [True, False]
+    assert loop.policy.shape.kind == "hetero"
+    (folder / "policy.safetensors").write_bytes(b"damage")
+    with caplog.at_level(logging.WARNING, "specctl.policy"):
+        assert not any(taken(follower) for _ in range(2))
+    [told] = caplog.messages
+    assert "E_DIGEST" in told
+    assert "the old one stays" in told
+    assert loop.policy.shape.kind == "hetero"
+    assert follower.last_error is not None
+    shutil.rmtree(folder)
+    write_artifact(folder, "chain")
+    assert taken(follower)
+    assert follower.last_error is None
+
+
+def test_what_the_loop_plays_already_is_not_taken_over_again(tmp_path: Path) -> None:
+    """Its graphs and what its rules remember of requests would be lost for nothing."""
+    folder, loop = version(tmp_path / "policy", LARGE), loop_of(LARGE)
+    follower = Follower(FolderSource(folder, EXPECT), loop)
+    rules = loop.rules
+    assert not taken(follower)
+    for path in folder.iterdir():
+        os.utime(path, (1, 1))
+    assert not taken(follower), "touched"
+    assert loop.rules is rules
+    assert follower.digest is not None
+
+
+def test_an_artifact_with_the_sizes_and_times_of_the_last_one_is_noticed(tmp_path: Path) -> None:
+    """`current -> v1` becomes `current -> v2`, both unpacked with fixed times."""
+    loop = loop_of(ROOMY)
+    for name, edges in (("v1", (0.125, 1.0, 2.0)), ("v2", (0.25, 1.5, 2.5))):
+        policy = Policy(shape=HETERO.model_copy(update={"edges": edges}))
+        for path in version(tmp_path / name, policy).iterdir():
+            os.utime(path, (0, 0))
+    current, following = tmp_path / "current", tmp_path / "next"
+    current.symlink_to("v1")
+    follower = Follower(FolderSource(current, EXPECT), loop)
+    assert taken(follower)
+    following.symlink_to("v2")
+    following.replace(current)
+    assert taken(follower)
+    assert loop.policy.shape.edges == (0.25, 1.5, 2.5)  # type: ignore[union-attr]
+
+
+def test_a_stamp_tells_files_from_others_of_equal_times_and_sizes(tmp_path: Path) -> None:
+    """Written over in place, and put in place of it; and the same files have the same stamp."""
+    folder, path, aside = tmp_path / "folder", tmp_path / "folder" / "file", tmp_path / "aside"
+    folder.mkdir()
+    stamps = []
+    for place in (path, path, aside):
+        time.sleep(0.02)  # a file system's clock ticks every 10 ms at most
+        place.write_bytes(b"any")
+        os.utime(place, (0, 0))
+        place.replace(path)
+        stamps.append(stamp_of(folder))
+        assert stamp_of(folder) == stamps[-1]
+    assert len(set(stamps)) == 3
+    assert stamp_of(tmp_path / "none") == ()
+
+
+def test_a_place_that_cannot_be_listed_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A folder that is not there may come; a file in its place is a mistake that nobody would
+    hear of."""
+    place, loop = tmp_path / "policy", loop_of(LARGE)
+    follower = Follower(FolderSource(place, EXPECT), loop)
+    assert not taken(follower)
+    assert follower.last_error is None
+    place.write_text("no folder")
+    assert not any(taken(follower) for _ in range(3))
+    assert "E_MISSING" in str(follower.last_error)
+    assert len(caplog.messages) == 1
+    place.unlink()
+    version(place, GOOD["small"])
+    assert taken(follower)
+    assert follower.last_error is None
+
+
+# --------------------------------------------------------------------------- an alias
+
+
+def test_an_alias_is_followed_and_bad_versions_are_not(
+    shared: Shared, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = loop_of(LARGE)
+    follower = shared.follower(loop)
+    assert not taken(follower), "there is no such alias yet"
+    assert "E_UNKNOWN_ALIAS" in str(follower.last_error)
+    for bad in BAD:
+        shared.move("small")
+        taken(follower)
+        assert follower.last_error is None
+        assert (loop.policy, follower.digest) == (GOOD["small"], shared.digests["small"])
+        shared.move(bad)
+        caplog.clear()
+        failures = follower.num_failures
+        assert not any(taken(follower) for _ in range(3))
+        assert loop.policy == GOOD["small"]
+        assert follower.last_error is not None
+        assert follower.num_failures > failures
+        [told] = caplog.messages
+        assert "the old one stays" in told
+
+
+def test_a_registry_that_lost_its_blobs_changes_nothing(shared: Shared) -> None:
+    loop = loop_of(LARGE)
+    follower = shared.follower(loop)
+    shared.move("small")
+    assert taken(follower)
+    shared.move("chain")
+    shutil.rmtree(shared.place / "blobs")
+    assert not taken(follower)
+    assert "E_MISSING" in str(follower.last_error)
+    assert loop.policy == GOOD["small"]
+
+
+def test_moves_under_load_fail_no_request_and_mix_no_round(shared: Shared) -> None:
+    """Every other move is bad; texts are plain decoding's, each round is one good policy's."""
+    requests = toy_requests(12)
+    plain = texts_of(loop_of(Policy(shape=RootOnly()), batch_size=3).run(requests))
+    kept = Kept()
+    loop, done = loop_of(LARGE, batch_size=3, observer=kept), {}
+    follower = shared.follower(loop)
+    for request in requests:
+        loop.submit(request)
+    words = [word for pair in zip([*GOOD, *GOOD], [*BAD, *BAD], strict=True) for word in pair]
+    decided: list[str] = []
+    while loop.busy:
+        shared.move(words[len(decided) % len(words)])
+        taken(follower)
+        decided.append(policy_digest(loop.policy))
+        done |= texts_of(loop.step())
+    assert done == plain
+    assert [record.policy_digest for record in kept.records] == decided
+    assert set(decided) == {policy_digest(policy) for policy in GOOD.values()}
+
+
+def test_what_nobody_moves_is_not_followed(shared: Shared) -> None:
+    source = shared.source()
+    for reference in (f"{NAME}@{shared.digests['small']}", NAME):
+        with pytest.raises(UsageError, match=r"policy to follow: expected NAME@ALIAS"):
+            AliasSource(source.registry, parse_reference(reference), source.reader, EXPECT)
+
+
+def test_a_signature_that_is_gone_is_missed_though_the_artifact_is_known(tmp_path: Path) -> None:
+    """The digest was loaded, and its bytes are what they were; who signed it is asked each time."""
+    shared = open_shared(tmp_path, SigningKey.generate())
+    shared.publish(tmp_path, "small", "chain")
+    shared.move("small")
+    follower = shared.follower(loop_of(LARGE))
+    assert taken(follower)
+    for path in (shared.place / "signatures").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    assert not taken(follower)
+    assert "E_SIG" in str(follower.last_error)
+    shared.publish(tmp_path / "again", "small", "chain")
+    taken(follower)
+    assert follower.last_error is None, "signed again: it was no verdict on the bytes"
+
+
+def test_what_is_in_the_slot_is_not_taken_over_once_a_look_has_refused_it(tmp_path: Path) -> None:
+    """Revoked between two looks of the thread, before the next round."""
+    shared = open_shared(tmp_path, SigningKey.generate())
+    shared.publish(tmp_path, "small")
+    shared.move("small")
+    loop = loop_of(LARGE)
+    follower = shared.follower(loop)
+    follower.look()
+    object.__setattr__(follower.source.reader, "trust", trusting(SigningKey.generate()))  # type: ignore[union-attr]
+    assert not taken(follower)
+    assert loop.policy == LARGE
+    assert "E_SIG" in str(follower.last_error)
+
+
+# --------------------------------------------------------------------------- what fails
+
+
+def test_a_load_that_fails_is_tried_again_at_each_look(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    loads = counted(monkeypatch, follow, "pull_resolved", OSError("full"), MemoryError(), AWAY)
+    follower = shared.follower(loop_of(LARGE))
+    shared.move("small")
+    assert [taken(follower) for _ in range(5)] == [False, False, False, True, False]
+    assert len(loads) == 4, "a version that was loaded is not loaded again"
+    assert (follower.num_failures, follower.last_error) == (3, None)
+    assert len(caplog.messages) == 3
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), KeyError(1)])
+def test_what_the_loop_refuses_is_offered_once(
+    error: Exception,
+    shared: Shared,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And the loop is whole meanwhile: what fails is in the midst of `DecodeLoop.reload`."""
+    loop = loop_of(LARGE)
+    follower, rules = shared.follower(loop), loop.rules
+    builds = counted(monkeypatch, decode, "rehearse", error)
+    shared.move("small")
+    assert not any(taken(follower) for _ in range(4))
+    assert (loop.policy, loop.rules, len(builds)) == (LARGE, rules, 1)
+    assert (follower.last_error, follower.num_failures) == (error, 1)
+    assert len(caplog.messages) == 1
+    shared.move("chain")
+    assert taken(follower)
+    shared.move("small")
+    assert taken(follower), "another version came between"
+    assert (loop.policy, follower.last_error) == (GOOD["small"], None)
+
+
+def test_an_outage_is_asked_through_and_told_once(
+    shared: Shared, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower = shared.follower(loop_of(LARGE))
+    shared.move("small")
+    with monkeypatch.context() as patch:
+        counted(patch, follow, "resolve", AWAY, AWAY, AWAY)
+        assert not any(taken(follower) for _ in range(3))
+    assert (follower.last_error, follower.num_failures) == (AWAY, 3)
+    assert len(caplog.messages) == 1
+    assert taken(follower)
+    assert follower.last_error is None
+
+
+# --------------------------------------------------------------------------- the thread
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it should have happened by now"
+        time.sleep(0.01)
+
+
+class Given:
+    """A source that a test writes by hand."""
+
+    def __init__(self, newest: Callable[[], Version | None]) -> None:
+        self.newest = newest
+
+
+def following(source: Any, loop: Any) -> Follower:
+    return Follower(source, loop, interval_s=0.01)
+
+
+def test_the_thread_outlives_a_bug(shared: Shared, caplog: pytest.LogCaptureFixture) -> None:
+    failures, loop = [RuntimeError("a bug")], loop_of(LARGE)
+    shared.move("small")
+
+    def newest() -> Version | None:
+        if failures:
+            raise failures.pop()
+        return shared.source().newest()
+
+    with following(Given(newest), loop) as follower:
+        wait_until(follower.poll)
+    assert loop.policy == GOOD["small"]
+    assert "a bug" in caplog.text
+    assert follower.last_error is None
+
+
+def test_poll_waits_for_no_look(shared: Shared) -> None:
+    hangs, begun = threading.Event(), threading.Event()
+
+    def newest() -> Version | None:
+        begun.set()
+        hangs.wait()
+        return shared.source().newest()
+
+    shared.move("small")
+    with following(Given(newest), loop_of(LARGE)) as follower:
+        assert begun.wait(30)
+        assert not follower.poll()
+        hangs.set()
+        wait_until(follower.poll)
+
+
+def test_a_block_can_be_entered_again(tmp_path: Path) -> None:
+    folder, loop = tmp_path / "policy", loop_of(LARGE)
+    follower = following(FolderSource(folder, EXPECT), loop)
+    with follower:
+        pass
+    version(folder, GOOD["small"])
+    with follower:
+        wait_until(follower.poll)
+        with pytest.raises(UsageError, match="one `with` block at a time"), follower:
+            pass
+    assert loop.policy == GOOD["small"]
+    assert not [t for t in threading.enumerate() if t.name == "specctl-follow"]
+
+
+def test_the_end_of_a_block_does_not_wait_for_ever(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "JOIN_S", 0.05)
+    hangs = threading.Event()
+    with following(Given(lambda: hangs.wait() and None), loop_of(LARGE)):
+        [thread] = [t for t in threading.enumerate() if t.name == "specctl-follow"]
+    assert thread.is_alive()
+    hangs.set()
+    thread.join(30)
+
+
+NEVER_LEFT = """
+import sys, time, torch
+from specctl.runtime.follow import Follower
+class Busy:
+    def newest(self):
+        for _ in range(20):
+            torch.rand(300, 300) @ torch.rand(300, 300)
+Follower(Busy(), None, interval_s=0).__enter__()
+time.sleep(0.3)
+sys.exit(6)
+"""
+
+
+def test_a_process_may_end_within_the_block() -> None:
+    """Its thread would be stopped in the midst of torch, which aborts the process."""
+    done = subprocess.run([sys.executable, "-c", NEVER_LEFT], capture_output=True, timeout=120)
+    assert (done.returncode, done.stderr) == (6, b"")
