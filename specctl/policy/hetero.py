@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -89,10 +88,6 @@ class EntropyBins(Shape):
             min(n, max(size, d + 1)) if self.cap_tokens else n
             for n, d in zip(wanted, self.plan_depths, strict=True)
         )
-
-
-BinOf = Callable[[Tensor], Tensor]
-"""`[B]` float32 Φ, nats, to `[B]` int64 bins."""
 
 
 @dataclass(kw_only=True)

@@ -228,6 +228,30 @@ def test_a_failure_verifies_what_was_drawn(method: str) -> None:
     assert loop.faults.total == len(sizes.drafted)
 
 
+@pytest.mark.policy_faults
+def test_the_static_plan_draws_again_what_was_drawn(monkeypatch: Patch) -> None:
+    """Whatever a rule looked at before it failed: else the failure would choose among drafts."""
+    policy = Policy(shape=Chain(num_draft_tokens=3), acceptance=Ratio())
+    loop, drawn = loop_of(policy, batch_size=2), list[tuple[int, list[int]]]()
+    draw = Round._draw_drafts
+
+    def kept(of: Round, rows: Any, logits: Any, level: int) -> Any:
+        found = draw(of, rows, logits, level)
+        drawn.append((level, found[1].tolist()))
+        return found
+
+    monkeypatch.setattr(Round, "_draw_drafts", kept)
+    calls = iter(range(10**6))
+    fails = Failing(loop.rules.shape, "grow", lambda: next(calls) % 2 == 1)  # at level 2
+    loop.round.rules = replace(loop.rules, shape=fails)
+    for seed in range(4):
+        loop.submit(Request(str(seed), PROMPT, SIZE, sampling=Sampling(1.0, seed=seed)))
+    assert len([*drained(loop)]) == 4
+    assert [level for level, _ in drawn] == [1, 2, 1, 2, 3] * loop.faults.total
+    for start in range(0, len(drawn), 5):
+        assert drawn[start : start + 2] == drawn[start + 2 : start + 4]
+
+
 def drained(loop: DecodeLoop) -> Any:
     while loop.busy:
         yield from loop.step()
