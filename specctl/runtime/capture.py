@@ -124,6 +124,11 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device, priority=-1)
 
 
+def is_capturing() -> bool:
+    """Whether a CUDA graph is being captured on this thread's stream."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 @cache
 def load_libraries(device: torch.device, stream: torch.cuda.Stream, thread: int) -> None:
     """Has cuBLAS and cuBLASLt take their workspaces, 32 to 64 MB, outside of every graph's pool.

@@ -35,6 +35,7 @@ from specctl.policy.rules import (
     ShapeRule,
 )
 from specctl.policy.verification import AcceptanceRule
+from specctl.runtime.capture import is_capturing
 from specctl.runtime.config import Decisions
 from specctl.runtime.drafter import Drafter
 
@@ -150,12 +151,15 @@ class Faults:
 
     @contextmanager
     def caught(self, *but: type[Exception]) -> Iterator[None]:
-        """Counts a failure inside and ends it there, but for some kinds."""
+        """Counts a failure inside and ends it there, but for some kinds; one of torch while a CUDA
+        graph is captured is the capture's, which must not end as if it had recorded all."""
         try:
             yield
         except but:
             raise
         except Exception as error:
+            if isinstance(error, RuntimeError) and is_capturing():
+                raise
             self.note(f"{type(error).__name__}: {error}")
 
     def note(self, reason: str) -> None:

@@ -23,7 +23,6 @@ from specctl.policy import (
 from specctl.policy.echo import log_threshold, stop_levels
 from specctl.policy.hetero import entropy_bin, entropy_bins_shape
 from specctl.policy.scorers import build_log_odds
-from specctl.runtime.twins import GATES as GATE_PORT
 from specctl.runtime.twins import SCORER, Port, TwinSession
 from tests.artifacts.examples import FFN, HETERO
 from tests.policy.scorers import copy_table, random_network
@@ -55,7 +54,7 @@ OPERATORS = {
     *("Gemm", "Relu", "Reshape", "Sigmoid", "Add"),
 }
 
-
+GATE_PORT = Port("gate_logp", "stopped_at", torch.int64)
 CPU = torch.device("cpu")
 
 

@@ -358,18 +358,26 @@ def test_drafter_reads_on_while_plain_decoding_takes_over() -> None:
 # what cannot be captured
 
 
-def test_memory_that_is_not_there_is_no_fault_of_the_policy(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 EiB."),
+        RuntimeError("operation not permitted when stream is capturing"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_decision_that_cannot_be_captured_is_no_fault_of_the_policy(
+    error: RuntimeError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given, policy, tapes = requests(2), Policy(shape=SHAPES["hetero"]), TapeCapture()
     plain, choose = ordinary(policy, given), device_drafting.choose_bins
 
-    def hungry(*args: Any) -> Bins:
+    def failing(*args: Any) -> Bins:
         if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:  # recorded
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 EiB.")
+            raise error
         return choose(*args)
 
-    monkeypatch.setattr(device_drafting, "choose_bins", hungry)
+    monkeypatch.setattr(device_drafting, "choose_bins", failing)
     found = decode(policy, given, GraphSettings(capture=tapes, stop_waits="always"))
     assert (found.texts, found.counts) == (plain.texts, plain.counts)
     assert found.loop.faults.total == 0
