@@ -12,7 +12,6 @@ from specctl.collect import workers
 from specctl.collect.cluster import Needs
 from specctl.collect.config import CollectConfig
 from specctl.collect.live import CollectSummary
-from specctl.collect.tokens import KEEP
 from specctl.collect.trace_writer import TraceWriter
 from specctl.collect.workers import (
     Process,
@@ -47,7 +46,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
     monkeypatch.setattr(Work, "collect", collect)
     monkeypatch.setattr(Worker, "_decoder", None)
     TraceWriter.open(tmp_path, header()).close()
-    return Work(CollectConfig(), DecodingConfig(), str(tmp_path), KEEP, resolve_policy("chain"))
+    return Work(CollectConfig(), DecodingConfig(), str(tmp_path), resolve_policy("chain"))
 
 
 def test_a_batch_that_is_given_out_again_is_collected_once(work: Work) -> None:
