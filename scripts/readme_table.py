@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -66,12 +67,17 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     return (
         f"`{row['policy']}`",
         f"{row['tokens_per_s']:.0f}",
-        Interval(**row["paired"]["speedup"]).text(".2f") if row["paired"] else "1",
+        interval(row["paired"]["speedup"]).text(".2f") if row["paired"] else "1",
         f"{row['mean_acceptance_length']:.2f}",
         f"{row['calls']}",
         f"{row['verified_tokens']}",
         "yes" if row["equal_to_ar"] else "**no**",
     )
+
+
+def interval(value: dict[str, float | None]) -> Interval:
+    """From JSON, where an end that is not known is null."""
+    return Interval(**{name: math.nan if end is None else end for name, end in value.items()})
 
 
 def line(cells: Sequence[str]) -> str:
