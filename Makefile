@@ -13,6 +13,7 @@ REHEARSAL := ../shared/gpu/rehearse.sh
 PROMPTS := specctl/embedded/prompts.jsonl
 TEXT := draft_logp,parent_entropy,depth,copy_length
 DEMO := --depth 8 --children 8 --max-new-tokens 64 --batch-size 8 --threads 1
+HELD_OUT := --held-out 0.4
 
 export OMP_NUM_THREADS := 1
 export TOKENIZERS_PARALLELISM := false
@@ -35,9 +36,9 @@ demo: $(READY)  ## Set up, then tune the embedded pair for this machine; minutes
 	@echo "2. What does a round cost on this machine?"
 	$(BIN)/specctl profile -o .demo/cost_model.json --batch-sizes 1 --threads 1
 	@echo "3. Which settings are fastest here? Two of the papers' policies are fitted beside."
-	@$(BIN)/specctl fit c2t .demo/traces -o .demo/c2t --features $(TEXT) > .demo/c2t.log 2>&1 & c2t=$$!; \
-	$(BIN)/specctl fit cart .demo/traces -o .demo/hetero > .demo/hetero.log 2>&1 \
-	  && $(BIN)/specctl tune .demo/traces --cost-model .demo/cost_model.json --held-out 0.4 \
+	@$(BIN)/specctl fit c2t .demo/traces -o .demo/c2t $(HELD_OUT) --features $(TEXT) > .demo/c2t.log 2>&1 & c2t=$$!; \
+	$(BIN)/specctl fit cart .demo/traces -o .demo/hetero $(HELD_OUT) > .demo/hetero.log 2>&1 \
+	  && $(BIN)/specctl tune .demo/traces --cost-model .demo/cost_model.json $(HELD_OUT) \
 	    --family threshold --family .demo/hetero/ -o .demo/tuned \
 	  || { cat .demo/hetero.log; kill $$c2t; exit 1; }; \
 	wait $$c2t || { cat .demo/c2t.log; exit 1; }
@@ -45,7 +46,7 @@ demo: $(READY)  ## Set up, then tune the embedded pair for this machine; minutes
 	$(BIN)/specctl run .demo/other-prompts.jsonl -o .demo --max-new-tokens 64 --threads 1 --compare \
 	  ar,chain,eagle2,hetero=.demo/hetero/,c2t=.demo/c2t/,best=.demo/tuned/policy
 	@echo "5. What is left to gain? One page with all of it."
-	$(BIN)/specctl ladder .demo/traces --cost-model .demo/cost_model.json --held-out 0.4 \
+	$(BIN)/specctl ladder .demo/traces --cost-model .demo/cost_model.json $(HELD_OUT) \
 	  -p eagle2 -p .demo/hetero/ -o .demo/ladder > .demo/ladder.log
 	$(BIN)/specctl report .demo/traces --ladder .demo/ladder/ladder.json --tune .demo/tuned/tune.json \
 	  --run .demo/results.json --cost-model .demo/cost_model.json -o .demo/report.html

@@ -202,7 +202,7 @@ def best_trees(
     """Tokens a second of the ladder's limits."""
     ladder = build_ladder(
         log,
-        traces.prompt_ids,
+        split_prompts(traces.prompt_ids, held_out_frac=SHARE, seed=SEED),
         clock,
         [(name, policy) for name, policy in chosen.items() if name != "tuned static"],
         config=LadderConfig(held_out_frac=SHARE, seed=SEED),

@@ -6,7 +6,8 @@ a report on traces. NaN stands for a figure that is not defined, and is null in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite
 from typing import Any, ClassVar, Literal
 
@@ -18,6 +19,7 @@ from pydantic import (
     model_serializer,
 )
 
+from specctl.formatting import count
 from specctl.stats import Interval, Number
 
 MARKED_BELOW = 0.99
@@ -59,15 +61,56 @@ class TraceFacts(PairFacts):
         support: of the log. cost_model: digest, None where nothing was timed.
         clock: whose times these are and what they are not, in words.
         untimed: labels of policies whose own decisions are not in these times.
+        prompts_digest: of the ids of the prompts that were scored, see `prompts_digest`.
+        num_prompts_left_out: that are not scored, because a policy was fitted on them.
+        scored_on_training_prompts: labels of policies that were fitted on some of those that are.
     """
 
-    omitted: ClassVar[tuple[str, ...]] = ("untimed",)
+    omitted: ClassVar[tuple[str, ...]] = (
+        "untimed",
+        "prompts_digest",
+        "num_prompts_left_out",
+        "scored_on_training_prompts",
+    )
 
     specctl_version: str
     support: dict[str, int | bool]
     cost_model: str | None
     clock: str | None
     untimed: tuple[str, ...] | None = None
+    prompts_digest: str | None = None
+    num_prompts_left_out: int | None = None
+    scored_on_training_prompts: tuple[str, ...] | None = None
+
+    def can_win(self, label: str) -> bool:
+        """Whether a policy may be called the fastest."""
+        return label not in (self.scored_on_training_prompts or ())
+
+    def marks(self, label: str) -> str:
+        """The marks of a policy, which `footnotes` explain."""
+        return TRAINED * (label in (self.scored_on_training_prompts or ()))
+
+    def marked(self, label: str) -> str:
+        """The label with its marks."""
+        return label + self.marks(label)
+
+    def footnotes(self) -> Iterator[str]:
+        """Sentences on the prompts that were left out, and on each mark."""
+        if self.num_prompts_left_out:
+            out = count(self.num_prompts_left_out, "prompt")
+            yield f"{out} left out: a policy here was fitted on them (--all-prompts scores them)."
+        if self.scored_on_training_prompts:
+            yield f"{TRAINED} fitted on some of these prompts, which flatters it: it cannot win."
+
+
+TRAINED = "†"
+"""Marks a policy that is scored on prompts that it was fitted on."""
+
+
+def prompts_digest(prompt_ids: Iterable[str]) -> str:
+    """`sha256:<hex>` of ids in any order: figures of one digest are of the same prompts."""
+    text = "\n".join(sorted(prompt_ids)).encode()
+    return f"sha256:{hashlib.sha256(text).hexdigest()}"
 
 
 def not_in_it(untimed: Sequence[str] | None) -> str:
@@ -254,17 +297,17 @@ class Ladder(ResultRecord):
         """One rung by its label."""
         return next(rung for rung in self.rungs if rung.label == label)
 
-    @property
-    def fastest(self) -> Rung:
-        """The fastest rung that can be run."""
-        found = [rung for rung in self.rungs if rung.kind in RUNNABLE]
-        return max(found, key=lambda rung: rung.tokens_per_s.value)
-
 
 class LadderResult(Ladder, TraceFacts):
     """`ladder.json`."""
 
     kind: Literal["ladder"]
+
+    @property
+    def fastest(self) -> Rung:
+        """The fastest rung that can be run, of those that can win."""
+        found = [r for r in self.rungs if r.kind in RUNNABLE and self.can_win(r.label)]
+        return max(found, key=lambda rung: rung.tokens_per_s.value)
 
 
 # --------------------------------------------------------------------------------------- tune
@@ -407,29 +450,28 @@ class TuneVerdict(ResultRecord):
         """One finalist by its label."""
         return next(found for found in self.policies if found.policy == policy)
 
-    def sentence(self) -> str:
+    def sentence(self, *, all_can_win: bool = True) -> str:
         """The verdict in words: beside the best static setting, and beside plain decoding."""
-        return f"{self._beside_static()} {self._beside_plain()}"
+        return f"{self._beside_static(all_can_win)} {self._beside_plain()}"
 
-    def _beside_static(self) -> str:
+    def _beside_static(self, all_can_win: bool) -> str:  # noqa: FBT001
         if not any(one.policy not in (self.baseline, PLAIN) for one in self.policies):
             return f"{self.baseline} is the best of {self.num_settings} static settings."
         if self.winner_on_train == self.baseline:
+            none = "No family" if all_can_win else "No family that can win"
             return (
-                f"No family beats the best static setting, {self.baseline}, even on training "
-                "prompts."
+                f"{none} beats the best static setting, {self.baseline}, even on training prompts."
             )
         gain = self.standing(self.winner_on_train).held_out.against.text(".3f")
-        picked = (
-            f"{self.winner_on_train}, the best of {self.num_settings} settings on training prompts"
-        )
+        of = f"{self.num_settings} settings" if all_can_win else "the settings that can win"
+        picked = f"{self.winner_on_train}, the best of {of} on training prompts,"
         if self.beats_static:
             return (
-                f"{picked}, beats the best static setting, {self.baseline}, on held-out ones: "
+                f"{picked} beats the best static setting, {self.baseline}, on held-out ones: "
                 f"× {gain}."
             )
         return (
-            f"{picked}, does not beat the best static setting, {self.baseline}, by more than its "
+            f"{picked} does not beat the best static setting, {self.baseline}, by more than its "
             f"interval on held-out ones: × {gain}. The static setting is written."
         )
 
@@ -457,7 +499,7 @@ class TuneResult(TuneVerdict, TraceFacts):
         fits: of `fit auto`.
     """
 
-    omitted: ClassVar[tuple[str, ...]] = ("fits", "for_engine", "untimed")
+    omitted: ClassVar[tuple[str, ...]] = ("fits", "for_engine", *TraceFacts.omitted)
 
     kind: Literal["tune"]
     cost_device: str | None
@@ -468,9 +510,11 @@ class TuneResult(TuneVerdict, TraceFacts):
     for_engine: str | None = None
     fits: tuple[FitOutcome, ...] | None = None
 
-    def sentence(self) -> str:
+    def sentence(self, *, all_can_win: bool = True) -> str:
         """The verdict with the clock that it holds on."""
-        return f"On {self.clock}{not_in_it(self.untimed)}: {super().sentence()}"
+        all_can_win = all_can_win and all(self.can_win(one.policy) for one in self.policies)
+        verdict = super().sentence(all_can_win=all_can_win)
+        return f"On {self.clock}{not_in_it(self.untimed)}: {verdict}"
 
 
 # ------------------------------------------------------------------------------ measured runs

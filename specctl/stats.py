@@ -37,6 +37,9 @@ Figure = Callable[[Floats], Floats]
 
 # --------------------------------------------------------------------------- splits
 
+HELD_OUT_FRAC = 0.2
+"""Share of the prompts that `fit`, `ladder`, `tune` and `recalibrate` hold out by default."""
+
 
 @dataclass(frozen=True)
 class Split:
@@ -47,10 +50,13 @@ class Split:
 
 
 def split_prompts(prompt_ids: Iterable[str], *, held_out_frac: float, seed: int) -> Split:
-    """Splits by a hash of (seed, prompt id): adding prompts moves no other one, on any machine.
+    """Splits by a hash of (seed, prompt id), so that all verbs split a trace set alike, on any
+    machine.
 
-    A prompt is held out when its hash, read as a number in [0, 1), is below `held_out_frac`.
-    Where that leaves a side empty, the nearest prompt changes sides.
+    A prompt is held out when its hash, read as a number in [0, 1), is below `held_out_frac`. Where
+    that leaves fewer than `MIN_PROMPTS` on a side, the nearest prompts change sides; of fewer than
+    twice as many, where it leaves none. With one seed a smaller held-out side lies within a larger
+    one.
 
     Raises:
         TraceEmptyError: fewer than two prompts.
@@ -69,7 +75,8 @@ def split_prompts(prompt_ids: Iterable[str], *, held_out_frac: float, seed: int)
             fix=f"collect traces of more prompts; intervals need {MIN_PROMPTS} held out",
         )
     wanted = sum(position(prompt_id) < held_out_frac for prompt_id in ordered)
-    cut = min(max(wanted, 1), len(ordered) - 1)
+    least = MIN_PROMPTS if len(ordered) >= 2 * MIN_PROMPTS else 1
+    cut = min(max(wanted, least), len(ordered) - least)
     return Split(train=tuple(sorted(ordered[cut:])), held_out=tuple(sorted(ordered[:cut])))
 
 

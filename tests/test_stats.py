@@ -160,6 +160,18 @@ def test_sides_are_disjoint_and_cover_all() -> None:
     assert 150 <= len(split.held_out) <= 250  # 200 expected, standard deviation 12.6
 
 
+@pytest.mark.parametrize(("num", "least"), [(2, 1), (15, 1), (16, 8), (30, 8), (100, 8)])
+@pytest.mark.parametrize("share", [0.01, 0.2, 0.5, 0.99])
+def test_eight_prompts_stand_on_a_side_where_there_are_sixteen(
+    num: int, least: int, share: float
+) -> None:
+    for seed in range(20):
+        split = split_prompts(PROMPTS[:num], held_out_frac=share, seed=seed)
+        assert min(len(split.train), len(split.held_out)) >= least
+        wider = split_prompts(PROMPTS[:num], held_out_frac=min(0.99, 2 * share), seed=seed)
+        assert set(split.held_out) <= set(wider.held_out), "a smaller side lies within a larger"
+
+
 def test_same_seed_same_split_in_any_order() -> None:
     once = split_prompts(PROMPTS, held_out_frac=0.2, seed=7)
     assert once == split_prompts(reversed(PROMPTS * 2), held_out_frac=0.2, seed=7)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from math import isfinite
@@ -167,6 +167,29 @@ class Metric(Record):
         return cls(value=value, low=low, high=high, level=level, num_prompts=num_prompts)
 
 
+MARK_CHARS = 8
+PromptMarks = Annotated[str, Field(pattern=r"^([0-9a-f]{8})*$")]
+
+
+def prompt_marks(prompt_ids: Iterable[str], *more: str) -> str:
+    """Marks that tell prompts from others: the first four bytes of the SHA-256 of each id, in hex,
+    sorted, without anything between. Of a million other prompts one is taken for one of 4,000.
+
+    Args:
+        more: marks of further prompts.
+    """
+    marks = {_mark(prompt_id) for prompt_id in prompt_ids}
+    return "".join(sorted(marks.union(*map(_marks_in, more))))
+
+
+def _mark(prompt_id: str) -> str:
+    return hashlib.sha256(prompt_id.encode()).hexdigest()[:MARK_CHARS]
+
+
+def _marks_in(text: str) -> Iterator[str]:
+    return (text[at : at + MARK_CHARS] for at in range(0, len(text), MARK_CHARS))
+
+
 class Evidence(Record):
     """The data behind a policy.
 
@@ -174,6 +197,7 @@ class Evidence(Record):
         trace_digest: of the snapshot of traces, which names every committed row of it.
         num_prompts, num_rounds: of all splits. splits: sizes by name, `train` and `held_out`.
         metrics: figures by name.
+        fitted_on: of the prompts that the policy was fitted to or chosen on, see `prompt_marks`.
     """
 
     trace_digest: Digest
@@ -181,6 +205,7 @@ class Evidence(Record):
     num_rounds: Count
     splits: dict[Name, SplitSize]
     metrics: dict[Name, Metric]
+    fitted_on: PromptMarks
 
     @classmethod
     def of_splits(
@@ -188,6 +213,7 @@ class Evidence(Record):
         trace_digest: str,
         splits: dict[str, SplitSize],
         metrics: Mapping[str, Metric | float | None],
+        fitted_on: str,
     ) -> Evidence:
         """Evidence of data that the splits divide; a plain number has no interval."""
         return cls(
@@ -199,7 +225,13 @@ class Evidence(Record):
                 name: figure if isinstance(figure, Metric) else Metric(value=figure)
                 for name, figure in metrics.items()
             },
+            fitted_on=fitted_on,
         )
+
+    def was_fitted_on(self, prompt_ids: Iterable[str]) -> set[str]:
+        """Those of some prompts that the policy was fitted to or chosen on."""
+        known = set(_marks_in(self.fitted_on))
+        return {prompt_id for prompt_id in prompt_ids if _mark(prompt_id) in known}
 
 
 class Provenance(Record):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -248,7 +249,8 @@ def recalibrate(
     served_by = settings.for_engine or fit.get("for_engine")
     searched = settings.model_copy(update={"families": families, "for_engine": served_by})
     engine = engine_of(searched)
-    tuning = prepare(opened, searched, cost_model, num_threads=threads, warn=console.warn, **engine)
+    engine |= {"num_threads": threads, "beside": [replace(named, label=policy)]}
+    tuning = prepare(opened, searched, cost_model, warn=console.warn, **engine)
     deployed = as_chain(named.policy) if served_by == "vllm" else named.policy
     with console.progress("scorings", tuning.num_scorings) as tick:
         found = room.compare(tuning, deployed, policy, on_setting=tick)

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from specctl.errors import UsageError
 from specctl.records import increasing, option, require
+from specctl.stats import HELD_OUT_FRAC
 
 Tick = Callable[..., None]
 """Called with how much was done, by default 1."""
@@ -37,6 +38,14 @@ Engine = Literal["specctl", "vllm"]
   *scheduled* one step earlier, prompts included, when the drafts were made.
 """
 
+HELD_OUT: float = option(
+    HELD_OUT_FRAC, "Share of prompts held out", name="--held-out", gt=0, lt=1, group="common"
+)
+ALL_PROMPTS: bool = option(
+    False,
+    "Score prompts that a policy was fitted on, too; it is then marked and cannot win",
+    name="--all-prompts",
+)
 ARRIVAL_RATE: float | None = option(
     None,
     "Requests per second, Poisson",
@@ -84,6 +93,7 @@ class ReplayConfig(BaseModel):
         None, "Goodput of a simulated batch: time per output token, ms", default="none"
     )
     allow_mismatch: bool = option(False, "Accept lossless artifacts of another pair")
+    all_prompts: bool = ALL_PROMPTS
     seed: int = option(0, "Seed of the bootstrap and of the load", ge=0)
     num_threads: int = 1
 
@@ -233,18 +243,14 @@ class LadderConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    held_out_frac: float = option(
-        0.5,
-        "Share of prompts that are measured, not tuned on, in (0, 1)",
-        name="--held-out",
-        group="common",
-    )
+    held_out_frac: float = HELD_OUT
     seed: int = option(
         0, "Seed of the split by prompt, the fits and the bootstrap", ge=0, group="common"
     )
     max_positions: int = option(
         50_000, "Positions read at most, a seeded sample of whole prompts; 7 kB each", ge=1000
     )
+    all_prompts: bool = ALL_PROMPTS
     num_kept: int = Field(63, ge=1)
     num_nodes: int = Field(200_000, ge=1)
     num_folds: int = Field(4, ge=2)
@@ -293,9 +299,8 @@ class TuneConfig(BaseModel):
     packing: Literal["ragged", "padded"] = option(
         "ragged", "Verification of unequal trees: ragged (back to back) or padded"
     )
-    held_out_frac: float = option(
-        0.2, "Share of prompts held out, in (0, 1)", name="--held-out", group="common"
-    )
+    held_out_frac: float = HELD_OUT
+    all_prompts: bool = ALL_PROMPTS
     seed: int = option(0, "Seed of the split by prompt and of all that draws", ge=0)
     factor: int = option(3, "Halving: prompts grow and settings shrink by it", ge=2)
     drops_unsupported: bool = False
@@ -304,14 +309,3 @@ class TuneConfig(BaseModel):
     def has_load(self) -> bool:
         """Whether requests meet, so that a batch is to be simulated."""
         return self.batch_size > 1 or self.arrival_rate_per_s is not None
-
-
-def check_held_out(share: float) -> None:
-    """Raises `UsageError` unless the share leaves prompts on both sides."""
-    if not 0 < share < 1:
-        raise UsageError(
-            "--held-out",
-            expected="a share of prompts between 0 and 1, both excluded",
-            found=str(share),
-            fix="leave prompts on both sides",
-        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from specctl.replay.batch_figures import BatchFigures, BatchTotals
 from specctl.replay.config import Engine
 from specctl.replay.cost.files import clock_of, untimed
 from specctl.replay.cost.model import CostModel
+from specctl.replay.held_out import ScoredPrompts
 from specctl.results import (
     PolicyFigures,
     ReplayScores,
@@ -109,7 +111,11 @@ class Caption:
 
 
 def facts_of(
-    traces: TraceSet, log: DenseLog, model: CostModel | None, policies: Mapping[str, Policy]
+    traces: TraceSet,
+    log: DenseLog,
+    model: CostModel | None,
+    policies: Mapping[str, Policy],
+    scored: ScoredPrompts,
 ) -> dict[str, Any]:
     """The conditions of the scores of policies by label."""
     from specctl.version import __version__
@@ -127,6 +133,7 @@ def facts_of(
         "cost_model": None if model is None else model.digest,
         "clock": clock_of(model, traces.fingerprint),
         "untimed": untimed(model, policies),
+        **scored.facts,
     }
 
 
@@ -144,11 +151,12 @@ def caption_of(facts: dict[str, Any]) -> Caption:
 # ----------------------------------------------------------------- tables
 
 
-def _name(figures: Any) -> str:
-    """The policy; below it why its figures are ranges or marked, where they are."""
+def _name(scores: TraceFacts, figures: Any) -> str:
+    """The policy with its marks; below it why its figures are ranges, where they are."""
+    name = scores.marked(figures.policy)
     if not figures.is_marked:
-        return str(figures.policy)
-    return f"{figures.policy}*\n{figures.censored_share:.0%} of rounds leave the log"
+        return name
+    return f"{name}*\n{figures.censored_share:.0%} of rounds leave the log"
 
 
 def _range(figures: PolicyFigures, name: str, spec: str, over: float = 1.0) -> str | None:
@@ -173,7 +181,6 @@ def _timed_figure(figures: PolicyFigures, found: Interval, spec: str) -> str:
 
 
 SEQUENTIAL: Columns = {
-    "policy": _name,
     "calls": lambda f: _range(f, "calls", ".0f") or str(f.calls),
     "verified": lambda f: _range(f, "verified_tokens", ".0f") or str(f.verified_tokens),
     "τ": lambda f: _range(f, "tokens_per_call", ".2f") or f.tau.text(".2f"),
@@ -187,7 +194,6 @@ SEQUENTIAL: Columns = {
     "support": lambda f: f"{f.expansion_support:.2%}",
 }
 TOTALS: Columns = {
-    "policy": _name,
     "steps": lambda f: str(f.num_steps),
     "calls": lambda f: str(f.calls),
     "drafts": lambda f: str(f.num_drafts),
@@ -227,28 +233,29 @@ HEADINGS = ("tokens/s", "×", "TPOT p50", "p99", "TTFT p50", "good", "τ", "veri
 
 
 def speeds(scores: TraceFacts, baseline: str, found: dict[str, Interval | float]) -> list[str]:
-    """One line on what each policy would save, in which the clock and its caveat stand.
+    """One line on what each policy that can win would save, with the clock.
 
     Args:
         found: by policy, its speed over the baseline's; those that the log does not know left out.
     """
     if scores.clock is None or not found:
         return []
-    lacks = not_in_it(scores.untimed)
+    lacks, than = not_in_it(scores.untimed), scores.marked(baseline)
     texts = [
         f"{policy} × {gain.text('.2f') if isinstance(gain, Interval) else f'{gain:.2f}'}"
         for policy, gain in found.items()
-        if policy != baseline
+        if policy != baseline and scores.can_win(policy)
     ]
-    return [f"On {scores.clock}{lacks}: {', '.join(texts)} of {baseline}."] if texts else []
+    return [f"On {scores.clock}{lacks}: {', '.join(texts)} of {than}."] if texts else []
 
 
 def _inverse(ratio: Interval) -> Interval:
     return Interval(1 / ratio.value, 1 / ratio.high, 1 / ratio.low)
 
 
-def _timed(columns: Columns, *, has_time: bool) -> Columns:
-    return {name: write for name, write in columns.items() if has_time or name not in TIMED}
+def _columns(scores: TraceFacts, figures: Columns, *, has_time: bool) -> Columns:
+    shown = {name: write for name, write in figures.items() if has_time or name not in TIMED}
+    return {"policy": partial(_name, scores), **shown}
 
 
 def replay_result(scores: ReplayScores, caption: Caption, *, by_category: bool = False) -> Result:
@@ -271,15 +278,16 @@ def replay_result(scores: ReplayScores, caption: Caption, *, by_category: bool =
             f"{caption.subject}{where}: {first.num_prompts} prompts, {first.num_tokens} "
             f"tokens, {caption.sampling}; {intervals_over(first.num_prompts)}"
         )
-        columns = _timed(SEQUENTIAL, has_time=first.time_us is not None)
+        columns = _columns(scores, SEQUENTIAL, has_time=first.time_us is not None)
         tables.append((title, {k: v for k, v in columns.items() if k not in without}, group))
     timed = [f for f in pooled if f.time_us is not None and not f.is_marked]
     gains: dict[str, Interval | float] = {f.policy: _inverse(f.against["time_us"]) for f in timed}
     lines = [
         f"The log does not hold what {scores.baseline} does, so nothing is compared with it."
         if without
-        else f"× is relative to {scores.baseline}, paired by prompt.",
+        else f"× is relative to {scores.marked(scores.baseline)}, paired by prompt.",
         *([] if without else speeds(scores, scores.baseline, gains)),
+        *scores.footnotes(),
         *(
             f"* {f.policy}: the log holds {f.expansion_support:.1%} of its expansions, so its "
             f"figures are ranges. {caption.advice}"
@@ -306,7 +314,7 @@ def serving_result(scores: ServingScores, caption: Caption) -> Result:
         found = {**((f.steady if is_steady else f.whole) or {})}
         found |= {f"× {name}": span for name, span in (f.against or {}).items()}
         texts = {name: write(found[name]) for name, write in SERVING.items() if name in found}
-        rows.append({"policy": _name(f), **texts, "support": f"{f.expansion_support:.2%}"})
+        rows.append({"policy": _name(scores, f), **texts, "support": f"{f.expansion_support:.2%}"})
     headings = dict(zip(SERVING, HEADINGS, strict=True))
     columns: Columns = {headings.get(name, name): itemgetter(name) for name in rows[0]}
     gains: dict[str, Interval | float] = {
@@ -317,8 +325,9 @@ def serving_result(scores: ServingScores, caption: Caption) -> Result:
         *speeds(scores, scores.baseline, gains),
         f"Simulated under the cost model, {part}; trees of a batch verified back to back; "
         f"{ENGINES[scores.load['engine']]}.",
-        f"× is tokens/s relative to {scores.baseline}, paired by run; times are in ms, "
-        "verified and batch are tokens and requests of a step.",
+        f"× is tokens/s relative to {scores.marked(scores.baseline)}, paired by run; times are in "
+        "ms, verified and batch are tokens and requests of a step.",
+        *scores.footnotes(),
         *(
             f"* {f.policy}: the log holds {f.expansion_support:.1%} of its expansions and "
             f"{f.censored_share:.1%} of its rounds run out of it. {caption.advice}"
@@ -340,8 +349,9 @@ def totals_result(scores: BatchScores, caption: Caption) -> Result:
     timed = [f for f in scores.policies if f.time_us is not None and not f.is_marked]
     gains: dict[str, Interval | float] = {f.policy: 1 / f.against["time_us"] for f in timed}
     lines = [
-        f"× is relative to {scores.baseline}; {ENGINES[load['engine']]}.",
+        f"× is relative to {scores.marked(scores.baseline)}; {ENGINES[load['engine']]}.",
         *speeds(scores, scores.baseline, gains),
+        *scores.footnotes(),
         "Totals of one run in the order of the log, so without intervals; drafts are the calls "
         "that verify draft tokens.",
         *(
@@ -353,5 +363,5 @@ def totals_result(scores: BatchScores, caption: Caption) -> Result:
         ),
         *caption.remarks,
     ]
-    columns = _timed(TOTALS, has_time=first.time_us is not None)
+    columns = _columns(scores, TOTALS, has_time=first.time_us is not None)
     return Result(scores, [(title, columns, scores.policies)], lines, WIDE)

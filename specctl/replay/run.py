@@ -29,6 +29,7 @@ from specctl.replay.cost.files import (
 )
 from specctl.replay.cost.model import Beyond, CostModel, require_slope, steps_of
 from specctl.replay.cost.rates import LinearCost
+from specctl.replay.held_out import ScoredPrompts, choose_prompts, logged_prompts
 from specctl.replay.results import (
     BatchScores,
     Result,
@@ -95,6 +96,7 @@ def replay_policies(
     log = DenseLog.open(traces)
     if named is None:
         named = named_policies(traces, config, warn)
+    log, scored = scored_log(log, traces, config, named, warn)
     labels, policies = [item.label for item in named], [item.policy for item in named]
     scoring = Scoring(labels, None if model is None else model.replayed_us)
     beyond: dict[str, list[Beyond]] = {}
@@ -102,16 +104,16 @@ def replay_policies(
         for runs in replay_parts(log, policies, num_threads=config.num_threads, on_positions=tick):
             scoring.add(runs)
             for label, run in zip(labels, runs, strict=True):
-                found = [] if model is None else model.outside(steps_of(run))
+                outside = [] if model is None else model.outside(steps_of(run))
                 known = beyond.get(label)
-                beyond[label] = found if known is None else [*map(add, known, found)]
-    scored = scoring.scores(baseline=config.baseline - 1, seed=config.seed)
-    refuse_in_vain(policies, scored)
+                beyond[label] = outside if known is None else [*map(add, known, outside)]
+    found = scoring.scores(baseline=config.baseline - 1, seed=config.seed)
+    refuse_in_vain(policies, found)
     for label, of in beyond.items():
         warn_beyond(label, of, warn)
-    facts = facts_of(traces, log, model, {item.label: item.policy for item in named})
+    facts = facts_of(traces, log, model, {item.label: item.policy for item in named}, scored)
     baseline = labels[config.baseline - 1]
-    scores = ReplayScores(kind="replay", **facts, baseline=baseline, policies=tuple(scored))
+    scores = ReplayScores(kind="replay", **facts, baseline=baseline, policies=tuple(found))
     return replay_result(scores, caption_of(facts), by_category=config.by_category)
 
 
@@ -126,6 +128,15 @@ def named_policies(
     expect = Expectation(traces.fingerprint, allow_mismatch=config.allow_mismatch, warn=warn)
     words = ",".join(config.specs)
     return resolve_policies(words, expect, allow_lossy=True, step_cost=step_cost)
+
+
+def scored_log(
+    log: DenseLog, traces: TraceSet, config: ReplayConfig, named: Sequence[NamedPolicy], warn: Warn
+) -> tuple[DenseLog, ScoredPrompts]:
+    """The part of a log that the policies are scored on."""
+    prompts = logged_prompts(traces)
+    scored = choose_prompts(prompts, named, traces, all_prompts=config.all_prompts, warn=warn)
+    return (log.only(scored.prompts) if scored.num_left_out else log), scored
 
 
 def refuse_in_vain(policies: Sequence[Policy], scored: Sequence[PolicyScores]) -> None:
@@ -174,9 +185,10 @@ def serve_policies(
 
     if named is None:
         named = named_policies(traces, config, warn, step_cost)
+    log, scored = scored_log(log, traces, config, named, warn)
     policies = {item.label: item.policy for item in named}
     baseline = named[config.baseline - 1].label
-    facts = facts_of(traces, log, model, policies)
+    facts = facts_of(traces, log, model, policies, scored)
     caption = caption_of(facts)
     if config.engine == "vllm":
         chains = {label: as_chain(policy) for label, policy in policies.items()}

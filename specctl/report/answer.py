@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specctl.formatting import Table, count
+from specctl.formatting import Table, count, listed
 from specctl.report.charts import Chart, Series
 from specctl.report.page import EngineSettings, Figure, Section
 from specctl.report.result_sections import BY_PROMPT
@@ -82,8 +82,8 @@ class Given:
         return None if self.ladder is None else _to_run(self.ladder).label
 
     @property
-    def comparable_ladder(self) -> LadderResult | None:
-        """The ladder, if its limits hold for what was tuned: of the same traces, times and load."""
+    def ladder_of_load(self) -> LadderResult | None:
+        """The ladder, if it is of the traces, the times and the load that were tuned for."""
         one, tune = self.ladder, self.tune
         if one is None or tune is None:
             return one
@@ -91,20 +91,39 @@ class Given:
         alike = (one.traces_digest, one.cost_model) == (tune.traces_digest, tune.cost_model)
         return one if alike and load == (one.batch_size, None) else None
 
+    @property
+    def comparable_ladder(self) -> LadderResult | None:
+        """That ladder, if it is of the same prompts: only then do its figures stand beside."""
+        one, tune = self.ladder_of_load, self.tune
+        is_same = one is None or tune is None or one.prompts_digest == tune.prompts_digest
+        return one if is_same else None
+
 
 @dataclass(frozen=True)
 class Point:
-    """A setting on the picture; `speed` over plain decoding's, `kind` of its rung."""
+    """A setting on the picture; `speed` over plain decoding's, `kind` of its rung, `marks` of
+    `TraceFacts.marked`."""
 
     label: str
     tau: Interval
     speed: Interval
     kind: str = "policy"
+    marks: str = ""
 
     @property
     def name(self) -> str:
         """Short, for the picture: tables hold the whole label."""
-        return NAMES.get("plain" if self.label == PLAIN else self.kind, self.label.split(":")[0])
+        kind = "plain" if self.label == PLAIN else self.kind
+        return NAMES.get(kind, self.label.split(":")[0]) + self.marks
+
+    @classmethod
+    def of_rungs(cls, ladder: LadderResult) -> list[Point]:
+        """The rungs that can be run."""
+        return [
+            cls(r.label, r.mean_acceptance_length, r.against_plain, r.kind, ladder.marks(r.label))
+            for r in ladder.rungs
+            if r.kind in RUNNABLE
+        ]
 
 
 def recommendation(given: Given, figures: TraceFigures | None) -> Section:
@@ -133,18 +152,30 @@ def _from_tune(given: Given, tune: TuneResult) -> Section:
     held_out, per_s = chosen.held_out, arrivals.arrival_rate_per_s
     offered = "a closed loop" if per_s is None else f"{per_s:g} requests/s"
     rate = f"tokens/s, predicted by the cost model ({objective.kind})"
-    columns = {
-        "setting": "policy",
-        "tokens/s, held out": "held_out.rate:.0f",
-        "× plain": "held_out.against_plain:.2f",
-        "× best static": "held_out.against:.3f",
-        "tokens per call": "held_out.mean_acceptance_length:.2f",
-    }
+    columns = ("setting", "tokens/s, held out", "× plain", "× best static", "tokens per call")
+    rows = [
+        (
+            tune.marked(p.policy),
+            p.held_out.rate.text(".0f"),
+            p.held_out.against_plain.text(".2f"),
+            p.held_out.against.text(".3f"),
+            p.held_out.mean_acceptance_length.text(".2f"),
+        )
+        for p in tune.policies
+    ]
     title = "Best static setting, best of each family, and plain decoding (ar)"
+    unseen = "which the choice never saw"
+    if tune.scored_on_training_prompts:
+        unseen = f"on some of which {listed(tune.scored_on_training_prompts)} was fitted"
     return _answer(
         given,
         [
-            Point(p.policy, p.held_out.mean_acceptance_length, p.held_out.against_plain)
+            Point(
+                p.policy,
+                p.held_out.mean_acceptance_length,
+                p.held_out.against_plain,
+                marks=tune.marks(p.policy),
+            )
             for p in tune.policies
         ],
         [
@@ -155,10 +186,11 @@ def _from_tune(given: Given, tune: TuneResult) -> Section:
         reading=tune.sentence(),
         basis=f"Chosen among {count(tune.num_settings, 'setting')} on "
         f"{count(tune.num_prompts.train, 'prompt')}; n = "
-        f"{count(tune.num_prompts.held_out, 'held-out prompt')}, which the choice never saw; "
+        f"{count(tune.num_prompts.held_out, 'held-out prompt')}, {unseen}; "
         f"{BY_PROMPT}. Objective: {objective.kind}, {objective.meaning}.",
-        tables=[Table.of(title, tune.policies, columns)],
+        tables=[Table(title, columns, rows)],
         notes=[
+            *tune.footnotes(),
             f"Rates are the cost model's, for {offered} at batch size {arrivals.batch_size}; other "
             f"loads may want another setting. {tune.approximations}",
             NOT_ELSEWHERE,
@@ -198,7 +230,7 @@ def _from_ladder(given: Given, ladder: LadderResult) -> Section:
         basis=f"n = {count(ladder.num_prompts.held_out, 'held-out prompt')}; static settings were "
         f"tuned on {ladder.num_prompts.train:,} others; batch size {ladder.batch_size}; "
         f"{BY_PROMPT}.",
-        notes=[NOT_TUNED, NOT_ELSEWHERE],
+        notes=[*ladder.footnotes(), NOT_TUNED, NOT_ELSEWHERE],
     )
 
 
@@ -233,21 +265,23 @@ def _answer(
     if given.ladder is None:
         shown.append(("(no data supplied)", "the best possible: give --ladder ladder.json"))
     elif ladder is None:
-        lacks = "the best possible: the ladder is of other traces, times or load"
-        shown.append(("(not comparable)", lacks))
+        other = "traces, times or load" if given.ladder_of_load is None else "prompts"
+        shown.append(("(not comparable)", f"the best possible: the ladder is of other {other}"))
     known = {point.label for point in points}
-    others = [
-        Point(r.label, r.mean_acceptance_length, r.against_plain, r.kind)
-        for r in rungs
-        if r.kind in RUNNABLE and r.label not in known
-    ]
-    drawn = [p for p in (*points, *others) if p.tau.known and p.speed.known]
+    others = [] if ladder is None else Point.of_rungs(ladder)
+    figures = [_picture(given, [*points, *(p for p in others if p.label not in known)], limits)]
+    apart = given.ladder_of_load if ladder is None else None
+    if apart is not None:
+        limits = [rung for rung in apart.rungs if rung.kind in LIMITS]
+        n = count(apart.num_prompts.held_out, "prompt")
+        of = f" The ladder, of {n}; the picture above is of others, so the two cannot be compared."
+        figures.append(_picture(given, Point.of_rungs(apart), limits, of))
     return Section(
         "recommendation",
         setting=given.setting,
         marks=shown,
         engines=given.engines,
-        figures=[_picture(given, drawn, limits)] if drawn else [],
+        figures=[figure for figure in figures if figure is not None],
         **words,
     )
 
@@ -260,8 +294,17 @@ def _measured(given: Given, run: RunScores) -> Iterator[Interval]:
             yield one.paired.speedup
 
 
-def _picture(given: Given, points: Sequence[Point], limits: Sequence[Rung]) -> Figure:
-    """Speed against acceptance: the settings, the best one among them, and what is possible."""
+def _picture(
+    given: Given, points: Sequence[Point], limits: Sequence[Rung], of: str = ""
+) -> Figure | None:
+    """Speed against acceptance: the settings, the best one among them, and what is possible.
+
+    Args:
+        of: sentence on the prompts; by default those of the best setting.
+    """
+    points = [p for p in points if p.tau.known and p.speed.known]
+    if not points:
+        return None
     best = [p for p in points if p.label == given.setting]
     others = [p for p in points if p.label != given.setting]
 
@@ -284,8 +327,9 @@ def _picture(given: Given, points: Sequence[Point], limits: Sequence[Rung]) -> F
         f"{p.name} ({p.label}) {p.tau.value:.2f}, × {p.speed.value:.2f}" for p in drawn
     )
     caption = "Higher is faster, further right accepts more."
-    if given.tune is not None:
-        caption += " The best setting was chosen on training prompts; shown are held-out ones."
+    if given.tune is not None and not of:
+        of = " The best setting was chosen on training prompts; shown are held-out ones."
+    caption += of
     chart = Chart(
         f"Scatter of tokens per call and speed over plain decoding: {told}.",
         "tokens per call of the target",

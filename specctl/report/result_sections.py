@@ -25,21 +25,23 @@ def policies_section(replay: ReplayScores | None) -> Section:
             missing="(no data supplied: give --results replay.json of specctl replay)",
         )
     figures = [policy.pooled for policy in replay.policies]
-    first, fewest, fastest = (
-        figures[0],
-        min(figures, key=lambda f: f.calls),
-        max(figures, key=lambda f: f.tokens_per_s.value if f.tokens_per_s else 0),
-    )
-    reading = f"{fewest.policy} needs the fewest calls, τ {fewest.tau.text('.2f')} tokens per call"
-    if fastest.tokens_per_s is None:
-        reading += ". Without a cost model nothing is said of time."
-    else:
-        rate = fastest.tokens_per_s.text(".0f")
-        reading += f"; {fastest.policy} is fastest under the cost model, {rate} tokens/s."
+    first, able = figures[0], [one for one in figures if replay.can_win(one.policy)]
+    reading = "Every policy was fitted on some of these prompts: none can be called the best."
+    if able:
+        fewest = min(able, key=lambda f: f.calls)
+        reading = (
+            f"{fewest.policy} needs the fewest calls, τ {fewest.tau.text('.2f')} tokens per call"
+        )
+        fastest = max(able, key=lambda f: f.tokens_per_s.value if f.tokens_per_s else 0)
+        if fastest.tokens_per_s is None:
+            reading += ". Without a cost model nothing is said of time."
+        else:
+            rate = fastest.tokens_per_s.text(".0f")
+            reading += f"; {fastest.policy} is fastest under the cost model, {rate} tokens/s."
     columns = ("policy", "calls", "verified", "τ", "tokens/s", "calls ×", "time ×", "support")
     rows = [
         (
-            f.policy + ("*" if f.is_marked else ""),
+            replay.marked(f.policy) + ("*" if f.is_marked else ""),
             f"{f.calls:,}",
             f"{f.verified_tokens:,}",
             f.tau.text(".2f"),
@@ -56,8 +58,9 @@ def policies_section(replay: ReplayScores | None) -> Section:
         f"{BY_PROMPT}; × is relative to {replay.baseline}, paired by prompt.",
         tables=[Table("Policies (* marks support under 99%)", columns, rows)],
         notes=[
+            *replay.footnotes(),
             "Calls are the target's, verified are the tokens that it checked, support is the share "
-            "of the draft expansions needed that the log holds."
+            "of the draft expansions needed that the log holds.",
         ]
         + [
             f"{f.policy} is marked: the log holds {f.expansion_support:.1%} of its expansions and "
@@ -196,6 +199,7 @@ def ladder_section(ladder: LadderResult | None) -> Section:
     )
     reading = f"{best.label} is the fastest that can be run. {room}"
     notes = [
+        *ladder.footnotes(),
         f"Of the rate above R_feat, {split.drafter.text('.0f')} tokens/s are information "
         "that the target has and the drafter's features lack, "
         f"{split.irreducible.text('.0f')} tokens/s are known from the outcome alone.",
@@ -209,7 +213,7 @@ def ladder_section(ladder: LadderResult | None) -> Section:
     columns = ("rung", "calls", "verified", "τ", "tokens/s", "× static", "gap closed")
     rows = [
         (
-            f"{r.label}{'*' if r.is_marked else ''}",
+            ladder.marked(r.label) + ("*" if r.is_marked else ""),
             f"{r.calls:,}",
             f"{r.verified_tokens:,}",
             r.mean_acceptance_length.text(".2f"),

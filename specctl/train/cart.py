@@ -195,7 +195,7 @@ def fit_cart(rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig) -> Fit[Car
         spearman_phi_tcr=spearman(frame["phi"].to_numpy(), tcr),
         spearman_phi_accepted=spearman(frame["phi"].to_numpy(), accepted),
     )
-    return Fit(Policy(shape=shape), report_of(data), check)
+    return Fit(Policy(shape=shape), report_of(data), split.train, check)
 
 
 def bins_of(phi: Phis, edges: tuple[float, ...] | list[float]) -> Bins:

@@ -460,7 +460,8 @@ def judge(found: Sweep, face: Face, setup: dict[str, Any], folder: RunFolder) ->
     write_whole(folder.path / REPORT_JSON, report.json_bytes(), "report")
     found.certificate.require_any([f"{face.setting} {one:g}" for one in found.config.settings])
     assert found.chosen is not None, "a certified setting is chosen"
-    return Fit(found.policies[found.chosen], report)
+    judged = sorted({prompt_id for prompt_id, _ in found.strict})
+    return Fit(found.policies[found.chosen], report, judged)
 
 
 def report_of(found: Sweep, face: Face, setup: dict[str, Any]) -> FitReport[SweepReport]:

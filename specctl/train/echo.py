@@ -270,7 +270,7 @@ def fit_echo(
     unseen = torch.from_numpy(held_out_logp)
     decided = {Port("gate_logp", "stopped_at", torch.int64): stop_levels(shape, unseen)}
     check = functools.partial(check_twin, rows=unseen, wanted=decided)
-    return Fit(policy, report_of(data, policy, config), check)
+    return Fit(policy, report_of(data, policy, config), split.train, check)
 
 
 def cheapest_gates(

@@ -21,6 +21,7 @@ from specctl.artifacts import (
     save_artifact,
 )
 from specctl.artifacts import card as cards
+from specctl.artifacts.manifest import prompt_marks
 from specctl.artifacts.onnx_twin import twin_bytes
 from specctl.errors import ArtifactError, InvariantError
 from specctl.formatting import Table
@@ -69,8 +70,8 @@ class FitReport(Generic[Data]):
         """`report.json`: canonical JSON."""
         return canonical_json(self.data.model_dump(mode="json")).encode()
 
-    def evidence(self, trace_digest: str) -> Evidence:
-        """The manifest's statement of the data and of the figures."""
+    def evidence(self, trace_digest: str, fitted_on: Sequence[str]) -> Evidence:
+        """The manifest's statement of the data and of the figures; see `Fit` for `fitted_on`."""
         num_prompts = [*self.splits.values()][-1][0]
 
         def metric(found: Metric | Interval | float | None) -> Metric:
@@ -85,7 +86,7 @@ class FitReport(Generic[Data]):
             for side, (prompts, rounds) in self.splits.items()
         }
         metrics = {name: metric(found) for name, found in self.metrics.items()}
-        return Evidence.of_splits(trace_digest, splits, metrics)
+        return Evidence.of_splits(trace_digest, splits, metrics, prompt_marks(fitted_on))
 
     def card(self, policy: Policy, pair: PairFingerprint, trace_digest: str) -> str:
         """`README.md` of the artifact; a pure function of its arguments."""
@@ -124,12 +125,14 @@ class Fit(Generic[Data]):
     """A fitted policy and what is known of it.
 
     Attributes:
+        fitted_on: ids of the prompts that it was fitted to or chosen on.
         check_twin: raises `ArtifactError` where the bytes of an ONNX twin decide otherwise than
             the policy on what was held out; needed where the policy has a twin.
     """
 
     policy: Policy
     report: FitReport[Data]
+    fitted_on: Sequence[str]
     check_twin: Callable[[bytes], None] | None = None
 
     @property
@@ -172,7 +175,7 @@ def save_fit(
         fit.check_twin(model)
     origin = Origin(
         pair=pair,
-        evidence=report.evidence(trace_digest),
+        evidence=report.evidence(trace_digest, fit.fitted_on),
         fit={"kind": report.kind, **report.config},
         domain=domain,
         parent=parent,

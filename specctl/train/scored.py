@@ -420,7 +420,8 @@ def scored_fit(
     with torch.inference_mode():
         wanted = {SCORER: build_log_odds(scorer)(rows)}
     check = functools.partial(check_twin, rows=rows, wanted=wanted, tolerance=TWIN_TOLERANCE)
-    return Fit(Policy(shape=shape_of(scorer, config, data.beta)), report, check)
+    policy = Policy(shape=shape_of(scorer, config, data.beta))
+    return Fit(policy, report, sides.split.train, check)
 
 
 def _summary(data: ScoredReport) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from specctl.policy import Policy
 from specctl.replay.config import ShowProgress, TuneConfig, no_progress
 from specctl.replay.outcomes import needs_entropy, text_columns
 from specctl.replay.rounds import replay_chunk
-from specctl.replay.tune.tuning import FEWEST_PROMPTS, prepare
+from specctl.replay.tune.tuning import prepare
 from specctl.stats import (
     MIN_PROMPTS,
     UNKNOWN,
@@ -155,10 +155,10 @@ def price(
         return replace(one, why_not=f"{few}({MIN_PROMPTS} are needed).")
     if cost_model is None:
         return replace(one, why_not="Without --cost-model nothing is said of time.")
-    split = split_prompts(names, held_out_frac=HELD_OUT, seed=0)
-    if min(len(split.train), len(split.held_out)) < FEWEST_PROMPTS:
+    if num < 2 * MIN_PROMPTS:
         few = f"{num} dense prompts since the change are too few to choose a static setting on"
         return replace(one, why_not=f"{few} and judge it.")
+    split = split_prompts(names, held_out_frac=HELD_OUT, seed=0)
     tuning = prepare(traces, TuneConfig(held_out_frac=HELD_OUT), cost_model, warn=warn)
     tuning = replace(tuning, search=replace(tuning.search, split=split))
     with progress("scorings", tuning.num_scorings) as tick:

@@ -36,6 +36,8 @@ class Recalibration:
         rates: of the three, by these names.
         against_deployed, against_static: the candidate's rate over theirs, paired by prompt.
         is_static: the candidate is the static setting, because the deployed policy is one too.
+        barred: families that cannot win, and the deployed policy where it was fitted on some of the
+            prompts of the comparison.
     """
 
     tuned: Tuned
@@ -47,6 +49,7 @@ class Recalibration:
     against_static: Interval
     is_same: bool
     is_static: bool
+    barred: frozenset[str] = frozenset()
 
     @property
     def is_better(self) -> bool:
@@ -58,6 +61,8 @@ class Recalibration:
         """What speaks against it, in words; empty where nothing does."""
         if self.is_same:
             return "the refit chose the deployed policy itself"
+        if self.candidate == self.static and self.barred - {self.deployed}:
+            return "the refit was fitted on some of the prompts that it is compared on"
         if self.candidate == self.static and not self.is_static:
             return (
                 f"the best static setting, {self.static}, is fastest on the prompts that chose: "
@@ -80,14 +85,20 @@ class Recalibration:
             "against_deployed": self.against_deployed.to_json(),
             "against_static": self.against_static.to_json(),
             "num_prompts": self.tuned.result.num_prompts.model_dump(),
+            "num_prompts_left_out": self.tuned.result.num_prompts_left_out or 0,
+            "scored_on_training_prompts": sorted(self.barred),
             "cost_model": self.tuned.result.cost_model,
         }
 
     def shown(self) -> list[Any]:
         """For a person."""
         result = self.tuned.result
+        facts = result.model_copy(update={"scored_on_training_prompts": tuple(self.barred)})
         named = {"deployed": self.deployed, "refit": self.candidate, "static": self.static}
-        rows = [(name, label, self.rates[name].text(".0f")) for name, label in named.items()]
+        rows = [
+            (name, facts.marked(label), self.rates[name].text(".0f"))
+            for name, label in named.items()
+        ]
         title = (
             f"{result.num_prompts.held_out} recent prompts held out of "
             f"{result.num_prompts.held_out + result.num_prompts.train}; {result.clock}"
@@ -96,6 +107,7 @@ class Recalibration:
             f"refit over deployed: × {self.against_deployed.text('.3f')}; over the best static "
             f"setting: × {self.against_static.text('.3f')}"
         ]
+        lines += facts.footnotes()
         lines.append(f"no candidate: {self.why_not}" if self.why_not else "a candidate")
         return [Table(title, ("", "policy", "tokens/s"), rows, left=2), lines]
 
@@ -188,6 +200,7 @@ def compare(tuning: Tuning, deployed: Policy, label: str, **run: Any) -> Recalib
         against_static=ratios[1],
         is_same=policy_digest(policies[1]) == policy_digest(deployed),
         is_static=is_static(deployed),
+        barred=search.barred,
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specctl.artifacts import Domain, Evidence, Origin, PairFingerprint, save_artifact
-from specctl.artifacts.manifest import Metric, Range, digest_of
+from specctl.artifacts.manifest import Metric, Range, digest_of, prompt_marks
 from specctl.policy import (
     Calibration,
     Chain,
@@ -57,6 +57,7 @@ EVIDENCE = Evidence(
         "held_out_mse": Metric.of(0.25, 0.125, 0.5, num_prompts=3),
         "undefined": Metric(value=None),
     },
+    fitted_on=prompt_marks(["prompt-1", "prompt-2"]),
 )
 DOMAIN = Domain(
     target_config_digest=sha("e"),

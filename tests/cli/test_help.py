@@ -86,7 +86,7 @@ MEANINGS = {
     "--depth": "levels drafted", "--drafter": "which drafter",
     "--expect": "digest before the move",
     "--family": "settings to search", "--format": "of a file",
-    "--held-out": "share of prompts to report on", "--key": "to sign with",
+    "--key": "to sign with",
     "--linear": "rates of rounds",
     "--max-rows": "rows fitted to at most", "--min-rows": "fewest rows to judge by",
     "--name": "name that a key signs for",

@@ -28,7 +28,7 @@ from tests.replay.costs import DRAFT, grid, table_model
 from tests.replay.logs import log_fixtures, random_traces, target_log
 from tests.replay.positions import linear_clock
 
-CONFIG = LadderConfig(num_kept=15, num_nodes=4000, num_folds=2)
+CONFIG = LadderConfig(held_out_frac=0.5, num_kept=15, num_nodes=4000, num_folds=2)
 POLICIES = [
     ("wide", Policy(shape=StaticTree(depth=4, top_k=3, num_tokens=12))),
     ("short", Policy(shape=Chain(num_draft_tokens=1))),
@@ -57,9 +57,9 @@ def sides_of(log: DenseLog) -> Split:
 def built(
     log: DenseLog, *policies: tuple[str, Policy], clock: Any = CLOCK, **options: Any
 ) -> Ladder:
-    return build.build_ladder(
-        log, prompt_ids(log), clock, policies, **{"config": CONFIG, **options}
-    )
+    config = options.pop("config", CONFIG)
+    sides = split_prompts(prompt_ids(log), held_out_frac=config.held_out_frac, seed=config.seed)
+    return build.build_ladder(log, sides, clock, policies, config=config, **options)
 
 
 @pytest.fixture(scope="module")

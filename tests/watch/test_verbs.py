@@ -22,6 +22,7 @@ from specctl.policy import Chain, FullTree, Policy, StaticTree
 from specctl.replay.rounds import replay
 from specctl.replay.tune.candidates import parse_families
 from specctl.runtime.policy_spec import resolve_policy
+from specctl.stats import split_prompts
 from specctl.watch.price import _recall, check_pair
 from specctl.watch.recalibrate import families_to_search
 from specctl.watch.signals import read_prompts
@@ -257,6 +258,28 @@ def test_a_fit_is_made_again_with_its_own_options(dense: Path, costs: Path, tmp_
     assert new is not None
     assert {**old, "snapshots": 0} == {**new, "snapshots": 0}
     assert TraceSet.open(str(dense)).digest
+
+
+def test_a_deployed_policy_is_compared_on_prompts_that_it_was_not_fitted_on(
+    dense: Path, costs: Path, tmp_path: Path
+) -> None:
+    old = tmp_path / "old"
+    passes("fit", "survival", dense, "-o", old, "--held-out", 0.5, "--seed", 3)
+    verb = ("recalibrate", dense, "--cost-model", costs, "--held-out", 0.5, "--threads", 1)
+    words = (*verb, "--policy", old, "--family", "threshold", "-o", tmp_path / "again")
+    evidence = load_artifact(old).manifest.evidence
+    assert evidence is not None
+    split = split_prompts(TraceSet.open(str(dense)).prompt_ids, held_out_frac=0.5, seed=0)
+    trained = evidence.was_fitted_on(split.held_out)
+    assert len(trained) >= 5
+    found = json.loads(passes(*words, "--json").out)
+    assert found["num_prompts_left_out"] == len(trained)
+    assert found["num_prompts"]["held_out"] == len(split.held_out) - len(trained)
+    assert found["scored_on_training_prompts"] == []
+    found = json.loads(passes(*words, "--all-prompts", "--json").out)
+    assert found["num_prompts"]["held_out"] == len(split.held_out)
+    assert found["scored_on_training_prompts"] == [str(old)]
+    assert "old†" in specctl(*words, "--all-prompts").out
 
 
 @pytest.mark.parametrize(

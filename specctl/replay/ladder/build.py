@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,14 +15,9 @@ from specctl.logs.positions import Floats, Ints, Positions
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, sampled_prompts
 from specctl.policy import PerRequest, Policy, RootOnly, at_batch_size
-from specctl.replay.config import (
-    LadderConfig,
-    ShowProgress,
-    Tick,
-    check_held_out,
-    no_progress,
-)
+from specctl.replay.config import LadderConfig, ShowProgress, Tick, no_progress
 from specctl.replay.cost.model import CostModel
+from specctl.replay.held_out import choose_prompts, logged_prompts
 from specctl.replay.ladder.estimates import Estimates, fit_estimates
 from specctl.replay.ladder.limits import (
     Ranked,
@@ -88,7 +84,8 @@ def run_ladder(
 
     Args:
         specs: names with settings, or artifact folders of this pair.
-        warn: called with a line where only a sample of the prompts is read.
+        warn: called with a line where only a sample of the prompts is read, and for policies that
+            cannot win.
 
     Raises:
         UsageError: a policy that cannot be replayed, or a load that was not measured.
@@ -97,23 +94,27 @@ def run_ladder(
     config = config or LadderConfig()
     log = sampled_prompts(DenseLog.open(traces), config.max_positions, config.seed, warn)
     named = resolve_policies(",".join(specs), traces.fingerprint) if specs else []
+    share, seed = config.held_out_frac, config.seed
+    sides = split_prompts(log.prompts or logged_prompts(traces), held_out_frac=share, seed=seed)
+    choice: dict[str, Any] = {"split": (share, seed), "all_prompts": config.all_prompts}
+    scored = choose_prompts(sides.held_out, named, traces, **choice, warn=warn)
     torch.set_num_threads(1)
     ladder = build_ladder(
         log,
-        sorted(log.prompts or traces.prompt_ids),
+        Split(sides.train, scored.prompts),
         LoadClock(model, batch_size),
         [(item.label, item.policy) for item in named],
         is_sampled=bool(traces.header.sampling["temperature"]),
         config=config,
         progress=progress,
     )
-    facts = facts_of(traces, log, model, {item.label: item.policy for item in named})
+    facts = facts_of(traces, log, model, {item.label: item.policy for item in named}, scored)
     return LadderResult(kind="ladder", **facts, **dict(ladder))
 
 
 def build_ladder(
     log: DenseLog,
-    prompt_ids: Sequence[str],
+    sides: Split,
     clock: LoadClock,
     policies: Sequence[tuple[str, Policy]] = (),
     *,
@@ -124,19 +125,18 @@ def build_ladder(
     """Every rung on the same held-out prompts.
 
     Args:
-        prompt_ids: of the log. policies: labels and policies between the static rungs and the
-            limits; each must be replayable, position by position.
+        sides: prompts of the log that are tuned on, and those that are measured.
+        policies: labels and policies between the static rungs and the limits; each must be
+            replayable, position by position.
 
     Raises:
         UsageError: a policy that cannot be replayed. TraceError: see `DenseLog`.
-        TraceEmptyError: under two prompts, or nothing to calibrate on.
+        TraceEmptyError: nothing to calibrate on.
     """
     config = config or LadderConfig()
     clock.check()
-    check_held_out(config.held_out_frac)
     for label, policy in policies:
         _check_policy(label, policy)
-    sides = split_prompts(prompt_ids, held_out_frac=config.held_out_frac, seed=config.seed)
     tallied = tally_rungs(
         log, sides, clock, policies, is_sampled=is_sampled, config=config, progress=progress
     )

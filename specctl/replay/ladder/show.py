@@ -59,17 +59,18 @@ def ladder_table(result: LadderResult) -> Table:
     )
     columns = ("rung", "calls", "verified", "levels", "time (s)", "τ", "tokens/s", "× static")
     wide = ("calls", "verified", "levels", "time (s)")
-    return Table(title, (*columns, "gap closed"), [*map(_cells, result.rungs)], wide=wide)
+    rows = [_cells(result, rung) for rung in result.rungs]
+    return Table(title, (*columns, "gap closed"), rows, wide=wide)
 
 
-def _cells(rung: Rung) -> list[str]:
+def _cells(result: LadderResult, rung: Rung) -> list[str]:
     closed = "-"  # how many gaps a rung stands below the static one says nothing
     if rung.gap_closed is not None and rung.kind not in BEYOND:
         below = rung.gap_closed.high < 0
         closed = "below static" if below else rung.gap_closed.text(".0%")
     mark = ("*" if rung.is_marked else "") + (" (estimate)" if rung.is_estimate else "")
     return [
-        rung.label + mark,
+        result.marked(rung.label) + mark,
         str(rung.calls),
         str(rung.verified_tokens),
         str(rung.drafted_levels),
@@ -90,6 +91,7 @@ def ladder_notes(result: LadderResult) -> Iterator[str]:
     fastest = result.fastest
     gain = fastest.against_plain.text(".2f")
     yield f"On {result.clock}{not_in_it(result.untimed)}: {fastest.label} × {gain} of plain."
+    yield from result.footnotes()
     for rung in result.rungs:
         if rung.kind not in ("plain", "policy"):
             yield f"{rung.label}: {rung.setting}."

@@ -54,7 +54,7 @@ def result_table(result: TuneResult) -> Table:
         + (f" ({note})" if note else "")
     )
     wide = ("train", "verified", "TPOT ms", "support")
-    return Table(title, COLUMNS, [*map(_cells, result.policies)], wide=wide)
+    return Table(title, COLUMNS, [_cells(result, one) for one in result.policies], wide=wide)
 
 
 def grid_table(families: Sequence[SearchedFamily]) -> Table:
@@ -63,11 +63,11 @@ def grid_table(families: Sequence[SearchedFamily]) -> Table:
     return Table("", ("family", "setting", "values"), rows, left=3)
 
 
-def _cells(standing: Standing) -> tuple[str, ...]:
+def _cells(result: TuneResult, standing: Standing) -> tuple[str, ...]:
     """Rates in tokens/s, all but the first on held-out prompts; intervals of 95% by prompt."""
     held_out = standing.held_out
     return (
-        standing.policy + ("" if held_out.is_supported else "*"),
+        result.marked(standing.policy) + ("" if held_out.is_supported else "*"),
         f"{standing.train.rate:.1f}",
         held_out.rate.text(".0f" if held_out.rate.value >= 100 else ".1f"),
         held_out.against_plain.text(".2f"),
@@ -101,6 +101,7 @@ def tune_notes(result: TuneResult) -> Iterator[str]:
     yield result.approximations
     if not all(standing.held_out.is_supported for standing in result.policies):
         yield "* the log lacks over 1% of the expansions that it needs on held-out prompts."
+    yield from result.footnotes()
     for family in result.left_out:
         yield f"{family}: left out, the log lacks over 1% of the expansions of each setting."
     for fit in result.fits or ():
@@ -134,7 +135,7 @@ def publish(
     domain = traced.model_copy(update=changed)
     origin = Origin(
         pair=pair,
-        evidence=evidence(result),
+        evidence=evidence(tuned),
         fit={"kind": "tune", **result.config, "cost_model": result.cost_model},
         domain=domain,
         parent=chosen.parent,
@@ -151,8 +152,9 @@ def publish(
     return artifact
 
 
-def evidence(result: TuneResult) -> Evidence:
+def evidence(tuned: Tuned) -> Evidence:
     """Split sizes in prompts and rounds of the chosen policy, and its held-out figures."""
+    result = tuned.result
     chosen, baseline = result.standing(result.chosen), result.policies[0].held_out
     held_out, sizes = chosen.held_out, result.num_prompts
     splits = {
@@ -174,7 +176,7 @@ def evidence(result: TuneResult) -> Evidence:
         if found is not None
     }
     metrics |= {"train_rate": chosen.train.rate, "num_settings": float(result.num_settings)}
-    return Evidence.of_splits(result.traces_digest, splits, metrics)
+    return Evidence.of_splits(result.traces_digest, splits, metrics, tuned.fitted_on)
 
 
 def write_card(result: TuneResult, policy: Policy, pair: PairFingerprint) -> str:
@@ -190,7 +192,7 @@ def write_card(result: TuneResult, policy: Policy, pair: PairFingerprint) -> str
         f"split seed {config['seed']}, {config['held_out_frac']:.0%} of the prompts held out",
         *map(cell, tune_notes(result)),
     )
-    rows = [[cell(value) for value in _cells(standing)] for standing in result.policies]
+    rows = [[cell(value) for value in _cells(result, one)] for one in result.policies]
     parts = (
         f"# {cell(policy.name)} tuned for {cell(pair.target)} with {cell(pair.drafter)}",
         cell(result.sentence()),

@@ -121,6 +121,7 @@ class TuneSearch:
         factor: of the halving. seed: of its order of prompts, and of the intervals.
         num_runs: of finalists and those that could be; 1 where evaluation is exact.
         drops_unsupported: a family of which the log supports nothing is left out, not refused.
+        barred: names of families that are scored and cannot win.
     """
 
     families: tuple[SearchedFamily, ...]
@@ -131,6 +132,7 @@ class TuneSearch:
     seed: int = 0
     num_runs: int = 1
     drops_unsupported: bool = False
+    barred: frozenset[str] = frozenset()
 
     @cached_property
     def statics(self) -> list[Grown]:
@@ -169,9 +171,9 @@ class TuneSearch:
     def run(self, evaluate: Evaluator) -> tuple[TuneVerdict, PolicyCandidate]:
         """Searches, then looks at the held-out prompts once.
 
-        The winner is the best on the training prompts, of equals the baseline. It is chosen if it
-        is ahead of the baseline on held-out prompts, where nothing was chosen; else the baseline
-        is.
+        The winner is the best on the training prompts of those that may win, of equals the
+        baseline. It is chosen if it is ahead of the baseline on held-out prompts, where nothing was
+        chosen; else the baseline is.
 
         Returns:
             The verdict, and the setting that was chosen.
@@ -206,7 +208,8 @@ class TuneSearch:
             for one in part
             if one.candidates or one.searched.num_not_run
         ]
-        winner = max(range(len(finalists)), key=lambda index: finalists[index].rate)
+        may_win = [i for i, one in enumerate(finalists) if one.family not in self.barred]
+        winner = max(may_win, key=lambda index: finalists[index].rate)
         chosen = winner if policies[winner].is_ahead else 0
         verdict = TuneVerdict(
             objective=TunedObjective(**self.objective.to_json()),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, sqrt
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from specctl.artifacts import Artifact
-from specctl.artifacts.load import load_artifact
+from specctl.artifacts.manifest import prompt_marks
 from specctl.errors import OutputError, SpecctlError, TraceEmptyError
 from specctl.logs.parquet import collected
 from specctl.logs.trace_set import TraceSet
@@ -21,23 +20,25 @@ from specctl.policy.families import parse_policy
 from specctl.policy.rules import ShapeRule, is_fixed
 from specctl.records import canonical_json
 from specctl.replay.batch_simulation import Load
-from specctl.replay.config import Engine, TuneConfig, check_held_out
+from specctl.replay.config import Engine, TuneConfig
 from specctl.replay.cost.files import device_of, untimed, warn_outside
 from specctl.replay.cost.model import Steps, require_slope
+from specctl.replay.held_out import ScoredPrompts, choose_prompts
 from specctl.replay.results import facts_of
 from specctl.replay.run import require_cost_model
-from specctl.replay.tune.candidates import Conditions, PolicyCandidate, parse_families
+from specctl.replay.tune.candidates import (
+    Conditions,
+    PolicyCandidate,
+    parse_families,
+)
 from specctl.replay.tune.evaluators import Evaluator, LogEvaluator, make_objective
 from specctl.replay.tune.search import TuneSearch
 from specctl.results import FitOutcome, TunedLoad, TuneResult
-from specctl.stats import Split, split_prompts
+from specctl.runtime.policy_spec import NamedPolicy
+from specctl.stats import MIN_PROMPTS, Split, split_prompts
 
 NUM_RUNS = 12
 """Simulated runs behind a finalist's figures; a bootstrap over fewer is too narrow."""
-FEWEST_PROMPTS = 8
-"""On either side of the split: with fewer, an interval by prompt says little."""
-ONE_IN_20 = 1.645
-"""Standard deviations below the mean of a normal distribution of the lowest draw in 20."""
 EXACT = (
     "One request at a time: counts are exact, times are the cost model's and of rounds alone, "
     "without the reading of prompts."
@@ -52,10 +53,16 @@ SIMULATED = (
 
 @dataclass(frozen=True)
 class Tuned:
-    """A result, and the setting that it chose."""
+    """A result, and the setting that it chose.
+
+    Attributes:
+        fitted_on: marks of the prompts that the setting was chosen on, and of those that its
+            artifact was fitted on; see `artifacts.manifest.prompt_marks`.
+    """
 
     result: TuneResult
     chosen: PolicyCandidate
+    fitted_on: str
 
 
 @dataclass(frozen=True)
@@ -89,8 +96,19 @@ class Tuning:
         finalists = {
             one.policy: parse_policy(canonical_json(one.record)) for one in verdict.policies
         }
-        conditions = self.conditions | {"untimed": self.doubt(finalists)}
-        return Tuned(TuneResult(kind="tune", **conditions, **dict(verdict)), chosen)
+        trained = [one.policy for one in verdict.policies if one.family in self.search.barred]
+        conditions = self.conditions | {
+            "untimed": self.doubt(finalists),
+            "scored_on_training_prompts": tuple(trained) or None,
+        }
+        result = TuneResult(kind="tune", **conditions, **dict(verdict))
+        return Tuned(result, chosen, self._fitted_on(chosen))
+
+    def _fitted_on(self, chosen: PolicyCandidate) -> str:
+        families = {family.name: family.artifact for family in self.search.families}
+        artifact = families.get(chosen.family)
+        evidence = [one.manifest.evidence for _, one in artifact.parts] if artifact else []
+        return prompt_marks(self.search.split.train, *(e.fitted_on for e in evidence if e))
 
 
 def prepare(
@@ -102,12 +120,15 @@ def prepare(
     warn: Callable[[str], None] = lambda _: None,
     runs: Callable[[Policy], bool] | None = None,
     batching: Engine = "specctl",
+    beside: Sequence[NamedPolicy] = (),
 ) -> Tuning:
     """Opens everything and refuses a search that cannot be made.
 
     Args:
         runs: whether the engine of the configuration runs a policy; None without one.
         batching: its batches, where a load is simulated.
+        beside: policies that will be compared with the chosen one, on the held-out prompts.
+        warn: called with what does not fit, and with families that cannot win.
 
     Raises:
         UsageError: no cost model, or a flat one where a budget weighs tokens against it; a
@@ -128,7 +149,9 @@ def prepare(
     prompt, context = pl.col("prompt_id").cast(pl.String), pl.col("context_tokens").cast(pl.Int64)
     by_prompt = traces.scan("rounds").group_by(prompt).agg(pl.len(), context.sum())
     contexts = collected(by_prompt.sort("prompt_id"))
-    split = _split(contexts["prompt_id"].to_list(), config)
+    named = [replace(one.artifact, label=one.name) for one in families if one.artifact is not None]
+    names = contexts["prompt_id"].to_list()
+    split, scored = _sides(names, [*named, *beside], traces, config, warn)
     of_train = contexts.filter(pl.col("prompt_id").is_in(split.train))
     mean = of_train.select(pl.sum("context_tokens") / pl.sum("len")).item()
     cached = float(mean) - 1  # the root is not cached yet
@@ -149,11 +172,8 @@ def prepare(
         seed=config.seed,
         drops_unsupported=config.drops_unsupported,
         num_runs=NUM_RUNS if is_simulated else 1,
+        barred=frozenset(scored.trained),
     )
-    for family in families:
-        if family.artifact is not None:
-            for line in _fitted_on_held_out(family.shape, log, config):
-                warn(f"--family {family.name}: {line}")
     evaluator = LogEvaluator(
         log,
         model,
@@ -168,9 +188,9 @@ def prepare(
     tuned_load = TunedLoad(
         batch_size=config.batch_size, arrival_rate_per_s=config.arrival_rate_per_s
     )
-    stated = ("packing", "held_out_frac", "seed", "factor", "drops_unsupported")
+    stated = ("packing", "held_out_frac", "seed", "factor", "drops_unsupported", "all_prompts")
     settled = {
-        **facts_of(traces, log, model, {}),
+        **facts_of(traces, log, model, {}, scored),
         "cost_device": device_of(model),
         "load": tuned_load,
         "config": {
@@ -199,43 +219,32 @@ def prepare(
     return Tuning(search, evaluator, settled, doubt)
 
 
-def _split(names: Sequence[str], config: TuneConfig) -> Split:
-    share = config.held_out_frac
-    check_held_out(share)
-    found = f"{len(names)} in all"
-    if len(names) >= 2 * FEWEST_PROMPTS:
-        split = split_prompts(names, held_out_frac=share, seed=config.seed)
-        if min(len(split.train), len(split.held_out)) >= FEWEST_PROMPTS:
-            return split
-        found = f"{len(split.train)} and {len(split.held_out)}"
-    # Prompts of which 19 splits in 20 leave enough on either side, as chance holds them out: from
-    # n q - 1.64 sqrt(n q (1 - q)) >= FEWEST_PROMPTS for the smaller share q.
-    rarer = min(share, 1 - share)
-    spread = ONE_IN_20 * sqrt(rarer * (1 - rarer))
-    enough = ceil(((spread + sqrt(spread**2 + 4 * rarer * FEWEST_PROMPTS)) / (2 * rarer)) ** 2)
-    raise TraceEmptyError(
-        "split by prompt",
-        expected=f"{FEWEST_PROMPTS} prompts or more to choose on, and as many to report on",
-        found=found,
-        fix=f"collect {enough} prompts in all, or change --held-out, now {share:g}",
-    )
+def _sides(
+    names: Sequence[str],
+    named: Sequence[NamedPolicy],
+    traces: TraceSet,
+    config: TuneConfig,
+    warn: Callable[[str], None],
+) -> tuple[Split, ScoredPrompts]:
+    """Prompts to choose on, and others to report on, which none of these policies was fitted on
+    where enough are left.
 
-
-def _fitted_on_held_out(folder: str, log: DenseLog, config: TuneConfig) -> Iterator[str]:
-    """A line if an artifact was fitted on prompts which are held out here.
-
-    With one seed the smaller held-out side lies within the larger one (`stats.split_prompts`).
+    Raises:
+        TraceEmptyError: too few to tell anything on either side.
     """
-    manifest = load_artifact(folder).manifest
-    if manifest.evidence is None or manifest.fit is None:
-        return
-    seed, share = manifest.fit.get("seed"), manifest.fit.get("held_out_frac")
-    apart = seed == config.seed and isinstance(share, float) and share >= config.held_out_frac
-    if manifest.evidence.trace_digest == log.digest and not apart:
-        yield (
-            "fitted on some of the prompts held out here, which flatters it; give --seed "
-            f"{seed} --held-out {share}, as it was fitted"
+    least = 2 * MIN_PROMPTS
+    if len(names) < least:
+        raise TraceEmptyError(
+            "split by prompt",
+            expected=f"{MIN_PROMPTS} prompts or more to choose on, and as many to report on",
+            found=f"{len(names)} in all",
+            fix=f"collect {least} prompts in all",
         )
+    share, seed = config.held_out_frac, config.seed
+    split = split_prompts(names, held_out_frac=share, seed=seed)
+    choice: dict[str, Any] = {"split": (share, seed), "all_prompts": config.all_prompts}
+    scored = choose_prompts(split.held_out, named, traces, **choice, warn=warn)
+    return Split(split.train, scored.prompts), scored
 
 
 # ------------------------------------------------------------------------------------- fit auto

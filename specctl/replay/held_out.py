@@ -1,0 +1,148 @@
+"""The prompts that judge policies: others than those that the policies were fitted on.
+
+An artifact names the prompts that it was fitted to or chosen on (`Evidence.fitted_on`). All rows of
+a table are scored on the same prompts, so that comparisons are paired: on those that no policy of
+the table was fitted on, where at least `MIN_PROMPTS` are left; else on all, and the policies that
+were fitted on some of them are marked and cannot win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specctl.artifacts.manifest import Manifest
+from specctl.logs.parquet import collected
+from specctl.logs.trace_set import TraceSet
+from specctl.results import prompts_digest
+from specctl.runtime.policy_spec import NamedPolicy, names_artifact, pieces
+from specctl.stats import HELD_OUT_FRAC, MIN_PROMPTS, split_prompts
+
+SplitOptions = tuple[float, int]
+"""`--held-out` and `--seed`."""
+
+
+@dataclass(frozen=True)
+class ScoredPrompts:
+    """The prompts of all rows of a table.
+
+    Attributes:
+        prompts: their ids, sorted.
+        num_left_out: others, that a policy was fitted on.
+        trained: labels of policies that were fitted on some of `prompts`.
+    """
+
+    prompts: tuple[str, ...]
+    num_left_out: int = 0
+    trained: tuple[str, ...] = ()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The fields of `results.TraceFacts`."""
+        return {
+            "prompts_digest": prompts_digest(self.prompts),
+            "num_prompts_left_out": self.num_left_out or None,
+            "scored_on_training_prompts": self.trained or None,
+        }
+
+
+def logged_prompts(traces: TraceSet) -> list[str]:
+    """Prompts with rows, sorted: of an answer of one token there is none."""
+    import polars as pl
+
+    rounds = traces.scan("rounds").select(pl.col("prompt_id").cast(pl.String).unique())
+    return sorted(collected(rounds)["prompt_id"].to_list())
+
+
+def choose_prompts(
+    prompt_ids: Iterable[str],
+    named: Iterable[NamedPolicy],
+    traces: TraceSet,
+    *,
+    split: SplitOptions | None = None,
+    all_prompts: bool = False,
+    warn: Callable[[str], None] = lambda _: None,
+) -> ScoredPrompts:
+    """The prompts that policies are scored on, of those that a verb would score.
+
+    Args:
+        split: the verb's own; None where it scores all prompts of the traces.
+        all_prompts: leave none out.
+        warn: called, unless all are asked for, with the policies that cannot win, and with the
+            command after which they can.
+    """
+    prompts, named = tuple(sorted(set(prompt_ids))), list(named)
+    fitted = {one.label: trained_on(one, prompts) for one in named}
+    others = set(prompts).difference(*fitted.values())
+    if len(others) == len(prompts):
+        return ScoredPrompts(prompts)
+    if not all_prompts and len(others) >= MIN_PROMPTS:
+        return ScoredPrompts(tuple(sorted(others)), len(prompts) - len(others))
+    trained = tuple(label for label, of in fitted.items() if of)
+    if not all_prompts:
+        warn(
+            f"{', '.join(trained)}: fitted on {len(prompts) - len(others)} of the {len(prompts)} "
+            f"prompts that are scored, so it cannot win; {_remedy(named, trained, traces, split)}"
+        )
+    return ScoredPrompts(prompts, trained=trained)
+
+
+def trained_on(policy: NamedPolicy, prompts: Iterable[str]) -> set[str]:
+    """Those of some prompts that a part of a policy was fitted on."""
+    evidence = [one.evidence for one in _manifests(policy)]
+    return set[str]().union(*(one.was_fitted_on(prompts) for one in evidence if one is not None))
+
+
+def _manifests(policy: NamedPolicy) -> Iterator[Manifest]:
+    return (artifact.manifest for _, artifact in policy.parts)
+
+
+def _remedy(
+    named: Sequence[NamedPolicy],
+    trained: Collection[str],
+    traces: TraceSet,
+    split: SplitOptions | None,
+) -> str:
+    """The next step, after which enough prompts are left that no policy was fitted on."""
+    prompts = logged_prompts(traces)
+    if len(prompts) < 2 * MIN_PROMPTS:
+        return (
+            f"collect {2 * MIN_PROMPTS} prompts or more and fit it again: a split of "
+            f"{len(prompts)} leaves no {MIN_PROMPTS} to score on"
+        )
+    own = [found for one in named for m in _manifests(one) if (found := _split_of(m))]
+    for share, seed in own if split is not None else ():
+        held_out = split_prompts(prompts, held_out_frac=share, seed=seed).held_out
+        others = set(held_out).difference(*(trained_on(one, held_out) for one in named))
+        if len(others) >= MIN_PROMPTS:
+            return f"give --held-out {share:g} --seed {seed}, as it was fitted"
+    share, seed = split or (own or [(HELD_OUT_FRAC, 0)])[0]
+    sets = " ".join(part.place.name for part in traces.parts)
+    commands = dict.fromkeys(
+        f"specctl {verb} {sets} --held-out {share:g} --seed {seed} -o {folder}"
+        for one in named
+        if one.label in trained
+        for verb, folder in _fits_of(one)
+    )
+    return f"fit it again with one split: {'; '.join(commands)}"
+
+
+def _split_of(manifest: Manifest) -> SplitOptions | None:
+    """The split that a fit was made with."""
+    fit = manifest.fit or {}
+    share, seed = fit.get("held_out_frac"), fit.get("seed")
+    return (share, seed) if isinstance(share, float) and isinstance(seed, int) else None
+
+
+def _fits_of(policy: NamedPolicy) -> Iterator[tuple[str, str]]:
+    """The verbs that wrote the artifacts of a policy, and the folders that they wrote."""
+    folders = [piece for piece in pieces(policy.spec) if names_artifact(piece)]
+    manifests = {artifact.digest: artifact.manifest for _, artifact in policy.parts}
+    for folder, manifest in zip(folders, manifests.values(), strict=False):
+        kind = str((manifest.fit or {}).get("kind"))
+        if kind == "tune":
+            yield "tune", str(Path(folder).parent)
+        else:
+            yield f"fit {kind}", folder

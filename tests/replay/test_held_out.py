@@ -1,0 +1,277 @@
+"""No policy is scored on prompts that it was fitted on: in `replay`, `ladder`, `tune`, `report`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specctl.artifacts import load_artifact
+from specctl.artifacts.manifest import prompt_marks
+from specctl.logs.trace_set import TraceSet
+from specctl.stats import HELD_OUT_FRAC, MIN_PROMPTS, Split, split_prompts
+from tests.cli.command import passes, specctl
+from tests.replay.logs import random_traces
+from tests.replay.tune_cases import linear_file
+
+NUM_PROMPTS = 48
+QUICK = ("--threads", 1)
+RATES = (
+    "verify_fixed_us=1000,verify_token_us=10,verify_cached_token_us=0,draft_fixed_us=200,"
+    "draft_token_us=5,step_us=100"
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log, another with its prompts and ten more, two fits of one split, one of another."""
+    folder = tmp_path_factory.mktemp("held-out")
+    random_traces(folder / "traces", num_prompts=NUM_PROMPTS, depth=3, top_k=2)
+    random_traces(folder / "other", num_prompts=NUM_PROMPTS + 10, depth=3, top_k=2, seed=1)
+    linear_file(folder / "cost.json")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for name, seed in (("mine", 0), ("yours", 0), ("else", 5)):
+            passes("fit", "survival", "traces", "-o", name, "--seed", seed, "--num-bins", 4)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _here(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+
+
+def split(seed: int = 0, share: float = HELD_OUT_FRAC) -> Split:
+    names = TraceSet.open("traces").prompt_ids
+    assert len(names) == NUM_PROMPTS
+    return split_prompts(names, held_out_frac=share, seed=seed)
+
+
+def found_by(*words: object) -> tuple[dict[str, Any], str]:
+    """The document of a run, and its warnings."""
+    found = specctl(*words, "--json")
+    assert found.code == 0, found
+    document: dict[str, Any] = json.loads(found.out)
+    return document, found.err
+
+
+def words_of(*words: object) -> str:
+    found = specctl(*words)
+    assert found.code == 0, found
+    return " ".join(found.out.split())
+
+
+REPLAY = ("replay", "traces", "-p", "chain:num_draft_tokens=2", "--cost-model", "cost.json", *QUICK)
+LADDER = ("ladder", "traces", "--linear", RATES, "-o", "ladder")
+TUNE = ("tune", "traces", "--cost-model", "cost.json", "-o", "tuned", *QUICK)
+
+
+# --------------------------------------------------------------------------- the artifact
+
+
+def test_a_fit_keeps_the_prompts_that_it_was_fitted_on() -> None:
+    evidence, sides = load_artifact("mine").manifest.evidence, split()
+    assert evidence is not None
+    assert evidence.was_fitted_on((*sides.train, *sides.held_out)) == set(sides.train)
+    assert len(sides.held_out) >= MIN_PROMPTS
+    assert evidence.fitted_on == prompt_marks(reversed(sides.train), prompt_marks(sides.train))
+
+
+def test_a_tuning_keeps_those_that_chose_and_those_of_its_family() -> None:
+    found, _ = found_by(*TUNE, "--family", "mine", "--held-out", 0.6)
+    evidence, names = load_artifact("tuned/policy").manifest.evidence, split()
+    chosen = set(split(share=0.6).train)
+    assert evidence is not None
+    if found["chosen"] not in ("mine", *(one["policy"] for one in found["policies"][:1])):
+        chosen |= set(names.train)
+    assert evidence.was_fitted_on((*names.train, *names.held_out)) == chosen
+
+
+# --------------------------------------------------------------------------- scored on others
+
+
+def test_replay_scores_all_rows_on_prompts_that_none_was_fitted_on() -> None:
+    found, said = found_by(*REPLAY, "-p", "mine")
+    held_out = len(split().held_out)
+    assert {one["pooled"]["num_prompts"] for one in found["policies"]} == {held_out}
+    assert found["num_prompts_left_out"] == NUM_PROMPTS - held_out
+    assert "scored_on_training_prompts" not in found
+    assert said == ""
+    left_out = f"{NUM_PROMPTS - held_out} prompts left out: a policy here was fitted on them"
+    assert left_out in words_of(*REPLAY, "-p", "mine")
+    [whole] = found_by(*REPLAY)[0]["policies"]
+    assert whole["pooled"]["num_prompts"] == NUM_PROMPTS, "nothing was fitted"
+
+
+def test_a_load_is_simulated_of_those_prompts_alone() -> None:
+    words = (*REPLAY, "-p", "mine", "--batch-size", 2)
+    once, _ = found_by(*words, "--in-order")
+    assert {one["num_requests"] for one in once["policies"]} == {len(split().held_out)}
+    shuffled, _ = found_by(*words)
+    assert shuffled["prompts_digest"] == once["prompts_digest"]
+    assert shuffled["num_prompts_left_out"] == len(split().train)
+
+
+def test_another_set_with_some_of_the_prompts() -> None:
+    """The prompts of the fit are left out, whatever the digest of the set that holds them."""
+    found, _ = found_by("replay", "other", *REPLAY[2:], "-p", "mine")
+    assert found["num_prompts_left_out"] == len(split().train)
+    assert found["policies"][0]["pooled"]["num_prompts"] == len(split().held_out) + 10
+
+
+def test_one_split_is_that_of_all_verbs() -> None:
+    """By their defaults: what the fit held out is what the ladder and tuning measure."""
+    held_out = len(split().held_out)
+    ladder, said = found_by(*LADDER, "-p", "mine", "-p", "yours=yours")
+    tuned, also_said = found_by(*TUNE, "--family", "mine")
+    replayed, _ = found_by(*REPLAY, "-p", "mine")
+    assert (said, also_said) == ("", "")
+    assert {found["prompts_digest"] for found in (ladder, tuned, replayed)} == {
+        ladder["prompts_digest"]
+    }
+    for found in (ladder, tuned):
+        assert found["num_prompts"] == {"train": NUM_PROMPTS - held_out, "held_out": held_out}
+        assert "num_prompts_left_out" not in found
+
+
+def test_a_wider_split_is_cut_to_the_prompts_of_none() -> None:
+    held_out, wider = len(split().held_out), split(share=0.5)
+    for found, said in (
+        found_by(*LADDER, "-p", "mine", "--held-out", 0.5),
+        found_by(*TUNE, "--family", "mine", "--held-out", 0.5),
+    ):
+        assert found["num_prompts"] == {"train": len(wider.train), "held_out": held_out}
+        assert found["num_prompts_left_out"] == len(wider.held_out) - held_out
+        assert said == ""
+
+
+# --------------------------------------------------------------------------- marked
+
+
+def test_a_row_on_its_training_prompts_is_marked_and_wins_nothing() -> None:
+    words = (*REPLAY, "-p", "mine", "--all-prompts")
+    found, said = found_by(*words)
+    [label] = found["scored_on_training_prompts"]
+    assert {one["pooled"]["num_prompts"] for one in found["policies"]} == {NUM_PROMPTS}
+    assert said == "", "it was asked for"
+    shown = words_of(*words)
+    assert f"{label}†" in shown
+    assert "† fitted on some of these prompts, which flatters it: it cannot win." in shown
+    assert "On the clock of" not in shown, "of the only other policy no gain is told"
+
+
+def test_the_ladder_calls_no_marked_policy_the_fastest() -> None:
+    found, _ = found_by(*LADDER, "-p", "best=mine", "--all-prompts", "--held-out", 0.5)
+    assert found["scored_on_training_prompts"] == ["best"]
+    shown = words_of(*LADDER, "-p", "best=mine", "--all-prompts", "--held-out", 0.5)
+    assert "best†" in shown
+    fastest = re.search(r"On the clock of .*?: (\S+) × ", shown)
+    assert fastest is not None
+    assert fastest[1] != "best"
+
+
+def test_tune_chooses_no_family_that_was_fitted_on_the_held_out_prompts() -> None:
+    words = (*TUNE, "--family", "else")
+    found, said = found_by(*words)
+    [label] = found["scored_on_training_prompts"]
+    assert label.startswith("else")
+    assert label not in (found["chosen"], found["winner_on_train"])
+    assert (found["chosen"], found["beats_static"]) == (found["baseline"], False)
+    assert "else: fitted on" in said
+    shown = words_of(*words)
+    assert "† fitted on some of these prompts" in shown
+    card = Path("tuned/policy/README.md").read_text("utf-8")
+    assert f"| {label}† |" in card
+    assert "† fitted on some of these prompts" in card
+
+
+def test_the_page_says_what_the_choice_saw() -> None:
+    found, _ = found_by(*TUNE, "--family", "else")
+    [label] = found["scored_on_training_prompts"]
+    page, _ = found_by("report", "--tune", "tuned/tune.json", "-o", "report.html")
+    answer = page["sections"]["recommendation"]
+    assert "never saw" not in answer["basis"]
+    assert f"on some of which {label} was fitted" in answer["basis"]
+    assert any(line.startswith("† fitted on") for line in answer["notes"])
+    assert f"{label.partition(':')[0]}†" in Path("report.html").read_text("utf-8")
+    found_by(*TUNE, "--family", "mine")
+    page, _ = found_by("report", "--tune", "tuned/tune.json", "-o", "report.html")
+    assert "which the choice never saw" in page["sections"]["recommendation"]["basis"]
+
+
+def test_the_page_calls_no_marked_policy_the_best() -> None:
+    found_by(*REPLAY, "-p", "best=mine", "--all-prompts", "-o", ".")
+    page, _ = found_by("report", "--results", "replay.json", "-o", "report.html")
+    policies = page["sections"]["policies"]
+    assert "best" not in policies["reading"]
+    assert any(line.startswith("† fitted on") for line in policies["notes"])
+
+
+# --------------------------------------------------------------------------- advice
+
+
+def advice(*words: object) -> str:
+    """What the only warning of a run says behind the semicolon."""
+    [line] = found_by(*words)[1].splitlines()
+    assert "so it cannot win; " in line
+    return line.partition("so it cannot win; ")[2]
+
+
+def test_the_split_of_the_artifact_is_advised_where_it_helps() -> None:
+    for verb, option in ((LADDER, "-p"), (TUNE, "--family")):
+        found = advice(*verb, option, "else")
+        assert found == "give --held-out 0.2 --seed 5, as it was fitted"
+        again, said = found_by(*verb, option, "else", "--held-out", 0.2, "--seed", 5)
+        assert "scored_on_training_prompts" not in again
+        assert said == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(*REPLAY, "-p", "a=one", "-p", "b=two"), (*TUNE, "--family", "one", "--family", "two")],
+    ids=["replay", "tune"],
+)
+def test_another_fit_is_advised_where_no_split_helps(words: tuple[object, ...]) -> None:
+    """The commands that are printed, typed as they are, and the same verb again."""
+    for name, seed in (("one", 0), ("two", 5)):
+        passes("fit", "survival", "traces", "-o", name, "--seed", seed, "--num-bins", 4)
+    found = advice(*words)
+    assert found.startswith("fit it again with one split: specctl fit survival traces ")
+    for command in found.partition(": ")[2].split("; "):
+        passes(*command.split()[1:])
+    again, said = found_by(*words)
+    assert "scored_on_training_prompts" not in again
+    assert said == ""
+
+
+def test_a_set_without_two_sides_of_eight_says_how_many_it_takes(tmp_path: Path) -> None:
+    random_traces(tmp_path / "few", num_prompts=15, depth=2, top_k=2)
+    passes("fit", "survival", tmp_path / "few", "-o", tmp_path / "fit", "--num-bins", 4)
+    found = advice("replay", tmp_path / "few", *REPLAY[2:], "-p", tmp_path / "fit")
+    assert found.startswith("collect 16 prompts or more and fit it again")
+
+
+# --------------------------------------------------------------------------- one drawing
+
+
+def test_figures_of_other_prompts_have_a_drawing_of_their_own() -> None:
+    """Of the same prompts the ladder's limits stand beside the tuned setting; else apart."""
+    drawn = {}
+    for share in (0.2, 0.5):
+        found_by(*TUNE)
+        found_by(
+            "ladder", "traces", "--cost-model", "cost.json", "-o", "ladder", "--held-out", share
+        )
+        words = ("--tune", "tuned/tune.json", "--ladder", "ladder/ladder.json", "-o", "report.html")
+        page, _ = found_by("report", *words)
+        marks = page["sections"]["recommendation"]["marks"]
+        html = Path("report.html").read_text("utf-8")
+        drawn[share] = (
+            sum("Scatter of tokens per call" in line for line in html.splitlines()),
+            any("estimated" in words for _, words in marks),
+            any("other prompts" in words for _, words in marks),
+        )
+    assert drawn == {0.2: (1, True, False), 0.5: (2, False, True)}
