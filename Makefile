@@ -14,6 +14,9 @@ PROMPTS := specctl/embedded/prompts.jsonl
 TEXT := draft_logp,parent_entropy,depth,copy_length
 DEMO := --depth 8 --children 8 --max-new-tokens 64 --batch-size 8 --threads 1
 HELD_OUT := --held-out 0.4
+FORCE = $$(cat .demo/force 2> /dev/null)
+PROFILE = $(BIN)/specctl profile -o .demo/cost_model.json --batch-sizes 1 --threads 1 \
+  --policy threshold --policy .demo/hetero/
 
 export OMP_NUM_THREADS := 1
 export TOKENIZERS_PARALLELISM := false
@@ -33,20 +36,23 @@ demo: $(READY)  ## Set up, then tune the embedded pair for this machine; minutes
 	awk 'NR % 10 == 3' $(PROMPTS) > .demo/other-prompts.jsonl
 	@echo "1. What would the drafter offer behind every token?"
 	$(BIN)/specctl collect .demo/prompts.jsonl -o .demo/traces --dense $(DEMO)
-	@echo "2. What does a round cost on this machine?"
-	$(BIN)/specctl profile -o .demo/cost_model.json --batch-sizes 1 --threads 1
-	@echo "3. Which settings are fastest here? Two of the papers' policies are fitted beside."
+	@echo "2. Two of the papers' policies are fitted to it."
 	@$(BIN)/specctl fit c2t .demo/traces -o .demo/c2t $(HELD_OUT) --features $(TEXT) > .demo/c2t.log 2>&1 & c2t=$$!; \
 	$(BIN)/specctl fit cart .demo/traces -o .demo/hetero $(HELD_OUT) > .demo/hetero.log 2>&1 \
-	  && $(BIN)/specctl tune .demo/traces --cost-model .demo/cost_model.json $(HELD_OUT) \
-	    --family threshold --family .demo/hetero/ -o .demo/tuned \
 	  || { cat .demo/hetero.log; kill $$c2t; exit 1; }; \
 	wait $$c2t || { cat .demo/c2t.log; exit 1; }
-	@echo "4. Decoded on other prompts: plain, the papers' defaults and fits, and the best found."
+	@echo "3. What does a round cost on this machine, and what do their decisions?"
+	@# Once more where a burst of other work made it fail its own check; on a machine that stays busy
+	@# the demo goes on with that clock, and its verdicts say so.
+	$(PROFILE) || $(PROFILE) || echo --force > .demo/force
+	@echo "4. Which settings are fastest here?"
+	$(BIN)/specctl tune .demo/traces --cost-model .demo/cost_model.json $(HELD_OUT) $(FORCE) \
+	  --family threshold --family .demo/hetero/ -o .demo/tuned
+	@echo "5. Decoded on other prompts: plain, the papers' defaults and fits, and the best found."
 	$(BIN)/specctl run .demo/other-prompts.jsonl -o .demo --max-new-tokens 64 --threads 1 --compare \
 	  ar,chain,eagle2,hetero=.demo/hetero/,c2t=.demo/c2t/,best=.demo/tuned/policy
-	@echo "5. What is left to gain? One page with all of it."
-	$(BIN)/specctl ladder .demo/traces --cost-model .demo/cost_model.json $(HELD_OUT) \
+	@echo "6. What is left to gain? One page with all of it."
+	$(BIN)/specctl ladder .demo/traces --cost-model .demo/cost_model.json $(HELD_OUT) $(FORCE) \
 	  -p eagle2 -p .demo/hetero/ -o .demo/ladder > .demo/ladder.log
 	$(BIN)/specctl report .demo/traces --ladder .demo/ladder/ladder.json --tune .demo/tuned/tune.json \
 	  --run .demo/results.json --cost-model .demo/cost_model.json -o .demo/report.html

@@ -19,7 +19,7 @@ specctl collect "$prompts" "${pair[@]}" -o "$out/traces" --dense --depth 6 --chi
 
 echo "== 2. Measure what drafting and verifying cost here (leave --quick and the sizes out for all)"
 specctl profile "${pair[@]}" -o "$out/cost_model.json" --quick --batch-sizes 1 \
-  --contexts 64 --verified-tokens 1,8,32 --widths 1,4
+  --contexts 64 --verified-tokens 1,8,32 --widths 1,4 --policy confidence
 
 echo "== 3. Tune: replay every setting on the log, keep the fastest, judge it on held-out prompts"
 specctl tune "$out/traces" --cost-model "$out/cost_model.json" --held-out 0.5 \

@@ -1,8 +1,8 @@
 """The error tree. Every refusal says what was expected, what was found and what to do next.
 
 Exit codes: 2 options, 3 artifacts, 4 data, 5 models, 6 places, 7 registries, 8 engines, 10 memory,
-70 a bug; docs/cli.md has those of each type. A command ended by Ctrl-C exits with 130, one ended by
-SIGTERM with 143, after keeping what is finished.
+11 clocks, 70 a bug; docs/cli.md has those of each type. A command ended by Ctrl-C exits with 130,
+one ended by SIGTERM with 143, after keeping what is finished.
 """
 
 from __future__ import annotations
@@ -302,6 +302,12 @@ class HostMemoryError(SpecctlError):
     """The machine, or a limit set on the process, has too little memory for the command."""
 
     exit_code = 10
+
+
+class ClockError(SpecctlError):
+    """A cost model that failed its own check: no verdict rests on it."""
+
+    exit_code = 11
 
 
 NO_MEMORY = re.compile(

@@ -7,7 +7,7 @@ a report on traces. NaN stands for a figure that is not defined, and is null in 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from math import isfinite
 from typing import Any, ClassVar, Literal
 
@@ -59,14 +59,20 @@ class TraceFacts(PairFacts):
 
     Attributes:
         support: of the log. cost_model: digest, None where nothing was timed.
-        clock: whose times these are and what they are not, in words.
-        untimed: labels of policies whose own decisions are not in these times.
+        clock: whose times these are, their error and what they are not, in words.
+        time_error: relative standard error of a policy's time, which all intervals of times hold;
+            None where it is not known.
+        check_error: of a clock that failed its own check, by how much its speed was off.
+        untimed: policies whose own decisions are not in these times, by label; with the words by
+            which `profile --policy` times them.
         prompts_digest: of the ids of the prompts that were scored, see `prompts_digest`.
         num_prompts_left_out: that are not scored, because a policy was fitted on them.
         scored_on_training_prompts: labels of policies that were fitted on some of those that are.
     """
 
     omitted: ClassVar[tuple[str, ...]] = (
+        "time_error",
+        "check_error",
         "untimed",
         "prompts_digest",
         "num_prompts_left_out",
@@ -77,18 +83,24 @@ class TraceFacts(PairFacts):
     support: dict[str, int | bool]
     cost_model: str | None
     clock: str | None
-    untimed: tuple[str, ...] | None = None
+    time_error: float | None = None
+    check_error: float | None = None
+    untimed: dict[str, str] | None = None
     prompts_digest: str | None = None
     num_prompts_left_out: int | None = None
     scored_on_training_prompts: tuple[str, ...] | None = None
 
+    def is_unseen(self, label: str) -> bool:
+        """Whether a policy was fitted on none of the prompts that are scored."""
+        return label not in (self.scored_on_training_prompts or ())
+
     def can_win(self, label: str) -> bool:
         """Whether a policy may be called the fastest."""
-        return label not in (self.scored_on_training_prompts or ())
+        return self.is_unseen(label) and label not in (self.untimed or ())
 
     def marks(self, label: str) -> str:
         """The marks of a policy, which `footnotes` explain."""
-        return TRAINED * (label in (self.scored_on_training_prompts or ()))
+        return TRAINED * (not self.is_unseen(label)) + UNTIMED * (label in (self.untimed or ()))
 
     def marked(self, label: str) -> str:
         """The label with its marks."""
@@ -101,24 +113,28 @@ class TraceFacts(PairFacts):
             yield f"{out} left out: a policy here was fitted on them (--all-prompts scores them)."
         if self.scored_on_training_prompts:
             yield f"{TRAINED} fitted on some of these prompts, which flatters it: it cannot win."
+        if self.untimed:
+            yield f"{UNTIMED} its own decisions cost nothing on this clock, so it cannot win; " + (
+                to_time(self.untimed)
+            )
 
 
 TRAINED = "†"
 """Marks a policy that is scored on prompts that it was fitted on."""
+UNTIMED = "‡"
+"""Marks a policy whose own decisions are not in the times."""
+
+
+def to_time(untimed: Mapping[str, str]) -> str:
+    """The command that times the decisions of policies, by label, with the words for each."""
+    options = " ".join(f"--policy {words}" for words in dict.fromkeys(untimed.values()))
+    return f"time them: specctl profile {options} -o cost_model.json"
 
 
 def prompts_digest(prompt_ids: Iterable[str]) -> str:
     """`sha256:<hex>` of ids in any order: figures of one digest are of the same prompts."""
     text = "\n".join(sorted(prompt_ids)).encode()
     return f"sha256:{hashlib.sha256(text).hexdigest()}"
-
-
-def not_in_it(untimed: Sequence[str] | None) -> str:
-    """The words behind a clock's where it lacks the time of decisions."""
-    if not untimed:
-        return ""
-    names = ", ".join(untimed)
-    return f", without the time of {names}'s own decisions (profile --policy measures it)"
 
 
 # ------------------------------------------------------------------------------------- replay
@@ -513,8 +529,7 @@ class TuneResult(TuneVerdict, TraceFacts):
     def sentence(self, *, all_can_win: bool = True) -> str:
         """The verdict with the clock that it holds on."""
         all_can_win = all_can_win and all(self.can_win(one.policy) for one in self.policies)
-        verdict = super().sentence(all_can_win=all_can_win)
-        return f"On {self.clock}{not_in_it(self.untimed)}: {verdict}"
+        return f"On {self.clock}: {super().sentence(all_can_win=all_can_win)}"
 
 
 # ------------------------------------------------------------------------------ measured runs

@@ -74,7 +74,7 @@ def copied(source: Path, target: Path) -> Path:
 
 
 @pytest.mark.parametrize("page", pages_with("bash"), ids=lambda page: page.name)
-@pytest.mark.usefixtures("servers")
+@pytest.mark.usefixtures("servers", "busy_machine")
 def test_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, one folder and one home for a page; only `specctl` commands may stand in a block
     that is run.

@@ -205,7 +205,7 @@ def fit_echo(
     from specctl.train.echo import saturation_tokens
 
     opened = open_to_fit(traces)
-    model = open_cost_model(cost_model, opened, console.warn)
+    model = open_cost_model(cost_model, opened, console.warn, force=True)  # no verdict
     log = DenseLog.open(opened)
     settings: EchoConfig = config.build(**EchoConfig.defaults(log.support))
     settings.check_support(log.support)
@@ -213,7 +213,7 @@ def fit_echo(
     said = [f"tree: {sizes}, of traces of depth {log.support.depth}, top_k {log.support.top_k}"]
     if (batch := settings.batch_size) and not settings.max_tokens:
         expected = f"times to fit K_max of batches of {batch} to, or --max-tokens"
-        model = model or require_cost_model(None, opened, console.warn, expected)
+        model = model or require_cost_model(None, opened, console.warn, expected, force=True)
         context = collected(opened.scan("rounds").select(pl.mean("context_tokens"))).item() - 1
         clock = partial(model.verify_us, batch_size=batch, context_tokens=context)
         most = saturation_tokens(clock, batch, settings.num_tokens)

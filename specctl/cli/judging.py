@@ -17,6 +17,7 @@ from specctl.cli.options import (
 )
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
+from specctl.errors import ClockError
 from specctl.records import option
 from specctl.replay.config import (
     LadderConfig,
@@ -61,7 +62,8 @@ def profile(
 ) -> Answer:
     """Measure what rounds cost on this machine.
 
-    For replay and budgets, in microseconds; it takes 1 to 2 minutes.
+    For replay and budgets, in microseconds; it takes 1 to 2 minutes. Exits with 11 where it failed
+    its own check; the file is written all the same.
 
     With --from nothing is measured: the cost model is fitted to the steps that an engine served.
     """
@@ -106,7 +108,12 @@ def profile(
             pair, grid, requests=requests, policies=policies, graphs=graphs, on_step=tick
         )
     save_cost_model(model, out)
-    return Answer(summary_json(model, out), [render(model, out)])
+
+    def end() -> None:
+        if model.failed_check is not None:
+            raise typer.Exit(ClockError.exit_code)
+
+    return Answer(summary_json(model, out), [render(model, out)], end)
 
 
 @verb(
@@ -202,7 +209,7 @@ def ladder(
 
     from specctl.replay.run import choose_cost
 
-    model = choose_cost(cost_model, linear, opened, console.warn)
+    model = choose_cost(cost_model, linear, opened, console.warn, force=settings.force)
 
     from specctl.replay.ladder.build import run_ladder
     from specctl.replay.ladder.show import ladder_notes, ladder_table, write_ladder

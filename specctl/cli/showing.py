@@ -14,6 +14,7 @@ from specctl.cli.verbs import verb
 from specctl.console import Answer
 from specctl.errors import check_choice
 from specctl.records import option
+from specctl.replay.config import FORCE
 
 
 @verb(
@@ -46,6 +47,8 @@ def import_(
     context_tokens: Annotated[
         int, typer.Option(min=1, help="Text of each request there, tokens.")
     ] = 512,
+    *,
+    force: bool = FORCE,
 ) -> Answer:
     """Read a server's log or metrics.
 
@@ -63,7 +66,8 @@ def import_(
         from specctl.replay.ladder.tally import LoadClock
         from specctl.replay.run import choose_cost
 
-        model = LoadClock(choose_cost(cost_model, linear, None, console.warn), batch_size)
+        chosen = choose_cost(cost_model, linear, None, console.warn, force=force)
+        model = LoadClock(chosen, batch_size)
         model.check()
         clock = partial(model.chain_us, context_tokens=context_tokens)
     text = Source.of(source)

@@ -10,9 +10,10 @@ import numpy as np
 
 from specctl.errors import UsageError
 from specctl.logs.positions import Bools, Floats
+from specctl.policy import policy_digest
 from specctl.replay.batch_simulation import Simulation
 from specctl.results import MARKED_BELOW, ResultRecord
-from specctl.stats import Interval, Resamples, figure_of
+from specctl.stats import Interval, Resamples, figure_of, with_time_error
 
 PERCENTILES = (50, 90, 99)
 Sums = dict[str, Any]
@@ -94,12 +95,14 @@ def figures_of(
     *,
     baseline: Sequence[Simulation] | None = None,
     tpot_limit_us: float | None = None,
+    time_error: float | None = None,
     seed: int = 0,
 ) -> BatchFigures:
     """Figures of runs that differ in their seeds alone; see `simulate_runs`.
 
     Args:
         baseline: runs of equal seeds under another policy, to compare with.
+        time_error: of the clock, see `stats.with_time_error`.
         seed: of the resamples.
     """
     first = runs[0]
@@ -107,15 +110,15 @@ def figures_of(
     names = [name for name in RATIOS if tpot_limit_us is not None or name not in GOODPUT_RATIOS]
 
     def figures(windows: Sequence[Window]) -> dict[str, Interval]:
-        sums, table = _table(runs, windows, tpot_limit_us)
-        return {n: resamples.interval(table, figure_of(sums, RATIOS[n])) for n in names}
+        sums, drawn = _drawn(runs, windows, resamples, time_error, seed, tpot_limit_us)
+        return {n: resamples.read(figure_of(sums, RATIOS[n])(drawn)) for n in names}
 
     def total(name: str) -> float:
         return float(sum(getattr(run.outcomes, name).sum() for run in runs))
 
     steady, against = _steady_windows(runs), None
     if baseline is not None and steady is not None and _steady_windows(baseline) is not None:
-        against = compare_runs(runs, baseline, seed=seed)
+        against = compare_runs(runs, baseline, time_error=time_error, seed=seed)
     support = 1 - total("missing") / max(1.0, total("wanted"))
     censored = total("censored") / sum(len(run.rounds.row) for run in runs)
     whole = [Window(slice(0, len(r.rounds.first)), slice(0, len(r.logged))) for r in runs]
@@ -136,11 +139,18 @@ def figures_of(
 
 
 def compare_runs(
-    ours: Sequence[Simulation], theirs: Sequence[Simulation], *, seed: int = 0
+    ours: Sequence[Simulation],
+    theirs: Sequence[Simulation],
+    *,
+    time_error: float | None = None,
+    seed: int = 0,
 ) -> dict[str, Interval]:
     """Ours over theirs, steady, for each of `COMPARED`: paired, run by run.
 
     Equal seeds mean the same requests, in the same order, at the same times.
+
+    Args:
+        time_error: see `figures_of`.
     """
     same = [(r.load, r.seed) for r in ours] == [(r.load, r.seed) for r in theirs]
     windows = _steady_windows(ours), _steady_windows(theirs)
@@ -152,9 +162,10 @@ def compare_runs(
             fix="simulate both with the same load and seeds, and more requests",
         )
     resamples = Resamples.draw(len(ours), seed=seed, least=2)
-    sums, mine = _table(ours, windows[0], None)
-    _, others = _table(theirs, windows[1], None)
-    return {n: resamples.ratio(mine, others, figure_of(sums, RATIOS[n])) for n in COMPARED}
+    sums, mine = _drawn(ours, windows[0], resamples, time_error, seed)
+    _, others = _drawn(theirs, windows[1], resamples, time_error, seed)
+    figures = {name: figure_of(sums, RATIOS[name]) for name in COMPARED}
+    return {name: resamples.read(of(mine) / of(others)) for name, of in figures.items()}
 
 
 class Window(NamedTuple):
@@ -194,6 +205,22 @@ def _steady_windows(runs: Sequence[Simulation]) -> list[Window] | None:
     """One a run, or none at all."""
     found = [window for window in map(steady_window, runs) if window is not None]
     return found if len(found) == len(runs) else None
+
+
+def _drawn(
+    runs: Sequence[Simulation],
+    windows: Sequence[Window],
+    resamples: Resamples,
+    time_error: float | None,
+    seed: int,
+    tpot_limit_us: float | None = None,
+) -> tuple[tuple[str, ...], Floats]:
+    """Names of sums, and the sums drawn over runs with the clock's error in all times, `[1 + B,
+    S]`."""
+    names, table = _table(runs, windows, tpot_limit_us)
+    times = [place for place, name in enumerate(names) if name.endswith("_us")]
+    policy = policy_digest(runs[0].submissions.policy)
+    return names, with_time_error(resamples.drawn(table), times, time_error, policy, seed)
 
 
 def _table(

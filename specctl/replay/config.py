@@ -46,6 +46,9 @@ ALL_PROMPTS: bool = option(
     "Score prompts that a policy was fitted on, too; it is then marked and cannot win",
     name="--all-prompts",
 )
+FORCE: bool = option(
+    False, "Give verdicts on a clock that failed its own check", name="--force", group="advanced"
+)
 ARRIVAL_RATE: float | None = option(
     None,
     "Requests per second, Poisson",
@@ -94,6 +97,7 @@ class ReplayConfig(BaseModel):
     )
     allow_mismatch: bool = option(False, "Accept lossless artifacts of another pair")
     all_prompts: bool = ALL_PROMPTS
+    force: bool = FORCE
     seed: int = option(0, "Seed of the bootstrap and of the load", ge=0)
     num_threads: int = 1
 
@@ -251,6 +255,7 @@ class LadderConfig(BaseModel):
         50_000, "Positions read at most, a seeded sample of whole prompts; 7 kB each", ge=1000
     )
     all_prompts: bool = ALL_PROMPTS
+    force: bool = FORCE
     num_kept: int = Field(63, ge=1)
     num_nodes: int = Field(200_000, ge=1)
     num_folds: int = Field(4, ge=2)
@@ -301,6 +306,7 @@ class TuneConfig(BaseModel):
     )
     held_out_frac: float = HELD_OUT
     all_prompts: bool = ALL_PROMPTS
+    force: bool = FORCE
     seed: int = option(0, "Seed of the split by prompt and of all that draws", ge=0)
     factor: int = option(3, "Halving: prompts grow and settings shrink by it", ge=2)
     drops_unsupported: bool = False

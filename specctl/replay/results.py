@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
@@ -13,19 +13,14 @@ from typing import Any, Literal
 from specctl import formatting
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
-from specctl.policy import Policy
 from specctl.replay.batch_figures import BatchFigures, BatchTotals
 from specctl.replay.config import Engine
 from specctl.replay.cost.files import clock_of, untimed
 from specctl.replay.cost.model import CostModel
 from specctl.replay.held_out import ScoredPrompts
-from specctl.results import (
-    PolicyFigures,
-    ReplayScores,
-    TraceFacts,
-    not_in_it,
-)
+from specctl.results import PolicyFigures, ReplayScores, TraceFacts
 from specctl.runtime.output import json_bytes, write_whole
+from specctl.runtime.policy_spec import NamedPolicy
 from specctl.stats import Interval, intervals_over
 
 RESULTS_NAME = "replay.json"
@@ -114,13 +109,13 @@ def facts_of(
     traces: TraceSet,
     log: DenseLog,
     model: CostModel | None,
-    policies: Mapping[str, Policy],
+    named: Sequence[NamedPolicy],
     scored: ScoredPrompts,
 ) -> dict[str, Any]:
-    """The conditions of the scores of policies by label."""
+    """The conditions of the scores of policies."""
     from specctl.version import __version__
 
-    header = traces.header
+    header, check = traces.header, None if model is None else model.failed_check
     return {
         "specctl_version": __version__,
         "traces_digest": log.digest,
@@ -132,7 +127,11 @@ def facts_of(
         "support": vars(log.support).copy(),
         "cost_model": None if model is None else model.digest,
         "clock": clock_of(model, traces.fingerprint),
-        "untimed": untimed(model, policies),
+        "time_error": None if model is None else model.time_error,
+        "check_error": check and check.error,
+        "untimed": untimed(
+            model, {one.label: one.policy for one in named}, {one.label: one.spec for one in named}
+        ),
         **scored.facts,
     }
 
@@ -240,13 +239,13 @@ def speeds(scores: TraceFacts, baseline: str, found: dict[str, Interval | float]
     """
     if scores.clock is None or not found:
         return []
-    lacks, than = not_in_it(scores.untimed), scores.marked(baseline)
     texts = [
         f"{policy} × {gain.text('.2f') if isinstance(gain, Interval) else f'{gain:.2f}'}"
         for policy, gain in found.items()
         if policy != baseline and scores.can_win(policy)
     ]
-    return [f"On {scores.clock}{lacks}: {', '.join(texts)} of {than}."] if texts else []
+    than = scores.marked(baseline)
+    return [f"On {scores.clock}: {', '.join(texts)} of {than}."] if texts else []
 
 
 def _inverse(ratio: Interval) -> Interval:

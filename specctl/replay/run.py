@@ -21,6 +21,7 @@ from specctl.replay.batch_simulation import Load, Simulation, simulate, simulate
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress, refuse_ignored
 from specctl.replay.cost.files import (
     AnyCost,
+    check_clock,
     doubts,
     load_cost_model,
     parse_linear,
@@ -92,13 +93,14 @@ def replay_policies(
     Args:
         named: the policies, where they are resolved already; None: those of the configuration.
     """
-    model = open_cost_model(config.cost_model, traces, warn)
+    model = open_cost_model(config.cost_model, traces, warn, force=config.force)
     log = DenseLog.open(traces)
     if named is None:
         named = named_policies(traces, config, warn)
     log, scored = scored_log(log, traces, config, named, warn)
     labels, policies = [item.label for item in named], [item.policy for item in named]
-    scoring = Scoring(labels, None if model is None else model.replayed_us)
+    clock, error = (None, None) if model is None else (model.replayed_us, model.time_error)
+    scoring = Scoring(labels, clock, error)
     beyond: dict[str, list[Beyond]] = {}
     with progress("positions", log.num_positions) as tick:
         for runs in replay_parts(log, policies, num_threads=config.num_threads, on_positions=tick):
@@ -111,7 +113,7 @@ def replay_policies(
     refuse_in_vain(policies, found)
     for label, of in beyond.items():
         warn_beyond(label, of, warn)
-    facts = facts_of(traces, log, model, {item.label: item.policy for item in named}, scored)
+    facts = facts_of(traces, log, model, named, scored)
     baseline = labels[config.baseline - 1]
     scores = ReplayScores(kind="replay", **facts, baseline=baseline, policies=tuple(found))
     return replay_result(scores, caption_of(facts), by_category=config.by_category)
@@ -172,10 +174,10 @@ def serve_policies(
         found="a load, which mixes categories",
     )
     if config.in_order:
-        model = open_cost_model(config.cost_model, traces, warn)
+        model = open_cost_model(config.cost_model, traces, warn, force=config.force)
     else:
         expected = "the times that a load is simulated with"
-        model = require_cost_model(config.cost_model, traces, warn, expected)
+        model = require_cost_model(config.cost_model, traces, warn, expected, force=config.force)
     log = DenseLog.open(traces)
     mean = traces.scan("rounds").select(pl.col("context_tokens").mean())
     cached = float(collected(mean).item()) - 1  # the root is not cached yet
@@ -188,7 +190,7 @@ def serve_policies(
     log, scored = scored_log(log, traces, config, named, warn)
     policies = {item.label: item.policy for item in named}
     baseline = named[config.baseline - 1].label
-    facts = facts_of(traces, log, model, policies, scored)
+    facts = facts_of(traces, log, model, named, scored)
     caption = caption_of(facts)
     if config.engine == "vllm":
         chains = {label: as_chain(policy) for label, policy in policies.items()}
@@ -223,23 +225,34 @@ def serve_policies(
     warn_outside(model, {label: of[0].steps for label, of in runs.items()}, warn)
     limit_us = None if config.tpot_limit_ms is None else 1e3 * config.tpot_limit_ms
     figures = tuple(
-        figures_of(label, of, baseline=runs[baseline], tpot_limit_us=limit_us, seed=config.seed)
+        figures_of(
+            label,
+            of,
+            baseline=runs[baseline],
+            tpot_limit_us=limit_us,
+            time_error=model.time_error if model is not None else None,
+            seed=config.seed,
+        )
         for label, of in runs.items()
     )
     return serving_result(ServingScores(kind="replay-serving", **facts, policies=figures), caption)
 
 
-def open_cost_model(path: Path | None, traces: TraceSet | None, warn: Warn) -> AnyCost | None:
+def open_cost_model(
+    path: Path | None, traces: TraceSet | None, warn: Warn, *, force: bool
+) -> AnyCost | None:
     """The cost model, after saying what about it does not fit.
 
     Times of another machine are usual on a laptop, but never unsaid.
 
     Args:
         traces: None for a server's log, which names neither its models nor its machine.
+        force: take one that failed its own check, see `check_clock`.
     """
     if path is None:
         return None
     model = load_cost_model(path)
+    check_clock(model, force=force)
     if traces is None and not isinstance(model, LinearCost):
         warn(
             f"cost model: measured for target {model.pair.target!r} and drafter "
@@ -251,9 +264,11 @@ def open_cost_model(path: Path | None, traces: TraceSet | None, warn: Warn) -> A
     return model
 
 
-def require_cost_model(path: Path | None, traces: TraceSet, warn: Warn, expected: str) -> AnyCost:
+def require_cost_model(
+    path: Path | None, traces: TraceSet, warn: Warn, expected: str, *, force: bool
+) -> AnyCost:
     """The same where nothing can be done without one."""
-    model = open_cost_model(path, traces, warn)
+    model = open_cost_model(path, traces, warn, force=force)
     if model is None:
         raise UsageError(
             "--cost-model",
@@ -265,16 +280,16 @@ def require_cost_model(path: Path | None, traces: TraceSet, warn: Warn, expected
 
 
 def choose_cost(
-    path: Path | None, linear: str | None, traces: TraceSet | None, warn: Warn
+    path: Path | None, linear: str | None, traces: TraceSet | None, warn: Warn, *, force: bool
 ) -> CostModel:
     """The cost model of a file or of stated rates.
 
     Args:
-        traces: what it is for; None for a server's log.
+        traces: what it is for; None for a server's log. force: see `open_cost_model`.
 
     Raises:
         UsageError: none or both, rates that cannot be read, or a model by which tokens are free.
-        InputError: a file that cannot be read.
+        InputError: a file that cannot be read. ClockError: one that failed its own check.
     """
     if (path is None) == (linear is None):
         raise UsageError(
@@ -283,5 +298,6 @@ def choose_cost(
             found="neither" if path is None else "both",
             fix="measure one with `specctl profile` and give it with --cost-model",
         )
-    model = parse_linear(linear) if linear is not None else open_cost_model(path, traces, warn)
-    return require_slope(model)
+    if linear is not None:
+        return require_slope(parse_linear(linear))
+    return require_slope(open_cost_model(path, traces, warn, force=force))

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specctl.logs.positions import Bools, Floats, Ints, Longs
-from specctl.policy import Policy
+from specctl.policy import Policy, policy_digest
 from specctl.replay.rounds import Clock, Rounds
 from specctl.results import MARKED_BELOW, Bound, PolicyFigures, PolicyScores
-from specctl.stats import Resamples, add_by, figure_of, lengthened, sums_by
+from specctl.stats import Resamples, add_by, figure_of, lengthened, sums_by, with_time_error
 
 RATIOS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "mean_acceptance_length": lambda s: 1 + s["accepted"] / s["calls"],
@@ -35,6 +35,7 @@ COLUMNS = (
     *("tcr", "time_us", "num_tcr"),
 )
 """What every round adds to."""
+TIMES = [COLUMNS.index("time_us")]
 COMPARED = ("calls", "verified", "time_us")
 """Sums whose ratio to the baseline's is reported, paired by prompt."""
 
@@ -80,9 +81,15 @@ class Scoring:
     added in their order, one after another, so that figures do not depend on how they were grouped.
     """
 
-    def __init__(self, labels: Sequence[str], clock: Clock | None = None) -> None:
-        """Begins with no rounds; without a clock no figure has a time."""
-        self.labels, self._clock = labels, clock
+    def __init__(
+        self, labels: Sequence[str], clock: Clock | None = None, time_error: float | None = None
+    ) -> None:
+        """Begins with no rounds; without a clock no figure has a time.
+
+        Args:
+            time_error: of the clock, see `stats.with_time_error`.
+        """
+        self.labels, self._clock, self._time_error = labels, clock, time_error
         self._policies: list[Policy] = []
         self._requests = Counter[int]()  # by category
         self._sums = [_Sums() for _ in labels]
@@ -136,7 +143,10 @@ class Scoring:
                 sums_by(codes, len(prompts), sums.by_cell[: len(inside)][inside])
                 for sums in self._sums
             ]
-            drawn = resamples.drawn_each(tables)
+            drawn = [
+                with_time_error(sums, TIMES, self._time_error, policy_digest(policy), seed)
+                for sums, policy in zip(resamples.drawn_each(tables), self._policies, strict=True)
+            ]
             found.append(
                 [
                     _figures(

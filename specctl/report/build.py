@@ -150,6 +150,12 @@ def build_page(figures: TraceFigures | None, given: Given) -> Page:
                     fix="report on traces and results of one pair",
                 )
     warnings = [] if given.cost is None else list(given.cost.warnings)
+    off = {r.check_error for r in given.results if r.check_error is not None}
+    warnings += [
+        f"Times here are of a clock that was off by {error:+.0%} in its own check: its verdicts "
+        "were forced."
+        for error in sorted(off)
+    ]
     if figures is not None and figures.num_prompts < FEW_PROMPTS:
         warnings.insert(
             0,
@@ -246,6 +252,13 @@ def _result_caveats(figures: TraceFigures | None, given: Given) -> Iterator[str]
         marked = [p.policy for p in given.replay.policies if p.pooled.is_marked]
         if marked:
             yield f"Support under 99%, bounds given: {listed(marked)}."
+    errors = {r.time_error for r in given.results if r.time_error}
+    if errors:
+        texts = listed(f"{error:.1%}" for error in sorted(errors))
+        yield (
+            f"Intervals of times hold the clock's error, too: {texts} of a policy's time, drawn "
+            "for each policy by itself."
+        )
     for results in given.results:
         name = NAMES[type(results)]
         if figures is not None and results.traces_digest != figures.traces_digest:

@@ -25,19 +25,21 @@ def policies_section(replay: ReplayScores | None) -> Section:
             missing="(no data supplied: give --results replay.json of specctl replay)",
         )
     figures = [policy.pooled for policy in replay.policies]
-    first, able = figures[0], [one for one in figures if replay.can_win(one.policy)]
+    first, unseen = figures[0], [one for one in figures if replay.is_unseen(one.policy)]
     reading = "Every policy was fitted on some of these prompts: none can be called the best."
-    if able:
-        fewest = min(able, key=lambda f: f.calls)
-        reading = (
-            f"{fewest.policy} needs the fewest calls, τ {fewest.tau.text('.2f')} tokens per call"
-        )
-        fastest = max(able, key=lambda f: f.tokens_per_s.value if f.tokens_per_s else 0)
-        if fastest.tokens_per_s is None:
+    if unseen:
+        fewest = min(unseen, key=lambda f: f.calls)
+        tau = fewest.tau.text(".2f")
+        reading = f"{fewest.policy} needs the fewest calls, τ {tau} tokens per call"
+        rates = {f.policy: f.tokens_per_s for f in unseen if replay.can_win(f.policy)}
+        timed = {label: rate for label, rate in rates.items() if rate is not None}
+        if all(f.tokens_per_s is None for f in figures):
             reading += ". Without a cost model nothing is said of time."
+        elif timed:
+            fastest, rate = max(timed.items(), key=lambda one: one[1].value)
+            reading += f"; {fastest} is fastest under the cost model, {rate.text('.0f')} tokens/s."
         else:
-            rate = fastest.tokens_per_s.text(".0f")
-            reading += f"; {fastest.policy} is fastest under the cost model, {rate} tokens/s."
+            reading += "; of none are the decisions timed, so none is called the fastest."
     columns = ("policy", "calls", "verified", "τ", "tokens/s", "calls ×", "time ×", "support")
     rows = [
         (

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from specctl.errors import TraceMismatchError
+from specctl.errors import ClockError, TraceMismatchError
 from specctl.formatting import count
 from specctl.logs.positions import Positions
 from specctl.logs.trace_set import TraceSet
@@ -159,7 +159,10 @@ def price(
         few = f"{num} dense prompts since the change are too few to choose a static setting on"
         return replace(one, why_not=f"{few} and judge it.")
     split = split_prompts(names, held_out_frac=HELD_OUT, seed=0)
-    tuning = prepare(traces, TuneConfig(held_out_frac=HELD_OUT), cost_model, warn=warn)
+    try:
+        tuning = prepare(traces, TuneConfig(held_out_frac=HELD_OUT), cost_model, warn=warn)
+    except ClockError as error:
+        return replace(one, why_not=f"Nothing is said of time: {error}.")
     tuning = replace(tuning, search=replace(tuning.search, split=split))
     with progress("scorings", tuning.num_scorings) as tick:
         static = compare(tuning, policy, policy.name, on_setting=tick)

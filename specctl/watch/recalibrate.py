@@ -20,8 +20,10 @@ from specctl.policy import JensenShannon, Mars, Policy, Strict, policy_digest
 from specctl.policy.families import family_of, parse_policy
 from specctl.records import Record, canonical_json
 from specctl.replay.ladder.static import is_static
+from specctl.replay.tune.candidates import STATIC
 from specctl.replay.tune.search import resample
 from specctl.replay.tune.tuning import Tuned, Tuning
+from specctl.results import PLAIN, TuneResult, to_time
 from specctl.runtime.policy_spec import words_of, words_of_part
 from specctl.stats import Interval
 
@@ -36,8 +38,7 @@ class Recalibration:
         rates: of the three, by these names.
         against_deployed, against_static: the candidate's rate over theirs, paired by prompt.
         is_static: the candidate is the static setting, because the deployed policy is one too.
-        barred: families that cannot win, and the deployed policy where it was fitted on some of the
-            prompts of the comparison.
+        facts: of the result, with those of the deployed policy.
     """
 
     tuned: Tuned
@@ -49,7 +50,7 @@ class Recalibration:
     against_static: Interval
     is_same: bool
     is_static: bool
-    barred: frozenset[str] = frozenset()
+    facts: TuneResult
 
     @property
     def is_better(self) -> bool:
@@ -61,8 +62,12 @@ class Recalibration:
         """What speaks against it, in words; empty where nothing does."""
         if self.is_same:
             return "the refit chose the deployed policy itself"
-        if self.candidate == self.static and self.barred - {self.deployed}:
-            return "the refit was fitted on some of the prompts that it is compared on"
+        result = self.tuned.result
+        searched = [one.policy for one in result.policies if one.family not in (PLAIN, *STATIC)]
+        if searched and not any(map(result.can_win, searched)):
+            if result.untimed:
+                return f"its own decisions are not timed: {to_time(result.untimed)}"
+            return "it was fitted on some of the prompts that it is compared on"
         if self.candidate == self.static and not self.is_static:
             return (
                 f"the best static setting, {self.static}, is fastest on the prompts that chose: "
@@ -85,15 +90,15 @@ class Recalibration:
             "against_deployed": self.against_deployed.to_json(),
             "against_static": self.against_static.to_json(),
             "num_prompts": self.tuned.result.num_prompts.model_dump(),
-            "num_prompts_left_out": self.tuned.result.num_prompts_left_out or 0,
-            "scored_on_training_prompts": sorted(self.barred),
+            "num_prompts_left_out": self.facts.num_prompts_left_out or 0,
+            "scored_on_training_prompts": self.facts.scored_on_training_prompts or (),
+            "untimed": self.facts.untimed or {},
             "cost_model": self.tuned.result.cost_model,
         }
 
     def shown(self) -> list[Any]:
         """For a person."""
-        result = self.tuned.result
-        facts = result.model_copy(update={"scored_on_training_prompts": tuple(self.barred)})
+        result, facts = self.tuned.result, self.facts
         named = {"deployed": self.deployed, "refit": self.candidate, "static": self.static}
         rows = [
             (name, facts.marked(label), self.rates[name].text(".0f"))
@@ -188,8 +193,11 @@ def compare(tuning: Tuning, deployed: Policy, label: str, **run: Any) -> Recalib
     found = tuning.evaluator(policies, prompts, search.num_runs)
     resamples = resample(len(prompts), search.num_runs, search.seed)
     with np.errstate(divide="ignore", invalid="ignore"):
-        rates = [search.objective.rate(resamples.drawn(one.sums)) for one in found]
+        drawn = [search.drawn(resamples, *pair) for pair in zip(policies, found, strict=True)]
+        rates = [search.objective.rate(sums) for sums in drawn]
         ratios = [resamples.read(rates[1] / rates[place]) for place in (0, 2)]
+    ours = [label] if label in search.barred else []
+    untimed = {} if search.is_timed(deployed) else {label: label}
     return Recalibration(
         tuned=tuned,
         deployed=label,
@@ -200,7 +208,12 @@ def compare(tuning: Tuning, deployed: Policy, label: str, **run: Any) -> Recalib
         against_static=ratios[1],
         is_same=policy_digest(policies[1]) == policy_digest(deployed),
         is_static=is_static(deployed),
-        barred=search.barred,
+        facts=result.model_copy(
+            update={
+                "scored_on_training_prompts": (*(result.scored_on_training_prompts or ()), *ours),
+                "untimed": {**(result.untimed or {}), **untimed},
+            }
+        ),
     )
 
 

@@ -6,6 +6,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from specctl.artifacts import load_artifact
 from tests.examples.shell import EXAMPLES, run_example
 
@@ -19,6 +21,7 @@ def passes(name: str, folder: Path, *words: str, **environment: str) -> str:
     return printed
 
 
+@pytest.mark.usefixtures("busy_machine")
 def test_own_pair(tmp_path: Path) -> None:
     """The tuned policy is decoded beside plain decoding, and its texts are the same."""
     passes("own_pair.sh", tmp_path, **SMALL)

@@ -101,7 +101,7 @@ def test_a_measured_card_goes_by_its_name_with_what_it_is_not(
     assert found == model
     other = FINGERPRINT.model_copy(update={"target_digest": "sha256:" + 64 * "c"})
     assert clock_of(found, other) == (
-        "the clock of NVIDIA H100 80GB HBM3 (of toy + small, not of this pair)"
+        "the clock of NVIDIA H100 80GB HBM3 (error not known; of toy + small, not of this pair)"
     )
     late = datetime(2100, 1, 1, tzinfo=UTC)
     told = " ".join(doubts(found, pair=other, here={"device": "Test CPU"}, now=late))
@@ -167,8 +167,8 @@ def test_shapes_that_a_clock_does_not_know() -> None:
 def test_a_clock_is_named_with_what_it_is_not() -> None:
     other = FINGERPRINT.model_copy(update={"drafter_digest": "sha256:" + 64 * "b"})
     assert clock_of(None, FINGERPRINT) is None
-    assert clock_of(table_model(), FINGERPRINT) == "the clock of Test CPU"
-    assert str(clock_of(table_model(), other)).endswith("(of toy + small, not of this pair)")
+    assert clock_of(table_model(), FINGERPRINT) == "the clock of Test CPU (error not known)"
+    assert str(clock_of(table_model(), other)).endswith("; of toy + small, not of this pair)")
     assert str(clock_of(named(H100), FINGERPRINT)).endswith(
         "(stated, not of this pair, decisions free)"
     )

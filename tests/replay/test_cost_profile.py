@@ -351,6 +351,7 @@ def test_grids_beyond_the_pair_are_refused(changes: dict[str, Any], words: str) 
         check_grid(toy(), ProfileGrid(**{**vars(SMALL), **changes}))
 
 
+@pytest.mark.usefixtures("busy_machine")
 def test_the_verb_writes_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deciding, "NUM_PASSES", 1)
     monkeypatch.setattr(judging, "NUM_CHECKED", 1)

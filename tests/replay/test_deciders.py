@@ -29,6 +29,7 @@ from specctl.replay.cost.files import untimed
 from specctl.replay.cost.model import DeciderCost, Steps, decider_of, steps_of
 from specctl.replay.rounds import replay
 from specctl.replay.submissions import submissions_of
+from specctl.runtime.load import Pair
 from tests.artifacts.examples import FFN, POLICIES
 from tests.cli.command import USAGE, refuses
 from tests.policy.scorers import copy_table
@@ -95,9 +96,18 @@ def test_replayed_and_simulated_rounds_are_charged(tmp_path: Path) -> None:
 
 def test_times_that_a_table_lacks_are_named() -> None:
     policies = {"mine": THRESHOLD, "tree": Policy(shape=StaticTree()), "c2t": POLICIES["c2t_ffn"]}
-    assert untimed(table_model(), policies) == ("mine", "c2t")
-    assert untimed(TIMED, policies) == ("c2t",)
-    assert untimed(None, policies) is None
+    words = {"mine": "threshold", "tree": "eagle2", "c2t": "fits/c2t"}
+    assert untimed(table_model(), policies, words) == {"mine": "threshold", "c2t": "fits/c2t"}
+    assert untimed(TIMED, policies, words) == {"c2t": "fits/c2t"}
+    assert untimed(TIMED, {"tree": policies["tree"]}, words) is None
+    assert untimed(None, policies, words) is None
+
+
+def test_a_budget_that_needs_step_costs_is_timed_with_any(pair: Pair) -> None:
+    """The words that a verdict prints are taken by `profile --policy` as they are."""
+    words = ("eagle2+survival", "threshold+marginal:tokens_per_s=100")
+    found = [decider_of(one) for one in deciding_policies(words, pair)]
+    assert found == ["survival", "threshold+marginal"]
 
 
 def slowed(monkeypatch: pytest.MonkeyPatch, us_a_level: float) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specctl.errors import UsageError
-from specctl.policy import Policy, StaticTree, build_shape
+from specctl.policy import Policy, StaticTree, StepCost, build_shape
 from specctl.replay.cost.model import DeciderCost, decider_of
 from specctl.replay.cost.probe import own_clock
 from specctl.runtime.policy_spec import resolve_policies
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from specctl.runtime.load import Pair
     from specctl.runtime.requests import Request, RoundRecord
 
+ANY_COST = StepCost(token_counts=(1, 4096), step_us=(1.0, 2.0))
+"""For budgets that weigh tokens by a table and bring none: to decide takes as long by any other."""
 NUM_PASSES = 3
 """Turns of the policy and the trees that it is compared with."""
 
@@ -33,7 +35,8 @@ def deciding_policies(specs: Sequence[str], pair: Pair) -> list[Policy]:
     Raises:
         UsageError: one whose decisions are part of every level anyway, or a pair without a drafter.
     """
-    named = resolve_policies(",".join(specs), pair.fingerprint) if specs else []
+    words = ",".join(specs)
+    named = resolve_policies(words, pair.fingerprint, step_cost=ANY_COST) if specs else []
     found = {decider_of(one.policy): one.policy for one in named}
     still = [one.label for one in named if not decider_of(one.policy)]
     if still or (named and pair.drafter is None):

@@ -27,6 +27,7 @@ from specctl.logs.parquet import collected
 from specctl.replay.cost.files import validity
 from specctl.replay.cost.model import Floats, Steps
 from specctl.replay.cost.rates import STALL, EngineCost, Span, StepError, Support
+from specctl.stats import sums_by
 
 if TYPE_CHECKING:
     from specctl.logs.trace_set import TraceSet
@@ -177,7 +178,8 @@ def fit_engine(traces: TraceSet) -> EngineCost:
         "context_tokens": counts.context_tokens,
         "prompt_tokens": seen.prompt_tokens,
     }
-    unknown = StepError(num_steps=len(held.stretch), median=0.0, p90=0.0, total=0.0)
+    zeros = dict.fromkeys(("median", "p90", "total", "by_length"), 0.0)
+    unknown = StepError(num_steps=len(held.stretch), **zeros)
     model_of = partial(
         EngineCost,
         cost_model_version=1,
@@ -215,8 +217,16 @@ def step_error(model: EngineCost, steps: EngineSteps) -> StepError:
     goes_on = measured_us <= STALL * predicted_us
     if not goes_on.any():
         goes_on = ~goes_on
-    total = float(predicted_us[goes_on].sum() / measured_us[goes_on].sum()) - 1
-    return StepError(num_steps=len(error), median=median, p90=p90, total=total)
+    _, length = np.unique(steps.levels[goes_on], return_inverse=True)
+    sums = sums_by(length, length.max() + 1, [predicted_us[goes_on], measured_us[goes_on]])
+    off = np.abs(sums[:, 0] / sums[:, 1] - 1)
+    return StepError(
+        num_steps=len(error),
+        median=median,
+        p90=p90,
+        total=float(sums[:, 0].sum() / sums[:, 1].sum()) - 1,
+        by_length=float(np.average(off, weights=np.bincount(length))),
+    )
 
 
 def least_absolute(table: Floats, values: Floats, scale: Floats) -> Floats:
@@ -298,7 +308,8 @@ def render_engine(model: EngineCost, out: Path) -> Any:
     error = model.held_out
     lines = [
         f"error at {error.num_steps} held-out steps: median {error.median:.1%}, "
-        f"p90 {error.p90:.1%}; of their whole time {error.total:+.1%}",
+        f"p90 {error.p90:.1%}; of their whole time {error.total:+.1%}, by draft length "
+        f"{error.by_length:.1%}",
         f"seen: {model.support}",
         f"wrote {out}  {model.digest}  expires {model.expires}",
     ]

@@ -11,11 +11,26 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.artifacts.strict_json import parse_strict
-from specctl.errors import ArtifactError, InputError, UsageError, did_you_mean, reason_of
+from specctl.errors import (
+    ArtifactError,
+    ClockError,
+    InputError,
+    UsageError,
+    did_you_mean,
+    reason_of,
+)
 from specctl.formatting import count
 from specctl.policy import Policy
 from specctl.records import describe_violation
-from specctl.replay.cost.model import Beyond, CostModel, Steps, TableCost, decider_of
+from specctl.replay.cost.model import (
+    LARGEST_ERROR,
+    Beyond,
+    CostModel,
+    LiveCheck,
+    Steps,
+    TableCost,
+    decider_of,
+)
 from specctl.replay.cost.rates import EngineCost, LinearCost
 from specctl.results import CostFacts
 from specctl.runtime.output import write_whole
@@ -120,8 +135,9 @@ def doubts(
 ) -> list[str]:
     """One line for each reason why the times of a model may not hold.
 
-    They may be of another pair, expired, of another machine, or of the ordinary loop where rounds
-    are captured. A linear form names no machine and no pair: `clock_of` says so with every figure.
+    They may have failed their own check, be of another pair, expired, of another machine, or of the
+    ordinary loop where rounds are captured. A linear form names no machine and no pair: `clock_of`
+    says so with every figure.
 
     Args:
         pair: the pair at hand; None where nobody knows it.
@@ -131,6 +147,8 @@ def doubts(
     if isinstance(model, LinearCost):
         return []
     lines: list[str] = []
+    if (check := model.failed_check) is not None:
+        lines.append(f"{_off_by(check)}; measure again on a quiet machine")
     if pair is not None:
         lines += [
             f"measured for {role} {getattr(model.pair, role)!r}, "
@@ -168,6 +186,29 @@ def doubts(
     return [f"cost model: {line}" for line in lines]
 
 
+def check_clock(model: CostModel, *, force: bool) -> None:
+    """Refuses a model that failed its own check: what it calls faster may be slower.
+
+    Args:
+        force: go on all the same; `clock_of` then says it in one line with every verdict.
+
+    Raises:
+        ClockError: by how much it was off.
+    """
+    check = model.failed_check
+    if check is not None and not force:
+        raise ClockError(
+            "cost model",
+            expected=f"speeds within {LARGEST_ERROR:.0%} of the measured ones in its own check",
+            found=_off_by(check),
+            fix="measure again on a quiet machine with specctl profile, or go on with --force",
+        )
+
+
+def _off_by(check: LiveCheck) -> str:
+    return f"off by {check.error:+.0%} in its own check ({check.policy})"
+
+
 def warn_outside(
     model: CostModel | None, asked: Mapping[str, Steps], warn: Callable[[str], None]
 ) -> None:
@@ -183,12 +224,19 @@ def warn_beyond(label: str, found: Sequence[Beyond], warn: Callable[[str], None]
             warn(f"cost model, {label}: {one}")
 
 
-def untimed(model: CostModel | None, policies: Mapping[str, Policy]) -> tuple[str, ...] | None:
-    """Labels of policies whose own decisions take a time that a measured table does not have."""
+def untimed(
+    model: CostModel | None, policies: Mapping[str, Policy], words: Mapping[str, str]
+) -> dict[str, str] | None:
+    """Policies whose own decisions take a time that a measured table does not have, by label.
+
+    Args:
+        words: of each policy, by which `profile --policy` knows it.
+    """
     if not isinstance(model, TableCost):
         return None
     deciders = {label: decider_of(policy) for label, policy in policies.items()}
-    return tuple(k for k, name in deciders.items() if name and name not in model.deciders) or None
+    lacking = [label for label, name in deciders.items() if name and name not in model.deciders]
+    return {label: words[label] for label in lacking} or None
 
 
 def device_of(model: CostModel) -> str | None:
@@ -199,8 +247,8 @@ def device_of(model: CostModel) -> str | None:
 
 
 def clock_of(model: CostModel | None, pair: PairFingerprint | None) -> str | None:
-    """The owner of these times, and in brackets what they are not: the words that go into one line
-    with every gain in time.
+    """The owner of these times, and in brackets their error and what they are not: the words that
+    go into one line with every gain in time.
 
     Args:
         pair: the pair at hand; None where nobody knows it.
@@ -214,17 +262,17 @@ def clock_of(model: CostModel | None, pair: PairFingerprint | None) -> str | Non
         of = f"{model.engine} {model.engine_version} on {model.device}"
     else:
         of = model.machine.device
-    named = model.pair.target, model.pair.drafter
+    error, check = model.time_error, model.failed_check
+    remarks = ["error not known" if error is None else f"error of a time {error:.1%}"]
+    if check is not None:
+        remarks.append(_off_by(check))
+    names = f"of {model.pair.target} + {model.pair.drafter}"
+    ours = model.pair.target_digest, model.pair.drafter_digest
     if pair is None:
-        other = f" (of {' + '.join(named)}; the log names no pair)"
-    elif (pair.target_digest, pair.drafter_digest) == (
-        model.pair.target_digest,
-        model.pair.drafter_digest,
-    ):
-        other = ""
-    else:
-        other = f" (of {' + '.join(named)}, not of this pair)"
-    return f"the clock of {of}{other}"
+        remarks.append(f"{names}; the log names no pair")
+    elif (pair.target_digest, pair.drafter_digest) != ours:
+        remarks.append(f"{names}, not of this pair")
+    return f"the clock of {of} ({'; '.join(remarks)})"
 
 
 def cost_facts(model: AnyCost) -> CostFacts:

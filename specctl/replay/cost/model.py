@@ -7,6 +7,7 @@ that are linear in the counts stand in `rates`. All are strict records, and the 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass, replace
@@ -32,6 +33,12 @@ if TYPE_CHECKING:
     from specctl.replay.rounds import Rounds
 
 Floats = NDArray[np.float64]
+LARGEST_ERROR = 0.1
+"""Of a check's speed, above which no verdict rests on a table."""
+WAITING = 0.03
+"""Share of a check in which its thread waited for a processor, above which it is said."""
+SD_OF_MEAN = math.sqrt(math.pi / 2)
+"""Standard deviation of a normal error whose absolute value is 1 in the mean."""
 Axis = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 Spread = Annotated[float, Field(ge=0)]
 
@@ -179,6 +186,17 @@ class CostModel(Record, ABC):
     @abstractmethod
     def rises(self) -> bool:
         """Whether verification takes longer with more tokens, wherever it was measured."""
+
+    @property
+    def time_error(self) -> float | None:
+        """Relative standard error of the time that rounds of a policy take together, from what was
+        held out of the fit; None where nothing is known of it. See `stats.with_time_error`."""
+        return None
+
+    @property
+    def failed_check(self) -> LiveCheck | None:
+        """The live run from which the model is furthest off, where it must not be trusted."""
+        return None
 
     @property
     def drafts(self) -> bool:
@@ -493,6 +511,11 @@ class LiveCheck(Record):
         """Predicted over measured speed, less one."""
         return self.measured_us / self.predicted_us - 1
 
+    @property
+    def undisturbed_error(self) -> float:
+        """The same without the waiting."""
+        return (1 + self.error) * (1 - self.waited) - 1
+
 
 class TableCost(CostModel):
     """Measured by `specctl profile`.
@@ -544,6 +567,22 @@ class TableCost(CostModel):
     @property
     def rises(self) -> bool:
         return all(row[-1] > row[0] for plane in self.verify.us for row in plane)
+
+    @property
+    def time_error(self) -> float | None:
+        """Of the part of a round that is known worst: prompts are no part of one."""
+        parts = [of.mape for name, of in self.held_out.items() if not name.endswith("prefill")]
+        return SD_OF_MEAN * max(parts) if parts else None
+
+    @property
+    def failed_check(self) -> LiveCheck | None:
+        """A check that is off by more than `LARGEST_ERROR`, and not because its thread waited."""
+        worst = max(self.checks, key=lambda check: abs(check.error), default=None)
+        if worst is None or abs(worst.error) <= LARGEST_ERROR:
+            return None
+        undisturbed = max(abs(check.undisturbed_error) for check in self.checks)
+        is_explained = worst.waited > WAITING and undisturbed <= LARGEST_ERROR
+        return None if is_explained else worst
 
     @property
     def drafts(self) -> bool:

@@ -22,7 +22,16 @@ from specctl.replay.config import ProfileGrid
 from specctl.replay.cost.check import check_live, checked_policies, num_runs
 from specctl.replay.cost.deciding import time_decider
 from specctl.replay.cost.files import validity
-from specctl.replay.cost.model import DraftGrids, Grid, HeldOut, Machine, TableCost, decider_of
+from specctl.replay.cost.model import (
+    LARGEST_ERROR,
+    WAITING,
+    DraftGrids,
+    Grid,
+    HeldOut,
+    Machine,
+    TableCost,
+    decider_of,
+)
 from specctl.replay.cost.probe import (
     ONE,
     PROBE_DEPTH,
@@ -56,10 +65,6 @@ NUM_LOOP_STEPS = 4
 """Rounds that the loop of captured rounds is timed at, at least, in one pass."""
 NOISY_SPREAD, NOISY_ERROR = 0.25, 0.1
 """Interquartile range over median, and mean held-out error, above which a profile is noisy."""
-LARGEST_ERROR = 0.1
-"""Of a check's speed, above which the model is not to be trusted."""
-WAITING = 0.03
-"""Share of a check in which its thread waited for a processor, above which it is said."""
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -403,21 +408,20 @@ def check_lines(model: TableCost) -> Iterator[str]:
             f"check: {check.policy}: {promised:.0f} tokens/s predicted, {measured:.0f} measured "
             f"({check.error:+.0%}{waiting})"
         )
-    wrong = [check for check in model.checks if abs(check.error) > LARGEST_ERROR]
-    if not wrong:
+    worst = max(model.checks, key=lambda check: abs(check.error), default=None)
+    if worst is None or abs(worst.error) <= LARGEST_ERROR:
         return
-    worst = max(wrong, key=lambda check: abs(check.error))
     said = f"The model is off by more than {LARGEST_ERROR:.0%} ({worst.policy}: {worst.error:+.0%})"
-    undisturbed = [abs((1 + one.error) * (1 - one.waited) - 1) for one in model.checks]
-    if worst.waited > WAITING and max(undisturbed) <= LARGEST_ERROR:
+    if model.failed_check is None:
+        undisturbed = max(abs(check.undisturbed_error) for check in model.checks)
         yield (
             f"{said}, because other work kept the processors from it: without the waiting, by at "
-            f"most {max(undisturbed):.0%}. It holds for a quiet machine."
+            f"most {undisturbed:.0%}. It holds for a quiet machine."
         )
     else:
         yield (
-            f"{said}: speeds computed with it are too. Measure again on a quiet machine, without "
-            "--quick."
+            f"{said}: speeds computed with it are too, so no verdict rests on it without --force. "
+            "Measure again on a quiet machine, without --quick."
         )
 
 

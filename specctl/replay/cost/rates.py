@@ -15,7 +15,15 @@ from specctl.artifacts.manifest import Count, Digest, Name, PairFingerprint, Utc
 from specctl.errors import UsageError
 from specctl.policy.budgets import Microseconds
 from specctl.records import PositiveInt, Record
-from specctl.replay.cost.model import Beyond, CostModel, Floats, Spread, Steps, width_of
+from specctl.replay.cost.model import (
+    SD_OF_MEAN,
+    Beyond,
+    CostModel,
+    Floats,
+    Spread,
+    Steps,
+    width_of,
+)
 
 Rate = Annotated[float, Field(ge=0)]
 
@@ -149,12 +157,14 @@ class StepError(Record):
     Attributes:
         median, p90: shares, not percent.
         total: predicted over measured time of all of them together, less 1; without stalls.
+        by_length: the mean over draft lengths of the same, without its sign, by their steps.
     """
 
     num_steps: PositiveInt
     median: Spread
     p90: Spread
     total: float
+    by_length: Spread
 
 
 STALL = 10.0
@@ -235,6 +245,11 @@ class EngineCost(RateCost):
     @property
     def drafts(self) -> bool:
         return self.support.levels.high > 0
+
+    @property
+    def time_error(self) -> float:
+        """Of all held-out steps of one draft length together: a single step says little of them."""
+        return SD_OF_MEAN * self.held_out.by_length
 
     def round_us(self, steps: Steps) -> Floats:
         """As of any model; a larger batch than the engine ever ran is refused, never guessed."""

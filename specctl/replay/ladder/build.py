@@ -38,7 +38,7 @@ from specctl.replay.ladder.static import (
     trees,
 )
 from specctl.replay.ladder.tally import (
-    NUM_TALLIED,
+    SUMS,
     LoadClock,
     column,
     tally,
@@ -59,7 +59,7 @@ from specctl.results import (
     SideSizes,
 )
 from specctl.runtime.policy_spec import resolve_policies
-from specctl.stats import Resamples, Split, split_prompts, sums_by
+from specctl.stats import Resamples, Split, split_prompts, sums_by, with_time_error
 
 LIMITS: dict[RungKind, str] = {
     "features": "R_feat",
@@ -108,7 +108,7 @@ def run_ladder(
         config=config,
         progress=progress,
     )
-    facts = facts_of(traces, log, model, {item.label: item.policy for item in named}, scored)
+    facts = facts_of(traces, log, model, named, scored)
     return LadderResult(kind="ladder", **facts, **dict(ladder))
 
 
@@ -140,7 +140,7 @@ def build_ladder(
     tallied = tally_rungs(
         log, sides, clock, policies, is_sampled=is_sampled, config=config, progress=progress
     )
-    rungs, split = measure(tallied, seed=config.seed)
+    rungs, split = measure(tallied, time_error=clock.model.time_error, seed=config.seed)
     return Ladder(
         rungs=rungs,
         best_static=tallied.best_static,
@@ -329,13 +329,26 @@ def _bounding_rungs(
 # ------------------------------------------------------------------------- from sums to distances
 
 
-def measure(tallied: TalliedLadder, *, seed: int) -> tuple[tuple[Rung, ...], LossSplit]:
-    """Figures of all rungs on the same resamples of prompts, so that distances are paired."""
+def measure(
+    tallied: TalliedLadder, *, time_error: float | None = None, seed: int
+) -> tuple[tuple[Rung, ...], LossSplit]:
+    """Figures of all rungs on the same resamples of prompts, so that distances are paired.
+
+    Args:
+        time_error: of the clock, see `stats.with_time_error`.
+    """
     _, codes = np.unique(tallied.prompt, return_inverse=True)
     num_prompts = int(codes.max()) + 1
     resamples = Resamples.draw(num_prompts, seed=seed)
-    table = np.concatenate([sums_by(codes, num_prompts, rung.sums) for rung in tallied.rungs], 1)
-    drawn = resamples.drawn(table).reshape(-1, len(tallied.rungs), NUM_TALLIED)
+    tables = resamples.drawn_each([sums_by(codes, num_prompts, r.sums) for r in tallied.rungs])
+    times = [SUMS.index("time_us")]
+    drawn = np.stack(
+        [
+            with_time_error(sums, times, time_error, rung.label, seed)
+            for rung, sums in zip(tallied.rungs, tables, strict=True)
+        ],
+        1,
+    )
     rates = 1e6 * tokens_per_us(drawn)
     labels = [rung.label for rung in tallied.rungs]
     static, features, oracle, outcome = (

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specctl.formatting import Table, fixture_note, sampling
-from specctl.results import LadderResult, Rung, RungKind, not_in_it
+from specctl.results import LadderResult, Rung, RungKind
 from specctl.runtime.output import json_bytes, write_whole
 from specctl.stats import intervals_over
 
@@ -90,7 +90,7 @@ def ladder_notes(result: LadderResult) -> Iterator[str]:
     )
     fastest = result.fastest
     gain = fastest.against_plain.text(".2f")
-    yield f"On {result.clock}{not_in_it(result.untimed)}: {fastest.label} × {gain} of plain."
+    yield f"On {result.clock}: {fastest.label} × {gain} of plain."
     yield from result.footnotes()
     for rung in result.rungs:
         if rung.kind not in ("plain", "policy"):

@@ -19,7 +19,7 @@ evidence: the interval is of prompts that no choice has looked at.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
@@ -55,7 +55,7 @@ from specctl.results import (
     TunedObjective,
     TuneVerdict,
 )
-from specctl.stats import Resamples, Split
+from specctl.stats import Floats, Resamples, Split, with_time_error
 
 FACTOR = 3
 """Growth of prompts, and share of settings that goes on, from rung to rung."""
@@ -121,7 +121,9 @@ class TuneSearch:
         factor: of the halving. seed: of its order of prompts, and of the intervals.
         num_runs: of finalists and those that could be; 1 where evaluation is exact.
         drops_unsupported: a family of which the log supports nothing is left out, not refused.
-        barred: names of families that are scored and cannot win.
+        barred: names of families that are scored and cannot win. is_timed: whether the times hold
+            a policy's own decisions, without which it cannot win either.
+        time_error: of the clock, see `stats.with_time_error`.
     """
 
     families: tuple[SearchedFamily, ...]
@@ -133,6 +135,8 @@ class TuneSearch:
     num_runs: int = 1
     drops_unsupported: bool = False
     barred: frozenset[str] = frozenset()
+    is_timed: Callable[[Policy], bool] = lambda _: True
+    time_error: float | None = None
 
     @cached_property
     def statics(self) -> list[Grown]:
@@ -208,7 +212,11 @@ class TuneSearch:
             for one in part
             if one.candidates or one.searched.num_not_run
         ]
-        may_win = [i for i, one in enumerate(finalists) if one.family not in self.barred]
+        may_win = [
+            index
+            for index, one in enumerate(finalists)
+            if one.family not in self.barred and self.is_timed(one.candidate.policy)
+        ]
         winner = max(may_win, key=lambda index: finalists[index].rate)
         chosen = winner if policies[winner].is_ahead else 0
         verdict = TuneVerdict(
@@ -297,6 +305,11 @@ class TuneSearch:
             fix="raise it, or offer a smaller load",
         )
 
+    def drawn(self, resamples: Resamples, policy: Policy, evaluation: Evaluation) -> Floats:
+        """Sums of a policy over resamples `[1 + B, S]`, the clock's error in their times."""
+        drawn, name = resamples.drawn(evaluation.sums), policy_digest(policy)
+        return with_time_error(drawn, TIMES, self.time_error, name, self.seed)
+
     def _standings(self, train: Sequence[Trial], held_out: Sequence[Trial]) -> tuple[Standing, ...]:
         """Figures of all finalists, on the same resamples of the held-out prompts and runs."""
         resamples = resample(len(self.split.held_out), self.num_runs, self.seed)
@@ -304,12 +317,12 @@ class TuneSearch:
         if self.objective.tpot_limit_us is None:
             names.remove("good_share")
         evaluations, static_rate = [one.evaluation for one in held_out], train[0].rate
+        tables = [self.drawn(resamples, one.candidate.policy, one.evaluation) for one in held_out]
         with np.errstate(divide="ignore", invalid="ignore"):  # there may be no good token
-            rates = [self.objective.rate(resamples.drawn(one.sums)) for one in evaluations]
+            rates = [self.objective.rate(drawn) for drawn in tables]
         [plain] = [i for i, one in enumerate(held_out) if one.candidate.label == PLAIN]
         standings = []
-        for trial, evaluation, rate in zip(train, evaluations, rates, strict=True):
-            drawn = resamples.drawn(evaluation.sums)
+        for trial, evaluation, drawn, rate in zip(train, evaluations, tables, rates, strict=True):
             with np.errstate(divide="ignore", invalid="ignore"):
                 against, against_plain = rate / rates[0], rate / rates[plain]
                 figures = {name: resamples.read(FIGURES[name](drawn)) for name in names}
@@ -338,6 +351,9 @@ class TuneSearch:
                 )
             )
         return tuple(standings)
+
+
+TIMES = [place for place, name in enumerate(SUMS) if name.endswith("_us")]
 
 
 def resample(num_prompts: int, num_runs: int, seed: int) -> Resamples:

@@ -33,7 +33,7 @@ from specctl.replay.tune.candidates import (
 )
 from specctl.replay.tune.evaluators import Evaluator, LogEvaluator, make_objective
 from specctl.replay.tune.search import TuneSearch
-from specctl.results import FitOutcome, TunedLoad, TuneResult
+from specctl.results import FitOutcome, Standing, TunedLoad, TuneResult, to_time
 from specctl.runtime.policy_spec import NamedPolicy
 from specctl.stats import MIN_PROMPTS, Split, split_prompts
 
@@ -71,14 +71,14 @@ class Tuning:
 
     Attributes:
         conditions: the fields of the result that were settled before the search.
-        doubt: called with policies by label; warns of shapes that the cost model does not know, and
-            returns those of which it lacks the decisions.
+        doubt: called with finalists; warns of shapes that the cost model does not know, and returns
+            those of which it lacks the decisions, see `cost.files.untimed`.
     """
 
     search: TuneSearch
     evaluator: LogEvaluator
     conditions: dict[str, Any]
-    doubt: Callable[[Mapping[str, Policy]], tuple[str, ...] | None]
+    doubt: Callable[[Sequence[Standing]], dict[str, str] | None]
 
     @property
     def num_scorings(self) -> int:
@@ -93,12 +93,9 @@ class Tuning:
     def judged(self, evaluate: Evaluator) -> Tuned:
         """The same by any evaluator."""
         verdict, chosen = self.search.run(evaluate)
-        finalists = {
-            one.policy: parse_policy(canonical_json(one.record)) for one in verdict.policies
-        }
         trained = [one.policy for one in verdict.policies if one.family in self.search.barred]
         conditions = self.conditions | {
-            "untimed": self.doubt(finalists),
+            "untimed": self.doubt(verdict.policies),
             "scored_on_training_prompts": tuple(trained) or None,
         }
         result = TuneResult(kind="tune", **conditions, **dict(verdict))
@@ -141,7 +138,8 @@ def prepare(
     objective = make_objective(config.objective, config.tpot_limit_ms)
     load = Load(config.batch_size, arrival_rate_per_s=config.arrival_rate_per_s, engine=batching)
     log = DenseLog.open(traces)
-    model = require_cost_model(cost_model, traces, warn, "the times to tune for")
+    expected = "the times to tune for"
+    model = require_cost_model(cost_model, traces, warn, expected, force=config.force)
     families = parse_families(config.families, config.grids, traces.fingerprint)
     is_shared = any(family.is_shared for family in families)
     if is_shared:
@@ -161,6 +159,9 @@ def prepare(
         """Whole rounds of a full batch, at the mean context of the training prompts."""
         return model.full_batch_cost(rule, load.batch_size, cached)
 
+    def is_timed(policy: Policy) -> bool:
+        return untimed(model, {"": policy}, {"": ""}) is None
+
     conditions = Conditions(traces.fingerprint, log.support, load.batch_size, step_costs, runs=runs)
     is_simulated = config.has_load or is_shared
     search = TuneSearch(
@@ -173,7 +174,21 @@ def prepare(
         drops_unsupported=config.drops_unsupported,
         num_runs=NUM_RUNS if is_simulated else 1,
         barred=frozenset(scored.trained),
+        is_timed=is_timed,
+        time_error=model.time_error,
     )
+    fitted = {family.name for family in families if family.artifact is not None}
+    lacking = [
+        found.candidates[0]
+        for found in search.adaptive(tokens_per_s=1.0)
+        if found.candidates and not is_timed(found.candidates[0].policy)
+    ]
+    if lacking:
+        words = {one.family: one.family if one.family in fitted else one.label for one in lacking}
+        warn(
+            f"{', '.join(words)}: the clock lacks the time of its own decisions, so it cannot win; "
+            f"{to_time(words)}"
+        )
     evaluator = LogEvaluator(
         log,
         model,
@@ -190,7 +205,7 @@ def prepare(
     )
     stated = ("packing", "held_out_frac", "seed", "factor", "drops_unsupported", "all_prompts")
     settled = {
-        **facts_of(traces, log, model, {}, scored),
+        **facts_of(traces, log, model, (), scored),
         "cost_device": device_of(model),
         "load": tuned_load,
         "config": {
@@ -206,7 +221,8 @@ def prepare(
         "for_engine": config.for_engine,
     }
 
-    def doubt(policies: Mapping[str, Policy]) -> tuple[str, ...] | None:
+    def doubt(finalists: Sequence[Standing]) -> dict[str, str] | None:
+        policies = {one.policy: parse_policy(canonical_json(one.record)) for one in finalists}
         asked = {}
         for label, policy in policies.items():
             rule, batch = build_shape(policy.shape), load.batch_size
@@ -214,7 +230,8 @@ def prepare(
             most = rule.max_tokens if is_fixed(rule) else 1
             asked[label] = Steps(batch, batch * most, cached, rule.max_depth, rule.width, 1)
         warn_outside(model, asked, warn)
-        return untimed(model, policies)
+        words = {o.policy: o.family if o.family in fitted else o.policy for o in finalists}
+        return untimed(model, policies, words)
 
     return Tuning(search, evaluator, settled, doubt)
 

@@ -1,0 +1,350 @@
+"""The error of a clock is in every interval of a time, and what it cannot tell is no verdict."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specctl.logs.trace_set import TraceSet
+from specctl.policy import Policy
+from specctl.replay.config import TuneConfig
+from specctl.replay.cost.deciding import deciding_policies
+from specctl.replay.cost.files import check_clock, save_cost_model
+from specctl.replay.cost.model import SD_OF_MEAN, DeciderCost, HeldOut, LiveCheck, TableCost
+from specctl.replay.tune.search import TuneSearch
+from specctl.replay.tune.tuning import prepare
+from specctl.results import TuneVerdict
+from specctl.runtime.load import Pair
+from specctl.stats import Resamples, with_time_error
+from tests.cli.command import Outcome, passes, specctl
+from tests.replay.costs import table_model
+from tests.replay.logs import random_traces
+from tests.replay.tune_cases import Stated, is_stop, search, statics
+
+CLOCK = 11
+"""Exit code of a clock that failed its own check."""
+QUICK = ("--threads", 1)
+
+
+def measured(mape: float = 0.0, *, off_by: float = 0.0, waited: float = 0.0) -> TableCost:
+    """A table with an error at held-out points, and a check of which the speed is off."""
+    check = LiveCheck(
+        policy="eagle2", num_tokens=100, predicted_us=1e4, measured_us=1e4 * (1 + off_by),
+        waited=waited,
+    )  # fmt: skip
+    held_out = {part: HeldOut(num_points=3, mape=mape, worst=mape) for part in PARTS}
+    return table_model(held_out=held_out, checks=(check,))
+
+
+PARTS = ("verify", "draft.level")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log, and clocks: right, vague, off by 55 %, and one that times a policy's decisions."""
+    folder = tmp_path_factory.mktemp("clocks")
+    random_traces(folder / "traces", num_prompts=32, depth=3, top_k=2)
+    timed = {"stop": DeciderCost(batch_sizes=(1, 3), level_us=(1.0, 1.0))}
+    clocks = {
+        "exact": measured(),
+        "vague": measured(0.05),
+        "off": measured(off_by=-0.55),
+        "timed": measured().model_copy(update={"deciders": timed}),
+    }
+    for name, model in clocks.items():
+        save_cost_model(model, folder / f"{name}.json")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _here(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+
+
+VERBS: dict[str, tuple[object, ...]] = {
+    "replay": ("replay", "traces", "-p", "ar", "-p", "chain:num_draft_tokens=2", *QUICK),
+    "batch": ("replay", "traces", "-p", "ar", "-p", "chain:num_draft_tokens=2", "--batch-size", 2),
+    "in order": (
+        "replay",
+        "traces",
+        "-p",
+        "ar",
+        "-p",
+        "chain:num_draft_tokens=2",
+        "--batch-size",
+        2,
+        "--in-order",
+    ),
+    "ladder": ("ladder", "traces", "-o", "ladder", "-p", "chain:num_draft_tokens=2"),
+    "tune": ("tune", "traces", "-o", "tuned", *QUICK),
+    "recalibrate": ("recalibrate", "traces", "-p", "chain:num_draft_tokens=1", "-o", "again"),
+}
+
+
+def run(verb: str, clock: str, *words: object) -> Outcome:
+    return specctl(*VERBS[verb], "--cost-model", f"{clock}.json", *words)
+
+
+def document(verb: str, clock: str, *words: object) -> dict[str, Any]:
+    found = run(verb, clock, *words, "--json")
+    assert found.code == 0, found
+    value: dict[str, Any] = json.loads(found.out)
+    return value
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+# --------------------------------------------------------------------------- in the interval
+
+
+def drawn(error: float | None, policy: str, seed: int = 0) -> np.ndarray:
+    """Sums of 40 prompts over resamples: tokens and times."""
+    random = np.random.default_rng(3)
+    table = np.stack([random.poisson(50, 40), random.gamma(20, 10, 40)], 1).astype(float)
+    sums = Resamples.draw(40).drawn(table)
+    return with_time_error(sums, [1], error, policy, seed)
+
+
+def test_times_alone_carry_the_error_and_the_figure_itself_does_not() -> None:
+    plain, timed = drawn(None, "a"), drawn(0.1, "a")
+    assert (timed[0] == plain[0]).all()
+    assert (timed[:, 0] == plain[:, 0]).all()
+    factor = np.log(timed[1:, 1] / plain[1:, 1])
+    assert factor.std() == pytest.approx(0.1, rel=0.08)  # 2,000 draws: 1.6 % is one deviation
+    assert abs(factor.mean()) < 0.008
+
+
+def test_two_policies_draw_apart_and_one_policy_alike() -> None:
+    one, same, other = drawn(0.1, "a"), drawn(0.1, "a"), drawn(0.1, "b")
+    assert (one == same).all(), "its ratio to itself is 1, whatever the clock"
+    ratio = np.log(one[1:, 1] / other[1:, 1])
+    assert ratio.std() == pytest.approx(0.1 * np.sqrt(2), rel=0.08)
+    assert (drawn(0.1, "a", seed=1) != one).any()
+
+
+def test_intervals_of_times_cover_what_the_clock_gets_wrong() -> None:
+    """Two policies of one true speed under clocks that err by 4 % each: 95 % intervals of the ratio
+    hold 1 in 500 of 500 trials but for chance (one deviation is 1 %); without the error in them,
+    in far fewer."""
+    random, inside, without = np.random.default_rng(0), 0, 0
+    num, error = 500, 0.04
+    for trial in range(num):
+        length = random.gamma(20, 10, 40)
+        clock = np.exp(error * random.standard_normal(2))
+        resamples = Resamples.draw(40, seed=trial, num=400)
+        times = [length * random.normal(1, 0.05, 40) * off for off in clock]
+        tables = resamples.drawn_each([np.stack([length, of], 1) for of in times])
+        for is_told in (True, False):
+            ours, theirs = (
+                with_time_error(table, [1], error if is_told else None, name, trial)
+                for table, name in zip(tables, "ab", strict=True)
+            )
+            found = resamples.read(ours[:, 1] / theirs[:, 1])
+            holds = found.low <= 1 <= found.high
+            inside, without = inside + (holds and is_told), without + (holds and not is_told)
+    assert 0.92 < inside / num < 0.985
+    assert without / num < 0.6
+
+
+def test_the_error_is_that_of_the_part_of_a_round_that_is_known_worst() -> None:
+    parts = {"verify": 0.02, "draft.level": 0.03, "prefill": 0.2, "draft.prefill": 0.3}
+    held_out = {name: HeldOut(num_points=1, mape=m, worst=m) for name, m in parts.items()}
+    assert table_model(held_out=held_out).time_error == pytest.approx(0.03 * SD_OF_MEAN)
+    assert table_model().time_error is None
+
+
+@pytest.mark.parametrize("verb", ["replay", "batch", "ladder", "tune", "recalibrate"])
+def test_the_held_out_error_widens_every_interval_of_a_time(verb: str) -> None:
+    """Of rates and of ratios of two policies; counts, and a policy beside itself, are as before."""
+
+    def intervals(value: Any, path: str = "") -> dict[str, dict[str, float]]:
+        if isinstance(value, dict):
+            if {"value", "low", "high"} <= set(value):
+                return {path: value}
+            return {
+                k: v for n, of in value.items() for k, v in intervals(of, f"{path}/{n}").items()
+            }
+        if isinstance(value, list):
+            return {
+                k: v for n, of in enumerate(value) for k, v in intervals(of, f"{path}/{n}").items()
+            }
+        return {}
+
+    words = ("--family", "svip", "--grid", "window=2") if verb == "tune" else ()
+    exact, vague = (intervals(document(verb, clock, *words)) for clock in ("exact", "vague"))
+    assert exact.keys() == vague.keys()
+    timed = re.compile(r"tokens_per_s|tpot_us|ttft_us|time_us|rate|against|_static|_plain|over")
+    counted = re.compile(r"acceptance|verified|calls|utilisation|tcr|levels|per_step|occupancy")
+    num_wider = 0
+    for path, before in exact.items():
+        after = vague[path]
+        assert before["value"] == after["value"], path
+        if before["low"] is None or counted.search(path):
+            assert after == before, path
+        elif timed.search(path) and before["value"] != 1:
+            spread = [np.log(of["high"] / of["low"]) for of in (before, after) if of["low"] > 0]
+            assert len(spread) < 2 or spread[1] > spread[0] + 0.05, path
+            num_wider += 1
+    assert num_wider >= 2
+    assert "the clock of Test CPU (error of a time 6.3%; " in flat(run(verb, "vague").out)
+
+
+def test_a_gain_within_the_clocks_error_is_no_win() -> None:
+    """Of every held-out prompt × 1.05, so that prompts alone call it certain."""
+
+    def time_us(policy: Policy, prompt: str) -> float:
+        return 950.0 if is_stop(policy) else statics(policy, prompt)
+
+    def verdict(error: float | None) -> TuneVerdict:
+        return search("svip", time_error=error).run(Stated(time_us))[0]
+
+    assert verdict(None).beats_static
+    assert not verdict(0.05).beats_static
+    assert verdict(0.005).beats_static
+
+
+# --------------------------------------------------------------------------- off by 55 %
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_clock_that_failed_its_check_gives_no_verdict(verb: str) -> None:
+    found = run(verb, "off")
+    assert (found.code, found.out) == (CLOCK, "")
+    said = found.err.splitlines()[-1]
+    assert "within 10% of the measured ones in its own check" in said
+    assert "off by -55% in its own check (eagle2)" in said
+    assert said.endswith("or go on with --force")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_forced_it_is_said_in_the_line_of_the_verdict(verb: str) -> None:
+    found = run(verb, "off", "--force")
+    assert found.code == 0, found
+    assert "cost model: off by -55% in its own check (eagle2)" in flat(found.err)
+    assert re.search(r"the clock of Test CPU \([^)]*off by -55% in its own check", flat(found.out))
+
+
+def test_an_import_is_weighed_by_no_such_clock(tmp_path: Path) -> None:
+    words = ("--cost-model", "off.json")
+    log = tmp_path / "metrics.txt"
+    log.write_text("")
+    refused = specctl("import", log, *words)
+    assert (refused.code, "off by -55%" in refused.err) == (CLOCK, True)
+    assert specctl("import", log, *words, "--force").code != CLOCK
+
+
+def test_the_page_warns_of_a_forced_clock() -> None:
+    found = document("tune", "off", "--force")
+    assert found["check_error"] == pytest.approx(-0.55)
+    words = ("report", "--tune", "tuned/tune.json", "-o", "report.html", "--json")
+    page = json.loads(passes(*words).out)
+    assert any("off by -55% in its own check" in line for line in page["warnings"])
+    assert "off by -55% in its own check" in page["sections"]["recommendation"]["reading"]
+    page = json.loads(passes(*words, "--cost-model", "off.json").out)
+    assert any(line.startswith("cost model: off by -55%") for line in page["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("off_by", "waited", "fails"),
+    [
+        (-0.55, 0.0, True),
+        (0.55, 0.0, True),
+        (0.08, 0.0, False),
+        (0.55, 0.33, False),  # without the waiting it is off by 4 %
+        (-0.55, 0.67, True),  # the waiting makes it worse
+        (2.0, 0.4, True),
+    ],
+)
+def test_waiting_may_explain_a_check(off_by: float, waited: float, fails: bool) -> None:  # noqa: FBT001
+    model = measured(off_by=off_by, waited=waited)
+    assert (model.failed_check is not None) is fails
+    check_clock(model, force=True)
+
+
+def test_a_profile_that_failed_its_check_says_so_by_its_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "cost_model.json"
+    words = ("profile", "-o", out, "--device", "cpu", "--batch-sizes", "1", "--contexts", "16")
+    for off_by, code in ((-0.55, CLOCK), (0.02, 0)):
+        model = measured(off_by=off_by)
+        monkeypatch.setattr("specctl.replay.cost.profile.profile", lambda *_, m=model, **__: m)
+        found = specctl(*words)
+        assert found.code == code, found
+        assert out.read_bytes() == model.to_bytes(), "the file is written all the same"
+        assert ("no verdict rests on it without --force" in flat(found.out)) is bool(code)
+
+
+# --------------------------------------------------------------------------- decisions untimed
+
+SVIP = "svip:window=3:threshold=0.5"
+
+
+def test_replay_tells_no_gain_of_decisions_that_cost_nothing() -> None:
+    shown = flat(run("replay", "exact", "-p", f"mine={SVIP}").out)
+    assert "mine‡" in shown
+    assert "mine ×" not in shown
+    assert "‡ its own decisions cost nothing on this clock, so it cannot win; time them: " in shown
+    assert f"specctl profile --policy {SVIP} -o cost_model.json" in shown
+    assert document("replay", "exact", "-p", f"mine={SVIP}")["untimed"] == {"mine": SVIP}
+    assert "mine ×" in flat(run("replay", "timed", "-p", f"mine={SVIP}").out)
+
+
+def test_the_ladder_and_the_page_do_not_call_it_the_fastest(monkeypatch: Any) -> None:
+    words = ("-p", f"mine={SVIP}")
+    for clock in ("exact", "timed"):
+        found = document("ladder", clock, *words)
+        rates = {r["label"]: r["tokens_per_s"]["value"] for r in found["rungs"]}
+        page = passes("report", "--ladder", "ladder/ladder.json", "-o", "r.html", "--json").out
+        reading = json.loads(page)["sections"]["ladder"]["reading"]
+        runnable = [r["label"] for r in found["rungs"] if r["kind"] in RUNNABLE]
+        able = [label for label in runnable if label != "mine" or clock == "timed"]
+        assert reading.startswith(f"{max(able, key=rates.__getitem__)} is the fastest")
+        assert (f"{'mine'}‡" in flat(run("ladder", clock, *words).out)) is (clock == "exact")
+
+
+RUNNABLE = ("plain", "chain", "tree", "policy")
+
+
+def judged(traces: TraceSet, clock: str, warn: Callable[[str], None] = lambda _: None) -> Any:
+    """A search in which stops are always twice as fast, by any clock."""
+
+    def time_us(policy: Policy, prompt: str) -> float:
+        return 500.0 if is_stop(policy) else statics(policy, prompt)
+
+    config = TuneConfig(families=("svip",), grids=("window=2,3",))
+    tuning = prepare(traces, config, Path(f"{clock}.json"), warn=warn)
+    assert isinstance(tuning.search, TuneSearch)
+    return tuning.judged(Stated(time_us)).result
+
+
+def test_tune_chooses_no_family_whose_decisions_cost_nothing(pair: Pair) -> None:
+    traces, lines = TraceSet.open("traces"), list[str]()
+    untimed, timed = judged(traces, "exact", lines.append), judged(traces, "timed")
+    assert (timed.beats_static, timed.untimed) == (True, None)
+    assert (untimed.beats_static, untimed.chosen) == (False, untimed.baseline)
+    [(label, words)] = untimed.untimed.items()
+    assert label.startswith("svip:")
+    assert untimed.standing(label).held_out.against.value == pytest.approx(2)
+    assert "No family that can win beats the best static setting" in untimed.sentence()
+    [line] = [line for line in lines if "so it cannot win" in line]
+    assert line.startswith("svip: the clock lacks the time of its own decisions")
+    [advised] = re.findall(r"profile --policy (\S+) -o", line)
+    assert len({advised, words}) == len(deciding_policies([*{advised, words}], pair)) == 1
+
+
+def test_recalibrate_promotes_no_such_policy() -> None:
+    words = ("--family", "svip", "--held-out", 0.5)
+    found = document("recalibrate", "exact", *words)
+    assert not found["is_better"]
+    assert found["why_not"].startswith(
+        "its own decisions are not timed: time them: specctl profile"
+    )
