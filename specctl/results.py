@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from math import isfinite
 from typing import Any, ClassVar, Literal
 
 from pydantic import (
@@ -411,6 +410,7 @@ class HeldOutStanding(ResultRecord):
     tpot_us: Interval
     mean_acceptance_length: Interval
     verified_per_call: Interval
+    levels_per_call: Interval
     good_share: Interval | None = None
     num_rounds: int
     support: float
@@ -419,6 +419,12 @@ class HeldOutStanding(ResultRecord):
     def is_supported(self) -> bool:
         """The log holds enough of the wanted expansions to score it."""
         return self.support >= MARKED_BELOW
+
+    @property
+    def pays(self) -> bool:
+        """Faster than plain decoding by more than its interval, or plain decoding keeps no request
+        within the limit."""
+        return not self.against_plain.known or self.against_plain.low > 1
 
 
 class Standing(ResultRecord):
@@ -442,7 +448,7 @@ class TuneVerdict(ResultRecord):
 
     Attributes:
         chosen: label of the policy that is written: the winner if it is ahead on held-out prompts,
-            else the baseline, the best static setting.
+            else the baseline, the best static setting; plain decoding where neither beats that.
         rungs: of the halving. num_runs: orders of requests behind a finalist's figures.
         left_out: families of which the log supports nothing.
         policies: the baseline first, then the best of each family, and plain decoding where it is
@@ -468,7 +474,7 @@ class TuneVerdict(ResultRecord):
 
     def sentence(self, *, all_can_win: bool = True) -> str:
         """The verdict in words: beside the best static setting, and beside plain decoding."""
-        return f"{self._beside_static(all_can_win)} {self._beside_plain()}"
+        return f"{self._beside_static(all_can_win)} {self.beside_plain()}"
 
     def _beside_static(self, all_can_win: bool) -> str:  # noqa: FBT001
         if not any(one.policy not in (self.baseline, PLAIN) for one in self.policies):
@@ -488,19 +494,23 @@ class TuneVerdict(ResultRecord):
             )
         return (
             f"{picked} does not beat the best static setting, {self.baseline}, by more than its "
-            f"interval on held-out ones: × {gain}. The static setting is written."
+            f"interval on held-out ones: Ã {gain}."
+            + (" The static setting is written." if self.chosen == self.baseline != PLAIN else "")
         )
 
-    def _beside_plain(self) -> str:
-        if self.chosen == PLAIN:
+    def beside_plain(self) -> str:
+        """The chosen setting beside plain decoding, or the reason why that is chosen."""
+        is_plain = self.chosen == PLAIN
+        drafts = self.winner_on_train if self.beats_static else self.baseline
+        if is_plain and drafts == PLAIN:
             return "Drafting does not pay here: plain decoding is the fastest."
-        gain = self.standing(self.chosen).held_out.against_plain
-        if not isfinite(gain.value):  # of goodput
+        gain = self.standing(drafts if is_plain else self.chosen).held_out.against_plain
+        if not gain.known:  # of goodput
             return "Plain decoding keeps no request within the limit."
-        if gain.value < 1:
+        if is_plain:
             return (
-                f"Drafting does not pay here: {self.chosen} is × {gain.text('.2f')} as fast as "
-                "plain decoding."
+                f"Drafting does not pay here: {drafts} is × {gain.text('.2f')} as fast as plain "
+                "decoding, which is no gain beyond chance. Plain decoding is written."
             )
         return f"{self.chosen} is × {gain.text('.2f')} as fast as plain decoding."
 

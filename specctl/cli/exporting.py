@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @verb(
     app,
     tracing=TraceSettings,
-    examples="""specctl export chain:num_draft_tokens=3 --to vllm
+    examples="""specctl export chain:num_draft_tokens=3 --to vllm --drafter embedded
 specctl export tuned/policy --to sglang -o engine""",
     wide=True,
 )
@@ -105,7 +105,7 @@ def export(
         warn=console.warn,
     )
     parts = judged.shown()
-    if judged.losses and not nearest:
+    if judged.chosen is None or (judged.losses and not nearest):
         return Answer(judged.to_json(), parts, judged.refuse)
     serving = Serving(
         drafter=drafter_of(source.named, drafter, method),

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, ValidationError
 
 from specctl.engines.settings import TraceSettings
-from specctl.errors import EngineError
+from specctl.errors import EngineError, UsageError
 from specctl.policy import (
     Chain,
     ChainSchedule,
@@ -34,6 +34,7 @@ from specctl.policy import (
     build_shape,
 )
 from specctl.policy.family import MAX_TOKENS
+from specctl.policy.rules import is_fixed
 from specctl.records import Record, describe_violation
 from specctl.replay.config import Engine as Batching
 from specctl.runtime.policy_spec import words_of
@@ -87,10 +88,10 @@ class Serving:
         """The drafter.
 
         Raises:
-            EngineError: it is not known.
+            UsageError: it is not known.
         """
         if self.drafter is None:
-            raise EngineError(
+            raise UsageError(
                 f"export to {engine}",
                 expected="the drafter that the engine loads",
                 found="none: the policy names no pair",
@@ -136,7 +137,7 @@ class Engine:
         loss: what it would lose of a shape, as a clause; None if it runs it as it is.
         draws: the same of drafts that are drawn from the drafter and verified by p/q.
         nearest: the nearest shape that it runs, for one of which something is lost; the mean round
-            says how long and large, where a log is at hand.
+            says how long and large. None where that is not known.
         write: a policy of which nothing is lost.
         read: the policy of flags and files; the inverse of `write`.
         batching: how replay simulates its batches; ours for SGLang and where it has no model.
@@ -152,7 +153,7 @@ class Engine:
     budgets: tuple[str, ...]
     loss: Callable[[Shape], str | None]
     draws: Callable[[Shape], str | None]
-    nearest: Callable[[Shape, MeanRound | None], Shape]
+    nearest: Callable[[Shape, MeanRound | None], Shape | None]
     write: Callable[[Policy, Serving], Export]
     read: Callable[[Sequence[str], Mapping[str, str]], Policy]
     batching: Batching = "specctl"
@@ -180,11 +181,16 @@ class Engine:
             found.append(lost)
         return tuple(found)
 
-    def nearest_to(self, policy: Policy, mean: MeanRound | None = None) -> Policy:
-        """The nearest policy that the engine runs; the same one if that is it."""
-        shape = policy.shape
-        if self.loss(shape) is not None:
-            shape = self.nearest(shape, mean)
+    def nearest_to(self, policy: Policy, mean: MeanRound | None = None) -> Policy | None:
+        """The nearest policy that the engine runs; the same one if that is it.
+
+        None where the size of a rule's mean round is needed, and not given.
+        """
+        shape: Shape | None = policy.shape
+        if self.loss(policy.shape) is not None:
+            shape = self.nearest(policy.shape, mean)
+        if shape is None:
+            return None
         shared = not isinstance(shape, RootOnly | ChainSchedule)
         kept = shared and policy.budget.kind in self.budgets
         found = Policy(shape=shape, budget=policy.budget if kept else PerRequest())
@@ -194,10 +200,15 @@ class Engine:
         return found
 
 
-def fixed_shape(shape: Shape, mean: MeanRound | None) -> Chain | StaticTree:
-    """The static shape of the width of another, as long and large as its mean round, or else as
-    its largest."""
+def fixed_shape(shape: Shape, mean: MeanRound | None) -> Chain | StaticTree | None:
+    """The static shape of the width of another, as long and large as its mean round.
+
+    A rule's largest round is no measure: of a mean of 5 nodes it may be 700. None without a mean,
+    but of a shape whose rounds are all of one size.
+    """
     rule = build_shape(shape)
+    if mean is None and not is_fixed(rule):
+        return None
     levels = rule.max_depth if mean is None else round(mean.levels)
     depth = min(max(levels, 1), rule.max_depth)
     tokens = rule.max_tokens if mean is None else round(mean.tokens)

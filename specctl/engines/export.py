@@ -16,7 +16,7 @@ from specctl.engines.sglang_flags import SGLANG
 from specctl.engines.transformers_flags import TRANSFORMERS
 from specctl.engines.vllm_flags import VLLM
 from specctl.errors import EngineError, UsageError, check_choice
-from specctl.policy import PerRequest, Policy, Strict, as_chain, parse_policy
+from specctl.policy import PerRequest, Policy, RootOnly, Strict, as_chain, parse_policy
 from specctl.records import canonical_json
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress
 from specctl.report import Given, read_given
@@ -66,6 +66,9 @@ def check_load(engine: Engine, option: str, batch_size: int | None) -> None:
 
 # --------------------------------------------------------------------------- sources
 
+NOTHING_FASTER = "Drafting does not pay here: `specctl tune` found nothing beyond chance."
+"""The reason that an artifact's own figures give; `tune.json` says more."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -74,10 +77,14 @@ class Source:
     Attributes:
         reference: what the plugin of an engine loads it by: words, the absolute place of an
             artifact, or a registry's name; None where nothing but the record is there.
+        mean: its mean round on the held-out prompts of its tuning; None where it was not tuned.
+        reason: the tuning's sentence on plain decoding, where that is what it chose.
     """
 
     named: NamedPolicy
     reference: str | None
+    mean: MeanRound | None = None
+    reason: str | None = None
 
     @property
     def policy(self) -> Policy:
@@ -112,19 +119,35 @@ def read_source(text: str) -> Source:
     """
     if not (text.endswith(".json") and os.path.isfile(text)):
         named = resolve_policy(text, allow_lossy=True)
-        return Source(named, "+".join(map(_absolute, pieces(text))))
+        return Source(named, "+".join(map(_absolute, pieces(text))), *_tuned(named))
     from specctl.replay.tune.publish import POLICY_FOLDER
 
     result = read_given(tune=Path(text)).tune
     assert result is not None
     standing = result.standing(result.chosen)
-    policy = parse_policy(canonical_json(standing.record))
+    figures, policy = standing.held_out, parse_policy(canonical_json(standing.record))
+    mean = MeanRound(figures.levels_per_call.value, figures.verified_per_call.value)
+    reason = result.beside_plain() if isinstance(policy.shape, RootOnly) else None
     folder = Path(text).absolute().parent / POLICY_FOLDER
     if folder.is_dir():
         named = resolve_policy(str(folder), allow_lossy=True)
         if named.policy == policy:
-            return Source(replace(named, label=standing.policy), str(folder))
-    return Source(NamedPolicy(standing.policy, policy, spec=text), words_of(policy))
+            return Source(replace(named, label=standing.policy), str(folder), mean, reason)
+    named = NamedPolicy(standing.policy, policy, spec=text)
+    return Source(named, words_of(policy), mean, reason)
+
+
+def _tuned(named: NamedPolicy) -> tuple[MeanRound | None, str | None]:
+    """The mean round of an artifact that `tune` wrote, and the reason if that is plain decoding."""
+    for _, artifact in named.parts:
+        fit, evidence = artifact.manifest.fit or {}, artifact.manifest.evidence
+        if fit.get("kind") == "tune" and evidence is not None and artifact.policy == named.policy:
+            levels = evidence.metrics["held_out_levels_per_call"].value
+            tokens = evidence.metrics["held_out_verified_per_call"].value
+            mean = None if levels is None or tokens is None else MeanRound(levels, tokens)
+            is_plain = isinstance(named.policy.shape, RootOnly)
+            return mean, NOTHING_FASTER if is_plain else None
+    return None, None
 
 
 def _absolute(piece: str) -> str:
@@ -147,11 +170,13 @@ def drafter_of(
             local cache.
 
     Returns:
-        None where neither names one.
+        None where neither names one, and for plain decoding.
 
     Raises:
         UsageError: a kind that is not known, or none for what is no folder.
     """
+    if isinstance(named.policy.shape, RootOnly):
+        return None
     name = model or next((one.manifest.pair.drafter for _, one in named.parts), None)
     if name is None:
         return None
@@ -187,14 +212,15 @@ class Judged:
 
     Attributes:
         losses: what the engine would lose of it, as clauses; empty if it runs it.
-        chosen: the policy itself, or else the nearest that the engine runs. label: of it.
+        chosen: the policy itself, or else the nearest that the engine runs; None where the size of
+            that is not known. label: of it.
         figures: of both on a log; None without one, or where it cannot tell them.
     """
 
     engine: Engine
     source: Source
     losses: tuple[str, ...]
-    chosen: Policy
+    chosen: Policy | None
     label: str
     figures: Result | None
 
@@ -202,9 +228,12 @@ class Judged:
         """The verdict, for a person."""
         engine, parts = self.engine, list[Any]()
         parts.append(f"Written for {engine.title} {engine.checked}.")
+        if self.source.reason is not None:
+            parts.append(self.source.reason)
         if self.losses:
             lines = [f"{engine.title} does not run {lost}." for lost in self.losses]
-            parts.append([*lines, f"The nearest that it runs: {self.label}."])
+            known = f"The nearest that it runs: {self.label}."
+            parts.append([*lines, *([known] if self.chosen is not None else [])])
         if self.figures is not None:
             parts += self.figures.shown()
         elif self.losses:
@@ -221,17 +250,21 @@ class Judged:
             "checked": self.engine.checked,
             "policy": self.source.policy.model_dump(mode="json"),
             "losses": self.losses,
-            "exported": self.chosen.model_dump(mode="json"),
+            "exported": None if self.chosen is None else self.chosen.model_dump(mode="json"),
+            "reason": self.source.reason,
             "replay": None if self.figures is None else self.figures.to_json(),
         }
 
     def refuse(self) -> None:
         """Raises `EngineError`, by what is lost."""
+        search = f"search what it runs with `specctl tune --for {self.engine.name}`"
         raise EngineError(
             f"export of {self.source.named.label} to {self.engine.title}",
             expected="a policy that the engine runs",
             found=self.losses[0],
-            fix="write the nearest with --nearest, or serve another engine",
+            fix="write the nearest with --nearest, or serve another engine"
+            if self.chosen is not None
+            else f"{search}; --log TRACES tells how large the nearest is",
         )
 
 
@@ -248,16 +281,17 @@ def judge(
     """Whether an engine runs a policy, and the nearest that it does.
 
     Args:
-        traces: dense; the nearest static draft is then as long as the policy's mean one, and both
-            are replayed.
+        traces: dense; the mean round is then of them, not of the tuning, and both are replayed.
         batch_size: above 1 and with a cost model the batch is simulated.
 
     Raises:
         UsageError: a budget that a batch shares, and no batch to simulate it with.
     """
     losses = engine.losses(source.policy)
-    mean = mean_round(traces, source.policy) if traces is not None and losses else None
+    mean = mean_round(traces, source.policy) if traces is not None and losses else source.mean
     chosen = engine.nearest_to(source.policy, mean) if losses else source.policy
+    if chosen is None:
+        return Judged(engine, source, losses, None, "", None)
     label = words_of(chosen) or f"{source.named.label} on a chain"
     named = [source.named, *([NamedPolicy(label, chosen)] if losses else [])]
     # The others write a text of their own.
@@ -352,7 +386,8 @@ def settings_of(source: Source, engine: Engine, target: str, drafter: str) -> En
         target, drafter: names of the pair, as traces have them.
     """
     if losses := engine.losses(source.policy):
-        nearest = words_of(engine.nearest_to(source.policy))
+        found = engine.nearest_to(source.policy, source.mean)
+        nearest = None if found is None else words_of(found)
         near = f" The nearest that it runs: {nearest}." if nearest else ""
         return EngineSettings(
             engine.title, notes=(f"{engine.title} does not run {losses[0]}.{near}",)
@@ -368,9 +403,8 @@ def settings_of(source: Source, engine: Engine, target: str, drafter: str) -> En
     for name, content in written.files.items():
         if any(name in line for line in lines):  # and the words alone do not say it
             lines += ["", f"# {name}:", *content.splitlines()]
-    if not written.flags and not written.code:
-        lines = []
-    return EngineSettings(engine.title, lines, written.notes)
+    reason = () if source.reason is None else (source.reason,)
+    return EngineSettings(engine.title, lines, (*reason, *written.notes))
 
 
 def read_exported(path: Path) -> tuple[Engine, Policy] | None:

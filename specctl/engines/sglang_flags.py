@@ -11,6 +11,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from specctl.engines.engine import (
     Engine,
     Export,
+    MeanRound,
     Method,
     Serving,
     fixed_shape,
@@ -29,6 +30,13 @@ ADAPTIVE_FILE = "sglang-adaptive.json"
 ALGORITHMS: dict[Method, str] = {"eagle3": "EAGLE3", "eagle": "EAGLE", "draft_model": "STANDALONE"}
 
 
+MOST_NODES = 128
+"""Nodes of a tree, root counted, that are exported: the most of published server commands.
+
+SGLang takes any number, verifies as many in every step, and keeps a row of the vocabulary of each;
+its kernel that builds the trees fails above 1,024."""
+
+
 class SglangFlags(Record):
     """`--speculative-num-steps`, `-eagle-topk` and `-num-draft-tokens`; the last counts the root.
 
@@ -38,7 +46,7 @@ class SglangFlags(Record):
 
     num_steps: Depth
     eagle_topk: TopK
-    num_draft_tokens: NumTokens
+    num_draft_tokens: Annotated[NumTokens, Field(le=MOST_NODES)]
 
     @model_validator(mode="after")
     def _drafted(self) -> Self:
@@ -63,9 +71,24 @@ def flag_of(field: str) -> str:
 
 
 def loss(shape: Shape) -> str | None:
+    if isinstance(shape, StaticTree) and _num_nodes(shape) > MOST_NODES:
+        return f"nodes beyond {MOST_NODES}: SGLang verifies all of them in every step"
     if isinstance(shape, RootOnly | Chain | StaticTree | ChainSchedule):
         return None
     return f"the choice of {shape.kind} in every round: SGLang drafts a tree of fixed size"
+
+
+def nearest(shape: Shape, mean: MeanRound | None) -> Shape | None:
+    fixed = fixed_shape(shape, mean)
+    if isinstance(fixed, StaticTree):
+        return fixed.model_copy(update={"num_tokens": min(fixed.num_tokens, MOST_NODES)})
+    return fixed
+
+
+def _num_nodes(shape: Shape) -> int:
+    """Nodes of a static shape's round, root counted."""
+    rule = build_shape(shape)
+    return min(rule.max_tokens, most_nodes(rule.max_depth, rule.top_k))
 
 
 def write(policy: Policy, serving: Serving) -> Export:
@@ -74,11 +97,10 @@ def write(policy: Policy, serving: Serving) -> Export:
     if isinstance(shape, RootOnly):
         return Export(notes=("SGLang decodes plainly without --speculative-algorithm.",))
     drafter, rule = serving.drafter_for("SGLang"), build_shape(shape)
-    most = most_nodes(rule.max_depth, rule.top_k)
     size = {
         "num_steps": rule.max_depth,
         "eagle_topk": rule.top_k,
-        "num_draft_tokens": min(rule.max_tokens, most),
+        "num_draft_tokens": _num_nodes(shape),
     }
     made(SglangFlags, size, "SGLang's flags")
     flags = ["--speculative-algorithm", ALGORITHMS[drafter.method]]
@@ -145,7 +167,7 @@ SGLANG = Engine(
     budgets=("per_request",),
     loss=loss,
     draws=lambda shape: "that drafts are drawn: SGLang drafts the likeliest tokens",
-    nearest=fixed_shape,
+    nearest=nearest,
     write=write,
     read=read,
 )

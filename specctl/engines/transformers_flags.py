@@ -67,7 +67,7 @@ def loss(shape: Shape) -> str | None:
     return f"the choice of {shape.kind} in every round: transformers drafts chains"
 
 
-def nearest(shape: Shape, mean: MeanRound | None) -> Shape:
+def nearest(shape: Shape, mean: MeanRound | None) -> Shape | None:
     if isinstance(shape, ChainSchedule):
         return at_batch_size(shape, 1)
     if isinstance(shape, SignalStop) and shape.signal == "confidence" and 0 < shape.threshold < 1:
@@ -79,7 +79,8 @@ def write(policy: Policy, serving: Serving) -> Export:
     """The file, and the lines of Python that set the same."""
     shape = policy.shape
     if isinstance(shape, RootOnly):
-        return Export(notes=("transformers decodes plainly without an assistant_model.",))
+        plainly = "transformers decodes plainly without an assistant_model."
+        return Export(code=("target.generate(**inputs)",), notes=(plainly,))
     if serving.drafter is not None and serving.drafter.method != "draft_model":
         raise EngineError(
             "export to transformers",

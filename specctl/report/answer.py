@@ -200,15 +200,22 @@ def _from_tune(given: Given, tune: TuneResult) -> Section:
 
 
 def _to_run(ladder: LadderResult) -> Rung:
-    """The fastest rung that can be run; the best static one, if the lead is within its interval."""
-    best = ladder.fastest
-    return best if best.against_static.low > 1 else ladder.rung(ladder.best_static)
+    """The fastest rung that can be run; the best static one, if the lead is within its interval;
+    plain decoding, if neither beats that beyond chance."""
+    best, static = ladder.fastest, ladder.rung(ladder.best_static)
+    wanted = (best, static) if best.against_static.low > 1 else (static,)
+    return next((rung for rung in wanted if rung.against_plain.low > 1), ladder.rung(PLAIN))
 
 
 def _from_ladder(given: Given, ladder: LadderResult) -> Section:
     best, run = ladder.fastest, _to_run(ladder)
     words = f"{best.against_static.text('.2f')} times the rate of {ladder.best_static}"
-    if best.label == ladder.best_static:
+    if run.label == PLAIN != best.label:
+        reading = (
+            f"Drafting does not pay here: {best.label} is × {best.against_plain.text('.2f')} as "
+            "fast as plain decoding, which is no gain beyond chance."
+        )
+    elif best.label == ladder.best_static:
         reading = f"{best.label} is the best static setting: no policy of the ladder beats it."
     elif run is best:
         reading = f"{best.label} beats the best static setting: {words}."

@@ -260,6 +260,23 @@ def test_plain_decoding_stands_beside_what_an_engine_runs(plain_us: float, words
     chain, plain = (one.held_out.against_plain for one in verdict.policies)
     assert (plain.value, chain.value) == (1, pytest.approx(plain_us / 1000))
     assert words in verdict.sentence()
+    assert verdict.chosen == ("ar" if plain_us < 1000 else verdict.baseline)
+
+
+def test_a_gain_over_plain_decoding_within_chance_is_written_as_plain_decoding() -> None:
+    """Drafting is a hundredth faster, and prompts differ by a tenth."""
+
+    def time_us(policy: Policy, prompt: str) -> float:
+        us = 1010.0 if isinstance(policy.shape, RootOnly) else statics(policy, prompt)
+        return us * (1 + noise(prompt, policy, 0.1))
+
+    this = search("svip")
+    drafts = replace(this.conditions, runs=lambda policy: not isinstance(policy.shape, RootOnly))
+    verdict, chosen = replace(this, conditions=drafts).run(Stated(time_us))
+    assert verdict.chosen == chosen.label == "ar"
+    assert isinstance(chosen.policy.shape, RootOnly)
+    assert "no gain beyond chance. Plain decoding is written." in verdict.sentence()
+    assert "The static setting is written" not in verdict.sentence()
 
 
 def test_the_number_of_settings_is_all_that_were_scored() -> None:

@@ -42,6 +42,7 @@ FIGURES: dict[str, Callable[[Floats], Floats]] = {
     "tpot_us": lambda s: column(s, "request_us") / column(s, "tokens"),
     "mean_acceptance_length": lambda s: 1 + column(s, "accepted") / column(s, "calls"),
     "verified_per_call": lambda s: column(s, "verified") / column(s, "calls"),
+    "levels_per_call": lambda s: column(s, "levels") / column(s, "calls"),
     "good_share": lambda s: column(s, "good_tokens") / column(s, "tokens"),
 }
 """Reported besides the rate; all of them ratios of sums."""

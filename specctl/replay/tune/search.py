@@ -177,7 +177,8 @@ class TuneSearch:
 
         The winner is the best on the training prompts of those that may win, of equals the
         baseline. It is chosen if it is ahead of the baseline on held-out prompts, where nothing was
-        chosen; else the baseline is.
+        chosen; else the baseline is. Plain decoding is chosen where neither is faster than it
+        beyond chance.
 
         Returns:
             The verdict, and the setting that was chosen.
@@ -218,7 +219,9 @@ class TuneSearch:
             if one.family not in self.barred and self.is_timed(one.candidate.policy)
         ]
         winner = max(may_win, key=lambda index: finalists[index].rate)
-        chosen = winner if policies[winner].is_ahead else 0
+        [plain_decoding] = [i for i, one in enumerate(policies) if one.policy == PLAIN]
+        wanted = (winner, 0) if policies[winner].is_ahead else (0,)
+        chosen = next((i for i in wanted if policies[i].held_out.pays), plain_decoding)
         verdict = TuneVerdict(
             objective=TunedObjective(**self.objective.to_json()),
             chosen=policies[chosen].policy,
