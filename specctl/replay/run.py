@@ -28,7 +28,7 @@ from specctl.replay.cost.files import (
     warn_beyond,
     warn_outside,
 )
-from specctl.replay.cost.model import Beyond, CostModel, require_slope, steps_of
+from specctl.replay.cost.model import Beyond, CostModel, Steps, require_slope, steps_of
 from specctl.replay.cost.rates import LinearCost
 from specctl.replay.held_out import ScoredPrompts, choose_prompts, logged_prompts
 from specctl.replay.results import (
@@ -69,8 +69,9 @@ def replay_traces(
     """Scores policies on dense traces, one request at a time or at the load of the configuration.
 
     Raises:
-        UsageError: a policy that a log cannot tell, a baseline that is not there, or an option
-            that would be ignored. TraceError, ArtifactError, InputError: see `specctl.errors`.
+        UsageError: a policy that a log cannot tell, a baseline that is not there, a batch that the
+            cost model was not measured for, or an option that would be ignored. TraceError,
+            ArtifactError, InputError: see `specctl.errors`.
     """
     config.check_baseline()
     config.check_load()
@@ -178,6 +179,8 @@ def serve_policies(
     else:
         expected = "the times that a load is simulated with"
         model = require_cost_model(config.cost_model, traces, warn, expected, force=config.force)
+    if model is not None:  # a batch that was not measured is refused before the log is read
+        model.round_us(Steps(config.batch_size, config.batch_size, 1, 0, 1, 0))
     log = DenseLog.open(traces)
     mean = traces.scan("rounds").select(pl.col("context_tokens").mean())
     cached = float(collected(mean).item()) - 1  # the root is not cached yet

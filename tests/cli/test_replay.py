@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from specctl.replay.cost.files import save_cost_model
 from tests.cli.command import ARTIFACT, USAGE, passes, refuses, specctl
+from tests.replay.costs import table_model
 
 CHAIN = "chain:num_draft_tokens=2"
 SCHEDULE = "schedule:from_batch=1/2:num_draft_tokens=3/2"
@@ -143,6 +145,17 @@ def test_rare_arrivals_are_served_alone(dense: Path, cost: Path) -> None:
     never = specctl("replay", dense, *options, "--arrival-rate", 0.0)
     assert (never.code, never.out) == (USAGE, "")
     assert "arrival_rate_per_s" in never.err.splitlines()[-1]
+
+
+def test_a_batch_that_was_not_measured_is_refused_before_the_log_is_read(
+    dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = tmp_path / "cost_model.json"
+    save_cost_model(table_model(), clock)
+    monkeypatch.setattr("specctl.replay.run.DenseLog.open", lambda *_: pytest.fail("the log"))
+    found = specctl("replay", dense, "-p", "ar,chain", "--cost-model", clock, "--batch-size", 8)
+    assert (found.code, found.out) == (USAGE, "")
+    assert "expected at most 3, the largest that was measured, found 8" in found.err
 
 
 def test_a_served_batch_with_budgets_and_goodput(dense: Path, cost: Path, tmp_path: Path) -> None:
