@@ -183,7 +183,7 @@ def _connect(ray: Any, address: str | None) -> None:
             except OSError as error:
                 raise OSError(f"{named}: {error}") from error
         ray.init(address, **quiet)
-    except (OSError, ValueError, RuntimeError) as error:  # another version of Ray or Python, too
+    except Exception as error:  # Ray raises plain ones: where its raylet dies as it begins, too
         raise ClusterError(
             "Ray on this machine" if address is None else f"--ray {address}",
             expected="a cluster that runs and answers",

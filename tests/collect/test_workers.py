@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from specctl.collect import workers
-from specctl.collect.cluster import Needs
+from specctl.collect.cluster import Cluster, Needs, cluster
 from specctl.collect.config import CollectConfig
 from specctl.collect.live import CollectSummary
 from specctl.collect.trace_writer import TraceWriter
 from specctl.collect.workers import (
+    Driver,
     Process,
     Work,
     Worker,
@@ -90,6 +92,45 @@ def test_workers_that_share_a_gpu_stay_on_one_node() -> None:
     ]
     assert rooms == [8, 3, 6, 4]
     assert Needs(1, 0.5).room({"CPU": 8.0}) == 0
+
+
+class SilentPool:
+    """A pool whose workers never answer; it tells nobody that they are gone."""
+
+    def submit(self, *_: Any) -> None:
+        pass
+
+    def has_next(self) -> bool:
+        return True
+
+    def get_next_unordered(self, timeout: float) -> Any:
+        raise TimeoutError(timeout)
+
+
+def test_a_cluster_without_a_node_ends_the_command() -> None:
+    nodes = iter([[{"Alive": True}], [{"Alive": True}, {"Alive": False}], [{"Alive": False}]])
+    errors = SimpleNamespace(RayTaskError=KeyError, RayError=OSError)
+    driver = object.__new__(Driver)
+    driver._cluster = Cluster(
+        SimpleNamespace(nodes=lambda: next(nodes), exceptions=errors), Needs(), 2
+    )
+    driver._pool = SilentPool()
+    with pytest.raises(ClusterError, match="found none; see Ray's logs; then go on with --resume"):
+        list(driver._results("collect", [()]))
+    assert list(nodes) == []
+
+
+def test_a_raylet_that_dies_as_it_starts_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(*_: Any, **__: Any) -> None:
+        raise Exception("The current node timed out during startup.")  # as Ray's own node does
+
+    ray = SimpleNamespace(is_initialized=lambda: False, init=init)
+    monkeypatch.setattr("specctl.collect.cluster._imported", lambda: ray)
+    with (
+        pytest.raises(ClusterError, match=r"Ray on this machine: .* timed out during startup"),
+        cluster(2, None, threads=1, gpus=None, device="cpu"),
+    ):
+        pass
 
 
 def test_batches_are_a_share_of_a_worker() -> None:
