@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -145,21 +146,22 @@ def test_the_first_view_of_help_is_short_and_ends_with_examples(
         assert "Examples:" in lines
 
 
-def example_commands() -> Iterator[str]:
-    """The commands that stand below the help of the verbs."""
-    for verb in VERBS:
-        text = passes(*verb.split(), "--help").out.partition("Examples:\n")[2]
-        yield from text.replace("\\\n", " ").splitlines()
+@cache
+def examples_of(verb: str) -> tuple[str, ...]:
+    """The commands that stand below the help of a verb, without `specctl`."""
+    text = passes(*verb.split(), "--help").out.partition("Examples:\n")[2]
+    lines = text.replace("\\\n", " ").splitlines()
+    return tuple(" ".join(line.split()[1:]) for line in lines if line.strip())
 
 
-def test_options_of_examples_exist() -> None:
-    known = {verb: set[str]() for verb in VERBS}
-    for verb, param in options():
-        known[verb] |= {*param.opts, *param.secondary_opts}
-    for line in filter(None, map(str.strip, example_commands())):
-        words = line.split()[1:]
-        [verb] = [verb for verb in VERBS if words[: len(verb.split())] == verb.split()]
-        assert {word for word in words if word.startswith("-")} <= known[verb], line
+@pytest.mark.parametrize("verb", VERBS)
+def test_options_of_examples_exist(verb: str) -> None:
+    known = {name for other, param in options() if other == verb for name in param.opts}
+    known |= {n for other, param in options() if other == verb for n in param.secondary_opts}
+    for example in examples_of(verb):
+        words = example.split()
+        assert words[: len(verb.split())] == verb.split(), example
+        assert {word for word in words if word.startswith("-")} <= known, example
 
 
 def test_version_and_bare_call() -> None:

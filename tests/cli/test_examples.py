@@ -1,0 +1,98 @@
+"""The examples below `--help` of every verb run, in a folder that has what they name."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import COST, specctl, write_artifact, write_lines
+from tests.cli.test_help import VERBS, examples_of
+
+NOT_RUN = {
+    "collect embedded -o traces --dense --depth 5 --children 4 --limit 24": "minutes",
+    "run embedded --compare ar,chain,eagle2 --limit 24 -o results": "minutes",
+    "profile -o cost_model.json": "minutes",
+    "profile --target TARGET --drafter HEAD -o cost_model.json": "minutes",
+    "profile --policy fitted -o cost_model.json": "minutes",
+    "fit auto traces -o auto --cost-model cost_model.json": "minutes: all other fits, and a search",
+    "fit mars questions.jsonl -o mars --target TARGET --drafter HEAD": "minutes: 114 questions",
+    "profile --from engine-traces -o cost_model.json": "an engine's traces",
+    "collect prompts.jsonl -o traces --target TARGET --drafter HEAD --workers 8": "eight CPUs",
+    "import http://localhost:8000/metrics": "a server",
+    "registry init s3://bucket/policies": "a bucket",
+    "drift traces --policy eagle2": "traffic of over 200 prompts",
+    "drift traces --policy NAME@prod --reference march --metrics drift.prom": "traffic of a month",
+    "recalibrate recent -p NAME@prod --cost-model line -o again": "traffic of what was published",
+}
+"""Examples that need what is not here, or take long."""
+PUBLISHED = "qwen3-8b+eagle3@h200:chat"
+WORDS = {"TARGET": "embedded", "HEAD": "embedded", "DRAFTER": "embedded"}
+MORE = {
+    "collect": ("--max-new-tokens", "4"),
+    "run": ("--max-new-tokens", "4"),
+    "fit c2t": ("--epochs", "4", "--min-steps", "100"),
+}
+"""Behind an example, to be quick."""
+LOG = (
+    "INFO 11-25 07:00:05 [metrics.py:100] SpecDecoding metrics: Mean acceptance length: 2.20, "
+    "Accepted throughput: 12.00 tokens/s, Drafted throughput: 30.00 tokens/s, Accepted: 120 "
+    "tokens, Drafted: 300 tokens, Per-position acceptance rate: 0.600, 0.400, 0.200, Avg Draft "
+    "acceptance rate: 40.0%"
+)
+
+
+def ready(*words: object) -> None:
+    """Runs a command, which may warn."""
+    outcome = specctl(*words)
+    assert outcome.code == 0, (words, outcome)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all that the examples read."""
+    folder = tmp_path_factory.mktemp("examples")
+    quick = ("--max-new-tokens", 8, "--device", "cpu", "--threads", 1)
+    dense = ("--dense", "--depth", 5, "--children", 4, "--limit", 72)
+    ready("collect", "embedded", "-o", folder / "traces", *dense, *quick)
+    shutil.copytree(folder / "traces", folder / "recent")
+    (folder / "cost_model.json").write_text(json.dumps(COST))
+    write_lines(folder / "vllm.log", LOG)
+    lines = (json.dumps({"prompt_id": f"p{n}", "turns": [f"What is {n} + 3?"]}) for n in range(2))
+    write_lines(folder / "prompts.jsonl", *lines)
+    write_lines(folder / "prompts.txt", "How much is 2 + 3?")
+    ready("fit", "cart", folder / "traces", "-o", folder / "hetero")
+    tuned = ("--cost-model", folder / "cost_model.json", "-o", folder / "tuned", "--threads", 1)
+    ready("tune", folder / "traces", *tuned)
+    run = ("--compare", "ar,chain", "--limit", 2, "-o", folder / "run", *quick)
+    ready("run", "embedded", *run)
+    place = ("--registry", folder / "policies")
+    ready("registry", "init", folder / "policies")
+    write_artifact(folder / "second", "eagle2")
+    for artifact in ("hetero", "second"):
+        ready("registry", "push", folder / artifact, PUBLISHED, "--alias", "prod", *place)
+    return folder
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_examples_run(
+    verb: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Path(shutil.copytree(made, tmp_path / "here"))
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("SPECCTL_REGISTRY", str(here / "policies"))
+    for example in [one for one in examples_of(verb) if one not in NOT_RUN]:
+        words = [WORDS.get(word, word) for word in shlex.split(example)]
+        if "-o" in words and "--resume" not in words:
+            place = here / words[words.index("-o") + 1]
+            shutil.rmtree(place, ignore_errors=True)
+        if verb == "registry init":
+            shutil.rmtree(here / "policies")
+        ready(*words, *MORE.get(verb, ()))
+
+
+def test_examples_that_are_not_run_exist() -> None:
+    assert set(NOT_RUN) <= {example for verb in VERBS for example in examples_of(verb)}
