@@ -71,6 +71,7 @@ def drift(
     """
     from specctl.logs.trace_set import TraceSet
     from specctl.logs.tree_log import support_of
+    from specctl.replay.outcomes import check_replayable
     from specctl.runtime.output import json_bytes, prepare_folder, write_whole
     from specctl.runtime.policy_spec import resolve_policy
     from specctl.watch.drift import prometheus, watch
@@ -95,6 +96,7 @@ def drift(
     recent = check_pair(TraceSet.open(*dense), served, "--dense") if dense else None
     if recent is not None:
         support_of(recent.header)  # it refuses live traces
+        check_replayable(deployed)
     if compared is not None:
         known = read_prompts(compared, deployed)
     else:

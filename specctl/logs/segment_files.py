@@ -101,7 +101,8 @@ def _damaged(where: str, expected: str, found: str) -> TraceCorruptError:
         where,
         expected=expected,
         found=found,
-        fix="restore the file, or read the rest with --skip-damaged",
+        fix="restore the file, or name the snapshot of the rest that "
+        "`specctl traces snapshot TRACES --skip-damaged` takes",
     )
 
 

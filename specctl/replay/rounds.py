@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specctl.errors import TraceMismatchError
 from specctl.logs.logged_draft import logged_drafts
 from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions, join_rows
 from specctl.logs.tree_log import DenseLog, LogChunk
@@ -25,6 +26,7 @@ from specctl.replay.outcomes import (
     walk_online,
 )
 from specctl.replay.walk import fewest, most, walk
+from specctl.results import MARKED_BELOW
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,34 @@ def replay_parts(
 def replay(log: DenseLog, policies: Sequence[Policy], **options: Any) -> list[Rounds]:
     """The same with all rounds in memory, one a policy; options of `replay_parts`."""
     return join_parts(replay_parts(log, policies, **options))
+
+
+def check_held(log: DenseLog, policy: Policy, support: float, what: str) -> None:
+    """Refuses figures of a policy of which a log lacks what `replay` would give as a range.
+
+    Args:
+        support: the share of the wanted expansions or of the rounds, the lesser, that it holds.
+        what: what is scored, as it was named.
+
+    Raises:
+        TraceMismatchError: with the share that is missing, and the trees that hold it.
+    """
+    if support >= MARKED_BELOW:
+        return
+    rule, held = build_shape(policy.shape), log.support
+    wanted = {
+        "--depth": (rule.max_depth, held.depth),
+        "--children": (rule.top_k, held.top_k),
+        "--width": (rule.width, held.width),
+    }
+    lacking = [f"{name} {most}" for name, (most, here) in wanted.items() if most > here]
+    raise TraceMismatchError(
+        what,
+        expected=f"{MARKED_BELOW:.0%} of the expansions and rounds that it wants in the log",
+        found=f"{support:.1%}, so that {1 - support:.1%} are missing, in trees of --depth "
+        f"{held.depth} --children {held.top_k}",
+        fix=f"collect with --dense {' '.join(lacking) or 'and a larger --width'}",
+    )
 
 
 def replay_chunk(policy: Policy, chunk: LogChunk, *, with_bounds: bool = True) -> Rounds:

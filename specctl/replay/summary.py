@@ -76,10 +76,11 @@ def summaries(
     levels = depth or log.support.depth
     if top_k > log.support.top_k or levels > log.support.depth:
         raise UsageError(
-            f"summary of depth {levels}, top_k {top_k}",
-            expected=f"at most the log's, depth {log.support.depth} and top_k {log.support.top_k}",
+            f"a static tree of depth {levels} and top_k {top_k}",
+            expected=f"at most what the log holds, depth {log.support.depth} and top_k "
+            f"{log.support.top_k}",
             found="more",
-            fix="collect a deeper or wider log, or lower them",
+            fix=f"collect with --dense --depth {levels} --children {top_k}, or lower them",
         )
     rule = BaseShape(levels, top_k, top_k, max_tokens=1)
 

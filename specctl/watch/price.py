@@ -130,7 +130,10 @@ def price(
         TraceError, UsageError, InputError: see `read_prompts` and `prepare`.
     """
     since, stream = drift.moved[0].since, drift.stream
-    dense = read_prompts(traces, policy)
+    try:
+        dense = read_prompts(traces, policy)
+    except TraceMismatchError as error:  # the alarm stands without a price
+        return Price(0, UNKNOWN, UNKNOWN, None, None, f"No price: {error}.")
     index = dict.fromkeys(reference.ids, -1) | {name: at for at, name in enumerate(stream.ids)}
     start = str(stream.finished[since])
     recent = np.array(
@@ -166,6 +169,8 @@ def price(
     tuning = replace(tuning, search=replace(tuning.search, split=split))
     with progress("scorings", tuning.num_scorings) as tick:
         static = compare(tuning, policy, policy.name, on_setting=tick)
+    if static.lacking:
+        return replace(one, why_not=f"No price in time: {static.lacking}.")
     kept = None
     if before is not None and "dense" in before.header.collect:
         rate, evaluate = tuning.search.objective.rate, tuning.evaluator

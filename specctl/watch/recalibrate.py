@@ -20,12 +20,15 @@ from specctl.policy import JensenShannon, Mars, Policy, Strict, policy_digest
 from specctl.policy.families import family_of, parse_policy
 from specctl.records import Record, canonical_json
 from specctl.replay.ladder.static import is_static
+from specctl.replay.rounds import check_held, replay
 from specctl.replay.tune.candidates import STATIC
 from specctl.replay.tune.search import resample
 from specctl.replay.tune.tuning import Tuned, Tuning
-from specctl.results import PLAIN, TuneResult, to_time
+from specctl.results import MARKED_BELOW, PLAIN, TuneResult, to_time
 from specctl.runtime.policy_spec import words_of, words_of_part
 from specctl.stats import Interval
+
+COMPARED = ("deployed", "refit", "static")
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Recalibration:
             side, and of the best static setting.
         rates: of the three, by these names.
         against_deployed, against_static: the candidate's rate over theirs, paired by prompt.
+        support: of the three, the share of the wanted expansions and rounds that the log holds.
         is_static: the candidate is the static setting, because the deployed policy is one too.
         facts: of the result, with those of the deployed policy.
     """
@@ -46,6 +50,7 @@ class Recalibration:
     candidate: str
     static: str
     rates: dict[str, Interval]
+    support: dict[str, float]
     against_deployed: Interval
     against_static: Interval
     is_same: bool
@@ -60,6 +65,8 @@ class Recalibration:
     @property
     def why_not(self) -> str:
         """What speaks against it, in words; empty where nothing does."""
+        if self.lacking:
+            return self.lacking
         if self.is_same:
             return "the refit chose the deployed policy itself"
         result = self.tuned.result
@@ -79,6 +86,21 @@ class Recalibration:
             return "it is not faster than the best static setting by more than its interval"
         return ""
 
+    @property
+    def lacking(self) -> str:
+        """What the log does not hold of the compared policies, in words; empty where it does."""
+        labels = {"refit": self.candidate, "static": self.static}
+        return next(
+            (
+                f"the log holds {self.support[name]:.1%} of what {label} wants on the held-out "
+                f"prompts, {MARKED_BELOW:.0%} are needed: collect with a larger --depth or "
+                "--children"
+                for name, label in labels.items()
+                if self.support[name] < MARKED_BELOW
+            ),
+            "",
+        )
+
     def to_json(self) -> dict[str, Any]:
         return {
             "is_better": self.is_better,
@@ -87,6 +109,7 @@ class Recalibration:
             "candidate": self.candidate,
             "static": self.static,
             "rates": {name: rate.to_json() for name, rate in self.rates.items()},
+            "support": self.support,
             "against_deployed": self.against_deployed.to_json(),
             "against_static": self.against_static.to_json(),
             "num_prompts": self.tuned.result.num_prompts.model_dump(),
@@ -178,7 +201,13 @@ def compare(tuning: Tuning, deployed: Policy, label: str, **run: Any) -> Recalib
         tuning: a search over the refitted family, static settings beside it.
         label: of the deployed policy.
         run: of `Tuning.run`.
+
+    Raises:
+        TraceMismatchError: the log lacks what the deployed policy wants, see `check_held`.
     """
+    log, what = tuning.evaluator.log.only(tuning.search.split.held_out), f"replay of {label}"
+    [rounds] = replay(log, [Policy(shape=deployed.shape)], with_bounds=False)
+    check_held(log, deployed, rounds.outcomes.support, what)
     tuned = tuning.run(**run)
     result = tuned.result
     chosen, static = (
@@ -191,6 +220,7 @@ def compare(tuning: Tuning, deployed: Policy, label: str, **run: Any) -> Recalib
     ]
     search, prompts = tuning.search, tuning.search.split.held_out
     found = tuning.evaluator(policies, prompts, search.num_runs)
+    check_held(log, deployed, found[0].support, what)
     resamples = resample(len(prompts), search.num_runs, search.seed)
     with np.errstate(divide="ignore", invalid="ignore"):
         drawn = [search.drawn(resamples, *pair) for pair in zip(policies, found, strict=True)]
@@ -203,7 +233,8 @@ def compare(tuning: Tuning, deployed: Policy, label: str, **run: Any) -> Recalib
         deployed=label,
         candidate=chosen.policy,
         static=static.policy,
-        rates=dict(zip(("deployed", "refit", "static"), map(resamples.read, rates), strict=True)),
+        rates=dict(zip(COMPARED, map(resamples.read, rates), strict=True)),
+        support={name: one.support for name, one in zip(COMPARED, found, strict=True)},
         against_deployed=ratios[0],
         against_static=ratios[1],
         is_same=policy_digest(policies[1]) == policy_digest(deployed),

@@ -20,7 +20,7 @@ from specctl.logs.positions import Floats, Longs
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, LiveLog, open_log, segment_files
 from specctl.policy import Policy, build_shape, policy_digest
-from specctl.replay.rounds import replay
+from specctl.replay.rounds import check_held, replay
 from specctl.stats import sums_by
 from specctl.trace import token_mode
 from specctl.tree import gather
@@ -144,6 +144,7 @@ def read_prompts(traces: TraceSet, policy: Policy, *, num_threads: int = 1) -> P
 
     Raises:
         TraceEmptyError: live rows, none of which the policy decided.
+        TraceMismatchError: dense traces that lack what the policy wants, see `check_held`.
         UsageError: a policy that cannot be replayed. TraceError: see `open_log`.
     """
     log = open_log(traces)
@@ -261,6 +262,8 @@ def _time_of(name: str) -> str:
 
 def _replayed(traces: TraceSet, log: DenseLog, policy: Policy, num_threads: int) -> Prompts:
     run = replay(log, [policy], with_bounds=False, num_threads=num_threads)[0]
+    names = " + ".join(part.place.name for part in traces.parts)
+    check_held(log, policy, run.outcomes.support, f"replay of {policy.name} on {names}")
     positions = run.positions
     counts = run.counts()
     codes = positions.prompt

@@ -22,9 +22,9 @@ from specctl.policy import Chain, FullTree, Policy, StaticTree
 from specctl.replay.rounds import replay
 from specctl.replay.tune.candidates import parse_families
 from specctl.runtime.policy_spec import resolve_policy
-from specctl.stats import split_prompts
+from specctl.stats import Interval, split_prompts
 from specctl.watch.price import _recall, check_pair
-from specctl.watch.recalibrate import families_to_search
+from specctl.watch.recalibrate import COMPARED, Recalibration, families_to_search
 from specctl.watch.signals import read_prompts
 from tests.cli.command import passes, refuses, specctl, write_lines
 from tests.replay.tune_cases import linear_file
@@ -169,6 +169,60 @@ def test_what_cannot_be_watched_is_refused(
     for name, value in NOBODY.items():
         monkeypatch.setenv(name, value)
     assert "the store does not answer" in refuses(6, "drift", "s3://bucket/live", "-p", SERVED)
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Chains of two levels, of the prompts of `dense`."""
+    folder = tmp_path_factory.mktemp("narrow") / "traces"
+    size = ("--depth", 2, "--children", 1, "--limit", 40)
+    passes("collect", "embedded", "-o", folder, "--dense", "--batch-size", 8, *size, *LENGTH)
+    return folder
+
+
+def test_a_reference_that_lacks_the_policy_is_refused(dense: Path, tmp_path: Path) -> None:
+    """The served prompts are those of the reference, so that nothing has changed."""
+    live, wide = tmp_path / "live", "threshold:depth=8:top_k=10"
+    passes("collect", "embedded", "-o", live, "--policy", wide, "--limit", 40, *LENGTH)
+    said = refuses(4, "drift", live, "-p", wide, "--reference", dense)
+    assert "are missing, in trees of --depth 6 --children 4" in said
+    assert "collect with --dense --depth 8 --children 10" in said
+
+
+def test_a_change_has_no_price_on_a_log_that_lacks_the_policy(
+    served: Path, narrow: Path, costs: Path
+) -> None:
+    """The alarm stands."""
+    words = ("drift", served, "-p", SERVED, "--reference-prompts", 60, "--dense", narrow, "--json")
+    said = specctl(*words, "--cost-model", costs)
+    assert said.code == ALARM, said
+    cost = json.loads(said.out)["price"]
+    assert "are missing, in trees of --depth 2 --children 1" in cost["why_not"]
+    assert (cost["num_prompts"], cost["rate_kept"], cost["static"]) == (0, None, None)
+    assert cost["tokens_per_call_kept"]["value"] is None
+    assert cost["words"] == [cost["why_not"]]
+
+
+@pytest.mark.parametrize("policy", ["chain:num_draft_tokens=5", "eagle2", SERVED])
+def test_a_deployed_policy_that_the_log_lacks_is_not_recalibrated(
+    narrow: Path, costs: Path, tmp_path: Path, policy: str
+) -> None:
+    verb = ("recalibrate", narrow, "--cost-model", costs, "--held-out", 0.5, "--threads", 1)
+    family = ("--family", "svip") if policy == SERVED else ()
+    said = refuses(4, *verb, "-p", policy, *family, "-o", tmp_path / "again")
+    assert f"replay of {policy}: expected 99% of the expansions" in said
+    assert "collect with --dense --depth" in said
+    assert not (tmp_path / "again" / "policy").exists()
+
+
+@pytest.mark.parametrize("lacking", ["refit", "static", None])
+def test_a_candidate_that_the_log_lacks_is_not_promoted(lacking: str | None) -> None:
+    faster, rates = Interval(1.1, 1.05, 1.15), dict.fromkeys(COMPARED, Interval(9, 8, 10))
+    support = {name: 0.98 if name == lacking else 0.995 for name in COMPARED}
+    words: Any = ("chain", "svip", "eagle2", rates, support, faster, faster)
+    found = Recalibration(None, *words, is_same=False, is_static=False)  # type: ignore[arg-type]
+    assert found.is_better == (lacking is None)
+    assert ("holds 98.0% of what" in found.why_not) == (lacking is not None)
 
 
 def test_traces_of_another_pair_are_refused() -> None:
