@@ -612,7 +612,7 @@ class DriftPair(RunPair):
 
 
 class DriftPrompt(ResultRecord):
-    """A prompt of the watch: its place from 0, its id, and when it was finished, UTC."""
+    """A unit of the watch: its place from 0, its first prompt, and when that was finished, UTC."""
 
     index: int
     prompt_id: str
@@ -633,7 +633,7 @@ class DriftSignal(ResultRecord):
 
 
 class DriftEvidence(ResultRecord):
-    """Logarithms to base 10 of the evidence at some prompts, by group; `all` together."""
+    """Logarithms to base 10 of the evidence at some units, by group; `all` together."""
 
     index: tuple[int, ...]
     log10: dict[str, tuple[Number, ...]]
@@ -644,6 +644,7 @@ class DriftScores(ResultRecord):
 
     Attributes:
         alpha: bound on the probability of a false alarm.
+        unit: that ranks are of. num_reference, num_units: of them; num_prompts: in the watch.
         price: what the change costs, `words` of it for people; None where it was not asked for.
     """
 
@@ -654,7 +655,9 @@ class DriftScores(ResultRecord):
     reference: tuple[str, ...] | None
     alarm: bool
     alpha: float
+    unit: str
     num_reference: int
+    num_units: int
     num_prompts: int
     wealth: Number
     most_wealth: Number

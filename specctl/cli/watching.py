@@ -14,7 +14,8 @@ from specctl.cli.options import DenseTracesArgument, ReplayThreadsOption, open_t
 from specctl.cli.registry import WriterConfig
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
-from specctl.errors import TraceEmptyError, UsageError
+from specctl.errors import TraceEmptyError, UsageError, check_choice
+from specctl.formatting import count
 from specctl.policy import Policy, as_chain
 from specctl.records import option
 from specctl.replay.config import TuneConfig
@@ -44,8 +45,14 @@ def drift(
         default="the first prompts of the traffic itself",
     ),
     reference_prompts: Annotated[
-        int, typer.Option(min=8, help="Of the traffic, prompts to compare the others with.")
+        int,
+        typer.Option(min=8, help="Of the traffic, prompts to compare the others with; 8 units."),
     ] = 200,
+    unit: str = option(
+        "prompt",
+        "Unit that could stand in another's place while nothing changes: prompt, hour, day or "
+        "conversation",
+    ),
     dense: list[str] | None = option(
         None,
         "Recent dense traces, which price the change where the alarm rings; repeat for more",
@@ -74,14 +81,16 @@ def drift(
     from specctl.replay.outcomes import check_replayable
     from specctl.runtime.output import json_bytes, prepare_folder, write_whole
     from specctl.runtime.policy_spec import resolve_policy
+    from specctl.watch.alarm import LEAST_ALPHA
     from specctl.watch.drift import prometheus, watch
     from specctl.watch.price import check_pair, price
-    from specctl.watch.signals import read_prompts
+    from specctl.watch.signals import UNITS, in_units, read_prompts
 
-    if not 0 < false_alarm_prob < 1:
+    check_choice("--unit", unit, UNITS)
+    if not LEAST_ALPHA <= false_alarm_prob < 1:
         raise UsageError(
             "--false-alarm-prob",
-            expected="a probability between 0 and 1, both excluded",
+            expected=f"a probability from {LEAST_ALPHA:g} to below 1",
             found=f"{false_alarm_prob:g}",
             fix="correct it",
         )
@@ -91,27 +100,26 @@ def drift(
     named = resolve_policy(policy, served.fingerprint, allow_lossy=True)
     of_engine = any("engine" in header.collect for header in served.headers)
     deployed = as_chain(named.policy) if of_engine else named.policy  # as the engine ran it
-    stream = read_prompts(served, deployed)
+    every = read_prompts(served, deployed)
+    stream = in_units(every, unit)
+    num_left_out = len(every) - len(stream)
     compared = check_pair(TraceSet.open(*reference), served, "--reference") if reference else None
     recent = check_pair(TraceSet.open(*dense), served, "--dense") if dense else None
     if recent is not None:
         support_of(recent.header)  # it refuses live traces
         check_replayable(deployed)
     if compared is not None:
-        known = read_prompts(compared, deployed)
+        known = in_units(read_prompts(compared, deployed), unit)
     else:
-        known, stream = (
-            stream.take(slice(reference_prompts)),
-            stream.take(slice(reference_prompts, None)),
-        )
+        known, stream = stream.split(reference_prompts)
         if not len(stream):
             raise TraceEmptyError(
-                "prompts to watch",
-                expected=f"more than the {reference_prompts} of --reference-prompts",
-                found=str(len(known)),
+                f"{unit}s to watch",
+                expected=f"some behind the {reference_prompts} prompts of --reference-prompts",
+                found=f"{count(known.num_units, unit)} of {count(len(known), 'prompt')} in all",
                 fix="wait for traffic, lower --reference-prompts, or name --reference traces",
             )
-    found = watch(known, stream, alpha=false_alarm_prob, seed=seed)
+    found = watch(known, stream, unit=unit, alpha=false_alarm_prob, seed=seed)
     asked: dict[str, Any] = {
         "kind": "drift",
         "policy": policy,
@@ -121,6 +129,10 @@ def drift(
     asked["pair"] = served.fingerprint.model_dump()
     data = {**asked, **found.to_json(), "price": None}
     parts = found.shown()
+    if num_left_out:
+        parts.append(
+            f"{count(num_left_out, 'prompt')} of a {unit} that may not be whole are left out."
+        )
     if recent is not None and found.alarm_at is None:
         parts.append("No alarm: --dense was not looked at.")
     elif recent is not None:

@@ -117,7 +117,7 @@ def runs_section(run: RunScores | None) -> Section:
 
 
 def drift_section(drift: DriftScores | None) -> Section:
-    """The evidence of a change over prompts, and what moved."""
+    """The evidence of a change over the units of a watch, and what moved."""
     if drift is None:
         return Section(
             "drift", missing="(no data supplied: give --drift drift.json of specctl drift)"
@@ -126,10 +126,10 @@ def drift_section(drift: DriftScores | None) -> Section:
     reading = f"{drift.policy}: no alarm, evidence at most {number(drift.most_wealth, '.2g')}."
     if (rang := drift.alarm_at) is not None:
         at = f" ({rang.finished} UTC)" if rang.finished else ""
-        first = moved[0]
+        first = (*moved, *drift.signals)[0]
         reading = (
-            f"{drift.policy} no longer fits: the alarm rang at prompt {rang.index + 1}{at}. "
-            f"Foremost {first.signal}: {first.before.text('.3g')} before prompt "
+            f"{drift.policy} no longer fits: the alarm rang at {drift.unit} {rang.index + 1}{at}. "
+            f"Foremost {first.signal}: {first.before.text('.3g')} before {drift.unit} "
             f"{first.since.index + 1}, {first.after.text('.3g')} since."
         )
     rows = [
@@ -143,7 +143,7 @@ def drift_section(drift: DriftScores | None) -> Section:
         )
         for one in moved
     ]
-    columns = ("signal", "since prompt", "UTC", "before", "since", "evidence")
+    columns = ("signal", f"since {drift.unit}", "UTC", "before", "since", "evidence")
     notes = [
         f"While nothing changes the alarm rings with probability {drift.alpha:g} at most, over the "
         "whole watch and all signals. Evidence of one signal says which moved; the promise is of "
@@ -153,8 +153,8 @@ def drift_section(drift: DriftScores | None) -> Section:
     return Section(
         "drift",
         reading=reading,
-        basis=f"n = {count(drift.num_prompts, 'prompt')} in order of time, against "
-        f"{drift.num_reference:,} of the reference; {BY_PROMPT}.",
+        basis=f"n = {count(drift.num_units, drift.unit)} in order of time, against "
+        f"{drift.num_reference:,} of the reference; 95% intervals by {drift.unit}.",
         figures=[_evidence_figure(drift)],
         tables=[Table("What moved", columns, rows)] if rows else [],
         notes=notes,
@@ -169,15 +169,15 @@ MOST_DRAWN = 8.0
 def _evidence_figure(drift: DriftScores) -> Figure:
     """The groups with most evidence; the same step of evidence is the same height."""
     curves, bar = drift.evidence.log10, -math.log10(drift.alpha)
-    prompts = [index + 1 for index in drift.evidence.index]
+    units = [index + 1 for index in drift.evidence.index]
     groups = sorted((name for name in curves if name != "all"), key=lambda name: -max(curves[name]))
     series = [
-        Series(name, prompts, [min(value, MOST_DRAWN) for value in curves[name]], style=style)
+        Series(name, units, [min(value, MOST_DRAWN) for value in curves[name]], style=style)
         for style, name in enumerate(("all", *groups[:4]))
     ]
     level = [bar]
-    series.append(Series("rings here", prompts[:1], level, level, level, kind="level", style=5))
-    alt = f"Evidence over {count(drift.num_prompts, 'prompt')}, the alarm at {bar:.1f}: "
+    series.append(Series("rings here", units[:1], level, level, level, kind="level", style=5))
+    alt = f"Evidence over {count(drift.num_units, drift.unit)}, the alarm at {bar:.1f}: "
     alt += ", ".join(f"{one.label} ends at {one.y[-1]:.1f}" for one in series[:-1])
     caption = (
         "Evidence of a change, as a power of ten: of all signals together, by which the alarm "

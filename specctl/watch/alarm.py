@@ -1,15 +1,17 @@
-"""An alarm that may be looked at after every prompt and rarely rings for nothing.
+"""An alarm that may be looked at after every unit and rarely rings for nothing.
 
-While nothing changes, the prompts of a stream and those of the reference are exchangeable. So the
-rank of a prompt's figure among all prompts before it is uniform, whatever the figure's
-distribution, and the ranks are independent (conformal p-values; Vovk, Gammerman and Shafer,
-*Algorithmic Learning in a Random World*, 2005, chapter 8). The alarm bets on the ranks: its wealth
-starts at 1, is fair while they are uniform, and grows when they are not. By Ville's inequality fair
-wealth reaches 1/alpha with probability at most alpha, ever. So the promise is of the whole watch,
-of any length, over all signals together, and needs no assumption on their dependence.
+A unit is a prompt, or all prompts of an hour, a day or a conversation. While nothing changes, the
+units of a stream and those of the reference are exchangeable. So the rank of a unit's figure among
+all units before it is uniform, whatever the figure's distribution, and the ranks are independent
+(conformal p-values; Vovk, Gammerman and Shafer, *Algorithmic Learning in a Random World*, 2005,
+chapter 8). The alarm bets on the ranks: its wealth starts at 1, is fair while they are uniform, and
+grows when they are not. By Ville's inequality fair wealth reaches 1/alpha with probability at most
+alpha, ever. So the promise is of the whole watch, of any length, over all signals together, and
+needs no assumption on their dependence.
 
-What it does assume: the order of prompts tells nothing while nothing changes. Traffic whose mix
-follows the hour breaks that; take a reference over whole days, and look at whole days.
+It assumes that the order of units tells nothing while nothing changes. The order of prompts does
+where traffic swings with the hour or comes in conversations: then the day or the conversation is
+the unit.
 """
 
 from __future__ import annotations
@@ -24,21 +26,22 @@ from scipy.special import ndtri
 Floats = NDArray[np.float64]
 SHIFTS = (0.15, 0.3, 0.6, 1.2)
 """Changes that the wealth bets on, up and down: of the normal score of a rank, so in standard
-deviations between prompts."""
-MOST = 1e100
-"""A bet pays no more, so that numbers stay finite; to forgo a gain is no unfair bet."""
+deviations between units."""
+MOST, LEAST_ALPHA = 1e100, 1e-90
+"""A bet pays no more, so that numbers stay finite; to forgo a gain is no unfair bet. The bar of a
+smaller alpha could not be reached."""
 PRIOR = 50.0
-"""Prompts until which the share of the wealth that bets on a start falls slowly."""
+"""Units until which the share of the wealth that bets on a start falls slowly."""
 
 
 def p_values(reference: Floats, stream: Floats, random: np.random.Generator) -> Floats:
-    """Share of the prompts up to each one whose figure is larger, `[n]`, ties broken at random.
+    """Share of the units up to each one whose figure is larger, `[n]`, ties broken at random.
 
     Uniform on (0, 1) and independent while `reference` and `stream` are exchangeable. NaN where the
     stream has no figure, which then counts for nobody.
 
     Args:
-        reference: `[R]` figures of the prompts before the watch. stream: `[n]`, in order.
+        reference: `[R]` figures of the units before the watch. stream: `[n]`, in order.
     """
     known = np.isfinite(stream)
     values = np.concatenate([reference[np.isfinite(reference)], stream[known]])
@@ -71,11 +74,11 @@ def _earlier(values: Floats) -> tuple[Floats, Floats]:
 
 
 def wealth(p: Floats) -> Floats:
-    """The wealth after every prompt, `[n, ...]`, of fair bets on p-values of many streams at once.
+    """The wealth after every unit, `[n, ...]`, of fair bets on p-values of many streams at once.
 
     A bet of shift d multiplies what it staked by exp(d z - d^2 / 2), the likelihood ratio of the
     normal score z = Phi^-1(1 - p) shifted by d; a NaN leaves it. Starts are staked by a prior that
-    falls as 1 / (k log^2 k), so that a change after k quiet prompts costs about log k.
+    falls as 1 / (k log^2 k), so that a change after k quiet units costs about log k.
 
     Args:
         p: `[n, ...]`, NaN where a stream has nothing to say.
@@ -105,8 +108,8 @@ class Change:
     """Where a signal seems to have moved.
 
     Attributes:
-        start: index in the stream of the first prompt since.
-        shift: in standard deviations between prompts, of the bets' grid; positive is larger.
+        start: index in the stream of the first unit since.
+        shift: in standard deviations between units, of the bets' grid; positive is larger.
     """
 
     start: int

@@ -5,8 +5,8 @@ the groups share the whole. A mean of fair wealths is fair, so the alarm, which 
 reaches 1/alpha, rings with probability at most alpha while nothing changes, over the whole watch,
 however often it is looked at and however the signals depend on each other.
 
-Which signal moved is then told by its own wealth: at least 1/alpha. That and the figures beside it
-describe an alarm; the promise is the alarm's.
+Which signal moved is then told by its own wealth, at least 1/alpha, and by figures before and since
+whose intervals lie apart. These describe an alarm; the promise is the alarm's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from specctl.formatting import Table, count, number
 from specctl.logs.positions import Floats
 from specctl.stats import MIN_PROMPTS, UNKNOWN, Interval, Resamples, first_over_second
 from specctl.watch.alarm import likeliest_change, p_values, wealth
-from specctl.watch.signals import RATIOS, Prompts, watched
+from specctl.watch.signals import REST, Prompts, over, watched
 
 CURVE_POINTS = 200
 """Of the evidence, in JSON."""
@@ -35,7 +35,7 @@ class Signal:
 
     Attributes:
         wealth: of the bets on it alone. most: the most it ever was.
-        since: index of the first prompt after the likeliest change.
+        since: index of the first unit after the likeliest change.
         before: in the reference and in the stream up to there. after: since.
     """
 
@@ -48,22 +48,25 @@ class Signal:
     after: Interval = UNKNOWN
 
     def moved(self, alpha: float) -> bool:
-        """Whether its own bets reached 1/alpha."""
-        return self.most >= 1 / alpha
+        """Whether its own bets reached 1/alpha, and its intervals, where known, lie apart."""
+        apart = not (self.before.low <= self.after.high and self.after.low <= self.before.high)
+        return self.most >= 1 / alpha and apart
 
 
 @dataclass(frozen=True)
 class Drift:
-    """A watch of n prompts.
+    """A watch of n units of prompts.
 
     Attributes:
         alpha: bound on the probability of a false alarm.
-        alarm_at: index of the prompt at which the alarm rang; None: it has not.
-        wealth: of all bets after each prompt, `[n]`. by_group: of each group's.
+        unit: of `signals.UNITS`. num_reference: units of the reference.
+        alarm_at: index of the unit at which the alarm rang; None: it has not.
+        wealth: of all bets after each unit, `[n]`. by_group: of each group's.
         signals: those with a wealth, most first.
     """
 
     alpha: float
+    unit: str
     num_reference: int
     stream: Prompts
     alarm_at: int | None
@@ -73,15 +76,21 @@ class Drift:
 
     @property
     def moved(self) -> tuple[Signal, ...]:
-        """Signals that reached 1/alpha by themselves; of an alarm at least the foremost."""
-        found = tuple(signal for signal in self.signals if signal.moved(self.alpha))
-        return found or (self.signals[:1] if self.alarm_at is not None else ())
+        """Signals that moved by themselves."""
+        return tuple(signal for signal in self.signals if signal.moved(self.alpha))
+
+    @property
+    def foremost(self) -> Signal:
+        """The signal that moved with most evidence; where none did, that with most evidence."""
+        return (*self.moved, *self.signals)[0]
 
     def to_json(self) -> dict[str, Any]:
         return {
             "alarm": self.alarm_at is not None,
             "alpha": self.alpha,
+            "unit": self.unit,
             "num_reference": self.num_reference,
+            "num_units": self.stream.num_units,
             "num_prompts": len(self.stream),
             "wealth": float(self.wealth[-1]),
             "most_wealth": float(self.wealth.max()),
@@ -103,8 +112,8 @@ class Drift:
         }
 
     def _evidence(self) -> dict[str, Any]:
-        """Some points of the curves, the first and the last among them; indices of prompts."""
-        num = len(self.stream)
+        """Some points of the curves, the first and the last among them; indices of units."""
+        num = self.stream.num_units
         at = np.unique(np.linspace(0, num - 1, min(num, CURVE_POINTS)).round().astype(int))
         curves = {"all": self.wealth, **self.by_group}
         return {"index": at.tolist()} | {
@@ -112,24 +121,25 @@ class Drift:
         }
 
     def _prompt(self, index: int) -> dict[str, Any]:
-        stream = self.stream
+        """A unit, by its first prompt."""
+        at = self.stream.start_of(index)
         return {
             "index": index,
-            "prompt_id": str(stream.ids[index]),
-            "finished": str(stream.finished[index]) or None,
+            "prompt_id": str(self.stream.ids[at]),
+            "finished": str(self.stream.finished[at]) or None,
         }
 
     def shown(self) -> list[Any]:
         """For a person."""
-        num, bar = len(self.stream), 1 / self.alpha
-        head = f"{count(num, 'prompt')} watched against {self.num_reference} of the reference: "
+        num, bar = self.stream.num_units, 1 / self.alpha
+        head = f"{count(num, self.unit)} watched against {self.num_reference} of the reference: "
         if self.alarm_at is None:
             head += (
-                f"no alarm (evidence {number(self.wealth[-1])}, at most "
-                f"{number(self.wealth.max())}; it rings at {bar:.0f})"
+                f"no alarm (evidence {_evidence(self.wealth[-1])}, at most "
+                f"{_evidence(self.wealth.max())}; it rings at {bar:g})"
             )
         else:
-            head += f"ALARM at prompt {self.alarm_at + 1}{self._time(self.alarm_at)}"
+            head += f"ALARM at {self.unit} {self.alarm_at + 1}{self._time(self.alarm_at)}"
         rows = [
             (
                 signal.name,
@@ -140,29 +150,55 @@ class Drift:
             )
             for signal in self.moved
         ]
-        heads = ("signal", "since prompt", "before", "since", "evidence")
+        heads = ("signal", f"since {self.unit}", "before", "since", "evidence")
         parts: list[Any] = [[head]]
         if rows:
             parts.append(Table("", heads, rows, left=2, wide=("evidence",)))
         still = [
             f"{signal.name} {number(signal.before.value, '.3g')}"
             for signal in self.signals
-            if signal not in self.moved and signal.before.known
+            if signal not in self.moved
+            and signal.before.known
+            and (signal.name != f"category {REST}" or signal.before.value or signal.after.value)
         ]
+        rang = self.alarm_at is not None
+        if rang and not rows:
+            parts.append(
+                "No signal moved by itself and beyond its interval; most evidence, "
+                f"{_evidence(self.foremost.most)}, is of {self.foremost.name}."
+            )
+        if rang and self.unit == "prompt":
+            parts.append(
+                "Traffic that swings with the hour or comes in conversations rings by prompt "
+                "without a change: watch it by --unit hour, day or conversation."
+            )
         return [
             *parts,
             f"Not moved: {', '.join(still)}." if still else "Every signal moved.",
-            f"While nothing changes the alarm rings with probability {self.alpha:g} at most, over "
-            "the whole watch and all signals, however often you look.",
+            f"While nothing changes, so that one {self.unit} could stand in another's place, the "
+            f"alarm rings with probability {self.alpha:g} at most, over the whole watch and all "
+            "signals, however often you look.",
         ]
 
     def _time(self, index: int) -> str:
-        time = str(self.stream.finished[index])
+        time = str(self.stream.finished[self.stream.start_of(index)])
         return f" ({time} UTC)" if time else ""
 
 
-def watch(reference: Prompts, stream: Prompts, *, alpha: float = 0.05, seed: int = 0) -> Drift:
-    """Watches a stream against a reference.
+def _evidence(wealth: float) -> str:
+    """A wealth in a few digits."""
+    return number(float(wealth), ".2f" if wealth < 1000 else ".3g")
+
+
+def watch(
+    reference: Prompts,
+    stream: Prompts,
+    *,
+    unit: str = "prompt",
+    alpha: float = 0.05,
+    seed: int = 0,
+) -> Drift:
+    """Watches a stream against a reference, both in units as `signals.in_units` gives them.
 
     The same prompts give the same answer, and more prompts behind them go on from there, as ties
     are broken by a generator of the signal's own.
@@ -170,41 +206,46 @@ def watch(reference: Prompts, stream: Prompts, *, alpha: float = 0.05, seed: int
     Raises:
         TraceEmptyError: too few prompts to compare with, or none to watch.
     """
-    if len(reference) < MIN_PROMPTS or not len(stream):
+    if reference.num_units < MIN_PROMPTS or not stream.num_units:
+        noun = "prompts" if unit == "prompt" else f"whole {unit}s"
         raise TraceEmptyError(
-            "prompts to watch",
+            f"{noun} to watch",
             expected=f"at least {MIN_PROMPTS} of the reference and one after them",
-            found=f"{len(reference)} and {len(stream)}",
+            found=f"{reference.num_units} and {stream.num_units}",
             fix="collect more, or name other traces as --reference",
         )
     ranks = ranks_of(reference, stream, seed)
     own = {group: wealth(np.stack([*found.values()], 1)) for group, found in ranks.items()}
     whole = whole_wealth(own)
     rings = np.flatnonzero(whole >= 1 / alpha)
-    figures, signals, tables = watched(reference, stream), list[Signal](), list[Floats]()
+    terms_of, num_reference = watched(reference, stream), reference.num_units
+    signals, tables = list[Signal](), list[Floats]()
     for group, found in ranks.items():
         for at, (name, p) in enumerate(found.items()):
             since, own_wealth = likeliest_change(p).start, own[group][:, at]
             most = float(own_wealth.max())
             signals.append(Signal(group, name, float(own_wealth[-1]), most, since))
-            sides = zip((reference, stream), figures[group][name], strict=True)
-            terms = np.concatenate([_terms(name, *side) for side in sides])
-            before = len(reference) + since
+            terms = np.concatenate(terms_of[group][name])
+            before = num_reference + since
             for part in (slice(before), slice(before, None)):
                 tables.append(np.zeros_like(terms))
                 tables[-1][part] = terms[part]
-    signals = _estimated(signals, tables, len(reference))
+    signals = _estimated(signals, tables, num_reference)
     signals.sort(key=lambda signal: -signal.most)
     alarm_at = int(rings[0]) if len(rings) else None
     groups = {group: of_group.mean(1) for group, of_group in own.items()}
-    return Drift(alpha, len(reference), stream, alarm_at, whole, groups, tuple(signals))
+    return Drift(alpha, unit, num_reference, stream, alarm_at, whole, groups, tuple(signals))
 
 
 def ranks_of(reference: Prompts, stream: Prompts, seed: int) -> dict[str, dict[str, Floats]]:
     """The p-values `[n]` of every signal, by group and name."""
     return {
         group: {
-            name: p_values(*pair, np.random.default_rng((seed, zlib.crc32(name.encode()))))
+            name: p_values(
+                over(pair[0]),
+                over(pair[1]),
+                np.random.default_rng((seed, zlib.crc32(name.encode()))),
+            )
             for name, pair in of_group.items()
         }
         for group, of_group in watched(reference, stream).items()
@@ -232,14 +273,6 @@ def _estimated(
         )
         found.append(replace(signal, before=before, after=after))
     return found
-
-
-def _terms(name: str, prompts: Prompts, figure: Floats) -> Floats:
-    """`[P, 2]` above and below of a figure `[P]`; of prompts without one, zeros."""
-    if name in RATIOS:
-        table = np.stack([prompts.column(part) for part in RATIOS[name]], 1)
-        return np.nan_to_num(table)
-    return np.stack([figure, np.ones(len(figure))], 1)
 
 
 def prometheus(drift: Drift, labels: Mapping[str, str]) -> str:

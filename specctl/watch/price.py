@@ -129,7 +129,8 @@ def price(
     Raises:
         TraceError, UsageError, InputError: see `read_prompts` and `prepare`.
     """
-    since, stream = drift.moved[0].since, drift.stream
+    stream = drift.stream
+    since = stream.start_of(drift.foremost.since)
     try:
         dense = read_prompts(traces, policy)
     except TraceMismatchError as error:  # the alarm stands without a price
@@ -182,7 +183,7 @@ def price(
 
 
 def check_pair(traces: TraceSet, served: TraceSet, option: str) -> TraceSet:
-    """Refuses traces of another pair than the traffic's.
+    """Refuses traces of another pair, or of texts of another length, than the traffic's.
 
     Raises:
         TraceMismatchError: naming the option.
@@ -196,6 +197,18 @@ def check_pair(traces: TraceSet, served: TraceSet, option: str) -> TraceSet:
                 found=str(getattr(theirs, role)),
                 fix="name traces of the pair that serves",
             )
+    limits = [
+        {str(one.collect.get("max_new_tokens")) for one in of.headers} for of in (served, traces)
+    ]
+    if len(limits[0] | limits[1]) > 1:
+        shown = [" and ".join(sorted(of)) for of in limits]
+        raise TraceMismatchError(
+            f"{option}, max_new_tokens",
+            expected=f"{shown[0]}, as in the traces of the traffic, since the length of a text "
+            "moves every figure",
+            found=shown[1],
+            fix=f"name traces of the same limit: specctl collect --max-new-tokens {shown[0]}",
+        )
     return traces
 
 

@@ -6,6 +6,7 @@ rounds that it would have run, so the traces of a fit are a reference for the tr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, LiveLog, open_log, segment_files
 from specctl.policy import Policy, build_shape, policy_digest
 from specctl.replay.rounds import check_held, replay
-from specctl.stats import sums_by
+from specctl.stats import MIN_PROMPTS, sums_by
 from specctl.trace import token_mode
 from specctl.tree import gather
 
@@ -54,6 +55,10 @@ RATIOS = {
     "cut short": ("cut_short", "whole"),
 }
 """Figures of sums: above over below."""
+UNITS = ("prompt", "hour", "day", "conversation")
+"""Units that are exchangeable while nothing changes, by the user's knowledge of the traffic."""
+SILENCE = np.timedelta64(1, "h")
+"""A conversation has ended after so long without a prompt."""
 GROUPS = {
     "tokens per call": ("tokens per call",),
     "verified per call": ("verified per call",),
@@ -76,6 +81,7 @@ class Prompts:
         sums: `[P, S]`, columns `COLUMNS`; NaN in `NODE_COLUMNS` where the log cannot tell.
         context: `[P]` tokens of the prompt, with its first root.
         finished: `[P]` UTC time of the segment that finished each, as text.
+        unit: `[P]` the unit of each, 0 to U - 1, in order; None: each is one by itself.
     """
 
     ids: NDArray[np.object_]
@@ -83,57 +89,142 @@ class Prompts:
     finished: NDArray[np.object_]
     context: Floats
     sums: Floats
+    unit: Longs | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def num_units(self) -> int:
+        """U."""
+        return len(self) if self.unit is None else len(np.unique(self.unit))
+
+    def start_of(self, unit: int) -> int:
+        """The place of a unit's first prompt."""
+        return unit if self.unit is None else int(np.searchsorted(self.unit, unit))
+
+    def split(self, num_prompts: int) -> tuple[Prompts, Prompts]:
+        """The first units, as many as hold `num_prompts` and `MIN_PROMPTS` at least, and the
+        others."""
+        last = min(num_prompts, len(self)) - 1
+        num_units = last + 1 if self.unit is None or last < 0 else int(self.unit[last]) + 1
+        start = self.start_of(max(num_units, MIN_PROMPTS))
+        return self.take(slice(start)), self.take(slice(start, None))
+
     def take(self, rows: Any) -> Prompts:
         """Some of them, by index, slice or mask."""
-        return Prompts(*(column[rows] for column in vars(self).values()))
+        columns = {name: column[rows] for name, column in vars(self).items() if name != "unit"}
+        unit = None if self.unit is None else np.unique(self.unit[rows], return_inverse=True)[1]
+        return replace(self, **columns, unit=unit)
 
     def column(self, name: str) -> Floats:
         """`[P]` one of `COLUMNS`."""
         return self.sums[:, COLUMNS.index(name)]
 
     def figure(self, name: str) -> Floats:
-        """`[P]` one of `RATIOS`; NaN where a prompt has none."""
-        above, below = (self.column(part) for part in RATIOS[name])
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(below > 0, above / below, np.nan)
+        """`[U]` one of `RATIOS`; NaN where a unit has none."""
+        return over(self.terms(*(self.column(part) for part in RATIOS[name])))
+
+    def terms(self, above: NDArray[Any], below: NDArray[Any] | None = None) -> Floats:
+        """`[U, 2]`: sums of a figure's two sides `[P]`, 0 where either is not known.
+
+        Args:
+            below: None for a mean over prompts.
+        """
+        sides = np.asarray(above, float), np.ones(len(self)) if below is None else below
+        table = np.stack(sides, 1)
+        table[~np.isfinite(table).all(1)] = 0.0
+        return table if self.unit is None else sums_by(self.unit, self.num_units, table)
+
+
+def over(terms: Floats) -> Floats:
+    """The figures `[U]` of terms `[U, 2]`; NaN where there is none."""
+    above, below = terms.T
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(below > 0, above / below, np.nan)
+
+
+def join(parts: Sequence[Prompts]) -> Prompts:
+    """Prompts one set behind another, each a unit."""
+    columns = zip(*([*vars(part).values()][:-1] for part in parts), strict=True)
+    return Prompts(*map(np.concatenate, columns))
 
 
 def watched(reference: Prompts, stream: Prompts) -> dict[str, dict[str, tuple[Floats, Floats]]]:
-    """Figures of the reference and of the stream, by group and signal; those that neither has are
-    left out."""
-    found = {
-        group: {name: (reference.figure(name), stream.figure(name)) for name in names}
-        for group, names in GROUPS.items()
-    }
-    found["prompt tokens"] = {"prompt tokens": (reference.context, stream.context)}
+    """Terms `[U, 2]` of the reference and of the stream, by group and signal; of figures that
+    neither has there are none."""
+    sides = (reference, stream)
+
+    def ratio(name: str) -> list[Floats]:
+        return [side.terms(*(side.column(part) for part in RATIOS[name])) for side in sides]
+
+    found = {group: {name: ratio(name) for name in names} for group, names in GROUPS.items()}
+    found["prompt tokens"] = {"prompt tokens": [side.terms(side.context) for side in sides]}
     names, counts = np.unique(reference.category.astype(str), return_counts=True)
     kept = names[np.argsort(-counts, kind="stable")][:MOST_CATEGORIES]
     if len({*names, *stream.category}) > 1:
         found["categories"] = {
-            f"category {name}": (
-                (reference.category == name).astype(float),
-                (stream.category == name).astype(float),
-            )
+            f"category {name}": [side.terms(side.category == name) for side in sides]
             for name in kept
         } | {
-            f"category {REST}": (
-                (~np.isin(reference.category.astype(str), kept)).astype(float),
-                (~np.isin(stream.category.astype(str), kept)).astype(float),
-            )
+            f"category {REST}": [
+                side.terms(~np.isin(side.category.astype(str), kept)) for side in sides
+            ]
         }
     told = {
         group: {
-            name: pair
-            for name, pair in signals.items()
-            if all(np.isfinite(side).any() for side in pair)
+            name: (first, second)
+            for name, (first, second) in signals.items()
+            if (first[:, 1] > 0).any() and (second[:, 1] > 0).any()
         }
         for group, signals in found.items()
     }
     return {group: signals for group, signals in told.items() if signals}
+
+
+# --------------------------------------------------------------------------- units
+
+
+def in_units(prompts: Prompts, unit: str) -> Prompts:
+    """The prompts in whole units, unit behind unit in the order in which these end, so that what a
+    log gains later comes behind.
+
+    The first and the last hour or day of a log may be parts, and a conversation may go on until
+    `SILENCE`: these are left out.
+
+    Args:
+        prompts: in order of time. unit: of `UNITS`; hours and days are of UTC.
+    """
+    if unit == "prompt":
+        return prompts
+    if unit == "conversation":
+        codes, is_whole = _conversations(prompts)
+    else:
+        length = len("2026-01-31" if unit == "day" else "2026-01-31 12")
+        codes = np.unique([time[:length] for time in prompts.finished], return_inverse=True)[1]
+        is_whole = (codes > 0) & (codes < codes.max())
+    order = np.argsort(codes, kind="stable")
+    order = order[is_whole[order]]
+    return replace(prompts.take(order), unit=np.unique(codes[order], return_inverse=True)[1])
+
+
+def _conversations(prompts: Prompts) -> tuple[Longs, NDArray[np.bool_]]:
+    """`[P]` place of each prompt's conversation in order of their ends, and whether it has ended.
+
+    A conversation's prompts have ids that are equal up to the last `#`, and no pause of `SILENCE`.
+    """
+    codes, ends, latest = np.zeros(len(prompts), np.int64), list[Any](), dict[str, int]()
+    times = prompts.finished.astype("datetime64[s]")
+    for row, (name, time) in enumerate(zip(prompts.ids, times, strict=True)):
+        key = str(name).rpartition("#")[0] or str(name)
+        code = latest.get(key)
+        if code is None or time - ends[code] > SILENCE:
+            code = latest[key] = len(ends)
+            ends.append(time)
+        codes[row], ends[code] = code, time
+    ended = np.array(ends)
+    place = np.argsort(np.argsort(ended, kind="stable"))
+    return place[codes], (times[-1] - ended > SILENCE)[codes]
 
 
 # --------------------------------------------------------------------------- readers
@@ -196,9 +287,7 @@ def _served(traces: TraceSet, policy: Policy) -> Prompts:
             found=f"rounds of {', '.join(sorted(name[:19] for name in others)) or 'none'}",
             fix="name the policy that the traffic was served with: specctl show TRACES",
         )
-    by_column = zip(*(vars(part).values() for part in parts), strict=True)
-    found = Prompts(*map(np.concatenate, by_column))
-    return _with_nodes(found, traces, policy, np.concatenate(whole_rounds))
+    return _with_nodes(join(parts), traces, policy, np.concatenate(whole_rounds))
 
 
 COUNTS = ("offered_depth", "num_verified", "num_accepted", "num_emitted")

@@ -278,6 +278,9 @@ def test_a_watch_is_drawn_and_said(full_page: Page) -> None:
     quiet = drift_results(alarm=False, alarm_at=None, signals=(), price=None)
     page = build_page(None, Given(drift=quiet))
     assert "no alarm" in reading_of(page, "drift")
+    [still] = (one.model_copy(update={"moved": False}) for one in drift_results().signals)
+    by_day = build_page(None, Given(drift=drift_results(unit="day", signals=(still,))))
+    assert "rang at day 3" in reading_of(by_day, "drift")
 
 
 def test_sections_without_data_are_a_line_that_names_the_option(tmp_path: Path) -> None:

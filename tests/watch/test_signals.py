@@ -18,6 +18,7 @@ from specctl.watch.signals import (
     RATIOS,
     Prompts,
     _in_time,
+    over,
     read_prompts,
     round_sums,
     watched,
@@ -166,4 +167,4 @@ def test_what_neither_side_tells_is_not_watched() -> None:
     assert "categories" not in found
     assert set(found["tokens per call"]) == {"tokens per call"} <= set(RATIOS)
     mixed = watched(some, prompts_of(("c", "new", 1)))["categories"]
-    assert mixed["category other"][1].tolist() == [1.0]
+    assert over(mixed["category other"][1]).tolist() == [1.0]

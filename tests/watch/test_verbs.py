@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from specctl.artifacts import load_artifact
 from specctl.cli.watching import ALARM
+from specctl.collect import trace_writer
 from specctl.collect.trace_writer import TraceWriter
 from specctl.errors import TraceMismatchError, UsageError
 from specctl.logs.parquet import drop_prompts, join_tables
@@ -156,6 +158,40 @@ def test_a_set_that_is_being_written_is_watched_as_far_as_it_is_finished(
         assert "11 prompts watched" in specctl(*words, "--false-alarm-prob", 1e-9).out
 
 
+def test_whole_days_are_watched_where_traffic_swings(
+    served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve days of ten prompts: ten are whole, of which two are behind the reference."""
+    today = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return today.astimezone(tz)
+
+    monkeypatch.setattr(trace_writer, "datetime", Clock)
+    part = TraceSet.open(str(served)).parts[0]
+    rows, names = join_tables([part.tables(one) for one in part.segments]), part.prompt_ids
+    order = np.random.default_rng(0).permutation(names)[:120].reshape(12, 10)
+    with TraceWriter.open(tmp_path / "days", part.header) as writer:
+        for chosen in order.tolist():
+            writer.commit(chosen, drop_prompts(rows, [one for one in names if one not in chosen]))
+            today += timedelta(days=1)
+    words = ("drift", tmp_path / "days", "-p", SERVED, "--reference-prompts", 8)
+    said = specctl(*words, "--unit", "day")
+    assert said.code == 0, said
+    assert "2 days watched against 8 of the reference" in said.out
+    assert "20 prompts of a day that may not be whole are left out" in said.out
+    found = json.loads(passes(*words, "--unit", "day", "--json").out)
+    counts = ("unit", "num_reference", "num_units", "num_prompts")
+    assert [found[name] for name in counts] == ["day", 8, 2, 20]
+    assert found["signals"][0]["since"]["finished"].startswith("2026-01-1")
+    assert "whole hours to watch" in refuses(
+        4, "drift", served, "-p", SERVED, "--reference", served, "--unit", "hour"
+    )
+    assert "did you mean day?" in refuses(2, *words, "--unit", "days")
+
+
 def test_what_cannot_be_watched_is_refused(
     served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +199,24 @@ def test_what_cannot_be_watched_is_refused(
     assert "`specctl import` reads" in refuses(4, "drift", log, "-p", "chain")
     assert "rounds of the policy" in refuses(4, "drift", served, "-p", "chain")
     assert "a probability" in refuses(2, "drift", served, "-p", SERVED, "--false-alarm-prob", 0)
+    unreachable = refuses(2, "drift", served, "-p", SERVED, "--false-alarm-prob", 1e-300)
+    assert "from 1e-90 to below 1, found 1e-300" in unreachable
+    short = tmp_path / "short"
+    passes(
+        "collect",
+        "embedded",
+        "-o",
+        short,
+        "--policy",
+        SERVED,
+        "--limit",
+        8,
+        *LENGTH[2:],
+        "--max-new-tokens",
+        4,
+    )
+    said = refuses(4, "drift", served, "-p", SERVED, "--reference", short)
+    assert "--reference, max_new_tokens: expected 10, as in the traces of the traffic" in said
     few = refuses(4, "drift", served, "-p", SERVED, "--reference-prompts", 240)
     assert "lower --reference-prompts" in few
     assert "live ones" in refuses(4, "drift", served, "-p", SERVED, "--dense", served)
@@ -225,14 +279,33 @@ def test_a_candidate_that_the_log_lacks_is_not_promoted(lacking: str | None) -> 
     assert ("holds 98.0% of what" in found.why_not) == (lacking is not None)
 
 
+def test_the_way_out_of_damage_is_one_that_drift_can_take(served: Path, tmp_path: Path) -> None:
+    broken, part = tmp_path / "broken", TraceSet.open(str(served)).parts[0]
+    rows, names = join_tables([part.tables(one) for one in part.segments]), part.prompt_ids
+    with TraceWriter.open(broken, part.header) as writer:
+        writer.commit(names[:30], drop_prompts(rows, names[30:]))
+        writer.commit(names[30:60], drop_prompts(rows, (*names[:30], *names[60:])))
+    last = max((broken / "rounds").iterdir())
+    last.write_bytes(last.read_bytes()[:-9])
+    words = ("-p", SERVED, "--reference-prompts", 20, "--false-alarm-prob", 1e-9)
+    said = refuses(4, "drift", broken, *words)
+    assert "the snapshot of the rest that `specctl traces snapshot TRACES --skip-damaged`" in said
+    taken = json.loads(passes("traces", "snapshot", broken, "--skip-damaged", "--json").out)
+    assert "prompts watched" in passes("drift", f"{broken}@{taken['digest']}", *words).out
+
+
 def test_traces_of_another_pair_are_refused() -> None:
-    ours, theirs = (
-        SimpleNamespace(fingerprint=SimpleNamespace(target_digest="t", drafter_digest=drafter))
-        for drafter in "ab"
-    )
-    assert check_pair(ours, ours, "--dense") is ours  # type: ignore[arg-type,comparison-overlap]
+    def traces(drafter: str, limit: int = 24) -> Any:
+        pair = SimpleNamespace(target_digest="t", drafter_digest=drafter)
+        header = SimpleNamespace(collect={"max_new_tokens": limit})
+        return SimpleNamespace(fingerprint=pair, headers=[header])
+
+    ours = traces("a")
+    assert check_pair(ours, ours, "--dense") is ours
     with pytest.raises(TraceMismatchError, match="--dense, drafter_digest"):
-        check_pair(theirs, ours, "--dense")  # type: ignore[arg-type]
+        check_pair(traces("b"), ours, "--dense")
+    with pytest.raises(TraceMismatchError, match="--reference, max_new_tokens: expected 24, as in"):
+        check_pair(traces("a", 16), ours, "--reference")
 
 
 def test_a_better_policy_is_written_and_promoted(dense: Path, costs: Path, tmp_path: Path) -> None:
