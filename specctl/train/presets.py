@@ -77,8 +77,13 @@ PRESETS = {
     ),
     "mars-paper": Preset(
         "mars",
-        "MARS, arXiv:2601.15498, Algorithm 1",
-        {"mode": "alg1", "form": "ratio", "thetas": "0.9", "shape": "eagle3-paper"},
+        "MARS, arXiv:2601.15498, Algorithm 1, and section 4.1: draft length 7, top 10",
+        {
+            "mode": "alg1",
+            "form": "ratio",
+            "thetas": "0.9",
+            "shape": "eagle2:depth=7:top_k=10:num_tokens=50",  # its scripts' --total-token 50
+        },
     ),
 }
 

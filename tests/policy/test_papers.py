@@ -134,6 +134,15 @@ def test_echos_tree_of_one_request(words: str, bars: dict[int, float]) -> None:
     compare(shape_of(words), lambda law: echo(law, bars), 12, 120)
 
 
+# --------------------------------------------------------------------------- MARS
+
+
+def test_mars_drafts_seven_levels_and_fifty_nodes() -> None:
+    """Section 4.1: draft length 7, top 10; the released scripts' total of 50, root counted."""
+    shape = shape_of(str(PRESETS["mars-paper"].options["shape"]))
+    compare(shape, lambda law: echo(law, {}, depth=7, total=50), 12, 40)
+
+
 # --------------------------------------------------------------------------- HeteroSpec
 
 
