@@ -128,13 +128,6 @@ NODE_COLUMNS = (
         "of the distribution drawn from, at the parent; null in live logs",
         True,
     ),
-    Column(
-        "js_distance",
-        "float32",
-        "sqrt(bits)",
-        "Jensen-Shannon, drafter to target at the parent, both as drawn from; null in live logs",
-        True,
-    ),
 )
 
 TABLES = {"rounds": ROUND_COLUMNS, "nodes": NODE_COLUMNS}

@@ -43,7 +43,7 @@ UNPREDICTABLE = frozenset(
     {
         *("token_id", "drawn_token", "next_token", "bonus_token_id", "later_entropy"),
         *("node_match", "path_accepted", "verified", "expanded", "confidence_rank", "tcr"),
-        *("num_accepted", "num_emitted", "fully_accepted", "js_distance", "target_logp"),
+        *("num_accepted", "num_emitted", "fully_accepted", "target_logp"),
         *("target_rank", "target_top1_logit", "target_top2_logit", "target_ratio"),
         *("target_margin", "target_entropy"),
     }

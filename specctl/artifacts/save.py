@@ -66,8 +66,7 @@ def save_artifact(
     with refusals_of(str(folder)):
         tensors = {**policy_tensors(policy), **selftest_tensors(policy)}
         files = {TENSORS: write_tensors(tensors), CARD: card.encode()}
-        if report is not None:
-            files[REPORT_JSON] = report
+        files |= {} if report is None else {REPORT_JSON: report}
         twin = twin_bytes(policy)
         if twin is not None:
             files[TWIN] = twin

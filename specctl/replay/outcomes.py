@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from specctl.errors import UsageError
-from specctl.lazy import Tensor, inference, torch
+from specctl.lazy import inference, torch
 from specctl.logs.logged_draft import LoggedDraft, logged_draft
 from specctl.logs.positions import Bools, Ints, Longs, join_rows
 from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog, LogChunk
@@ -257,43 +257,35 @@ def accepted_bounds(draft: LoggedDraft, *, by_rank: bool) -> Ints:
 # ----------------------------------------------------------------- shapes that learn
 
 
-@dataclass(frozen=True)
-class OnlineStep:
-    """One round of each request that has not ended.
-
-    Attributes:
-        rows: `[A]` int64 numpy, positions of the chunk where the rounds start.
-        outcome: what the shape learns from. Token ids are not logged for replay and are 0.
-        memory: `[A, M]` of the requests, before the round.
-    """
-
-    rows: Longs
-    draft: LoggedDraft
-    outcome: Outcome
-    memory: Tensor
-
-
-def online_steps(rule: ShapeRule, chunk: LogChunk) -> Iterator[OnlineStep]:
-    """The rounds of all requests of a chunk, side by side, first rounds first.
+@inference
+def walk_online(rule: ShapeRule, chunk: LogChunk) -> tuple[Bools, Outcomes]:
+    """Runs a shape over every request of a chunk, side by side, first rounds first.
 
     Where the log lacks what a round wanted, the walk goes on with what it holds.
+
+    Returns:
+        `[R]` bool, a round starts there; and the outcomes of these rows, in their order.
     """
-    positions = chunk.positions
+    positions, rows, found = chunk.positions, [], []
     here, end = positions.start[:-1].copy(), positions.start[1:]
     memory = torch.zeros(len(here), rule.memory_size, dtype=torch.float64)
     while len(here):
         start = RoundStart(len(here), memory)
         draft = logged_draft(rule, chunk, torch.from_numpy(here), start)
-        outcome = _outcome_of(draft)
-        yield OnlineStep(here, draft, outcome, memory)
-        memory = rule.observe(memory, outcome)
+        rows.append(here)
+        found.append(outcomes_at(draft))
+        memory = rule.observe(memory, _outcome_of(draft))
         here = here + draft.on_path.sum(1).numpy()
         inside = here < end
         here, end, memory = here[inside], end[inside], memory[torch.from_numpy(inside)]
+    order = np.concatenate(rows)
+    visited = np.zeros(positions.num_rows, np.bool_)
+    visited[order] = True
+    return visited, join_rows(found).at(order.argsort())
 
 
 def _outcome_of(draft: LoggedDraft) -> Outcome:
-    """A logged round as the rules would see it."""
+    """A logged round as the rules would see it; token ids are not logged for replay and are 0."""
     tree = take(draft.pool.tree, draft.submitted)
     deepest = int(tree.depth.max())
     place = tree.depth.masked_fill(~draft.on_path, deepest + 1)
@@ -301,17 +293,3 @@ def _outcome_of(draft: LoggedDraft) -> Outcome:
     path = torch.full((len(place), deepest + 2), -1).scatter(1, place, slots)
     nothing = torch.zeros_like(tree.token_ids)
     return Outcome(draft.pool, draft.submitted, tree, path[:, : deepest + 1], nothing)
-
-
-@inference
-def walk_online(rule: ShapeRule, chunk: LogChunk) -> tuple[Bools, Outcomes]:
-    """Runs a shape over every request of a chunk.
-
-    Returns:
-        `[R]` bool, a round starts there; and the outcomes of these rows, in their order.
-    """
-    steps = [(step.rows, outcomes_at(step.draft)) for step in online_steps(rule, chunk)]
-    order = np.concatenate([rows for rows, _ in steps])
-    visited = np.zeros(chunk.positions.num_rows, np.bool_)
-    visited[order] = True
-    return visited, join_rows([found for _, found in steps]).at(order.argsort())

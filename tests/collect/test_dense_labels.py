@@ -20,7 +20,6 @@ from torch import Tensor
 
 from specctl.collect.dense.labels import (
     NO_TOKEN,
-    PathDistances,
     TargetDistributions,
     continuations,
     label_paths,
@@ -29,7 +28,6 @@ from specctl.collect.dense.labels import (
 from specctl.collect.dense.trees import columns_of, to_tables
 from specctl.features import DraftPool
 from specctl.policy import FullTree
-from specctl.policy.adasd import js_distance
 from specctl.runtime.requests import Request, Sampling
 from specctl.tree import PAD, TokenTree
 from tests.trees import joint_logp
@@ -71,8 +69,7 @@ LABELS = label_paths(TREE, continuations(TEXT, ROOTS, 3))
 
 
 def rows_of(table: str, sampling: Sampling | None = None) -> dict[str, list[object]]:
-    distance = torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.5, float("nan")]])
-    columns = {"text": TEXT, **columns_of(ROOTS, POOL, LABELS, distance, targets(sampling))}
+    columns = {"text": TEXT, **columns_of(ROOTS, POOL, LABELS, targets(sampling))}
     tables = to_tables(REQUEST, ROOTS, columns, FullTree(depth=3, top_k=2), DIGEST)
     found: dict[str, list[object]] = tables[table].to_pydict()
     return found
@@ -134,8 +131,6 @@ def test_nodes_are_those_of_the_hand_worked_text() -> None:
         "target_margin": [none, 2, 2, 2, 2, none, 1, none, 2, 1, 1],
     }
     assert {name: rows[name] for name in wanted} == wanted
-    distance = [none, 0.1, 0.1, 0.2, 0.2, none, 0.3, none, 0.4, 0.5, 0.5]
-    assert rows["js_distance"] == pytest.approx(distance)
     for name in rows:
         if name.startswith("target_"):
             assert [value is not None for value in rows[name]] == seen, name
@@ -153,45 +148,3 @@ def test_log_probabilities_are_those_that_were_drawn_from() -> None:
     assert drawn["target_entropy"][1] == pytest.approx(entropy)
     assert drawn["target_logp"][10] == -math.inf  # token 1 after text token 3 was cut
     assert drawn["target_rank"] == raw["target_rank"]  # ranks and logits are raw
-
-
-class LevelDrafter:
-    """Logits that name their place: row r, column c at level d prefer token (r + c + d) mod 5."""
-
-    vocab_size = 5
-
-    def logits(self, level: int, width: int) -> Tensor:
-        place = torch.arange(2)[:, None] + torch.arange(width) + level
-        return 3.0 * torch.nn.functional.one_hot(place % 5, 5).float()
-
-    def to_target_ids(self, draft_ids: Tensor) -> Tensor:
-        return draft_ids + 1
-
-
-def test_distances_are_taken_where_the_text_goes() -> None:
-    """Level 1 expands 6 and 2, of which 2 is the text; level 2 expands their children."""
-    drafter = LevelDrafter()
-    continuation = continuations(TEXT, ROOTS, 3)
-    distances = PathDistances(drafter, targets(), Sampling(), ROOTS, continuation)  # type: ignore[arg-type]
-    # The text goes on with 3 below column 1; the 3 below column 0 is another path.
-    for level, (tokens, parents) in enumerate(
-        (
-            ([[1], [2]], [[0], [0]]),
-            ([[6, 2], [4, 4]], [[0, 0], [0, 0]]),
-            ([[3, 3, 0], [3, 3, 0]], [[0, 1, 1], [0, 1, 0]]),
-        )
-    ):
-        logits = drafter.logits(level, len(tokens[0]))
-        distances.observe(torch.tensor(tokens), torch.tensor(parents), logits)
-
-    def distance(row: int, column: int, level: int, text_token: int) -> float:
-        draft = drafter.logits(level, 3)[row, column].log_softmax(-1)
-        target = logits_after_each_token()[text_token - 1].log_softmax(-1)
-        return js_distance(draft[None], target[None], torch.arange(1, 6)).item()
-
-    wanted = [
-        [distance(0, 0, 0, 1), distance(0, 1, 1, 2), distance(0, 1, 2, 3)],
-        [distance(1, 0, 0, 2), math.nan, math.nan],  # 3 was not expanded in this tree
-    ]
-    for found, expected in zip(distances.found.tolist(), wanted, strict=True):
-        assert found == pytest.approx(expected, nan_ok=True)

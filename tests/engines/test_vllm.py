@@ -343,18 +343,17 @@ def test_steps_are_told(theirs: Theirs) -> None:
 
 
 def test_dense_rows_are_those_of_collect(ours: Ours, theirs: Theirs) -> None:
-    """But for what an engine does not compute: the target behind the last token of a text, and
-    distances between the two models' distributions."""
+    """But for what an engine does not compute: the target behind the last token of a text."""
     mine, dense = rows_of(ours.dense, "rounds"), rows_of(theirs.dense, "rounds")
     compare(mine, dense, without=OF_A_RUN | STEPS)
     mine, dense = rows_of(ours.dense, "nodes"), rows_of(theirs.dense, "nodes")
     target = {name for name in mine.columns if name.startswith("target_")}
-    compare(mine, dense, without=target | {"js_distance"})
+    compare(mine, dense, without=target)
     unseen = dense["target_logp"].is_null()
     assert (unseen | mine["target_logp"].is_not_null()).all()
     last = mine.filter(unseen & mine["target_logp"].is_not_null())
     assert last["node_match"].is_null().all(), "only behind the end of a text"
-    compare(mine.filter(~unseen), dense.filter(~unseen), without={"js_distance"})
+    compare(mine.filter(~unseen), dense.filter(~unseen))
 
 
 def test_both_dense_logs_replay_alike(ours: Ours, theirs: Theirs) -> None:

@@ -6,7 +6,6 @@ positions are those of `runtime.drafter`, so a tree is the one that a live round
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -63,14 +62,9 @@ class DenseDrafter(Protocol):
 
 @dataclass(frozen=True)
 class DenseSource:
-    """Children below many roots of one text, for `policy.growing.grow_tree`.
-
-    Attributes:
-        observe: called with the tokens, parent slots and logits of each level.
-    """
+    """Children below many roots of one text, for `policy.growing.grow_tree`."""
 
     drafter: DenseDrafter
-    observe: Callable[[Tensor, Tensor, Tensor], None] | None = None
 
     def children(self, pool: PoolBuffers, frontier: Frontier, top_k: int) -> Children:
         tokens = pool.token_ids.gather(1, frontier.index)
@@ -81,8 +75,6 @@ class DenseSource:
             logits = self.drafter.begin_round(len(tokens))[:, None]
         else:
             logits = self.drafter.expand(tokens, parent)
-        if self.observe is not None:
-            self.observe(tokens, parent, logits)
         return children_of(logits, top_k, self.drafter.to_target_ids)
 
 

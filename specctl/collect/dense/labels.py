@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specctl.collect.dense.drafters import READ_TOKENS, DenseDrafter
-from specctl.policy.adasd import js_distance
+from specctl.collect.dense.drafters import READ_TOKENS
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.requests import Sampling
 from specctl.runtime.round import check_finite
@@ -163,50 +162,3 @@ class TargetText:
         if result.features is not None:
             self._states.append(result.features)
         return result.logits
-
-
-class PathDistances:
-    """Measures, where the text takes a drafted path, the drafter's distance to the target.
-
-    Args:
-        roots: indices of the P roots in the text.
-
-    Attributes:
-        found: `[P, D]` float32, Jensen-Shannon: at the node on the path at each depth, NaN where
-            none was expanded.
-    """
-
-    def __init__(
-        self,
-        drafter: DenseDrafter,
-        targets: TargetDistributions,
-        sampling: Sampling,
-        roots: range,
-        continuation: Tensor,
-    ) -> None:
-        self._targets, self._sampling = targets, sampling
-        self._continuation, self._level = continuation, 0
-        device = continuation.device
-        self._at = torch.arange(roots.start, roots.stop, device=device) - targets.first
-        self._target_ids = drafter.to_target_ids(torch.arange(drafter.vocab_size, device=device))
-        self._column = torch.zeros_like(self._at)  # of the node on the path; -1: there is none
-        self.found = torch.full(continuation.shape, float("nan"), device=device)
-
-    def observe(self, token_ids: Tensor, parent_slot: Tensor, logits: Tensor) -> None:
-        """Compares distributions after the nodes on the path, level by level.
-
-        Args:
-            token_ids, parent_slot: `[P, W]` of the level; of the roots, anything.
-            logits: `[P, W, V]` after them.
-        """
-        if self._level:
-            follows = parent_slot == self._column[:, None]
-            follows &= token_ids == self._continuation[:, self._level - 1, None]
-            found, column = follows.to(torch.int8).max(1)
-            self._column = column.masked_fill(found == 0, -1)
-        [rows] = (self._column >= 0).nonzero(as_tuple=True)
-        draft_logp = warped_logp(logits[rows, self._column[rows]].float(), self._sampling)
-        target_logp = self._targets.logp[self._at[rows] + self._level]
-        draft_logp, target_logp = draft_logp.log_softmax(-1), target_logp.float().log_softmax(-1)
-        self.found[rows, self._level] = js_distance(draft_logp, target_logp, self._target_ids)
-        self._level += 1

@@ -15,7 +15,6 @@ from torch import Tensor
 from specctl.collect.dense.drafters import DenseDrafter, DenseSource, dense_drafter
 from specctl.collect.dense.labels import (
     Labels,
-    PathDistances,
     TargetDistributions,
     TargetText,
     continuations,
@@ -123,12 +122,11 @@ class DenseDrafting:
         targets = target.distributions(roots.start, end)
         self._drafter.read(roots, target.features)
         continuation = continuations(text, roots, self.rule.max_depth)
-        distances = PathDistances(self._drafter, targets, target.sampling, roots, continuation)
-        source = DenseSource(self._drafter, distances.observe)
         plan = self.rule.begin(fresh_start(len(roots), device=text.device))
-        pool = grow_tree(self.rule, plan, source, text[roots.start : roots.stop], Stopwatch())
+        source, here = DenseSource(self._drafter), text[roots.start : roots.stop]
+        pool = grow_tree(self.rule, plan, source, here, Stopwatch())
         labels = label_paths(pool.tree, continuation)
-        return {"text": text, **columns_of(roots, pool, labels, distances.found, targets)}
+        return {"text": text, **columns_of(roots, pool, labels, targets)}
 
 
 def positions_per_chunk(
@@ -159,18 +157,17 @@ TARGET_COLUMNS = tuple(one.name for one in NODE_COLUMNS if one.name.startswith("
 
 
 def columns_of(
-    roots: range, pool: DraftPool, labels: Labels, distance: Tensor, targets: TargetDistributions
+    roots: range, pool: DraftPool, labels: Labels, targets: TargetDistributions
 ) -> dict[str, Tensor]:
     """The tensors that rows of some trees need, by name, on their device.
 
     Args:
         roots: indices of the P roots in the text. pool, labels: `[P, N]`.
-        distance: `[P, D]`, of the drafter to the target, by depth of the node on the path.
         targets: after every token that a node on a path stands for.
 
     Returns:
         `num_drafted` and `num_accepted` `[P]`; values of the M nodes, trees one after another, no
-        gaps; `TARGET_COLUMNS` and `js_distance` of those S nodes whose parent is on the path.
+        gaps; `TARGET_COLUMNS` of those S nodes whose parent is on the path.
     """
     tree = pool.tree
     row, node = labels.seen.nonzero(as_tuple=True)
@@ -186,11 +183,7 @@ def columns_of(
         top1 - top2,
         targets.entropy[at],
     )
-    return {
-        **slot_columns(pool, labels),
-        **dict(zip(TARGET_COLUMNS, seen, strict=True)),
-        "js_distance": distance[row, above],
-    }
+    return {**slot_columns(pool, labels), **dict(zip(TARGET_COLUMNS, seen, strict=True))}
 
 
 def slot_columns(pool: DraftPool, labels: Labels) -> dict[str, Tensor]:
@@ -246,7 +239,7 @@ def to_tables(
     """In the columns, order and types of the trace format; columns of live rounds alone are null.
 
     Args:
-        tensors: of `columns_of` and the `text` `[T]`, on the host. `js_distance` may be absent.
+        tensors: of `columns_of` and the `text` `[T]`, on the host.
     """
     root = torch.arange(roots.start, roots.stop)
     round_idx = root - len(request.prompt_ids)
@@ -281,9 +274,7 @@ def to_tables(
         "node_match": (on_path, tensors["continued"]),
         "path_accepted": (on_path, ~tensors["unknown"]),
     }
-    for name in (*TARGET_COLUMNS, "js_distance"):
-        values = tensors.get(name)
-        if values is None:  # an engine keeps no distribution of its drafter
-            continue
+    for name in TARGET_COLUMNS:
+        values = tensors[name]
         nodes[name] = (values.new_zeros(len(seen)).masked_scatter_(seen, values), seen)
     return {"rounds": table_of("rounds", rounds), "nodes": table_of("nodes", nodes)}
