@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -124,6 +125,20 @@ def static_tree(tree: PlainTree, depth: int, top_k: int, num_tokens: int) -> lis
     return [pool[i] for i in best[:num_tokens]]
 
 
+@dataclass(frozen=True)
+class HeldLog(DenseLog):
+    """A log whose chunks stand in memory."""
+
+    held: tuple[LogChunk, ...] = ()
+
+    def chunks(self, **_: Any) -> Iterator[LogChunk]:
+        for chunk in self.held:
+            names = chunk.positions.prompt_ids
+            wanted = np.array([self.prompts is None or name in self.prompts for name in names])
+            if wanted.any():
+                yield chunk.take(wanted[chunk.positions.prompt])
+
+
 def target_log(
     log: DenseLog, *, forgotten: bool = False, without_path: frozenset[str] = frozenset()
 ) -> DenseLog:
@@ -142,4 +157,5 @@ def target_log(
         logp = np.where(seen, nodes.draft_logp, np.nan).astype(np.float32)
         return replace(cut, extra=chunk.extra | {"target_logp": logp})
 
-    return replace(log, held=tuple(map(known, log.chunks(extra=TABLE_COLUMNS))))
+    held = tuple(map(known, log.chunks(extra=TABLE_COLUMNS)))
+    return HeldLog(**vars(log), held=held)
