@@ -156,6 +156,11 @@ class CodedError(SpecctlError):
             self.what = self._subject()
             self.args = (self._line(),)
 
+    def add(self, fact: str) -> None:
+        """Says a fact before what the user can do next."""
+        self.fix = one_line(f"{fact}; {self.fix}")
+        self.args = (self._line(),)
+
     def _subject(self) -> str:
         return self.field if self.artifact is None else f"{self.field} of {self.artifact}"
 

@@ -17,7 +17,7 @@ from specctl.artifacts.signing import SigningKey, load_public, sign_folder
 from specctl.cli.app import group, registry_app
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
-from specctl.errors import RegistryError, UsageError
+from specctl.errors import CodedError, RegistryError, UsageError
 from specctl.records import option
 from specctl.registry import listing
 from specctl.registry.log import Logged
@@ -25,6 +25,7 @@ from specctl.registry.names import parse_digest, parse_new_alias
 from specctl.registry.publishing import contradictions, version_digest
 from specctl.registry.pulling import copy_out, pull_from
 from specctl.registry.trust import Trust, TrustedKey, edit_trust, verify_folder
+from specctl.registry.userdirs import make_cache_home
 from specctl.runtime.identity import weights_digest
 
 trust_app = group(registry_app, "trust", "Decide which keys this user trusts.")
@@ -143,11 +144,24 @@ def push(
     warnings = contradictions(name, package)
     for line in warnings:
         console.warn(line)
-    logged = room.push(writer, package, name, reason=writing.reason)
-    if alias is not None:
+    published = room.push(writer, package, name, reason=writing.reason)
+    version = f"v{published.number}"
+    there = "" if published.is_new else f"already there, {version}"
+    signed = ", signed" if published.changed and there else ""
+    said = {"version": version, "changed": published.changed, "warnings": warnings}
+    answer = _entry(published, f"{there}{signed}", **said)
+    if alias is None:
+        return answer
+    try:
         moved = room.promote(writer, name, alias, package.digest, reason=writing.reason)
-        logged = moved if moved.changed else logged
-    return _entry(logged, warnings=warnings)
+    except CodedError as error:
+        state = f"is published: {there}{signed}" if there else f"was published as {version}"
+        error.add(f"{package.digest} {state}; {alias} did not move")
+        raise
+    said["changed"] = published.changed or moved.changed
+    both = _entry(moved, "" if moved.changed else "already there", **said)
+    data = both.data if moved.changed else answer.data
+    return Answer(data, [*answer.parts, *both.parts])
 
 
 @verb(
@@ -177,9 +191,9 @@ def promote(
     """
     writer = _writer(registry, writing)
     expected = _expected_digest(writer, name, expect)
-    digest = version_digest(writer.registry, name, version)
+    digest = version_digest(writer, name, version)
     moved = room.promote(writer, name, alias, digest, expect=expected, reason=writing.reason)
-    return _entry(moved, changed=moved.changed)
+    return _entry(moved, "" if moved.changed else "already there", changed=moved.changed)
 
 
 @verb(
@@ -217,9 +231,9 @@ def rollback(
     """
     writer = _writer(registry, writing)
     expected = _expected_digest(writer, name, expect)
-    digest = version and version_digest(writer.registry, name, version)
+    digest = version and version_digest(writer, name, version)
     moved = room.rollback(writer, name, alias, reason=reason, to=digest, expect=expected)
-    return _entry(moved, changed=moved.changed)
+    return _entry(moved, "" if moved.changed else "already there", changed=moved.changed)
 
 
 def _writer(registry: str, writing: Given) -> room.Writer:
@@ -235,6 +249,7 @@ def _writer(registry: str, writing: Given) -> room.Writer:
                 found="an account without a name",
                 fix="give it",
             ) from None
+    make_cache_home()  # which remembers the history, before anything is written
     opened = room.open_registry(registry)
     return room.Writer(opened, Trust.load(writing.trust), actor, key)
 
@@ -242,7 +257,7 @@ def _writer(registry: str, writing: Given) -> room.Writer:
 def _expected_digest(writer: room.Writer, name: str, text: str | None) -> str | None:
     """The digest of `--expect`. An alias might have moved, too, so it would prove nothing."""
     if text is not None and text.startswith("sha256:") and len(text) < len("sha256:") + 64:
-        return version_digest(writer.registry, name, text)
+        return version_digest(writer, name, text)
     try:
         return None if text is None else parse_digest(text)
     except RegistryError as error:
@@ -254,13 +269,12 @@ def _expected_digest(writer: room.Writer, name: str, text: str | None) -> str | 
         ) from None
 
 
-def _entry(logged: Logged, **more: object) -> Answer:
-    """An entry that was written, or that was there already; `more` is for scripts alone."""
+def _entry(logged: Logged, there: str = "", **more: object) -> Answer:
+    """An entry that was written, or that was there already, and how; `more` is for scripts."""
     row = listing.entry_row(logged)
     place = f"{row['name']}@{row['alias']}" if row["alias"] else row["name"]
-    there = "" if more.get("changed", True) else "already there: "
-    line = f"{there}{row['kind']} {place} {row['digest']}, generation {row['generation']}"
-    return Answer({**row, **more}, [line])
+    line = f"{row['kind']} {place} {row['digest']}, generation {row['generation']}"
+    return Answer({**row, **more}, [f"{there}: {line}" if there else line])
 
 
 # --------------------------------------------------------------------------- reading
@@ -286,13 +300,14 @@ def list_(
     trust: TrustOption = None,
 ) -> Answer:
     """List names, or search for versions and what they were made on."""
-    found = room.open_registry(registry)
+    found, trusted = room.open_registry(registry), Trust.load(trust)
     if not words:
         columns = "name num_versions aliases generation error"
-        return _rows(found.url, listing.name_rows(found), columns, empty="no names yet")
+        rows = listing.name_rows(found, trusted)
+        return _rows(found.url, rows, columns, empty="no names yet")
     folders = {word: Path(word) for word in words if Path(word, "config.json").is_file()}
     asked = [weights_digest(folders[word]) if word in folders else word for word in words]
-    rows = list(listing.search(found, Trust.load(trust), asked, console.warn))
+    rows = list(listing.search(found, trusted, asked, console.warn))
     columns = "reference digest target drafter hardware dtype batch_size workload refusal"
     return _rows(found.url, rows, columns, empty=f"nothing has {' and '.join(words)} in it")
 
@@ -300,9 +315,10 @@ def list_(
 @verb(
     registry_app, "show", examples="""specctl registry show qwen3-8b+eagle3@h200:chat""", wide=True
 )
-def show(name: NameArgument, registry: RegistryOption) -> Answer:
-    """Show the versions and aliases of a name."""
-    rows = listing.version_rows(room.open_registry(registry).known_log(name))
+def show(name: NameArgument, registry: RegistryOption, trust: TrustOption = None) -> Answer:
+    """Show the versions of a name, and its aliases where their last accepted moves put them."""
+    history = room.open_registry(registry).known_log(name)
+    rows = listing.version_rows(history, Trust.load(trust))
     columns = "version aliases digest published actor"
     return _rows(name, rows, columns, empty="no versions")
 

@@ -2,6 +2,7 @@
 
     names        names, references, and the place in front of a reference
     log          the history of one name: strict, chained entries; the only commit point
+    memory       the newest entry that a user saw of each history
     content      files of artifacts and signatures, by digest
     opening      a registry by its URL: made, opened, copied for backup or as a mirror
     trust        the keys that a user trusts, and the verdict on signatures

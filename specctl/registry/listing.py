@@ -13,7 +13,7 @@ from specctl.errors import ArtifactError, shown
 from specctl.registry.log import READ_AHEAD, Log, Logged, Move
 from specctl.registry.names import Reference, contains
 from specctl.registry.opening import Registry
-from specctl.registry.resolving import resolve_in
+from specctl.registry.resolving import pointers, resolve_in
 from specctl.registry.trust import Trust
 from specctl.registry.verifying import OBJECT_ERRORS
 
@@ -35,7 +35,7 @@ _HEADERS = {
 }
 
 
-def name_rows(registry: Registry) -> list[Row]:
+def name_rows(registry: Registry, trust: Trust) -> list[Row]:
     """One row a name: versions, aliases, newest generation, or the reason it cannot be read."""
     rows: list[Row] = []
     for name, log in histories(registry):
@@ -48,7 +48,7 @@ def name_rows(registry: Registry) -> list[Row]:
             "num_versions": len(versions),
             "generation": len(log.entries) - 1,
             "newest_digest": versions[-1] if versions else None,
-            "aliases": {alias: at.digest for alias, at in log.state.aliases.items()},
+            "aliases": {alias: at.digest for alias, at in pointers(log, trust).items()},
         }
         rows.append(row)
     return rows
@@ -70,11 +70,11 @@ def histories(registry: Registry) -> Iterator[tuple[str, Log | Exception]]:
         yield from pool.map(read, registry.names())
 
 
-def version_rows(log: Log) -> list[Row]:
+def version_rows(log: Log, trust: Trust) -> list[Row]:
     """One row a version, oldest first, with the aliases that point to it."""
     rows = []
-    for number, (digest, generation) in enumerate(log.state.versions.items(), start=1):
-        aliases = [alias for alias, at in log.state.aliases.items() if at.digest == digest]
+    for number, (digest, [generation, *_]) in enumerate(log.state.versions.items(), start=1):
+        aliases = [alias for alias, at in pointers(log, trust).items() if at.digest == digest]
         entry = log.entries[generation].entry
         row = {
             "version": f"v{number}",
@@ -139,7 +139,8 @@ def search(
         if not isinstance(log, Log):
             on_unreadable(str(log))
             continue
-        found = [(at.digest, Reference(name, alias)) for alias, at in log.state.aliases.items()]
+        aliases = pointers(log, trust)
+        found = [(at.digest, Reference(name, alias)) for alias, at in aliases.items()]
         newest = list(log.state.versions)[-1:]
         if newest and newest[0] not in {digest for digest, _ in found}:
             found.append((newest[0], Reference(name, digest=newest[0])))

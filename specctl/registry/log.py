@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -111,10 +112,11 @@ class Writer:
 
 @dataclass(frozen=True)
 class Pointer:
-    """The version of an alias, and the generation that moved it there."""
+    """The version of an alias, the generation that moved it there, and the version before that."""
 
     digest: str
     generation: int
+    previous: str | None = field(default=None, compare=False)
 
 
 @dataclass
@@ -122,11 +124,12 @@ class NameState:
     """Versions and aliases of one name.
 
     Attributes:
-        versions: the newest generation that published each digest, oldest first.
+        versions: the generations that published each digest, in the order of the first ones, which
+            is the order of `v1`, `v2`, ...
         moves: of each alias the versions that a rollback may go back to, the present one last.
     """
 
-    versions: dict[str, int] = field(default_factory=dict)
+    versions: dict[str, list[int]] = field(default_factory=dict)
     moves: dict[str, list[Pointer]] = field(default_factory=dict)
 
     @property
@@ -157,16 +160,16 @@ class NameState:
         A rollback drops everything above its version; a move to the present version renews it.
         """
         if isinstance(action, Publish):
-            self.versions.pop(action.digest, None)
-            self.versions[action.digest] = generation
+            self.versions.setdefault(action.digest, []).append(generation)
             return
         moves = self.moves.setdefault(action.alias, [])
+        previous = moves[-1].digest if moves else None
         if action.kind == "rollback":
             places = (i for i in reversed(range(len(moves))) if moves[i].digest == action.digest)
             del moves[next(places, len(moves)) :]
         elif moves and moves[-1].digest == action.digest:
             moves.pop()
-        moves.append(Pointer(action.digest, generation))
+        moves.append(Pointer(action.digest, generation, previous))
 
 
 class Log:
@@ -181,6 +184,24 @@ class Log:
         self.registry, self.name = registry, name
         self.entries: list[Logged] = []
         self.state = NameState()
+        self._judged: tuple[Trust | None, int, NameState] = (None, 0, NameState())
+
+    def accepted(self, trust: Trust) -> NameState:
+        """The state after the entries alone that a user accepts; all, where none must be signed.
+
+        Entries are judged once for a trust file, so asking again costs only the new ones.
+        """
+        if not trust.requires(self.name):
+            return self.state
+        judge, first, state = self._judged
+        if judge is not trust:
+            first, state = 0, NameState()
+        for generation, logged in enumerate(self.entries[first:], start=first):
+            with suppress(ArtifactError):
+                trust.verify(parse_envelope(logged.envelope), self.name)
+                state.apply(logged.entry.action, generation)
+        self._judged = (trust, len(self.entries), state)
+        return state
 
     def refresh(self) -> None:
         """Reads on until a generation is absent. A stale listing costs time, never an entry.

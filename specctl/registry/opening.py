@@ -17,6 +17,7 @@ from specctl.errors import ArtifactError, RegistryError, UsageError
 from specctl.records import Record, canonical_json, describe_violation
 from specctl.registry.content import Content
 from specctl.registry.log import LOGS, REGISTRY_VERSION, Log, Nonce, entry_key
+from specctl.registry.memory import Memory
 from specctl.registry.names import MARKER, name_of
 from specctl.stores import (
     PROBE_KEY,
@@ -51,11 +52,13 @@ class Registry:
     Attributes:
         url: absolute folder or `s3://bucket/prefix`; cached references go by it.
         store: its objects. marker: its identity. content: files by digest.
+        memory: the histories that the user saw, which must go on; None for no user.
     """
 
     url: str
     store: ObjectStore
     marker: Marker
+    memory: Memory | None = None
     content: Content = field(init=False)
     _logs: dict[str, Log] = field(default_factory=dict, init=False)
     _is_probed: bool = field(default=False, init=False)
@@ -73,13 +76,24 @@ class Registry:
             self._is_probed = True
 
     def log(self, name: str) -> Log:
-        """The history of a name, read up to its end (E_LOG, E_NAME)."""
+        """The history of a name, read up to its end (E_NAME; E_LOG, also for one that lacks what
+        the user saw of it)."""
         log = self._logs.get(name)
         if log is None:
             log = Log(self, name)
-        log.refresh()
+        if self.memory is None:
+            log.refresh()
+        else:  # asked first: another process of the user may write on meanwhile
+            seen = self.memory.recall(self.marker.registry_id, name)
+            log.refresh()
+            self.memory.check(seen, log)
         self._logs[name] = log  # a refused one is read anew next time
         return log
+
+    def note(self, log: Log) -> None:
+        """Remembers a history as the user sees it now."""
+        if self.memory is not None:
+            self.memory.note(log)
 
     def known_log(self, name: str) -> Log:
         """`log` of a name that exists (else E_UNKNOWN_NAME)."""
@@ -103,13 +117,20 @@ class Registry:
                 found.append(name_of(segment))
         return sorted(found)
 
+    def remembered(self) -> set[str]:
+        """Key segments of the names whose histories the user saw."""
+        return set() if self.memory is None else self.memory.segments(self.marker.registry_id)
+
     def segments(self) -> list[str]:
         """Key segments below `log/`, of names or not, sorted."""
         return self.store.children(LOGS)
 
 
-def open_registry(place: str | Path) -> Registry:
+def open_registry(place: str | Path, memory: Memory | None = None) -> Registry:
     """The registry at a place; nothing but its marker is read yet.
+
+    Args:
+        memory: the histories that its user saw; None is that in the user's own cache.
 
     Raises:
         UsageError: a URL of another kind.
@@ -117,7 +138,7 @@ def open_registry(place: str | Path) -> Registry:
         StoreError: the place cannot be read.
     """
     store = open_store(place)
-    return Registry(store.url, store, read_marker(store))
+    return Registry(store.url, store, read_marker(store), memory or Memory())
 
 
 def is_registry(place: str | Path) -> bool:

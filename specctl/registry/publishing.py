@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from specctl.artifacts.files import check_is_artifact, read_folder
 from specctl.artifacts.manifest import MANIFEST, SIGNATURE, Domain, parse_manifest
-from specctl.artifacts.signing import parse_envelope, sign_artifact
-from specctl.errors import ArtifactError, RegistryError, UsageError, shown
+from specctl.artifacts.signing import SigningKey, parse_envelope, sign_artifact, speaks_of
+from specctl.errors import RegistryError, UsageError, shown
 from specctl.registry.content import check_envelope, checked
 from specctl.registry.log import Log, Logged, Move, Pointer, Publish, Writer
 from specctl.registry.names import (
@@ -24,12 +23,12 @@ from specctl.registry.names import (
     parse_reference,
     parts_of,
 )
-from specctl.registry.opening import Registry
 from specctl.registry.resolving import (
     accepted_signatures,
     check_entry,
     check_published,
     named_digest,
+    publication,
 )
 from specctl.stores import KeyTakenError, UnknownOutcomeError
 
@@ -54,14 +53,26 @@ class Package:
 
 
 @dataclass(frozen=True)
-class Moved(Logged):
-    """The entry that an alias rests on after a move.
+class Written(Logged):
+    """The entry that a version or an alias rests on after a push or a move.
 
     Attributes:
-        changed: whether this move wrote it; an alias that is there already is left alone.
+        changed: whether this call wrote it; what is there already is left alone.
     """
 
     changed: bool = True
+
+
+@dataclass(frozen=True)
+class Published(Written):
+    """The entry of a push.
+
+    Attributes:
+        number: N of `vN`. is_new: whether this push made that version.
+    """
+
+    number: int = 0
+    is_new: bool = True
 
 
 def read_package(folder: Path) -> Package:
@@ -109,30 +120,56 @@ def contradictions(name: str, package: Package) -> list[str]:
     ]
 
 
-def push(writer: Writer, package: Package, name: str, *, reason: str | None = None) -> Logged:
+def push(writer: Writer, package: Package, name: str, *, reason: str | None = None) -> Published:
     """Publishes a version: blobs, manifest, signatures, and last the entry that makes them count.
 
-    The writer's key signs the artifact and the entry.
+    The writer's key signs the artifact and the entry. A version that is there already keeps its
+    number; it gets an entry only for the signature of a key that has not signed it.
 
     Raises:
         ArtifactError: E_SIG where the name requires a signature that this push would not bring.
         RegistryError: E_NAME, E_BUSY, E_LOG.
         StoreError: the store cannot be used; doing it again is safe.
     """
-    registry, trust = writer.registry, writer.trust
+    registry, trust, digest = writer.registry, writer.trust, package.digest
     log, envelopes = registry.log(parse_name(name)), list(package.envelopes)
-    if writer.key is not None:
-        envelopes.append(sign_artifact(writer.key, package.digest, name))
+    there = registry.content.signatures(digest) if digest in log.state.versions else []
+    if writer.key is not None and not _has_signed(writer.key, there, digest, name):
+        envelopes.append(sign_artifact(writer.key, digest, name))
     if trust.requires(name):
-        trust.accepted(envelopes, package.digest, name)
-    action = Publish(digest=package.digest)
+        trust.accepted([*there, *envelopes], digest, name)
+
+    def decide() -> Publish | None:
+        published = log.accepted(trust).versions.get(digest, [])
+        is_there = any(_is_signed_by(writer.key, log.entries[one]) for one in published)
+        return None if is_there else Publish(digest=digest)
+
     # Made once before anything is stored: its words and its key may be refused.
-    _drafted(writer, log, action, reason)
+    if (action := decide()) is not None:
+        _drafted(writer, log, action, reason)
     registry.check_store()
-    registry.content.publish(package.digest, package.files, envelopes)
-    logged = _committed(writer, log, lambda: action, reason)
-    assert logged is not None
-    return logged
+    registry.content.publish(digest, package.files, envelopes)
+    logged = _committed(writer, log, decide, reason)
+    first = log.state.versions[digest][0]
+    return Published(
+        **vars(logged or log.entries[first]),
+        changed=logged is not None,
+        number=list(log.state.versions).index(digest) + 1,
+        is_new=logged is not None and logged.entry.generation == first,
+    )
+
+
+def _has_signed(key: SigningKey, envelopes: Iterable[bytes], digest: str, name: str) -> bool:
+    """Whether a key has signed an artifact under a name."""
+    return any(
+        speaks_of(one, digest, name) and parse_envelope(one).is_signed_by(key.public_key)
+        for one in envelopes
+    )
+
+
+def _is_signed_by(key: SigningKey | None, logged: Logged) -> bool:
+    """Whether a writer's key has signed an entry; a writer without one has nothing to add."""
+    return key is None or parse_envelope(logged.envelope).is_signed_by(key.public_key)
 
 
 def promote(
@@ -143,7 +180,7 @@ def promote(
     *,
     expect: str | None = None,
     reason: str | None = None,
-) -> Moved:
+) -> Written:
     """Points an alias to a published version, by compare-and-swap on its present one.
 
     Where it points there already nothing is written, unless the writer's key has not signed it.
@@ -159,7 +196,7 @@ def promote(
     log = writer.registry.known_log(name)
     parse_new_alias(alias)
     parse_digest(digest)
-    present = log.state.expected(alias)[0]
+    present = log.accepted(writer.trust).expected(alias)[0]
     if expect is not None and present != expect:
         raise _conflict(name, alias, expect, present)
     return _moved(writer, log, "alias", alias, digest, reason)
@@ -173,7 +210,7 @@ def rollback(
     reason: str,
     to: str | None = None,
     expect: str | None = None,
-) -> Moved:
+) -> Written:
     """Points an alias back to an older version; see `promote` where it is there already.
 
     Args:
@@ -191,18 +228,16 @@ def rollback(
     if not reason.strip():
         raise UsageError("--reason", expected="a reason", found="none", fix="say why")
     log = writer.registry.known_log(name)
-    moves = log.state.moves.get(alias, [])
+    moves = log.accepted(writer.trust).moves.get(alias, [])
     if expect is not None and (not moves or moves[-1].digest != expect):
         last = log.entries[moves[-1].generation] if moves else None
-        action = None if last is None else last.entry.action
         if (
             last is None
-            or not isinstance(action, Move)
-            or (action.kind, action.expected_digest) != ("rollback", expect)
-            or to not in (None, action.digest)
+            or (last.entry.action.kind, moves[-1].previous) != ("rollback", expect)
+            or to not in (None, moves[-1].digest)
         ):
             raise _conflict(name, alias, expect, moves[-1].digest if moves else None)
-        return Moved(**vars(last), changed=False)
+        return Written(**vars(last), changed=False)
     digest = _previous(Reference(name, alias), moves, None if to is None else parse_digest(to))
     try:
         return _moved(writer, log, "rollback", alias, digest, reason)
@@ -213,8 +248,8 @@ def rollback(
         ) from None
 
 
-def version_digest(registry: Registry, name: str, version: str) -> str:
-    """The digest of a version as people write it.
+def version_digest(writer: Writer, name: str, version: str) -> str:
+    """The digest of a version as people write it; an alias is where its writer sees it.
 
     Args:
         version: `sha256:<hex>` or its first digits, another alias of the name, or the path of an
@@ -224,7 +259,7 @@ def version_digest(registry: Registry, name: str, version: str) -> str:
         return read_package(Path(version)).digest
     try:
         reference = parse_reference(f"{name}@{version}")
-        return named_digest(registry.known_log(reference.name), reference)
+        return named_digest(writer.registry.known_log(name), reference, writer.trust)
     except RegistryError as error:
         if error.code not in ("E_UNKNOWN_ALIAS", "E_NAME") or not os.path.isdir(version):
             raise
@@ -268,45 +303,39 @@ def _moved(
     alias: str,
     digest: str,
     reason: str | None,
-) -> Moved:
+) -> Written:
     """Commits a move of a version that is whole and that readers accept.
 
     Another writer that moved anything but this alias meanwhile is no conflict.
     """
     registry, trust = writer.registry, writer.trust
-    expected_digest, expected_generation = log.state.expected(alias)
-    move = Move(
-        kind=kind,
-        alias=alias,
-        digest=digest,
-        expected_digest=expected_digest,
-        expected_generation=expected_generation,
-    )
+    before = log.accepted(trust).expected(alias)
     registry.check_store()
     check_published(log, digest)
-    check_entry(trust, log.entries[log.state.versions[digest]])
+    check_entry(trust, publication(log, trust, digest))
     registry.content.fetch(digest)
     accepted_signatures(log, trust, digest)
 
     def decide() -> Move | None:
-        present = log.state.expected(alias)
-        if present != (expected_digest, expected_generation):
-            raise _conflict(log.name, alias, expected_digest, present[0])
-        if expected_generation is None or digest != expected_digest:
-            return move
-        return None if is_good(log.entries[expected_generation]) else move
-
-    def is_good(there: Logged) -> bool:
-        """Whether readers accept an entry, and the writer's key has signed it."""
-        with suppress(ArtifactError):
-            check_entry(trust, there)
-            key = writer.key
-            return key is None or parse_envelope(there.envelope).is_signed_by(key.public_key)
-        return False
+        present, last = log.accepted(trust).expected(alias), log.state.expected(alias)
+        if present != before:
+            raise _conflict(log.name, alias, before[0], present[0])
+        # A move that the writer does not accept, on top, is in the way of other readers.
+        if present[1] is not None and present == last and present[0] == digest:
+            there = log.entries[present[1]]
+            if _is_signed_by(writer.key, there):
+                return None
+        return Move(
+            kind=kind,
+            alias=alias,
+            digest=digest,
+            expected_digest=last[0],
+            expected_generation=last[1],
+        )
 
     logged = _committed(writer, log, decide, reason)
-    there = log.entries[log.state.aliases[alias].generation]
-    return Moved(**vars(logged or there), changed=logged is not None)
+    there = log.entries[log.accepted(trust).aliases[alias].generation]
+    return Written(**vars(logged or there), changed=logged is not None)
 
 
 def _committed(
@@ -324,12 +353,14 @@ def _committed(
         log.refresh()
         action = decide()
         if action is None:
+            writer.registry.note(log)
             return None
         logged = _drafted(writer, log, action, reason)
         try:
             log.append(logged)
         except KeyTakenError:
             continue
+        writer.registry.note(log)
         return logged
     raise RegistryError(
         "E_BUSY",

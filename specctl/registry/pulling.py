@@ -7,9 +7,8 @@ and signatures that it rested on, so that they can be judged again.
 
 from __future__ import annotations
 
-import os
+import logging
 import shutil
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 from pydantic import ValidationError
 
 from specctl.artifacts.compatibility import Expected
-from specctl.artifacts.files import publish_folder, read_folder, read_plain, write_folder
+from specctl.artifacts.files import publish_folder, read_folder, write_folder
 from specctl.artifacts.manifest import SIGNATURE, UtcTime, digest_of, utc_now
 from specctl.artifacts.strict_json import parse_strict
 from specctl.durable import beside, output_errors, replace_file
@@ -26,18 +25,19 @@ from specctl.errors import ArtifactError, RegistryError, refusals_of
 from specctl.records import Record, canonical_json
 from specctl.registry.content import check_files, hex_of
 from specctl.registry.log import Logged, Move, parse_entry
+from specctl.registry.memory import read_own
 from specctl.registry.names import Reference, parse_reference, segment_of
 from specctl.registry.opening import Registry, open_registry
 from specctl.registry.resolving import Resolved, check_entry, resolve
 from specctl.registry.trust import Trust
-from specctl.registry.userdirs import cache_home, make_cache_home
+from specctl.registry.userdirs import cache_home, make_cache_home, make_private
 from specctl.stores import canonical_store
 
 if TYPE_CHECKING:
     from specctl.artifacts.load import Artifact
 
 MAX_NOTE_BYTES = 8 << 20
-_OTHERS_CAN_WRITE = 0o022
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Cache:
         staged = beside(folder)
         with output_errors(folder, "artifact cache"):
             try:
-                self._make_private(folder.parent)
+                make_private(folder.parent, self.root)
                 write_folder(staged, files)
                 staged.chmod(0o700)
                 for name in files:
@@ -131,7 +131,7 @@ class Cache:
         """Replaces the meaning of a reference."""
         path = self._note(url, reference)
         with output_errors(path, "artifact cache"):
-            self._make_private(path.parent)
+            make_private(path.parent, self.root)
             data = canonical_json(meant.model_dump(mode="json")).encode()
             replace_file(path, data, mode=0o600)
 
@@ -139,18 +139,12 @@ class Cache:
         """The meaning of a reference when it was last pulled: E_OFFLINE where it never was, or
         where the note is a link, writable by others, too long or of another form."""
         try:
-            data, status = read_plain(self._note(url, reference), max_bytes=MAX_NOTE_BYTES)
+            data = read_own(self._note(url, reference), max_bytes=MAX_NOTE_BYTES)
+            parse_strict(data)
+            return Remembered.model_validate_json(data)
         except OSError as error:
             found = "nothing" if isinstance(error, FileNotFoundError) else error.strerror or "none"
             _refuse_note(url, reference, found)
-        is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
-        if not is_own or status.st_mode & _OTHERS_CAN_WRITE:
-            _refuse_note(url, reference, "a note that others could write")
-        if len(data) > MAX_NOTE_BYTES:
-            _refuse_note(url, reference, f"more than {MAX_NOTE_BYTES} bytes")
-        try:
-            parse_strict(data)
-            return Remembered.model_validate_json(data)
         except (ArtifactError, ValidationError):
             _refuse_note(url, reference, "a note of another form")
 
@@ -165,15 +159,6 @@ class Cache:
         # No alias begins with an @.
         version = reference.alias or f"@{hex_of(reference.digest or '')}"
         return folder / segment_of(reference.name) / f"{version}.json"
-
-    def _make_private(self, folder: Path) -> None:
-        """Makes a folder of the cache, and closes those on the way that are open to others."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for place in (folder, *folder.parents):
-            if place.lstat().st_mode & 0o077:
-                place.chmod(0o700)
-            if place == self.root:
-                return
 
 
 @dataclass(frozen=True)
@@ -197,6 +182,12 @@ def pull(
     """
     with refusals_of(f"{registry.url}/{reference}"):
         resolved = resolve(registry, reference, reader.trust)
+    if resolved.ignored is not None:
+        entry = resolved.ignored.entry
+        logger.warning(
+            "%s: generation %d moved it to %s without a signature that you trust, and does not "
+            "count", reference, entry.generation, entry.action.digest,
+        )  # fmt: skip
     return pull_resolved(resolved, reader, expect=expect)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from specctl.artifacts.signing import parse_envelope, speaks_of
 from specctl.errors import RegistryError, did_you_mean
-from specctl.registry.log import Log, Logged
+from specctl.registry.log import Log, Logged, Pointer
 from specctl.registry.names import Reference
 from specctl.registry.opening import Registry
 
@@ -24,7 +24,8 @@ class Resolved:
     """A reference that passed every check of the history; its content has passed none yet.
 
     Attributes:
-        entries: the publication and, of an alias, its last move.
+        entries: the publication and, of an alias, its move: the last ones that the user accepts.
+        ignored: the last move of the alias, where it is another one, which does not count.
     """
 
     log: Log
@@ -32,6 +33,7 @@ class Resolved:
     digest: str
     entries: tuple[Logged, ...]
     trust: Trust
+    ignored: Logged | None = None
 
     def check_signatures(self) -> tuple[bytes, ...]:
         """See `accepted_signatures`."""
@@ -51,21 +53,39 @@ def resolve(registry: Registry, reference: Reference, trust: Trust) -> Resolved:
         RegistryError: E_UNKNOWN_NAME, E_UNKNOWN_ALIAS, E_MISSING, E_LOG.
         ArtifactError: E_SIG.
     """
-    return resolve_in(registry.known_log(reference.name), reference, trust)
+    log = registry.known_log(reference.name)
+    registry.note(log)
+    return resolve_in(log, reference, trust)
 
 
 def resolve_in(log: Log, reference: Reference, trust: Trust) -> Resolved:
     """`resolve` in a history that was just read."""
-    digest = named_digest(log, reference)
+    digest = named_digest(log, reference, trust)
     if reference.digest is not None:
         reference = reference.pinned(digest)
-    entries = deciding_entries(log, reference, digest)
+    entries = deciding_entries(log, reference, digest, trust)
     for logged in entries:
         check_entry(trust, logged)
-    return Resolved(log, reference, digest, entries, trust)
+    last = log.state.aliases.get(reference.alias or "")
+    moved = None if last is None else log.entries[last.generation]
+    return Resolved(log, reference, digest, entries, trust, None if moved in entries else moved)
 
 
-def named_digest(log: Log, reference: Reference) -> str:
+def pointers(log: Log, trust: Trust) -> dict[str, Pointer]:
+    """The aliases as a user sees them: where the last accepted move of each put it.
+
+    One that no accepted entry moved is where its last move put it, which `check_entry` refuses.
+    """
+    return {**log.state.aliases, **log.accepted(trust).aliases}
+
+
+def publication(log: Log, trust: Trust, digest: str) -> Logged:
+    """The last accepted publication of a version; the last one, if none is accepted."""
+    generations = log.accepted(trust).versions.get(digest) or log.state.versions[digest]
+    return log.entries[generations[-1]]
+
+
+def named_digest(log: Log, reference: Reference, trust: Trust) -> str:
     """The digest that a reference names: E_UNKNOWN_ALIAS; E_MISSING for a digest not published
     under the name; E_NAME for a name alone, or for digits that several versions begin with."""
     if reference.digest is not None:
@@ -81,7 +101,7 @@ def named_digest(log: Log, reference: Reference) -> str:
                 fix="give more of them",
             )
         return fitting[0]
-    aliases = log.state.aliases
+    aliases = pointers(log, trust)
     if reference.alias in aliases:
         return aliases[reference.alias].digest
     versions = list(log.state.versions)
@@ -110,15 +130,15 @@ def check_published(log: Log, digest: str) -> None:
         )
 
 
-def deciding_entries(log: Log, reference: Reference, digest: str) -> tuple[Logged, ...]:
-    """The entries that an answer rests on: the publication, and the alias's last move.
+def deciding_entries(
+    log: Log, reference: Reference, digest: str, trust: Trust
+) -> tuple[Logged, ...]:
+    """The entries that an answer rests on: the publication, and the alias's move.
 
     Each is chained to all before it, so a signature over it covers the history too.
     """
-    generations = [log.state.versions[digest]]
-    if reference.alias in log.state.aliases:
-        generations.append(log.state.aliases[reference.alias].generation)
-    return tuple(log.entries[generation] for generation in generations)
+    published, at = publication(log, trust, digest), pointers(log, trust).get(reference.alias or "")
+    return (published,) if at is None else (published, log.entries[at.generation])
 
 
 def check_entry(trust: Trust, logged: Logged) -> None:

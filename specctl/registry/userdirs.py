@@ -34,6 +34,16 @@ def make_cache_home() -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
 
 
+def make_private(folder: Path, root: Path) -> None:
+    """Makes a folder of the cache, and closes those on the way that are open to others."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for place in (folder, *folder.parents):
+        if place.lstat().st_mode & 0o077:
+            place.chmod(0o700)
+        if place == root:
+            return
+
+
 def _home(variable: str, default: str) -> Path:
     given = os.environ.get(variable, "")
     if os.path.isabs(given):  # the specification has relative paths ignored

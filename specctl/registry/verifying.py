@@ -16,6 +16,8 @@ from specctl.registry.resolving import (
     check_entry,
     deciding_entries,
     named_digest,
+    pointers,
+    publication,
 )
 from specctl.registry.trust import Trust
 from specctl.stores import ObjectTooLargeError, UnreadableError
@@ -25,7 +27,7 @@ OBJECT_ERRORS = (ArtifactError, RegistryError, UnreadableError, ObjectTooLargeEr
 _FIXES = {
     "E_SIG": "let a trusted key sign or publish it again, or decide about the key: "
     "specctl registry trust add",
-    "E_LOG": "restore that entry from a copy; delete no entry",
+    "E_LOG": "restore the entries from a copy; delete none",
     "E_STORE": "let its owner open what is closed (docs/operators.md); find out who made a link or "
     "an odd key, and move it away",
     "E_NAME": "find out who put it there, and move it away",
@@ -94,14 +96,14 @@ def verify(registry: Registry, trust: Trust, reference: Reference | None = None)
     done = Verification()
     if reference is not None:
         log = registry.known_log(reference.name)
-        digest = named_digest(log, reference)
-        entries = deciding_entries(log, reference, digest)
+        digest = named_digest(log, reference, trust)
+        entries = deciding_entries(log, reference, digest, trust)
         done.num_names, done.num_entries, done.num_artifacts = 1, len(log.entries), 1
         done.findings += _version(log, trust, digest, entries)
         return done
     digests, segments = set[str](), list[str]()
     try:
-        segments = registry.segments()
+        segments = sorted({*registry.segments(), *registry.remembered()})
     except UnreadableError as error:
         done.findings.append(_finding(f"{registry.url}, {LOGS}", error))
     for segment in segments:
@@ -115,10 +117,11 @@ def verify(registry: Registry, trust: Trust, reference: Reference | None = None)
             continue
         done.num_names += bool(log.entries)
         done.num_entries += len(log.entries)
-        pointers = log.state.aliases.values()
-        for digest, generation in log.state.versions.items():
-            moves = {pointer.generation for pointer in pointers if pointer.digest == digest}
-            entries = tuple(log.entries[one] for one in sorted({generation} | moves))
+        aliases = pointers(log, trust).values()
+        for digest in log.state.versions:
+            moves = {at.generation for at in aliases if at.digest == digest}
+            published = publication(log, trust, digest)
+            entries = (published, *(log.entries[one] for one in sorted(moves)))
             done.findings += _version(log, trust, digest, entries)
             digests.add(digest)
     done.num_artifacts = len(digests)

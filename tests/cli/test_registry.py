@@ -14,11 +14,14 @@ from typing import Any
 import pytest
 
 from specctl import console
+from specctl import registry as room
 from specctl.embedded import embedded_path
 from specctl.errors import RegistryError
 from specctl.registry import log as log_module
+from specctl.registry import publishing
 from specctl.registry.names import Reference
 from specctl.registry.resolving import named_digest
+from specctl.registry.trust import Trust
 from specctl.stores import LocalStore
 from tests.cli.command import (
     ARTIFACT,
@@ -165,7 +168,7 @@ def test_the_first_digits_of_a_digest_will_do(registry: Path, artifacts: Artifac
     alike = "sha256:" + first[7:20] + ("0" if first[20] != "0" else "1") * 51
     log: Any = SimpleNamespace(state=SimpleNamespace(versions={first: 0, alike: 1}))
     with pytest.raises(RegistryError, match=f"those of {first} and {alike}; give more of them"):
-        named_digest(log, Reference(NAME, digest=first[:15]))
+        named_digest(log, Reference(NAME, digest=first[:15]), Trust())
 
 
 def test_versions_are_numbered_in_the_order_of_publication(artifacts: Artifacts) -> None:
@@ -193,12 +196,62 @@ def test_a_place_can_be_named_without_an_option(
     )
 
 
-def test_a_push_again_says_what_it_wrote(artifacts: Artifacts) -> None:
+def test_a_push_again_says_what_it_wrote(artifacts: Artifacts, tmp_path: Path) -> None:
     push = ("registry", "push", artifacts["chain"], NAME, "--alias", "prod")
-    assert passes(*push).out.startswith(f"alias {NAME}@prod ")
-    again = passes(*push).out
-    assert again.startswith(f"publish {NAME} "), "the alias was there already"
-    assert again.endswith(", generation 2\n")
+    first = passes(*push).out.splitlines()
+    assert [line.split()[0] for line in first] == ["publish", "alias"]
+    again = passes(*push).out.splitlines()
+    assert again == [f"already there, v1: {first[0]}", f"already there: {first[1]}"]
+    assert said(*push[1:])["changed"] is False
+    key = ("--key", new_key(tmp_path, "key"))
+    signed, moved = passes(*push, *key).out.splitlines()
+    assert signed.startswith(f"already there, v1, signed: publish {NAME} ")
+    assert (signed[-12:], moved[-12:]) == ("generation 2", "generation 3")
+    answer = said("push", artifacts["eagle2"], NAME)
+    assert (answer["version"], answer["changed"], answer["generation"]) == ("v2", True, 4)
+    assert said(*push[1:], *key)["changed"] is False
+
+
+def test_a_push_whose_alias_is_refused_says_what_was_published(
+    artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    key, stranger = new_key(tmp_path, "ann"), new_key(tmp_path, "stranger")
+    trust(key)
+    digest = publish(artifacts, "chain", "--key", key)
+    push = ("registry", "push", artifacts["chain"], NAME, "--alias", "next")
+    line = refuses(ARTIFACT, *push)
+    assert f"{digest} is published: already there, v1; next did not move" in line
+    assert "E_SIG" in refuses(ARTIFACT, *push, "--key", stranger), "whose signature is worth none"
+    assert len(said("log", NAME)) == 2
+    real = publishing.promote
+
+    def late(writer: Any, *given: Any, **options: Any) -> Any:
+        """Somebody moved the alias meanwhile."""
+        return real(writer, *given, **options | {"expect": digest})
+
+    monkeypatch.setattr(room, "promote", late)
+    line = refuses(REGISTRY, *push[:2], artifacts["eagle2"], *push[3:], "--key", key)
+    assert re.search("E_ALIAS_CONFLICT.*was published as v2; next did not move", line)
+    assert [row["version"] for row in said("show", NAME)] == ["v1", "v2"]
+
+
+def test_a_history_cut_short_is_refused_where_more_of_it_was_seen(
+    registry: Path, artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first, _ = (publish(artifacts, kind) for kind in ("chain", "eagle2"))
+    newest = sorted((registry / "log").rglob("*.json"))[-1]
+    newest.unlink()
+    line = refuses(REGISTRY, "registry", "pull", f"{NAME}@prod")
+    assert "E_LOG" in line
+    assert "history that you saw up to generation 3, found one that ends at generation 2" in line
+    for verb in (("verify", f"{NAME}@prod"), ("promote", NAME, "prod", "v1"), ("show", NAME)):
+        assert "E_LOG" in refuses(REGISTRY, "registry", *verb)
+    outcome = specctl("registry", "verify", "--json")
+    assert (outcome.code, outcome.err.split()[1]) == (ARTIFACT, "E_LOG")
+    [found] = json.loads(outcome.out)["findings"]
+    assert "ends at generation 2" in found["found"]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another-reader"))
+    assert said("pull", f"{NAME}@prod")["digest"] == first, "who never saw it cannot know"
 
 
 # ------------------------------------------------------------------ refusals

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from specctl.artifacts.signing import SigningKey
+from specctl.artifacts.signing import SigningKey, sign_artifact
 from specctl.registry import (
     Package,
     Reader,
@@ -112,18 +112,20 @@ def test_a_version_that_readers_would_refuse_is_not_promoted(
     push(writer, real[0], NAME)
     promote(writer, NAME, "prod", real[0].digest)
     assert pull(registry_on(published), PROD, reader_in(tmp_path / "before", RECORD))
-    if lost == "entry":
-        push(writer_on(published), real[0], NAME)  # its newest publication is unsigned
+    version = real[lost == "entry"]
+    if lost == "entry":  # the other one's publication is unsigned
+        vouched = sign_artifact(KEY, version.digest, NAME)
+        registry_on(published).content.publish(version.digest, version.files, [vouched])
     else:
         for key in signatures(published):
             published.delete(key)
     before = len(registry_on(published).log(NAME).entries)
-    assert code_of(promote, strict, NAME, "next", real[0].digest) == "E_SIG"
-    reader = reader_in(tmp_path / "after", RECORD)
-    assert code_of(pull, registry_on(published), PROD, reader) == "E_SIG"
+    assert code_of(promote, strict, NAME, "next", version.digest) == "E_SIG"
+    reader, pinned = reader_in(tmp_path / "after", RECORD), Reference(NAME, digest=version.digest)
+    assert code_of(pull, registry_on(published), pinned, reader) == "E_SIG"
     assert len(registry_on(published).log(NAME).entries) == before
-    push(writer, real[0], NAME)
-    assert promote(strict, NAME, "next", real[0].digest)
+    push(writer, version, NAME)
+    assert promote(strict, NAME, "next", version.digest)
 
 
 def test_a_signature_counts_for_its_own_name_and_place(
@@ -181,9 +183,6 @@ def test_all_give_the_verdict_of_a_pull(signed: MemoryStore, real: Real, tmp_pat
     assert refusals.pop(str(PROD)) is None, "its own entries are sound"
     assert "E_SIG" in str(refusals.pop(str(NEXT)))
     good = writer_on(signed, KEY, trust=RECORD)
-    push(writer_on(signed), real[0], NAME)
-    assert code_of(promote, good, NAME, "other", real[0].digest) == "E_SIG"
-    push(good, real[0], NAME)
     assert promote(good, NAME, "next", real[0].digest).changed, "a refused move is signed"
     assert verify(registry, RECORD).findings == []
     assert pull(registry, NEXT, reader)

@@ -165,7 +165,10 @@ def test_an_outage_ends_the_check_and_is_no_damage(
         verify(registry, Trust())
     assert raised.value is outage
     if prefix == "log/":
-        for read in (name_rows, lambda found: list(search(found, Trust(), [], pytest.fail))):
+        for read in (
+            lambda found: name_rows(found, Trust()),
+            lambda found: list(search(found, Trust(), [], pytest.fail)),
+        ):
             with pytest.raises(StoreError):
                 read(registry_on(store))
 
@@ -224,7 +227,7 @@ def test_a_name_that_cannot_be_read_hides_no_other(
         else:
             entry.write_bytes(b"x" * (MAX_ENVELOPE_BYTES + 1 if harm == "too large" else 9))
     registry = registry_on(LocalStore(folder))
-    names = {row["name"]: row for row in name_rows(registry)}
+    names = {row["name"]: row for row in name_rows(registry, Trust())}
     assert names[NAME]["num_versions"] == 1
     assert "manifest" in where or where in names["other"]["error"]
     told: list[str] = []
@@ -277,5 +280,5 @@ def test_a_listing_reads_many_histories_at_once() -> None:
     store = MemoryStore()
     for name in ("a+b", "c+d"):
         push(writer_on(store), package("one"), name)
-    rows = name_rows(registry_on(Together(store)))
+    rows = name_rows(registry_on(Together(store)), Trust())
     assert [(row["name"], row["num_versions"]) for row in rows] == [("a+b", 1), ("c+d", 1)]
