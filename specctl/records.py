@@ -164,3 +164,7 @@ def describe_violation(error: ValidationError) -> str:
     known["json_invalid"] = "text that is no JSON"
     text = known.get(kind, f"not {rule}" if is_value else rule)
     return f"{'.'.join(place)}: {text}" if place else text
+
+
+HELD_OUT_FRAC = 0.2
+"""Share of the prompts that `fit`, `ladder`, `tune` and `recalibrate` hold out by default."""

@@ -38,9 +38,6 @@ Figure = Callable[[Floats], Floats]
 
 # --------------------------------------------------------------------------- splits
 
-HELD_OUT_FRAC = 0.2
-"""Share of the prompts that `fit`, `ladder`, `tune` and `recalibrate` hold out by default."""
-
 
 @dataclass(frozen=True)
 class Split:

@@ -18,7 +18,6 @@ from specctl.errors import UsageError
 from specctl.formatting import Table
 from specctl.records import PositiveInt, option
 from specctl.runtime.config import Decisions, DecodingConfig
-from specctl.stats import Interval
 
 if TYPE_CHECKING:
     from specctl.collect.recorder import TraceRecorder
@@ -188,6 +187,8 @@ def texts_of(conversations: Sequence[Conversation]) -> list[str]:
 def comparison_table(rows: Sequence[dict[str, Any]], title: str) -> Any:
     """The table of `specctl run`: one row a policy."""
     counts, phases = ("tokens/s", "× ar", "τ", "calls", "verified"), ("draft", "verify", "policy")
+    from specctl.stats import Interval  # brings numpy
+
     has_plain = any(row["paired"] for row in rows)
     cells = []
     for row in rows:

@@ -11,8 +11,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from specctl.errors import UsageError
-from specctl.records import increasing, option, require
-from specctl.stats import HELD_OUT_FRAC
+from specctl.records import HELD_OUT_FRAC, increasing, option, require
 
 Tick = Callable[..., None]
 """Called with how much was done, by default 1."""

@@ -16,9 +16,10 @@ from typing import Any
 from specctl.artifacts.manifest import Manifest
 from specctl.logs.parquet import collected
 from specctl.logs.trace_set import TraceSet
+from specctl.records import HELD_OUT_FRAC
 from specctl.results import prompts_digest
 from specctl.runtime.policy_spec import NamedPolicy, names_artifact, pieces
-from specctl.stats import HELD_OUT_FRAC, MIN_PROMPTS, split_prompts
+from specctl.stats import MIN_PROMPTS, split_prompts
 
 SplitOptions = tuple[float, int]
 """`--held-out` and `--seed`."""

@@ -25,9 +25,9 @@ from specctl.policy import (
 )
 from specctl.policy.family import MAX_DEPTH, Acceptance, Depth, NumTokens, TopK
 from specctl.policy.mars import Mars
-from specctl.records import PositiveInt, Probability, Record, option, require
+from specctl.records import HELD_OUT_FRAC, PositiveInt, Probability, Record, option, require
 from specctl.runtime.config import DecodingConfig
-from specctl.stats import HELD_OUT_FRAC, LossKind
+from specctl.stats import LossKind
 
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 HELD_OUT: float = option(

@@ -12,7 +12,8 @@ import pytest
 from specctl.artifacts import load_artifact
 from specctl.artifacts.manifest import prompt_marks
 from specctl.logs.trace_set import TraceSet
-from specctl.stats import HELD_OUT_FRAC, MIN_PROMPTS, Split, split_prompts
+from specctl.records import HELD_OUT_FRAC
+from specctl.stats import MIN_PROMPTS, Split, split_prompts
 from tests.cli.command import passes, specctl
 from tests.replay.logs import random_traces
 from tests.replay.tune_cases import linear_file
