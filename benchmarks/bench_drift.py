@@ -32,7 +32,7 @@ from specctl.runtime.policy_spec import resolve_policy
 from specctl.stats import Resamples
 from specctl.watch.alarm import wealth
 from specctl.watch.drift import ranks_of, whole_wealth
-from specctl.watch.signals import Prompts, join, read_prompts
+from specctl.watch.signals import Prompts, read_prompts
 
 SERVED = "threshold:min_level_prob=0.3"
 REFERENCE, CHANGE, LENGTH, DAY = 300, 500, 1000, 100
@@ -117,7 +117,8 @@ def built(given: argparse.Namespace) -> World:
     worse = [read_prompts(TraceSet.open(str(folder)), policy) for folder in given.worse]
     for one in worse:
         one.ids[:] = [f"worse {name}" for name in one.ids]
-    pool = join([*better, *worse])
+    columns = zip(*(vars(one).values() for one in (*better, *worse)), strict=True)
+    pool = Prompts(*map(np.concatenate, columns))
     num_better = sum(map(len, better))
     is_better = np.arange(len(pool)) < num_better
     first = np.arange(len(pool)) < len(better[0])

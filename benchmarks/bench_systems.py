@@ -1,8 +1,11 @@
-"""The five systems beside the strong controls, on one dense log, held-out prompts, paired.
+"""Systems beside the tuned static setting, on held-out prompts of one dense log, by the verbs.
 
-Fits on one half of the prompts, five times, chooses settings there, measures on the other half, and
-writes docs/systems.md, .csv and .json. Without `--traces` the packaged prompts are collected first;
-with `--parts` and nothing behind it the page is written again from systems.json.
+    python benchmarks/bench_systems.py TRACES... --cost-models cost_model.json line --requests 1 8
+
+Each system is fitted once to the training half (`specctl fit`) and has its setting chosen there on
+every clock and load (`specctl tune`), as the tuned static setting has; the other half is measured.
+Of a log without C2T's children or ECHO's levels their fits say so and are left out. Shared budgets
+need more than one request.
 """
 
 from __future__ import annotations
@@ -12,137 +15,90 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import common
-import torch
-from systems.bench import SEED, SHARE, Bench
-from systems.choosing import Found
-from systems.curves import Paired, figure
-from systems.fits import SEEDS, TrainingHalf, fitted
-from systems.loads import budget_rows
-from systems.long_texts import long_rows
-from systems.page import write_page
-from systems.papers import EAGLE3, paper_rows, policy_of
-from systems.roster import Roster
-from systems.shapes import equal_depth_rows
-from systems.speed import speed_rows
-from systems.tables import PARTS, write_csv
 
-from specctl.replay.cost.files import load_cost_model
-from specctl.stats import Interval
-
-DOCS = Path(__file__).parents[1] / "docs"
-COST_MODEL = common.RESULTS / "ladder-cost-model-cpu.json"
-Row = dict[str, Any]
+HELD_OUT = ("--held-out", "0.5")
+FITS = {
+    "HeteroSpec": ["cart"],
+    "C2T, paper": ["c2t", "--preset", "c2t-paper"],
+    "ECHO, paper": ["echo", "--preset", "echo-paper"],
+    "survival table": ["survival"],
+}
+"""A system, and how it is fitted; MARS and AdaSD's acceptance change the text: no log tells."""
+UNFITTED = {"threshold": "threshold", "AdaSD's stop": "adasd_stop"}
+SHARED = {"survival budget": "eagle2+survival", "ECHO's budget": "eagle2+echo_budget"}
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--traces", nargs="+", type=Path, help="dense folders of one pair")
-    options.add_argument("--long", type=Path, help="dense traces of chains, of 512 tokens or more")
-    options.add_argument("--cost-model", type=Path, default=COST_MODEL, help="of that pair")
-    options.add_argument("--work", type=Path, help="keep fits and sums here; empty after changes")
-    options.add_argument("--no-fits", action="store_true", help="use the fits in --work alone")
-    options.add_argument("--threads", type=int, default=1, help="chunks of the log at a time")
-    options.add_argument(
-        "--parts", nargs="*", default=PARTS, choices=PARTS, help="to measure; others stay"
-    )
-    options.add_argument("--out", type=Path, default=DOCS, help="folder for JSON, CSV and page")
+    options = common.parser(__doc__.splitlines()[0])
+    options.add_argument("traces", nargs="+", type=Path, help="dense folders of one pair")
+    options.add_argument("--cost-models", nargs="+", default=["line"], help="files or named clocks")
+    options.add_argument("--requests", nargs="+", type=int, default=[1], help="at a time")
+    options.add_argument("--work", type=Path, help="keep fits here; default: made anew")
     given = options.parse_args()
-    torch.set_num_threads(1)
-    if given.parts:
-        with tempfile.TemporaryDirectory() as folder:
-            measured(given, given.work or Path(folder))
-    result = json.loads((given.out / "systems.json").read_text("utf-8"))
-    write_csv(given.out / "systems.csv", result)
-    write_page(given.out / "systems.md", result, common.RESULTS)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = list(measured(given, given.work or Path(folder)))
+    common.report("systems", rows, given, "time: over the tuned static setting's, held-out prompts")
 
 
-def measured(given: argparse.Namespace, work: Path) -> None:
-    """Measures the parts that were asked for, each written as it is done."""
-    traces = given.traces or [collected(work)]
-    clocks = {"measured": load_cost_model(given.cost_model)}
-    bench = Bench.open(traces, clocks, given.threads, work / "sums")
-    half = TrainingHalf(bench.traces, bench.log.only(bench.train), bench.train)
-    who = Roster(fitted(half, work, may_fit=not given.no_fits))
-    path = given.out / "systems.json"
-    before = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    settings = {name: common.named(value) for name, value in vars(given).items()}
-    found, paired = Found(bench), Paired.of(len(bench.held_out), SEED)
-    result = {
-        "machine": common.machine("cpu"),
-        "settings": settings,
-        "data": facts(bench, found),
-        **{part: before.get(part, []) for part in PARTS},
-    }
-    for part in given.parts:
-        result[part] = timed(part, makers(bench, found, who, paired, given.long)[part])
-        write_json(path, result)
+def measured(given: argparse.Namespace, work: Path) -> Iterator[dict[str, Any]]:
+    """A row for each clock, load and system."""
+    named = {name: fitted(words, given.traces, work) for name, words in FITS.items()}
+    families = {name: str(place) for name, place in named.items() if place} | UNFITTED
+    for clock in given.cost_models:
+        for requests in given.requests:
+            asked = families | (SHARED if requests > 1 else {})
+            yield from tuned(asked, clock, requests, given.traces, work)
 
 
-def collected(work: Path) -> Path:
-    """Dense traces of the packaged prompts."""
-    folder = work / "traces"
-    specctl = Path(sys.executable).with_name("specctl")
-    command = [specctl, "collect", "embedded", "-o", folder, "--dense", "--resume"]
-    subprocess.run([*command, "--max-new-tokens", "64"], check=True)
-    return folder
+def fitted(words: Sequence[str], traces: Sequence[Path], work: Path) -> Path | None:
+    """The artifact's folder, made unless it is there; None where the fit refuses the log."""
+    out = work / words[0]
+    command = ["fit", words[0], *map(str, traces), *words[1:], *HELD_OUT, "-o", str(out)]
+    return out if out.exists() or specctl(command) is not None else None
 
 
-def makers(
-    bench: Bench, found: Found, who: Roster, paired: Paired, long: Path | None
-) -> dict[str, Callable[[], Iterable[Row]]]:
-    """What measures each part."""
-    return {
-        "papers": lambda: paper_rows(found, who, paired),
-        "shapes": lambda: equal_depth_rows(found, who, paired),
-        "speed": lambda: speed_rows(bench, who, paired),
-        "budgets": lambda: budget_rows(bench, found, paired),
-        "long": lambda: long_rows(long) if long else [],
-    }
+def tuned(
+    families: dict[str, str], clock: str, requests: int, traces: Sequence[Path], work: Path
+) -> Iterator[dict[str, Any]]:
+    """The best setting of every family by the training prompts, measured on the others."""
+    words = [word for family in families.values() for word in ("--family", family)]
+    command = ["tune", *map(str, traces), "--cost-model", clock, *words, *HELD_OUT]
+    found = specctl([*command, "--batch-size", str(requests), "--json"])
+    if found is None:
+        raise SystemExit(1)
+    names = {family: name for name, family in families.items()}
+    for row in json.loads(found)["policies"]:
+        rate, held_out = row["held_out"]["against"], row["held_out"]
+        yield {
+            "clock": common.named(clock),
+            "requests": requests,
+            "system": names.get(row["family"], f"static: {row['family']}"),
+            "setting": row["policy"].replace(f"{work}/", ""),
+            "time": change(rate),
+            "tau": held_out["mean_acceptance_length"]["value"],
+            "verified": held_out["verified_per_call"]["value"],
+            "support": held_out["support"],
+        }
 
 
-def timed(name: str, rows: Callable[[], Iterable[Row]]) -> list[Row]:
-    start = time.perf_counter()
-    made = list(rows())
-    print(f"{name}: {len(made)} rows in {time.perf_counter() - start:.0f} s", flush=True)
-    return made
+def change(rate: dict[str, float]) -> str:
+    """`-10.5 % [-11.3, -9.8]` of time, from a ratio of rates."""
+    value, high, low = (100 / rate[name] - 100 for name in ("value", "low", "high"))
+    return f"{value:+.1f} % [{low:+.1f}, {high:+.1f}]"
 
 
-def facts(bench: Bench, found: Found) -> dict[str, Any]:
-    """What the figures are of."""
-    headers, eagle3 = bench.traces.headers, found.one(EAGLE3, policy_of(EAGLE3))
-    return {
-        "trace_digest": bench.log.digest,
-        "clocks": {name: clock.digest for name, clock in bench.clocks.items()},
-        "cost_device": bench.clocks["measured"].machine.device,
-        "cost_measured": str(bench.clocks["measured"].measured)[:10],
-        "num_folders": len(headers),
-        "num_train": len(bench.train),
-        "num_held_out": len(bench.held_out),
-        "num_tokens": int(figure(eagle3.pooled, "tokens")[0]),
-        "num_categories": len(bench.categories()),
-        "categories": bench.categories(),
-        "held_out_frac": SHARE,
-        "seed": SEED,
-        "fit_seeds": SEEDS,
-    }
-
-
-def write_json(path: Path, result: dict[str, Any]) -> None:
-    """Writes the result; an interval is `{value, low, high}`, with `by_fit` of its fits."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-
-    def plain(value: Any) -> Any:
-        return value.to_json() if isinstance(value, Interval) else str(value)
-
-    text = json.dumps(result, indent=1, ensure_ascii=False, default=plain).replace("NaN", "null")
-    path.write_text(text + "\n", "utf-8")
-    print(f"wrote {path}", flush=True)
+def specctl(words: Sequence[str]) -> str | None:
+    """Standard output of a command; None, with its refusal printed, where it failed."""
+    print("specctl", *words, file=sys.stderr, flush=True)
+    done = subprocess.run([sys.executable, "-m", "specctl", *words], capture_output=True, text=True)
+    if done.returncode:
+        print(done.stderr, file=sys.stderr)
+    return done.stdout if done.returncode == 0 else None
 
 
 if __name__ == "__main__":

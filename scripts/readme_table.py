@@ -41,12 +41,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def rewrite(page: str, block: str, begin: str = BEGIN, end: str = END) -> str:
+def rewrite(page: str, block: str) -> str:
     """The page with another block between its markers, which must stand there once."""
-    head, opening, rest = page.partition(f"{begin}\n")
-    _, closing, tail = rest.partition(end)
+    head, opening, rest = page.partition(f"{BEGIN}\n")
+    _, closing, tail = rest.partition(END)
     if not opening or not closing:
-        raise SystemExit(f"error: the page has no {begin} ... {end}")
+        raise SystemExit(f"error: the page has no {BEGIN} ... {END}")
     return f"{head}{opening}{block}{closing}{tail}"
 
 
