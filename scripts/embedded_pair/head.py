@@ -8,11 +8,11 @@ the target says after token i + 1 + s. That is what the runtime does on a chain 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import LlamaForCausalLM
 
 from specctl.runtime.eagle3 import Eagle3Head
 from specctl.runtime.eagle3_head import Eagle3Config
@@ -20,30 +20,29 @@ from specctl.runtime.eagle3_head import Eagle3Config
 NUM_STEPS = 5
 STEP_DECAY = 0.9  # weight of a step relative to the one before
 SOFT_FRAC = 0.25  # share of the target's distribution in the label, the rest is its argmax
+SLOT_FRAC = 0.44  # share of a row's slots that the head trains at
 
 
-def head_config(target: LlamaForCausalLM, draft_vocab_size: int) -> Eagle3Config:
-    """The embedded head's shape; feature layers are written out, as serving engines want them."""
-    config = target.config
-    num = config.num_hidden_layers
-    return Eagle3Config(
-        hidden_size=config.hidden_size,
-        target_hidden_size=config.hidden_size,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        intermediate_size=704,
-        vocab_size=config.vocab_size,
-        draft_vocab_size=draft_vocab_size,
-        max_position_embeddings=config.max_position_embeddings,
-        rms_norm_eps=config.rms_norm_eps,
+def new_head(target: Any, draft_ids: Tensor, intermediate_size: int) -> Eagle3Head:
+    """An untrained head over the target's embedding; `lm_head` starts from the embedding's rows.
+
+    Feature layers are written out, as serving engines want them.
+
+    Args:
+        target: a Llama of transformers. draft_ids: target ids that the head may draft, sorted.
+    """
+    whole, num = target.config, target.config.num_hidden_layers
+    same = ("hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
+    config = Eagle3Config(
+        **{name: getattr(whole, name) for name in (*same, "rms_norm_eps")},
+        target_hidden_size=whole.hidden_size,
+        head_dim=getattr(whole, "head_dim", whole.hidden_size // whole.num_attention_heads),
+        intermediate_size=intermediate_size,
+        draft_vocab_size=len(draft_ids),
+        max_position_embeddings=whole.max_position_embeddings,
         aux_layer_ids=(2, num // 2, num - 3),
     )
-
-
-def new_head(target: LlamaForCausalLM, draft_ids: Tensor) -> Eagle3Head:
-    """An untrained head over the target's embedding; `lm_head` starts from the embedding's rows."""
-    config, embedding = head_config(target, len(draft_ids)), target.get_input_embeddings().weight
+    embedding = target.get_input_embeddings().weight
     head = Eagle3Head(config, embedding.detach().clone(), config.max_position_embeddings)
     head.set_vocabulary(draft_ids - torch.arange(len(draft_ids)))
     with torch.no_grad():
@@ -69,21 +68,21 @@ class Example:
 
 @torch.no_grad()
 def target_features(
-    target: LlamaForCausalLM, token_ids: Tensor, layers: tuple[int, ...]
+    target: Any, token_ids: Tensor, layers: tuple[int, ...]
 ) -> tuple[Tensor, Tensor]:
     """Fused features `[B, T, 3 H]` and logits `[B, T, V]` of one teacher-forced pass."""
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(token_ids.device.type, torch.bfloat16):
         output = target(token_ids, use_cache=False, output_hidden_states=True)
     states = [output.hidden_states[layer] for layer in layers]
     return torch.cat(states, -1).float(), output.logits.float()
 
 
-def annotate(target: LlamaForCausalLM, head: Eagle3Head, token_ids: Tensor) -> Example:
+def annotate(target: Any, head: Eagle3Head, token_ids: Tensor) -> Example:
     """What the head learns from, taken from the target."""
     layers = head.config.resolve_aux_layers(target.config.num_hidden_layers)
     features, logits = target_features(target, token_ids, layers)
-    to_draft = torch.full((logits.shape[-1],), -1)
-    to_draft[head.target_ids] = torch.arange(len(head.target_ids))
+    to_draft = torch.full((logits.shape[-1],), -1, device=logits.device)
+    to_draft[head.target_ids] = torch.arange(len(head.target_ids), device=logits.device)
     draft_logp = logits[..., head.target_ids].log_softmax(-1)
     return Example(token_ids, features, to_draft[logits.argmax(-1)], draft_logp)
 
@@ -109,7 +108,7 @@ class UnrolledAttention:
         keys = [k.repeat_interleave(groups, 1) for k in self.keys]
         values = [v.repeat_interleave(groups, 1) for v in self.values]
         query = query * query.shape[-1] ** -0.5
-        hidden = self.slots[:, None, :, None] < torch.arange(keys[0].shape[2])
+        hidden = self.slots[:, None, :, None] < torch.arange(keys[0].shape[2], device=query.device)
         prefix = (query @ keys[0].mT).masked_fill(hidden, float("-inf"))
         own = [(query * k).sum(-1, keepdim=True) for k in keys[1:]]
         weights = torch.cat([prefix, *own], -1).softmax(-1).to(values[0].dtype)
@@ -127,9 +126,9 @@ def unrolled_outputs(
 
     Slot i needs tokens up to i + num_steps, so slots stay below T - num_steps.
     """
-    rows = torch.arange(len(slots))[:, None]
+    rows = torch.arange(len(slots), device=slots.device)[:, None]
     attention = UnrolledAttention(slots)
-    positions = torch.arange(token_ids.shape[1] - 1)[None].expand(len(slots), -1)
+    positions = torch.arange(token_ids.shape[1] - 1, device=slots.device).expand(len(slots), -1)
     fused = head.fuse(features[:, :-1]).float()
     hidden = head.block(head.embed(token_ids[:, 1:]), fused, positions, attention.first)[
         rows, slots
@@ -144,11 +143,11 @@ def unrolled_outputs(
 
 def head_loss(head: Eagle3Head, example: Example, slots: Tensor) -> tuple[Tensor, list[float]]:
     """Weighted cross-entropy in nats over the steps, and top-1 agreement of each step."""
-    rows = torch.arange(len(slots))[:, None]
-    with torch.autocast("cpu", torch.bfloat16):
+    rows = torch.arange(len(slots), device=slots.device)[:, None]
+    with torch.autocast(slots.device.type, torch.bfloat16):
         outputs = unrolled_outputs(head, example.token_ids, example.features, slots, NUM_STEPS)
         scores = [head.logits(hidden) for hidden in outputs]
-    total, weights, agreements = torch.zeros(()), 0.0, []
+    total, weights, agreements = torch.zeros((), device=slots.device), 0.0, []
     for step, logits in enumerate(scores):
         logp = logits.float().log_softmax(-1)
         labels = example.labels[rows, slots + 1 + step]
@@ -161,11 +160,22 @@ def head_loss(head: Eagle3Head, example: Example, slots: Tensor) -> tuple[Tensor
     return total / weights, agreements
 
 
-def choose_slots(is_generated: Tensor, num_slots: int, generator: torch.Generator) -> Tensor:
-    """`[B, num_slots]` slots to train at, generated text first, at random otherwise."""
+def choose_slots(is_generated: Tensor, generator: torch.Generator) -> Tensor:
+    """`[B, M]` slots to train at, generated text first, at random otherwise."""
+    num_slots = int(SLOT_FRAC * is_generated.shape[1])
     usable = is_generated.shape[1] - NUM_STEPS - 1
     # A slot is of use where the token that it predicts was generated.
     preference = is_generated[:, 2 : usable + 2].float() + torch.rand(
         len(is_generated), usable, generator=generator
     )
     return preference.topk(num_slots).indices.sort().values
+
+
+def small_loss(small: Any, target: Any, ids: Tensor) -> Tensor:
+    """Of an independent drafter: cross-entropy in nats against the target, as in `head_loss`."""
+    with torch.autocast(ids.device.type, torch.bfloat16):
+        with torch.no_grad():
+            teacher = target(ids, use_cache=False).logits.float().flatten(0, 1)
+        logits = small(ids, use_cache=False).logits.float().flatten(0, 1)
+    hard = F.cross_entropy(logits, teacher.argmax(-1))
+    return (1 - SOFT_FRAC) * hard + SOFT_FRAC * F.cross_entropy(logits, teacher.softmax(-1))

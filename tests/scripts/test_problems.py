@@ -1,5 +1,6 @@
 """The generated problems: seeds, distinctness, and solutions that are right."""
 
+import json
 import re
 import sys
 from itertools import islice
@@ -9,13 +10,18 @@ from typing import Any
 import pytest
 
 from specctl.answers import final_answer, is_correct
+from specctl.embedded import PROMPTS
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-from embedded_pair.arithmetic import added, product, taken
-from embedded_pair.corpus import HELD_OUT_SEED, held_out_problems, problem_documents
-from embedded_pair.problems import generate
-from embedded_pair.prompts import prompt_rows
+from embedded_pair.corpus import (
+    HELD_OUT_SEED,
+    Document,
+    check_unseen,
+    held_out_problems,
+    problem_documents,
+)
+from embedded_pair.problems import added, generate, product, taken
 
 CATEGORIES = ("arithmetic", "strings")
 EQUATION = re.compile(r"\d[\d+*/ -]*(?:= [\d+*/ -]+)+")
@@ -91,8 +97,16 @@ def test_training_never_sees_a_held_out_prompt(category: str) -> None:
     assert {p.prompt for p in generate(category, HELD_OUT_SEED, 100)} <= held
 
 
-def test_prompt_file_is_what_the_generator_writes() -> None:
-    rows = prompt_rows()
-    assert len({row["id"] for row in rows}) == len({row["prompt"] for row in rows}) == len(rows)
-    assert {row["category"] for row in rows} == {"arithmetic", "strings", "code", "prose", "chat"}
-    assert all(("answer" in row) == (row["category"] in CATEGORIES) for row in rows)
+def test_packaged_problems_are_the_first_held_out_ones() -> None:
+    rows = [json.loads(line) for line in PROMPTS.read_text("utf-8").splitlines()]
+    for category in CATEGORIES:
+        packaged = [(r["prompt"], r["answer"]) for r in rows if r["category"] == category]
+        made = generate(category, HELD_OUT_SEED, len(packaged))
+        assert packaged == [(problem.prompt, problem.answer) for problem in made]
+
+
+def test_a_packaged_prompt_in_a_training_text_is_refused() -> None:
+    code = json.loads(PROMPTS.read_text("utf-8").splitlines()[-60])["prompt"]
+    check_unseen(PROMPTS, {"prose": [Document("prose", text=code, held_out=True)]})
+    with pytest.raises(ValueError, match="prompts that training saw"):
+        check_unseen(PROMPTS, {"prose": [Document("prose", text=f"Before. {code} After.")]})
