@@ -494,7 +494,7 @@ class TuneVerdict(ResultRecord):
             )
         return (
             f"{picked} does not beat the best static setting, {self.baseline}, by more than its "
-            f"interval on held-out ones: Ã {gain}."
+            f"interval on held-out ones: × {gain}."
             + (" The static setting is written." if self.chosen == self.baseline != PLAIN else "")
         )
 

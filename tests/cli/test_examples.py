@@ -20,12 +20,14 @@ NOT_RUN = {
     "profile --policy fitted -o cost_model.json": "minutes",
     "fit auto traces -o auto --cost-model cost_model.json": "minutes: all other fits, and a search",
     "fit mars questions.jsonl -o mars --target TARGET --drafter HEAD": "minutes: 114 questions",
+    "fit adasd questions.jsonl -o adasd --target TARGET --drafter HEAD": "minutes: 114 questions",
     "profile --from engine-traces -o cost_model.json": "an engine's traces",
     "collect prompts.jsonl -o traces --target TARGET --drafter HEAD --workers 8": "eight CPUs",
     "import http://localhost:8000/metrics": "a server",
     "registry init s3://bucket/policies": "a bucket",
     "drift traces --policy eagle2": "traffic of over 200 prompts",
     "drift traces --policy NAME@prod --reference march --metrics drift.prom": "traffic of a month",
+    "recalibrate recent -p hetero --cost-model cost_model.json -o again": "a log of all its levels",
     "recalibrate recent -p NAME@prod --cost-model line -o again": "traffic of what was published",
 }
 """Examples that need what is not here, or take long."""
@@ -58,7 +60,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     quick = ("--max-new-tokens", 8, "--device", "cpu", "--threads", 1)
     dense = ("--dense", "--depth", 5, "--children", 4, "--limit", 72)
     ready("collect", "embedded", "-o", folder / "traces", *dense, *quick)
-    shutil.copytree(folder / "traces", folder / "recent")
     (folder / "cost_model.json").write_text(json.dumps(COST))
     write_lines(folder / "vllm.log", LOG)
     lines = (json.dumps({"prompt_id": f"p{n}", "turns": [f"What is {n} + 3?"]}) for n in range(2))
@@ -84,6 +85,7 @@ def test_examples_run(
     here = Path(shutil.copytree(made, tmp_path / "here"))
     monkeypatch.chdir(here)
     monkeypatch.setenv("SPECCTL_REGISTRY", str(here / "policies"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # this copy of it is new
     for example in [one for one in examples_of(verb) if one not in NOT_RUN]:
         words = [WORDS.get(word, word) for word in shlex.split(example)]
         if "-o" in words and "--resume" not in words:
