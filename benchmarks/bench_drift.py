@@ -117,10 +117,10 @@ def built(given: argparse.Namespace) -> World:
     worse = [read_prompts(TraceSet.open(str(folder)), policy) for folder in given.worse]
     for one in worse:
         one.ids[:] = [f"worse {name}" for name in one.ids]
-    columns = zip(*(vars(one).values() for one in (*better, *worse)), strict=True)
+    names = ("ids", "category", "finished", "context", "sums")
+    columns = ([getattr(one, name) for one in (*better, *worse)] for name in names)
     pool = Prompts(*map(np.concatenate, columns))
-    num_better = sum(map(len, better))
-    is_better = np.arange(len(pool)) < num_better
+    is_better = np.arange(len(pool)) < (num_better := sum(map(len, better)))
     first = np.arange(len(pool)) < len(better[0])
     code = pool.category.astype(str) == "code"
     long = pool.context > np.median(pool.context[:num_better])
