@@ -29,7 +29,7 @@ SIZES = {  # room: limit, budget
     "engines": (3304, 3800),
     "watch": (1390, 1050),
     "cli": (3594, 3200),
-    "tests": (46440, 38000),
+    "tests": (46418, 38000),
     "benchmarks, scripts": (9203, 9500),
     "files of the package": (255, 245),
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import COST, specctl, write_artifact, write_lines
-from tests.cli.test_help import VERBS, examples_of
+from tests.cli.helps import VERBS, examples_of
 
 NOT_RUN = {
     "collect embedded -o traces --dense --depth 5 --children 4 --limit 24": "minutes",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import pytest
@@ -12,19 +11,8 @@ import typer
 
 from specctl.cli import load_all_verbs
 from tests.cli.command import passes, specctl
+from tests.cli.helps import VERBS, examples_of
 
-
-def verbs(group: Any = None, words: tuple[str, ...] = ()) -> Iterator[str]:
-    """Every verb, those of groups too."""
-    root: Any = group or typer.main.get_command(load_all_verbs())
-    for name, command in root.commands.items():
-        if hasattr(command, "commands"):
-            yield from verbs(command, (*words, name))
-        else:
-            yield " ".join((*words, name))
-
-
-VERBS = tuple(verbs())
 BY_UNIT = {
     "prompts": "limit",
     "tokens": (
@@ -144,14 +132,6 @@ def test_the_first_view_of_help_is_short_and_ends_with_examples(
     assert not has_more or any("--help-all" in line for line in lines)
     if verb.split()[0] in ("collect", "run", "replay", "tune", "fit"):
         assert "Examples:" in lines
-
-
-@cache
-def examples_of(verb: str) -> tuple[str, ...]:
-    """The commands that stand below the help of a verb, without `specctl`."""
-    text = passes(*verb.split(), "--help").out.partition("Examples:\n")[2]
-    lines = text.replace("\\\n", " ").splitlines()
-    return tuple(" ".join(line.split()[1:]) for line in lines if line.strip())
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -201,7 +201,7 @@ def test_a_summary_scores_static_settings_as_replay_does(
 
 def test_summaries_beyond_the_log_are_refused(log: DenseLog) -> None:
     for asked in ({"top_k": 5}, {"top_k": 2, "depth": 6}):
-        with pytest.raises(UsageError, match="deeper or wider"):
+        with pytest.raises(UsageError, match="expected at most what the log holds"):
             summarise(log, **asked)
     with pytest.raises(UsageError, match="depth 1 to 5"):
         static_accepted(summarise(log, top_k=3), 6, 42)

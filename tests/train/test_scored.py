@@ -58,7 +58,7 @@ def test_it_finds_the_distribution_of_the_log(fits: Fits) -> None:
     change = {row.recall: row for row in data.comparisons}[0.7].change_interval
     assert change is not None
     assert change.value == pytest.approx(0.0, abs=0.12)
-    assert np.isnan(change.low), "over fewer than 8 held-out prompts"
+    assert change.low <= change.value <= change.high
 
 
 def test_sides_share_no_prompt(source: LoggedNodes) -> None:
@@ -140,7 +140,7 @@ def test_thresholds_keep_what_their_rules_submit(
         return build_shape(shape_of(fits["c2t"]).model_copy(update={"beta": beta, **options}))
 
     curve, kept = trace_curve(source, rule(0.0)), []
-    for index in (60, 80, 95, 110):
+    for index in (40, 60, 75, 90):
         submitted = accepted = 0
         for batch in source.batches(rule(BETAS[index])):
             chosen = batch.submitted.clamp(min=0)

@@ -274,7 +274,9 @@ def test_a_candidate_that_the_log_lacks_is_not_promoted(lacking: str | None) -> 
     faster, rates = Interval(1.1, 1.05, 1.15), dict.fromkeys(COMPARED, Interval(9, 8, 10))
     support = {name: 0.98 if name == lacking else 0.995 for name in COMPARED}
     words: Any = ("chain", "svip", "eagle2", rates, support, faster, faster)
-    found = Recalibration(None, *words, is_same=False, is_static=False)  # type: ignore[arg-type]
+    tuned: Any = SimpleNamespace(result=SimpleNamespace(policies=()))
+    facts: Any = None
+    found = Recalibration(tuned, *words, is_same=False, is_static=False, facts=facts)
     assert found.is_better == (lacking is None)
     assert ("holds 98.0% of what" in found.why_not) == (lacking is not None)
 
