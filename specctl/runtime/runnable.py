@@ -143,8 +143,11 @@ def not_a_number(num_requests: int) -> str:
 
 @dataclass
 class Faults:
-    """Failures of a loop's policies, in place of which a static plan went on: how many there were,
-    and the last one in words."""
+    """Failures of a loop's policies, in place of which a static plan went on.
+
+    Attributes:
+        total: how many there were. last: the last one in words.
+    """
 
     total: int = 0
     last: str | None = None
