@@ -168,3 +168,7 @@ def describe_violation(error: ValidationError) -> str:
 
 HELD_OUT_FRAC = 0.2
 """Share of the prompts that `fit`, `ladder`, `tune` and `recalibrate` hold out by default."""
+HELD_OUT: float = option(
+    HELD_OUT_FRAC, "Share of prompts held out", name="--held-out", gt=0, lt=1, group="common"
+)
+"""Their option."""

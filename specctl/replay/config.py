@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from specctl.errors import UsageError
-from specctl.records import HELD_OUT_FRAC, increasing, option, require
+from specctl.records import HELD_OUT, increasing, option, require
 
 Tick = Callable[..., None]
 """Called with how much was done, by default 1."""
@@ -37,9 +37,6 @@ Engine = Literal["specctl", "vllm"]
   *scheduled* one step earlier, prompts included, when the drafts were made.
 """
 
-HELD_OUT: float = option(
-    HELD_OUT_FRAC, "Share of prompts held out", name="--held-out", gt=0, lt=1, group="common"
-)
 ALL_PROMPTS: bool = option(
     False,
     "Score prompts that a policy was fitted on, too; it is then marked and cannot win",

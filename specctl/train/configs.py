@@ -25,14 +25,11 @@ from specctl.policy import (
 )
 from specctl.policy.family import MAX_DEPTH, Acceptance, Depth, NumTokens, TopK
 from specctl.policy.mars import Mars
-from specctl.records import HELD_OUT_FRAC, PositiveInt, Probability, Record, option, require
+from specctl.records import HELD_OUT, PositiveInt, Probability, Record, option, require
 from specctl.runtime.config import DecodingConfig
 from specctl.stats import LossKind
 
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
-HELD_OUT: float = option(
-    HELD_OUT_FRAC, "Share of prompts held out", name="--held-out", gt=0, lt=1, group="common"
-)
 SEED: int = option(0, "Seed of the split by prompt and of all that draws")
 
 
