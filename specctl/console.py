@@ -47,10 +47,16 @@ class Answer:
     then: Callable[[], object] = lambda: None
 
 
+has_answered = False
+"""Whether this process has printed an answer to standard output."""
+
+
 def say(answer: Answer | None, *, as_json: bool, wide: bool = False) -> None:
     """Prints an answer to standard output, for a script or for a person."""
+    global has_answered
     if answer is None:
         return
+    has_answered = True
     if as_json:
         show_json(answer.data)
     else:
@@ -65,6 +71,8 @@ def prepare_output() -> None:
     What its encoding lacks is escaped: a fit that is done must not end over a Φ. What modules log
     is shown as `warn` shows it.
     """
+    global has_answered
+    has_answered = False
     if sys.stdout is None:
         # Takes its number, which no file of ours should have.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
@@ -112,10 +120,8 @@ def _written() -> Iterator[None]:
         if isinstance(error, BrokenPipeError):
             return
         raise OutputError(
-            "standard output",
-            expected="a place that can be written",
-            found=reason_of(error),
-            fix="free space, or send it elsewhere; what the command wrote before this is kept",
+            f"standard output: expected a place that can be written, found {reason_of(error)}",
+            hint="free space, or send it elsewhere; what the command wrote before this is kept",
         ) from error
 
 
@@ -222,10 +228,9 @@ def token_printer(*, stream: bool, batch_size: int, as_json: bool) -> TokenPrint
         return None
     if batch_size != 1 or as_json:
         raise UsageError(
-            "--stream",
-            expected="--batch-size 1 and no --json",
-            found=f"--batch-size {batch_size}{' --json' if as_json else ''}",
-            fix="leave one of them out",
+            "--stream: expected --batch-size 1 and no --json, found --batch-size "
+            f"{batch_size}{' --json' if as_json else ''}",
+            hint="leave one of them out",
         )
 
     def printer(tokenizer: Any) -> OnTokens:

@@ -49,10 +49,9 @@ def _check_digest(what: str) -> None:
     is_short = "@sha256:" in what and not re.fullmatch(r"[0-9a-f]{64}", digits)
     if is_short and not os.path.exists(what):
         raise InputError(
-            what,
-            expected="64 lower-case hex digits behind @sha256:",
-            found=f"{len(digits)} characters",
-            fix="give the digest whole",
+            f"{what}: expected 64 lower-case hex digits behind @sha256:, found {len(digits)} "
+            "characters",
+            hint="give the digest whole",
         )
 
 
@@ -107,11 +106,9 @@ def _engine_file(path: Path) -> Answer:
 
 def _unknown(what: str, found: str) -> InputError:
     return InputError(
-        what,
-        expected="the folder of an artifact (config.json) or of traces (trace.json), a file of "
-        "`specctl export`, or PLACE/NAME@ALIAS of a registry",
-        found=found,
-        fix="check the path; `specctl registry show NAME` has the versions of a name",
+        f"{what}: expected the folder of an artifact (config.json) or of traces (trace.json), a "
+        f"file of `specctl export`, or PLACE/NAME@ALIAS of a registry, found {found}",
+        hint="check the path; `specctl registry show NAME` has the versions of a name",
     )
 
 

@@ -33,10 +33,8 @@ def output_errors(path: Path, what: str, fix: str = TRY_AGAIN) -> Iterator[None]
         yield
     except OSError as error:
         raise OutputError(
-            f"{what} {path}",
-            expected="a place that can be written",
-            found=reason_of(error),
-            fix=fix,
+            f"{what} {path}: expected a place that can be written, found {reason_of(error)}",
+            hint=fix,
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""The error tree. Every refusal says what was expected, what was found and what to do next.
+"""The error tree. Every refusal is one sentence: what is wrong, and what to do next.
 
 Exit codes: 2 options, 3 artifacts, 4 data, 5 models, 6 places, 7 registries, 8 engines, 10 memory,
 11 clocks, 70 a bug; docs/cli.md has those of each type. A command ended by Ctrl-C exits with 130,
@@ -16,8 +16,8 @@ from difflib import get_close_matches
 from json import JSONDecodeError
 from typing import Any
 
-MAX_CHARS = 400
-"""Of each part of an error: a path, a digest and some words fit; a list of features does."""
+MAX_CHARS = 800
+"""Of each part of an error: two paths, a digest and some words fit; a list of features does."""
 
 
 def shown(text: str, *, max_chars: int = MAX_CHARS) -> str:
@@ -81,20 +81,17 @@ def _cut(text: str, max_chars: int) -> str:
 
 
 class SpecctlError(Exception):
-    """Base of all errors: one printable line, however long its parts are, and an `exit_code`.
+    """Base of all errors: one printable line and an `exit_code`.
 
     Args:
-        what: what went wrong, naming the file, line, field or option.
-        expected: what would have been accepted.
-        found: what was there instead.
-        fix: what the user can do next.
+        message: what is wrong, in one sentence that names the file, line, field or option.
+        hint: what the user can do next, where the message does not say it.
     """
 
     exit_code = 1
 
-    def __init__(self, what: str, *, expected: str, found: str, fix: str) -> None:
-        self.what, self.expected = one_line(what), one_line(expected)
-        self.found, self.fix = one_line(found), one_line(fix)
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        self.message, self.hint = one_line(message), one_line(hint)
         super().__init__(self._line())
 
     def __reduce__(self) -> Any:
@@ -102,7 +99,7 @@ class SpecctlError(Exception):
         return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]
 
     def _line(self) -> str:
-        return f"{self.what}: expected {self.expected}, found {self.found}; {self.fix}"
+        return f"{self.message}; {self.hint}" if self.hint else self.message
 
 
 class UsageError(SpecctlError):
@@ -117,7 +114,7 @@ def check_choice(option: str, word: str, known: Collection[str]) -> None:
         *most, last = known
         expected, fix = f"{', '.join(most)} or {last}", "name one of them"
         raise UsageError(
-            option, expected=expected, found=repr(word), fix=did_you_mean(word, known, fix)
+            f"{option}: expected {expected}, found {word!r}", hint=did_you_mean(word, known, fix)
         )
 
 
@@ -131,41 +128,34 @@ class CodedError(SpecctlError):
     Args:
         code: the rule, e.g. `E_DIGEST`.
         field: what breaks it: a file, a field of one, an object of a store.
+        problem: how it breaks it.
+        hint: what the user can do next.
         artifact: whose field it is: a folder, a registry's reference or a digest; None where that
             is not known, or where no artifact is concerned.
     """
 
     def __init__(
-        self,
-        code: str,
-        field: str,
-        *,
-        expected: str,
-        found: str,
-        fix: str,
-        artifact: str | None = None,
+        self, code: str, field: str, problem: str, *, hint: str = "", artifact: str | None = None
     ) -> None:
-        self.code, self.field = one_line(code), one_line(field)
+        self.code, self.field, self.problem = one_line(code), one_line(field), one_line(problem)
         self.artifact = None if artifact is None else one_line(artifact)
-        super().__init__(self._subject(), expected=expected, found=found, fix=fix)
+        super().__init__(self._sentence(), hint=hint)
 
     def name_artifact(self, artifact: str) -> None:
         """Says whose field it is, where nothing nearer to it has said so."""
         if self.artifact is None:
             self.artifact = one_line(artifact)
-            self.what = self._subject()
+            self.message = one_line(self._sentence())
             self.args = (self._line(),)
 
     def add(self, fact: str) -> None:
         """Says a fact before what the user can do next."""
-        self.fix = one_line(f"{fact}; {self.fix}")
+        self.hint = one_line(f"{fact}; {self.hint}" if self.hint else fact)
         self.args = (self._line(),)
 
-    def _subject(self) -> str:
-        return self.field if self.artifact is None else f"{self.field} of {self.artifact}"
-
-    def _line(self) -> str:
-        return f"{self.code} {super()._line()}"
+    def _sentence(self) -> str:
+        owner = "" if self.artifact is None else f" of {self.artifact}"
+        return f"{self.code} {self.field}{owner}: {self.problem}"
 
 
 class ArtifactError(CodedError):
@@ -177,13 +167,12 @@ class ArtifactError(CodedError):
         self,
         code: str,
         field: str,
+        problem: str,
         *,
-        expected: str,
-        found: str,
-        fix: str = "do not load it",
+        hint: str = "do not load it",
         artifact: str | None = None,
     ) -> None:
-        super().__init__(code, field, expected=expected, found=found, fix=fix, artifact=artifact)
+        super().__init__(code, field, problem, hint=hint, artifact=artifact)
 
 
 @contextmanager
@@ -214,9 +203,9 @@ class PromptError(InputError):
 class PromptLineError(PromptError):
     """One malformed line of a prompt file; `line` is 1-based."""
 
-    def __init__(self, path: str, line: int, *, expected: str, found: str, fix: str) -> None:
+    def __init__(self, path: str, line: int, problem: str, *, hint: str = "") -> None:
         self.path, self.line = path, line
-        super().__init__(f"{path}, line {line}", expected=expected, found=found, fix=fix)
+        super().__init__(f"{path}, line {line}: {problem}", hint=hint)
 
 
 class PromptTooLongError(PromptError):
@@ -328,11 +317,12 @@ def memory_error_of(error: BaseException) -> HostMemoryError | None:
     if not (isinstance(error, MemoryError) or NO_MEMORY.search(str(error))):
         return None
     return HostMemoryError(
-        "memory",
-        expected="room for what the command holds at a time (docs/replay.md, Large sets)",
-        found=f"none left: {str(error) or type(error).__name__}",
-        fix="raise the limit or use a machine with more; else lower --threads or --workers, and of "
-        "fits --max-rows or --max-positions",
+        "memory: expected room for what the command holds at a time (docs/replay.md, Large "
+        f"sets), found none left: {str(error) or type(error).__name__}",
+        hint=(
+            "raise the limit or use a machine with more; else lower --threads or --workers, "
+            "and of fits --max-rows or --max-positions"
+        ),
     )
 
 

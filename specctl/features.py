@@ -160,10 +160,9 @@ def _drafted(name: str, unit: str, meaning: str, path: str = "") -> Feature:
 def _copied(pool: DraftPool, start: int) -> Tensor:
     if pool.copied is None:
         raise UsageError(
-            "features of the text",
-            expected="rounds that carry the recent text",
-            found="rounds without it",
-            fix="collect dense traces, or leave these features out",
+            "features of the text: expected rounds that carry the recent text, found rounds "
+            "without it",
+            hint="collect dense traces, or leave these features out",
         )
     return pool.copied[:, start:]
 
@@ -276,9 +275,8 @@ def _registered(names: Sequence[str]) -> list[Feature]:
     unknown = [name for name in names if name not in NODE_FEATURES]
     if unknown:
         raise UsageError(
-            "features",
-            expected=f"names among {sorted([*NODE_FEATURES, *ROUND_FEATURES])}",
-            found=repr(unknown),
-            fix="fit the policy again with this version of specctl",
+            f"features: expected names among {sorted([*NODE_FEATURES, *ROUND_FEATURES])}, found "
+            f"{unknown!r}",
+            hint="fit the policy again with this version of specctl",
         )
     return [NODE_FEATURES[name] for name in names]

@@ -67,10 +67,9 @@ def split_prompts(prompt_ids: Iterable[str], *, held_out_frac: float, seed: int)
     ordered = sorted(set(prompt_ids), key=position)
     if len(ordered) < 2:
         raise TraceEmptyError(
-            "split by prompt",
-            expected="at least 2 prompts with rounds to fit to",
-            found=str(len(ordered)),
-            fix=f"collect traces of more prompts; intervals need {MIN_PROMPTS} held out",
+            "split by prompt: expected at least 2 prompts with rounds to fit to, found "
+            f"{len(ordered)}",
+            hint=f"collect traces of more prompts; intervals need {MIN_PROMPTS} held out",
         )
     wanted = sum(position(prompt_id) < held_out_frac for prompt_id in ordered)
     least = MIN_PROMPTS if len(ordered) >= 2 * MIN_PROMPTS else 1
@@ -496,18 +495,15 @@ def p_value_of(losses: Floats, max_loss: float, kind: LossKind) -> float:
     low, high = LOSS_RANGES[kind]
     if not len(losses):
         raise UsageError(
-            "quality contract",
-            expected="prompts with a loss",
-            found="none",
-            fix="give at least one",
+            "quality contract: expected prompts with a loss, found none", hint="give at least one"
         )
     is_whole = kind != "binary" or bool(np.isin(losses, (0.0, 1.0)).all())
     if not (is_whole and bool(((losses >= low) & (losses <= high)).all())):
         raise UsageError(
-            f"{kind} losses",
-            expected="0 or 1" if kind == "binary" else f"numbers from {low:g} to {high:g}",
-            found=f"from {losses.min():g} to {losses.max():g}",
-            fix="state the kind of loss that they are",
+            f"{kind} losses: expected "
+            f"{'0 or 1' if kind == 'binary' else f'numbers from {low:g} to {high:g}'}, found "
+            f"from {losses.min():g} to {losses.max():g}",
+            hint="state the kind of loss that they are",
         )
     if kind == "binary":
         return binomial_cdf(float(losses.sum()), len(losses), max_loss)

@@ -98,9 +98,8 @@ def check_expected(manifest: Manifest, expect: Expected | None) -> None:
         raise ArtifactError(
             first.code,
             first.field,
-            expected=f"this run's, {first.wanted}",
-            found=f"{first.found} ({fitted})",
-            fix=f"{fix}, or pass --allow-mismatch ({first.consequence})" if loadable else fix,
+            f"expected this run's, {first.wanted}, found {first.found} ({fitted})",
+            hint=f"{fix}, or pass --allow-mismatch ({first.consequence})" if loadable else fix,
         )
     for one in found:
         text = f"{one.field}: wanted {one.wanted}, found {one.found}; {one.consequence}"

@@ -57,19 +57,19 @@ def check_name(name: str) -> None:
     """
     found = ascii(name)
     if _UNSAFE.search(name) or _DEVICE.fullmatch(name) or len(name) > 255:
-        raise ArtifactError("E_PATH", "file name", expected="a plain file name", found=found)
+        raise ArtifactError("E_PATH", "file name", f"expected a plain file name, found {found}")
     if name != CARD and not _PLAIN.fullmatch(name):
-        raise ArtifactError("E_NAME", "file name", expected="[a-z0-9._-]", found=found)
+        raise ArtifactError("E_NAME", "file name", f"expected [a-z0-9._-], found {found}")
     if name not in MAX_BYTES:
         known = ", ".join(MAX_BYTES)
-        raise ArtifactError("E_EXTRA", "files", expected=f"only {known}", found=found)
+        raise ArtifactError("E_EXTRA", "files", f"expected only {known}, found {found}")
 
 
 def check_size(name: str, size: int) -> None:
     """Refuses more bytes than the format allows for a file (E_SIZE)."""
     if size > MAX_BYTES[name]:
         wanted = f"at most {MAX_BYTES[name]} bytes"
-        raise ArtifactError("E_SIZE", name, expected=wanted, found=f"{size} or more")
+        raise ArtifactError("E_SIZE", name, f"expected {wanted}, found {size} or more")
 
 
 def check_list(listed: Mapping[str, FileEntry]) -> None:
@@ -96,20 +96,20 @@ def check_contents(listed: Mapping[str, FileEntry], contents: Mapping[str, bytes
             raise ArtifactError(
                 "E_DIGEST",
                 name,
-                expected=f"{wanted.size_bytes} bytes, {wanted.digest}",
-                found=f"{found.size_bytes} bytes, {found.digest}",
-                fix="fetch the artifact again",
+                f"expected {wanted.size_bytes} bytes, {wanted.digest}, found {found.size_bytes} "
+                f"bytes, {found.digest}",
+                hint="fetch the artifact again",
             )
 
 
 def missing_file(name: str) -> ArtifactError:
     """The refusal of an artifact without one of its files (E_MISSING)."""
     fix = "fetch the artifact again"
-    return ArtifactError("E_MISSING", name, expected="a file", found="none", fix=fix)
+    return ArtifactError("E_MISSING", name, "expected a file, found none", hint=fix)
 
 
 def _extra(name: str) -> ArtifactError:
-    return ArtifactError("E_EXTRA", "files", expected="only the files listed", found=name)
+    return ArtifactError("E_EXTRA", "files", f"expected only the files listed, found {name}")
 
 
 def read_folder(folder: Path) -> dict[str, bytes]:
@@ -164,9 +164,8 @@ def _not_a_file(name: str, found: str) -> ArtifactError:
     return ArtifactError(
         "E_FILETYPE",
         name,
-        expected="a regular file with one link",
-        found=found,
-        fix="copy the artifact with links followed (Hugging Face: download with local_dir)",
+        f"expected a regular file with one link, found {found}",
+        hint="copy the artifact with links followed (Hugging Face: download with local_dir)",
     )
 
 
@@ -174,9 +173,8 @@ def _missing(field: str, error: OSError | ValueError) -> ArtifactError:
     return ArtifactError(
         "E_MISSING",
         field,
-        expected="a readable artifact",
-        found=reason_of(error),
-        fix="check the path",
+        f"expected a readable artifact, found {reason_of(error)}",
+        hint="check the path",
     )
 
 
@@ -222,12 +220,11 @@ def check_is_artifact(folder: Path) -> None:
     raise ArtifactError(
         "E_MISSING",
         "files",
-        artifact=str(folder),
-        expected=f"the folder of an artifact, with {MANIFEST}",
-        found=kind_of(names),
-        fix=f"name {inner}, which is one"
+        f"expected the folder of an artifact, with {MANIFEST}, found {kind_of(names)}",
+        hint=f"name {inner}, which is one"
         if os.path.lexists(inner / MANIFEST)
         else "name the folder that `specctl fit` or `tune` wrote",
+        artifact=str(folder),
     )
 
 
@@ -245,10 +242,9 @@ def publish_folder(folder: Path, contents: Mapping[str, bytes], verify: Callable
     """
     if os.path.lexists(folder) and not _is_replaceable(folder):
         raise OutputError(
-            f"artifact {folder}",
-            expected="a new place, an empty folder or an artifact to replace",
-            found="something else",
-            fix="choose another output folder; nothing was touched",
+            f"artifact {folder}: expected a new place, an empty folder or an artifact to "
+            "replace, found something else",
+            hint="choose another output folder; nothing was touched",
         )
     staged = beside(folder)
     try:
@@ -257,10 +253,8 @@ def publish_folder(folder: Path, contents: Mapping[str, bytes], verify: Callable
         _swap_in(staged, folder)
     except OSError as error:
         raise OutputError(
-            f"artifact {folder}",
-            expected="a place that can be written",
-            found=reason_of(error),
-            fix="choose another output folder",
+            f"artifact {folder}: expected a place that can be written, found {reason_of(error)}",
+            hint="choose another output folder",
         ) from error
     finally:
         shutil.rmtree(staged, ignore_errors=True)

@@ -115,19 +115,23 @@ def load_files(
                 raise missing_file(name)
         assert found is not None
         if digest is not None and found != digest:
-            raise ArtifactError("E_DIGEST", "digest", expected=digest, found=found)
+            raise ArtifactError("E_DIGEST", "digest", f"expected {digest}, found {found}")
         manifest = parse_manifest(contents[MANIFEST])
         check_list(manifest.files)
         check_contents(manifest.files, contents)
         check_expected(manifest, expect)
         wanted = checked_features_digest(manifest.features)
         if manifest.feature_digest != wanted:
-            raise _other_features(f"digest {wanted}", f"digest {manifest.feature_digest}")
+            raise _other_features(
+                f"expected digest {wanted}, found digest {manifest.feature_digest}"
+            )
         tensors = read_tensors(contents[TENSORS])
         selftest = {name: tensors.pop(name) for name in list(tensors) if name.startswith(PREFIX)}
         policy = join_policy(manifest.policy, tensors)
         if policy.shape.reads != manifest.features:
-            raise _other_features(f"{list(policy.shape.reads)}", f"{list(manifest.features)}")
+            raise _other_features(
+                f"expected {list(policy.shape.reads)}, found {list(manifest.features)}"
+            )
         check_class(manifest, policy)
         check_cost(policy)
         if REPORT_JSON in contents:
@@ -142,17 +146,17 @@ def checked_features_digest(names: tuple[str, ...]) -> str:
     seen = sorted(UNPREDICTABLE & set(names))
     if seen:
         expected = "what is known before the target's tokens are drawn"
-        raise ArtifactError("E_PREDICTABLE", "features", expected=expected, found=str(seen))
+        raise ArtifactError("E_PREDICTABLE", "features", f"expected {expected}, found {seen}")
     known = NODE_FEATURES.keys() | ROUND_FEATURES.keys()
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise _other_features(f"names among {sorted(known)}", str(unknown))
+        raise _other_features(f"expected names among {sorted(known)}, found {unknown}")
     return features_digest(names)
 
 
-def _other_features(expected: str, found: str) -> ArtifactError:
+def _other_features(problem: str) -> ArtifactError:
     fix = "fit the policy again with this version of specctl"
-    return ArtifactError("E_FEATURES", "features", expected=expected, found=found, fix=fix)
+    return ArtifactError("E_FEATURES", "features", problem, hint=fix)
 
 
 def check_class(manifest: Manifest, policy: Policy) -> None:
@@ -160,10 +164,10 @@ def check_class(manifest: Manifest, policy: Policy) -> None:
     if manifest.lossless != policy.lossless:
         expected = f"{policy.lossless} for acceptance {policy.acceptance.kind!r}"
         found = str(manifest.lossless)
-        raise ArtifactError("E_CLASS", "lossless flag", expected=expected, found=found)
+        raise ArtifactError("E_CLASS", "lossless flag", f"expected {expected}, found {found}")
     if not policy.lossless and manifest.evidence is None:
         expected, fix = "evidence of what a lossy policy costs", "fit it from traces"
-        raise ArtifactError("E_CLASS", "evidence", expected=expected, found="none", fix=fix)
+        raise ArtifactError("E_CLASS", "evidence", f"expected {expected}, found none", hint=fix)
 
 
 def check_cost(policy: Policy) -> None:
@@ -185,4 +189,4 @@ def full_slots(shape: FullTree) -> int:
 
 def _require(field: str, found: int, most: int) -> None:
     if found > most:
-        raise ArtifactError("E_COST", field, expected=f"at most {most}", found=str(found))
+        raise ArtifactError("E_COST", field, f"expected at most {most}, found {found}")

@@ -329,16 +329,16 @@ def parse_manifest(data: bytes) -> Manifest:
         raise ArtifactError(
             "E_SCHEMA",
             f"{MANIFEST}, artifact_version",
-            expected=str(ARTIFACT_VERSION),
-            found="none" if version is None else repr(version)[:64],
-            fix="use the version of specctl that wrote it, or fit the policy again",
+            f"expected {ARTIFACT_VERSION}, found "
+            f"{'none' if version is None else repr(version)[:64]}",
+            hint="use the version of specctl that wrote it, or fit the policy again",
         )
     if canonical_json(tree).encode() != data:
         raise ArtifactError(
             "E_MANIFEST",
             MANIFEST,
-            expected="canonical JSON (sorted keys, no white space)",
-            found="other bytes for the same values",
+            "expected canonical JSON (sorted keys, no white space), found other bytes for the "
+            "same values",
         )
     try:
         manifest = Manifest.model_validate_json(data)
@@ -348,5 +348,5 @@ def parse_manifest(data: bytes) -> Manifest:
     # A field left out reads as null, and 1 as 1.0: the digest must stand for one text alone.
     if manifest is None or manifest_bytes(manifest) != data:
         expected = f"the fields of artifact version {ARTIFACT_VERSION}"
-        raise ArtifactError("E_SCHEMA", MANIFEST, expected=expected, found=found)
+        raise ArtifactError("E_SCHEMA", MANIFEST, f"expected {expected}, found {found}")
     return manifest

@@ -80,9 +80,8 @@ def save_artifact(
                 raise ArtifactError(
                     "E_SIZE",
                     name,
-                    expected=f"at most {most} bytes",
-                    found=f"{len(data)}",
-                    fix=f"{fix}; nothing was written",
+                    f"expected at most {most} bytes, found {len(data)}",
+                    hint=f"{fix}; nothing was written",
                 )
         return publish_folder(
             Path(folder).absolute(),
@@ -122,9 +121,9 @@ def _manifest(policy: Policy, origin: Origin, files: Mapping[str, bytes]) -> Man
         raise ArtifactError(
             "E_SCHEMA",
             MANIFEST,
-            expected="facts of the fit that its manifest can hold",
-            found=describe_violation(error),
-            fix="correct that; nothing was written",
+            "expected facts of the fit that its manifest can hold, found "
+            f"{describe_violation(error)}",
+            hint="correct that; nothing was written",
         ) from None
 
 

@@ -66,23 +66,27 @@ def check_selftest(policy: Policy, stored: Mapping[str, NDArray[Any]]) -> None:
     answer = _answer_of(policy.shape)
     names = set() if answer is None else {GIVEN, FOUND}
     if stored.keys() != names:
-        raise _wrong("tensors", f"{sorted(names)}", f"{sorted(stored)}")
+        raise _wrong("tensors", f"expected {sorted(names)}, found {sorted(stored)}")
     if answer is None:
         return
     given, wanted = stored[GIVEN], stored[FOUND]
     shape = _rows_of(policy.shape).shape
     if given.dtype != np.float32 or given.shape != shape:
-        raise _wrong("given", f"float32 {list(shape)}", f"{given.dtype} {list(given.shape)}")
+        raise _wrong(
+            "given", f"expected float32 {list(shape)}, found {given.dtype} {list(given.shape)}"
+        )
     found = _answered(policy.shape, answer, given)
     if (wanted.dtype, wanted.shape) != (found.dtype, found.shape):
         expected = f"{found.dtype} {list(found.shape)}"
-        raise _wrong("found", expected, f"{wanted.dtype} {list(wanted.shape)}")
+        raise _wrong("found", f"expected {expected}, found {wanted.dtype} {list(wanted.shape)}")
     tolerance = TOLERANCE * np.abs(wanted).max() if wanted.dtype == np.float32 else 0
     differs = ~(np.abs(found - wanted) <= tolerance)
     if differs.any():
         first, number = int(differs.argmax()), int(differs.sum())
         expected = f"{wanted[first]}, as was decided when it was written"
-        raise _wrong("found", expected, f"{found[first]} of row {first}, {number} differ")
+        raise _wrong(
+            "found", f"expected {expected}, found {found[first]} of row {first}, {number} differ"
+        )
 
 
 def _answer_of(shape: Shape) -> Callable[[Tensor], Tensor] | None:
@@ -105,16 +109,16 @@ def _answered(
     try:
         found = answer(torch.from_numpy(given.copy())).numpy()
     except (RuntimeError, LookupError, ValueError) as error:
-        raise _wrong("given", "rows that the policy decides", str(error)) from None
+        raise _wrong("given", f"expected rows that the policy decides, found {error}") from None
     if isinstance(shape, ScoredTree):
         is_finite = bool((np.abs(found) <= MAX_MAGNITUDE).all())
         if not is_finite or np.ptp(found) == 0:
             raise ArtifactError(
                 "E_DEGENERATE",
                 "scorer",
-                expected=f"finite scores that differ between {NUM_ROWS} rows",
-                found=f"{found[0]:g} for all of them" if is_finite else "NaN or infinity",
-                fix="fit it on more data, or use a policy without a scorer",
+                f"expected finite scores that differ between {NUM_ROWS} rows, found "
+                f"{f'{found[0]:g} for all of them' if is_finite else 'NaN or infinity'}",
+                hint="fit it on more data, or use a policy without a scorer",
             )
         return _storable(found)
     return found
@@ -151,11 +155,10 @@ def _storable(values: NDArray[Any]) -> NDArray[Any]:
     return np.where(np.abs(values) < SMALLEST_NORMAL, 0, values).astype(values.dtype)
 
 
-def _wrong(what: str, expected: str, found: str) -> ArtifactError:
+def _wrong(what: str, problem: str) -> ArtifactError:
     return ArtifactError(
         "E_SELFTEST",
         f"{TENSORS}, self-test, {what}",
-        expected=expected,
-        found=found,
-        fix="do not load it; if it is yours, fit it again with this version of specctl",
+        problem,
+        hint="do not load it; if it is yours, fit it again with this version of specctl",
     )

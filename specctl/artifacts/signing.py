@@ -42,9 +42,9 @@ MAX_ENVELOPE_BYTES = 1 << 20
 R = TypeVar("R", bound=Record)
 
 
-def bad_signature(expected: str, found: Any, fix: str = "do not load it") -> ArtifactError:
+def bad_signature(problem: str, fix: str = "do not load it") -> ArtifactError:
     """The refusal of a signature (E_SIG)."""
-    return ArtifactError("E_SIG", "signature", expected=expected, found=str(found), fix=fix)
+    return ArtifactError("E_SIG", "signature", problem, hint=fix)
 
 
 # ------------------------------------------------------------------ keys
@@ -93,24 +93,24 @@ class SigningKey:
         if b"PUBLIC KEY-----" in data:
             is_beside = path.suffix == ".pub"
             private = path.with_suffix("") if is_beside else "the one that it was made with"
-            raise _bad_key(path, "a private key", "a public key", f"name {private}")
+            raise _bad_key(path, "expected a private key, found a public key", f"name {private}")
         if not stat.S_ISREG(mode) or mode & 0o077:
             expected = "a file that its owner alone can read"
             fix = f"chmod 600 {path}; if others could read it for long, revoke it"
-            raise _bad_key(path, expected, stat.filemode(mode), fix)
+            raise _bad_key(path, f"expected {expected}, found {stat.filemode(mode)}", fix)
         if phrase is not None and not is_encrypted:
             expected = f"an encrypted key, as {PASSPHRASE} is set"
             found, fix = "one that is not encrypted", f"unset {PASSPHRASE} for this key"
-            raise _bad_key(path, expected, found, fix)
+            raise _bad_key(path, f"expected {expected}, found {found}", fix)
         wanted, other = "a private key, PEM", "something else"
         if is_encrypted:
             wanted, other = f"the passphrase of the key, in {PASSPHRASE}", "another one"
             if phrase is None:
-                raise _bad_key(path, wanted, "none")
+                raise _bad_key(path, f"expected {wanted}, found none")
         try:
             private_key = load_pem_private_key(data, phrase)
         except (ValueError, TypeError, UnsupportedAlgorithm):
-            raise _bad_key(path, wanted, other) from None
+            raise _bad_key(path, f"expected {wanted}, found {other}") from None
         return cls(_checked_ed25519(path, private_key))
 
     def save(self, path: Path) -> Path:
@@ -147,7 +147,7 @@ class SigningKey:
                 expected, found = f"the folder {path.absolute().parent}", "none"
                 fix = "make it, or name another place"
             what = f"key {error.filename or path}"
-            raise OutputError(what, expected=expected, found=found, fix=fix) from error
+            raise OutputError(f"{what}: expected {expected}, found {found}", hint=fix) from error
         return public
 
     def sign(self, payload_type: str, payload: bytes) -> bytes:
@@ -168,11 +168,11 @@ def load_public(path: Path) -> bytes:
     data, _ = _read_key(path)
     if b"PRIVATE KEY-----" in data:
         fix = f"name {path}.pub, and show the private key to nobody"
-        raise _bad_key(path, "a public key", "a private key", fix)
+        raise _bad_key(path, "expected a public key, found a private key", fix)
     try:
         key = load_pem_public_key(data)
     except (ValueError, UnsupportedAlgorithm):
-        raise _bad_key(path, "a public key, PEM", "something else") from None
+        raise _bad_key(path, "expected a public key, PEM, found something else") from None
     raw: bytes = _checked_ed25519(path, key).public_bytes_raw()
     return raw
 
@@ -182,7 +182,9 @@ def _read_key(path: Path) -> tuple[bytes, int]:
     try:
         data, status = read_plain(path, max_bytes=MAX_KEY_FILE_BYTES, follow=True)
     except OSError as error:
-        raise _bad_key(path, "a file that can be read", reason_of(error)) from None
+        raise _bad_key(
+            path, f"expected a file that can be read, found {reason_of(error)}"
+        ) from None
     return data, status.st_mode
 
 
@@ -192,13 +194,17 @@ def _checked_ed25519(path: Path, key: Any) -> Any:
     if not isinstance(key, ed25519.Ed25519PrivateKey | ed25519.Ed25519PublicKey):
         is_elliptic = isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey)
         found = "an elliptic curve key" if is_elliptic else "another kind of key"
-        raise _bad_key(path, "an Ed25519 key", found, "make one with `specctl registry keygen`")
+        raise _bad_key(
+            path,
+            f"expected an Ed25519 key, found {found}",
+            "make one with `specctl registry keygen`",
+        )
     return key
 
 
-def _bad_key(path: Path, expected: str, found: str, fix: str | None = None) -> UsageError:
+def _bad_key(path: Path, problem: str, fix: str | None = None) -> UsageError:
     known = f"name a file of `specctl registry keygen`; set {PASSPHRASE} if it is encrypted"
-    return UsageError(f"key {path}", expected=expected, found=found, fix=fix or known)
+    return UsageError(f"key {path}: {problem}", hint=fix or known)
 
 
 # ------------------------------------------------------------------ envelopes
@@ -285,7 +291,7 @@ def parse_envelope(data: bytes) -> Envelope:
             its one form, at most one signature.
     """
     if len(data) > MAX_ENVELOPE_BYTES:
-        raise bad_signature(f"at most {MAX_ENVELOPE_BYTES} bytes", f"{len(data)}")
+        raise bad_signature(f"expected at most {MAX_ENVELOPE_BYTES} bytes, found {len(data)}")
     return parse_signed(data, Envelope, "an envelope: payload, payloadType and signatures")
 
 
@@ -295,9 +301,9 @@ def parse_signed(data: bytes, record: type[R], expected: str) -> R:
         parse_strict(data)
         return record.model_validate_json(data)
     except ArtifactError as error:
-        raise bad_signature(error.expected, error.found) from None
+        raise bad_signature(error.problem) from None
     except ValidationError as error:
-        raise bad_signature(expected, describe_violation(error)) from None
+        raise bad_signature(f"expected {expected}, found {describe_violation(error)}") from None
 
 
 # ------------------------------------------------------------------ statements
@@ -358,7 +364,7 @@ def parse_statement(envelope: bytes) -> Statement:
     """The statement in an envelope (else E_SIG); its signatures are not verified here."""
     found = parse_envelope(envelope)
     if found.payload_type != STATEMENT_TYPE:
-        raise bad_signature(f"one of {STATEMENT_TYPE}", f"one of {found.payload_type}")
+        raise bad_signature(f"expected one of {STATEMENT_TYPE}, found one of {found.payload_type}")
     return parse_signed(found.payload, Statement, "an in-toto statement")
 
 

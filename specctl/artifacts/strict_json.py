@@ -30,37 +30,41 @@ def parse_strict(data: bytes, file: str = "config.json") -> Any:
             caps allow, NaN, infinities, numbers beyond 64 bit, or bytes that are not UTF-8 JSON.
     """
 
-    def refuse(expected: str, found: str) -> NoReturn:
-        raise ArtifactError("E_MANIFEST", file, expected=expected, found=found)
+    def refuse(problem: str) -> NoReturn:
+        raise ArtifactError("E_MANIFEST", file, problem)
 
     def as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(pairs) > MAX_KEYS:
-            refuse(f"at most {MAX_KEYS} keys in an object", str(len(pairs)))
+            refuse(f"expected at most {MAX_KEYS} keys in an object, found {len(pairs)}")
         found: dict[str, Any] = {}
         for key, value in pairs:
             if len(key) > MAX_KEY_CHARS:
-                refuse(f"keys of at most {MAX_KEY_CHARS} characters", f"{key[:64]!r}…")
+                refuse(f"expected keys of at most {MAX_KEY_CHARS} characters, found {key[:64]!r}…")
             if key in found:
-                refuse("each key once in an object", f"{key[:64]!r} twice")
+                refuse(f"expected each key once in an object, found {key[:64]!r} twice")
             found[key] = value
         return found
 
     def as_float(literal: str) -> float:
         value = float(literal)
-        return value if math.isfinite(value) else refuse("finite numbers", literal[:64])
+        return (
+            value
+            if math.isfinite(value)
+            else refuse(f"expected finite numbers, found {literal[:64]}")
+        )
 
     def as_int(literal: str) -> int:
         if len(literal) > 20 or abs(int(literal)) > MAX_INT:
-            refuse("whole numbers of 64 bit", literal[:64])
+            refuse(f"expected whole numbers of 64 bit, found {literal[:64]}")
         return int(literal)
 
     if most_values(data) > MAX_VALUES:
-        refuse(f"at most {MAX_VALUES} values", "more")
+        refuse(f"expected at most {MAX_VALUES} values, found more")
     try:
         tree = json.loads(
             data.decode("utf-8"),
             object_pairs_hook=as_object,
-            parse_constant=lambda literal: refuse("finite numbers", literal),
+            parse_constant=lambda literal: refuse(f"expected finite numbers, found {literal}"),
             parse_float=as_float,
             parse_int=as_int,
         )
@@ -68,11 +72,11 @@ def parse_strict(data: bytes, file: str = "config.json") -> Any:
         for _ in range(MAX_NESTING):
             level = [inner for value in level for inner in _children(value)]
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        refuse("UTF-8 JSON", reason_of(error))
+        refuse(f"expected UTF-8 JSON, found {reason_of(error)}")
     except RecursionError:
         level = [data]
     if level:
-        refuse(f"at most {MAX_NESTING} levels of nesting", "more")
+        refuse(f"expected at most {MAX_NESTING} levels of nesting, found more")
     return tree
 
 

@@ -72,27 +72,29 @@ def read_tensors(data: bytes, file: str = TENSORS) -> dict[str, Tensor]:
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or not 2 <= size <= min(len(data) - 8, MAX_HEADER_BYTES):
         found = f"a file of {len(data)} bytes that names {size}"
-        raise _bad(file, f"a header of at most {MAX_HEADER_BYTES} bytes", found)
+        raise _bad(file, f"expected a header of at most {MAX_HEADER_BYTES} bytes, found {found}")
     try:
         parse_strict(data[8 : 8 + size])
         header = _HEADER.validate_json(data[8 : 8 + size])
     except ArtifactError as error:
-        raise _bad(f"{file}, header", error.expected, error.found) from None
+        raise _bad(f"{file}, header", error.problem) from None
     except ValidationError as error:
         expected = f"at most {MAX_TENSORS} tensors of {' or '.join(DTYPES)}"
-        raise _bad(f"{file}, header", expected, describe_violation(error)) from None
+        raise _bad(
+            f"{file}, header", f"expected {expected}, found {describe_violation(error)}"
+        ) from None
     tensors, buffer, place = dict[str, Tensor](), data[8 + size :], 0
     for name, entry in sorted(header.items(), key=lambda item: item[1].data_offsets):
         start, end = entry.data_offsets
         if start != place:
             found = f"{name!r} at byte {start}, not {place}"
-            raise _bad(file, "tensors without gap or overlap", found)
+            raise _bad(file, f"expected tensors without gap or overlap, found {found}")
         if end > len(buffer):
-            raise _bad(file, f"{end} bytes of tensors", f"{len(buffer)}")
+            raise _bad(file, f"expected {end} bytes of tensors, found {len(buffer)}")
         values = np.frombuffer(buffer[start:end], DTYPES[entry.dtype])
         tensors[name], place = values.reshape(entry.shape), end
     if data[8:9] != b"{" or place != len(buffer):
-        raise _bad(file, f"{place} bytes of tensors", f"{len(buffer)}")
+        raise _bad(file, f"expected {place} bytes of tensors, found {len(buffer)}")
     check_values(tensors)
     return tensors
 
@@ -106,7 +108,7 @@ def check_values(tensors: Mapping[str, Tensor]) -> None:
         good = (size <= MAX_MAGNITUDE) & ((size == 0) | (size >= SMALLEST_NORMAL))
         if not good.all():
             expected = f"finite values, 0 or between {SMALLEST_NORMAL:.3g} and {MAX_MAGNITUDE:g}"
-            raise _bad(name, expected, str(tensor[~good].flat[0]))
+            raise _bad(name, f"expected {expected}, found {tensor[~good].flat[0]}")
 
 
 # ------------------------------------------------------------------ the record
@@ -142,30 +144,31 @@ def join_policy(tree: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Polic
     count = sum(tensor.size for tensor in tensors.values())
     if count > MAX_NUMBERS:
         raise ArtifactError(
-            "E_COST", TENSORS, expected=f"at most {MAX_NUMBERS} numbers", found=f"{count}"
+            "E_COST", TENSORS, f"expected at most {MAX_NUMBERS} numbers, found {count}"
         )
     used: set[str] = set()
     whole = _resolved(tree, tensors, "", used)
     if used != tensors.keys():
-        raise _bad(TENSORS, f"tensors {sorted(used)}", str(sorted(tensors)))
+        raise _bad(TENSORS, f"expected tensors {sorted(used)}, found {sorted(tensors)}")
     try:
         policy = Policy.model_validate_json(canonical_json(whole))
     except ValidationError as error:
         raise ArtifactError(
             "E_POLICY",
             "policy record",
-            expected="the rules of its kind",
-            found=describe_violation(error),
+            f"expected the rules of its kind, found {describe_violation(error)}",
         ) from None
     rebuilt = policy_tensors(policy)  # equal fields, dtypes, shapes and bits: one form alone
     if rebuilt.keys() != tensors.keys():
-        raise _bad("policy record", f"references for {sorted(rebuilt)}", str(sorted(tensors)))
+        raise _bad(
+            "policy record", f"expected references for {sorted(rebuilt)}, found {sorted(tensors)}"
+        )
     for name, tensor in rebuilt.items():
         given = tensors[name]
         same = (tensor.dtype, tensor.shape) == (given.dtype, given.shape)
         if not same or tensor.tobytes() != given.tobytes():
             wanted = f"{tensor.dtype}{list(tensor.shape)} in canonical form"
-            raise _bad(name, wanted, f"{given.dtype}{list(given.shape)}")
+            raise _bad(name, f"expected {wanted}, found {given.dtype}{list(given.shape)}")
     return policy
 
 
@@ -179,7 +182,10 @@ def _resolved(
         if isinstance(value, dict) and REFERENCE in value:
             if value != {REFERENCE: path} or path not in tensors:
                 given = f"{value}, of tensors {sorted(tensors)}"
-                raise _bad(f"policy, {path}", f"a reference to its own tensor, {path!r}", given)
+                raise _bad(
+                    f"policy, {path}",
+                    f"expected a reference to its own tensor, {path!r}, found {given}",
+                )
             used.add(path)
             found[name] = tensors[path].tolist()
         elif isinstance(value, dict):
@@ -208,11 +214,11 @@ def _to_tensor(value: Any) -> Tensor:
         with np.errstate(over="ignore"):  # to infinity, hence not equal, hence refused
             narrow = wide.astype(np.float32)
     except (OverflowError, ValueError, TypeError) as error:
-        raise _bad("fitted field", "numbers of 64 bit", str(error)) from None
+        raise _bad("fitted field", f"expected numbers of 64 bit, found {error}") from None
     if not np.array_equal(narrow.astype(wide.dtype), wide):
-        raise _bad("fitted field", "numbers that float32 holds exactly", "others")
+        raise _bad("fitted field", "expected numbers that float32 holds exactly, found others")
     return narrow
 
 
-def _bad(what: str, expected: str, found: str) -> ArtifactError:
-    return ArtifactError("E_WEIGHTS", what, expected=expected, found=found)
+def _bad(what: str, problem: str) -> ArtifactError:
+    return ArtifactError("E_WEIGHTS", what, problem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -14,8 +15,8 @@ from typing import Annotated, Any
 
 import typer
 
-from specctl.console import prepare_output
-from specctl.errors import SpecctlError, UsageError, did_you_mean, memory_error_of
+from specctl import console
+from specctl.errors import OutputError, SpecctlError, UsageError, did_you_mean, memory_error_of
 from specctl.records import in_plain_words
 
 INTERRUPTED = 130
@@ -135,7 +136,7 @@ def main() -> None:
 
     SIGTERM ends a command as Ctrl-C does, keeping what is finished, with 143.
     """
-    prepare_output()
+    console.prepare_output()
     # Polars' report of a failed allocation needs memory itself, and then waits for itself forever.
     os.environ["RUST_BACKTRACE"] = "0"
     code: Any
@@ -145,7 +146,7 @@ def main() -> None:
             _check_words(sys.argv[1:])
             code = load_verbs(sys.argv[1:])(standalone_mode=False, prog_name="specctl")
         except SpecctlError as error:
-            code = _refuse(str(error), error.exit_code)
+            code = _refuse(error)
         except typer.TyperException as error:  # an option that the parser refuses
             code = _refuse_words(error)
         except (typer.Abort, KeyboardInterrupt):
@@ -156,7 +157,7 @@ def main() -> None:
             refusal = memory_error_of(error)
             if refusal is None:
                 raise
-            code = _refuse(str(refusal), refusal.exit_code)
+            code = _refuse(refusal)
     if code == INTERRUPTED:
         word, code = ("terminated", TERMINATED) if terminated else ("interrupted", INTERRUPTED)
         typer.echo(f"{word}: {left}", err=True)
@@ -196,11 +197,12 @@ def _check_words(words: list[str]) -> None:
         is_option = word.startswith("--") and word.endswith("=")
         if not word or is_option:
             raise UsageError(
-                f"after {before!r}" if not word else word.removesuffix("="),
-                expected="text",
-                found="an empty word",
-                fix="check for a shell variable that is not set; leave the option out for its "
-                "default",
+                f"{f'after {before!r}' if not word else word.removesuffix('=')}: expected text, "
+                "found an empty word",
+                hint=(
+                    "check for a shell variable that is not set; leave the option out for its "
+                    "default"
+                ),
             )
 
 
@@ -212,13 +214,18 @@ def _refuse_words(error: typer.TyperException) -> int:
     if message.startswith("Usage:"):
         typer.echo(message)
         return 2
-    if "id you mean" not in message:
+    message, _, hint = message.partition("; ")
+    if "id you mean" not in hint:
         words = re.findall("'([^' ]+)'", message)[1:] or [""]  # what was given, and its choices
         see = f"see {context.command_path if context else 'specctl'} --help"
-        message += f"; {did_you_mean(words[0], words[1:], see)}"
-    return _refuse(message, 2)
+        hint = did_you_mean(words[0], words[1:], see)
+    return _refuse(UsageError(message, hint=hint))
 
 
-def _refuse(message: str, code: int) -> int:
-    typer.echo(f"error: {' '.join(message.split())}", err=True)
-    return code
+def _refuse(error: SpecctlError) -> int:
+    """Prints the error, with `--json` also as the answer where none is; returns its exit code."""
+    typer.echo(f"error: {error}", err=True)
+    if "--json" in sys.argv and not console.has_answered and not isinstance(error, OutputError):
+        parts = {"type": type(error).__name__, "message": error.message, "hint": error.hint}
+        typer.echo(json.dumps({"error": parts}))
+    return error.exit_code

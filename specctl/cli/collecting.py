@@ -52,10 +52,9 @@ def collect(
     models: DecodingConfig = decoding.build()
     if settings.dense and models.top_k and not models.temperature:
         raise UsageError(
-            "--top-k",
-            expected="--temperature above 0: it limits what is sampled",
-            found="greedy texts",
-            fix="for the children of a drafted node give --children",
+            "--top-k: expected --temperature above 0: it limits what is sampled, found greedy "
+            "texts",
+            hint="for the children of a drafted node give --children",
         )
     named = None if settings.dense else resolve_policy(settings.policy or LIVE_POLICY)
     part = Shard.parse(settings.shard)

@@ -55,8 +55,7 @@ def doctor(*, models: Given) -> Answer:
             try:
                 findings.append(check())
             except SpecctlError as error:
-                found = f"expected {error.expected}, found {error.found}"
-                findings.append(Finding(what, "wrong", f"{error.what}: {found}", error.fix))
+                findings.append(Finding(what, "wrong", error.message, error.hint))
             tick()
     rows = [
         (one.what, one.state, f"{one.found}; {one.fix}" if one.fix else one.found)
@@ -67,10 +66,8 @@ def doctor(*, models: Given) -> Answer:
     def end() -> None:
         if wrong:
             raise SpecctlError(
-                "doctor",
-                expected="every check to pass",
-                found=f"{listed(wrong)} wrong",
-                fix="do what their lines say",
+                f"doctor: expected every check to pass, found {listed(wrong)} wrong",
+                hint="do what their lines say",
             )
 
     return Answer([asdict(one) for one in findings], [Table("", ("", "", ""), rows, left=3)], end)

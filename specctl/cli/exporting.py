@@ -89,10 +89,9 @@ def export(
     check_load(engine, "--max-batch-size", max_batch_size)
     if max_draft_tokens is not None and not engine.has_plugin:
         raise UsageError(
-            "--max-draft-tokens",
-            expected="an engine in which policies can be exchanged: vllm",
-            found=f"--to {engine.name}",
-            fix="leave it out",
+            "--max-draft-tokens: expected an engine in which policies can be exchanged: vllm, "
+            f"found --to {engine.name}",
+            hint="leave it out",
         )
     trace, source = _trace_settings(tracing, engine), read_source(policy)
     judged = judge(
@@ -138,10 +137,9 @@ def _trace_settings(given: Given, engine: Engine) -> TraceSettings | None:
     if given.trace is None or not engine.has_plugin:
         name = "--" + changed[0].replace("_", "-")
         raise UsageError(
-            name,
-            expected="--trace TRACES, and an engine that specctl logs in: vllm",
-            found=f"--to {engine.name}" if given.trace else "no --trace",
-            fix=f"leave {name} out, or give what it needs",
+            f"{name}: expected --trace TRACES, and an engine that specctl logs in: vllm, found "
+            f"{f'--to {engine.name}' if given.trace else 'no --trace'}",
+            hint=f"leave {name} out, or give what it needs",
         )
     settings: TraceSettings = given.build()
     from specctl.stores import is_store_url

@@ -108,10 +108,9 @@ def fit_cart(
     shape = found.policy["shape"]
     if shape["kind"] != "eagle2":
         raise TraceMismatchError(
-            "fit cart",
-            expected="traces collected with a static tree (--policy eagle2)",
-            found=f"policy {shape['kind']}",
-            fix="collect again with eagle2",
+            "fit cart: expected traces collected with a static tree (--policy eagle2), found "
+            f"policy {shape['kind']}",
+            hint="collect again with eagle2",
         )
     fitted = fit(found.rounds, config.build(base=shape))
     said = f"base tree: {words_of(Policy(shape=StaticTree(**shape)))}"
@@ -419,7 +418,7 @@ def _fitters(traces: list[str], skip: list[str], **shared: Any) -> dict[str, Any
 
     if set(FITS) <= set(skip):
         expected = f"some of {', '.join(FITS)}, not all"
-        raise UsageError("--skip", expected=expected, found="all", fix="leave one of them out")
+        raise UsageError(f"--skip: expected {expected}, found all", hint="leave one of them out")
 
     def write(name: str, folder: Path) -> Any:
         fit, _ = FITS[name]

@@ -79,11 +79,7 @@ def profile(
         from specctl.replay.cost.engine import engine_summary, fit_engine, render_engine
 
         given = [*config.changed, *models.changed, *(["--policy"] if policy else [])]
-        refuse_ignored(
-            dict.fromkeys(given, True),
-            expected="a measurement",
-            found="--from, which makes none",
-        )
+        refuse_ignored(dict.fromkeys(given, True), "--from measures nothing")
         fitted = fit_engine(TraceSet.open(*traces))
         save_cost_model(fitted, out)
         return Answer(engine_summary(fitted, out), [render_engine(fitted, out)])

@@ -72,10 +72,10 @@ def refuse_together(context: typer.Context, option: str, *others: str) -> None:
     if typed[1:] and typed[0] == option:
         words = {param.name: param.opts[0] for param in context.command.params}
         raise UsageError(
-            words[option],
-            expected=f"it without {' and '.join(words[name] for name in others)}",
-            found=" ".join(words[name] for name in typed),
-            fix="leave one of them out",
+            f"{words[option]}: expected it without "
+            f"{' and '.join(words[name] for name in others)}, found "
+            f"{' '.join(words[name] for name in typed)}",
+            hint="leave one of them out",
         )
 
 

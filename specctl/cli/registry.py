@@ -107,10 +107,8 @@ def init(
     chosen = place or registry
     if chosen is None:
         raise UsageError(
-            "registry init",
-            expected="a place",
-            found="none",
-            fix="name a folder or s3://bucket/prefix, or set SPECCTL_REGISTRY",
+            "registry init: expected a place, found none",
+            hint="name a folder or s3://bucket/prefix, or set SPECCTL_REGISTRY",
         )
     made = room.init_registry(chosen)
     found = {"url": made.url, **made.marker.model_dump(mode="json")}
@@ -244,10 +242,7 @@ def _writer(registry: str, writing: Given) -> room.Writer:
             actor = f"{getpass.getuser()}@{socket.gethostname()}"
         except (KeyError, OSError):  # in containers that were given any number for their user
             raise UsageError(
-                "--actor",
-                expected="who does this",
-                found="an account without a name",
-                fix="give it",
+                "--actor: expected who does this, found an account without a name", hint="give it"
             ) from None
     make_cache_home()  # which remembers the history, before anything is written
     opened = room.open_registry(registry)
@@ -262,10 +257,8 @@ def _expected_digest(writer: room.Writer, name: str, text: str | None) -> str | 
         return None if text is None else parse_digest(text)
     except RegistryError as error:
         raise UsageError(
-            "--expect",
-            expected="the digest that the alias points to, sha256:<64 lower-case hex digits>",
-            found=error.found,
-            fix="take it from `specctl registry show NAME --json`",
+            f"--expect takes the whole digest that the alias points to: {error.problem}",
+            hint="take it from `specctl registry show NAME --json`",
         ) from None
 
 

@@ -85,7 +85,7 @@ def run(
     refuse_together(context, "compare", "trace")  # a set is of one policy
     if dense_every is not None and trace is None:
         expected, fix = "--trace TRACES, beside which it stands", "add it, or leave this out"
-        raise UsageError("--dense-every", expected=expected, found="no --trace", fix=fix)
+        raise UsageError(f"--dense-every: expected {expected}, found no --trace", hint=fix)
     if trace is not None:
         for place in (trace, *([sample_place(trace)] if dense_every else [])):
             check_place(open_place(place), resume=False)

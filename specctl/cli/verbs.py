@@ -204,11 +204,9 @@ class Given:
             if found is not None:
                 value, what = str(self.values[found.name]), found.flag.partition("/")[0]
                 words = found.words
+            rule, hint = rule.replace("'", ""), f"correct it (see specctl {self.verb} --help)"
             raise UsageError(
-                what,
-                expected=rule.replace("'", ""),
-                found=value,
-                fix=did_you_mean(value, words, f"correct it (see specctl {self.verb} --help)"),
+                f"{what}: expected {rule}, found {value}", hint=did_you_mean(value, words, hint)
             ) from None
 
 
@@ -222,10 +220,9 @@ def _parsed(option: ConfigOption, value: Any) -> Any:
             raise ValueError(value)
     except ValueError:
         raise UsageError(
-            option.flag,
-            expected="comma-separated numbers" if option.is_list else "a number",
-            found=repr(value),
-            fix="correct it (see --help)",
+            f"{option.flag}: expected "
+            f"{'comma-separated numbers' if option.is_list else 'a number'}, found {value!r}",
+            hint="correct it (see --help)",
         ) from None
     return found if option.is_list else found[0]
 

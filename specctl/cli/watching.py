@@ -89,10 +89,9 @@ def drift(
     check_choice("--unit", unit, UNITS)
     if not LEAST_ALPHA <= false_alarm_prob < 1:
         raise UsageError(
-            "--false-alarm-prob",
-            expected=f"a probability from {LEAST_ALPHA:g} to below 1",
-            found=f"{false_alarm_prob:g}",
-            fix="correct it",
+            f"--false-alarm-prob: expected a probability from {LEAST_ALPHA:g} to below 1, found "
+            f"{false_alarm_prob:g}",
+            hint="correct it",
         )
     if out is not None:
         prepare_folder(out)
@@ -114,10 +113,10 @@ def drift(
         known, stream = stream.split(reference_prompts)
         if not len(stream):
             raise TraceEmptyError(
-                f"{unit}s to watch",
-                expected=f"some behind the {reference_prompts} prompts of --reference-prompts",
-                found=f"{count(known.num_units, unit)} of {count(len(known), 'prompt')} in all",
-                fix="wait for traffic, lower --reference-prompts, or name --reference traces",
+                f"{unit}s to watch: expected some behind the {reference_prompts} prompts of "
+                f"--reference-prompts, found {count(known.num_units, unit)} of "
+                f"{count(len(known), 'prompt')} in all",
+                hint="wait for traffic, lower --reference-prompts, or name --reference traces",
             )
     found = watch(known, stream, unit=unit, alpha=false_alarm_prob, seed=seed)
     asked: dict[str, Any] = {
@@ -240,7 +239,7 @@ def recalibrate(
         parse_new_alias(alias)
         if not place:
             expected, fix = "a registry", "name it, or set SPECCTL_REGISTRY"
-            raise UsageError("--promote", expected=expected, found="none", fix=fix)
+            raise UsageError(f"--promote: expected {expected}, found none", hint=fix)
     opened = open_to_fit(traces)
     named = resolve_policy(policy, opened.fingerprint, allow_lossy=True)
     manifest = named.parts[0][1].manifest if named.artifact_digest else None

@@ -72,10 +72,8 @@ class Cluster:
         """
         if not any(node["Alive"] for node in self.ray.nodes()):
             raise ClusterError(
-                "Ray",
-                expected="a node that is alive",
-                found="none",
-                fix="see Ray's logs; then go on with --resume",
+                "Ray: expected a node that is alive, found none",
+                hint="see Ray's logs; then go on with --resume",
             )
 
 
@@ -99,16 +97,16 @@ def cluster(
     """
     if address is not None and address != "auto" and not address.rpartition(":")[2].isdigit():
         expected, fix = "auto or HOST:PORT", "name the address that `ray start` printed"
-        raise UsageError("--ray", expected=expected, found=repr(address), fix=fix)
+        raise UsageError(f"--ray: expected {expected}, found {address!r}", hint=fix)
     if device not in ("auto", "cpu", "cuda"):
         fix = "leave the numbers out: Ray gives each worker its own GPUs, see --gpus-per-worker"
-        raise UsageError("--device", expected="auto, cpu or cuda", found=device, fix=fix)
+        raise UsageError(f"--device: expected auto, cpu or cuda, found {device}", hint=fix)
     if gpus is not None and gpus > 1 and gpus % 1:
         expected, fix = "at most 1, or a whole number", "round it"
-        raise UsageError("--gpus-per-worker", expected=expected, found=f"{gpus:g}", fix=fix)
+        raise UsageError(f"--gpus-per-worker: expected {expected}, found {gpus:g}", hint=fix)
     if device == "cpu" and gpus:
         fix = "leave one of them out"
-        raise UsageError("--gpus-per-worker", expected="0 on the CPU", found=f"{gpus:g}", fix=fix)
+        raise UsageError(f"--gpus-per-worker: expected 0 on the CPU, found {gpus:g}", hint=fix)
     with _undisturbed():
         ray = _imported()
         connected = ray.is_initialized()
@@ -137,11 +135,10 @@ def _num_workers(ray: Any, needs: Needs, asked: int | None) -> int:
     room = sum(needs.room(node["Resources"]) for node in ray.nodes() if node["Alive"])
     if room < (asked or 1):
         raise ClusterError(
-            "--ray" if asked is None else f"--workers {asked}",
-            expected=f"{needs} for each worker, on one node",
-            found=f"room for {room} in all: {there.get('CPU', 0):g} CPUs and "
-            f"{there.get('GPU', 0):g} GPUs",
-            fix="lower --workers, --threads or --gpus-per-worker, or use --device cpu",
+            f"{'--ray' if asked is None else f'--workers {asked}'}: expected {needs} for each "
+            f"worker, on one node, found room for {room} in all: {there.get('CPU', 0):g} CPUs "
+            f"and {there.get('GPU', 0):g} GPUs",
+            hint="lower --workers, --threads or --gpus-per-worker, or use --device cpu",
         )
     return asked or max(1, min(room, needs.room(ray.available_resources())))
 
@@ -164,7 +161,7 @@ def _imported() -> Any:
         import ray
     except ImportError:
         fix = "pip install 'specctl[ray]'"
-        raise UsageError("--workers and --ray", expected="Ray", found="none", fix=fix) from None
+        raise UsageError("--workers and --ray: expected Ray, found none", hint=fix) from None
     return ray
 
 
@@ -185,10 +182,9 @@ def _connect(ray: Any, address: str | None) -> None:
         ray.init(address, **quiet)
     except Exception as error:  # Ray raises plain ones: where its raylet dies as it begins, too
         raise ClusterError(
-            "Ray on this machine" if address is None else f"--ray {address}",
-            expected="a cluster that runs and answers",
-            found=one_line(str(error)) or type(error).__name__,
-            fix="start one with `ray start --head`, or see `ray status`"
+            f"{'Ray on this machine' if address is None else f'--ray {address}'}: expected a "
+            f"cluster that runs and answers, found {one_line(str(error)) or type(error).__name__}",
+            hint="start one with `ray start --head`, or see `ray status`"
             if address
             else "see the logs in /tmp/ray/session_latest/logs",
         ) from error

@@ -43,7 +43,7 @@ class Shard:
         shard = None if found is None else cls(int(found[1]), int(found[2]))
         if shard is None or not 1 <= shard.index <= shard.count:
             raise UsageError(
-                "--shard", expected="I/N with 1 <= I <= N", found=repr(text), fix="correct it"
+                f"--shard: expected I/N with 1 <= I <= N, found {text!r}", hint="correct it"
             )
         return shard
 
@@ -182,4 +182,4 @@ class CollectConfig(BaseModel):
 
 def _refuse(option: str, value: object, expected: str, fix: str = "leave it out") -> None:
     if value is not None:
-        raise UsageError(option, expected=expected, found=str(value), fix=fix)
+        raise UsageError(f"{option}: expected {expected}, found {value}", hint=fix)

@@ -82,17 +82,17 @@ class Entry:
     hides_text: bool = False
     row: Mapping[str, Any] = field(default_factory=dict)
 
-    def refuse(self, expected: str, found: str, fix: str = "correct it") -> PromptError:
+    def refuse(self, problem: str, fix: str = "correct it") -> PromptError:
         """The error for this entry."""
         if self.unit == "line":
-            return PromptLineError(self.path, self.number, expected=expected, found=found, fix=fix)
+            return PromptLineError(self.path, self.number, problem, hint=fix)
         what = f"{self.path}, {self.unit} {self.number}"
-        return PromptError(what, expected=expected, found=found, fix=fix)
+        return PromptError(f"{what}: {problem}", hint=fix)
 
     def with_row(self, value: object) -> Entry:
         """The same with a JSON value, which must be an object."""
         if not isinstance(value, dict):
-            raise self.refuse("a JSON object", f"a {type(value).__name__}")
+            raise self.refuse(f"expected a JSON object, found a {type(value).__name__}")
         return replace(self, row=value)
 
     def checked(self, text: object, name: str, max_bytes: int | None = None) -> str:
@@ -101,14 +101,16 @@ class Entry:
         JSON can spell half a surrogate pair, which no tokenizer can encode.
         """
         if not isinstance(text, str):
-            raise self.refuse(f"{name} as a string", _kind(text))
+            raise self.refuse(f"expected {name} as a string, found {_kind(text)}")
         if not text.strip():
-            raise self.refuse(f"{name} with text in it", "a blank string")
+            raise self.refuse(f"expected {name} with text in it, found a blank string")
         if any("\ud800" <= char <= "\udfff" for char in text):
-            raise self.refuse(f"{name} as Unicode text", "half a surrogate pair")
+            raise self.refuse(f"expected {name} as Unicode text, found half a surrogate pair")
         num_bytes = len(text.encode())
         if max_bytes is not None and num_bytes > max_bytes:
-            raise self.refuse(f"{name} of at most {max_bytes} bytes", str(num_bytes), "shorten it")
+            raise self.refuse(
+                f"expected {name} of at most {max_bytes} bytes, found {num_bytes}", "shorten it"
+            )
         return text
 
     def keys(self) -> str:
@@ -119,15 +121,15 @@ class Entry:
     def text(self, key: str) -> str:
         """The text under a key."""
         if key not in self.row:
-            raise self.refuse(f"key {key!r}", self.keys())
+            raise self.refuse(f"expected key {key!r}, found {self.keys()}")
         return self.checked(self.row[key], repr(key))
 
     def texts(self, turns: object, found: Callable[[object], str]) -> tuple[str, ...]:
         """Turns of a prompt; `found` says what is there instead of a list."""
         if not isinstance(turns, list):
-            raise self.refuse("'turns' as a list of strings", found(turns))
+            raise self.refuse(f"expected 'turns' as a list of strings, found {found(turns)}")
         if not turns:
-            raise self.refuse("at least one turn", "an empty list")
+            raise self.refuse("expected at least one turn, found an empty list")
         return tuple(self.checked(turn, "each turn") for turn in turns)
 
     def category(self) -> str:
@@ -180,10 +182,10 @@ def load_prompts(
     if format not in FORMATS:
         expected = f"one of {', '.join(FORMATS)}"
         fix = did_you_mean(format, FORMATS, "name one of them")
-        raise UsageError("--format", expected=expected, found=repr(format), fix=fix)
+        raise UsageError(f"--format: expected {expected}, found {format!r}", hint=fix)
     if limit is not None and limit < 1:
         raise UsageError(
-            "--limit", expected="at least 1", found=str(limit), fix="leave it out to read all"
+            f"--limit: expected at least 1, found {limit}", hint="leave it out to read all"
         )
     path = PROMPTS if source == EMBEDDED else Path(source)
     first: dict[str, Entry] = {}  # an id used twice would merge two units of splitting into one
@@ -193,7 +195,7 @@ def load_prompts(
             earlier = first.setdefault(prompt.prompt_id, entry)
             if earlier is not entry:
                 found = f"{prompt.prompt_id!r}, which {earlier.unit} {earlier.number} has too"
-                raise entry.refuse("an id that is not used yet", found)
+                raise entry.refuse(f"expected an id that is not used yet, found {found}")
             if any(turn.startswith(PLACEHOLDER) for turn in prompt.turns):
                 num_empty += 1
             else:
@@ -202,15 +204,13 @@ def load_prompts(
         fix = "fill them in with NVIDIA's prepare_data.py (Model-Optimizer, examples/specdec_bench)"
         if not prompts:
             found = f"SPEED-Bench's placeholder in all {num_empty}"
-            raise PromptError(str(path), expected="prompts with their text", found=found, fix=fix)
+            raise PromptError(f"{path}: expected prompts with their text, found {found}", hint=fix)
         warn(
             f"{path}: {num_empty} of {num_empty + len(prompts)} prompts skipped: they hold "
             f"SPEED-Bench's placeholder instead of a text; {fix}"
         )
     if not prompts:
-        raise PromptError(
-            str(path), expected="at least one prompt", found="none", fix="fill the file"
-        )
+        raise PromptError(f"{path}: expected at least one prompt, found none", hint="fill the file")
     return prompts if limit is None else spread(prompts, limit, limit_seed)
 
 
@@ -248,10 +248,8 @@ def load_prompt_files(
         for prompt in load_prompts(source, format=format, warn=warn):
             if prompt.prompt_id in found:
                 raise PromptError(
-                    str(source),
-                    expected="ids that no other file has",
-                    found=repr(prompt.prompt_id),
-                    fix="rename one of them",
+                    f"{source}: expected ids that no other file has, found {prompt.prompt_id!r}",
+                    hint="rename one of them",
                 )
             found[prompt.prompt_id] = prompt
     return list(found.values())
@@ -262,15 +260,14 @@ def readable(path: Path, expected: str, fix: str) -> Iterator[None]:
     """Refuses what is no file, or cannot be read inside, as a `PromptError` naming `path`."""
     if not path.is_file():
         found = "a folder" if path.is_dir() else "no such file"
-        raise PromptError(str(path), expected=expected, found=found, fix=fix)
+        raise PromptError(f"{path}: expected {expected}, found {found}", hint=fix)
     try:
         yield
     except OSError as error:
         raise PromptError(
-            str(path),
-            expected="a file that can be read",
-            found=error.strerror or type(error).__name__,
-            fix="correct its permissions",
+            f"{path}: expected a file that can be read, found "
+            f"{error.strerror or type(error).__name__}",
+            hint="correct its permissions",
         ) from error
 
 
@@ -300,7 +297,9 @@ def _lines(path: Path, *, hide_text: bool, blank: bool = False) -> Iterator[tupl
                 line = raw.decode()
             except UnicodeDecodeError as error:
                 found = f"byte 0x{raw[error.start]:02x} at column {error.start + 1}"
-                raise entry.refuse("UTF-8", found, "convert the file to UTF-8") from error
+                raise entry.refuse(
+                    f"expected UTF-8, found {found}", "convert the file to UTF-8"
+                ) from error
             if blank or line.strip():
                 yield entry, line
 
@@ -331,15 +330,17 @@ def _parquet_rows(path: Path, *, hide_text: bool) -> Iterator[Entry]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    def refuse(expected: str, found: str, fix: str) -> PromptError:
-        return PromptError(str(path), expected=expected, found=found, fix=fix)
+    def refuse(problem: str, fix: str) -> PromptError:
+        return PromptError(f"{path}: {problem}", hint=fix)
 
     try:
         file = pq.ParquetFile(path, page_checksum_verification=True)
         names = file.schema_arrow.names
         if not TEXTS & set(names):
             expected = "prompts: a column 'turns', 'prompt', 'question' or 'conversations'"
-            raise refuse(expected, f"columns {names[:12]}", "name a file of prompts")
+            raise refuse(
+                f"expected {expected}, found columns {names[:12]}", "name a file of prompts"
+            )
         # Without threads: pyarrow's, beside torch's, abort a process that ends.
         number, known = 0, sorted(TEXTS.union(OTHERS).intersection(names))
         for batch in file.iter_batches(batch_size=64, columns=known, use_threads=False):
@@ -348,7 +349,9 @@ def _parquet_rows(path: Path, *, hide_text: bool) -> Iterator[Entry]:
                 row = {name: value for name, value in row.items() if value is not None}
                 yield Entry(str(path), number, "row", hide_text, row)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise refuse("a Parquet file that can be decoded", str(error), "fetch it again") from error
+        raise refuse(
+            f"expected a Parquet file that can be decoded, found {error}", "fetch it again"
+        ) from error
 
 
 def _json(text: str, start: Entry) -> Any:
@@ -359,12 +362,12 @@ def _json(text: str, start: Entry) -> Any:
         at = replace(start, number=start.number + error.lineno - 1)
         line = (text.splitlines() or [""])[error.lineno - 1]
         raise at.refuse(
-            "a JSON object",
-            f"{shown(line, max_chars=40)!r}, which is no JSON from column {error.colno} on",
+            f"expected a JSON object, found {shown(line, max_chars=40)!r}, which is no JSON from "
+            f"column {error.colno} on",
             "correct it; of plain text, a prompt a line, --format text",
         ) from error
     except (ValueError, RecursionError) as error:  # a huge number, or nested too deep
-        raise start.refuse("JSON of sane size", str(error), "remove it") from error
+        raise start.refuse(f"expected JSON of sane size, found {error}", "remove it") from error
 
 
 def _kind(value: object) -> str:
@@ -391,8 +394,8 @@ def detect_format(entry: Entry) -> str:
     if len(matching) == 1:
         return matching[0]
     raise entry.refuse(
-        f"the keys of one format among {', '.join(READERS)}",
-        f"{entry.keys()} of {' and '.join(matching) or 'none'}",
+        f"expected the keys of one format among {', '.join(READERS)}, found {entry.keys()} of "
+        f"{' and '.join(matching) or 'none'}",
         "state the format with --format",
     )
 
@@ -418,7 +421,7 @@ def read_gsm8k(entry: Entry) -> Prompt:
     """GSM8K; the worked solution is kept as its final number."""
     answer = final_answer(entry.text("answer"))
     if not answer:
-        raise entry.refuse("an answer that ends in '#### <number>'", "no final number")
+        raise entry.refuse("expected an answer that ends in '#### <number>', found no final number")
     return _prompt(entry, "id", (entry.text("question"),), "arithmetic", answer=answer)
 
 
@@ -426,15 +429,17 @@ def read_sharegpt(entry: Entry) -> Prompt:
     """ShareGPT: the human turns; the replies and system texts are not ours to repeat."""
     messages = entry.row.get("conversations")
     if not isinstance(messages, list):
-        raise entry.refuse("'conversations' as a list", _kind(messages))
+        raise entry.refuse(f"expected 'conversations' as a list, found {_kind(messages)}")
     turns = []
     for message in messages:
         if not isinstance(message, dict):
-            raise entry.refuse("messages as objects with 'from' and 'value'", _kind(message))
+            raise entry.refuse(
+                f"expected messages as objects with 'from' and 'value', found {_kind(message)}"
+            )
         if message.get("from") in ("human", "user"):
             turns.append(replace(entry, row=message).text("value"))
     if not turns:
-        raise entry.refuse("a conversation with a human turn", "none", "remove it")
+        raise entry.refuse("expected a conversation with a human turn, found none", "remove it")
     return _prompt(entry, "id", tuple(turns), "chat")
 
 
@@ -442,10 +447,13 @@ def read_jsonl(entry: Entry) -> Prompt:
     """The format of the embedded set: `prompt` or `turns`, the rest optional."""
     row = entry.row
     if ("prompt" in row) == ("turns" in row):
-        raise entry.refuse("one of 'prompt' and 'turns'", "both" if "prompt" in row else "neither")
+        raise entry.refuse(
+            "expected one of 'prompt' and 'turns', found "
+            f"{'both' if 'prompt' in row else 'neither'}"
+        )
     raw = row.get("raw", False)
     if not isinstance(raw, bool):
-        raise entry.refuse("'raw' as true or false", _kind(raw))
+        raise entry.refuse(f"expected 'raw' as true or false, found {_kind(raw)}")
     turns = entry.texts(row["turns"], _kind) if "turns" in row else (entry.text("prompt"),)
     answer = None if row.get("answer") is None else entry.text("answer")
     return _prompt(entry, "id", turns, entry.category(), answer=answer, chat=not raw)

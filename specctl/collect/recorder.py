@@ -131,10 +131,8 @@ class RoundQueue:
             self.raise_failure()
             if self._closed:
                 raise OutputError(
-                    "trace recorder",
-                    expected="an open recorder",
-                    found="one that was closed",
-                    fix="record rounds inside its `with` block",
+                    "trace recorder: expected an open recorder, found one that was closed",
+                    hint="record rounds inside its `with` block",
                 )
             self._items.append(item)
             self.sizes += [] if size_bytes is None else [size_bytes]
@@ -337,8 +335,9 @@ class TraceRecorder:
                 self._held.take(frozenset(self._dropped))
             else:
                 raise OutputError(
-                    "trace recorder",
-                    expected=f"unfinished prompts of at most {self._config.held_bytes} bytes",
-                    found=f"{self._held.size_bytes} bytes",
-                    fix="decode fewer prompts together, or shorter ones, or drop what is too long",
+                    "trace recorder: expected unfinished prompts of at most "
+                    f"{self._config.held_bytes} bytes, found {self._held.size_bytes} bytes",
+                    hint=(
+                        "decode fewer prompts together, or shorter ones, or drop what is too long"
+                    ),
                 )

@@ -67,22 +67,22 @@ class Responses:
         missing = [p.prompt_id for p in prompts if p.prompt_id not in self.by_prompt]
         if missing:
             raise PromptError(
-                str(self.path),
-                expected=f"a response to each of {len(prompts)} prompts",
-                found=f"none to {len(missing)} of them, first {missing[0]!r}",
-                fix="add them, or leave those prompts out",
+                f"{self.path}: expected a response to each of {len(prompts)} prompts, found none "
+                f"to {len(missing)} of them, first {missing[0]!r}",
+                hint="add them, or leave those prompts out",
             )
         for prompt in prompts:
             response = self.by_prompt[prompt.prompt_id]
             if response.prompt_turns is not None and response.prompt_turns != prompt.turns:
                 raise response.entry.refuse(
-                    f"the text of prompt {prompt.prompt_id!r}",
-                    repr(response.prompt_turns[0][:40]),
+                    f"expected the text of prompt {prompt.prompt_id!r}, found "
+                    f"{response.prompt_turns[0][:40]!r}",
                     "give each response its own prompt_id",
                 )
             if len(response.turns) != len(prompt.turns):
                 raise response.entry.refuse(
-                    f"a response to each of {len(prompt.turns)} turns", str(len(response.turns))
+                    f"expected a response to each of {len(prompt.turns)} turns, found "
+                    f"{len(response.turns)}"
                 )
 
 
@@ -103,11 +103,11 @@ def load_responses(path: Path, *, hide_text: bool = False) -> Responses:
             earlier = found_by.setdefault(response.prompt_id, response)
             if earlier is not response:
                 found = f"{response.prompt_id!r}, as {earlier.entry.unit} {earlier.entry.number}"
-                raise entry.refuse("a prompt id that is not used yet", found)
+                raise entry.refuse(f"expected a prompt id that is not used yet, found {found}")
         digest = f"sha256:{file_sha256(path)}"
     if not found_by:
         raise PromptError(
-            str(path), expected="at least one response", found="none", fix="fill the file"
+            f"{path}: expected at least one response, found none", hint="fill the file"
         )
     return Responses(path, digest, found_by)
 
@@ -120,12 +120,12 @@ def _read(entry: Entry) -> Response:
     row = entry.row
     ends = row.get("eos", False)
     if not isinstance(ends, bool):
-        raise entry.refuse("'eos' as true or false", _shown(ends))
+        raise entry.refuse(f"expected 'eos' as true or false, found {_shown(ends)}")
     given = row.get("turns", [row["prompt"]] if "prompt" in row else None)
     prompt_turns = None if given is None else entry.texts(given, _shown)
     prompt_id = entry.identifier("prompt_id" if "prompt_id" in row else "id", prompt_turns)
     if prompt_id is None:
-        raise entry.refuse("'prompt_id', or the 'prompt' itself", entry.keys())
+        raise entry.refuse(f"expected 'prompt_id', or the 'prompt' itself, found {entry.keys()}")
     return Response(entry, prompt_id, prompt_turns, _turns(entry), ends)
 
 
@@ -133,7 +133,7 @@ def _turns(entry: Entry) -> tuple[TurnText, ...]:
     row = entry.row
     if ("response" in row) == ("token_ids" in row):
         found = "both" if "response" in row else "neither"
-        raise entry.refuse("one of 'response' and 'token_ids'", found)
+        raise entry.refuse(f"expected one of 'response' and 'token_ids', found {found}")
     if "response" in row:
         texts = row["response"] if isinstance(row["response"], list) else [row["response"]]
         turns: tuple[TurnText, ...] = tuple(entry.checked(text, "'response'") for text in texts)
@@ -142,11 +142,13 @@ def _turns(entry: Entry) -> tuple[TurnText, ...]:
         is_nested = isinstance(value, list) and bool(value) and isinstance(value[0], list)
         turns = tuple(_token_ids(ids, entry) for ids in (value if is_nested else [value]))
     if not turns:
-        raise entry.refuse("at least one turn", "an empty list")
+        raise entry.refuse("expected at least one turn, found an empty list")
     return turns
 
 
 def _token_ids(ids: object, entry: Entry) -> tuple[int, ...]:
     if not isinstance(ids, list) or not ids or any(type(i) is not int or i < 0 for i in ids):
-        raise entry.refuse("'token_ids' as whole numbers, at least one", _shown(ids))
+        raise entry.refuse(
+            f"expected 'token_ids' as whole numbers, at least one, found {_shown(ids)}"
+        )
     return tuple(ids)

@@ -98,22 +98,24 @@ def check_place(place: Place, *, resume: bool) -> None:
         StoreError: a bucket that cannot be reached.
     """
 
-    def refuse(expected: str, found: str, fix: str) -> OutputError:
-        return OutputError(f"trace folder {place.name}", expected=expected, found=found, fix=fix)
+    def refuse(problem: str, fix: str) -> OutputError:
+        return OutputError(f"trace folder {place.name}: {problem}", hint=fix)
 
     if place.root is not None:
         with output_errors(place.root, "trace folder"):
             above = enclosing_set(place.root)
             if above is not None:
                 fix = "choose another place"
-                raise refuse("a folder outside of other sets", f"one in {above}", fix)
+                raise refuse(f"expected a folder outside of other sets, found one in {above}", fix)
             if place.root.exists() and not place.root.is_dir():
-                raise refuse("a folder", "a file", "choose another place")
+                raise refuse("expected a folder, found a file", "choose another place")
             names = {one.name for one in place.root.iterdir()} if place.root.is_dir() else set()
         # A writer killed before its header was published leaves an empty set: `tmp/` alone.
         if HEADER_NAME not in names and names - FOLDERS:
             found = f"{min(names - FOLDERS)!r} and no {HEADER_NAME}"
-            raise refuse("an empty folder or a trace set", found, "choose another folder")
+            raise refuse(
+                f"expected an empty folder or a trace set, found {found}", "choose another folder"
+            )
     if resume and place.holds(HEADER_NAME):
         return
     if not place.keys(ROUNDS):
@@ -121,7 +123,10 @@ def check_place(place: Place, *, resume: bool) -> None:
     if not place.holds(HEADER_NAME):
         read_header(place)  # unless another writer has just begun, refuses: restore the header
     else:
-        raise refuse("an empty folder", "traces", "go on with --resume, or choose another folder")
+        raise refuse(
+            "expected an empty folder, found traces",
+            "go on with --resume, or choose another folder",
+        )
 
 
 class TraceWriter:
@@ -205,10 +210,10 @@ class TraceWriter:
             before = self._texts.setdefault(prompt.prompt_id, digest)
             if before != digest:
                 raise TraceMismatchError(
-                    f"trace set {self.place.name}, prompt {prompt.prompt_id!r}",
-                    expected=f"the text that it was collected with, {before[:19]}…",
-                    found=f"another one, {digest[:19]}…",
-                    fix="give changed prompts ids of their own, or collect into another set",
+                    f"trace set {self.place.name}, prompt {prompt.prompt_id!r}: expected the "
+                    f"text that it was collected with, {before[:19]}…, found another one, "
+                    f"{digest[:19]}…",
+                    hint="give changed prompts ids of their own, or collect into another set",
                 )
         return [prompt for prompt in prompts if prompt.prompt_id not in self.finished]
 
@@ -237,13 +242,14 @@ class TraceWriter:
         prompts, what = sorted(prompt_ids), f"trace set {self.place.name}"
         if len(set(prompts) - self.finished) < len(prompts):
             raise InvariantError(
-                what,
-                expected="prompts that are not finished yet",
-                found=repr([p for p in prompts if p in self.finished][:3] or prompts[:3]),
-                fix="decode only `pending` prompts, each of them once",
+                f"{what}: expected prompts that are not finished yet, found "
+                f"{[p for p in prompts if p in self.finished][:3] or prompts[:3]!r}",
+                hint="decode only `pending` prompts, each of them once",
             )
         if self._stopped:
-            raise OutputError(what, expected="a working writer", found=self._stopped, fix=AGAIN)
+            raise OutputError(
+                f"{what}: expected a working writer, found {self._stopped}", hint=AGAIN
+            )
         self._stopped = "an earlier segment that failed"  # until this one is published
         digests = [self._texts.get(prompt) for prompt in prompts]
         try:
@@ -256,11 +262,11 @@ class TraceWriter:
                 )
         except StoreError as error:
             raise OutputError(
-                f"trace set {error.what}",
-                expected=error.expected,
-                found=error.found,
-                fix="free space, correct permissions or reach the store, then run it again (with "
-                "--resume, where the command has it)",
+                f"trace set {error.message}",
+                hint=(
+                    "free space, correct permissions or reach the store, then run it again "
+                    "(with --resume, where the command has it)"
+                ),
             ) from error
         self._stopped = None
         self.finished.update(prompts)
@@ -300,10 +306,9 @@ class TraceWriter:
             size_bytes = path.stat().st_size
             if size_bytes > MAX_SEGMENT_BYTES:
                 raise OutputError(
-                    str(path),
-                    expected=f"a file of at most {MAX_SEGMENT_BYTES} bytes",
-                    found=f"{size_bytes} bytes",
-                    fix="publish fewer prompts at a time",
+                    f"{path}: expected a file of at most {MAX_SEGMENT_BYTES} bytes, found "
+                    f"{size_bytes} bytes",
+                    hint="publish fewer prompts at a time",
                 )
             name = stem + file_sha256(path)
             create(self.place.store, f"{table}/{name}.parquet", path)
@@ -385,10 +390,9 @@ def finishing() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise OutputError(
-            "trace set",
-            expected="the last segment before the end",
-            found=f"an interrupt, {PATIENCE_S:g} s after it began",
-            fix="decode again what it held, with --resume",
+            "trace set: expected the last segment before the end, found an interrupt, "
+            f"{PATIENCE_S:g} s after it began",
+            hint="decode again what it held, with --resume",
         ) from None
     finally:
         for number, handler in handlers.items():

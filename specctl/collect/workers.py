@@ -219,10 +219,9 @@ def check_versions(wanted: dict[str, str], found: dict[str, str]) -> None:
     for name, number in wanted.items():
         if found[name] != number:
             raise ClusterError(
-                f"node {os.uname().nodename}",
-                expected=f"{name} {number}, as where the command runs",
-                found=found[name],
-                fix="install that version on every node",
+                f"node {os.uname().nodename}: expected {name} {number}, as where the command "
+                f"runs, found {found[name]}",
+                hint="install that version on every node",
             )
 
 
@@ -234,10 +233,9 @@ def check_shared(out: str) -> None:
     """
     if not open_place(out).holds(HEADER_NAME):
         raise ClusterError(
-            f"folder {out}, node {os.uname().nodename}",
-            expected="a folder that all nodes share",
-            found="one of other machines",
-            fix="mount it there too, or collect into s3://bucket/prefix",
+            f"folder {out}, node {os.uname().nodename}: expected a folder that all nodes share, "
+            "found one of other machines",
+            hint="mount it there too, or collect into s3://bucket/prefix",
         )
 
 
@@ -250,10 +248,9 @@ def check_clock(process: Process, begun: float) -> None:
     late_s = max(begun - process.time_s, process.time_s - time.time())
     if late_s > CLOCKS_S:
         raise ClusterError(
-            f"node {process.host}",
-            expected="a clock that agrees with this machine's: names of segments have times",
-            found=f"one that is {late_s:.0f} s apart",
-            fix="set it, e.g. by NTP",
+            f"node {process.host}: expected a clock that agrees with this machine's: names of "
+            f"segments have times, found one that is {late_s:.0f} s apart",
+            hint="set it, e.g. by NTP",
         )
 
 
@@ -391,10 +388,8 @@ class Driver:
                 raise error.cause from None
             except errors.RayError as error:
                 raise ClusterError(
-                    "a worker on Ray",
-                    expected="an answer",
-                    found=one_line(str(error)),
-                    fix="see the memory of the nodes and Ray's logs; then go on with --resume",
+                    f"a worker on Ray: expected an answer, found {one_line(str(error))}",
+                    hint="see the memory of the nodes and Ray's logs; then go on with --resume",
                 ) from error
             yield found
 

@@ -22,10 +22,8 @@ def embedded_path(name: str) -> Path:
     """The folder of `target`, `eagle3` or `small`, in the Hugging Face layout."""
     if name not in EMBEDDED:
         raise UsageError(
-            "embedded model",
-            expected=f"one of {', '.join(EMBEDDED)}",
-            found=repr(name),
-            fix="choose one of these, or give a folder or a model id",
+            f"embedded model: expected one of {', '.join(EMBEDDED)}, found {name!r}",
+            hint="choose one of these, or give a folder or a model id",
         )
     return EMBEDDED[name]
 

@@ -124,11 +124,12 @@ class ChainPolicy:
         shape = build_shape(self.policy.shape, device)
         if shape.max_depth > max_levels:
             raise EngineError(
-                f"policy {self.policy.name}",
-                expected=f"at most {max_levels} levels, the engine's num_speculative_tokens",
-                found=f"{shape.max_depth}",
-                fix=f"start the engine with num_speculative_tokens {shape.max_depth}, or give the "
-                "policy fewer levels",
+                f"policy {self.policy.name}: expected at most {max_levels} levels, the engine's "
+                f"num_speculative_tokens, found {shape.max_depth}",
+                hint=(
+                    f"start the engine with num_speculative_tokens {shape.max_depth}, or give "
+                    "the policy fewer levels"
+                ),
             )
         budget = build_budget(
             self.policy.budget, batch_size=batch_size, max_tokens=shape.max_depth + 1, device=device
@@ -253,8 +254,7 @@ def check_lossless(policy: Policy) -> None:
     """Refuses a policy whose acceptance the engine could not play."""
     if not isinstance(policy.acceptance, Strict):
         raise LossyPolicyError(
-            f"policy {policy.name}",
-            expected="the strict acceptance: the engine's own rule decides what is accepted",
-            found=f"acceptance {policy.acceptance.kind}",
-            fix="export a policy without one, or run this one with `specctl run`",
+            f"policy {policy.name}: expected the strict acceptance: the engine's own rule "
+            f"decides what is accepted, found acceptance {policy.acceptance.kind}",
+            hint="export a policy without one, or run this one with `specctl run`",
         )

@@ -92,10 +92,9 @@ class Serving:
         """
         if self.drafter is None:
             raise UsageError(
-                f"export to {engine}",
-                expected="the drafter that the engine loads",
-                found="none: the policy names no pair",
-                fix="give --drafter, a folder or hub id, and --method if it is not a folder",
+                f"export to {engine}: expected the drafter that the engine loads, found none: "
+                "the policy names no pair",
+                hint="give --drafter, a folder or hub id, and --method if it is not a folder",
             )
         return self.drafter
 
@@ -251,10 +250,9 @@ def parsed(kind: type[Parsed], text: str, what: str) -> Parsed:
 def refused(what: str, found: str) -> EngineError:
     """The refusal of settings that an engine cannot take, or that specctl does not write."""
     return EngineError(
-        what,
-        expected="settings within the engine's ranges, as `specctl export` writes them",
-        found=found,
-        fix="correct that, or export the policy again",
+        f"{what}: expected settings within the engine's ranges, as `specctl export` writes them, "
+        f"found {found}",
+        hint="correct that, or export the policy again",
     )
 
 

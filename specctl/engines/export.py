@@ -57,10 +57,9 @@ def check_load(engine: Engine, option: str, batch_size: int | None) -> None:
     most = engine.max_batch_size
     if most is not None and batch_size is not None and batch_size > most:
         raise UsageError(
-            option,
-            expected=f"at most {most}: {engine.title} drafts for no more requests together",
-            found=str(batch_size),
-            fix="lower it, or choose another engine",
+            f"{option}: expected at most {most}: {engine.title} drafts for no more requests "
+            f"together, found {batch_size}",
+            hint="lower it, or choose another engine",
         )
 
 
@@ -100,11 +99,12 @@ class Source:
         found = self.reference if as_given else words_of(policy)
         if found is None:
             raise EngineError(
-                f"policy {self.named.label}",
-                expected="a policy in words, or an artifact that holds just this one",
-                found="neither",
-                fix="export the artifact of its shape alone; of a tuning keep tune.json beside "
-                "its policy/",
+                f"policy {self.named.label}: expected a policy in words, or an artifact that "
+                "holds just this one, found neither",
+                hint=(
+                    "export the artifact of its shape alone; of a tuning keep tune.json beside "
+                    "its policy/"
+                ),
             )
         return found
 
@@ -195,10 +195,9 @@ def drafter_of(
         method = "eagle3" if is_eagle3(Path(config).parent) else "draft_model"
     if method is None:
         raise UsageError(
-            f"drafter {name}",
-            expected="a folder or a downloaded model, whose config.json says its kind, or --method",
-            found="neither",
-            fix=f"give --method {' or '.join(get_args(Method))}, or --drafter FOLDER",
+            f"drafter {name}: expected a folder or a downloaded model, whose config.json says "
+            "its kind, or --method, found neither",
+            hint=f"give --method {' or '.join(get_args(Method))}, or --drafter FOLDER",
         )
     return EngineDrafter.model_validate({"model": name, "method": method})
 
@@ -259,10 +258,9 @@ class Judged:
         """Raises `EngineError`, by what is lost."""
         search = f"search what it runs with `specctl tune --for {self.engine.name}`"
         raise EngineError(
-            f"export of {self.source.named.label} to {self.engine.title}",
-            expected="a policy that the engine runs",
-            found=self.losses[0],
-            fix="write the nearest with --nearest, or serve another engine"
+            f"export of {self.source.named.label} to {self.engine.title}: expected a policy that "
+            f"the engine runs, found {self.losses[0]}",
+            hint="write the nearest with --nearest, or serve another engine"
             if self.chosen is not None
             else f"{search}; --log TRACES tells how large the nearest is",
         )
@@ -304,10 +302,9 @@ def judge(
         is_load = batch_size is not None and batch_size > 1 and cost_model is not None
         if not is_load and any(not isinstance(one.policy.budget, PerRequest) for one in told):
             raise UsageError(
-                "--log for a budget that a batch shares",
-                expected="--max-batch-size above 1 and --cost-model, to simulate the batch",
-                found="one request at a time",
-                fix="give both, or leave --log out",
+                "--log for a budget that a batch shares: expected --max-batch-size above 1 and "
+                "--cost-model, to simulate the batch, found one request at a time",
+                hint="give both, or leave --log out",
             )
         if is_load:  # what vLLM lacks would run there in another form
             batching = "specctl" if losses else engine.batching

@@ -128,8 +128,7 @@ def read_settings(text: str) -> PluginSettings:
     except (OSError, ValueError) as error:
         found = reason_of(error)
     raise EngineError(
-        f"settings of the vLLM plugin, {where}",
-        expected="JSON as `specctl export --to vllm` writes it",
-        found=found,
-        fix=f"export it again, or unset {VARIABLE} to run vLLM without specctl",
+        f"settings of the vLLM plugin, {where}: expected JSON as `specctl export --to vllm` "
+        f"writes it, found {found}",
+        hint=f"export it again, or unset {VARIABLE} to run vLLM without specctl",
     )

@@ -114,10 +114,10 @@ def write(policy: Policy, serving: Serving) -> Export:
         return Export(tuple(flags), notes=(wide,) if rule.top_k > 1 else ())
     if drafter.method == "draft_model":
         raise EngineError(
-            "export of a schedule to SGLang",
-            expected="an EAGLE drafter: SGLang changes lengths for EAGLE and EAGLE3 alone",
-            found="a draft model, with which it would keep one length after a warning",
-            fix="export a chain of one length, or serve an EAGLE drafter",
+            "export of a schedule to SGLang: expected an EAGLE drafter: SGLang changes lengths "
+            "for EAGLE and EAGLE3 alone, found a draft model, with which it would keep one "
+            "length after a warning",
+            hint="export a chain of one length, or serve an EAGLE drafter",
         )
     lengths = zip(shape.from_batch, shape.num_draft_tokens, strict=True)
     content = {str(start): {"candidate_steps": [length]} for start, length in lengths}

@@ -83,10 +83,10 @@ def write(policy: Policy, serving: Serving) -> Export:
         return Export(code=("target.generate(**inputs)",), notes=(plainly,))
     if serving.drafter is not None and serving.drafter.method != "draft_model":
         raise EngineError(
-            "export to transformers",
-            expected="a small language model as the drafter, which can be an assistant_model",
-            found=f"{serving.drafter.model}, of kind {serving.drafter.method}",
-            fix="export for a pair with a small model, or to another engine",
+            "export to transformers: expected a small language model as the drafter, which can "
+            f"be an assistant_model, found {serving.drafter.model}, of kind "
+            f"{serving.drafter.method}",
+            hint="export for a pair with a small model, or to another engine",
         )
     threshold = shape.threshold if isinstance(shape, SignalStop) else 0.0
     fields = {

@@ -92,19 +92,16 @@ def write(policy: Policy, serving: Serving) -> Export:
     if isinstance(shape, RootOnly):
         if trace is not None:
             raise EngineError(
-                "--trace",
-                expected="a policy that drafts: a log is of what was drafted",
-                found="ar",
-                fix="export a chain, e.g. chain:num_draft_tokens=8 with --dense",
+                "--trace: expected a policy that drafts: a log is of what was drafted, found ar",
+                hint="export a chain, e.g. chain:num_draft_tokens=8 with --dense",
             )
         return Export(notes=("vLLM decodes plainly without --speculative-config.",))
     samples = isinstance(policy.acceptance, Ratio)
     if trace is not None and samples:
         raise EngineError(
-            "--trace",
-            expected="drafts of the likeliest tokens, which alone our plugin can log",
-            found=f"{policy.name}, whose drafts are drawn",
-            fix="leave --trace out, or export the shape alone",
+            "--trace: expected drafts of the likeliest tokens, which alone our plugin can log, "
+            f"found {policy.name}, whose drafts are drawn",
+            hint="leave --trace out, or export the shape alone",
         )
     drafter = serving.drafter_for("vLLM")
     own, most = build_shape(shape).max_depth, serving.max_draft_tokens or 0
@@ -112,12 +109,12 @@ def write(policy: Policy, serving: Serving) -> Export:
     decides = not is_fixed or not isinstance(policy.budget, PerRequest)
     if trace is not None and trace.dense and decides:
         raise EngineError(
-            "--dense",
-            expected="a chain: while every position is logged no draft is verified, so that no "
-            "rule could act",
-            found=policy.name,
-            fix=f"export chain:num_draft_tokens={own} for the log, or give --dense-every N in "
-            "place of --dense, which logs a sample",
+            "--dense: expected a chain: while every position is logged no draft is verified, so "
+            f"that no rule could act, found {policy.name}",
+            hint=(
+                f"export chain:num_draft_tokens={own} for the log, or give --dense-every N in "
+                "place of --dense, which logs a sample"
+            ),
         )
     if trace is None or not trace.dense:
         decides |= most > own  # room for longer policies, which the plugin alone leaves unused

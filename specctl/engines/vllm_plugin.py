@@ -58,10 +58,8 @@ def check_version(settings: PluginSettings) -> None:
     found = vllm_version()
     if found not in CHECKED_VERSIONS and not settings.allow_version:
         raise EngineError(
-            "vLLM's version",
-            expected=" or ".join(CHECKED_VERSIONS),
-            found=found,
-            fix='install one of these, or set "allow_version": true in the settings to try',
+            f"vLLM's version: expected {' or '.join(CHECKED_VERSIONS)}, found {found}",
+            hint='install one of these, or set "allow_version": true in the settings to try',
         )
 
 
@@ -102,10 +100,8 @@ def replaced_methods() -> tuple[tuple[Any, str, Callable[..., Any], bool], ...]:
         return methods
     except (ImportError, AttributeError) as error:
         raise EngineError(
-            f"vLLM {vllm_version()}",
-            expected="the methods that the plugin replaces",
-            found=str(error),
-            fix=f"use vLLM {' or '.join(CHECKED_VERSIONS)}, or unset {VARIABLE}",
+            f"vLLM {vllm_version()}: expected the methods that the plugin replaces, found {error}",
+            hint=f"use vLLM {' or '.join(CHECKED_VERSIONS)}, or unset {VARIABLE}",
         ) from error
 
 
@@ -171,10 +167,8 @@ def _check_config(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     original(self, *args, **kwargs)
     if self.speculative_config is not None and self.use_v2_model_runner:
         raise EngineError(
-            "vLLM with specctl's plugin",
-            expected="the V1 model runner",
-            found="the V2 runner",
-            fix="set VLLM_USE_V2_MODEL_RUNNER=0",
+            "vLLM with specctl's plugin: expected the V1 model runner, found the V2 runner",
+            hint="set VLLM_USE_V2_MODEL_RUNNER=0",
         )
 
 
@@ -185,10 +179,8 @@ def _start(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         return
     if self.vllm_config.speculative_config is None:
         raise EngineError(
-            "vLLM with specctl's plugin",
-            expected="--speculative-config, with a drafter",
-            found="none",
-            fix=f"add it (`specctl export` prints it), or unset {VARIABLE}",
+            "vLLM with specctl's plugin: expected --speculative-config, with a drafter, found none",
+            hint=f"add it (`specctl export` prints it), or unset {VARIABLE}",
         )
     check_engine(self)
     session = Session(read_settings(text), self, vllm_version())
@@ -260,7 +252,9 @@ def check_engine(runner: Any) -> None:
     )
     for holds, expected, found, fix in refusals:
         if not holds:
-            raise EngineError("vLLM with specctl's plugin", expected=expected, found=found, fix=fix)
+            raise EngineError(
+                f"vLLM with specctl's plugin: expected {expected}, found {found}", hint=fix
+            )
 
 
 def _execute_model(

@@ -66,7 +66,7 @@ def refuse(
 ) -> None:
     """Raises the one error of all ops."""
     subject = f"kernel {op}, {name}" if name else f"kernel {op}"
-    raise UsageError(subject, expected=expected, found=found, fix=fix)
+    raise UsageError(f"{subject}: expected {expected}, found {found}", hint=fix)
 
 
 def _word(value: object) -> str:

@@ -47,10 +47,9 @@ def runs_fused(op: str, *tensors: Tensor) -> bool:
     device, *others = set(map(_device_of, tensors))
     if others:
         raise UsageError(
-            f"kernel {op}",
-            expected="tensors on one device",
-            found=", ".join(sorted(map(str, (device, *others)))),
-            fix="move them together",
+            f"kernel {op}: expected tensors on one device, found "
+            f"{', '.join(sorted(map(str, (device, *others))))}",
+            hint="move them together",
         )
     backend = wanted_backend()
     if backend == "fused":
@@ -102,7 +101,8 @@ def _from_environment() -> Backend:
         if word == known:
             return known  # type: ignore[no-any-return]
     raise UsageError(
-        VARIABLE, expected=" or ".join(get_args(Backend)), found=repr(word), fix="set one or none"
+        f"{VARIABLE}: expected {' or '.join(get_args(Backend))}, found {word!r}",
+        hint="set one or none",
     )
 
 
@@ -115,7 +115,7 @@ def _check_fused(op: str, device: str) -> None:
         fix = "move them to CUDA, set TRITON_INTERPRET=1 to debug, or do not force it"
     else:
         return
-    raise UsageError(f"fused kernel {op}", expected="triton and CUDA", found=found, fix=fix)
+    raise UsageError(f"fused kernel {op}: expected triton and CUDA, found {found}", hint=fix)
 
 
 @cache

@@ -58,18 +58,19 @@ def summarise_counters(source: Source, *, on_bytes: OnBytes | None = None) -> di
         if name not in (*_TOTALS, _BY_POSITION):
             expected = f"{STEM} followed by {', '.join(_TOTALS)} or {_BY_POSITION}"
             fix = "scrape vLLM 0.9 or newer; 0.32.0 was checked"
-            raise sample.spot.refuse(expected, sample.name[:80], fix)
+            raise sample.spot.refuse(f"expected {expected}, found {sample.name[:80]}", fix)
         if name == _BY_POSITION and not _POSITION.fullmatch(position):
-            raise sample.spot.refuse('a label position="0", "1", ...', repr(position)[:40])
+            raise sample.spot.refuse(
+                f'expected a label position="0", "1", ..., found {repr(position)[:40]}'
+            )
         key = int(position) if name == _BY_POSITION else name
         counters = models.setdefault(sample.labels.get("model_name", ""), Counter())
         counters[key] += sample.count()
     if not any(counters["num_drafts"] for counters in models.values()):
         raise InputError(
-            source.name,
-            expected=f"a counter {STEM}num_drafts_total above 0",
-            found="no drafts yet" if models else "none",
-            fix="scrape it once the server has served some requests"
+            f"{source.name}: expected a counter {STEM}num_drafts_total above 0, found "
+            f"{'no drafts yet' if models else 'none'}",
+            hint="scrape it once the server has served some requests"
             if models
             else "this server does not speculate: start it with --speculative-config",
         )
@@ -94,10 +95,9 @@ def _counter_figures(source: Source, model: str, counters: Counter[str | int]) -
         if not holds:
             named = dict(zip(_TOTALS, totals, strict=True))
             raise InputError(
-                f"{source.name}, model {model!r}",
-                expected=rule,
-                found=f"{named}, by position {at_least[:8]}",
-                fix="scrape again",
+                f"{source.name}, model {model!r}: expected {rule}, found {named}, by position "
+                f"{at_least[:8]}",
+                hint="scrape again",
             )
     if not drafts:
         return {}
@@ -152,14 +152,18 @@ def summarise_engine_log(source: Source, *, on_bytes: OnBytes | None = None) -> 
             pid = processes.setdefault(process[1], process[2])
             if pid != process[2]:
                 found = f"{process[1]} of pid {process[2]}, before of pid {pid}"
-                raise spot.refuse("lines of one server", found, "give each server's log alone")
+                raise spot.refuse(
+                    f"expected lines of one server, found {found}", "give each server's log alone"
+                )
         interval = _Interval.parse(text, spot)
         num_intervals += 1
         if not interval.drafted:
             continue
         if at_least and len(at_least) != len(interval.rates):
             found = f"{len(interval.rates)}, before {len(at_least)}"
-            raise spot.refuse("one number of positions", found, "give each server's log alone")
+            raise spot.refuse(
+                f"expected one number of positions, found {found}", "give each server's log alone"
+            )
         num_rounds, even = interval.rounds(spot)
         counts = [round(rate * num_rounds) for rate in interval.rates]
         at_least = [a + b for a, b in zip(at_least or [0] * len(counts), counts, strict=True)]
@@ -170,14 +174,10 @@ def summarise_engine_log(source: Source, *, on_bytes: OnBytes | None = None) -> 
         fix = "log a server that speculates, without --disable-log-stats, for some minutes"
         if num_other and not num_intervals:
             fix = "speculation is off: start the server with --speculative-config"
-        raise InputError(
-            source.name,
-            expected=f"lines {LOG_MARK!r} with drafted tokens",
-            found=f"{num_intervals} such lines, without drafts"
-            if num_intervals
-            else f"none, and {num_other} of throughput",
-            fix=fix,
-        )
+        problem = f"no line {LOG_MARK!r}, and {num_other} of throughput"
+        if num_intervals:
+            problem = f"none of its {num_intervals} lines {LOG_MARK!r} has drafted tokens"
+        raise InputError(f"{source.name}: {problem}", hint=fix)
     unknown = [
         UNKNOWN_BATCHES,
         *(["rates beyond three digits"] if most_rounds > _MAX_EXACT else []),
@@ -206,7 +206,10 @@ class _Interval:
         mean, rates = _MEAN.search(text), _RATES.search(text)
         if mean is None or tokens is None or rates is None:
             expected = "mean acceptance length, accepted and drafted tokens and rates by position"
-            raise spot.refuse(expected, text.strip()[:80], "use the log of vLLM 0.9 or newer")
+            raise spot.refuse(
+                f"expected {expected}, found {text.strip()[:80]}",
+                "use the log of vLLM 0.9 or newer",
+            )
         found = [float(rate) for rate in rates[1].split(", ")]
         return cls(float(mean[1]), int(tokens[1]), int(tokens[2]), found)
 
@@ -223,7 +226,7 @@ class _Interval:
                 if even < num_rounds <= self.drafted and self._fits(num_rounds):
                     return num_rounds, False
         found = f"{self.accepted} of {self.drafted} tokens, mean {self.mean}, {self.rates[:8]}"
-        raise spot.refuse("figures that fit together", found, "remove the line")
+        raise spot.refuse(f"expected figures that fit together, found {found}", "remove the line")
 
     def _fits(self, num_rounds: int) -> bool:
         """Whether all that is printed can be of so many rounds."""
@@ -272,11 +275,9 @@ def summarise_sglang_counters(source: Source, *, on_bytes: OnBytes | None = None
         fix = "speculation is off, or nothing was decoded yet: start the server with "
         fix += "--speculative-algorithm, and scrape it once it has served some requests"
         raise InputError(
-            source.name,
-            expected="a counter sglang:spec_verify_calls_total or a gauge "
-            "sglang:spec_accept_length above 0",
-            found="0" if known else "neither name",
-            fix=fix if known else "scrape SGLang as 0.5.23 names its metrics",
+            f"{source.name}: expected a counter sglang:spec_verify_calls_total or a gauge "
+            f"sglang:spec_accept_length above 0, found {'0' if known else 'neither name'}",
+            hint=fix if known else "scrape SGLang as 0.5.23 names its metrics",
         )
     return {**NOT_REPLAYED, "models": {name: found for name, found in figures.items() if found}}
 
@@ -299,10 +300,10 @@ def _sglang_figures(source: Source, model: str, named: dict[str, list[Sample]]) 
         mean = (tokens / rounds, (tokens + min(aborted, requests)) / rounds)
         if mean[0] < 1:
             raise InputError(
-                f"{source.name}, model {model!r}",
-                expected="at least one token of each round in sglang:generation_tokens_total",
-                found=f"{tokens} tokens behind the first ones of {requests}, {rounds} rounds",
-                fix="scrape one server, all of whose requests speculate",
+                f"{source.name}, model {model!r}: expected at least one token of each round in "
+                f"sglang:generation_tokens_total, found {tokens} tokens behind the first ones of "
+                f"{requests}, {rounds} rounds",
+                hint="scrape one server, all of whose requests speculate",
             )
         facts |= {"num_requests": requests, "num_tokens": tokens}
     else:
@@ -334,7 +335,9 @@ def summarise_sglang_log(source: Source, *, on_bytes: OnBytes | None = None) -> 
         if SERVER_ARGS in line:
             if started is not None:
                 again = f"another start, behind that of line {started.number}"
-                raise spot.refuse("lines of one server", again, "give each server's log alone")
+                raise spot.refuse(
+                    f"expected lines of one server, found {again}", "give each server's log alone"
+                )
             started, arguments = spot, dict(_ARGUMENT.findall(line))
         if DECODE_MARK not in line:
             continue
@@ -345,7 +348,9 @@ def summarise_sglang_log(source: Source, *, on_bytes: OnBytes | None = None) -> 
         if running is None or length is None or float(length[1]) < 1:
             expected = "#running-req, accept len of at least 1 and accept rate"
             text = line[line.index(DECODE_MARK) :].strip()[:80]
-            raise spot.refuse(expected, text, "use a log as SGLang 0.5.23 writes it")
+            raise spot.refuse(
+                f"expected {expected}, found {text}", "use a log as SGLang 0.5.23 writes it"
+            )
         is_capped = is_capped or "cap len: " in line
         found.append((int(running[1]), float(length[1]), float(length[2]) if length[2] else None))
     if not found:
@@ -353,10 +358,9 @@ def summarise_sglang_log(source: Source, *, on_bytes: OnBytes | None = None) -> 
         if num_decode:
             fix = "speculation is off: start the server with --speculative-algorithm"
         raise InputError(
-            source.name,
-            expected=f"lines '{DECODE_MARK}, ...' with 'accept len'",
-            found=f"{num_decode} lines '{DECODE_MARK}', none of them with it",
-            fix=fix,
+            f"{source.name}: expected lines '{DECODE_MARK}, ...' with 'accept len', found "
+            f"{num_decode} lines '{DECODE_MARK}', none of them with it",
+            hint=fix,
         )
     topk = arguments.get("speculative_eagle_topk")
     drafted = arguments.get("speculative_num_draft_tokens", "")

@@ -25,9 +25,9 @@ class Spot:
     def __str__(self) -> str:
         return f"{self.path}, line {self.number}"
 
-    def refuse(self, expected: str, found: str, fix: str = "correct it") -> InputError:
+    def refuse(self, problem: str, fix: str = "correct it") -> InputError:
         """The error for this line."""
-        return InputError(str(self), expected=expected, found=found, fix=fix)
+        return InputError(f"{self}: {problem}", hint=fix)
 
 
 def text_lines(source: Source, on_bytes: OnBytes | None = None) -> Iterator[tuple[Spot, str]]:
@@ -45,7 +45,9 @@ def text_lines(source: Source, on_bytes: OnBytes | None = None) -> Iterator[tupl
                 text = (raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw).decode()
             except UnicodeDecodeError as error:
                 found = f"byte 0x{error.object[error.start]:02x} at column {error.start + 1}"
-                raise spot.refuse("UTF-8 text", found, "convert the file to UTF-8") from error
+                raise spot.refuse(
+                    f"expected UTF-8 text, found {found}", "convert the file to UTF-8"
+                ) from error
             if text.strip():
                 yield spot, text
 
@@ -76,14 +78,14 @@ class Sample:
         except ValueError:
             value = -1.0
         if not (math.isfinite(value) and value >= 0):
-            raise self.spot.refuse("a number", self.text[:40])
+            raise self.spot.refuse(f"expected a number, found {self.text[:40]}")
         return value
 
     def count(self) -> int:
         """A whole number. Raises InputError for any other."""
         value = self.number()
         if not (value <= MAX_COUNTER and value.is_integer()):
-            raise self.spot.refuse("a count", self.text[:40])
+            raise self.spot.refuse(f"expected a count, found {self.text[:40]}")
         return int(value)
 
 
@@ -101,12 +103,14 @@ def metric_samples(
             continue
         match = _SAMPLE.fullmatch(line)
         if match is None:
-            raise spot.refuse(f"a sample of {prefix}...", line.strip()[:60])
+            raise spot.refuse(f"expected a sample of {prefix}..., found {line.strip()[:60]}")
         name, labels = match["name"].removesuffix("_total"), match["labels"] or ""
         if name.endswith("_created"):  # a time
             continue
         earlier = seen.setdefault((name, labels), spot)
         if earlier is not spot:
             found = f"{name} of line {earlier.number} again"
-            raise spot.refuse("one scrape, each counter once", found, "keep one scrape")
+            raise spot.refuse(
+                f"expected one scrape, each counter once, found {found}", "keep one scrape"
+            )
         yield Sample(spot, name, dict(_PAIR.findall(labels)), match["value"])

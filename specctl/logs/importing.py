@@ -87,12 +87,16 @@ def detect_format(source: Source) -> str:
     if len(seen) > 1:
         one, other = list(seen)[:2]
         found = f"lines of {one}, and here of {other}"
-        raise seen[other].refuse("lines of one server", found, "give each server's alone")
+        raise seen[other].refuse(
+            f"expected lines of one server, found {found}", "give each server's alone"
+        )
     if seen:
         return next(iter(seen))
     spot, line = first or (Spot(source.name, 1), "")
     found = repr(line.strip()[:40]) if line else "an empty file"
-    raise spot.refuse(f"lines of {', '.join(SUMMARIES)}", found, "state the format with --format")
+    raise spot.refuse(
+        f"expected lines of {', '.join(SUMMARIES)}, found {found}", "state the format with --format"
+    )
 
 
 # ----------------------------------------------------------------- in words

@@ -139,10 +139,9 @@ def recent_text(chunk: LogChunk, rows: slice | Tensor) -> Tensor:
     tokens = chunk.token_ids
     if tokens is None:
         raise TraceError(
-            "features of the text",
-            expected="dense traces, which hold every token of the text",
-            found="live ones",
-            fix="collect with --dense, or leave these features out",
+            "features of the text: expected dense traces, which hold every token of the text, "
+            "found live ones",
+            hint="collect with --dense, or leave these features out",
         )
     if chunk.recent is not None:
         return torch.from_numpy(chunk.recent)[rows]

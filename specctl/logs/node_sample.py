@@ -277,10 +277,9 @@ def sample_nodes(
     unknown = [name for name in features if name not in NODE_FEATURES]
     if unknown or len(set(features)) < len(features):
         raise UsageError(
-            "--features",
-            expected=f"different names among {', '.join(sorted(NODE_FEATURES))}",
-            found=", ".join(unknown or features),
-            fix=did_you_mean(unknown[0], NODE_FEATURES, "name some of these")
+            f"--features: expected different names among {', '.join(sorted(NODE_FEATURES))}, "
+            f"found {', '.join(unknown or features)}",
+            hint=did_you_mean(unknown[0], NODE_FEATURES, "name some of these")
             if unknown
             else "name each once",
         )
@@ -325,10 +324,8 @@ def sample_nodes(
     if seen["accepted"] == 0 or size == 0:
         counts = ", ".join(f"{seen[name]} {name}" for name in ("accepted", "rejected", "unknown"))
         raise TraceEmptyError(
-            "node labels",
-            expected="accepted and rejected draft tokens",
-            found=counts,
-            fix="collect traces of more prompts, or with another drafter",
+            f"node labels: expected accepted and rejected draft tokens, found {counts}",
+            hint="collect traces of more prompts, or with another drafter",
         )
     num_accepted = min(seen["accepted"], most_accepted())
     parts = [positives.cut(num_accepted), kept.cut(min(size, max_rows - num_accepted))]
@@ -349,10 +346,9 @@ def _features(batch: NodeBatch, place: Tensor, names: tuple[str, ...]) -> Single
     features: Singles = node_features(batch.pool, names).flatten(0, 1)[place].numpy()
     if (bad := ~np.isfinite(features).all(0)).any():
         raise TraceSchemaError(
-            "node features",
-            expected="finite values in every logged node",
-            found=f"others in {', '.join(np.array(names)[bad])}",
-            fix="leave these features out, or collect traces that hold them",
+            "node features: expected finite values in every logged node, found others in "
+            f"{', '.join(np.array(names)[bad])}",
+            hint="leave these features out, or collect traces that hold them",
         )
     return features
 

@@ -92,10 +92,8 @@ def _opened(path: Path, columns: Sequence[str]) -> Any:
 
 def _undecodable(what: str, found: str) -> TraceCorruptError:
     return TraceCorruptError(
-        what,
-        expected="Parquet files with the columns of the format",
-        found=found,
-        fix="`specctl traces verify` names the file; go on without it, or fetch it again",
+        f"{what}: expected Parquet files with the columns of the format, found {found}",
+        hint="`specctl traces verify` names the file; go on without it, or fetch it again",
     )
 
 

@@ -60,10 +60,9 @@ def read_round_table(traces: TraceSet) -> RoundTable:
     kinds = table["kind"].unique().to_list()
     if kinds not in (["dense"], ["live"]):
         raise TraceMismatchError(
-            "traces",
-            expected="all rounds live, or all dense",
-            found=" and ".join(map(repr, kinds)),
-            fix="report on these folders one at a time",
+            "traces: expected all rounds live, or all dense, found "
+            f"{' and '.join(map(repr, kinds))}",
+            hint="report on these folders one at a time",
         )
     prompts, categories = coded(table["prompt_id"]), coded(table["category"])
     counts = (table[name].to_numpy() for name in COUNTS)

@@ -137,11 +137,11 @@ def check_keys(name: str, files: Iterable[dict[str, Path]], prompt_ids: Iterable
 def broken_rows(what: str, error: RowError) -> TraceCorruptError:
     """The refusal of a segment or set whose rows fail a check."""
     return TraceCorruptError(
-        what,
-        expected="rows as a writer makes them",
-        found=shown(str(error)),
-        fix="find the segment with `specctl traces verify`, and collect its prompts again into a "
-        "new set",
+        f"{what}: expected rows as a writer makes them, found {shown(str(error))}",
+        hint=(
+            "find the segment with `specctl traces verify`, and collect its prompts again into "
+            "a new set"
+        ),
     )
 
 

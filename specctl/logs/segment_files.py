@@ -59,24 +59,23 @@ def local_file(place: Place, file: StoredFile, *, verify: bool = True, fresh: bo
     path = place.root / file.key
     try:
         if path.is_symlink() or path.parent.is_symlink():
-            raise _damaged(str(path), "a file of the set's own", "a link")
+            raise _damaged(str(path), "expected a file of the set's own, found a link")
         found = path.stat().st_size
         if file.size_bytes is not None and found != file.size_bytes:
-            raise _damaged(str(path), f"{file.size_bytes} bytes", f"{found} bytes")
+            raise _damaged(str(path), f"expected {file.size_bytes} bytes, found {found} bytes")
         if verify and file_sha256(path) != file.sha256:
-            raise _damaged(str(path), f"sha256 {file.sha256[:12]}…", "other bytes")
+            raise _damaged(str(path), f"expected sha256 {file.sha256[:12]}…, found other bytes")
     except FileNotFoundError:
-        raise _damaged(str(path), "the file", "none") from None
+        raise _damaged(str(path), "expected the file, found none") from None
     except PermissionError as error:  # no damage, so it must not be called that
         raise UnreadableError(
-            str(path),
-            expected="a file that can be read",
-            found=reason_of(error),
-            fix=READ_AGAIN,
+            f"{path}: expected a file that can be read, found {reason_of(error)}", hint=READ_AGAIN
         ) from error
     except OSError as error:
         found_error = reason_of(error)
-        raise _damaged(str(path), "a file that can be read", found_error) from error
+        raise _damaged(
+            str(path), f"expected a file that can be read, found {found_error}"
+        ) from error
     return path
 
 
@@ -96,13 +95,13 @@ def fetch_all(place: Place, files: Iterable[StoredFile]) -> None:
         list(pool.map(fetch, files))
 
 
-def _damaged(where: str, expected: str, found: str) -> TraceCorruptError:
+def _damaged(where: str, problem: str) -> TraceCorruptError:
     return TraceCorruptError(
-        where,
-        expected=expected,
-        found=found,
-        fix="restore the file, or name the snapshot of the rest that "
-        "`specctl traces snapshot TRACES --skip-damaged` takes",
+        f"{where}: {problem}",
+        hint=(
+            "restore the file, or name the snapshot of the rest that `specctl traces snapshot "
+            "TRACES --skip-damaged` takes"
+        ),
     )
 
 
@@ -118,12 +117,12 @@ def _copy(place: Place, file: StoredFile, *, verify: bool, fresh: bool) -> Path:
         try:
             content = read(place.store, file.key, max_bytes=file.size_bytes or MAX_SEGMENT_BYTES)
         except KeyAbsentError:
-            raise _damaged(where, "the object", "none") from None
-        except ObjectTooLargeError as error:
-            raise _damaged(where, error.expected, "more") from None
+            raise _damaged(where, "expected the object, found none") from None
+        except ObjectTooLargeError:
+            raise _damaged(where, "more bytes than a segment may have") from None
         if hashlib.sha256(content).hexdigest() != file.sha256:
             found = f"{len(content)} other bytes"
-            raise _damaged(where, f"sha256 {file.sha256[:12]}…", found)
+            raise _damaged(where, f"expected sha256 {file.sha256[:12]}…, found {found}")
         make_folder(folder)
         folder.chmod(0o700)  # for its owner alone: the bucket may be as private
         _trim(folder)

@@ -66,7 +66,7 @@ def readable(path: str | Path) -> Iterator[None]:
     except OSError as error:
         found = reason_of(error)
         raise InputError(
-            str(path), expected="a file that can be read", found=found, fix="check the path"
+            f"{path}: expected a file that can be read, found {found}", hint="check the path"
         ) from error
 
 
@@ -106,4 +106,4 @@ def _fetch(url: str) -> bytes:
             found = f"{kind}, which begins {page.lstrip()[:40]!r}"
         else:
             return page
-    raise InputError(url, expected=expected, found=found, fix=fix)
+    raise InputError(f"{url}: expected {expected}, found {found}", hint=fix)

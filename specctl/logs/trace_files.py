@@ -151,27 +151,26 @@ def parse_record(where: str, content: bytes, kind: type[RecordT]) -> RecordT:
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise _altered(where, "JSON", f"{len(content)} other bytes") from error
+        raise _altered(where, f"expected JSON, found {len(content)} other bytes") from error
     found = value.get("trace_version") if isinstance(value, dict) else None
     if found != TRACE_VERSION:
         expected = f"trace_version {TRACE_VERSION}"
-        raise TraceSchemaError(where, expected=expected, found=f"{found!r}", fix=NEWER)
+        raise TraceSchemaError(f"{where}: expected {expected}, found {found!r}", hint=NEWER)
     try:
         record = kind.model_validate(value)
     except ValidationError as error:
         raise TraceSchemaError(
-            where,
-            expected="the fields of docs/trace-format.md",
-            found=describe_violation(error),
-            fix=NEWER,
+            f"{where}: expected the fields of docs/trace-format.md, found "
+            f"{describe_violation(error)}",
+            hint=NEWER,
         ) from error
     if record.to_bytes() != content:
-        raise _altered(where, "canonical JSON", "altered bytes")
+        raise _altered(where, "expected canonical JSON, found altered bytes")
     return record
 
 
-def _altered(where: str, expected: str, found: str) -> TraceCorruptError:
-    return TraceCorruptError(where, expected=expected, found=found, fix="restore the file")
+def _altered(where: str, problem: str) -> TraceCorruptError:
+    return TraceCorruptError(f"{where}: {problem}", hint="restore the file")
 
 
 class _Tokens(Record):
@@ -234,17 +233,18 @@ def read_header(place: Place) -> TraceHeader:
         content = place.read(HEADER_NAME)
     except KeyAbsentError as error:
         if place.keys(ROUNDS):
-            raise _altered(where, "the header of the segments that are there", "none") from error
+            raise _altered(
+                where, "expected the header of the segments that are there, found none"
+            ) from error
         found, fix = "another folder", "name what `specctl collect` wrote"
         if place.root is not None and place.root.is_file():
             found, fix = "a file", "name a set; `specctl import` reads logs and metrics of engines"
         elif place.root is not None and not place.root.is_dir():
             found = "no such folder"
         raise TraceError(
-            f"trace set {place.name}",
-            expected=f"a folder or bucket with {HEADER_NAME}",
-            found=found,
-            fix=fix,
+            f"trace set {place.name}: expected a folder or bucket with {HEADER_NAME}, found "
+            f"{found}",
+            hint=fix,
         ) from error
     header = parse_record(where, content, TraceHeader)
     known = {table: schema_id(table) for table in TABLES}
@@ -255,10 +255,9 @@ def read_header(place: Place) -> TraceHeader:
             if header.schema_ids.get(name) != known.get(name)
         )
         raise TraceSchemaError(
-            f"{where}, table {odd}",
-            expected=f"schema {known.get(odd, 'none')[:19]}",
-            found=header.schema_ids.get(odd, "none")[:19],
-            fix=NEWER,
+            f"{where}, table {odd}: expected schema {known.get(odd, 'none')[:19]}, found "
+            f"{header.schema_ids.get(odd, 'none')[:19]}",
+            hint=NEWER,
         )
     return header
 
@@ -360,10 +359,8 @@ def parse_segment_key(where: str, key: str) -> tuple[str, str]:
     found = _SEGMENT_KEY.fullmatch(key)
     if found is None:
         raise TraceCorruptError(
-            where,
-            expected=f"{ROUNDS}/<time>-<sha256>.parquet",
-            found="another name",
-            fix="give the file its name back; remove it, if no writer of traces made it",
+            f"{where}: expected {ROUNDS}/<time>-<sha256>.parquet, found another name",
+            hint="give the file its name back; remove it, if no writer of traces made it",
         )
     return found["name"], found["hex"]
 
@@ -377,9 +374,8 @@ def check_header_digest(place: Place, header: TraceHeader, segment: Segment) -> 
     if segment.record.header_digest != header.digest:
         raise _altered(
             place.at(HEADER_NAME),
-            f"the header that {segment.key} was collected under, "
-            f"{segment.record.header_digest[:19]}…",
-            f"{header.digest[:19]}…",
+            f"expected the header that {segment.key} was collected under, "
+            f"{segment.record.header_digest[:19]}…, found {header.digest[:19]}…",
         )
 
 
@@ -431,5 +427,5 @@ def check_equal(
     elif name == "collect.domain.hardware":
         fix = "collect into another set on this machine, and name both where traces are read"
     raise TraceMismatchError(
-        f"trace set {place.name}, {what}", expected=expected, found=found, fix=fix
+        f"trace set {place.name}, {what}: expected {expected}, found {found}", hint=fix
     )

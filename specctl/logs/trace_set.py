@@ -209,7 +209,7 @@ def _read_segment(place: Place, file: StoredFile, *, fresh: bool) -> Segment:
     found = metadata.get(b"specctl.schema_id", b"none").decode(errors="replace")
     if found != schema_id("rounds"):
         expected = f"schema {schema_id('rounds')[:19]}…"
-        raise TraceSchemaError(where, expected=expected, found=f"{found[:19]}…", fix=NEWER)
+        raise TraceSchemaError(f"{where}: expected {expected}, found {found[:19]}…", hint=NEWER)
     record = parse_record(where, metadata.get(RECORD_KEY, b""), SegmentRecord)
     size = path.stat().st_size + (record.nodes.size_bytes if record.nodes else 0)
     return Segment(PurePosixPath(file.key).stem, record, footer.num_rows, size)
@@ -251,17 +251,15 @@ def read_snapshot(place: Place, digest: str) -> list[str]:
         content = place.read(snapshot_key(digest))
     except KeyAbsentError as error:
         raise TraceError(
-            f"trace set {place.name}, snapshot {digest}",
-            expected="one of its snapshots",
-            found="none of that name",
-            fix="list them with `specctl traces snapshot TRACES --list`",
+            f"trace set {place.name}, snapshot {digest}: expected one of its snapshots, found "
+            "none of that name",
+            hint="list them with `specctl traces snapshot TRACES --list`",
         ) from error
     if "sha256:" + hashlib.sha256(content).hexdigest() != digest:
         raise TraceCorruptError(
-            where,
-            expected="the text that its name is the digest of",
-            found=f"{len(content)} other bytes",
-            fix="restore the file",
+            f"{where}: expected the text that its name is the digest of, found {len(content)} "
+            "other bytes",
+            hint="restore the file",
         )
     keys = [f"{ROUNDS}/{name}.parquet" for name in content.decode("ascii", "replace").split()]
     for key in keys:
@@ -304,7 +302,7 @@ class TraceSet:
             StoreError: a bucket that cannot be read.
         """
         if not sets:
-            raise UsageError("traces", expected="a folder", found="none", fix="name one")
+            raise UsageError("traces: expected a folder, found none", hint="name one")
         parts = tuple(read_listing(name, verify=verify, skip_damaged=skip_damaged) for name in sets)
         for part in parts:
             check_equal(part.place, part.header, parts[0].header, SOURCE, _TOGETHER)
@@ -357,10 +355,8 @@ class TraceSet:
         header = self.header
         if header.drafter_digest is None:
             raise TraceMismatchError(
-                "traces",
-                expected="a drafter",
-                found="plain decoding",
-                fix="collect again with --drafter",
+                "traces: expected a drafter, found plain decoding",
+                hint="collect again with --drafter",
             )
         return PairFingerprint(
             target_digest=header.target_digest,
@@ -378,7 +374,7 @@ class TraceSet:
         """
         if table not in TABLES:
             raise UsageError(
-                "trace table", expected=" or ".join(TABLES), found=repr(table), fix="name one"
+                f"trace table: expected {' or '.join(TABLES)}, found {table!r}", hint="name one"
             )
         return scan_files(table, [files[table] for files in self._files if table in files])
 
@@ -451,10 +447,9 @@ def _check_disjoint(parts: Sequence[Listing]) -> None:
             first = owner.setdefault(prompt, part)
             if first is not part:
                 raise TraceMismatchError(
-                    f"trace set {part.place.name}",
-                    expected="prompts that no other set holds",
-                    found=f"prompt {prompt!r}, which {first.place.name} holds too",
-                    fix="name one of these sets",
+                    f"trace set {part.place.name}: expected prompts that no other set holds, "
+                    f"found prompt {prompt!r}, which {first.place.name} holds too",
+                    hint="name one of these sets",
                 )
 
 
@@ -503,8 +498,7 @@ def _recorded_domain(header: TraceHeader) -> Domain:
         return Domain.model_validate_json(canonical_json(stated))
     except ValidationError as error:
         raise TraceSchemaError(
-            "trace.json, collect.domain",
-            expected="the fields of docs/artifact-format.md, domain",
-            found=describe_violation(error),
-            fix=NEWER,
+            "trace.json, collect.domain: expected the fields of docs/artifact-format.md, domain, "
+            f"found {describe_violation(error)}",
+            hint=NEWER,
         ) from error

@@ -147,7 +147,7 @@ def segment_files(traces: TraceSet) -> tuple[SegmentFiles, ...]:
     files = tuple(traces.segment_files())
     if not files:
         raise TraceEmptyError(
-            "traces", expected="rounds or positions", found="none", fix="collect some prompts"
+            "traces: expected rounds or positions, found none", hint="collect some prompts"
         )
     return files
 
@@ -182,10 +182,9 @@ class DenseLog:
         supports = [support_of(header) for header in traces.headers]
         if len(set(supports)) > 1:
             raise TraceMismatchError(
-                "dense traces",
-                expected=f"one support, {supports[0]}",
-                found=f"also {next(s for s in supports if s != supports[0])}",
-                fix="replay these folders one at a time",
+                f"dense traces: expected one support, {supports[0]}, found also "
+                f"{next(s for s in supports if s != supports[0])}",
+                hint="replay these folders one at a time",
             )
         return cls(
             supports[0],
@@ -257,10 +256,8 @@ class DenseLog:
         """
         if self.tokens == "drop":
             raise TraceError(
-                what,
-                expected="traces collected with --tokens keep",
-                found="--tokens drop",
-                fix="collect again, or leave out what needs token ids (a fit: with --features)",
+                f"{what}: expected traces collected with --tokens keep, found --tokens drop",
+                hint="collect again, or leave out what needs token ids (a fit: with --features)",
             )
 
 
@@ -288,15 +285,14 @@ class LiveLog:
         drafted = [values for values in offered if values[2].max(initial=0) > 0]
         if not drafted:
             raise TraceEmptyError(
-                "live traces", expected="drafted rounds", found="none", fix="collect with a drafter"
+                "live traces: expected drafted rounds, found none", hint="collect with a drafter"
             )
         whole = np.concatenate(drafted, 1)
         if len(top_ks := np.unique(whole[0])) > 1:
             raise TraceMismatchError(
-                "live traces",
-                expected="one number of children per node",
-                found=f"top_k {top_ks.tolist()}",
-                fix="fit to these folders one at a time",
+                "live traces: expected one number of children per node, found top_k "
+                f"{top_ks.tolist()}",
+                hint="fit to these folders one at a time",
             )
         top_k, width, depth = whole.max(1).tolist()
         return Support(top_k, width, depth, nested=False)
@@ -319,10 +315,9 @@ def support_of(header: Any) -> Support:
     stated = header.collect.get("dense")
     if stated is None:
         raise TraceError(
-            "traces",
-            expected="dense traces, which hold a tree at every position",
-            found="live ones, which hold the positions that one policy visited",
-            fix="collect with --dense",
+            "traces: expected dense traces, which hold a tree at every position, found live "
+            "ones, which hold the positions that one policy visited",
+            hint="collect with --dense",
         )
     return Support(**stated)
 
@@ -372,17 +367,21 @@ def _read_chunks(
         rounds = pl.DataFrame(read_columns(part["rounds"], names))
         kinds = rounds["kind"].unique().to_list()
         if kinds != [kind]:
-            raise _corrupt(part["rounds"], f"rows of kind {kind}", repr(kinds))
+            raise _corrupt(part["rounds"], f"expected rows of kind {kind}, found {kinds!r}")
         starts = _request_starts(part, rounds) if support else np.arange(len(rounds) + 1)
         root = np.concatenate([[0], np.cumsum(rounds["num_drafted"].to_numpy() + np.int64(1))])
         nodes = _node_arrays(part["nodes"], columns)
         excess = len(nodes["parent_idx"]) - int(root[-1])
         if excess:
             found = f"{excess} more" if excess > 0 else f"{-excess} fewer"
-            raise _corrupt(part["nodes"], "as many rows as the rounds table accounts for", found)
+            raise _corrupt(
+                part["nodes"],
+                f"expected as many rows as the rounds table accounts for, found {found}",
+            )
         if not np.array_equal(np.flatnonzero(nodes["parent_idx"] < 0), root[:-1]):
             raise _corrupt(
-                part["nodes"], "trees of the sizes that the rounds table states", "others"
+                part["nodes"],
+                "expected trees of the sizes that the rounds table states, found others",
             )
         recent = _recent_texts(rounds, root, nodes) if reads_text else None
         first = 0
@@ -416,8 +415,8 @@ def _recent_texts(rounds: pl.DataFrame, root: Longs, nodes: dict[str, Any]) -> L
     return np.where(back < first[:, None], NO_TEXT, text)[place]
 
 
-def _corrupt(path: Path, expected: str, found: str) -> TraceCorruptError:
-    return TraceCorruptError(str(path), expected=expected, found=found, fix="collect them again")
+def _corrupt(path: Path, problem: str) -> TraceCorruptError:
+    return TraceCorruptError(f"{path}: {problem}", hint="collect them again")
 
 
 def _node_arrays(path: Path, columns: Iterable[str]) -> dict[str, Any]:
@@ -443,7 +442,7 @@ def _request_starts(files: SegmentFiles, rounds: pl.DataFrame) -> Longs:
     num_requests = rounds["request_id"].n_unique()
     if (np.diff(position)[~begins[1:]] != 1).any() or begins.sum() != num_requests:
         expected = "the positions of each request together and ascending"
-        raise _corrupt(files["rounds"], expected, "another order")
+        raise _corrupt(files["rounds"], f"expected {expected}, found another order")
     return np.append(np.flatnonzero(begins), len(run))
 
 

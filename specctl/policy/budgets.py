@@ -45,10 +45,9 @@ def check_roots(kind: str, most: int | None, batch_size: int) -> None:
     """Refuses a budget that cannot verify every root."""
     if most is not None and most < batch_size:
         raise UsageError(
-            f"max_tokens of budget {kind}",
-            expected=f"at least the batch size, {batch_size}: every root is verified",
-            found=str(most),
-            fix="raise it, or decode fewer requests together",
+            f"max_tokens of budget {kind}: expected at least the batch size, {batch_size}: every "
+            f"root is verified, found {most}",
+            hint="raise it, or decode fewer requests together",
         )
 
 
@@ -168,11 +167,10 @@ class StepCost(Record):
             max_tokens > last and self.step_us[-2] == self.step_us[-1]
         ):
             raise UsageError(
-                "step_us of the step cost",
-                expected=f"a cost that rises with the tokens, up to {max_tokens} of them",
-                found=f"a flat one, {self.step_us[-2]:.6g} to {self.step_us[-1]:.6g} us "
-                f"at {self.token_counts[-2]} to {last} tokens",
-                fix="profile more and larger sizes (specctl profile)",
+                "step_us of the step cost: expected a cost that rises with the tokens, up to "
+                f"{max_tokens} of them, found a flat one, {self.step_us[-2]:.6g} to "
+                f"{self.step_us[-1]:.6g} us at {self.token_counts[-2]} to {last} tokens",
+                hint="profile more and larger sizes (specctl profile)",
             )
         sizes = torch.arange(max_tokens + 1, dtype=torch.float64)
         stairs = times[torch.searchsorted(counts, sizes).clamp(max=len(counts) - 1)]
@@ -379,11 +377,11 @@ def check_costs(budget: Budget) -> None:
     """
     if isinstance(budget, CostedBudget) and budget.lacks_costs:
         raise UsageError(
-            f"budget {budget.kind}",
-            expected="a table of step costs to decide by",
-            found="none",
-            fix="measure one with `specctl profile` and give it"
-            + (", or fix max_tokens" if isinstance(budget, SurvivalBudget) else ""),
+            f"budget {budget.kind}: expected a table of step costs to decide by, found none",
+            hint=(
+                "measure one with `specctl profile` and give "
+                f"it{', or fix max_tokens' if isinstance(budget, SurvivalBudget) else ''}"
+            ),
         )
 
 

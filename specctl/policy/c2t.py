@@ -170,10 +170,8 @@ def score_by(names: Sequence[str], log_odds: LogOdds) -> Score:
 def nothing_kept(beta: float, found: str) -> UsageError:
     """The refusal of a beta that keeps nothing: such a policy only drafts in vain."""
     return UsageError(
-        f"beta {beta:g}",
-        expected="a threshold that some node reaches",
-        found=found,
-        fix="lower beta, or fit it from these traces",
+        f"beta {beta:g}: expected a threshold that some node reaches, found {found}",
+        hint="lower beta, or fit it from these traces",
     )
 
 

@@ -157,10 +157,9 @@ def parse_policy(text: str) -> Policy:
         return Policy.model_validate_json(text)
     except ValidationError as error:
         raise UsageError(
-            "policy record",
-            expected="the fields of docs/artifact-format.md",
-            found=describe_violation(error),
-            fix="correct that field or fit the policy again",
+            "policy record: expected the fields of docs/artifact-format.md, found "
+            f"{describe_violation(error)}",
+            hint="correct that field or fit the policy again",
         ) from error
 
 

@@ -80,10 +80,9 @@ class MarsRule:
     def judge(self, given: Verification) -> Judgement:
         if self.record.mode == "alg1" and not bool(given.greedy.all()):
             raise UsageError(
-                "MARS, mode alg1",
-                expected="greedy decoding, which is what the paper's Algorithm 1 states",
-                found="a request with a temperature",
-                fix="use mode=sound",
+                "MARS, mode alg1: expected greedy decoding, which is what the paper's Algorithm "
+                "1 states, found a request with a temperature",
+                hint="use mode=sound",
             )
         best = top_two(given.logits, given.target_ids, given.greedy)
         opened = self._openings(given, best) > bound(self.record)

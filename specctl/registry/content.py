@@ -140,13 +140,11 @@ class Content:
             data = read(self.store, key, max_bytes=max_bytes)
         except KeyAbsentError:
             fix = "push the artifact again; `specctl registry verify` names all that is missing"
-            expected = "an object"
             raise ArtifactError(
-                "E_MISSING", place, expected=expected, found="none", fix=fix
+                "E_MISSING", place, "expected an object, found none", hint=fix
             ) from None
-        except ObjectTooLargeError as error:
-            expected, found = error.expected, error.found
-            raise ArtifactError("E_SIZE", place, expected=expected, found=found) from None
+        except ObjectTooLargeError:
+            raise ArtifactError("E_SIZE", place, f"more than {max_bytes} bytes") from None
         return checked(place, data, digest)
 
 
@@ -155,7 +153,7 @@ def checked(place: str, data: bytes, digest: str) -> bytes:
     found = digest_of(data)
     if found != digest:
         fix = "do not use it; delete that object and push again from a good copy"
-        raise ArtifactError("E_DIGEST", place, expected=digest, found=found, fix=fix)
+        raise ArtifactError("E_DIGEST", place, f"expected {digest}, found {found}", hint=fix)
     return data
 
 
@@ -174,7 +172,7 @@ def listed_files(manifest: bytes) -> dict[str, FileEntry]:
         files = _FILES.validate_python(tree.get("files") if isinstance(tree, dict) else None)
     except ValidationError as error:
         expected, found = "names with digest and size", describe_violation(error)
-        raise ArtifactError("E_SCHEMA", "files", expected=expected, found=found) from None
+        raise ArtifactError("E_SCHEMA", "files", f"expected {expected}, found {found}") from None
     check_list(files)
     for name, entry in files.items():
         check_size(name, entry.size_bytes)
@@ -184,10 +182,11 @@ def listed_files(manifest: bytes) -> dict[str, FileEntry]:
 def check_envelope(place: str, envelope: bytes, digest: str) -> None:
     """Refuses bytes without a statement of a manifest (E_SIG); signatures are not verified."""
     try:
-        found = f"one of {parse_statement(envelope).about[0]}"
+        about = parse_statement(envelope).about[0]
+        problem = f"it is about {about}"
     except ArtifactError as error:
-        found = error.found
-    if found != f"one of {digest}":
-        expected = f"an envelope with a statement of {digest}"
+        about, problem = "", error.problem
+    if about != digest:
+        problem = f"no signed statement of {digest}: {problem}"
         fix = "it proves nothing; find out who put it there and remove it"
-        raise ArtifactError("E_SIG", place, expected=expected, found=found, fix=fix)
+        raise ArtifactError("E_SIG", place, problem, hint=fix)

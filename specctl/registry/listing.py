@@ -154,7 +154,7 @@ def search(
             try:
                 resolve_in(log, reference, trust)
             except ArtifactError as error:
-                row["refusal"] = f"{error.code}: expected {error.expected}, found {error.found}"
+                row["refusal"] = f"{error.code}: {error.problem}"
             text = " ".join(str(row[name] or "") for name in SEARCHED)
             if all(contains(text, word) for word in words):
                 yield row

@@ -216,7 +216,7 @@ class Log:
         while (envelope := self._get(len(self.entries))) is not None:
             self._take(self._parsed(envelope))
         if highest >= len(self.entries):
-            raise self._broken(f"an entry, as there is one at {highest}", "a gap")
+            raise self._broken(f"expected an entry, as there is one at {highest}, found a gap")
 
     def draft(self, action: Publish | Move, writer: Writer, reason: str | None = None) -> Logged:
         """The next entry, signed and not committed (E_ENTRY).
@@ -230,7 +230,10 @@ class Log:
         if len(self.entries) >= MAX_ENTRIES:
             rule, found = f"at most {MAX_ENTRIES} entries", "another one"
         if rule is not None:
-            raise _bad_entry(rule, found, "nothing was committed; look at the log, decide again")
+            raise _bad_entry(
+                f"expected {rule}, found {found}",
+                "nothing was committed; look at the log, decide again",
+            )
         try:
             entry = Entry(
                 registry_version=REGISTRY_VERSION,
@@ -243,7 +246,9 @@ class Log:
             )
         except ValidationError as error:
             expected = "1 to 256 plain characters of text"
-            raise _bad_entry(expected, describe_violation(error), "correct that field") from None
+            raise _bad_entry(
+                f"expected {expected}, found {describe_violation(error)}", "correct that field"
+            ) from None
         payload = canonical_json(entry.model_dump(mode="json")).encode()
         if writer.key is None:
             sealed = envelope_bytes(ENTRY_TYPE, payload)
@@ -277,17 +282,17 @@ class Log:
     def _parsed(self, envelope: bytes) -> Logged:
         """The next entry (E_LOG). Signatures are not verified."""
         if len(self.entries) >= MAX_ENTRIES:
-            raise self._broken(f"at most {MAX_ENTRIES} entries", "more")
+            raise self._broken(f"expected at most {MAX_ENTRIES} entries, found more")
         try:
             entry = parse_entry(envelope)
         except ArtifactError as error:
-            raise self._broken(error.expected, error.found) from None
+            raise self._broken(error.problem) from None
         for name, wanted in self._place().items():
             if getattr(entry, name) != wanted:
-                raise self._broken(f"{name} {wanted}", str(getattr(entry, name)))
+                raise self._broken(f"expected {name} {wanted}, found {getattr(entry, name)}")
         rule = self.state.broken_rule(entry.action)
         if rule is not None:
-            raise self._broken(rule, f"{entry.action.kind!r} that breaks it")
+            raise self._broken(f"expected {rule}, found {entry.action.kind!r} that breaks it")
         return Logged(entry, envelope, digest_of(envelope))
 
     def _get(self, generation: int) -> bytes | None:
@@ -316,18 +321,17 @@ class Log:
         except UnreadableError:
             return -1
 
-    def _broken(self, expected: str, found: str) -> RegistryError:
+    def _broken(self, problem: str) -> RegistryError:
         return RegistryError(
             "E_LOG",
             f"{self.registry.url}, {entry_key(self.name, len(self.entries))}",
-            expected=expected,
-            found=found,
-            fix="run `specctl registry verify`; restore the history from a copy",
+            problem,
+            hint="run `specctl registry verify`; restore the history from a copy",
         )
 
 
-def _bad_entry(expected: str, found: str, fix: str) -> RegistryError:
-    return RegistryError("E_ENTRY", "log entry", expected=expected, found=found, fix=fix)
+def _bad_entry(problem: str, fix: str) -> RegistryError:
+    return RegistryError("E_ENTRY", "log entry", problem, hint=fix)
 
 
 def entry_key(name: str, generation: int) -> str:
@@ -339,9 +343,9 @@ def parse_entry(envelope: bytes) -> Entry:
     """The entry in a canonical envelope (else E_SIG); signatures are not verified."""
     sealed = parse_envelope(envelope)
     if sealed.payload_type != ENTRY_TYPE:
-        raise bad_signature(ENTRY_TYPE, sealed.payload_type)
+        raise bad_signature(f"expected {ENTRY_TYPE}, found {sealed.payload_type}")
     signature = next(((one.key_id, one.signature) for one in sealed.signatures), None)
     again = envelope_bytes(ENTRY_TYPE, sealed.payload, signature)
     if canonical_json(parse_strict(sealed.payload)).encode() != sealed.payload or again != envelope:
-        raise bad_signature("canonical JSON", "other bytes")
+        raise bad_signature("expected canonical JSON, found other bytes")
     return parse_signed(sealed.payload, Entry, f"an entry of registry version {REGISTRY_VERSION}")

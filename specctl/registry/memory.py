@@ -61,7 +61,9 @@ class Memory:
         except (OSError, ArtifactError, ValidationError) as error:
             found = error.strerror if isinstance(error, OSError) else "a note of another form"
             _refuse(
-                str(path), "a note of the newest entry that you saw", found or "none", "remove it"
+                str(path),
+                f"expected a note of the newest entry that you saw, found {found or 'none'}",
+                "remove it",
             )
 
     def check(self, seen: Seen | None, log: Log) -> None:
@@ -78,8 +80,7 @@ class Memory:
         path = self._path(log.registry.marker.registry_id, log.name)
         _refuse(
             f"{log.registry.url}, {LOGS}/{segment_of(log.name)}",
-            f"the history that you saw up to generation {seen.generation}",
-            found,
+            f"expected the history that you saw up to generation {seen.generation}, found {found}",
             "restore the missing entries from a copy of the registry; to accept the loss, remove "
             f"{path}",
         )
@@ -122,5 +123,5 @@ def read_own(path: Path, *, max_bytes: int) -> bytes:
     return data
 
 
-def _refuse(place: str, expected: str, found: str, fix: str) -> NoReturn:
-    raise RegistryError("E_LOG", place, expected=expected, found=found, fix=fix)
+def _refuse(place: str, problem: str, fix: str) -> NoReturn:
+    raise RegistryError("E_LOG", place, problem, hint=fix)

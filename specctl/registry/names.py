@@ -155,4 +155,4 @@ def _matched(pattern: re.Pattern[str], what: str, expected: str, text: str) -> s
 def _bad_word(what: str, expected: str, found: str) -> RegistryError:
     is_digest = what == "digest"
     fix = "take it from `specctl registry show NAME`" if is_digest else f"correct the {what}"
-    return RegistryError("E_NAME", what, expected=expected, found=repr(found), fix=fix)
+    return RegistryError("E_NAME", what, f"expected {expected}, found {found!r}", hint=fix)

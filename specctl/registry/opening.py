@@ -102,9 +102,8 @@ class Registry:
             raise RegistryError(
                 "E_UNKNOWN_NAME",
                 f"{self.url}, {name}",
-                expected="a name with a history",
-                found="none",
-                fix="`specctl registry list` shows what there is",
+                "expected a name with a history, found none",
+                hint="`specctl registry list` shows what there is",
             )
         return log
 
@@ -171,9 +170,9 @@ def make_registry(store: ObjectStore, marker: Marker) -> Registry:
         raise RegistryError(
             "E_EXISTS",
             store.url,
-            expected="a new place or an empty one",
-            found=f"a registry that lost its {MARKER}" if is_headless else kind_of(names),
-            fix=f"{fix}; nothing was touched",
+            "expected a new place or an empty one, found "
+            f"{f'a registry that lost its {MARKER}' if is_headless else kind_of(names)}",
+            hint=f"{fix}; nothing was touched",
         )
     probe(store)
     try:
@@ -182,9 +181,8 @@ def make_registry(store: ObjectStore, marker: Marker) -> Registry:
         raise RegistryError(
             "E_EXISTS",
             store.url,
-            expected="a place that is no registry yet",
-            found=f"{MARKER} of a registry",
-            fix="use it as it is, or choose another place",
+            f"expected a place that is no registry yet, found {MARKER} of a registry",
+            hint="use it as it is, or choose another place",
         ) from None
     return Registry(store.url, store, marker)
 
@@ -199,19 +197,19 @@ def read_marker(store: ObjectStore) -> Marker:
         raise RegistryError(
             "E_NO_REGISTRY",
             store.url,
-            expected=f"a registry, with {MARKER}",
-            found="none",
-            fix="check the place, or `specctl registry init` it",
+            f"expected a registry, with {MARKER}, found none",
+            hint="check the place, or `specctl registry init` it",
         ) from None
     except (ArtifactError, ValidationError, ObjectTooLargeError) as error:
-        found = describe_violation(error) if isinstance(error, ValidationError) else error.found
+        problem = describe_violation(error) if isinstance(error, ValidationError) else error.message
         raise RegistryError(
             "E_VERSION",
             f"{store.url}, {MARKER}",
-            expected=f"the marker of registry version {REGISTRY_VERSION}",
-            found=found,
-            fix="use the version of specctl that wrote it; if it was cut or altered, restore it "
-            "from a copy of this registry",
+            f"not the marker of registry version {REGISTRY_VERSION}: {problem}",
+            hint=(
+                "use the version of specctl that wrote it; if it was cut or altered, restore "
+                "it from a copy of this registry"
+            ),
         ) from None
 
 
@@ -258,9 +256,8 @@ def copy_registry(source: Registry, destination: Path | str) -> Copied:
                 raise RegistryError(
                     "E_LOG",
                     f"{copy.url}, {key}",
-                    expected="the same history as the source's",
-                    found="another entry",
-                    fix="the copy was written to; keep it, and copy to another place",
+                    "expected the same history as the source's, found another entry",
+                    hint="the copy was written to; keep it, and copy to another place",
                 ) from None
         num_entries += len(log.entries)
     return Copied(len(names), num_entries, len(artifacts))
@@ -271,10 +268,8 @@ def _open_copy(source: Registry, place: Path | str) -> Registry:
     store = open_store(place)
     if f"{store.url}/".startswith(f"{source.url}/"):
         raise UsageError(
-            store.url,
-            expected="another place",
-            found="the registry itself, or a place in it",
-            fix="name the copy's place",
+            f"{store.url}: expected another place, found the registry itself, or a place in it",
+            hint="name the copy's place",
         )
     try:
         copy = Registry(store.url, store, read_marker(store))
@@ -286,9 +281,8 @@ def _open_copy(source: Registry, place: Path | str) -> Registry:
         raise RegistryError(
             "E_EXISTS",
             store.url,
-            expected="an empty place, or a copy of this registry",
-            found="another registry",
-            fix="choose another place",
+            "expected an empty place, or a copy of this registry, found another registry",
+            hint="choose another place",
         )
     copy.check_store()
     return copy

@@ -226,7 +226,7 @@ def rollback(
         UnknownOutcomeError: the outcome is not known; repeat it with `expect`.
     """
     if not reason.strip():
-        raise UsageError("--reason", expected="a reason", found="none", fix="say why")
+        raise UsageError("--reason: expected a reason, found none", hint="say why")
     log = writer.registry.known_log(name)
     moves = log.accepted(writer.trust).moves.get(alias, [])
     if expect is not None and (not moves or moves[-1].digest != expect):
@@ -243,9 +243,7 @@ def rollback(
         return _moved(writer, log, "rollback", alias, digest, reason)
     except UnknownOutcomeError as lost:
         fix = f"repeat it with --expect {moves[-1].digest}: where it was done, that changes nothing"
-        raise UnknownOutcomeError(
-            lost.what, expected=lost.expected, found=lost.found, fix=fix
-        ) from None
+        raise UnknownOutcomeError(lost.message, hint=fix) from None
 
 
 def version_digest(writer: Writer, name: str, version: str) -> str:
@@ -266,9 +264,8 @@ def version_digest(writer: Writer, name: str, version: str) -> str:
         raise RegistryError(
             error.code,
             f"{name}@{version}",
-            expected="sha256:<hex>, an alias of the name, or a folder as ./FOLDER",
-            found=error.found,
-            fix=f"write ./{version} for the folder of that name",
+            f"not a digest, an alias of the name or a folder: {error.problem}",
+            hint=f"write ./{version} for the folder of that name",
         ) from None
 
 
@@ -289,10 +286,11 @@ def _previous(reference: Reference, moves: Sequence[Pointer], to: str | None) ->
     raise RegistryError(
         "E_NO_PREVIOUS",
         str(reference),
-        expected=expected,
-        found=found,
-        fix="to point it to a version that it never had, or that was rolled back: specctl registry "
-        "promote",
+        f"expected {expected}, found {found}",
+        hint=(
+            "to point it to a version that it never had, or that was rolled back: specctl "
+            "registry promote"
+        ),
     )
 
 
@@ -365,9 +363,9 @@ def _committed(
     raise RegistryError(
         "E_BUSY",
         f"log of {log.name}",
-        expected=f"to commit within {MAX_LOSSES} attempts",
-        found="other writers that were always faster",
-        fix="try again; nothing was committed",
+        f"expected to commit within {MAX_LOSSES} attempts, found other writers that were always "
+        "faster",
+        hint="try again; nothing was committed",
     )
 
 
@@ -382,7 +380,6 @@ def _conflict(name: str, alias: str, expected: str | None, found: str | None) ->
     return RegistryError(
         "E_ALIAS_CONFLICT",
         str(Reference(name, alias)),
-        expected=expected or "a new alias",
-        found=found or "no such alias",
-        fix="look at its present version, and decide again",
+        f"expected {expected or 'a new alias'}, found {found or 'no such alias'}",
+        hint="look at its present version, and decide again",
     )

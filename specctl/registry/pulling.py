@@ -99,9 +99,8 @@ class Cache:
             raise ArtifactError(
                 "E_DIGEST",
                 f"cache {folder}",
-                expected="the files that were pulled",
-                found=error.found,
-                fix="remove that folder and pull again",
+                f"not the files that were pulled: {error.field}, {error.problem}",
+                hint="remove that folder and pull again",
             ) from None
         return files
 
@@ -278,9 +277,9 @@ def _refuse_note(url: str, reference: Reference, found: str) -> NoReturn:
     raise RegistryError(
         "E_OFFLINE",
         f"{url}, {reference}",
-        expected="a reference of this registry that was pulled before",
-        found=f"{found}, in the cache",
-        fix="pull it once without --offline",
+        f"expected a reference of this registry that was pulled before, found {found}, in the "
+        "cache",
+        hint="pull it once without --offline",
     )
 
 

@@ -96,9 +96,8 @@ def named_digest(log: Log, reference: Reference, trust: Trust) -> str:
             raise RegistryError(
                 "E_NAME",
                 str(reference),
-                expected="digits of one version alone",
-                found=f"those of {' and '.join(fitting)}",
-                fix="give more of them",
+                f"expected digits of one version alone, found those of {' and '.join(fitting)}",
+                hint="give more of them",
             )
         return fitting[0]
     aliases = pointers(log, trust)
@@ -111,10 +110,10 @@ def named_digest(log: Log, reference: Reference, trust: Trust) -> str:
     raise RegistryError(
         "E_NAME" if reference.alias is None else "E_UNKNOWN_ALIAS",
         str(reference),
-        expected=f"NAME@ALIAS, NAME@v<number> or NAME@sha256:<hex>; aliases: "
-        f"{', '.join(aliases) or 'none yet'}; versions: {len(versions)}",
-        found="a bare name" if reference.alias is None else "no such alias",
-        fix=did_you_mean(reference.alias or "", known, "name the version"),
+        "expected NAME@ALIAS, NAME@v<number> or NAME@sha256:<hex>; aliases: "
+        f"{', '.join(aliases) or 'none yet'}; versions: {len(versions)}, found "
+        f"{'a bare name' if reference.alias is None else 'no such alias'}",
+        hint=did_you_mean(reference.alias or "", known, "name the version"),
     )
 
 
@@ -124,9 +123,9 @@ def check_published(log: Log, digest: str) -> None:
         raise RegistryError(
             "E_MISSING",
             f"{log.name}@{digest}",
-            expected="a digest published under the name",
-            found=f"none of its {len(log.state.versions)} versions",
-            fix="push it under this name first; `specctl registry show` lists versions",
+            "expected a digest published under the name, found none of its "
+            f"{len(log.state.versions)} versions",
+            hint="push it under this name first; `specctl registry show` lists versions",
         )
 
 

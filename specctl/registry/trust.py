@@ -92,10 +92,9 @@ class TrustedKey(Record):
             )
         except ValidationError as error:
             raise UsageError(
-                "trusted key",
-                expected="names of [a-z0-9._+@:-] and *, and a comment of one line",
-                found=describe_violation(error),
-                fix="correct that",
+                "trusted key: expected names of [a-z0-9._+@:-] and *, and a comment of one line, "
+                f"found {describe_violation(error)}",
+                hint="correct that",
             ) from error
 
     @property
@@ -139,17 +138,14 @@ class Trust(Record):
             if path is None and isinstance(error, FileNotFoundError):
                 return cls()
             raise UsageError(
-                f"trust file {place}",
-                expected="a file that can be read",
-                found=reason_of(error),
-                fix="check the path; `specctl registry trust add` makes one",
+                f"trust file {place}: expected a file that can be read, found {reason_of(error)}",
+                hint="check the path; `specctl registry trust add` makes one",
             ) from error
         if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o022:
             raise UsageError(
-                f"trust file {place}",
-                expected="a file that its owner alone can write",
-                found=stat.filemode(status.st_mode),
-                fix=f"read it, then chmod go-w {place}",
+                f"trust file {place}: expected a file that its owner alone can write, found "
+                f"{stat.filemode(status.st_mode)}",
+                hint=f"read it, then chmod go-w {place}",
             )
         return cls.parse(data, f"trust file {place}")
 
@@ -162,13 +158,13 @@ class Trust(Record):
             found = cls.model_validate_json(data)
             if found.model_fields_set == cls.model_fields.keys():
                 return found
-            expected, wrong = fields, "fewer"
+            problem = f"expected {fields}, found fewer"
         except ArtifactError as error:
-            expected, wrong = error.expected, error.found
+            problem = error.problem
         except ValidationError as error:
-            expected, wrong = fields, describe_violation(error)
+            problem = f"expected {fields}, found {describe_violation(error)}"
         fix = "correct or restore it"
-        raise ArtifactError("E_SCHEMA", what, expected=expected, found=wrong, fix=fix)
+        raise ArtifactError("E_SCHEMA", what, problem, hint=fix)
 
     def to_bytes(self) -> bytes:
         """Canonical JSON."""
@@ -191,10 +187,9 @@ class Trust(Record):
         known = self.key(key.key_id)
         if known is not None and known.revoked is not None:
             raise UsageError(
-                f"key {key.key_id}",
-                expected="a key that is not revoked",
-                found=f"one revoked {known.revoked.at}",
-                fix="make a new key: specctl registry keygen",
+                f"key {key.key_id}: expected a key that is not revoked, found one revoked "
+                f"{known.revoked.at}",
+                hint="make a new key: specctl registry keygen",
             )
         others = tuple(one for one in self.keys if one.key_id != key.key_id)
         return Trust(keys=(*others, key))
@@ -204,7 +199,7 @@ class Trust(Record):
         if self.key(key_id) is None:
             listed = ", ".join(one.key_id[:20] for one in self.keys) or "a listed key"
             fix = "take it from `specctl registry trust list`"
-            raise UsageError("key", expected=listed, found=key_id, fix=fix)
+            raise UsageError(f"key: expected {listed}, found {key_id}", hint=fix)
         revoked = {"revoked": Revocation(at=utc_now(), reason=shown(reason)[:256])}
         keys = (
             one.model_copy(update=revoked) if one.key_id == key_id else one for one in self.keys
@@ -243,9 +238,11 @@ class Trust(Record):
                 self.verify(envelope, name)
                 found_digest, found_name = parse_statement(data).about
                 if found_digest != digest:
-                    raise bad_signature(f"one of {digest}", f"one of {found_digest}")
+                    raise bad_signature(f"expected one of {digest}, found one of {found_digest}")
                 if found_name != name:
-                    raise bad_signature(f"one for the name {name}", f"one for {found_name}")
+                    raise bad_signature(
+                        f"expected one for the name {name}, found one for {found_name}"
+                    )
                 good.append(data)
             except ArtifactError as refusal:
                 refusals.append((is_known, refusal))
@@ -300,7 +297,6 @@ def verify_folder(folder: Path, trust: Trust, name: str) -> tuple[str, str]:
 
 def _unsigned(name: str, found: str = "no signature", cure: str = "") -> ArtifactError:
     return bad_signature(
-        f"a signature for {name} of a key that is trusted for it",
-        found,
+        f"expected a signature for {name} of a key that is trusted for it, found {found}",
         f"{cure}; or {_SIGN}" if cure else _SIGN,
     )

@@ -52,8 +52,6 @@ def _home(variable: str, default: str) -> Path:
         return Path.home() / default / "specctl"
     except RuntimeError:
         raise UsageError(
-            "HOME",
-            expected="the home of an account",
-            found="none, as the account has no name",
-            fix=f"set HOME, or {variable} to a folder of its own",
+            "HOME: expected the home of an account, found none, as the account has no name",
+            hint=f"set HOME, or {variable} to a folder of its own",
         ) from None

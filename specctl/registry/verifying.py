@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from specctl.errors import ArtifactError, RegistryError, SpecctlError
+from specctl.errors import ArtifactError, CodedError, RegistryError, SpecctlError
 from specctl.registry.log import LOGS, Log, Logged, Move
 from specctl.registry.names import Reference, name_of
 from specctl.registry.opening import Registry
@@ -80,9 +80,8 @@ class Verification:
         raise ArtifactError(
             first.code,
             what,
-            expected="no damage",
-            found=f"{number}, the first at {first.place}: {first.found}",
-            fix=_FIXES.get(first.code, _RESTORE),
+            f"expected no damage, found {number}, the first at {first.place}: {first.found}",
+            hint=_FIXES.get(first.code, _RESTORE),
         )
 
 
@@ -155,7 +154,7 @@ def _version(log: Log, trust: Trust, digest: str, entries: Sequence[Logged]) -> 
 
 def _finding(place: str, error: SpecctlError) -> Finding:
     code = getattr(error, "code", "E_STORE")
-    found = f"expected {error.expected}, found {error.found}"
+    found = error.problem if isinstance(error, CodedError) else error.message
     if isinstance(error, ArtifactError) and code == "E_MISSING":
         found += f": {error.field}"  # a version has many objects
     return Finding(code, place, found)

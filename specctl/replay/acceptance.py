@@ -36,10 +36,8 @@ def trace_figures(
     rounds = read_round_table(traces)
     if not rounds.offered_depth.any():
         raise TraceEmptyError(
-            "traces",
-            expected="rounds with a draft",
-            found="plain decoding alone",
-            fix="collect with a drafter and a policy that drafts",
+            "traces: expected rounds with a draft, found plain decoding alone",
+            hint="collect with a drafter and a policy that drafts",
         )
     resamples = Resamples.draw(rounds.num_prompts, seed=seed)
     log = DenseLog.open(traces) if rounds.is_dense else None

@@ -156,10 +156,9 @@ def compare_runs(
     windows = _steady_windows(ours), _steady_windows(theirs)
     if not same or windows[0] is None or windows[1] is None:
         raise UsageError(
-            "paired comparison",
-            expected="runs of one load with equal seeds and a steady part",
-            found="none that is steady" if same else "others",
-            fix="simulate both with the same load and seeds, and more requests",
+            "paired comparison: expected runs of one load with equal seeds and a steady part, "
+            f"found {'none that is steady' if same else 'others'}",
+            hint="simulate both with the same load and seeds, and more requests",
         )
     resamples = Resamples.draw(len(ours), seed=seed, least=2)
     sums, mine = _drawn(ours, windows[0], resamples, time_error, seed)

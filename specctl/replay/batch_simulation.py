@@ -91,7 +91,7 @@ class Load:
             ("num_requests", times and number not in (None, num_times), of_times, number),
         ):
             if is_wrong:
-                raise UsageError(what, expected=expected, found=str(found), fix="correct it")
+                raise UsageError(f"{what}: expected {expected}, found {found}", hint="correct it")
 
     @property
     def is_closed(self) -> bool:

@@ -111,10 +111,9 @@ class ReplayConfig(BaseModel):
         """Raises `UsageError` unless the baseline is one of the policies."""
         if not 1 <= self.baseline <= len(self.specs):
             raise UsageError(
-                "--baseline",
-                expected=f"1 to {len(self.specs)}, the policies given",
-                found=str(self.baseline),
-                fix="count the --policy options from 1",
+                f"--baseline: expected 1 to {len(self.specs)}, the policies given, found "
+                f"{self.baseline}",
+                hint="count the --policy options from 1",
             )
 
     def check_load(self) -> None:
@@ -125,8 +124,8 @@ class ReplayConfig(BaseModel):
                     "--engine": self.engine != "specctl",
                     "--tpot-limit-ms": self.tpot_limit_ms is not None,
                 },
-                expected="a load: --batch-size, --arrival-rate or --in-order",
-                found="none",
+                "requests are replayed one at a time without --batch-size, --arrival-rate or "
+                "--in-order",
             )
         if self.in_order:
             refuse_ignored(
@@ -134,23 +133,15 @@ class ReplayConfig(BaseModel):
                     "--arrival-rate": self.arrival_rate_per_s is not None,
                     "--tpot-limit-ms": self.tpot_limit_ms is not None,
                 },
-                expected="shuffled runs",
-                found="--in-order",
+                "--in-order keeps the log's own order",
             )
 
 
-def refuse_ignored(given: dict[str, bool], *, expected: str, found: str) -> None:
-    """Refuses an option that would be ignored.
-
-    Args:
-        given: by option, whether it was given. expected, found: what it takes, and what is there.
-
-    Raises:
-        UsageError: naming the first of them.
-    """
+def refuse_ignored(given: dict[str, bool], reason: str) -> None:
+    """Raises `UsageError` of the first option that was given although it would be ignored."""
     for flag, is_given in given.items():
         if is_given:
-            raise UsageError(flag, expected=expected, found=found, fix=f"leave {flag} out")
+            raise UsageError(f"{flag} would be ignored: {reason}", hint=f"leave {flag} out")
 
 
 def _increasing(values: tuple[int, ...]) -> tuple[int, ...]:

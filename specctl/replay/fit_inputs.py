@@ -81,17 +81,15 @@ def rounds_to_fit(
     if "dense" not in traces.header.collect:
         if base is not None:
             raise UsageError(
-                "--base",
-                expected="dense traces, which any base tree can be replayed on",
-                found="live ones, drafted with the tree that they were collected with",
-                fix="leave it out, or collect with --dense",
+                "--base: expected dense traces, which any base tree can be replayed on, found "
+                "live ones, drafted with the tree that they were collected with",
+                hint="leave it out, or collect with --dense",
             )
         if conditional:
             raise UsageError(
-                "--path conditional",
-                expected="dense traces, of which Φ is computed",
-                found="live ones, whose Φ was summed along the likeliest path",
-                fix="leave it out, or collect with --dense",
+                "--path conditional: expected dense traces, of which Φ is computed, found live "
+                "ones, whose Φ was summed along the likeliest path",
+                hint="leave it out, or collect with --dense",
             )
         sample = RowSample(max_rows, seed)
         for files in traces.segment_files():
@@ -106,17 +104,15 @@ def rounds_to_fit(
     shape = resolve_policy(base).policy.shape
     if not isinstance(shape, StaticTree):
         raise UsageError(
-            "--base",
-            expected="a static tree such as eagle2:depth=6:top_k=8:num_tokens=48",
-            found=base,
-            fix="name one",
+            "--base: expected a static tree such as eagle2:depth=6:top_k=8:num_tokens=48, found "
+            f"{base}",
+            hint="name one",
         )
     if shape.depth > held.depth or shape.top_k > held.top_k:
         raise UsageError(
-            "--base",
-            expected=f"at most depth={held.depth}:top_k={held.top_k}, which the traces hold",
-            found=base,
-            fix="name a smaller tree, or collect deeper or wider (--depth, --children)",
+            f"--base: expected at most depth={held.depth}:top_k={held.top_k}, which the traces "
+            f"hold, found {base}",
+            hint="name a smaller tree, or collect deeper or wider (--depth, --children)",
         )
 
     def columns(draft: LoggedDraft) -> dict[str, Tensor]:

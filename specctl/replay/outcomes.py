@@ -127,27 +127,25 @@ def check_replayable(policy: Policy) -> None:
     """Refuses what a log of the target's own text cannot tell."""
     if isinstance(policy.acceptance, Ratio):
         raise UsageError(
-            f"replay of {policy.name}",
-            expected="a policy whose text is the logged one, whatever it drafts",
-            found="drafts that are drawn: its text depends on them, and the log holds no "
-            "distributions to draw them from",
-            fix="compare it live, on the same prompts: specctl run --compare",
+            f"replay of {policy.name}: expected a policy whose text is the logged one, whatever "
+            "it drafts, found drafts that are drawn: its text depends on them, and the log holds "
+            "no distributions to draw them from",
+            hint="compare it live, on the same prompts: specctl run --compare",
         )
     if not isinstance(policy.acceptance, Strict):
         raise UsageError(
-            f"replay of {policy.name}",
-            expected="a lossless policy, whose text is the logged one",
-            found=f"acceptance {policy.acceptance.kind}",
-            fix="compare it live, on the same prompts: specctl run --compare",
+            f"replay of {policy.name}: expected a lossless policy, whose text is the logged one, "
+            f"found acceptance {policy.acceptance.kind}",
+            hint="compare it live, on the same prompts: specctl run --compare",
         )
     if not isinstance(policy.budget, PerRequest):
         raise UsageError(
-            f"replay of {policy.name}, position by position",
-            expected="a policy without a budget for the whole batch, which only simulated rounds "
-            "share",
-            found=f"+{policy.budget.kind}",
-            fix="add --in-order for one request at a time, or --batch-size above 1 and "
-            "--cost-model for several",
+            f"replay of {policy.name}, position by position: expected a policy without a budget "
+            f"for the whole batch, which only simulated rounds share, found +{policy.budget.kind}",
+            hint=(
+                "add --in-order for one request at a time, or --batch-size above 1 and "
+                "--cost-model for several"
+            ),
         )
 
 

@@ -152,11 +152,10 @@ def check_held(log: DenseLog, policy: Policy, support: float, what: str) -> None
     }
     lacking = [f"{name} {most}" for name, (most, here) in wanted.items() if most > here]
     raise TraceMismatchError(
-        what,
-        expected=f"{MARKED_BELOW:.0%} of the expansions and rounds that it wants in the log",
-        found=f"{support:.1%}, so that {1 - support:.1%} are missing, in trees of --depth "
+        f"{what}: expected {MARKED_BELOW:.0%} of the expansions and rounds that it wants in the "
+        f"log, found {support:.1%}, so that {1 - support:.1%} are missing, in trees of --depth "
         f"{held.depth} --children {held.top_k}",
-        fix=f"collect with --dense {' '.join(lacking) or 'and a larger --width'}",
+        hint=f"collect with --dense {' '.join(lacking) or 'and a larger --width'}",
     )
 
 

@@ -169,11 +169,7 @@ def serve_policies(
     """
     import polars as pl
 
-    refuse_ignored(
-        {"--by-category": config.by_category},
-        expected="requests replayed one at a time",
-        found="a load, which mixes categories",
-    )
+    refuse_ignored({"--by-category": config.by_category}, "a load mixes the categories")
     if config.in_order:
         model = open_cost_model(config.cost_model, traces, warn, force=config.force)
     else:
@@ -274,10 +270,8 @@ def require_cost_model(
     model = open_cost_model(path, traces, warn, force=force)
     if model is None:
         raise UsageError(
-            "--cost-model",
-            expected=expected,
-            found="none",
-            fix="measure them with `specctl profile`, or name a clock (docs/cost-model.md)",
+            f"--cost-model: expected {expected}, found none",
+            hint="measure them with `specctl profile`, or name a clock (docs/cost-model.md)",
         )
     return model
 
@@ -296,10 +290,9 @@ def choose_cost(
     """
     if (path is None) == (linear is None):
         raise UsageError(
-            "cost of a round",
-            expected="either --cost-model or --linear, to weigh tokens against time",
-            found="neither" if path is None else "both",
-            fix="measure one with `specctl profile` and give it with --cost-model",
+            "cost of a round: expected either --cost-model or --linear, to weigh tokens against "
+            f"time, found {'neither' if path is None else 'both'}",
+            hint="measure one with `specctl profile` and give it with --cost-model",
         )
     if linear is not None:
         return require_slope(parse_linear(linear))

@@ -170,10 +170,8 @@ class Submissions:
             return lambda rows, _: (verified[rows], accepted[rows])
         if self.nodes is None:
             raise UsageError(
-                "shared budget",
-                expected="submissions with their trees",
-                found="counts alone",
-                fix="prepare them with keep_nodes",
+                "shared budget: expected submissions with their trees, found counts alone",
+                hint="prepare them with keep_nodes",
             )
         nodes, remaining = self.nodes, torch.tensor(self.positions.remaining)
 
@@ -239,10 +237,9 @@ def submissions_of(
         if (learns or isinstance(policy.shape, ChainSchedule)) and (keep_nodes or shares(policy)):
             found = "learns from what the budget lets it verify" if learns else "asks for the batch"
             raise UsageError(
-                f"replay of {policy.name} under a shared budget",
-                expected="a shape that decides by the position alone",
-                found=f"{policy.shape.kind}, which {found}",
-                fix="compare it live: specctl run --compare, or leave the budget out",
+                f"replay of {policy.name} under a shared budget: expected a shape that decides "
+                f"by the position alone, found {policy.shape.kind}, which {found}",
+                hint="compare it live: specctl run --compare, or leave the budget out",
             )
 
     @inference

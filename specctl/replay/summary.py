@@ -76,11 +76,9 @@ def summaries(
     levels = depth or log.support.depth
     if top_k > log.support.top_k or levels > log.support.depth:
         raise UsageError(
-            f"a static tree of depth {levels} and top_k {top_k}",
-            expected=f"at most what the log holds, depth {log.support.depth} and top_k "
-            f"{log.support.top_k}",
-            found="more",
-            fix=f"collect with --dense --depth {levels} --children {top_k}, or lower them",
+            f"a static tree of depth {levels} and top_k {top_k}: expected at most what the log "
+            f"holds, depth {log.support.depth} and top_k {log.support.top_k}, found more",
+            hint=f"collect with --dense --depth {levels} --children {top_k}, or lower them",
         )
     rule = BaseShape(levels, top_k, top_k, max_tokens=1)
 
@@ -118,10 +116,9 @@ def static_verified(summary: Summary, depth: int, num_tokens: int) -> Ints:
 def _check_size(summary: Summary, depth: int, num_tokens: int) -> None:
     if not (1 <= depth <= summary.depth and num_tokens >= 2):
         raise UsageError(
-            f"static tree of depth {depth}, num_tokens {num_tokens}",
-            expected=f"depth 1 to {summary.depth}, num_tokens at least 2",
-            found="others",
-            fix="summarise a deeper log, or lower the depth",
+            f"static tree of depth {depth}, num_tokens {num_tokens}: expected depth 1 to "
+            f"{summary.depth}, num_tokens at least 2, found others",
+            hint="summarise a deeper log, or lower the depth",
         )
 
 

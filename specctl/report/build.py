@@ -101,12 +101,7 @@ def _read(path: Path | None, kind: type[ResultT]) -> ResultT | None:
         expected = "the output of `specctl run`, with its run.json beside it"
     if kind is DriftScores:
         expected = "the output of `specctl drift`"
-    raise InputError(
-        f"{name} {path}",
-        expected=expected,
-        found=found,
-        fix=fix,
-    )
+    raise InputError(f"{name} {path}: expected {expected}, found {found}", hint=fix)
 
 
 def _not_of_dense_traces(content: bytes) -> str | None:
@@ -133,10 +128,9 @@ def build_page(figures: TraceFigures | None, given: Given) -> Page:
     sources += [] if given.drift is None else [given.drift.pair]
     if not sources:
         raise UsageError(
-            "report",
-            expected="traces, or results of replay, the ladder, tuning, a run or a watch",
-            found="neither",
-            fix="name a trace folder, or give --results, --ladder, --tune, --run or --drift",
+            "report: expected traces, or results of replay, the ladder, tuning, a run or a "
+            "watch, found neither",
+            hint="name a trace folder, or give --results, --ladder, --tune, --run or --drift",
         )
     first, *others = sources
     for other in others:
@@ -144,10 +138,9 @@ def build_page(figures: TraceFigures | None, given: Given) -> Page:
             theirs, ours = getattr(other, role), getattr(first, role)
             if theirs != ours:
                 raise TraceMismatchError(
-                    f"{NAMES[type(other)]}, {role}",
-                    expected=f"{ours}, the same pair as before it",
-                    found=f"{theirs}",
-                    fix="report on traces and results of one pair",
+                    f"{NAMES[type(other)]}, {role}: expected {ours}, the same pair as before it, "
+                    f"found {theirs}",
+                    hint="report on traces and results of one pair",
                 )
     warnings = [] if given.cost is None else list(given.cost.warnings)
     off = {r.check_error for r in given.results if r.check_error is not None}

@@ -92,7 +92,7 @@ class Decoder:
     ) -> None:
         if batch_size < 1:
             raise UsageError(
-                "batch_size", expected="at least 1", found=str(batch_size), fix="raise it"
+                f"batch_size: expected at least 1, found {batch_size}", hint="raise it"
             )
         self.decisions = check_decisions(decisions)
         # Refused here, not at first use.
@@ -306,9 +306,8 @@ def _length(max_new_tokens: int | None, max_tokens: int | None) -> int:
     given = {one for one in (max_new_tokens, max_tokens) if one is not None}
     if len(given) > 1:
         raise UsageError(
-            "max_new_tokens and max_tokens",
-            expected="one of them: they mean the same",
-            found=f"{max_new_tokens} and {max_tokens}",
-            fix="leave one out",
+            "max_new_tokens and max_tokens: expected one of them: they mean the same, found "
+            f"{max_new_tokens} and {max_tokens}",
+            hint="leave one out",
         )
     return given.pop() if given else DEFAULT_TOKENS

@@ -241,17 +241,15 @@ def attention(
     for name in _UNSUPPORTED:
         if options.get(name) is not None:
             raise ModelConfigError(
-                f"attention of {type(module).__name__}",
-                expected="plain scaled dot-product attention",
-                found=f"option {name}",
-                fix="use another model; this runtime would compute it wrongly",
+                f"attention of {type(module).__name__}: expected plain scaled dot-product "
+                f"attention, found option {name}",
+                hint="use another model; this runtime would compute it wrongly",
             )
     if reads is None:
         raise InvariantError(
-            f"attention of {type(module).__name__}",
-            expected="the option 'reads', which its model was called with",
-            found="none",
-            fix="report this model",
+            f"attention of {type(module).__name__}: expected the option 'reads', which its model "
+            "was called with, found none",
+            hint="report this model",
         )
     if isinstance(reads, Pass):
         with current(query.device):

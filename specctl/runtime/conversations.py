@@ -36,10 +36,8 @@ def encode_prompt(tokenizer: Any, prompt: str | Messages) -> list[int]:
         ids = tokenizer(prompt)["input_ids"]
     elif tokenizer.chat_template is None:
         raise PromptError(
-            "chat messages",
-            expected="a tokenizer with a chat template",
-            found="none",
-            fix="give the prompt as plain text",
+            "chat messages: expected a tokenizer with a chat template, found none",
+            hint="give the prompt as plain text",
         )
     else:
         ids = tokenizer.apply_chat_template(
@@ -47,7 +45,7 @@ def encode_prompt(tokenizer: Any, prompt: str | Messages) -> list[int]:
         )
     if not ids:
         raise PromptError(
-            "prompt", expected="at least one token", found="none", fix="drop the empty prompt"
+            "prompt: expected at least one token, found none", hint="drop the empty prompt"
         )
     return list(ids)
 

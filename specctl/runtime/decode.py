@@ -173,12 +173,8 @@ class DecodeLoop:
         is_taken = user is not None and user is not self and bool(user._active)
         if not self.owns_memory or is_taken:
             raise InvariantError(
-                "decode loop",
-                expected="the models' memory, which it allocated",
-                found="requests of another loop in it"
-                if is_taken
-                else "that of another loop, begun on the same models since",
-                fix="use one loop at a time, or load the pair twice",
+                "the models' memory is used by another decode loop",
+                hint="use one loop at a time, or load the pair twice",
             )
         if user is not self:
             self._memory.user = weakref.ref(self)
@@ -197,11 +193,11 @@ class DecodeLoop:
                 torch.cuda.empty_cache()
                 return work()
             except torch.OutOfMemoryError as error:
+                reason = str(error).partition("\n")[0]
                 raise DeviceMemoryError(
-                    f"memory of {self.target.device}",
-                    expected=f"room for {self.batch_size} texts of {self.max_text_tokens} tokens",
-                    found=str(error).partition("\n")[0],
-                    fix="lower the batch size or max_new_tokens, shorten prompts, or give graphs "
+                    f"{self.target.device} has no memory for {self.batch_size} texts of "
+                    f"{self.max_text_tokens} tokens: {reason}",
+                    hint="lower the batch size or max_new_tokens, shorten prompts, or give graphs "
                     "less (GraphSettings.limit_bytes); no request was lost",
                 ) from error
 

@@ -47,10 +47,9 @@ def load_eagle3(
         theirs = getattr(target_config, name)
         if ours != theirs:
             raise ModelConfigError(
-                f"EAGLE-3 head, target {name}",
-                expected=f"{ours}, which the head was trained for",
-                found=str(theirs),
-                fix="pair the head with its own target",
+                f"EAGLE-3 head, target {name}: expected {ours}, which the head was trained for, "
+                f"found {theirs}",
+                hint="pair the head with its own target",
             )
     parts = parameter_parts(config)
     tensors = _read_tensors(
@@ -126,10 +125,9 @@ def _read_tensors(folder: Path, shapes: dict[str, Shape]) -> dict[str, Tensor]:
         path = folder / "pytorch_model.bin"
     if not path.exists():
         raise CheckpointKeyError(
-            f"EAGLE-3 checkpoint {folder}",
-            expected="model.safetensors or pytorch_model.bin",
-            found="neither",
-            fix="download the head again",
+            f"EAGLE-3 checkpoint {folder}: expected model.safetensors or pytorch_model.bin, "
+            "found neither",
+            hint="download the head again",
         )
     tensors = {}
     for name, tensor in _load(path).items():
@@ -151,18 +149,16 @@ def _load(path: Path) -> dict[str, Tensor]:
         # Plain tensors alone: anything that would run code is refused by torch.
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # readers of damaged files raise anything
+        reason = str(error).strip().partition("\n")[0][:200]
         raise CheckpointKeyError(
-            f"EAGLE-3 checkpoint {path}",
-            expected="a readable file of plain tensors",
-            found=str(error).strip().partition("\n")[0][:200],
-            fix="download or convert it again",
+            f"EAGLE-3 checkpoint {path} is not a readable file of plain tensors: {reason}",
+            hint="download or convert it again",
         ) from error
     if not isinstance(loaded, dict) or not all(isinstance(v, Tensor) for v in loaded.values()):
         raise CheckpointKeyError(
-            f"EAGLE-3 checkpoint {path}",
-            expected="a dictionary of tensors",
-            found=type(loaded).__name__,
-            fix="save the head's state_dict",
+            f"EAGLE-3 checkpoint {path}: expected a dictionary of tensors, found "
+            f"{type(loaded).__name__}",
+            hint="save the head's state_dict",
         )
     return loaded
 
@@ -170,21 +166,21 @@ def _load(path: Path) -> dict[str, Tensor]:
 def _check_keys(path: Path, needed: set[str], found: set[str]) -> None:
     missing, unexpected = sorted(needed - found), sorted(found - needed)
     if missing or unexpected:
+        wrong = {"lacks": missing, "has unexpected": unexpected}
+        listing = " and ".join(
+            f"{verb} {', '.join(names)}" for verb, names in wrong.items() if names
+        )
         raise CheckpointKeyError(
-            f"EAGLE-3 checkpoint {path}",
-            expected=f"also {', '.join(missing)}" if missing else "no other tensors",
-            found=f"unexpected {', '.join(unexpected)}" if unexpected else "them missing",
-            fix="use an EAGLE-3 checkpoint in the official or in speculators' naming",
+            f"EAGLE-3 checkpoint {path} {listing}",
+            hint="use an EAGLE-3 checkpoint in the official or in speculators' naming",
         )
 
 
 def _check_shape(name: str, tensor: Tensor, shape: Shape) -> None:
     if tuple(tensor.shape) != shape:
         raise CheckpointShapeError(
-            f"EAGLE-3 tensor {name}",
-            expected=str(shape),
-            found=str(tuple(tensor.shape)),
-            fix="check that config.json belongs to these weights and to this target",
+            f"EAGLE-3 tensor {name}: expected {shape}, found {tuple(tensor.shape)}",
+            hint="check that config.json belongs to these weights and to this target",
         )
 
 
@@ -205,10 +201,10 @@ def _read_vocabulary(tensors: dict[str, Tensor], config: Eagle3Config) -> Tensor
         is_sound = torch.equal(_members(ids, config), member.bool())
     if not is_sound:
         raise CheckpointShapeError(
-            "EAGLE-3 vocabulary maps",
-            expected=f"offsets d2t to distinct ids below {config.vocab_size}, the members of t2d",
-            found=f"ids {int(ids.min())} to {int(ids.max())}",
-            fix="rebuild d2t and t2d from the same token list",
+            "EAGLE-3 vocabulary maps: expected offsets d2t to distinct ids below "
+            f"{config.vocab_size}, the members of t2d, found ids {int(ids.min())} to "
+            f"{int(ids.max())}",
+            hint="rebuild d2t and t2d from the same token list",
         )
     return d2t.long()
 

@@ -66,10 +66,9 @@ class Eagle3Config(BaseModel):
             return cls.from_dict(json.loads(path.read_text(encoding="utf-8")), str(path))
         except (OSError, ValueError) as error:
             raise ModelConfigError(
-                f"EAGLE-3 config {path}",
-                expected="a readable JSON file",
-                found=type(error).__name__,
-                fix="point at the head's folder",
+                f"EAGLE-3 config {path}: expected a readable JSON file, found "
+                f"{type(error).__name__}",
+                hint="point at the head's folder",
             ) from error
 
     @classmethod
@@ -85,20 +84,18 @@ class Eagle3Config(BaseModel):
         unknown += [f"{k}={flat[k]}" for k, known in only.items() if flat.get(k, known) != known]
         if unknown:
             raise ModelConfigError(
-                f"EAGLE-3 config {source}",
-                expected="one silu layer without biases or EAGLE-3.1 norms",
-                found=", ".join(unknown),
-                fix="use a plain EAGLE-3 head; this runtime would compute it wrongly",
+                f"EAGLE-3 config {source}: expected one silu layer without biases or EAGLE-3.1 "
+                f"norms, found {', '.join(unknown)}",
+                hint="use a plain EAGLE-3 head; this runtime would compute it wrongly",
             )
         needed = ("hidden_size", "num_attention_heads", "vocab_size", "intermediate_size")
         for name in needed:
             value = flat.get(name)
             if not isinstance(value, int) or value <= 0:
                 raise ModelConfigError(
-                    f"EAGLE-3 config {source}, field {name}",
-                    expected="a positive integer",
-                    found=repr(value),
-                    fix="use a complete EAGLE-3 checkpoint",
+                    f"EAGLE-3 config {source}, field {name}: expected a positive integer, found "
+                    f"{value!r}",
+                    hint="use a complete EAGLE-3 checkpoint",
                 )
         hidden, heads, vocab, intermediate = (flat[name] for name in needed)
         return cls(
@@ -151,10 +148,9 @@ class Eagle3Config(BaseModel):
         rises = all(low < high for low, high in pairwise(ids))
         if len(ids) != 3 or not rises or not 0 <= ids[0] <= ids[-1] < num:
             raise ModelConfigError(
-                "fused layers of the EAGLE-3 head",
-                expected=f"three rising layer indices below {num}",
-                found=str(list(ids)),
-                fix="set eagle_aux_hidden_state_layer_ids in the head's config.json",
+                "fused layers of the EAGLE-3 head: expected three rising layer indices below "
+                f"{num}, found {list(ids)}",
+                hint="set eagle_aux_hidden_state_layer_ids in the head's config.json",
             )
         return tuple(ids)
 
@@ -166,10 +162,9 @@ def _rope_parameters(flat: dict[str, Any], source: str) -> dict[str, Any]:
     given.setdefault("rope_theta", float(flat.get("rope_theta") or 10000.0))
     if given["rope_type"] not in _STATIC_ROPE:
         raise ModelConfigError(
-            f"EAGLE-3 config {source}, rope_type",
-            expected=f"one of {', '.join(_STATIC_ROPE)}",
-            found=repr(given["rope_type"]),
-            fix="use a head whose rotary table does not depend on the length",
+            f"EAGLE-3 config {source}, rope_type: expected one of {', '.join(_STATIC_ROPE)}, "
+            f"found {given['rope_type']!r}",
+            hint="use a head whose rotary table does not depend on the length",
         )
     return given
 
@@ -180,10 +175,9 @@ def _aux_layer_ids(raw: dict[str, Any]) -> tuple[int, ...] | None:
     top, nested = raw.get(name), (raw.get("eagle_config") or {}).get(name)
     if top and nested and list(top) != list(nested):
         raise ModelConfigError(
-            f"EAGLE-3 config, {name}",
-            expected=f"one list, {nested} as under eagle_config",
-            found=str(top),
-            fix="make both lists the same",
+            f"EAGLE-3 config, {name}: expected one list, {nested} as under eagle_config, found "
+            f"{top}",
+            hint="make both lists the same",
         )
     chosen = top or nested
     return tuple(chosen) if chosen else None

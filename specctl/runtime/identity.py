@@ -38,10 +38,9 @@ def check_device(word: str) -> None:
     known = re.fullmatch(r"auto|cpu|cuda|cuda:\d+(,cuda:\d+)*", word)
     if known is None or len(set(names)) < len(names):
         raise UsageError(
-            "--device",
-            expected="auto, cpu, cuda, cuda:N, or several GPUs for the layers of the target",
-            found=word,
-            fix="choose one; a GPU is cuda, the second one cuda:1, both are cuda:0,cuda:1",
+            "--device: expected auto, cpu, cuda, cuda:N, or several GPUs for the layers of the "
+            f"target, found {word}",
+            hint="choose one; a GPU is cuda, the second one cuda:1, both are cuda:0,cuda:1",
         )
 
 
@@ -50,10 +49,8 @@ def check_dtype(word: str) -> None:
     if word not in ("auto", *DTYPES):
         long = SHORT_DTYPES.get(word, word)
         raise UsageError(
-            "--dtype",
-            expected=f"auto or one of {', '.join(DTYPES)}",
-            found=word,
-            fix=did_you_mean(long, DTYPES, "choose one"),
+            f"--dtype: expected auto or one of {', '.join(DTYPES)}, found {word}",
+            hint=did_you_mean(long, DTYPES, "choose one"),
         )
 
 
@@ -68,10 +65,9 @@ def check_model(name: str) -> None:
         embedded_path(part or "target")
     elif not Path(name).is_dir() and not _HUB_ID.fullmatch(name):
         raise ModelError(
-            f"model {name!r}",
-            expected="a model's folder, a hub id (owner/name), or embedded",
-            found="a file" if Path(name).is_file() else "no such folder",
-            fix="check the path",
+            f"model {name!r}: expected a model's folder, a hub id (owner/name), or embedded, "
+            f"found {'a file' if Path(name).is_file() else 'no such folder'}",
+            hint="check the path",
         )
 
 
@@ -88,10 +84,10 @@ def weights_digest(folder: Path) -> str:
     config, files = folder / "config.json", weight_files(folder)
     if not config.is_file() or not files:
         raise ModelError(
-            f"model folder {folder}",
-            expected="config.json, and .safetensors files or pytorch_model.bin",
-            found=", ".join(sorted(p.name for p in folder.iterdir())[:6]) or "an empty folder",
-            fix="save the model with save_pretrained",
+            f"model folder {folder}: expected config.json, and .safetensors files or "
+            "pytorch_model.bin, found "
+            f"{', '.join(sorted(p.name for p in folder.iterdir())[:6]) or 'an empty folder'}",
+            hint="save the model with save_pretrained",
         )
     digest = hashlib.sha256(_canonical_config(config))
     for path in files:
@@ -155,7 +151,7 @@ def read_config(path: Path) -> dict[str, Any]:
         config, found, cause = None, reason_of(error), error
     if not isinstance(config, dict):
         raise ModelError(
-            str(path), expected="a JSON object", found=found, fix="restore the file"
+            f"{path}: expected a JSON object, found {found}", hint="restore the file"
         ) from cause
     return config
 
@@ -220,7 +216,7 @@ def quietly(factory: Any, folder: Path, **options: Any) -> Any:
         return factory.from_pretrained(folder, local_files_only=True, **options)
     except Exception as error:  # whatever a checkpoint's code raises
         expected, found, fix = _why_unloadable(factory.__name__, folder, error)
-        raise ModelError(f"model {folder}", expected=expected, found=found, fix=fix) from error
+        raise ModelError(f"model {folder}: expected {expected}, found {found}", hint=fix) from error
     finally:
         logging.set_verbosity(verbosity)
 

@@ -133,7 +133,7 @@ def load_pair(
     number = parse_dtype(dtype, devices[0])
     if compile and len(devices) > 1:
         raise UsageError(
-            "--compile", expected="one device", found=device, fix="leave one of them out"
+            f"--compile: expected one device, found {device}", hint="leave one of them out"
         )
     loaded = load_target(target, devices, number, compile=compile)
     if drafter is None:
@@ -197,10 +197,9 @@ def check_vocabulary(folder: Path, model: CachedModel, target: Target) -> None:
     same_size = model.vocab_size == target.model.vocab_size
     if (theirs or ours) != ours or (theirs is None and not same_size):
         raise VocabularyMismatchError(
-            f"drafter {folder}",
-            expected=f"the target's tokenizer, {target.model.vocab_size} tokens",
-            found=f"another tokenizer, {model.vocab_size} tokens",
-            fix="use a drafter of the same model family",
+            f"drafter {folder}: expected the target's tokenizer, {target.model.vocab_size} "
+            f"tokens, found another tokenizer, {model.vocab_size} tokens",
+            hint="use a drafter of the same model family",
         )
 
 
@@ -228,10 +227,9 @@ def model_folder(
         return folder
     except Exception as error:  # hub, HTTP, OS, validation alike
         raise ModelError(
-            f"model {name!r}",
-            expected="a folder, embedded, or a hub id that is in the cache or can be fetched",
-            found=_why_not_fetched(error),
-            fix=did_you_mean(name, ["embedded"], "check the name, or download the model first"),
+            f"model {name!r}: expected a folder, embedded, or a hub id that is in the cache or "
+            f"can be fetched, found {_why_not_fetched(error)}",
+            hint=did_you_mean(name, ["embedded"], "check the name, or download the model first"),
         ) from error
 
 
@@ -264,10 +262,9 @@ def parse_devices(device: str) -> Devices:
     num_there = torch.cuda.device_count()
     if any(one.type == "cuda" and (one.index or 0) >= num_there for one in found):
         raise UsageError(
-            "--device",
-            expected=f"one of the {num_there} CUDA devices of this machine",
-            found=device,
-            fix="use --device cpu, or install a CUDA build of torch",
+            f"--device: expected one of the {num_there} CUDA devices of this machine, found "
+            f"{device}",
+            hint="use --device cpu, or install a CUDA build of torch",
         )
     return found
 
@@ -291,10 +288,9 @@ def check_loadable(folder: Path, devices: Devices) -> None:
     names = ", ".join(map(str, devices))
     if len(devices) > 1 and find_spec("accelerate") is None:
         raise ModelConfigError(
-            f"model {folder} on {names}",
-            expected="the package accelerate, by which transformers spreads layers",
-            found="none",
-            fix="pip install 'specctl[split]'",
+            f"model {folder} on {names}: expected the package accelerate, by which transformers "
+            "spreads layers, found none",
+            hint="pip install 'specctl[split]'",
         )
     quantised = read_config(folder / "config.json").get("quantization_config")
     if quantised is not None:
@@ -307,21 +303,21 @@ def check_loadable(folder: Path, devices: Devices) -> None:
             )
         except Exception as error:  # whatever a quantiser says that it lacks
             raise ModelConfigError(
-                f"quantised model {folder}",
-                expected=f"what transformers needs to load {method} weights on {names}",
-                found=f"{type(error).__name__}: {first_line(error)}",
-                fix="install it, or use a checkpoint that is not quantised",
+                f"quantised model {folder}: expected what transformers needs to load {method} "
+                f"weights on {names}, found {type(error).__name__}: {first_line(error)}",
+                hint="install it, or use a checkpoint that is not quantised",
             ) from error
     if devices[0].type == "cuda":
         size_bytes = sum(path.stat().st_size for path in weight_files(folder))
         total_bytes = sum(torch.cuda.mem_get_info(device)[1] for device in devices)
         if size_bytes > total_bytes:
             raise ModelConfigError(
-                f"model {folder}",
-                expected=f"weights within the {total_bytes / 1e9:.0f} GB of {names}",
-                found=f"{size_bytes / 1e9:.0f} GB",
-                fix="spread the target's layers over more GPUs (--device cuda:0,cuda:1), or use a "
-                "quantised or smaller checkpoint",
+                f"model {folder}: expected weights within the {total_bytes / 1000000000.0:.0f} "
+                f"GB of {names}, found {size_bytes / 1000000000.0:.0f} GB",
+                hint=(
+                    "spread the target's layers over more GPUs (--device cuda:0,cuda:1), or "
+                    "use a quantised or smaller checkpoint"
+                ),
             )
 
 
@@ -333,10 +329,9 @@ def _causal_lm(folder: Path, devices: Devices, dtype: torch.dtype) -> PreTrained
         re.search("CausalLM|LMHead|ConditionalGeneration", kind) for kind in kinds
     ):
         raise ModelConfigError(
-            f"model {folder}",
-            expected="a model that generates text (...ForCausalLM)",
-            found=", ".join(kinds),
-            fix="choose a decoder-only checkpoint",
+            f"model {folder}: expected a model that generates text (...ForCausalLM), found "
+            f"{', '.join(kinds)}",
+            hint="choose a decoder-only checkpoint",
         )
     is_quantised, placed = "quantization_config" in config, dict[str, Any]()
     if len(devices) > 1:  # equal shares of the weights, so that caches have equal room
@@ -354,18 +349,17 @@ def _causal_lm(folder: Path, devices: Devices, dtype: torch.dtype) -> PreTrained
     )
     if "disk" in getattr(model, "hf_device_map", {}).values():
         raise ModelConfigError(
-            f"model {folder}",
-            expected="room for all layers in the free memory of " + ", ".join(map(str, devices)),
-            found=f"{sum(v == 'disk' for v in model.hf_device_map.values())} parts left over",
-            fix="end what else uses the GPUs, or name more of them",
+            f"model {folder}: expected room for all layers in the free memory of "
+            f"{', '.join(map(str, devices))}, found "
+            f"{sum(v == 'disk' for v in model.hf_device_map.values())} parts left over",
+            hint="end what else uses the GPUs, or name more of them",
         )
     missing = sorted(loading["missing_keys"])
     if missing:  # transformers fills them with random numbers and only warns
         raise CheckpointKeyError(
-            f"checkpoint {folder}",
-            expected=f"tensor {missing[0]}",
-            found=f"none ({len(missing)} missing in all)",
-            fix="download or save the checkpoint again",
+            f"checkpoint {folder}: expected tensor {missing[0]}, found none ({len(missing)} "
+            "missing in all)",
+            hint="download or save the checkpoint again",
         )
     loaded: PreTrainedModel = model.eval() if placed else model.to(devices[0]).eval()
     return loaded
@@ -412,10 +406,9 @@ def domain_at(
     """The same of the models in two folders, whoever has loaded them."""
     if workload is not None and not _WORKLOAD.fullmatch(workload):
         raise UsageError(
-            "workload",
-            expected="a short word of [a-z0-9._-], e.g. chat",
-            found=ascii(workload)[:80],
-            fix="choose such a word",
+            "workload: expected a short word of [a-z0-9._-], e.g. chat, found "
+            f"{ascii(workload)[:80]}",
+            hint="choose such a word",
         )
     return Domain(
         target_config_digest=config_digest(target),

@@ -79,8 +79,6 @@ def _refusing(what: str, kind: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise OutputError(
-            what,
-            expected=f"{kind} that can be written",
-            found=reason_of(error),
-            fix="choose another --out",
+            f"{what}: expected {kind} that can be written, found {reason_of(error)}",
+            hint="choose another --out",
         ) from error

@@ -102,10 +102,9 @@ def resolve_policy(
         named = replace(named, policy=with_costs(named.policy, step_cost))
     if not named.policy.lossless and not allow_lossy:
         raise LossyPolicyError(
-            f"policy {named.label}",
-            expected="a lossless acceptance",
-            found=named.policy.acceptance.kind,
-            fix="pass --allow-lossy if changed text is acceptable",
+            f"policy {named.label}: expected a lossless acceptance, found "
+            f"{named.policy.acceptance.kind}",
+            hint="pass --allow-lossy if changed text is acceptable",
         )
     check_costs(named.policy.budget)
     return named
@@ -141,7 +140,7 @@ def resolve_policies(
     ]
     if len({item.label for item in named}) < len(named):
         raise UsageError(
-            "policies", expected="each of them once", found=specs, fix="remove the repeated one"
+            f"policies: expected each of them once, found {specs}", hint="remove the repeated one"
         )
     return named
 
@@ -158,7 +157,7 @@ def _name_and_spec(word: str) -> tuple[str, str]:
     name, spec = found.groups()
     if name in WORDS["shape"]:
         expected, fix = "a name of your own in front of =", "choose another name"
-        raise UsageError(f"policy {word!r}", expected=expected, found=name, fix=fix)
+        raise UsageError(f"policy {word!r}: expected {expected}, found {name}", hint=fix)
     return name, spec
 
 
@@ -204,10 +203,8 @@ def _composed(spec: str, load: Callable[[str], Artifact]) -> NamedPolicy:
     for part, number in Counter(one.part for one in added).most_common(1):
         if number > 1:
             raise UsageError(
-                f"policy {spec!r}",
-                expected=f"{part} once at most behind the shape",
-                found=f"{number}",
-                fix="remove all but one",
+                f"policy {spec!r}: expected {part} once at most behind the shape, found {number}",
+                hint="remove all but one",
             )
     given = {one.part: one for one in [*base, *added]}
     try:
@@ -229,12 +226,12 @@ def _bad_setting(spec: str, given: dict[str, _Given], error: UsageError, fix: st
     assert isinstance(cause, ValidationError)
     place, rule, kind, _ = violated_rule(cause)
     if len(place) < 3:  # not part, kind, field
-        return UsageError(what, expected="parts that go together", found=rule, fix=fix)
+        return UsageError(f"{what}: expected parts that go together, found {rule}", hint=fix)
     part, _, field, *_ = place
     if kind == "missing":
-        return UsageError(what, expected=f"{field}=VALUE", found=f"no {field}", fix=fix)
+        return UsageError(f"{what}: expected {field}=VALUE, found no {field}", hint=fix)
     found = repr(given[part].record.get(field))
-    return UsageError(what, expected=f"{field}: {rule}", found=found, fix=fix)
+    return UsageError(f"{what}: expected {field}: {rule}, found {found}", hint=fix)
 
 
 def _given(
@@ -248,10 +245,9 @@ def _given(
         parts = ({"shape": policy.shape} if is_first else {}) | policy.additions
         if not parts:
             raise UsageError(
-                f"policy {spec!r}",
-                expected="an artifact with a budget or an acceptance behind '+'",
-                found=f"{piece}, which has none",
-                fix="put the artifact that gives the shape first",
+                f"policy {spec!r}: expected an artifact with a budget or an acceptance behind "
+                f"'+', found {piece}, which has none",
+                hint="put the artifact that gives the shape first",
             )
         return [_Given(part, one.model_dump(mode="json"), artifact) for part, one in parts.items()]
     part = part_of(piece)
@@ -260,18 +256,15 @@ def _given(
     word = re.split("[:+]", piece, maxsplit=1)[0]
     if is_first:
         raise UsageError(
-            "policy",
-            expected="a word of docs/policies.md, such as ar, chain or eagle2, an artifact's "
-            "folder, or REGISTRY/NAME@ALIAS",
-            found=repr(spec),
-            fix=did_you_mean(word, WORDS["shape"], "check the name or the path"),
+            "policy: expected a word of docs/policies.md, such as ar, chain or eagle2, an "
+            f"artifact's folder, or REGISTRY/NAME@ALIAS, found {spec!r}",
+            hint=did_you_mean(word, WORDS["shape"], "check the name or the path"),
         )
     others = [word for kind, words in WORDS.items() if kind != "shape" for word in words]
     raise UsageError(
-        f"policy {spec!r}, behind '+'",
-        expected=f"{', '.join(others)} or an artifact",
-        found="another shape, " + repr(piece) if part else repr(piece),
-        fix="give one shape, and it first"
+        f"policy {spec!r}, behind '+': expected {', '.join(others)} or an artifact, found "
+        f"{'another shape, ' + repr(piece) if part else repr(piece)}",
+        hint="give one shape, and it first"
         if part
         else did_you_mean(word, others, "check the name or the path"),
     )
@@ -322,27 +315,23 @@ def record_of(piece: str) -> dict[str, Any]:
         field, _, value = word.partition("=")
         if not field or not value:
             raise UsageError(
-                f"policy {piece!r}",
-                expected="settings such as eagle2:depth=6:top_k=8:num_tokens=48",
-                found=repr(word),
-                fix="give field=value, separated by colons",
+                f"policy {piece!r}: expected settings such as "
+                f"eagle2:depth=6:top_k=8:num_tokens=48, found {word!r}",
+                hint="give field=value, separated by colons",
             )
         if field not in known:
             raise UsageError(
-                f"policy {piece!r}",
-                expected=f"a setting of {name}: {', '.join(known) or 'it has none'}",
-                found=repr(field),
-                fix=did_you_mean(field, known, "leave it out"),
+                f"policy {piece!r}: expected a setting of {name}: "
+                f"{', '.join(known) or 'it has none'}, found {field!r}",
+                hint=did_you_mean(field, known, "leave it out"),
             )
         names.append(field)
         values = [_value(part) for part in value.removesuffix("/").split("/")]
         found[field] = values if "/" in value else values[0]  # gate_levels=1/ is a list of one
     if len(set(names)) < len(names):
         raise UsageError(
-            f"policy {piece!r}",
-            expected="each setting once",
-            found=", ".join(names),
-            fix="remove what is repeated",
+            f"policy {piece!r}: expected each setting once, found {', '.join(names)}",
+            hint="remove what is repeated",
         )
     return found
 
@@ -431,10 +420,9 @@ def place_asked(piece: str) -> tuple[str, Reference]:
     place = found[0] or os.environ.get(REGISTRY, "")
     if not place:
         raise UsageError(
-            f"policy {piece}",
-            expected=f"REGISTRY/NAME@ALIAS, or {REGISTRY} set to a registry",
-            found="no registry",
-            fix=f"write the registry in front, or set {REGISTRY}",
+            f"policy {piece}: expected REGISTRY/NAME@ALIAS, or {REGISTRY} set to a registry, "
+            "found no registry",
+            hint=f"write the registry in front, or set {REGISTRY}",
         )
     return place, found[1]
 
@@ -485,9 +473,10 @@ def check_is_no_reference(piece: str) -> None:
     else:
         return
     raise UsageError(
-        f"policy {piece}",
-        expected="an artifact's folder outside of a registry, or REGISTRY/NAME@ALIAS",
-        found=found,
-        fix="load a folder of another name elsewhere; remove one that does not belong in a "
-        "registry: it has none of a registry's checks",
+        f"policy {piece}: expected an artifact's folder outside of a registry, or "
+        f"REGISTRY/NAME@ALIAS, found {found}",
+        hint=(
+            "load a folder of another name elsewhere; remove one that does not belong in a "
+            "registry: it has none of a registry's checks"
+        ),
     )

@@ -79,10 +79,9 @@ def check_lossless(old: Policy, new: Policy) -> None:
     """Refuses to make a lossless loop lossy: whoever began it was promised the target's text."""
     if old.lossless and not new.lossless:
         raise LossyPolicyError(
-            "reload",
-            expected="a lossless policy, as the loop began with one",
-            found=f"acceptance {new.acceptance.kind}",
-            fix="start another loop for it",
+            "reload: expected a lossless policy, as the loop began with one, found acceptance "
+            f"{new.acceptance.kind}",
+            hint="start another loop for it",
         )
 
 
@@ -90,19 +89,17 @@ def check_fits(rules: Runnable, drafter: Drafter | None, room: TreeRoom) -> None
     """Refuses trees beyond the memory that the loop has, and a drafter that it did not load."""
     if rules.drafter is not None and drafter is None:
         raise UsageError(
-            "reload",
-            expected="a policy that drafts nothing, as the loop began without a drafter",
-            found=f"{rules.shape.max_depth} levels",
-            fix="start another loop for it",
+            "reload: expected a policy that drafts nothing, as the loop began without a drafter, "
+            f"found {rules.shape.max_depth} levels",
+            hint="start another loop for it",
         )
     needed = tree_room(rules.shape)
     if needed | room != room:
         raise UsageError(
-            "reload",
-            expected=f"trees of at most {room.submitted} submitted tokens, {room.width} nodes a "
-            f"level and {room.drafted} drafting slots, for which memory was allocated",
-            found=f"{needed.submitted}, {needed.width} and {needed.drafted}",
-            fix="start the loop with the largest policy that it will need",
+            f"reload: expected trees of at most {room.submitted} submitted tokens, {room.width} "
+            f"nodes a level and {room.drafted} drafting slots, for which memory was allocated, "
+            f"found {needed.submitted}, {needed.width} and {needed.drafted}",
+            hint="start the loop with the largest policy that it will need",
         )
 
 
@@ -158,10 +155,8 @@ def is_closed(submitted: Tensor, parent: Tensor, max_tokens: int) -> bool:
 
 def _failed(found: str) -> UsageError:
     return UsageError(
-        "rehearsal of the policy",
-        expected="rules that decide two made-up rounds",
-        found=found,
-        fix="fit it again; the old policy stays",
+        f"rehearsal of the policy: expected rules that decide two made-up rounds, found {found}",
+        hint="fit it again; the old policy stays",
     )
 
 

@@ -47,7 +47,7 @@ class Sampling:
         ):
             if not holds:
                 found = str(getattr(self, name))
-                raise UsageError(name, expected=expected, found=found, fix="change it")
+                raise UsageError(f"{name}: expected {expected}, found {found}", hint="change it")
 
     @property
     def greedy(self) -> bool:
@@ -80,10 +80,10 @@ class Request:
     def __post_init__(self) -> None:
         if not self.prompt_ids or self.max_new_tokens < 1:
             raise UsageError(
-                f"request {self.request_id}",
-                expected="at least one prompt token and max_new_tokens of at least 1",
-                found=f"{len(self.prompt_ids)} and {self.max_new_tokens}",
-                fix="correct the request",
+                f"request {self.request_id}: expected at least one prompt token and "
+                f"max_new_tokens of at least 1, found {len(self.prompt_ids)} and "
+                f"{self.max_new_tokens}",
+                hint="correct the request",
             )
 
     def check_room(self, max_text_tokens: int) -> None:
@@ -94,10 +94,9 @@ class Request:
         """
         if len(self.prompt_ids) >= max_text_tokens:
             raise PromptTooLongError(
-                f"prompt {self.request_id}",
-                expected=f"at most {max_text_tokens - 1} tokens, to leave room for one more",
-                found=f"{len(self.prompt_ids)}",
-                fix="shorten or drop this prompt",
+                f"prompt {self.request_id}: expected at most {max_text_tokens - 1} tokens, to "
+                f"leave room for one more, found {len(self.prompt_ids)}",
+                hint="shorten or drop this prompt",
             )
 
 

@@ -140,10 +140,9 @@ class Round:
         reason = self._not_by_kernels()
         if setting.decisions == "fused" and reason is not None:
             raise UsageError(
-                "fused decisions",
-                expected="rounds that are captured on a CUDA device",
-                found=reason,
-                fix="use decisions auto, which takes torch instead and says so",
+                "fused decisions: expected rounds that are captured on a CUDA device, found "
+                f"{reason}",
+                hint="use decisions auto, which takes torch instead and says so",
             )
         self.verifier = Verifier(
             target,
@@ -208,10 +207,9 @@ class Round:
         capacity = self.setting.target.cache.capacity
         if longest > capacity:
             raise InvariantError(
-                "decode round",
-                expected=f"texts of at most {capacity} entries, tree included",
-                found=f"{longest}",
-                fix="report this: the loop admits no more than it allocated for",
+                f"decode round: expected texts of at most {capacity} entries, tree included, "
+                f"found {longest}",
+                hint="report this: the loop admits no more than it allocated for",
             )
         self.state.upload(facts)
         self._num_rows, self._texts = len(facts), texts
@@ -564,8 +562,6 @@ def check_finite(best: Tensor, whose: str = "target") -> None:
 
 def _logits_not_finite(whose: str = "target") -> ModelError:
     return ModelError(
-        f"{whose} logits",
-        expected="finite values",
-        found="NaN or infinity",
-        fix="load the model in a wider dtype (--dtype float32)",
+        f"{whose} logits: expected finite values, found NaN or infinity",
+        hint="load the model in a wider dtype (--dtype float32)",
     )

@@ -95,21 +95,18 @@ def runnable(
         return replace(found, drafter=None)
     if drafter is None:
         raise UsageError(
-            "policy that drafts", expected="a drafter", found="none", fix="give --drafter"
+            "policy that drafts: expected a drafter, found none", hint="give --drafter"
         )
     if drafter.device != device:
         raise UsageError(
-            "drafter",
-            expected=f"the target's device, {device}",
-            found=str(drafter.device),
-            fix="move one of them",
+            f"drafter: expected the target's device, {device}, found {drafter.device}",
+            hint="move one of them",
         )
     if shape.top_k > drafter.vocab_size:
         raise UsageError(
-            "top_k",
-            expected=f"at most the draft vocabulary, {drafter.vocab_size}",
-            found=str(shape.top_k),
-            fix="lower top_k",
+            f"top_k: expected at most the draft vocabulary, {drafter.vocab_size}, found "
+            f"{shape.top_k}",
+            hint="lower top_k",
         )
     return found
 

@@ -76,10 +76,8 @@ class SlotState:
         """
         if len(facts) > self.num_slots:
             raise InvariantError(
-                "decode round",
-                expected=f"at most {self.num_slots} requests",
-                found=str(len(facts)),
-                fix="report this: the loop admits no more than it allocated for",
+                f"decode round: expected at most {self.num_slots} requests, found {len(facts)}",
+                hint="report this: the loop admits no more than it allocated for",
             )
         self._host.zero_()
         columns = [[of.prefix, of.stable, of.position, of.root_id] for of in facts]

@@ -92,10 +92,9 @@ class TwinSession:
     def _empty(self, given: Tensor) -> Tensor:
         if given.dtype != torch.float32 or given.device.type != self.device.type:
             raise InvariantError(
-                f"{self.port.given} given to the ONNX twin",
-                expected=f"float32 on {self.device.type}",
-                found=f"{given.dtype} on {given.device}",
-                fix="report this policy",
+                f"{self.port.given} given to the ONNX twin: expected float32 on "
+                f"{self.device.type}, found {given.dtype} on {given.device}",
+                hint="report this policy",
             )
         return torch.empty(len(given), dtype=self.port.dtype, device=given.device)
 
@@ -161,11 +160,12 @@ def _in_order(stream: torch.cuda.Stream | None) -> Iterator[None]:
 
 def _refused(wanted: str, found: str) -> UsageError:
     return UsageError(
-        "decisions onnx",
-        expected=f"an onnxruntime session that runs wholly on {wanted}",
-        found=found,
-        fix="decide by torch (--decisions torch), or install onnxruntime-gpu and the libraries "
-        "that its log asks for",
+        f"decisions onnx: expected an onnxruntime session that runs wholly on {wanted}, found "
+        f"{found}",
+        hint=(
+            "decide by torch (--decisions torch), or install onnxruntime-gpu and the libraries "
+            "that its log asks for"
+        ),
     )
 
 
@@ -183,18 +183,15 @@ def by_twin(shape: Shape, rule: ShapeRule, device: torch.device) -> ShapeRule:
         return rule
     if not isinstance(shape, ScoredTree):
         raise UsageError(
-            f"decisions onnx, shape {shape.kind}",
-            expected="a shape with a learned scorer, of fit c2t or survival",
-            found=shape.kind,
-            fix="decide it by torch (--decisions torch)",
+            f"decisions onnx, shape {shape.kind}: expected a shape with a learned scorer, of fit "
+            f"c2t or survival, found {shape.kind}",
+            hint="decide it by torch (--decisions torch)",
         )
     for package in ("onnxruntime", "onnx"):
         if find_spec(package) is None:
             raise UsageError(
-                "decisions onnx",
-                expected=package,
-                found=f"{package} not installed",
-                fix="install it, or decide by torch (--decisions torch)",
+                f"decisions onnx: expected {package}, found {package} not installed",
+                hint="install it, or decide by torch (--decisions torch)",
             )
     model = twin_bytes(Policy(shape=shape))
     assert model is not None

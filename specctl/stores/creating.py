@@ -53,9 +53,7 @@ def create(store: ObjectStore, key: str, content: bytes | Path) -> None:
             if _holds(store, key, content):
                 return None
             if attempt == MAX_TRIES - 1:
-                raise UnknownOutcomeError(
-                    error.what, expected=error.expected, found=error.found, fix=error.fix
-                ) from error
+                raise UnknownOutcomeError(error.message, hint=error.hint) from error
             _wait(attempt)
     return None
 
@@ -70,11 +68,12 @@ def ensure(store: ObjectStore, key: str, data: bytes) -> None:
         create(store, key, data)
     except KeyTakenError as error:
         raise StoreError(
-            f"{store.url}, {key}",
-            expected="the bytes that its name is the digest of",
-            found="other bytes",
-            fix="check the rest with `specctl registry verify` or `specctl traces verify`, remove "
-            "that object, then do this again",
+            f"{store.url}, {key}: expected the bytes that its name is the digest of, found other "
+            "bytes",
+            hint=(
+                "check the rest with `specctl registry verify` or `specctl traces verify`, "
+                "remove that object, then do this again"
+            ),
         ) from error
 
 
@@ -146,10 +145,9 @@ def _put_probe(store: ObjectStore) -> tuple[bytes, bool]:
 
 def _unfit(store: ObjectStore, found: str) -> StoreError:
     return StoreError(
-        store.url,
-        expected="a store that refuses to create an existing key (If-None-Match: *)",
-        found=found,
-        fix="use a store with conditional writes; here a concurrent writer would be lost",
+        f"{store.url}: expected a store that refuses to create an existing key (If-None-Match: "
+        f"*), found {found}",
+        hint="use a store with conditional writes; here a concurrent writer would be lost",
     )
 
 

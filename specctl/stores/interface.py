@@ -109,10 +109,9 @@ def check_key(key: str) -> str:
     segments = key.split("/")
     if len(key) > MAX_KEY_BYTES or not all(_SEGMENT.fullmatch(segment) for segment in segments):
         raise InvariantError(
-            "store key",
-            expected=f"segments [A-Za-z0-9._@+=-], at most {MAX_KEY_BYTES} bytes",
-            found=ascii(key)[:80],
-            fix="report this",
+            f"store key: expected segments [A-Za-z0-9._@+=-], at most {MAX_KEY_BYTES} bytes, "
+            f"found {ascii(key)[:80]}",
+            hint="report this",
         )
     return key
 
@@ -120,25 +119,21 @@ def check_key(key: str) -> str:
 def taken(url: str, key: str) -> KeyTakenError:
     """The error of a key that holds something."""
     return KeyTakenError(
-        f"{url}, {key}", expected="a free key", found="a taken one", fix="read its object"
+        f"{url}, {key}: expected a free key, found a taken one", hint="read its object"
     )
 
 
 def absent(url: str, key: str) -> KeyAbsentError:
     """The error of a key that holds nothing."""
     return KeyAbsentError(
-        f"{url}, {key}",
-        expected="an object",
-        found="none",
-        fix="check the name, and the bucket if it is in one",
+        f"{url}, {key}: expected an object, found none",
+        hint="check the name, and the bucket if it is in one",
     )
 
 
 def too_large(url: str, key: str, max_bytes: int, found: int) -> ObjectTooLargeError:
     """The error of an object beyond the caller's cap; both in bytes."""
     return ObjectTooLargeError(
-        f"{url}, {key}",
-        expected=f"at most {max_bytes} bytes",
-        found=f"{found} bytes",
-        fix="do not use it",
+        f"{url}, {key}: expected at most {max_bytes} bytes, found {found} bytes",
+        hint="do not use it",
     )

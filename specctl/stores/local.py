@@ -106,9 +106,7 @@ class LocalStore:
                         raise
                     error.filename = str(self.root / key)
                     failed = self._failed(key, error, writes=False)
-                    raise UnreadableError(
-                        failed.what, expected=failed.expected, found=failed.found, fix=failed.fix
-                    ) from None
+                    raise UnreadableError(failed.message, hint=failed.hint) from None
             with os.fdopen(handle, "rb") as file:
                 return _read_regular(file, self.url, key, max_bytes)
         except (FileNotFoundError, NotADirectoryError):
@@ -244,23 +242,20 @@ class LocalStore:
         place = f"{self.url}, {key}"
         if error.errno == errno.ELOOP:
             return UnreadableError(
-                place,
-                expected="plain files and folders, none of them a link",
-                found=f"the link {error.filename}",
-                fix="find out who made it and remove it; specctl creates no links",
+                f"{place}: expected plain files and folders, none of them a link, found the link "
+                f"{error.filename}",
+                hint="find out who made it and remove it; specctl creates no links",
             )
         if error.errno == errno.EACCES and "/" in str(error.filename):  # else an unfinished file
             return UnreadableError(
-                place,
-                expected="files and folders that are open to all who use them",
-                found=f"{error.strerror}, {error.filename}",
-                fix="let its owner open it: chmod, or the setgid bit (docs/operators.md)",
+                f"{place}: expected files and folders that are open to all who use them, found "
+                f"{error.strerror}, {error.filename}",
+                hint="let its owner open it: chmod, or the setgid bit (docs/operators.md)",
             )
         return StoreError(
-            place,
-            expected=f"a folder that can be {'written' if writes else 'read'}",
-            found=reason_of(error),
-            fix=TRY_AGAIN if writes else READ_AGAIN,
+            f"{place}: expected a folder that can be {'written' if writes else 'read'}, found "
+            f"{reason_of(error)}",
+            hint=TRY_AGAIN if writes else READ_AGAIN,
         )
 
 
@@ -323,10 +318,8 @@ def _read_regular(file: BinaryIO, url: str, key: str, max_bytes: int) -> bytes:
     status = os.fstat(file.fileno())
     if not stat.S_ISREG(status.st_mode):
         raise UnreadableError(
-            f"{url}, {key}",
-            expected="a regular file",
-            found=stat.filemode(status.st_mode),
-            fix="remove it; specctl creates no such files",
+            f"{url}, {key}: expected a regular file, found {stat.filemode(status.st_mode)}",
+            hint="remove it; specctl creates no such files",
         )
     # Of the size that is there: room for the most would be taken at once.
     data = file.read(min(max_bytes, status.st_size) + 1)

@@ -32,10 +32,8 @@ def open_store(place: str | Path) -> ObjectStore:
         text.encode()
     except UnicodeEncodeError:  # it could stand in no message, note or JSON
         raise UsageError(
-            f"folder {text!a}",
-            expected="a path in UTF-8",
-            found="other bytes",
-            fix="rename the folder",
+            f"folder {text!a}: expected a path in UTF-8, found other bytes",
+            hint="rename the folder",
         ) from None
     url = canonical_store(text)
     return S3Store(url) if is_store_url(url) else LocalStore(url)
@@ -54,10 +52,9 @@ def check_no_secret(text: str) -> None:
     """
     if _USERINFO.search(text):
         raise UsageError(
-            "the URL of a store or registry",
-            expected="no user and no password in it",
-            found="text before an @, not repeated here",
-            fix="take it out; credentials come from AWS_* variables",
+            "the URL of a store or registry: expected no user and no password in it, found text "
+            "before an @, not repeated here",
+            hint="take it out; credentials come from AWS_* variables",
         )
 
 
@@ -106,8 +103,7 @@ def _absolute(text: str) -> str:
 
 def _refused(url: str, found: str, fix: str = "correct the URL") -> UsageError:
     return UsageError(
-        f"store {url.partition('?')[0]!r}",  # a query may hold a token
-        expected="a folder, file:///folder or s3://bucket/prefix",
-        found=found,
-        fix=fix,
+        f"store {url.partition('?')[0]!r}: expected a folder, file:///folder or "
+        f"s3://bucket/prefix, found {found}",
+        hint=fix,
     )

@@ -132,11 +132,11 @@ def _connect(url: str, options: dict[str, Any]) -> Any:
         from obstore.store import S3Store as Client
     except ImportError as error:
         raise UsageError(
-            url, expected="obstore", found="no such package", fix="pip install 'specctl[s3]'"
+            f"{url}: expected obstore, found no such package", hint="pip install 'specctl[s3]'"
         ) from error
     parts = urlsplit(url)
     if not parts.netloc:
-        raise UsageError(url, expected="s3://bucket/prefix", found="no bucket", fix="name one")
+        raise UsageError(f"{url}: expected s3://bucket/prefix, found no bucket", hint="name one")
     _check_settings(options)
     try:
         return Client(
@@ -175,7 +175,7 @@ def _check_settings(options: Mapping[str, object]) -> None:
             # An address with an @ holds a user, maybe a password.
             shown = "text with an @, not repeated here" if "@" in value else repr(value)
             fix = "correct it, or unset it"
-            raise UsageError(name, expected=expected, found=shown, fix=fix)
+            raise UsageError(f"{name}: expected {expected}, found {shown}", hint=fix)
 
 
 @contextmanager
@@ -192,37 +192,34 @@ def _store_errors(url: str, key: str, *, writes: bool) -> Iterator[None]:
         raise _refused(place, error) from error
     except their.InvalidPathError as error:
         raise UnreadableError(
-            place,
-            expected="keys without empty segments, . and .., and control characters",
-            found=_first_line(error),
-            fix="find out who made that object, and delete it with the store's own tools",
+            f"{place}: expected keys without empty segments, . and .., and control characters, "
+            f"found {_first_line(error)}",
+            hint="find out who made that object, and delete it with the store's own tools",
         ) from error
     except (FileNotFoundError, their.BaseError) as error:
         if "<Code>NoSuchBucket</Code>" in str(error):
             raise StoreError(
-                url,
-                expected="a bucket that exists",
-                found=f"bucket {urlsplit(url).netloc!r} does not exist",
-                fix="check the name and AWS_ENDPOINT_URL, or create it; specctl creates no buckets",
+                f"{url}: expected a bucket that exists, found bucket {urlsplit(url).netloc!r} "
+                "does not exist",
+                hint=(
+                    "check the name and AWS_ENDPOINT_URL, or create it; specctl creates no buckets"
+                ),
             ) from error
         if isinstance(error, FileNotFoundError | their.NotFoundError):
             raise absent(url, key) from error
         if writes and "501 Not Implemented" in _first_line(error):
             raise StoreError(
-                place,
-                expected="a store that refuses to create an existing key (If-None-Match: *)",
-                found=_UNCONDITIONAL,
-                fix="use a store with conditional writes; nothing was stored",
+                f"{place}: expected a store that refuses to create an existing key "
+                f"(If-None-Match: *), found {_UNCONDITIONAL}",
+                hint="use a store with conditional writes; nothing was stored",
             ) from error
         raise _unclear(place, error, writes=writes) from error
 
 
 def _refused(place: str, error: Exception) -> StoreError:
     return StoreError(
-        place,
-        expected="settings and a role that the store accepts",
-        found=_first_line(error),
-        fix=_CREDENTIALS
+        f"{place}: expected settings and a role that the store accepts, found {_first_line(error)}",
+        hint=_CREDENTIALS
         if _lacks_credentials(error)
         else "check AWS_* variables and the role's policy (docs/operators.md)",
     )
@@ -231,13 +228,17 @@ def _refused(place: str, error: Exception) -> StoreError:
 def _unclear(place: str, error: Exception, *, writes: bool) -> StoreError:
     """A failure that may pass, including one of the metadata address that gives a role."""
     kind = UnknownOutcomeError if writes else TransientError
-    found, fix = _first_line(error), "check the network and AWS_ENDPOINT_URL, then try again"
+    reason = _first_line(error)
     if _lacks_credentials(error):
-        found = f"none in the environment, and none from the machine's role: {found}"
-        return kind(place, expected="credentials", found=found, fix=_CREDENTIALS)
-    if "error sending request" in found:
-        found = f"the store does not answer: {found}"
-    return kind(place, expected="an answer of the store", found=found, fix=fix)
+        return kind(
+            f"{place}: no credentials in the environment, and none from the machine's role: "
+            f"{reason}",
+            hint=_CREDENTIALS,
+        )
+    return kind(
+        f"{place}: the store does not answer: {reason}",
+        hint="check the network and AWS_ENDPOINT_URL, then try again",
+    )
 
 
 def _lacks_credentials(error: Exception) -> bool:

@@ -136,10 +136,8 @@ def train_ffn(
     weights[-1].data.add_(log_kept)
     if not all(bool(torch.isfinite(weight).all()) for weight in weights):
         raise UsageError(
-            "training of the network",
-            expected="finite weights",
-            found="NaN or infinity",
-            fix="lower --lr",
+            "training of the network: expected finite weights, found NaN or infinity",
+            hint="lower --lr",
         )
     w1, b1, w2, b2 = (weight.detach().tolist() for weight in weights)
     return FfnScorer(

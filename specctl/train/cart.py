@@ -142,21 +142,20 @@ def fit_cart(rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig) -> Fit[Car
     wanted = max(2, len(config.gammas))
     if len(edges) + 1 < wanted:
         raise TraceEmptyError(
-            f"fit cart ({config.algorithm})",
-            expected=f"at least {wanted} bins, for {len(config.gammas)} gammas",
-            found=f"{len(edges) + 1} from {len(phi)} training rounds with {len(np.unique(phi))} "
-            f"values of phi and {len(np.unique(label))} of {config.label}",
-            fix="collect more rounds, give fewer gammas, or use --filter all --label accepted",
+            f"fit cart ({config.algorithm}): expected at least {wanted} bins, for "
+            f"{len(config.gammas)} gammas, found {len(edges) + 1} from {len(phi)} training "
+            f"rounds with {len(np.unique(phi))} values of phi and {len(np.unique(label))} of "
+            f"{config.label}",
+            hint="collect more rounds, give fewer gammas, or use --filter all --label accepted",
         )
     plan = config.model_dump(include={"gammas", "alpha", "index_base", "cap_tokens", "path"})
     try:
         shape = EntropyBins(base=config.base, edges=tuple(edges), **plan)
     except ValidationError as error:
         raise UsageError(
-            "plan of the bins",
-            expected="a depth and a size that a policy may have",
-            found=describe_violation(error),
-            fix="lower --alpha or the gammas",
+            "plan of the bins: expected a depth and a size that a policy may have, found "
+            f"{describe_violation(error)}",
+            hint="lower --alpha or the gammas",
         ) from None
     stability = []
     for leaf_depth in (config.max_leaf_depth + more for more in DEEPER):
@@ -233,20 +232,18 @@ def select_rounds(
 
     if config.label == "accepted" and config.filter == "fully_accepted":
         raise UsageError(
-            "label accepted with filter fully_accepted",
-            expected="a label that varies",
-            found="the full depth in every round, by the filter",
-            fix="use --filter all, or --label tcr",
+            "label accepted with filter fully_accepted: expected a label that varies, found the "
+            "full depth in every round, by the filter",
+            hint="use --filter all, or --label tcr",
         )
     lazy = rounds.lazy()
     with decoding("rounds table"):
         missing = sorted(set(ROUND_COLUMNS) - set(lazy.collect_schema().names()))
     if missing:
         raise TraceSchemaError(
-            "rounds table",
-            expected=f"the columns {', '.join(ROUND_COLUMNS)}",
-            found=f"no {', '.join(missing)}",
-            fix="collect the traces again with this version of specctl",
+            f"rounds table: expected the columns {', '.join(ROUND_COLUMNS)}, found no "
+            f"{', '.join(missing)}",
+            hint="collect the traces again with this version of specctl",
         )
     frame = collected(lazy.select(*ROUND_COLUMNS, _fate(config).alias("fate")))
     counts = dict(sorted(frame["fate"].value_counts().iter_rows()))
@@ -256,10 +253,10 @@ def select_rounds(
         is_filtered = any(counts.get(reason) for reason in UNLABELLED)
         offered = sorted(set(frame.select("offered_depth", "top_k").iter_rows()))[:5]
         raise TraceEmptyError(
-            f"fit cart to label {config.label}, filter {config.filter}",
-            expected=f"rounds of depth {config.base.depth}, top_k {config.base.top_k}",
-            found=f"0 of {frame.height} ({listed}; offered (depth, top_k): {offered})",
-            fix="use --filter all --label accepted"
+            f"fit cart to label {config.label}, filter {config.filter}: expected rounds of depth "
+            f"{config.base.depth}, top_k {config.base.top_k}, found 0 of {frame.height} "
+            f"({listed}; offered (depth, top_k): {offered})",
+            hint="use --filter all --label accepted"
             if is_filtered
             else "collect with the base tree, or give its depth and top_k",
         )
@@ -278,10 +275,9 @@ def select_rounds(
     sizes = frame["used"].sum() - num_held_out, num_held_out
     if min(sizes) == 0:
         raise TraceEmptyError(
-            "fit cart, after the split by prompt",
-            expected="rounds to fit to on both sides",
-            found=f"{sizes[0]} for training, {sizes[1]} held out ({listed})",
-            fix="collect more prompts, use another --seed, or --filter all --label accepted",
+            "fit cart, after the split by prompt: expected rounds to fit to on both sides, found "
+            f"{sizes[0]} for training, {sizes[1]} held out ({listed})",
+            hint="collect more prompts, use another --seed, or --filter all --label accepted",
         )
     return frame, split, counts
 

@@ -108,12 +108,10 @@ class Certificate:
             fix = f"decide again on about {self.needed} fresh prompts ({POWER:.0%} power at the "
             fix += f"loss seen; {least} at the least, with no loss at all), or raise --max-loss"
         raise EvidenceError(
-            f"quality contract of {names[0]}",
-            expected=f"a mean loss of at most {contract.max_loss:g} at confidence "
-            f"{contract.confidence:g}",
-            found=f"{first.mean_loss:.4g} over {first.num_prompts} prompts, p-value "
-            f"{first.p_value:.3g}",
-            fix=fix,
+            f"quality contract of {names[0]}: expected a mean loss of at most "
+            f"{contract.max_loss:g} at confidence {contract.confidence:g}, found "
+            f"{first.mean_loss:.4g} over {first.num_prompts} prompts, p-value {first.p_value:.3g}",
+            hint=fix,
         )
 
 
@@ -150,7 +148,7 @@ def count_passing(p_values: Sequence[float], contract: Contract) -> int:
     """The number of settings that pass, from the first on, before one fails."""
     if not p_values:
         raise UsageError(
-            "quality contract", expected="settings to test", found="none", fix="give at least one"
+            "quality contract: expected settings to test, found none", hint="give at least one"
         )
     failing = (place for place, p in enumerate(p_values) if p > contract.level)
     return next(failing, len(p_values))

@@ -296,10 +296,8 @@ class EchoConfig(Record):
         ):
             if size > held:
                 raise UsageError(
-                    flag,
-                    expected=f"at most {held}, as the traces hold",
-                    found=str(size),
-                    fix="lower it, or collect deeper or wider (--depth, --children)",
+                    f"{flag}: expected at most {held}, as the traces hold, found {size}",
+                    hint="lower it, or collect deeper or wider (--depth, --children)",
                 )
 
     def shape(self, levels: tuple[int, ...], thresholds: tuple[float, ...]) -> SparseGates:
@@ -366,10 +364,9 @@ class PairedConfig(DecodingConfig):
     def _seeds_differ(self) -> Self:
         if self.num_seeds > 1 and not self.temperature:
             raise UsageError(
-                "--num-seeds",
-                expected="1 without a temperature: greedy answers repeat",
-                found=str(self.num_seeds),
-                fix="give --temperature, or leave it out",
+                "--num-seeds: expected 1 without a temperature: greedy answers repeat, found "
+                f"{self.num_seeds}",
+                hint="give --temperature, or leave it out",
             )
         return self
 

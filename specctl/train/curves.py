@@ -258,7 +258,7 @@ def trace_curve(
         np.add.at(totals, groups[row], each.numpy())
     if not prompts:
         raise TraceEmptyError(
-            "curve of thresholds", expected="positions", found="none", fix="collect more prompts"
+            "curve of thresholds: expected positions, found none", hint="collect more prompts"
         )
     # A node that reached g thresholds is kept by the first g.
     kept, accepted = np.cumsum(nodes[:, : len(prompts), ::-1], 2)[..., ::-1][..., 1:]

@@ -205,11 +205,10 @@ def saturation_tokens(
         return int(sizes[free[-1]])
     when, place = ("never", -1) if len(free) else ("always", 0)
     raise UsageError(
-        "K_max",
-        expected=f"a clock that {2 * batch_size} to {sizes[-1]:.0f} tokens saturate, as batches of "
-        f"{batch_size} verify: beyond K_max they take a third longer than half as many",
-        found=f"{when} saturated: {sizes[place]:.0f} take {added[place]:.0%} longer",
-        fix="give --max-tokens, or another --cost-model or --batch-size",
+        f"K_max: expected a clock that {2 * batch_size} to {sizes[-1]:.0f} tokens saturate, as "
+        f"batches of {batch_size} verify: beyond K_max they take a third longer than half as "
+        f"many, found {when} saturated: {sizes[place]:.0f} take {added[place]:.0%} longer",
+        hint="give --max-tokens, or another --cost-model or --batch-size",
     )
 
 
@@ -303,10 +302,8 @@ def _times(
     times = [one.time_us for one in found if one.time_us is not None]
     if len(times) < len(shapes):
         raise UsageError(
-            "--thresholds cost",
-            expected="a cost model to predict times with",
-            found="none",
-            fix="measure one with `specctl profile` and give it with --cost-model",
+            "--thresholds cost: expected a cost model to predict times with, found none",
+            hint="measure one with `specctl profile` and give it with --cost-model",
         )
     return times
 
@@ -317,10 +314,9 @@ def _no_sweet_spot(areas: Sequence[Interval], num_rows: int, config: EchoConfig)
     if known := [found.value for found in areas if found.known]:
         fix = f"pass --delta {np.floor(100 * max(known) - 0.5) / 100:.2f}, or another --width"
     return TraceEmptyError(
-        "fit echo",
-        expected=f"a level whose confidence has an area under the ROC curve above {config.delta}",
-        found=f"{listed} over {num_rows} positions",
-        fix=fix,
+        "fit echo: expected a level whose confidence has an area under the ROC curve above "
+        f"{config.delta}, found {listed} over {num_rows} positions",
+        hint=fix,
     )
 
 

@@ -24,10 +24,9 @@ def check_mode(mode: str, *, greedy: bool) -> None:
     """Refuses a mode that the sampling gives nothing to do."""
     if mode == "alg1" and not greedy:
         raise UsageError(
-            "--mode alg1",
-            expected="greedy decoding, which is what the paper's Algorithm 1 states",
-            found="a temperature",
-            fix="use --mode sound, or leave --temperature out",
+            "--mode alg1: expected greedy decoding, which is what the paper's Algorithm 1 "
+            "states, found a temperature",
+            hint="use --mode sound, or leave --temperature out",
         )
 
 

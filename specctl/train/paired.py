@@ -141,34 +141,29 @@ class RunFolder:
         if not known.exists():
             if any(path.iterdir()):
                 raise OutputError(
-                    place,
-                    expected="an empty folder, or one of earlier runs",
-                    found="other files",
-                    fix="choose another --runs",
+                    f"{place}: expected an empty folder, or one of earlier runs, found other files",
+                    hint="choose another --runs",
                 )
             write_whole(known, wanted.encode(), "header of runs")
             return cls(path)
         if not resume:
             raise UsageError(
-                place,
-                expected="a new folder",
-                found="earlier runs",
-                fix="go on with --resume, or choose another --runs",
+                f"{place}: expected a new folder, found earlier runs",
+                hint="go on with --resume, or choose another --runs",
             )
         try:
             theirs = json.loads(known.read_bytes())
         except ValueError as error:
             raise TraceCorruptError(
-                str(known), expected="JSON", found=str(error), fix="choose another --runs"
+                f"{known}: expected JSON, found {error}", hint="choose another --runs"
             ) from error
         ours = json.loads(wanted)
         differing = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
         if differing:
             raise TraceMismatchError(
-                place,
-                expected="the same pair, prompts and sampling",
-                found=f"another {', '.join(differing)}",
-                fix="choose another --runs",
+                f"{place}: expected the same pair, prompts and sampling, found another "
+                f"{', '.join(differing)}",
+                hint="choose another --runs",
             )
         return cls(path)
 
@@ -184,10 +179,8 @@ class RunFolder:
                 answer = Answer.model_validate_json(line)
             except ValidationError as error:
                 raise TraceCorruptError(
-                    f"{path}, line {number}",
-                    expected="an answer",
-                    found=describe_violation(error),
-                    fix="remove that line and go on with --resume",
+                    f"{path}, line {number}: expected an answer, found {describe_violation(error)}",
+                    hint="remove that line and go on with --resume",
                 ) from error
             found[answer.key] = answer
         return found
@@ -205,10 +198,8 @@ class RunFolder:
                 os.fsync(file.fileno())
         except OSError as error:
             raise OutputError(
-                f"{path}",
-                expected="a file that can be appended to",
-                found=reason_of(error),
-                fix="free space or correct permissions, then go on with --resume",
+                f"{path}: expected a file that can be appended to, found {reason_of(error)}",
+                hint="free space or correct permissions, then go on with --resume",
             ) from error
 
     def _file(self, policy: Policy) -> Path:
@@ -459,10 +450,8 @@ def losses_of(strict: Answers, relaxed: Answers, kind: LossKind) -> Floats:
 def nothing_to_check() -> EvidenceError:
     """The refusal of prompts that cannot be judged."""
     return EvidenceError(
-        "prompts of a quality contract",
-        expected="prompts with checkable answers",
-        found="none",
-        fix="give prompts with an `answer`, such as the embedded ones or GSM8K",
+        "prompts of a quality contract: expected prompts with checkable answers, found none",
+        hint="give prompts with an `answer`, such as the embedded ones or GSM8K",
     )
 
 

@@ -167,10 +167,8 @@ def save_fit(
     if model is not None:
         if fit.check_twin is None:
             raise InvariantError(
-                f"fit of {fit.policy.name}",
-                expected="a check of its ONNX twin",
-                found="none",
-                fix="give check_twin",
+                f"fit of {fit.policy.name}: expected a check of its ONNX twin, found none",
+                hint="give check_twin",
             )
         fit.check_twin(model)
     origin = Origin(
@@ -208,8 +206,7 @@ def check_twin(
             raise ArtifactError(
                 "E_TWIN",
                 "ONNX twin",
-                expected="the rule's decision on everything held out",
-                found=f"another on {int(differs.sum())} of {len(rows)}, first for "
-                f"{rows[differs][0].numpy()!r}",
-                fix="report this policy and the onnxruntime version; nothing was written",
+                "expected the rule's decision on everything held out, found another on "
+                f"{int(differs.sum())} of {len(rows)}, first for {rows[differs][0].numpy()!r}",
+                hint="report this policy and the onnxruntime version; nothing was written",
             )

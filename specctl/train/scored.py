@@ -94,10 +94,8 @@ def read_sides(source: LoggedNodes, prompt_ids: Iterable[str], config: ScoredCon
     ):
         if wanted > held:
             raise UsageError(
-                option,
-                expected=f"at most {held}, which the traces hold",
-                found=str(wanted),
-                fix="lower it, or collect larger trees",
+                f"{option}: expected at most {held}, which the traces hold, found {wanted}",
+                hint="lower it, or collect larger trees",
             )
     split = split_prompts(prompt_ids, held_out_frac=config.held_out_frac, seed=config.seed)
     fields = nodes.model_dump()
@@ -160,10 +158,9 @@ def choose_beta(curve: Curve, config: ScoredConfig) -> float:
     if index is None:
         most = curve.accepted[:, 0].sum() / max(1, curve.longest.sum())
         raise UsageError(
-            f"--recall {config.recall:g}",
-            expected="a share of accepted tokens that some beta keeps",
-            found=f"at most {most:.4f}, at beta {curve.betas[0]:.1g}",
-            fix="lower it, raise --second-top-k, or fit other features",
+            f"--recall {config.recall:g}: expected a share of accepted tokens that some beta "
+            f"keeps, found at most {most:.4f}, at beta {curve.betas[0]:.1g}",
+            hint="lower it, raise --second-top-k, or fit other features",
         )
     return curve.betas[index]
 

@@ -137,10 +137,9 @@ def bin_edges(logp: Floats, of_accepted: Floats, num_bins: int) -> Floats:
     edges = edges[edges < float(logp.max())]  # nothing lies above the last one otherwise
     if len(edges) == 0:
         raise UsageError(
-            "draft probabilities of the traces",
-            expected="different ones, to tell nodes apart by",
-            found="the same for all accepted nodes",
-            fix="collect traces of more prompts",
+            "draft probabilities of the traces: expected different ones, to tell nodes apart by, "
+            "found the same for all accepted nodes",
+            hint="collect traces of more prompts",
         )
     ascending: Floats = edges.astype(np.float64)
     return ascending

@@ -209,10 +209,9 @@ def watch(
     if reference.num_units < MIN_PROMPTS or not stream.num_units:
         noun = "prompts" if unit == "prompt" else f"whole {unit}s"
         raise TraceEmptyError(
-            f"{noun} to watch",
-            expected=f"at least {MIN_PROMPTS} of the reference and one after them",
-            found=f"{reference.num_units} and {stream.num_units}",
-            fix="collect more, or name other traces as --reference",
+            f"{noun} to watch: expected at least {MIN_PROMPTS} of the reference and one after "
+            f"them, found {reference.num_units} and {stream.num_units}",
+            hint="collect more, or name other traces as --reference",
         )
     ranks = ranks_of(reference, stream, seed)
     own = {group: wealth(np.stack([*found.values()], 1)) for group, found in ranks.items()}

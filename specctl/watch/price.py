@@ -192,10 +192,9 @@ def check_pair(traces: TraceSet, served: TraceSet, option: str) -> TraceSet:
     for role in ("target_digest", "drafter_digest"):
         if getattr(ours, role) != getattr(theirs, role):
             raise TraceMismatchError(
-                f"{option}, {role}",
-                expected=f"{getattr(ours, role)}, as in the traces of the traffic",
-                found=str(getattr(theirs, role)),
-                fix="name traces of the pair that serves",
+                f"{option}, {role}: expected {getattr(ours, role)}, as in the traces of the "
+                f"traffic, found {getattr(theirs, role)}",
+                hint="name traces of the pair that serves",
             )
     limits = [
         {str(one.collect.get("max_new_tokens")) for one in of.headers} for of in (served, traces)
@@ -203,11 +202,9 @@ def check_pair(traces: TraceSet, served: TraceSet, option: str) -> TraceSet:
     if len(limits[0] | limits[1]) > 1:
         shown = [" and ".join(sorted(of)) for of in limits]
         raise TraceMismatchError(
-            f"{option}, max_new_tokens",
-            expected=f"{shown[0]}, as in the traces of the traffic, since the length of a text "
-            "moves every figure",
-            found=shown[1],
-            fix=f"name traces of the same limit: specctl collect --max-new-tokens {shown[0]}",
+            f"{option}, max_new_tokens: expected {shown[0]}, as in the traces of the traffic, "
+            f"since the length of a text moves every figure, found {shown[1]}",
+            hint=f"name traces of the same limit: specctl collect --max-new-tokens {shown[0]}",
         )
     return traces
 

@@ -148,10 +148,9 @@ def families_to_search(policy: Policy, manifest: Manifest | None) -> tuple[str, 
     """
     if not isinstance(policy.acceptance, Strict):
         raise UsageError(
-            f"recalibration of {policy.name}",
-            expected="a policy that writes the logged text, which replay can judge",
-            found=f"acceptance {policy.acceptance.kind}",
-            fix=_certifying(policy, manifest),
+            f"recalibration of {policy.name}: expected a policy that writes the logged text, "
+            f"which replay can judge, found acceptance {policy.acceptance.kind}",
+            hint=_certifying(policy, manifest),
         )
     fit = {} if manifest is None or manifest.fit is None else manifest.fit
     if fit.get("kind") == "tune":
@@ -161,10 +160,9 @@ def families_to_search(policy: Policy, manifest: Manifest | None) -> tuple[str, 
     parts = [_without_searched(part) for part in (policy.shape, *policy.additions.values())]
     if None in parts:
         raise UsageError(
-            f"recalibration of {policy.name}",
-            expected="a policy with settings to search, or an artifact of fit or tune",
-            found="neither",
-            fix="name what to search with --family: specctl tune --show-grid lists it",
+            f"recalibration of {policy.name}: expected a policy with settings to search, or an "
+            "artifact of fit or tune, found neither",
+            hint="name what to search with --family: specctl tune --show-grid lists it",
         )
     return ("+".join(map(str, parts)),)
 

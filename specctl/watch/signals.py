@@ -282,10 +282,9 @@ def _served(traces: TraceSet, policy: Policy) -> Prompts:
             parts.append(_summed(table, digest))
     if not parts:
         raise TraceEmptyError(
-            "live traces",
-            expected=f"rounds of the policy {digest[:19]}",
-            found=f"rounds of {', '.join(sorted(name[:19] for name in others)) or 'none'}",
-            fix="name the policy that the traffic was served with: specctl show TRACES",
+            f"live traces: expected rounds of the policy {digest[:19]}, found rounds of "
+            f"{', '.join(sorted(name[:19] for name in others)) or 'none'}",
+            hint="name the policy that the traffic was served with: specctl show TRACES",
         )
     return _with_nodes(join(parts), traces, policy, np.concatenate(whole_rounds))
 

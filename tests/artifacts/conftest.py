@@ -24,8 +24,9 @@ def refused(code: str, attempt: Callable[..., Any], *given: Any, **options: Any)
         attempt(*given, **options)
     error = caught.value
     assert error.code == code, str(error)
-    assert all((error.field, error.expected, error.found, error.fix)), vars(error)
-    assert str(error).startswith(f"{code} {error.what}: expected {error.expected}, found ")
+    assert all((error.field, error.problem, error.hint)), vars(error)
+    assert str(error).startswith(f"{code} {error.field}")
+    assert str(error).endswith(f": {error.problem}; {error.hint}")
     assert error.exit_code == 3
     assert str(error).isprintable()
     assert len(str(error)) < 1500

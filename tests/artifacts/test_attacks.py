@@ -96,8 +96,7 @@ def test_what_must_not_be_loaded_is_not(
     assert told["artifact"] == str(folder)
     assert told["field"]
     assert told["line"] == (
-        f"{code} {told['field']} of {folder}: expected {told['expected']}, found "
-        f"{told['found']}; {told['fix']}"
+        f"{code} {told['field']} of {folder}: {told['problem']}; {told['hint']}"
     )
     assert told["line"].isprintable()
     assert len(told["line"]) < 1500

@@ -47,7 +47,7 @@ def test_a_share_that_goes_away_while_it_is_read_is_a_refusal(
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     monkeypatch.setattr(os, call, fail)
-    assert refused("E_MISSING", load_artifact, folder).found == os.strerror(errno.ESTALE)
+    assert os.strerror(errno.ESTALE) in str(refused("E_MISSING", load_artifact, folder))
 
 
 def test_what_the_hub_leaves_is_never_opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,7 +137,7 @@ def test_what_the_loader_would_refuse_is_not_written(
 ) -> None:  # fmt: skip
     error = refused(code, save_artifact, tmp_path / "a", policy, origin, card=card)
     assert field in error.field
-    assert fix in error.fix
+    assert fix in error.hint
     assert error.artifact == str(tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
 
@@ -186,7 +186,7 @@ def test_a_failed_publication_keeps_the_older_artifact(
     write_artifact(tmp_path / "a", "chain")
 
     def refuse(*_: object, **__: object) -> None:
-        raise ArtifactError("E_POLICY", "policy record", expected="x", found="y")
+        raise ArtifactError("E_POLICY", "policy record", "expected x, found y")
 
     with monkeypatch.context() as patch:
         patch.setattr(save, "load_files", refuse)

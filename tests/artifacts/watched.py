@@ -20,7 +20,7 @@ from specctl.errors import ArtifactError
 
 FORBIDDEN = ("pickle", "subprocess", "socket", "os.system", "os.exec", "os.posix_spawn")
 LIBRARIES = ("joblib", "onnx", "onnxruntime")
-FACTS = ("code", "field", "artifact", "expected", "found", "fix", "exit_code")
+FACTS = ("code", "field", "artifact", "problem", "hint", "exit_code")
 did: list[list[str]] = []
 swaps: list[Any] = []
 

@@ -71,7 +71,12 @@ def refuses(code: int, *arguments: object) -> str:
     assert outcome.err.startswith("error: "), outcome
     assert outcome.err.count("\n") == 1, outcome.err
     assert outcome.err.endswith("\n")
-    assert (outcome.code, outcome.out) == (code, ""), outcome
+    assert outcome.code == code, outcome
+    if "--json" not in arguments:
+        assert outcome.out == "", outcome
+    elif outcome.out.startswith('{"error"'):
+        parts = json.loads(outcome.out)["error"]
+        assert outcome.err == f"error: {parts['message']}; {parts['hint']}\n"
     return outcome.err
 
 

@@ -260,7 +260,7 @@ def test_the_handler_is_restored_and_ctrl_c_is_told_apart(
     assert specctl("traces", "verify", tmp_path).code == 130
 
     def refuse() -> None:
-        raise SpecctlError("x", expected="e", found="f", fix="g")
+        raise SpecctlError("x: expected e, found f", hint="g")
 
     verify_ends(refuse)
     assert specctl("traces", "verify", tmp_path).code == 1

@@ -227,7 +227,7 @@ def test_a_fit_of_traces_that_it_cannot_write_says_so_and_goes_on(
     shutil.rmtree(traces / "snapshots", ignore_errors=True)
 
     def refuse(store: LocalStore, key: str, data: bytes) -> None:
-        raise StoreError(key, expected="a right to write", found="none", fix="ask for it")
+        raise StoreError(f"{key}: expected a right to write, found none", hint="ask for it")
 
     monkeypatch.setattr(LocalStore, "put_new", refuse)
     outcome = specctl("fit", "cart", traces, "-o", tmp_path / "policy", *ALL_ROUNDS)

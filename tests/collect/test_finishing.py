@@ -119,7 +119,7 @@ def test_signals_that_are_ignored_stay_ignored_and_other_threads_change_none() -
 def draft(drafting: None, text: Answered, summary: DenseSummary) -> list[dict[str, Any]]:
     """Rows at no cost; prompt `x` cannot be drafted."""
     if text.prompt_id == "x":
-        raise PromptError("x", expected="e", found="f", fix="g")
+        raise PromptError("x: expected e, found f", hint="g")
     return [tables_of([text.prompt_id])]
 
 

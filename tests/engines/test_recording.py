@@ -288,14 +288,14 @@ class Failing:
     def commit(self, *_: object, **__: object) -> Any:
         if self.gate is not None:
             self.gate.wait()
-        raise OutputError("disk", expected="space", found="none", fix="free some")
+        raise OutputError("disk: expected space, found none", hint="free some")
 
     def close(self) -> None:
         return None
 
 
 def refused() -> Any:
-    raise OutputError("folder", expected="one to write to", found="none", fix="choose another")
+    raise OutputError("folder: expected one to write to, found none", hint="choose another")
 
 
 @pytest.mark.parametrize("open_writer", [Failing, refused], ids=["disk full", "unwritable"])

@@ -167,7 +167,7 @@ def test_an_outage_is_not_an_absent_signature(monkeypatch: pytest.MonkeyPatch) -
     put(Content(store), statement(ONE.digest, "name"))
 
     def get(key: str, *, max_bytes: int) -> bytes:
-        raise TransientError(key, expected="an answer", found="none", fix="retry")
+        raise TransientError(f"{key}: expected an answer, found none", hint="retry")
 
     monkeypatch.setattr(store, "get", get)
     for use in (

@@ -213,7 +213,7 @@ def test_a_listing_that_nobody_can_read_stops_no_reader(monkeypatch: pytest.Monk
     push(writer_on(store), package("one"), NAME)
 
     def objects(prefix: str) -> Iterator[StoredObject]:
-        raise UnreadableError(prefix, expected="keys", found="another", fix="remove it")
+        raise UnreadableError(f"{prefix}: expected keys, found another", hint="remove it")
 
     monkeypatch.setattr(store, "objects", objects)
     log = registry_on(store).log(NAME)

@@ -140,8 +140,8 @@ def test_every_alias_of_a_version_is_checked(store: MemoryStore) -> None:
 
 
 OUTAGES = (
-    TransientError("store", expected="an answer", found="none", fix="try again"),
-    StoreError("store", expected="a role", found="Access Denied", fix="check it"),
+    TransientError("store: expected an answer, found none", hint="try again"),
+    StoreError("store: expected a role, found Access Denied", hint="check it"),
 )
 
 

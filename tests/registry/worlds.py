@@ -106,7 +106,7 @@ class Unsure(Wrapped):
         outcome = self.outcomes.pop(0) if word == "put" and self.outcomes else "good"
         found = None if outcome == "lost" else act()
         if outcome in ("lost", "late"):
-            raise UnknownOutcomeError(key, expected="an answer", found="none", fix="retry")
+            raise UnknownOutcomeError(f"{key}: expected an answer, found none", hint="retry")
         return found
 
 
@@ -143,7 +143,7 @@ class Dark(Wrapped):
             if not self.is_dark:
                 return found
         error = UnknownOutcomeError if word == "put" else TransientError
-        raise error(key, expected="an answer", found="none", fix="try again")
+        raise error(f"{key}: no answer", hint="try again")
 
 
 @dataclass

@@ -285,7 +285,7 @@ def test_time_is_never_guessed_and_both_sides_hold_prompts(
 def test_a_load_that_was_not_measured_is_refused_before_reading(log: DenseLog) -> None:
     class Narrow:
         def round_us(self, steps: Any) -> Any:
-            raise UsageError("batch", expected="at most 4", found="8", fix="measure it")
+            raise UsageError("batch: expected at most 4, found 8", hint="measure it")
 
     @contextmanager
     def never(label: str, total: int) -> Iterator[Any]:

@@ -252,8 +252,8 @@ def test_a_place_that_cannot_be_written_is_refused_first(
     assert "choose another --out" in outcome.err
 
 
-NO_SPOT = TraceEmptyError("fit echo", expected="a sweet spot", found="none", fix="lower --delta")
-NO_ROOM = OutputError("fits", expected="room", found="none", fix="free some")
+NO_SPOT = TraceEmptyError("fit echo: expected a sweet spot, found none", hint="lower --delta")
+NO_ROOM = OutputError("fits: expected room, found none", hint="free some")
 
 
 def tried(out: Path, **fits: str | SpecctlError) -> list[Attempt]:

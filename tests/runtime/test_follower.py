@@ -38,7 +38,7 @@ from tests.runtime.toy import toy_requests
 from tests.runtime.toy_loops import Kept, loop_of, texts_of
 
 ROOMY = Policy(shape=StaticTree(depth=11, top_k=10, num_tokens=1000))
-AWAY = StoreError("team", expected="this", found="that", fix="do so")
+AWAY = StoreError("team: expected this, found that", hint="do so")
 
 
 def taken(follower: Follower) -> bool:

@@ -36,12 +36,12 @@ class Faulty:
         if outcome != "lost":
             self.inner.put_new(key, data)
         if outcome in ("lost", "late"):
-            raise UnknownOutcomeError(key, expected="an answer", found="a timeout", fix="retry")
+            raise UnknownOutcomeError(f"{key}: expected an answer, found a timeout", hint="retry")
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         if self.outcomes and self.outcomes[0] == "unreadable":
             self.outcomes.pop(0)
-            raise TransientError(key, expected="an answer", found="a timeout", fix="retry")
+            raise TransientError(f"{key}: expected an answer, found a timeout", hint="retry")
         return self.inner.get(key, max_bytes=max_bytes)
 
 
@@ -85,7 +85,7 @@ def answering(how: str, root: Path) -> Callable[[str, bytes], None]:
     def put_new(key: str, data: bytes) -> None:
         if how == "taken, and overwrites":
             (root / key).write_bytes(data)
-        raise KeyTakenError(key, expected="a free key", found="a taken one", fix="read")
+        raise KeyTakenError(f"{key}: expected a free key, found a taken one", hint="read")
 
     return put_new
 

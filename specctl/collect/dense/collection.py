@@ -267,7 +267,7 @@ def response_ids(
         whole = tokenizer.decode([*prompt_ids, *ids], clean_up_tokenization_spaces=False)
         if whole != before + turn:
             raise response.entry.refuse(
-                "a response that its tokens spell",
+                "expected a response that its tokens spell, found "
                 f"{whole.removeprefix(before)[:24]!r} for {turn[:24]!r}",
                 "give 'token_ids' instead",
             )
@@ -278,7 +278,11 @@ def response_ids(
     unknown = [token for token in turn if token >= target.model.vocab_size]
     if unknown:
         expected = f"token ids below {target.model.vocab_size}"
-        raise response.entry.refuse(expected, str(unknown[0]), "use the target's own tokens")
+        raise response.entry.refuse(
+            f"expected {expected}, found {unknown[0]}", "use the target's own tokens"
+        )
     if not set(target.eos_ids).isdisjoint(turn[:-1]):
-        raise response.entry.refuse("the end-of-text token at the end alone", "tokens behind it")
+        raise response.entry.refuse(
+            "expected the end-of-text token at the end alone, found tokens behind it"
+        )
     return turn

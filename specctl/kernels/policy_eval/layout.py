@@ -170,10 +170,9 @@ class PolicyBuffer:
         """
         if packed.layout != self.layout:
             raise UsageError(
-                "parameter buffer",
-                expected=f"a policy of its layout, {self.layout}",
-                found=str(packed.layout),
-                fix="capture the graphs again with a buffer for this policy",
+                f"parameter buffer: expected a policy of its layout, {self.layout}, found "
+                f"{packed.layout}",
+                hint="capture the graphs again with a buffer for this policy",
             )
         self.storage.copy_(packed.storage, non_blocking=True)
 
@@ -265,8 +264,6 @@ def _exact(what: str, values: Sequence[float]) -> NDArray[np.float32]:
 def _require(what: str, holds: bool, expected: str, found: object) -> None:  # noqa: FBT001
     if not holds:
         raise UsageError(
-            f"parameter buffer, {what}",
-            expected=expected,
-            found=str(found),
-            fix="decide by the torch rule, or correct the policy",
+            f"parameter buffer, {what}: expected {expected}, found {found}",
+            hint="decide by the torch rule, or correct the policy",
         )

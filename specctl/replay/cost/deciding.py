@@ -41,10 +41,9 @@ def deciding_policies(specs: Sequence[str], pair: Pair) -> list[Policy]:
     still = [one.label for one in named if not decider_of(one.policy)]
     if still or (named and pair.drafter is None):
         raise UsageError(
-            "--policy",
-            expected="a policy that decides by its drafts, and a drafter that makes them",
-            found=f"{still[0]}, which decides nothing" if still else "a target alone",
-            fix="leave it out: the table has its time",
+            "--policy: expected a policy that decides by its drafts, and a drafter that makes "
+            f"them, found {f'{still[0]}, which decides nothing' if still else 'a target alone'}",
+            hint="leave it out: the table has its time",
         )
     return list(found.values())
 

@@ -108,10 +108,9 @@ def engine_steps(traces: TraceSet) -> EngineSteps:
     if not steps["same"].all():
         wrong = steps.filter(~pl.col("same")).row(0, named=True)
         raise TraceMismatchError(
-            f"step {wrong['step_idx']} of run {wrong['run']}",
-            expected="the same figures in all of its rows",
-            found="different ones",
-            fix="fit to each set by itself, to find the one that is wrong",
+            f"step {wrong['step_idx']} of run {wrong['run']}: expected the same figures in all "
+            "of its rows, found different ones",
+            hint="fit to each set by itself, to find the one that is wrong",
         )
     place = pl.int_range(pl.len()).over("run") * STRETCHES // pl.len().over("run")
     steps = steps.with_columns(stretch=place)
@@ -142,10 +141,8 @@ def fit_engine(traces: TraceSet) -> EngineCost:
     seen, held = steps.at(~is_held), steps.at(is_held)
     if len(seen.stretch) + len(held.stretch) < MIN_STEPS or not is_held.any():
         raise UsageError(
-            "steps of the engine",
-            expected=f"at least {MIN_STEPS}",
-            found=str(len(steps.stretch)),
-            fix="log more requests, at every load that matters",
+            f"steps of the engine: expected at least {MIN_STEPS}, found {len(steps.stretch)}",
+            hint="log more requests, at every load that matters",
         )
     measured, expires = validity(datetime.now(UTC))
     one, drafts = np.ones(len(seen.stretch)), (seen.levels > 0).astype(np.float64)
@@ -260,11 +257,10 @@ def _one_engine(traces: TraceSet) -> dict[str, Any]:
     for other, found in engines.items():
         if found != facts or facts["engine"] is None:
             raise TraceMismatchError(
-                f"traces {other}",
-                expected="those of one engine, version, dtype and machine",
-                found=_in_words(found)
-                + (f"; {name}: {_in_words(facts)}" if found != facts else ""),
-                fix="log inside the engine with its plugin, and fit to each engine by itself",
+                f"traces {other}: expected those of one engine, version, dtype and machine, "
+                "found "
+                f"{_in_words(found)}{f'; {name}: {_in_words(facts)}' if found != facts else ''}",
+                hint="log inside the engine with its plugin, and fit to each engine by itself",
             )
     return facts
 

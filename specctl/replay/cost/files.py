@@ -71,20 +71,17 @@ def load_cost_model(path: Path) -> AnyCost:
     except OSError as error:
         advice = "check the path, or write one with specctl profile"
         raise InputError(
-            f"cost model {path}",
-            expected=f"a file that can be read, or one of {', '.join(names)}",
-            found=reason_of(error),
-            fix=did_you_mean(str(path), names, advice),
+            f"cost model {path}: expected a file that can be read, or one of {', '.join(names)}, "
+            f"found {reason_of(error)}",
+            hint=did_you_mean(str(path), names, advice),
         ) from error
     except ValidationError as error:
-        found = describe_violation(error)
+        problem = describe_violation(error)
     except ArtifactError as error:
-        found = error.found
+        problem = error.problem
     raise InputError(
-        f"cost model {path}",
-        expected="the fields of docs/cost-model.md",
-        found=found,
-        fix="correct that, or measure again with specctl profile",
+        f"cost model {path} is not as docs/cost-model.md says: {problem}",
+        hint="correct that, or measure again with specctl profile",
     )
 
 
@@ -114,10 +111,9 @@ def parse_linear(text: str) -> LinearCost:
     except ValueError as error:
         found = str(error)
     raise UsageError(
-        "--linear",
-        expected=f"rates in us, name=value, comma-separated: {', '.join(RATES)}",
-        found=found,
-        fix="correct that rate",
+        f"--linear: expected rates in us, name=value, comma-separated: {', '.join(RATES)}, found "
+        f"{found}",
+        hint="correct that rate",
     )
 
 
@@ -198,10 +194,9 @@ def check_clock(model: CostModel, *, force: bool) -> None:
     check = model.failed_check
     if check is not None and not force:
         raise ClockError(
-            "cost model",
-            expected=f"speeds within {LARGEST_ERROR:.0%} of the measured ones in its own check",
-            found=_off_by(check),
-            fix="measure again on a quiet machine with specctl profile, or go on with --force",
+            f"cost model: expected speeds within {LARGEST_ERROR:.0%} of the measured ones in its "
+            f"own check, found {_off_by(check)}",
+            hint="measure again on a quiet machine with specctl profile, or go on with --force",
         )
 
 

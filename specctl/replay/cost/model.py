@@ -316,10 +316,9 @@ class CostModel(Record, ABC):
         require_slope(self)
         if max_tokens <= batch_size:
             raise UsageError(
-                "max_tokens of a step cost",
-                expected=f"more than the {batch_size} roots",
-                found=str(max_tokens),
-                fix="raise it",
+                f"max_tokens of a step cost: expected more than the {batch_size} roots, found "
+                f"{max_tokens}",
+                hint="raise it",
             )
         sizes = np.arange(batch_size, max_tokens + 1)
         most = np.where(sizes < self.smallest_tier, sizes, max_tokens) / batch_size
@@ -343,10 +342,8 @@ class CostModel(Record, ABC):
     def _check_drafter(self) -> None:
         if not self.drafts:
             raise UsageError(
-                "cost model",
-                expected="timings of a drafter",
-                found="a target alone",
-                fix="profile the pair: specctl profile --drafter ...",
+                "cost model: expected timings of a drafter, found a target alone",
+                hint="profile the pair: specctl profile --drafter ...",
             )
 
 
@@ -359,10 +356,9 @@ def require_slope(model: CostModel | None) -> CostModel:
     if model is not None and model.rises:
         return model
     raise UsageError(
-        "budget decision",
-        expected="a cost model whose verification time rises with the tokens",
-        found="none" if model is None else f"a flat one, {model.digest[:19]}",
-        fix="measure one (specctl profile) and give it with --cost-model",
+        "budget decision: expected a cost model whose verification time rises with the tokens, "
+        f"found {'none' if model is None else f'a flat one, {model.digest[:19]}'}",
+        hint="measure one (specctl profile) and give it with --cost-model",
     )
 
 
@@ -431,10 +427,9 @@ class Grid(Record):
         if np.any(batch > largest):
             found = int(np.max(batch))
             raise UsageError(
-                "batch size of the cost model",
-                expected=f"at most {largest}, the largest that was measured",
-                found=str(found),
-                fix=f"measure it too: specctl profile --batch-sizes ...,{found}",
+                f"batch size of the cost model: expected at most {largest}, the largest that was "
+                f"measured, found {found}",
+                hint=f"measure it too: specctl profile --batch-sizes ...,{found}",
             )
         points = np.broadcast_arrays(batch_sizes, context_tokens, sizes)
         axes = (self.batch_sizes, self.context_tokens, self.sizes)
@@ -597,10 +592,9 @@ class TableCost(CostModel):
         grid: Grid = getattr(self if name == part else self.draft, name)
         if name == "level" and grid.sizes == (1,) and np.any(np.asarray(sizes) > 1):
             raise UsageError(
-                "nodes a level of the cost model",
-                expected="1, as it was measured with chains alone",
-                found=f"a tree of {int(np.max(sizes))}",
-                fix="measure trees too: specctl profile --widths 1,4,10",
+                "nodes a level of the cost model: expected 1, as it was measured with chains "
+                f"alone, found a tree of {int(np.max(sizes))}",
+                hint="measure trees too: specctl profile --widths 1,4,10",
             )
         return grid.read(sizes, batch, context)
 

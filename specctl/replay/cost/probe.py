@@ -181,10 +181,9 @@ def check_captured(counters: GraphCounters) -> None:
 def not_in_graphs(found: str) -> UsageError:
     """The refusal to time rounds as graphs."""
     return UsageError(
-        "--rounds graphs",
-        expected="rounds that can be captured, on CUDA with fused kernels",
-        found=found,
-        fix="--rounds ordinary times the ordinary loop",
+        "--rounds graphs: expected rounds that can be captured, on CUDA with fused kernels, "
+        f"found {found}",
+        hint="--rounds ordinary times the ordinary loop",
     )
 
 

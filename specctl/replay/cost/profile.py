@@ -108,7 +108,7 @@ def check_grid(pair: Pair, grid: ProfileGrid) -> None:
         ("--contexts", longest <= room, f"at most {room}, the model's room", longest),
     ):
         if not holds:
-            raise UsageError(option, expected=expected, found=str(found), fix="change it")
+            raise UsageError(f"{option}: expected {expected}, found {found}", hint="change it")
 
 
 def tree_shapes(tokens: Sequence[int], widths: Sequence[int]) -> list[StaticTree]:
@@ -306,10 +306,8 @@ def fit_grid(times: Times) -> Grid:
     medians, spreads = np.empty((2, *(len(axis) for axis in axes)))
     if len(times) != medians.size:
         raise InvariantError(
-            "grid of timings",
-            expected=f"{medians.size} points",
-            found=f"{len(times)}",
-            fix="report this grid",
+            f"grid of timings: expected {medians.size} points, found {len(times)}",
+            hint="report this grid",
         )
     for point, us in times.items():
         place = tuple(axis.index(value) for axis, value in zip(axes, point, strict=True))

@@ -256,10 +256,9 @@ class EngineCost(RateCost):
         largest, found = self.support.batch_size.high, float(np.max(steps.batch_size, initial=0))
         if found > largest:
             raise UsageError(
-                "batch size of the cost model",
-                expected=f"at most {largest:g}, the largest that {self.engine} ran",
-                found=f"{found:g}",
-                fix="log the engine at that load, and fit again with specctl profile --from",
+                f"batch size of the cost model: expected at most {largest:g}, the largest that "
+                f"{self.engine} ran, found {found:g}",
+                hint="log the engine at that load, and fit again with specctl profile --from",
             )
         prompt = np.asarray(steps.prompt_tokens, np.float64)
         more_us = self.verify_prompt_token_us - self.verify_token_us

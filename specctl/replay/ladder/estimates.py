@@ -116,10 +116,9 @@ def _check_labels(accepted: Bools) -> None:
     """Refuses labels of one kind: any probability would explain them."""
     if len(np.unique(accepted)) < 2:
         raise TraceEmptyError(
-            "calibration",
-            expected="accepted and rejected draft tokens",
-            found=f"{len(accepted)} of one kind",
-            fix="collect traces of more prompts, or with another drafter",
+            f"calibration: expected accepted and rejected draft tokens, found {len(accepted)} of "
+            "one kind",
+            hint="collect traces of more prompts, or with another drafter",
         )
 
 
@@ -173,10 +172,9 @@ def fit_estimates(
         first = nodes.depth == 1
         if np.isnan(nodes.target_logp[first]).any():
             raise TraceError(
-                "dense traces of sampled texts",
-                expected="the target's log-probability at every node of depth 1",
-                found="none",
-                fix="collect them again with this specctl",
+                "dense traces of sampled texts: expected the target's log-probability at every "
+                "node of depth 1, found none",
+                hint="collect them again with this specctl",
             )
         return np.where(first, np.exp(nodes.target_logp), prob)
 

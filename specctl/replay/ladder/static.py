@@ -155,10 +155,9 @@ def fastest(
         on_setting()
     if not rates:
         raise UsageError(
-            "static rungs of the ladder",
-            expected="a log that contains the growth of static trees",
-            found="expansions missing in over 1% of the rounds of every setting",
-            fix="collect with --nested",
+            "static rungs of the ladder: expected a log that contains the growth of static "
+            "trees, found expansions missing in over 1% of the rounds of every setting",
+            hint="collect with --nested",
         )
     best = max(rates, key=rates.__getitem__)
     return shapes[best], rates[best], len(rates)

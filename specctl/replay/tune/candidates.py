@@ -118,7 +118,11 @@ def parse_families(
         pair: that artifacts must be of.
     """
     if len(set(names)) < len(names):
-        raise refused("--family", "each of them once", ", ".join(names), "remove the repeated one")
+        raise refused(
+            "--family",
+            f"expected each of them once, found {', '.join(names)}",
+            "remove the repeated one",
+        )
     families = [_family(name, pair) for name in names]
     given: dict[str, tuple[str, ...]] = {}
     for text in grids:
@@ -126,13 +130,15 @@ def parse_families(
         words = tuple(dict.fromkeys(word.strip() for word in values.split(",")))
         if not name or not all(words):
             fix = "separate values by commas"
-            raise refused("--grid", "field=v1,v2,...", repr(text), fix)
+            raise refused("--grid", f"expected field=v1,v2,..., found {text!r}", fix)
         given[name.strip()] = words
     known = sorted({name for family in families for name in family.grid})
     for name, words in given.items():
         if name not in known:
             expected = f"a setting that is searched: {', '.join(known) or 'none'}"
-            raise refused("--grid", expected, name, "check the name, or name its family")
+            raise refused(
+                "--grid", f"expected {expected}, found {name}", "check the name, or name its family"
+            )
         families = [family.replaced(name, words) for family in families]
     return families
 
@@ -161,14 +167,16 @@ def static_families(top_k: int) -> list[SearchedFamily]:
 def _family(name: str, pair: PairFingerprint | None) -> SearchedFamily:
     shape, *budgets = pieces(name)
     if len(budgets) > 1:
-        raise refused(f"--family {name}", "one budget at most", str(len(budgets)), "name one")
+        raise refused(
+            f"--family {name}", f"expected one budget at most, found {len(budgets)}", "name one"
+        )
     budget = "".join(budgets)
     budget_grid: Mapping[str, Values] = {}
     if budget:
         word = budget.partition(":")[0]
         if word not in BUDGET_GRIDS:
             expected = f"a budget among {', '.join(BUDGET_GRIDS)}"
-            raise refused(f"--family {name}", expected, word, "name one")
+            raise refused(f"--family {name}", f"expected {expected}, found {word}", "name one")
         budget_grid = _free(BUDGET_GRIDS[word], budget)
     if os.path.isdir(shape):
         artifact = resolve_policy(shape, pair, allow_lossy=True)
@@ -181,12 +189,16 @@ def _family(name: str, pair: PairFingerprint | None) -> SearchedFamily:
         known = [key.partition("=")[2] for key in SHAPE_GRIDS if _has_setting(key)]
         if signal not in known:
             expected = f"stop:signal= one of {', '.join(known)}"
-            raise refused(f"--family {name}", expected, signal or "none", "name one")
+            raise refused(
+                f"--family {name}", f"expected {expected}, found {signal or 'none'}", "name one"
+            )
         word = f"stop:signal={signal}"
     if word not in SHAPE_GRIDS:
         searched = [key for key, grid in SHAPE_GRIDS.items() if grid and not _has_setting(key)]
         expected = f"{', '.join(searched)}, stop, maybe + a budget, or the folder of an artifact"
-        raise refused("--family", expected, repr(name), "check the name or the path")
+        raise refused(
+            "--family", f"expected {expected}, found {name!r}", "check the name or the path"
+        )
     grid = SHARED_GRIDS.get(word, SHAPE_GRIDS[word]) if budget else SHAPE_GRIDS[word]
     return SearchedFamily(name, shape, budget, {**_free(grid, shape), **budget_grid})
 
@@ -324,15 +336,15 @@ def grow(family: SearchedFamily, conditions: Conditions, *, may_be_empty: bool =
     if not (inside or may_be_empty) and num_not_run:
         raise refused(
             f"--family {family.name}",
-            "settings that the engine of --for runs",
-            f"none among {num_not_run} of its grid",
+            f"expected settings that the engine of --for runs, found none among {num_not_run} of "
+            "its grid",
             "leave it out, or see which policies the engine runs in docs/engines.md",
         )
     if not (inside or may_be_empty):
         raise refused(
             f"--family {family.name}",
-            f"settings within the log's {support.depth} levels and top_k {support.top_k}",
-            f"all {num_beyond} of its grid beyond them",
+            f"expected settings within the log's {support.depth} levels and top_k "
+            f"{support.top_k}, found all {num_beyond} of its grid beyond them",
             "collect a deeper or wider log, or give smaller values with --grid",
         )
     searched = FamilySearch(
@@ -359,8 +371,7 @@ def _points(family: SearchedFamily, conditions: Conditions) -> Iterator[dict[str
     if prod(map(len, grid.values())) > MAX_SETTINGS:
         raise refused(
             f"grid of {family.name}",
-            f"at most {MAX_SETTINGS} settings",
-            "more",
+            f"expected at most {MAX_SETTINGS} settings, found more",
             "fix some of them, e.g. svip:window=8, or give fewer values with --grid",
         )
     return (dict(zip(grid, point, strict=True)) for point in product(*grid.values()))
@@ -392,7 +403,9 @@ def _candidate(
         return None
     except ValueError as error:
         expected = "numbers, with slashes where the setting is a list"
-        raise refused(f"--grid of {label}", expected, str(error), "correct the value") from error
+        raise refused(
+            f"--grid of {label}", f"expected {expected}, found {error}", "correct the value"
+        ) from error
     if budget:
         record = {**policy.model_dump(mode="json"), "budget": record_of(budget)}
         policy = parse_policy(canonical_json(record))

@@ -84,15 +84,19 @@ def make_objective(kind: Kind, tpot_limit_ms: float | None) -> Objective:
     """The objective that a user named."""
     if (kind == "goodput") != (tpot_limit_ms is not None):
         found = "none" if tpot_limit_ms is None else f"one with --objective {kind}"
-        raise refused("--tpot-limit-ms", "a limit with goodput alone", found, "correct that")
+        raise refused(
+            "--tpot-limit-ms", f"expected a limit with goodput alone, found {found}", "correct that"
+        )
     if tpot_limit_ms is not None and not 0 < tpot_limit_ms < float("inf"):
-        raise refused("--tpot-limit-ms", "milliseconds above 0", str(tpot_limit_ms), "raise it")
+        raise refused(
+            "--tpot-limit-ms", f"expected milliseconds above 0, found {tpot_limit_ms}", "raise it"
+        )
     return Objective(kind, None if tpot_limit_ms is None else 1e3 * tpot_limit_ms)
 
 
-def refused(what: str, expected: str, found: str, fix: str) -> UsageError:
+def refused(what: str, problem: str, fix: str) -> UsageError:
     """A refusal of what was typed."""
-    return UsageError(what, expected=expected, found=found, fix=fix)
+    return UsageError(f"{what}: {problem}", hint=fix)
 
 
 # ------------------------------------------------------------------------------- evaluations

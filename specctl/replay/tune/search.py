@@ -192,10 +192,10 @@ class TuneSearch:
         left_out = tuple(name for one in grown if (name := one.searched.family) not in groups)
         if left_out and not self.drops_unsupported:
             raise UsageError(
-                f"--family {left_out[0]}",
-                expected=f"settings of which the log holds {MARKED_BELOW:.0%} of the expansions",
-                found=f"none: {lacked[left_out[0]]} fell short",
-                fix="collect a deeper or wider log, or give smaller values with --grid",
+                f"--family {left_out[0]}: expected settings of which the log holds "
+                f"{MARKED_BELOW:.0%} of the expansions, found none: {lacked[left_out[0]]} fell "
+                "short",
+                hint="collect a deeper or wider log, or give smaller values with --grid",
             )
         finalists = [baseline, *(self._best(trials, evaluate) for trials in groups.values())]
         self._check_limit(finalists)
@@ -301,11 +301,10 @@ class TuneSearch:
             return
         tpot_us = [FIGURES["tpot_us"](trial.evaluation.sums.sum(0)) for trial in finalists]
         raise UsageError(
-            "--tpot-limit-ms",
-            expected="a limit that some request meets under some setting",
-            found=f"{(self.objective.tpot_limit_us or 0) / 1e3:g}, while the fastest setting's "
-            f"mean is {min(tpot_us) / 1e3:.3g}",
-            fix="raise it, or offer a smaller load",
+            "--tpot-limit-ms: expected a limit that some request meets under some setting, found "
+            f"{(self.objective.tpot_limit_us or 0) / 1000.0:g}, while the fastest setting's mean "
+            f"is {min(tpot_us) / 1000.0:.3g}",
+            hint="raise it, or offer a smaller load",
         )
 
     def drawn(self, resamples: Resamples, policy: Policy, evaluation: Evaluation) -> Floats:

@@ -252,10 +252,9 @@ def _sides(
     least = 2 * MIN_PROMPTS
     if len(names) < least:
         raise TraceEmptyError(
-            "split by prompt",
-            expected=f"{MIN_PROMPTS} prompts or more to choose on, and as many to report on",
-            found=f"{len(names)} in all",
-            fix=f"collect {least} prompts in all",
+            f"split by prompt: expected {MIN_PROMPTS} prompts or more to choose on, and as many "
+            f"to report on, found {len(names)} in all",
+            hint=f"collect {least} prompts in all",
         )
     share, seed = config.held_out_frac, config.seed
     split = split_prompts(names, held_out_frac=share, seed=seed)
