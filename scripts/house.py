@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SIZES = {  # room: limit, budget
-    "plain values": (2865, 2150),
+    "plain values": (2922, 2150),
     "policy": (3794, 3900),
     "kernels": (4503, 4500),
     "stores": (1048, 1000),
@@ -28,10 +28,10 @@ SIZES = {  # room: limit, budget
     "report": (1453, 1150),
     "engines": (3289, 3800),
     "watch": (1383, 1050),
-    "cli": (3581, 3200),
+    "cli": (3583, 3200),
     "tests": (46451, 38000),
     "benchmarks, scripts": (9203, 9500),
-    "files of the package": (255, 245),
+    "files of the package": (256, 245),
 }
 
 

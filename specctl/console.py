@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from specctl.errors import OutputError, UsageError, reason_of
 from specctl.formatting import Table
+from specctl.progress import show_progress
 
 if TYPE_CHECKING:
     from specctl.runtime.requests import OnTokens, Request
@@ -69,10 +70,11 @@ def prepare_output() -> None:
     """Makes standard output take what is shown, whatever the locale; absent (`>&-`) it is silent.
 
     What its encoding lacks is escaped: a fit that is done must not end over a Φ. What modules log
-    is shown as `warn` shows it.
+    is shown as `warn` shows it, and the progress of their work by `progress`.
     """
     global has_answered
     has_answered = False
+    show_progress(progress)
     if sys.stdout is None:
         # Takes its number, which no file of ours should have.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
