@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -119,14 +119,6 @@ def drift(
                 hint="wait for traffic, lower --reference-prompts, or name --reference traces",
             )
     found = watch(known, stream, unit=unit, alpha=false_alarm_prob, seed=seed)
-    asked: dict[str, Any] = {
-        "kind": "drift",
-        "policy": policy,
-        "traces": traces,
-        "reference": reference,
-    }
-    asked["pair"] = served.fingerprint.model_dump()
-    data = {**asked, **found.to_json(), "price": None}
     parts = found.shown()
     if num_left_out:
         parts.append(
@@ -134,7 +126,8 @@ def drift(
         )
     if recent is not None and found.alarm_at is None:
         parts.append("No alarm: --dense was not looked at.")
-    elif recent is not None:
+    cost = None
+    if recent is not None and found.alarm_at is not None:
         cost = price(
             found,
             known,
@@ -145,7 +138,15 @@ def drift(
             progress=console.progress,
             warn=console.warn,
         )
-        data["price"], parts = cost.to_json(), [*parts, *cost.shown()]
+        parts += cost.shown()
+    scores = found.scores(
+        served.fingerprint,
+        policy=policy,
+        traces=tuple(traces),
+        reference=reference and tuple(reference),
+        price=cost and cost.to_json(),
+    )
+    data = scores.to_json()
     if out is not None:
         write_whole(out / "drift.json", json_bytes(data), "drift")
     if metrics is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -13,12 +14,68 @@ from specctl.logs.round_table import RoundTable, read_round_table
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, Support
 from specctl.policy import Policy, StaticTree
+from specctl.replay.facts import PairFacts, ResultRecord
 from specctl.replay.ladder.static import spec_of
 from specctl.replay.rounds import replay_parts
-from specctl.results import CategoryFigures, DepthAcceptance, TraceFigures
 from specctl.stats import Interval, Resamples, first_over_second, sums_by
 
 OnPositions = Callable[[int], None]
+
+
+class DepthAcceptance(ResultRecord):
+    """Acceptance at depth d of one group of rounds.
+
+    Attributes:
+        num_at_risk, num_accepted: rounds. num_censored: rounds that reached d - 1 and were not
+            seen at d, because the text ended or the tree did.
+        conditional_prob: accepted at d, given accepted at d - 1. marginal_prob: accepted at d.
+    """
+
+    depth: int
+    num_at_risk: int
+    num_accepted: int
+    num_censored: int
+    conditional_prob: Interval
+    marginal_prob: Interval
+
+
+class CategoryFigures(ResultRecord):
+    """One category of prompts.
+
+    Attributes:
+        num_rounds: of the reference rounds. tau: tokens.
+        depths: acceptance of drafts in its rounds (dense: at its positions).
+    """
+
+    name: str
+    num_prompts: int
+    num_rounds: int
+    tau: Interval
+    depths: tuple[DepthAcceptance, ...]
+
+
+class TraceFigures(PairFacts):
+    """The figures of a report on one trace set.
+
+    Attributes:
+        num_rows: rounds, or positions of dense traces. num_nodes: drafted, roots excluded.
+        support, tree: of dense traces; None of live ones. `tree` is the static tree, as on the
+            command line, that was replayed for the reference rounds.
+        num_reference, num_unsupported: reference rounds, and those of which the log lacks an
+            expansion.
+    """
+
+    kind: Literal["dense", "live"]
+    num_prompts: int
+    num_rows: int
+    num_nodes: int
+    support: dict[str, int | bool] | None
+    tree: str | None
+    num_reference: int
+    num_unsupported: int
+    tau: Interval
+    depths: tuple[DepthAcceptance, ...]
+    categories: tuple[CategoryFigures, ...]
 
 
 def trace_figures(

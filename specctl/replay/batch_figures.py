@@ -12,7 +12,7 @@ from specctl.errors import UsageError
 from specctl.logs.positions import Bools, Floats
 from specctl.policy import policy_digest
 from specctl.replay.batch_simulation import Simulation
-from specctl.results import MARKED_BELOW, ResultRecord
+from specctl.replay.facts import MARKED_BELOW, ResultRecord
 from specctl.stats import Interval, Resamples, figure_of, with_time_error
 
 PERCENTILES = (50, 90, 99)

@@ -8,6 +8,7 @@ were fitted on some of them are marked and cannot win.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +18,17 @@ from specctl.artifacts.manifest import Manifest
 from specctl.logs.parquet import collected
 from specctl.logs.trace_set import TraceSet
 from specctl.records import HELD_OUT_FRAC
-from specctl.results import prompts_digest
 from specctl.runtime.policy_spec import NamedPolicy, names_artifact, pieces
 from specctl.stats import MIN_PROMPTS, split_prompts
 
 SplitOptions = tuple[float, int]
 """`--held-out` and `--seed`."""
+
+
+def prompts_digest(prompt_ids: Iterable[str]) -> str:
+    """`sha256:<hex>` of ids in any order: figures of one digest are of the same prompts."""
+    text = "\n".join(sorted(prompt_ids)).encode()
+    return f"sha256:{hashlib.sha256(text).hexdigest()}"
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class ScoredPrompts:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The fields of `results.TraceFacts`."""
+        """The fields of `TraceFacts`."""
         return {
             "prompts_digest": prompts_digest(self.prompts),
             "num_prompts_left_out": self.num_left_out or None,

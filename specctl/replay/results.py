@@ -10,6 +10,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import Field
+
 from specctl import formatting
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
@@ -17,13 +19,22 @@ from specctl.replay.batch_figures import BatchFigures, BatchTotals
 from specctl.replay.config import Engine
 from specctl.replay.cost.files import clock_of, untimed
 from specctl.replay.cost.model import CostModel
+from specctl.replay.facts import TraceFacts
 from specctl.replay.held_out import ScoredPrompts
-from specctl.results import PolicyFigures, ReplayScores, TraceFacts
+from specctl.replay.score import PolicyFigures, PolicyScores
 from specctl.runtime.output import json_bytes, write_whole
 from specctl.runtime.policy_spec import NamedPolicy
 from specctl.stats import Interval, intervals_over
 
 RESULTS_NAME = "replay.json"
+
+
+class ReplayScores(TraceFacts):
+    """`replay.json`: policies replayed one request at a time; `baseline` is one's label."""
+
+    kind: Literal["replay"]
+    baseline: str
+    policies: tuple[PolicyScores, ...] = Field(min_length=1)
 
 
 class ServingScores(TraceFacts):

@@ -15,6 +15,7 @@ from specctl.logs.logged_draft import logged_drafts
 from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions, join_rows
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy import Policy, at_batch_size, build_shape
+from specctl.replay.facts import MARKED_BELOW
 from specctl.replay.outcomes import (
     Outcomes,
     accepted_bounds,
@@ -26,7 +27,6 @@ from specctl.replay.outcomes import (
     walk_online,
 )
 from specctl.replay.walk import fewest, most, walk
-from specctl.results import MARKED_BELOW
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from specctl.replay.cost.rates import LinearCost
 from specctl.replay.held_out import ScoredPrompts, choose_prompts, logged_prompts
 from specctl.replay.results import (
     BatchScores,
+    ReplayScores,
     Result,
     ServingScores,
     caption_of,
@@ -42,9 +43,8 @@ from specctl.replay.results import (
     totals_result,
 )
 from specctl.replay.rounds import replay_parts
-from specctl.replay.score import Scoring
+from specctl.replay.score import PolicyScores, Scoring
 from specctl.replay.submissions import submissions_of
-from specctl.results import PolicyScores, ReplayScores
 from specctl.runtime.identity import processor_name
 from specctl.runtime.policy_spec import NamedPolicy, resolve_policies
 

@@ -14,9 +14,18 @@ from numpy.typing import NDArray
 
 from specctl.logs.positions import Bools, Floats, Ints, Longs
 from specctl.policy import Policy, policy_digest
+from specctl.replay.facts import MARKED_BELOW, ResultRecord
 from specctl.replay.rounds import Clock, Rounds
-from specctl.results import MARKED_BELOW, Bound, PolicyFigures, PolicyScores
-from specctl.stats import Resamples, add_by, figure_of, lengthened, sums_by, with_time_error
+from specctl.stats import (
+    Interval,
+    Number,
+    Resamples,
+    add_by,
+    figure_of,
+    lengthened,
+    sums_by,
+    with_time_error,
+)
 
 RATIOS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "mean_acceptance_length": lambda s: 1 + s["accepted"] / s["calls"],
@@ -38,6 +47,67 @@ COLUMNS = (
 TIMES = [COLUMNS.index("time_us")]
 COMPARED = ("calls", "verified", "time_us")
 """Sums whose ratio to the baseline's is reported, paired by prompt."""
+
+
+class Bound(ResultRecord):
+    """Least and most that a figure can be, whatever the log lacks."""
+
+    low: Number
+    high: Number
+
+
+class PolicyFigures(ResultRecord):
+    """Figures of one policy on one group of requests.
+
+    Attributes:
+        policy: its label. group: `all` or a category.
+        num_tokens: emitted by rounds, so without the one that each prompt's reading gives.
+        histogram: rounds by accepted draft tokens, from 0 on.
+        tcr_quantiles: of rounds with an accepted token: quantile to rank.
+        expansion_support: share of the wanted expansions that the log contains.
+        censored_share: share of rounds whose accepted path reaches what the log lacks.
+        is_marked: the log supports less than 99% of what the policy needs.
+        ratios: see `replay.score.RATIOS`; times are absent without a cost model.
+        bounds: of calls, verified tokens and tau.
+        against: ratios to the baseline's calls, verified tokens and time, paired by prompt.
+    """
+
+    policy: str
+    group: str
+    num_prompts: int
+    num_requests: int
+    num_tokens: int
+    calls: int
+    verified_tokens: int
+    num_accepted: int
+    drafted_levels: int
+    time_us: float | None
+    histogram: tuple[int, ...]
+    tcr_quantiles: dict[str, int]
+    expansion_support: float
+    censored_share: float
+    is_marked: bool
+    ratios: dict[str, Interval]
+    bounds: dict[str, Bound]
+    against: dict[str, Interval]
+
+    @property
+    def tau(self) -> Interval:
+        """Mean acceptance length, tokens per call."""
+        return self.ratios["mean_acceptance_length"]
+
+    @property
+    def tokens_per_s(self) -> Interval | None:
+        """None without a cost model."""
+        return self.ratios.get("tokens_per_s")
+
+
+class PolicyScores(ResultRecord):
+    """One policy: all requests pooled, and each category."""
+
+    policy: str
+    pooled: PolicyFigures
+    by_category: tuple[PolicyFigures, ...]
 
 
 def score(

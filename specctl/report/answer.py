@@ -7,22 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from specctl.formatting import Table, count, listed
+from specctl.replay.acceptance import TraceFigures
+from specctl.replay.facts import PLAIN
+from specctl.replay.ladder.result import RUNNABLE, LadderResult, Rung
+from specctl.replay.tune.verdict import TuneResult
 from specctl.report.charts import Chart, Series
-from specctl.report.page import EngineSettings, Figure, Section
+from specctl.report.given import Given, RunScores
+from specctl.report.page import Figure, Section
 from specctl.report.result_sections import BY_PROMPT
-from specctl.results import (
-    PLAIN,
-    RUNNABLE,
-    CostFacts,
-    DriftScores,
-    LadderResult,
-    ReplayScores,
-    Rung,
-    RunScores,
-    TraceFacts,
-    TraceFigures,
-    TuneResult,
-)
 from specctl.stats import Interval
 
 NOT_TUNED = (
@@ -49,54 +41,6 @@ NAMES = {
     "tree": "best static tree",
 }
 """Rungs on the picture; others by the first word of their label."""
-
-
-@dataclass(frozen=True)
-class Given:
-    """Results that may stand beside traces; None for those that are not given.
-
-    Attributes:
-        artifact: digest of the policy that was tuned, by which `run` names what it ran.
-        engines: what to set in them for the recommended setting.
-    """
-
-    replay: ReplayScores | None = None
-    ladder: LadderResult | None = None
-    tune: TuneResult | None = None
-    run: RunScores | None = None
-    drift: DriftScores | None = None
-    cost: CostFacts | None = None
-    artifact: str | None = None
-    engines: Sequence[EngineSettings] = ()
-
-    @property
-    def results(self) -> tuple[TraceFacts, ...]:
-        """All results of verbs on traces."""
-        return tuple(r for r in (self.replay, self.ladder, self.tune) if r is not None)
-
-    @property
-    def setting(self) -> str | None:
-        """The recommended setting: the tuned one, else the ladder's; None without either."""
-        if self.tune is not None:
-            return self.tune.chosen
-        return None if self.ladder is None else _to_run(self.ladder).label
-
-    @property
-    def ladder_of_load(self) -> LadderResult | None:
-        """The ladder, if it is of the traces, the times and the load that were tuned for."""
-        one, tune = self.ladder, self.tune
-        if one is None or tune is None:
-            return one
-        load = (tune.load.batch_size, tune.load.arrival_rate_per_s)
-        alike = (one.traces_digest, one.cost_model) == (tune.traces_digest, tune.cost_model)
-        return one if alike and load == (one.batch_size, None) else None
-
-    @property
-    def comparable_ladder(self) -> LadderResult | None:
-        """That ladder, if it is of the same prompts: only then do its figures stand beside."""
-        one, tune = self.ladder_of_load, self.tune
-        is_same = one is None or tune is None or one.prompts_digest == tune.prompts_digest
-        return one if is_same else None
 
 
 @dataclass(frozen=True)
@@ -199,16 +143,8 @@ def _from_tune(given: Given, tune: TuneResult) -> Section:
     )
 
 
-def _to_run(ladder: LadderResult) -> Rung:
-    """The fastest rung that can be run; the best static one, if the lead is within its interval;
-    plain decoding, if neither beats that beyond chance."""
-    best, static = ladder.fastest, ladder.rung(ladder.best_static)
-    wanted = (best, static) if best.against_static.low > 1 else (static,)
-    return next((rung for rung in wanted if rung.against_plain.low > 1), ladder.rung(PLAIN))
-
-
 def _from_ladder(given: Given, ladder: LadderResult) -> Section:
-    best, run = ladder.fastest, _to_run(ladder)
+    best, run = ladder.fastest, ladder.to_run
     words = f"{best.against_static.text('.2f')} times the rate of {ladder.best_static}"
     if run.label == PLAIN != best.label:
         reading = (

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import ValidationError
-
-from specctl.errors import InputError, TraceMismatchError, UsageError
+from specctl.errors import TraceMismatchError, UsageError
 from specctl.formatting import count, fixture_note, listed
-from specctl.records import describe_violation
-from specctl.report.answer import Given, recommendation
+from specctl.replay.acceptance import TraceFigures
+from specctl.report.answer import recommendation
+from specctl.report.given import Given
 from specctl.report.page import Page, Section
 from specctl.report.result_sections import (
     drift_section,
@@ -22,18 +18,6 @@ from specctl.report.result_sections import (
     runs_section,
 )
 from specctl.report.trace_sections import category_section, depth_section
-from specctl.results import (
-    CostFacts,
-    DriftPair,
-    DriftScores,
-    LadderResult,
-    ReplayScores,
-    ResultRecord,
-    RunPair,
-    RunScores,
-    TraceFigures,
-    TuneResult,
-)
 from specctl.stats import MIN_PROMPTS
 
 FEW_PROMPTS = 30
@@ -42,76 +26,6 @@ FIXTURE = (
     "These traces come from the embedded pair, a fixture for people and tests: no figure here says "
     "anything about large models."
 )
-NAMES: dict[type[ResultRecord], str] = {
-    ReplayScores: "replay.json",
-    LadderResult: "ladder.json",
-    TuneResult: "tune.json",
-    RunScores: "results.json",
-    RunPair: "run.json",
-    DriftScores: "drift.json",
-    DriftPair: "drift.json",
-}
-ResultT = TypeVar("ResultT", bound=ResultRecord)
-
-
-def read_given(
-    replay: Path | None = None,
-    ladder: Path | None = None,
-    tune: Path | None = None,
-    run: Path | None = None,
-    drift: Path | None = None,
-    cost: CostFacts | None = None,
-) -> Given:
-    """The results in the named files.
-
-    Args:
-        run: `results.json`, with `run.json` beside it.
-
-    Raises:
-        InputError: a file that cannot be read, or is no result of its verb; the field is named.
-    """
-    return Given(
-        _read(replay, ReplayScores),
-        _read(ladder, LadderResult),
-        _read(tune, TuneResult),
-        _read(run, RunScores),
-        _read(drift, DriftScores),
-        cost,
-    )
-
-
-def _read(path: Path | None, kind: type[ResultT]) -> ResultT | None:
-    if path is None:
-        return None
-    name, fix = NAMES[kind], "write it again with this version of specctl"
-    try:
-        content = path.read_bytes()
-        if kind is RunScores:
-            facts = path.with_name("run.json").read_bytes()
-            content = b'{"policies": ' + content + b', "facts": ' + facts + b"}"
-        return kind.model_validate_json(content)
-    except OSError as error:
-        found, fix = os.strerror(error.errno or 0).lower(), "check the path"
-    except ValidationError as error:
-        found = describe_violation(error)
-        if other := _not_of_dense_traces(content):
-            found, fix = other, "leave it out: the page shows dense traces, one request at a time"
-    expected = f"the output of `specctl {name.partition('.')[0]}` on dense traces"
-    if kind is RunScores:
-        expected = "the output of `specctl run`, with its run.json beside it"
-    if kind is DriftScores:
-        expected = "the output of `specctl drift`"
-    raise InputError(f"{name} {path}: expected {expected}, found {found}", hint=fix)
-
-
-def _not_of_dense_traces(content: bytes) -> str | None:
-    """In words, if this is a whole result that a page has no place for."""
-    try:
-        value = json.loads(content)
-    except ValueError:
-        return None
-    kind = value.get("kind") if isinstance(value, dict) else None
-    return "a simulated batch" if kind in ("replay-serving", "replay-batch") else None
 
 
 def build_page(figures: TraceFigures | None, given: Given) -> Page:
@@ -123,27 +37,27 @@ def build_page(figures: TraceFigures | None, given: Given) -> Page:
     Raises:
         UsageError: neither traces nor results. TraceMismatchError: results of another pair.
     """
-    sources: list[Any] = [*([] if figures is None else [figures]), *given.results]
-    sources += [] if given.run is None else [given.run.facts.pair]
-    sources += [] if given.drift is None else [given.drift.pair]
+    sources: dict[str, Any] = {} if figures is None else {"traces": figures}
+    sources |= given.results
+    sources |= {} if given.run is None else {"run.json": given.run.facts.pair}
+    sources |= {} if given.drift is None else {"drift.json": given.drift.pair}
     if not sources:
         raise UsageError(
             "report: expected traces, or results of replay, the ladder, tuning, a run or a "
             "watch, found neither",
             hint="name a trace folder, or give --results, --ladder, --tune, --run or --drift",
         )
-    first, *others = sources
-    for other in others:
+    first, *others = sources.values()
+    for name, other in zip([*sources][1:], others, strict=True):
         for role in ("target_digest", "drafter_digest"):
             theirs, ours = getattr(other, role), getattr(first, role)
             if theirs != ours:
                 raise TraceMismatchError(
-                    f"{NAMES[type(other)]}, {role}: expected {ours}, the same pair as before it, "
-                    f"found {theirs}",
+                    f"{name}, {role}: expected {ours}, the same pair as before it, found {theirs}",
                     hint="report on traces and results of one pair",
                 )
     warnings = [] if given.cost is None else list(given.cost.warnings)
-    off = {r.check_error for r in given.results if r.check_error is not None}
+    off = {r.check_error for r in given.results.values() if r.check_error is not None}
     warnings += [
         f"Times here are of a clock that was off by {error:+.0%} in its own check: its verdicts "
         "were forced."
@@ -204,7 +118,7 @@ def _facts(figures: TraceFigures | None, given: Given) -> Iterator[tuple[str, st
     if given.cost is not None:
         yield "hardware of the times", given.cost.hardware
     else:
-        timed = any(results.cost_model for results in given.results)
+        timed = any(results.cost_model for results in given.results.values())
         yield "hardware of the times", "in the cost model, not given here" if timed else "none"
     yield "specctl", __version__
 
@@ -245,15 +159,14 @@ def _result_caveats(figures: TraceFigures | None, given: Given) -> Iterator[str]
         marked = [p.policy for p in given.replay.policies if p.pooled.is_marked]
         if marked:
             yield f"Support under 99%, bounds given: {listed(marked)}."
-    errors = {r.time_error for r in given.results if r.time_error}
+    errors = {r.time_error for r in given.results.values() if r.time_error}
     if errors:
         texts = listed(f"{error:.1%}" for error in sorted(errors))
         yield (
             f"Intervals of times hold the clock's error, too: {texts} of a policy's time, drawn "
             "for each policy by itself."
         )
-    for results in given.results:
-        name = NAMES[type(results)]
+    for name, results in given.results.items():
         if figures is not None and results.traces_digest != figures.traces_digest:
             yield f"{name} was made from other traces, {results.traces_digest[:19]}."
         if given.cost is not None and results.cost_model != given.cost.digest:
@@ -261,8 +174,8 @@ def _result_caveats(figures: TraceFigures | None, given: Given) -> Iterator[str]
     if given.cost is not None:
         yield given.cost.provenance
         return
-    digests = sorted({results.cost_model for results in given.results if results.cost_model})
-    for digest in digests:
+    digests = {results.cost_model for results in given.results.values()} - {None}
+    for digest in sorted(map(str, digests)):
         yield f"Times are predictions of cost model {digest[:19]}, not measured runs."
     if given.run is not None:
         yield "Measured runs are of one machine at one time; their intervals are over prompts."

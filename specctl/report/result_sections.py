@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 
 from specctl.formatting import Table, count, listed, number
+from specctl.replay.ladder.result import LadderResult
+from specctl.replay.results import ReplayScores
 from specctl.report.charts import Chart, Series
+from specctl.report.given import RunScores
 from specctl.report.page import Figure, Section
-from specctl.results import (
-    DriftScores,
-    LadderResult,
-    ReplayScores,
-    RunScores,
-)
+from specctl.watch.drift import DriftScores
 
 BY_PROMPT = "95% intervals resample prompts"
 

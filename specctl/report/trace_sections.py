@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from specctl.formatting import Table, count, listed, number
+from specctl.replay.acceptance import CategoryFigures, TraceFigures
 from specctl.report.charts import Chart, Series
 from specctl.report.page import Figure, Section
 from specctl.report.result_sections import BY_PROMPT
-from specctl.results import (
-    CategoryFigures,
-    TraceFigures,
-)
 
 MAX_LINES = 6
 """Categories drawn as lines; the table holds all."""

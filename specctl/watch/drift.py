@@ -14,19 +14,77 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from specctl.artifacts import PairFingerprint
 from specctl.errors import TraceEmptyError
 from specctl.formatting import Table, count, number
 from specctl.logs.positions import Floats
-from specctl.stats import MIN_PROMPTS, UNKNOWN, Interval, Resamples, first_over_second
+from specctl.replay.facts import ResultRecord
+from specctl.stats import MIN_PROMPTS, UNKNOWN, Interval, Number, Resamples, first_over_second
 from specctl.watch.alarm import likeliest_change, p_values, wealth
 from specctl.watch.signals import REST, Prompts, over, watched
 
 CURVE_POINTS = 200
 """Of the evidence, in JSON."""
+
+
+class DriftPrompt(ResultRecord):
+    """A unit of the watch: its place from 0, its first prompt, and when that was finished, UTC."""
+
+    index: int
+    prompt_id: str
+    finished: str | None
+
+
+class DriftSignal(ResultRecord):
+    """A signal before the likeliest start of its change and since; `most_wealth`: its evidence."""
+
+    group: str
+    signal: str
+    moved: bool
+    wealth: Number
+    most_wealth: Number
+    since: DriftPrompt
+    before: Interval
+    after: Interval
+
+
+class DriftEvidence(ResultRecord):
+    """Logarithms to base 10 of the evidence at some units, by group; `all` together."""
+
+    index: tuple[int, ...]
+    log10: dict[str, tuple[Number, ...]]
+
+
+class DriftScores(ResultRecord):
+    """`drift.json` of `specctl drift`.
+
+    Attributes:
+        alpha: bound on the probability of a false alarm.
+        unit: that ranks are of. num_reference, num_units: of them; num_prompts: in the watch.
+        price: what the change costs, `words` of it for people; None where it was not asked for.
+    """
+
+    kind: Literal["drift"]
+    pair: PairFingerprint
+    policy: str
+    traces: tuple[str, ...]
+    reference: tuple[str, ...] | None
+    alarm: bool
+    alpha: float
+    unit: str
+    num_reference: int
+    num_units: int
+    num_prompts: int
+    wealth: Number
+    most_wealth: Number
+    alarm_at: DriftPrompt | None
+    evidence: DriftEvidence
+    signals: tuple[DriftSignal, ...]
+    price: dict[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -84,50 +142,48 @@ class Drift:
         """The signal that moved with most evidence; where none did, that with most evidence."""
         return (*self.moved, *self.signals)[0]
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "alarm": self.alarm_at is not None,
-            "alpha": self.alpha,
-            "unit": self.unit,
-            "num_reference": self.num_reference,
-            "num_units": self.stream.num_units,
-            "num_prompts": len(self.stream),
-            "wealth": float(self.wealth[-1]),
-            "most_wealth": float(self.wealth.max()),
-            "alarm_at": None if self.alarm_at is None else self._prompt(self.alarm_at),
-            "evidence": self._evidence(),
-            "signals": [
-                {
-                    "group": signal.group,
-                    "signal": signal.name,
-                    "moved": signal in self.moved,
-                    "wealth": signal.wealth,
-                    "most_wealth": signal.most,
-                    "since": self._prompt(signal.since),
-                    "before": signal.before.to_json(),
-                    "after": signal.after.to_json(),
-                }
-                for signal in self.signals
-            ],
-        }
-
-    def _evidence(self) -> dict[str, Any]:
-        """Some points of the curves, the first and the last among them; indices of units."""
+    def scores(self, pair: PairFingerprint, **given: Any) -> DriftScores:
+        """`drift.json`; `given`: the fields that the watch does not know."""
         num = self.stream.num_units
         at = np.unique(np.linspace(0, num - 1, min(num, CURVE_POINTS)).round().astype(int))
         curves = {"all": self.wealth, **self.by_group}
-        return {"index": at.tolist()} | {
-            "log10": {name: np.log10(curve[at]).tolist() for name, curve in curves.items()}
-        }
+        return DriftScores(
+            kind="drift",
+            pair=pair,
+            **given,
+            alarm=self.alarm_at is not None,
+            alpha=self.alpha,
+            unit=self.unit,
+            num_reference=self.num_reference,
+            num_units=num,
+            num_prompts=len(self.stream),
+            wealth=float(self.wealth[-1]),
+            most_wealth=float(self.wealth.max()),
+            alarm_at=None if self.alarm_at is None else self._prompt(self.alarm_at),
+            evidence=DriftEvidence(
+                index=tuple(at.tolist()),
+                log10={name: tuple(np.log10(curve[at]).tolist()) for name, curve in curves.items()},
+            ),
+            signals=tuple(
+                DriftSignal(
+                    group=signal.group,
+                    signal=signal.name,
+                    moved=signal in self.moved,
+                    wealth=signal.wealth,
+                    most_wealth=signal.most,
+                    since=self._prompt(signal.since),
+                    before=signal.before,
+                    after=signal.after,
+                )
+                for signal in self.signals
+            ),
+        )
 
-    def _prompt(self, index: int) -> dict[str, Any]:
+    def _prompt(self, index: int) -> DriftPrompt:
         """A unit, by its first prompt."""
         at = self.stream.start_of(index)
-        return {
-            "index": index,
-            "prompt_id": str(self.stream.ids[at]),
-            "finished": str(self.stream.finished[at]) or None,
-        }
+        finished = str(self.stream.finished[at]) or None
+        return DriftPrompt(index=index, prompt_id=str(self.stream.ids[at]), finished=finished)
 
     def shown(self) -> list[Any]:
         """For a person."""

@@ -19,12 +19,13 @@ from specctl.formatting import Table
 from specctl.policy import JensenShannon, Mars, Policy, Strict, policy_digest
 from specctl.policy.families import family_of, parse_policy
 from specctl.records import Record, canonical_json
+from specctl.replay.facts import MARKED_BELOW, PLAIN, to_time
 from specctl.replay.ladder.static import is_static
 from specctl.replay.rounds import check_held, replay
 from specctl.replay.tune.candidates import STATIC
 from specctl.replay.tune.search import resample
 from specctl.replay.tune.tuning import Tuned, Tuning
-from specctl.results import MARKED_BELOW, PLAIN, TuneResult, to_time
+from specctl.replay.tune.verdict import TuneResult
 from specctl.runtime.policy_spec import words_of, words_of_part
 from specctl.stats import Interval
 

@@ -8,10 +8,9 @@ import pytest
 
 from specctl.logs.tree_log import DenseLog, Support
 from specctl.policy import Policy, StaticTree
-from specctl.replay.acceptance import reference_tree, trace_figures
+from specctl.replay.acceptance import TraceFigures, reference_tree, trace_figures
 from specctl.replay.rounds import replay
 from specctl.replay.score import score
-from specctl.results import TraceFigures
 from tests.replay.logs import random_traces
 from tests.replay.reports import TWO_PROMPTS, Prompt, close, live_traces, write_log
 

@@ -19,7 +19,7 @@ from specctl.replay.cost.files import check_clock, save_cost_model
 from specctl.replay.cost.model import SD_OF_MEAN, DeciderCost, HeldOut, LiveCheck, TableCost
 from specctl.replay.tune.search import TuneSearch
 from specctl.replay.tune.tuning import prepare
-from specctl.results import TuneVerdict
+from specctl.replay.tune.verdict import TuneVerdict
 from specctl.runtime.load import Pair
 from specctl.stats import Resamples, with_time_error
 from tests.cli.command import Outcome, passes, specctl

@@ -18,10 +18,10 @@ from specctl.policy import Chain, ChainSchedule, Policy, StaticTree, SurvivalBud
 from specctl.replay.config import LadderConfig
 from specctl.replay.ladder import build
 from specctl.replay.ladder.estimates import Estimates
+from specctl.replay.ladder.result import Ladder, LadderResult, LossSplit, Rung
 from specctl.replay.ladder.static import chains, fastest, static_submissions, tally_static, trees
 from specctl.replay.ladder.tally import LoadClock, column, tally_rounds, tokens_per_us
 from specctl.replay.rounds import replay
-from specctl.results import Ladder, LadderResult, LossSplit, Rung
 from specctl.stats import Interval, Split, split_prompts
 from tests.cli.command import passes, refuses
 from tests.replay.costs import DRAFT, grid, table_model

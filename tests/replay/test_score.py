@@ -10,8 +10,7 @@ import pytest
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, Policy, RootOnly, StaticTree
 from specctl.replay.rounds import Rounds, replay
-from specctl.replay.score import Scoring, score
-from specctl.results import PolicyScores
+from specctl.replay.score import PolicyScores, Scoring, score
 from tests.replay.logs import log_fixtures, random_traces
 
 POLICIES = {

@@ -21,7 +21,7 @@ from specctl.replay.tune.candidates import parse_families
 from specctl.replay.tune.publish import publish
 from specctl.replay.tune.search import TuneSearch
 from specctl.replay.tune.tuning import Attempt, attempts, families_of, prepare
-from specctl.results import TuneResult
+from specctl.replay.tune.verdict import TuneResult
 from specctl.runtime.load import load_pair
 from tests.artifacts.examples import PAIR, POLICIES, sha, write_artifact
 from tests.cli.command import Outcome, passes, refuses, specctl

@@ -19,7 +19,7 @@ from specctl.policy import Policy, RootOnly
 from specctl.replay.ladder.tally import SUMS
 from specctl.replay.tune.evaluators import Evaluator, Objective, make_objective
 from specctl.replay.tune.search import FEWEST_KEPT, num_kept, resample, rung_sizes
-from specctl.results import TuneVerdict
+from specctl.replay.tune.verdict import TuneVerdict
 from tests.replay.tune_cases import Recording, Stated, is_stop, search, statics
 
 

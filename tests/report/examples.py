@@ -6,8 +6,20 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
-from specctl import results
+from specctl.artifacts import PairFingerprint
+from specctl.replay.ladder.result import LadderResult, Rung, SideSizes
+from specctl.replay.results import ReplayScores
+from specctl.replay.score import Bound, PolicyFigures, PolicyScores
+from specctl.replay.tune.verdict import (
+    HeldOutStanding,
+    Standing,
+    TunedLoad,
+    TunedObjective,
+    TuneResult,
+)
+from specctl.report.given import RunFacts, RunPaired, RunPolicy, RunScores
 from specctl.stats import Interval
+from specctl.watch.drift import DriftEvidence, DriftPrompt, DriftScores, DriftSignal
 
 DIGESTS = ("traces_digest", "target_digest", "drafter_digest", "cost_model")
 FACTS: dict[str, Any] = {
@@ -18,8 +30,12 @@ FACTS: dict[str, Any] = {
     "support": {"top_k": 4, "width": 4, "depth": 4, "nested": True},
 }
 
-
-SIZES = results.SideSizes(train=30, held_out=31)
+PAIR = PairFingerprint(
+    target="tiny",
+    drafter="small",
+    **dict.fromkeys(("target_digest", "drafter_digest", "tokenizer_digest"), "sha256:" + 64 * "0"),
+)
+SIZES = SideSizes(train=30, held_out=31)
 
 
 def example(record: Any, /, **given: Any) -> Any:
@@ -45,58 +61,56 @@ def around(value: float, apart: float = 0.1) -> Interval:
     return Interval(value, value - apart, value + apart)
 
 
-def replay_results(*, timed: bool = True, label: str = "eagle2") -> results.ReplayScores:
+def replay_results(*, timed: bool = True, label: str = "eagle2") -> ReplayScores:
     policies = []
     for name, calls, rate, is_marked in (("chain", 300, 100.0, False), (label, 200, 150.0, True)):
         ratios = {"mean_acceptance_length": around(3.0), "verified_per_token": around(2.0)}
         ratios |= {"tokens_per_s": around(rate, 5.0)} if timed else {}
         against = {"calls": around(0.9)} | ({"time_us": around(0.8)} if timed else {})
         pooled = example(
-            results.PolicyFigures,
+            PolicyFigures,
             policy=name,
             num_prompts=40,
             calls=calls,
             expansion_support=0.98 if is_marked else 1.0,
             is_marked=is_marked,
             ratios=ratios,
-            bounds={"calls": results.Bound(low=calls - 3.0, high=calls + 9.0)},
+            bounds={"calls": Bound(low=calls - 3.0, high=calls + 9.0)},
             against=against,
         )
-        policies.append(results.PolicyScores(policy=name, pooled=pooled, by_category=()))
-    return example(results.ReplayScores, baseline="chain", policies=tuple(policies), **FACTS)
+        policies.append(PolicyScores(policy=name, pooled=pooled, by_category=()))
+    return example(ReplayScores, baseline="chain", policies=tuple(policies), **FACTS)
 
 
-def drift_results(**others: Any) -> results.DriftScores:
+def drift_results(**others: Any) -> DriftScores:
     """An alarm at the third prompt of four, by the mix and the tokens."""
     at = {"finished": "2026-01-31 12:00:00", "prompt_id": "p"}
     own = {"group": "tokens per call", "signal": "tokens per call", "moved": True}
     signal = example(
-        results.DriftSignal,
+        DriftSignal,
         **own,
         most_wealth=45.0,
-        since=results.DriftPrompt(index=1, **at),
+        since=DriftPrompt(index=1, **at),
         before=around(3.0),
         after=around(2.0),
     )
     curves = {"all": (0.0, 0.5, 1.4, 1.6), "tokens per call": (0.1, 0.9, 1.5, 12.0)}
     given: dict[str, Any] = {
-        "pair": results.DriftPair(**{name: FACTS[name] for name in results.DriftPair.model_fields}),
+        "pair": PAIR,
         "policy": "threshold",
         "alarm": True,
         "alpha": 0.05,
         "unit": "prompt",
         "num_units": 4,
-        "alarm_at": results.DriftPrompt(index=2, **at),
-        "evidence": results.DriftEvidence(index=(0, 1, 2, 3), log10=curves),
+        "alarm_at": DriftPrompt(index=2, **at),
+        "evidence": DriftEvidence(index=(0, 1, 2, 3), log10=curves),
         "signals": (signal,),
         "price": {"words": ["Speed by the cost model: × 0.80 [0.70, 0.90] of before."]},
     }
-    return example(results.DriftScores, **{**given, **others})  # type: ignore[no-any-return]
+    return example(DriftScores, **{**given, **others})  # type: ignore[no-any-return]
 
 
-def ladder_results(
-    *, policy_gain: float = 1.2, label: str = "mine", **others: Any
-) -> results.LadderResult:
+def ladder_results(*, policy_gain: float = 1.2, label: str = "mine", **others: Any) -> LadderResult:
     """Of batch size 1; `label` is a policy's."""
     rates = {"plain ar": 40.0, "tree static": 100.0, f"policy {label}": 100 * policy_gain}
     rates |= {"features R_feat": 150.0, "oracle R_prob": 160.0}
@@ -106,31 +120,27 @@ def ladder_results(
         kind, own = name.split()
         told = {"tokens_per_s": around(rate, 3.0), "against_static": around(rate / 100.0)}
         told |= {"against_plain": around(rate / 40.0)}
-        rungs.append(example(results.Rung, kind=kind, label=own, setting="as given", **told))
+        rungs.append(example(Rung, kind=kind, label=own, setting="as given", **told))
     told = {"rungs": tuple(rungs), "best_static": "static", "num_prompts": SIZES, "batch_size": 1}
-    return example(results.LadderResult, **told, **(FACTS | others))
+    return example(LadderResult, **told, **(FACTS | others))
 
 
-def tune_results(
-    *, beats: bool = True, load: tuple[int, float | None] = (4, 2.5)
-) -> results.TuneResult:
+def tune_results(*, beats: bool = True, load: tuple[int, float | None] = (4, 2.5)) -> TuneResult:
     """`load`: batch size and requests per second."""
     policies = []
     for name, rate, gain in (("static", 100.0, 1.0), ("fancy", 130.0, 1.3), ("ar", 50.0, 0.5)):
         held_out = example(
-            results.HeldOutStanding,
+            HeldOutStanding,
             rate=around(rate),
             against=around(gain),
             against_plain=around(2 * gain),
         )
-        policies.append(example(results.Standing, policy=name, family=name, held_out=held_out))
+        policies.append(example(Standing, policy=name, family=name, held_out=held_out))
     return example(
-        results.TuneResult,
-        load=results.TunedLoad(batch_size=load[0], arrival_rate_per_s=load[1]),
+        TuneResult,
+        load=TunedLoad(batch_size=load[0], arrival_rate_per_s=load[1]),
         approximations="Batches are simulated.",
-        objective=example(
-            results.TunedObjective, kind="latency", meaning="tokens/s that a request sees"
-        ),
+        objective=example(TunedObjective, kind="latency", meaning="tokens/s that a request sees"),
         chosen="fancy" if beats else "static",
         beats_static=beats,
         baseline="static",
@@ -145,12 +155,12 @@ def tune_results(
 VERDICT = "Fastest: best, 1.50 [1.40, 1.60] times as fast as plain decoding."
 
 
-def run_results(*, artifact_digest: str | None = None, same: bool = True) -> results.RunScores:
+def run_results(*, artifact_digest: str | None = None, same: bool = True) -> RunScores:
     """Plain decoding, and a policy that is 1.5 times as fast."""
-    beside = example(results.RunPaired, speedup=around(1.5), verdict="faster")
+    beside = example(RunPaired, speedup=around(1.5), verdict="faster")
     plain, mine = (
         example(
-            results.RunPolicy,
+            RunPolicy,
             policy=name,
             tokens_per_s=rate,
             equal_to_ar=same or name == "ar",
@@ -159,8 +169,5 @@ def run_results(*, artifact_digest: str | None = None, same: bool = True) -> res
         )
         for name, rate in (("ar", 40.0), ("best", 60.0))
     )
-    pair = example(results.RunPair, **{n: FACTS[n] for n in results.RunPair.model_fields})
-    facts = example(
-        results.RunFacts, pair=pair, num_prompts=48, device="a machine", verdict=VERDICT
-    )
-    return results.RunScores(policies=(plain, mine), facts=facts)
+    facts = example(RunFacts, pair=PAIR, num_prompts=48, device="a machine", verdict=VERDICT)
+    return RunScores(policies=(plain, mine), facts=facts)

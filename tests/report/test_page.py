@@ -16,10 +16,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from specctl import results
 from specctl.errors import InputError, TraceEmptyError, TraceMismatchError
 from specctl.formatting import Table, listed
-from specctl.replay.acceptance import trace_figures
+from specctl.replay.acceptance import TraceFigures, trace_figures
 from specctl.report import Given, Page, build_page, read_given, write_page
 from specctl.report.charts import MANY, Chart, Series
 from specctl.report.page import TERMS, EngineSettings, folding
@@ -43,13 +42,13 @@ VLLM = EngineSettings(
 
 
 @pytest.fixture(scope="module")
-def evidence(tmp_path_factory: pytest.TempPathFactory) -> results.TraceFigures:
+def evidence(tmp_path_factory: pytest.TempPathFactory) -> TraceFigures:
     traces = random_traces(tmp_path_factory.mktemp("log") / "traces", num_prompts=6, depth=4)
     return trace_figures(traces)
 
 
 @pytest.fixture(scope="module")
-def full_page(evidence: results.TraceFigures) -> Page:
+def full_page(evidence: TraceFigures) -> Page:
     run = run_results(artifact_digest=ARTIFACT)
     given = Given(
         replay_results(), ladder_results(), tune_results(load=(1, None)), run, drift_results()
@@ -128,9 +127,7 @@ def test_hostile_texts_are_shown_as_texts(tmp_path: Path) -> None:
     assert page.to_json()["facts"]["target"].startswith(HOSTILE)
 
 
-def test_json_twin_is_json_and_holds_the_figures(
-    full_page: Page, evidence: results.TraceFigures
-) -> None:
+def test_json_twin_is_json_and_holds_the_figures(full_page: Page, evidence: TraceFigures) -> None:
     twin = json.loads(json.dumps(full_page.to_json(), allow_nan=False))
     depth = twin["sections"]["depth"]["data"][0]
     assert depth["num_at_risk"] == evidence.depths[0].num_at_risk
@@ -205,9 +202,7 @@ SAID: list[tuple[Given, str, str]] = [
 
 
 @pytest.mark.parametrize(("given", "key", "words"), SAID, ids=[words[:30] for *_, words in SAID])
-def test_strong_evidence_speaks(
-    given: Given, key: str, words: str, evidence: results.TraceFigures
-) -> None:
+def test_strong_evidence_speaks(given: Given, key: str, words: str, evidence: TraceFigures) -> None:
     found = reading_of(build_page(evidence, given), key)
     assert words in found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
@@ -32,7 +33,6 @@ from specctl.replay.cost.model import (
     decider_of,
 )
 from specctl.replay.cost.rates import EngineCost, LinearCost
-from specctl.results import CostFacts
 from specctl.runtime.output import write_whole
 
 COST_MODEL = "cost model"
@@ -268,6 +268,20 @@ def clock_of(model: CostModel | None, pair: PairFingerprint | None) -> str | Non
     elif (pair.target_digest, pair.drafter_digest) != ours:
         remarks.append(f"{names}, not of this pair")
     return f"the clock of {of} ({'; '.join(remarks)})"
+
+
+@dataclass(frozen=True)
+class CostFacts:
+    """A cost model in the words of a report.
+
+    Attributes:
+        hardware, provenance: in words. warnings: e.g. that it has expired.
+    """
+
+    digest: str
+    hardware: str
+    provenance: str
+    warnings: tuple[str, ...]
 
 
 def cost_facts(model: AnyCost) -> CostFacts:

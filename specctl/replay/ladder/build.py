@@ -17,6 +17,7 @@ from specctl.logs.tree_log import DenseLog, sampled_prompts
 from specctl.policy import PerRequest, Policy, RootOnly, at_batch_size
 from specctl.replay.config import LadderConfig, ShowProgress, Tick, no_progress
 from specctl.replay.cost.model import CostModel
+from specctl.replay.facts import MARKED_BELOW, PLAIN
 from specctl.replay.held_out import choose_prompts, logged_prompts
 from specctl.replay.ladder.estimates import Estimates, fit_estimates
 from specctl.replay.ladder.limits import (
@@ -26,6 +27,15 @@ from specctl.replay.ladder.limits import (
     rank_log,
     tree_times,
     tune_price,
+)
+from specctl.replay.ladder.result import (
+    RUNNABLE,
+    Ladder,
+    LadderResult,
+    LossSplit,
+    Rung,
+    RungKind,
+    SideSizes,
 )
 from specctl.replay.ladder.static import (
     Static,
@@ -47,17 +57,6 @@ from specctl.replay.ladder.tally import (
 )
 from specctl.replay.results import facts_of
 from specctl.replay.rounds import replay
-from specctl.results import (
-    MARKED_BELOW,
-    PLAIN,
-    RUNNABLE,
-    Ladder,
-    LadderResult,
-    LossSplit,
-    Rung,
-    RungKind,
-    SideSizes,
-)
 from specctl.runtime.policy_spec import resolve_policies
 from specctl.stats import Resamples, Split, split_prompts, sums_by, with_time_error
 

@@ -32,7 +32,7 @@ import numpy as np
 from specctl.errors import TraceEmptyError, TraceError
 from specctl.logs.node_table import NodeTable, SampledNodes
 from specctl.logs.positions import Bools, Floats, Longs, Singles
-from specctl.results import ProbabilityQuality
+from specctl.replay.facts import ResultRecord
 from specctl.stats import boosted_trees, calibration_errors
 
 DRAFTER_FEATURES = ("log_odds", "entropy", "depth", "log_rank")
@@ -55,6 +55,20 @@ LOWEST = 1e-6
 one kind, which is no proof that there is none."""
 NUM_BINS = 15
 """Equal-mass bins of the calibration error."""
+
+
+class ProbabilityQuality(ResultRecord):
+    """Quality of acceptance probabilities on nodes that they were not fitted on.
+
+    Attributes:
+        log_loss: nats a node. calibration_error: ECE over equal-mass bins; chance alone keeps it
+            above 0. base_rate: share accepted.
+    """
+
+    num_nodes: int
+    log_loss: float
+    calibration_error: float
+    base_rate: float
 
 
 Fit = Callable[[Singles], Singles]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specctl.formatting import Table, fixture_note, sampling
-from specctl.results import LadderResult, Rung, RungKind
+from specctl.replay.ladder.result import LadderResult, Rung, RungKind
 from specctl.runtime.output import json_bytes, write_whole
 from specctl.stats import intervals_over
 

@@ -11,6 +11,7 @@ from specctl.errors import UsageError
 from specctl.logs.positions import Floats
 from specctl.logs.tree_log import DenseLog, Support
 from specctl.policy import Chain, Policy, Shape, StaticTree, build_shape
+from specctl.replay.facts import MARKED_BELOW
 from specctl.replay.ladder.tally import NUM_TALLIED, LoadClock, RunningSums, tally, tokens_per_us
 from specctl.replay.outcomes import Outcomes
 from specctl.replay.submissions import Submissions
@@ -22,7 +23,6 @@ from specctl.replay.summary import (
     summarise,
 )
 from specctl.replay.walk import walk
-from specctl.results import MARKED_BELOW
 
 WIDTHS = (1, 2, 4, 8)
 """Of the trees that are swept, with the log's own top_k."""

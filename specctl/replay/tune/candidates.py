@@ -30,7 +30,7 @@ from specctl.records import canonical_json
 from specctl.replay.outcomes import check_replayable
 from specctl.replay.submissions import shares
 from specctl.replay.tune.evaluators import refused
-from specctl.results import FamilySearch
+from specctl.replay.tune.verdict import FamilySearch
 from specctl.runtime.policy_spec import NamedPolicy, pieces, record_of, resolve_policy
 
 Values = tuple[str, ...] | Scaled

@@ -15,6 +15,7 @@ from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy
 from specctl.replay.batch_simulation import Load, Packing, Simulation, simulate_runs
 from specctl.replay.cost.model import CostModel
+from specctl.replay.facts import MARKED_BELOW
 from specctl.replay.ladder.static import is_static, static_parts, static_submissions, tally_static
 from specctl.replay.ladder.tally import (
     SUMS,
@@ -27,7 +28,6 @@ from specctl.replay.ladder.tally import (
 from specctl.replay.outcomes import Outcomes
 from specctl.replay.rounds import replay_parts
 from specctl.replay.submissions import Submissions, shares, submissions_of
-from specctl.results import MARKED_BELOW
 from specctl.stats import sums_by
 
 Kind = Literal["latency", "throughput", "goodput"]

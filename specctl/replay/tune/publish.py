@@ -24,7 +24,7 @@ from specctl.policy import Policy
 from specctl.replay.tune.candidates import SearchedFamily
 from specctl.replay.tune.evaluators import FIGURES
 from specctl.replay.tune.tuning import Tuned
-from specctl.results import Standing, TuneResult
+from specctl.replay.tune.verdict import Standing, TuneResult
 from specctl.runtime.output import json_bytes, write_whole
 from specctl.stats import CONFIDENCE, Interval, intervals_over
 

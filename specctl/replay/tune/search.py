@@ -28,6 +28,8 @@ import numpy as np
 
 from specctl.errors import UsageError
 from specctl.policy import Policy, RootOnly, policy_digest
+from specctl.replay.facts import MARKED_BELOW, PLAIN
+from specctl.replay.ladder.result import SideSizes
 from specctl.replay.ladder.tally import SUMS
 from specctl.replay.tune.candidates import (
     Conditions,
@@ -44,12 +46,9 @@ from specctl.replay.tune.evaluators import (
     Evaluator,
     Objective,
 )
-from specctl.results import (
-    MARKED_BELOW,
-    PLAIN,
+from specctl.replay.tune.verdict import (
     HalvingRung,
     HeldOutStanding,
-    SideSizes,
     Standing,
     TrainStanding,
     TunedObjective,

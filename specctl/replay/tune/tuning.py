@@ -23,6 +23,7 @@ from specctl.replay.batch_simulation import Load
 from specctl.replay.config import Engine, TuneConfig
 from specctl.replay.cost.files import device_of, untimed, warn_outside
 from specctl.replay.cost.model import Steps, require_slope
+from specctl.replay.facts import to_time
 from specctl.replay.held_out import ScoredPrompts, choose_prompts
 from specctl.replay.results import facts_of
 from specctl.replay.run import require_cost_model
@@ -33,7 +34,7 @@ from specctl.replay.tune.candidates import (
 )
 from specctl.replay.tune.evaluators import Evaluator, LogEvaluator, make_objective
 from specctl.replay.tune.search import TuneSearch
-from specctl.results import FitOutcome, Standing, TunedLoad, TuneResult, to_time
+from specctl.replay.tune.verdict import FitOutcome, Standing, TunedLoad, TuneResult
 from specctl.runtime.policy_spec import NamedPolicy
 from specctl.stats import MIN_PROMPTS, Split, split_prompts
 

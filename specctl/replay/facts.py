@@ -1,0 +1,128 @@
+"""Conditions that figures of a log hold for: the pair, the traces, the prompts and the clock.
+
+Records of results derive from these. A figure that is not defined is NaN, and null in JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
+
+from specctl.formatting import count
+
+MARKED_BELOW = 0.99
+"""A figure whose support is under this share is marked, and given with bounds where possible."""
+PLAIN = "ar"
+"""Label of plain decoding."""
+
+
+class ResultRecord(BaseModel):
+    """Frozen and strict: a field that is unknown, missing or of another type is refused."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    omitted: ClassVar[tuple[str, ...]] = ()
+    """Fields that are not written where they are None."""
+
+    @model_serializer(mode="wrap")
+    def _without_omitted(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        found: dict[str, Any] = write(self)
+        return {k: v for k, v in found.items() if v is not None or k not in self.omitted}
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return self.model_dump(mode="json")
+
+
+class PairFacts(ResultRecord):
+    """The pair and the traces that figures hold for; `sampling`: temperature, top_k, top_p."""
+
+    traces_digest: str
+    target: str
+    drafter: str
+    target_digest: str
+    drafter_digest: str | None
+    sampling: dict[str, Any]
+
+
+class TraceFacts(PairFacts):
+    """The pair and the dense traces that figures hold for.
+
+    Attributes:
+        support: of the log. cost_model: digest, None where nothing was timed.
+        clock: whose times these are, their error and what they are not, in words.
+        time_error: relative standard error of a policy's time, which all intervals of times hold;
+            None where it is not known.
+        check_error: of a clock that failed its own check, by how much its speed was off.
+        untimed: policies whose own decisions are not in these times, by label; with the words by
+            which `profile --policy` times them.
+        prompts_digest: of the ids of the prompts that were scored, see `prompts_digest`.
+        num_prompts_left_out: that are not scored, because a policy was fitted on them.
+        scored_on_training_prompts: labels of policies that were fitted on some of those that are.
+    """
+
+    omitted: ClassVar[tuple[str, ...]] = (
+        "time_error",
+        "check_error",
+        "untimed",
+        "prompts_digest",
+        "num_prompts_left_out",
+        "scored_on_training_prompts",
+    )
+
+    specctl_version: str
+    support: dict[str, int | bool]
+    cost_model: str | None
+    clock: str | None
+    time_error: float | None = None
+    check_error: float | None = None
+    untimed: dict[str, str] | None = None
+    prompts_digest: str | None = None
+    num_prompts_left_out: int | None = None
+    scored_on_training_prompts: tuple[str, ...] | None = None
+
+    def is_unseen(self, label: str) -> bool:
+        """Whether a policy was fitted on none of the prompts that are scored."""
+        return label not in (self.scored_on_training_prompts or ())
+
+    def can_win(self, label: str) -> bool:
+        """Whether a policy may be called the fastest."""
+        return self.is_unseen(label) and label not in (self.untimed or ())
+
+    def marks(self, label: str) -> str:
+        """The marks of a policy, which `footnotes` explain."""
+        return TRAINED * (not self.is_unseen(label)) + UNTIMED * (label in (self.untimed or ()))
+
+    def marked(self, label: str) -> str:
+        """The label with its marks."""
+        return label + self.marks(label)
+
+    def footnotes(self) -> Iterator[str]:
+        """Sentences on the prompts that were left out, and on each mark."""
+        if self.num_prompts_left_out:
+            out = count(self.num_prompts_left_out, "prompt")
+            yield f"{out} left out: a policy here was fitted on them (--all-prompts scores them)."
+        if self.scored_on_training_prompts:
+            yield f"{TRAINED} fitted on some of these prompts, which flatters it: it cannot win."
+        if self.untimed:
+            yield f"{UNTIMED} its own decisions cost nothing on this clock, so it cannot win; " + (
+                to_time(self.untimed)
+            )
+
+
+TRAINED = "†"
+"""Marks a policy that is scored on prompts that it was fitted on."""
+UNTIMED = "‡"
+"""Marks a policy whose own decisions are not in the times."""
+
+
+def to_time(untimed: Mapping[str, str]) -> str:
+    """The command that times the decisions of policies, by label, with the words for each."""
+    options = " ".join(f"--policy {words}" for words in dict.fromkeys(untimed.values()))
+    return f"time them: specctl profile {options} -o cost_model.json"

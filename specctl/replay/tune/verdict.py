@@ -1,0 +1,221 @@
+"""`tune.json`: the outcome of a search, judged on held-out prompts, and its sentences."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from specctl.replay.facts import MARKED_BELOW, PLAIN, ResultRecord, TraceFacts
+from specctl.replay.ladder.result import SideSizes
+from specctl.stats import Interval, Number
+
+
+class TunedLoad(ResultRecord):
+    """Requests decoded together at most, and requests per second where they arrive by the clock."""
+
+    batch_size: int
+    arrival_rate_per_s: float | None
+
+
+class TunedObjective(ResultRecord):
+    """The rate that was maximised; `meaning` in words."""
+
+    kind: Literal["latency", "throughput", "goodput"]
+    tpot_limit_us: float | None
+    meaning: str
+
+
+class FitOutcome(ResultRecord):
+    """One fit of `fit auto`: an artifact, or the reason why there is none."""
+
+    fit: str
+    artifact_digest: str | None
+    refusal: str | None
+
+    def sentence(self) -> str:
+        """The outcome in words."""
+        return f"fit {self.fit}: {self.refusal or f'artifact {self.artifact_digest}'}"
+
+
+class HalvingRung(ResultRecord):
+    """One rung of the successive halving."""
+
+    num_prompts: int
+    num_settings: int
+
+
+class FamilySearch(ResultRecord):
+    """The outcome of searching the grid of one family.
+
+    Attributes:
+        num_settings: scored. num_contradictory: points of the grid that are no policy.
+        num_beyond: left out, deeper or wider than the log.
+        num_unsupported: scored, and left out because the log lacks over 1% of the expansions.
+        num_not_run: left out, as the engine that is tuned for does not run them; None without one.
+    """
+
+    omitted: ClassVar[tuple[str, ...]] = ("num_not_run",)
+
+    family: str
+    num_settings: int
+    num_contradictory: int
+    num_beyond: int
+    num_unsupported: int
+    num_not_run: int | None = None
+
+
+class TrainStanding(ResultRecord):
+    """A finalist on the training prompts, where it was picked: no evidence. Rates in tokens/s."""
+
+    rate: Number
+    against: Number
+    num_rounds: int
+    support: float
+
+
+class HeldOutStanding(ResultRecord):
+    """A finalist on held-out prompts.
+
+    Attributes:
+        rate: of the objective, tokens/s. against: over the baseline's, paired; against_plain: over
+            plain decoding's. lead: rate less the baseline's, tokens/s, paired.
+        good_share: of tokens, within the limit on TPOT; None without a limit.
+    """
+
+    omitted: ClassVar[tuple[str, ...]] = ("good_share",)
+
+    rate: Interval
+    against: Interval
+    against_plain: Interval
+    lead: Interval
+    tokens_per_s: Interval
+    tpot_us: Interval
+    mean_acceptance_length: Interval
+    verified_per_call: Interval
+    levels_per_call: Interval
+    good_share: Interval | None = None
+    num_rounds: int
+    support: float
+
+    @property
+    def is_supported(self) -> bool:
+        """The log holds enough of the wanted expansions to score it."""
+        return self.support >= MARKED_BELOW
+
+    @property
+    def pays(self) -> bool:
+        """Faster than plain decoding by more than its interval, or plain decoding keeps no request
+        within the limit."""
+        return not self.against_plain.known or self.against_plain.low > 1
+
+
+class Standing(ResultRecord):
+    """A finalist. `record` is the policy; `is_ahead`: faster than the baseline by more than its
+    interval."""
+
+    policy: str
+    family: str
+    record: dict[str, Any]
+    is_ahead: bool
+    train: TrainStanding
+    held_out: HeldOutStanding
+
+
+class TuneVerdict(ResultRecord):
+    """The outcome of a search, judged on held-out prompts.
+
+    Attributes:
+        chosen: label of the policy that is written: the winner if it is ahead on held-out prompts,
+            else the baseline, the best static setting; plain decoding where neither beats that.
+        rungs: of the halving. num_runs: orders of requests behind a finalist's figures.
+        left_out: families of which the log supports nothing.
+        policies: the baseline first, then the best of each family, and plain decoding where it is
+            not the baseline.
+    """
+
+    objective: TunedObjective
+    chosen: str
+    beats_static: bool
+    baseline: str
+    winner_on_train: str
+    num_settings: int
+    num_prompts: SideSizes
+    num_runs: int
+    rungs: tuple[HalvingRung, ...]
+    families: tuple[FamilySearch, ...]
+    left_out: tuple[str, ...]
+    policies: tuple[Standing, ...] = Field(min_length=1)
+
+    def standing(self, policy: str) -> Standing:
+        """One finalist by its label."""
+        return next(found for found in self.policies if found.policy == policy)
+
+    def sentence(self, *, all_can_win: bool = True) -> str:
+        """The verdict in words: beside the best static setting, and beside plain decoding."""
+        return f"{self._beside_static(all_can_win)} {self.beside_plain()}"
+
+    def _beside_static(self, all_can_win: bool) -> str:  # noqa: FBT001
+        if not any(one.policy not in (self.baseline, PLAIN) for one in self.policies):
+            return f"{self.baseline} is the best of {self.num_settings} static settings."
+        if self.winner_on_train == self.baseline:
+            none = "No family" if all_can_win else "No family that can win"
+            return (
+                f"{none} beats the best static setting, {self.baseline}, even on training prompts."
+            )
+        gain = self.standing(self.winner_on_train).held_out.against.text(".3f")
+        of = f"{self.num_settings} settings" if all_can_win else "the settings that can win"
+        picked = f"{self.winner_on_train}, the best of {of} on training prompts,"
+        if self.beats_static:
+            return (
+                f"{picked} beats the best static setting, {self.baseline}, on held-out ones: "
+                f"× {gain}."
+            )
+        return (
+            f"{picked} does not beat the best static setting, {self.baseline}, by more than its "
+            f"interval on held-out ones: × {gain}."
+            + (" The static setting is written." if self.chosen == self.baseline != PLAIN else "")
+        )
+
+    def beside_plain(self) -> str:
+        """The chosen setting beside plain decoding, or the reason why that is chosen."""
+        is_plain = self.chosen == PLAIN
+        drafts = self.winner_on_train if self.beats_static else self.baseline
+        if is_plain and drafts == PLAIN:
+            return "Drafting does not pay here: plain decoding is the fastest."
+        gain = self.standing(drafts if is_plain else self.chosen).held_out.against_plain
+        if not gain.known:  # of goodput
+            return "Plain decoding keeps no request within the limit."
+        if is_plain:
+            return (
+                f"Drafting does not pay here: {drafts} is × {gain.text('.2f')} as fast as plain "
+                "decoding, which is no gain beyond chance. Plain decoding is written."
+            )
+        return f"{self.chosen} is × {gain.text('.2f')} as fast as plain decoding."
+
+
+class TuneResult(TuneVerdict, TraceFacts):
+    """`tune.json`.
+
+    Attributes:
+        cost_device: of the times; None where they are stated.
+        config: of the search. approximations: how times came about, in words.
+        for_engine: whose policies alone were searched; None: our own loop.
+        fits: of `fit auto`.
+    """
+
+    omitted: ClassVar[tuple[str, ...]] = ("fits", "for_engine", *TraceFacts.omitted)
+
+    kind: Literal["tune"]
+    cost_device: str | None
+    load: TunedLoad
+    config: dict[str, Any]
+    is_simulated: bool
+    approximations: str
+    for_engine: str | None = None
+    fits: tuple[FitOutcome, ...] | None = None
+
+    def sentence(self, *, all_can_win: bool = True) -> str:
+        """The verdict with the clock that it holds on."""
+        all_can_win = all_can_win and all(self.can_win(one.policy) for one in self.policies)
+        return f"On {self.clock}: {super().sentence(all_can_win=all_can_win)}"
