@@ -244,10 +244,11 @@ class Scoring:
         ]
 
     def _groups(self) -> Iterator[tuple[str, list[int]]]:
-        """All categories, then each that has a name."""
+        """All categories, then each with a name and scored prompts."""
         yield "all", list(self._categories.values())
+        scored = {category for _, category in self._cells}  # a log names those left out too
         for name, code in sorted(self._categories.items()):
-            if name:
+            if name and code in scored:
                 yield name, [code]
 
 
