@@ -17,7 +17,17 @@ from pydantic import Field, model_validator
 
 from specctl.features import DraftPool
 from specctl.lazy import Tensor, torch
-from specctl.policy.family import WINDOWS, Acceptance, Depth, Family, NumTokens, Shape, TopK, grid
+from specctl.policy.family import (
+    WINDOWS,
+    Acceptance,
+    AcceptanceFamily,
+    Depth,
+    NumTokens,
+    Shape,
+    ShapeFamily,
+    TopK,
+    grid,
+)
 from specctl.policy.rules import (
     BaseShape,
     Frontier,
@@ -230,9 +240,15 @@ def entropy_stop_shape(record: EntropyStop, device: torch.device) -> EntropyStop
     )
 
 
-ADASD_STOP = Family(
+ADASD_STOP = ShapeFamily(
     record=EntropyStop,
     rule=entropy_stop_shape,
+    is_static=False,
+    is_deep=False,
+    is_timed=True,
+    reads_entropy=True,
+    is_ranked=lambda record: record.top_k == 1,
+    kernel=None,
     # The threshold is the mean entropy of rejected tokens, from the first one on (section 4.3).
     words={"adasd_stop": {}, "adasd-paper": {"between": "rejected", "min_samples": 1}},
     grids={"adasd_stop": grid(window=WINDOWS, between="midpoint rejected", min_samples="1 8")},
@@ -289,7 +305,6 @@ class JensenShannonRule:
 
     record: JensenShannon
     denied: Tensor
-    lossless = False
     needs_draft_law = True
     samples_drafts = False
     memory_size = MEMORY_SIZE + 2
@@ -386,8 +401,9 @@ def relaxable(given: Verification, matched: Tensor, denied: Tensor) -> Tensor:
     return likeliest & ~of_parent(has_child(tree, matched), tree) & ~forbidden
 
 
-ADASD_ACCEPT = Family(
+ADASD_ACCEPT = AcceptanceFamily(
     record=JensenShannon,
     rule=jensen_shannon_rule,
+    is_lossless=False,
     words={"adasd_accept": {}, "adasd-accept-paper": {"min_samples": 1}},
 )

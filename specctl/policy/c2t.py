@@ -15,7 +15,16 @@ from pydantic import model_validator
 from specctl.errors import UsageError
 from specctl.features import DraftPool, check_registered, needs_text, node_features
 from specctl.lazy import Tensor, torch
-from specctl.policy.family import MAX_TOKENS, Depth, Family, NumTokens, Shape, TopK, grid
+from specctl.policy.family import (
+    MAX_TOKENS,
+    Depth,
+    NumTokens,
+    Shape,
+    ShapeFamily,
+    TopK,
+    grid,
+    prunes,
+)
 from specctl.policy.pruning import PrunedPlan, PrunedShape, Score, best_scores, lowest_logp
 from specctl.policy.rules import Plan
 from specctl.policy.scorers import (
@@ -175,9 +184,16 @@ def nothing_kept(beta: float, found: str) -> UsageError:
     )
 
 
-C2T = Family(
+C2T = ShapeFamily(
     record=ScoredTree,
     rule=scored_shape,
+    is_static=False,
+    is_deep=False,
+    is_timed=True,
+    reads_entropy=True,
+    is_ranked=lambda record: record.first_top_k == 1,
+    kernel="pruned",
+    withholds=prunes,
     fitted_grid=grid(
         beta="0.01 0.03 0.06 0.1 0.2 0.4", depth="4 8", min_level_prob="0 0.4 0.6 0.8"
     ),

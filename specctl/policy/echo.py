@@ -14,7 +14,19 @@ from pydantic import AfterValidator, Field, model_validator
 from specctl.features import DraftPool
 from specctl.lazy import Tensor, torch
 from specctl.policy.budgets import acceptance_logp, check_roots, keep_first
-from specctl.policy.family import Budget, Depth, Family, NumTokens, Scaled, Shape, TopK, grid
+from specctl.policy.family import (
+    Budget,
+    Depth,
+    Family,
+    NumTokens,
+    Scaled,
+    Shape,
+    ShapeFamily,
+    TopK,
+    grid,
+    never,
+    prunes,
+)
 from specctl.policy.rules import (
     BaseShape,
     Frontier,
@@ -207,9 +219,16 @@ PAPER = {
 0, 3 and 5. Another pair has its own: `specctl fit echo`."""
 BETWEEN = (0.2, 0.25, 0.3, 0.35, 0.425, 0.5, 0.5, 0.5)
 """Bars of a gate at every level, drawn straight between the three: the paper prints none."""
-ECHO = Family(
+ECHO = ShapeFamily(
     record=SparseGates,
     rule=sparse_gates_shape,
+    is_static=False,
+    is_deep=False,
+    is_timed=True,
+    reads_entropy=False,
+    is_ranked=never,
+    kernel="gates",
+    withholds=prunes,
     words={
         "echo": {},
         "echo-paper": PAPER,

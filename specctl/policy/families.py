@@ -6,7 +6,7 @@ A new family is its own file and a line here.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union, cast
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -26,7 +26,7 @@ from specctl.policy import (
     verification,
 )
 from specctl.policy.budgets import CostedBudget, PerRequest, StepCost
-from specctl.policy.family import Family
+from specctl.policy.family import AcceptanceFamily, Family, ShapeFamily
 from specctl.policy.ratio import Ratio
 from specctl.policy.rules import BudgetRule, ShapeRule
 from specctl.policy.static import RootOnly
@@ -96,7 +96,7 @@ class Policy(Record):
         strict = isinstance(self.acceptance, Strict)
         require(not plain or strict, "ar drafts nothing that could be accepted or refused")
         if isinstance(self.acceptance, Ratio):
-            fault = family_of(self.shape).withholds(self.shape)
+            fault = shape_family(self.shape).withholds(self.shape)
             rule = "ratio needs a chain with a predictable stop, but"
             require(fault is None, f"{rule} {self.shape.kind} {fault}")
             sort = self.budget.kind
@@ -106,7 +106,7 @@ class Policy(Record):
     @property
     def lossless(self) -> bool:
         """Whether the emitted text follows the target's own distribution, whatever the shape."""
-        return isinstance(self.acceptance, Strict | Ratio)
+        return cast(AcceptanceFamily, family_of(self.acceptance)).is_lossless
 
     @property
     def name(self) -> str:
@@ -127,10 +127,15 @@ def family_of(record: Record) -> Family:
     return _OF_RECORD[type(record)]
 
 
+def shape_family(shape: Shape) -> ShapeFamily:
+    """The family of a shape, with the facts that hold for all of its records."""
+    return cast(ShapeFamily, _OF_RECORD[type(shape)])
+
+
 def as_chain(policy: Policy) -> Policy:
     """The policy on the drafter's likeliest path: where engines draft chains, a tree's rule stops
     and cuts that path alone. The same policy where it grows nothing wider."""
-    made = family_of(policy.shape).chain
+    made = shape_family(policy.shape).chain
     return policy if made is None else policy.model_copy(update={"shape": made(policy.shape)})
 
 

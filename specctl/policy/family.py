@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -83,9 +83,9 @@ class Scaled:
     as_is: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Family:
-    """One kind of a policy's part.
+    """One kind of a policy's part. A fact without a default has to be stated by every family.
 
     Attributes:
         record: its parameters; the default of field `kind` names it in JSON.
@@ -95,31 +95,81 @@ class Family:
             that needs a fit.
         grids: values that tuning searches, by word; `stop:signal=entropy` is a word with a fixed
             setting. A budget's may be `Scaled`.
-        shared_grid: coarser values of a shape that a budget trims anyway.
-        fitted_grid, shared_fitted_grid: the same of fitted artifacts, whose other settings stay.
-        places: where a setting of the fitted grid stands in the record, if not at the top.
-        chain: of a shape that may grow wider: the record whose rule grows and cuts the drafter's
-            likeliest path alone, as engines do that draft chains; None where that is the record.
-        withholds: of a record: why drafts may not be drawn from the drafter, as a clause: its rule
-            may keep a drafted token from verification for what it is; None if it never does.
-        is_static: nothing is learned, and no draft is looked at to decide.
-        is_deep: records demand more nodes than levels.
     """
 
     record: type[Record]
     rule: Callable[..., Any]
     words: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     grids: Mapping[str, Mapping[str, tuple[str, ...] | Scaled]] = field(default_factory=dict)
-    shared_grid: Grid = field(default_factory=dict)
-    fitted_grid: Grid = field(default_factory=dict)
-    shared_fitted_grid: Grid = field(default_factory=dict)
-    places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    chain: Callable[[Any], Record] | None = None
-    withholds: Callable[[Any], str | None] = lambda record: "drafts trees or prunes tokens"
-    is_static: bool = False
-    is_deep: bool = False
 
     @property
     def kind(self) -> str:
         """Its name in records."""
         return str(self.record.model_fields["kind"].default)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapeFamily(Family):
+    """A family of shapes, with the facts that other rooms rely on.
+
+    Attributes:
+        is_static: every round drafts and submits a tree of one size, and nothing is learned.
+        is_deep: a record demands more nodes than levels.
+        is_timed: the rule works between levels, so that a profile times it.
+        reads_entropy: the rule may look at entropies, which a log then has to hold.
+        is_ranked: of a record: its known nodes stand whatever is unknown below less likely ones,
+            so that replay's bounds are close. True of shapes that expand and submit by joint
+            probability alone, and of chains, which end where the log does.
+        kernel: the kind of parameter buffer by which kernels decide in captured rounds; None where
+            the torch rule decides between graphs.
+        chain: of a record: the record whose rule grows and cuts the drafter's likeliest path
+            alone, as engines do that draft chains; None where every record is such a chain.
+        withholds: of a record: the reason why its drafts may not be drawn from the drafter, as a
+            clause: the rule may keep a drafted token from verification for what it is. None if it
+            never does.
+        shared_grid: coarser values where a budget trims the tree anyway.
+        fitted_grid, shared_fitted_grid: the same of fitted artifacts, whose other settings stay.
+        places: where a setting of the fitted grid stands in the record, if not at the top.
+    """
+
+    is_static: bool
+    is_deep: bool
+    is_timed: bool
+    reads_entropy: bool
+    is_ranked: Callable[[Any], bool]
+    kernel: Literal["static", "bins", "gates", "pruned"] | None
+    chain: Callable[[Any], Record] | None
+    withholds: Callable[[Any], str | None]
+    shared_grid: Grid = field(default_factory=dict)
+    fitted_grid: Grid = field(default_factory=dict)
+    shared_fitted_grid: Grid = field(default_factory=dict)
+    places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceptanceFamily(Family):
+    """A family of acceptances.
+
+    Attributes:
+        is_lossless: the emitted text follows the target's own distribution, whatever the shape.
+    """
+
+    is_lossless: bool
+
+
+def always(record: Record) -> bool:
+    """A fact that holds for every record of a family."""
+    del record
+    return True
+
+
+def never(record: Record) -> bool:
+    """A fact that holds for no record of a family."""
+    del record
+    return False
+
+
+def prunes(record: Record) -> str | None:
+    """`ShapeFamily.withholds` of families that draft trees or prune tokens."""
+    del record
+    return "drafts trees or prunes tokens"

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from specctl.features import DraftPool, phi
 from specctl.lazy import Tensor, torch
-from specctl.policy.family import MAX_DEPTH, MAX_TOKENS, Family, Shape, grid
+from specctl.policy.family import MAX_DEPTH, MAX_TOKENS, Shape, ShapeFamily, grid, never, prunes
 from specctl.policy.rules import (
     BaseShape,
     Frontier,
@@ -148,9 +148,16 @@ def entropy_bins_shape(record: EntropyBins, device: torch.device) -> EntropyBins
     )
 
 
-HETERO = Family(
+HETERO = ShapeFamily(
     record=EntropyBins,
     rule=entropy_bins_shape,
+    is_static=False,
+    is_deep=False,
+    is_timed=True,
+    reads_entropy=True,
+    is_ranked=never,
+    kernel="bins",
+    withholds=prunes,
     fitted_grid=grid(
         num_tokens="12 16 24 32 48 64",
         alpha="0 1 2 3 4 6",

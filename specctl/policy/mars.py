@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 
 from specctl.errors import UsageError
 from specctl.lazy import Tensor, torch
-from specctl.policy.family import Acceptance, Family
+from specctl.policy.family import Acceptance, AcceptanceFamily
 from specctl.policy.verification import (
     Judgement,
     Outcome,
@@ -72,7 +72,6 @@ class MarsRule:
 
     record: Mars
     denied: Tensor
-    lossless = False
     memory_size = 0
     needs_draft_law = False
     samples_drafts = False
@@ -142,8 +141,9 @@ def top_two(logits: Tensor, target_ids: Tensor, greedy: Tensor) -> TopTwo:
     return TopTwo(first, second, values[..., 0].float(), values[..., 1].float())
 
 
-MARS = Family(
+MARS = AcceptanceFamily(
     record=Mars,
     rule=mars_acceptance,
+    is_lossless=False,
     words={"mars": {}, "mars-paper": {"mode": "alg1"}},
 )

@@ -15,7 +15,17 @@ from pydantic import Field, model_validator
 
 from specctl.features import DraftPool
 from specctl.lazy import Tensor, torch
-from specctl.policy.family import MAX_TOKENS, Depth, Family, NumTokens, Shape, TopK, grid
+from specctl.policy.family import (
+    MAX_TOKENS,
+    Depth,
+    NumTokens,
+    Shape,
+    ShapeFamily,
+    TopK,
+    always,
+    grid,
+    prunes,
+)
 from specctl.policy.rules import (
     SORTED_WHOLE,
     BaseShape,
@@ -204,9 +214,16 @@ def lowest_logp(min_prob: float) -> float:
     return floor_float32(math.log(min_prob)) if min_prob > 0 else -MAX_FLOAT32
 
 
-THRESHOLD = Family(
+THRESHOLD = ShapeFamily(
     record=JointThreshold,
     rule=joint_threshold_shape,
+    is_static=False,
+    is_deep=False,
+    is_timed=True,
+    reads_entropy=False,
+    is_ranked=always,
+    kernel="pruned",
+    withholds=prunes,
     words={"threshold": {}},
     grids={
         "threshold": grid(

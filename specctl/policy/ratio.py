@@ -10,7 +10,7 @@ point-mass verification with p of it: which is more depends on the pair.
 What it rests on is that x is a draw from q *given that it is verified*. Whether position i is
 verified may hence depend on what was drawn before position i, not on x_i itself: the stop rule must
 be predictable. A rule that drafts a token, looks at its probability and withholds it makes likely
-tokens of likely ones and emits another text. `Family.withholds` says which shapes do.
+tokens of likely ones and emits another text. `ShapeFamily.withholds` says which shapes do.
 
 All noise is of the request's seed and the output position (`specctl.noise`), in streams of its own
 for the draft token, the coin and the residual, so a text does not depend on the rest of the batch.
@@ -26,7 +26,7 @@ from typing import Literal
 
 from specctl.lazy import Tensor, torch
 from specctl.noise import gumbels, noise_keys, uniforms
-from specctl.policy.family import Acceptance, Family
+from specctl.policy.family import Acceptance, AcceptanceFamily
 from specctl.policy.verification import Judgement, Outcome, Verification, follows
 
 DRAFT_STREAM, COIN_STREAM, RESIDUAL_STREAM = 201, 202, 203
@@ -60,7 +60,6 @@ class Chances:
 class RatioRule:
     """Ratio verification of a batch of chains; greedy rows are strict, as the limit T = 0 is."""
 
-    lossless = True
     memory_size = 0
     needs_draft_law = True
     samples_drafts = True
@@ -125,4 +124,4 @@ def ratio_acceptance(record: Ratio, device: torch.device, eos_ids: Collection[in
     return RatioRule()
 
 
-RATIO = Family(record=Ratio, rule=ratio_acceptance, words={"ratio": {}})
+RATIO = AcceptanceFamily(record=Ratio, rule=ratio_acceptance, words={"ratio": {}}, is_lossless=True)

@@ -23,7 +23,18 @@ from typing import Literal, Self, cast
 from pydantic import model_validator
 
 from specctl.lazy import Tensor, torch
-from specctl.policy.family import LEVELS, Depth, Family, Length, NumTokens, Shape, TopK, grid
+from specctl.policy.family import (
+    LEVELS,
+    Depth,
+    Length,
+    NumTokens,
+    Shape,
+    ShapeFamily,
+    TopK,
+    always,
+    grid,
+    prunes,
+)
 from specctl.policy.rules import BaseShape, Frontier, Level, Plan, RoundStart, rows_below
 from specctl.records import PositiveInt, increasing, require
 
@@ -137,21 +148,47 @@ def scheduled_shape(record: ChainSchedule, device: torch.device) -> BaseShape:
     return ScheduledChain(levels, 1, 1, levels + 1, device, record=record)
 
 
-AR = Family(record=RootOnly, rule=static_shape, words={"ar": {}}, grids={"ar": {}}, is_static=True)
-CHAIN = Family(
+AR = ShapeFamily(
+    record=RootOnly,
+    rule=static_shape,
+    is_static=True,
+    is_deep=False,
+    is_timed=False,
+    reads_entropy=False,
+    is_ranked=always,
+    kernel="static",
+    chain=None,
+    withholds=prunes,
+    words={"ar": {}},
+    grids={"ar": {}},
+)
+CHAIN = ShapeFamily(
     record=Chain,
     rule=static_shape,
-    words={"chain": {}},
+    is_static=True,
+    is_deep=False,
+    is_timed=False,
+    reads_entropy=False,
+    is_ranked=always,
+    kernel="static",
+    chain=None,
     withholds=lambda record: None,
+    words={"chain": {}},
     grids={"chain": grid(num_draft_tokens=LEVELS)},
     shared_grid=grid(num_draft_tokens="2 3 4 6 8 11"),
-    is_static=True,
 )
-SCHEDULE = Family(
+SCHEDULE = ShapeFamily(
     record=ChainSchedule,
     rule=scheduled_shape,
-    words={"schedule": {}},
+    is_static=False,
+    is_deep=False,
+    is_timed=False,
+    reads_entropy=False,
+    is_ranked=always,
+    kernel=None,
+    chain=None,
     withholds=lambda record: None,
+    words={"schedule": {}},
     grids={
         "schedule": grid(
             from_batch="1/2 1/3 1/5 1/9",
@@ -159,16 +196,21 @@ SCHEDULE = Family(
         )
     },
 )
-EAGLE2 = Family(
+EAGLE2 = ShapeFamily(
     record=StaticTree,
     rule=static_shape,
+    is_static=True,
+    is_deep=True,
+    is_timed=False,
+    reads_entropy=False,
+    is_ranked=always,
+    kernel="static",
+    withholds=prunes,
     # EAGLE-3's own tree, as ECHO (section C.4) runs it.
     words={"eagle2": {}, "eagle3-paper": {"depth": 8, "top_k": 10, "num_tokens": 60}},
     grids={"eagle2": grid(depth=LEVELS, top_k="2 4 8 10", num_tokens="3 4 6 8 12 16 24 32 48 64")},
     shared_grid=grid(depth="3 5 8", top_k="4 8", num_tokens="8 16 32 64"),
     chain=lambda record: Chain(num_draft_tokens=record.depth),
-    is_static=True,
-    is_deep=True,
 )
 
 
@@ -247,8 +289,15 @@ def full_shape(record: FullTree, device: torch.device) -> BaseShape:
     return BaseShape(record.depth, record.top_k, width, size, device)
 
 
-FULL = Family(
+FULL = ShapeFamily(
     record=FullTree,
     rule=full_shape,
+    is_static=False,
+    is_deep=False,
+    is_timed=False,
+    reads_entropy=False,
+    is_ranked=always,
+    kernel=None,
+    withholds=prunes,
     chain=lambda record: Chain(num_draft_tokens=record.depth),
 )

@@ -12,7 +12,18 @@ from pydantic import Field, model_validator
 
 from specctl.features import DraftPool
 from specctl.lazy import Tensor, torch
-from specctl.policy.family import PROBS, WINDOWS, Depth, Family, NumTokens, Shape, TopK, grid
+from specctl.policy.family import (
+    PROBS,
+    WINDOWS,
+    Depth,
+    NumTokens,
+    Shape,
+    ShapeFamily,
+    TopK,
+    grid,
+    never,
+    prunes,
+)
 from specctl.policy.rules import (
     BaseShape,
     Frontier,
@@ -133,7 +144,7 @@ def uncertainty(record: SignalStop) -> Uncertain:
 
 
 def withholds(record: SignalStop) -> str | None:
-    """The reason why a record's stop is not predictable; see `Family.withholds`.
+    """The reason why a record's stop is not predictable; see `ShapeFamily.withholds`.
 
     A stop behind the token is: it decides about the tokens that follow. So is one before it on the
     entropy of the distribution that it will be drawn from.
@@ -162,9 +173,15 @@ EAGLE3_STOP = {
 }
 """The threshold is ours: on the embedded pair it costs the share of τ that HeteroSpec's Table 11
 states (docs/concepts.md)."""
-STOP = Family(
+STOP = ShapeFamily(
     record=SignalStop,
     rule=signal_stop_shape,
+    is_static=False,
+    is_deep=False,
+    is_timed=True,
+    reads_entropy=True,
+    is_ranked=lambda record: record.top_k == 1,
+    kernel=None,
     withholds=withholds,
     words={
         "stop": {},
@@ -239,9 +256,16 @@ def dynamic_depth_shape(record: DynamicDepth, device: torch.device) -> DynamicDe
     return DynamicDepthShape(*size, device, check_levels=record.check_levels, min_beam_prob=least)
 
 
-DDD = Family(
+DDD = ShapeFamily(
     record=DynamicDepth,
     rule=dynamic_depth_shape,
+    is_static=False,
+    is_deep=True,
+    is_timed=True,
+    reads_entropy=False,
+    is_ranked=never,
+    kernel=None,
+    withholds=prunes,
     words={"ddd": {}},
     grids={
         "ddd": grid(
@@ -253,7 +277,6 @@ DDD = Family(
         )
     },
     chain=lambda record: record.model_copy(update={"top_k": 1}),
-    is_deep=True,
 )
 
 
@@ -311,9 +334,16 @@ def opt_tree_shape(record: OptTree, device: torch.device) -> OptTreeShape:
     return OptTreeShape(*size, device, min_gain=record.min_gain)
 
 
-OPT_TREE = Family(
+OPT_TREE = ShapeFamily(
     record=OptTree,
     rule=opt_tree_shape,
+    is_static=False,
+    is_deep=False,
+    is_timed=True,
+    reads_entropy=False,
+    is_ranked=never,
+    kernel=None,
+    withholds=prunes,
     words={"opt_tree": {}},
     grids={
         "opt_tree": grid(

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from specctl.features import DraftPool
 from specctl.lazy import Tensor, torch
-from specctl.policy.family import Acceptance, Family
+from specctl.policy.family import Acceptance, AcceptanceFamily
 from specctl.tree import TokenTree
 
 
@@ -94,13 +94,11 @@ class AcceptanceRule(Protocol):
     """The rule of the draft tokens that the target's logits admit.
 
     Attributes:
-        lossless: the emitted text follows the target's own law.
         memory_size: as in `ShapeRule`.
         needs_draft_law: whether `Verification.draft_law` must be given.
         samples_drafts: draft tokens must be draws from the drafter, not its likeliest ones.
     """
 
-    lossless: bool
     memory_size: int
     needs_draft_law: bool
     samples_drafts: bool
@@ -152,7 +150,6 @@ def denied_ids(listed: Iterable[int], eos_ids: Collection[int], device: torch.de
 class StrictAcceptance:
     """A node is admitted when it is the target's own token; every round is judged alone."""
 
-    lossless = True
     memory_size = 0
     needs_draft_law = False
     samples_drafts = False
@@ -172,4 +169,4 @@ def strict_acceptance(
     return StrictAcceptance()
 
 
-STRICT = Family(record=Strict, rule=strict_acceptance)
+STRICT = AcceptanceFamily(record=Strict, rule=strict_acceptance, is_lossless=True)

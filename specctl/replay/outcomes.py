@@ -19,24 +19,8 @@ from specctl.lazy import inference, torch
 from specctl.logs.logged_draft import LoggedDraft, logged_draft
 from specctl.logs.positions import Bools, Ints, Longs, join_rows
 from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog, LogChunk
-from specctl.policy import (
-    Chain,
-    ChainSchedule,
-    EntropyStop,
-    FullTree,
-    JointThreshold,
-    PerRequest,
-    Policy,
-    Ratio,
-    RootOnly,
-    ScoredTree,
-    Shape,
-    SignalStop,
-    SparseGates,
-    StaticTree,
-    Strict,
-    build_shape,
-)
+from specctl.policy import PerRequest, Policy, Ratio, Strict, build_shape
+from specctl.policy.families import shape_family
 from specctl.policy.rules import RoundStart, ShapeRule
 from specctl.policy.verification import Outcome
 from specctl.tree import take
@@ -45,20 +29,6 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 DecidedT = TypeVar("DecidedT", bound="DataclassInstance")
-WITHOUT_ENTROPY = (
-    RootOnly,
-    Chain,
-    ChainSchedule,
-    StaticTree,
-    FullTree,
-    JointThreshold,
-    SparseGates,
-)
-"""Shapes that never look at an entropy, so that the log's need not be read."""
-RANKED = (RootOnly, Chain, StaticTree, FullTree, JointThreshold)
-"""Shapes whose known nodes stand whatever is unknown below less likely ones, so that bounds are
-close: they expand and submit by joint probability alone, or are chains, which end where the log
-does."""
 
 
 @dataclass(frozen=True)
@@ -149,23 +119,10 @@ def check_replayable(policy: Policy) -> None:
         )
 
 
-def needs_entropy(policy: Policy) -> bool:
-    """Whether a policy may look at entropies."""
-    return not isinstance(policy.shape, WITHOUT_ENTROPY)
-
-
 def text_columns(policies: Iterable[Policy]) -> tuple[str, ...]:
     """Columns of the nodes table that policies read to compare tokens with the text."""
     reads = any(build_shape(policy.shape).needs_text for policy in policies)
     return TEXT_COLUMNS if reads else ()
-
-
-def is_ranked(shape: Shape) -> bool:
-    """Whether bounds of a shape are close, see `RANKED`."""
-    is_chain = (isinstance(shape, EntropyStop | SignalStop) and shape.top_k == 1) or (
-        isinstance(shape, ScoredTree) and shape.first_top_k == 1
-    )
-    return is_chain or isinstance(shape, RANKED)
 
 
 def is_online(policy: Policy) -> bool:
@@ -195,7 +152,8 @@ def decide_log(
     """
     return log.each(
         lambda chunk: [decide(policy, chunk) for policy in policies],
-        with_entropy=with_entropy or any(needs_entropy(policy) for policy in policies),
+        with_entropy=with_entropy
+        or any(shape_family(policy.shape).reads_entropy for policy in policies),
         extra=text_columns(policies),
         num_threads=num_threads,
         on_positions=on_positions,
@@ -238,7 +196,7 @@ def accepted_bounds(draft: LoggedDraft, *, by_rank: bool) -> Ints:
     another shape nothing is certain.
 
     Args:
-        by_rank: see `is_ranked`.
+        by_rank: `ShapeFamily.is_ranked` of the shape.
     """
     lacking, accepted = draft.expansions, draft.num_accepted
     joint = draft.pool.joint_logp.gather(1, draft.submitted.clamp(min=0))

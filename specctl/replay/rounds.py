@@ -15,13 +15,13 @@ from specctl.logs.logged_draft import logged_drafts
 from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions, join_rows
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy import Policy, at_batch_size, build_shape
+from specctl.policy.families import shape_family
 from specctl.replay.facts import MARKED_BELOW
 from specctl.replay.outcomes import (
     Outcomes,
     accepted_bounds,
     check_replayable,
     decide_log,
-    is_ranked,
     join_parts,
     outcomes_at,
     walk_online,
@@ -167,7 +167,7 @@ def replay_chunk(policy: Policy, chunk: LogChunk, *, with_bounds: bool = True) -
         visited, outcomes = walk_online(rule, chunk)
         bounds = _online_bounds(policy, positions, visited, outcomes) if with_bounds else None
         return Rounds(policy, positions, visited, outcomes, bounds, rule.max_tokens)
-    parts, spans, by_rank = [], [], is_ranked(policy.shape)
+    parts, spans, by_rank = [], [], shape_family(policy.shape).is_ranked(policy.shape)
     for draft in logged_drafts(rule, chunk):
         parts.append(outcomes_at(draft))
         if with_bounds:
@@ -224,7 +224,11 @@ def _walk_bounds(
     at_least = at_most = outcomes.verified
     if (missing := outcomes.missing > 0).any():
         at_most = np.where(missing, max_tokens, at_most)
-        at_least = at_least if is_ranked(policy.shape) else np.where(missing, 1, at_least)
+        at_least = (
+            at_least
+            if shape_family(policy.shape).is_ranked(policy.shape)
+            else np.where(missing, 1, at_least)
+        )
     return RequestBounds(
         fewest_calls,
         most_calls,
@@ -244,7 +248,11 @@ def _online_bounds(
     """
     rule = build_shape(policy.shape)
     request, left = positions.request[visited], positions.remaining[visited].astype(np.float64)
-    unsure = outcomes.censored > 0 if is_ranked(policy.shape) else outcomes.missing > 0
+    unsure = (
+        outcomes.censored > 0
+        if shape_family(policy.shape).is_ranked(policy.shape)
+        else outcomes.missing > 0
+    )
     # Unsure rounds of the same request before each round.
     earlier: Longs = np.cumsum(unsure) - unsure
     starts = np.flatnonzero(np.diff(request, prepend=-1))

@@ -25,9 +25,10 @@ from specctl.errors import InvariantError, ModelError, SpecctlError, UsageError
 from specctl.features import recent_tokens
 from specctl.kernels.policy_eval.layout import pack
 from specctl.kernels.tree_build import Pool
-from specctl.policy import Chain, PerRequest, Policy, RootOnly, StaticTree
+from specctl.policy import PerRequest, Policy
 from specctl.policy.budgets import CostedRule
 from specctl.policy.echo import ElasticRule
+from specctl.policy.families import shape_family
 from specctl.policy.growing import grow_tree, new_pool
 from specctl.policy.ratio import DRAFT_STREAM
 from specctl.policy.rules import BudgetRule, Plan, RoundStart, ShapeRule
@@ -470,8 +471,8 @@ class Round:
         """Sizes of verification: one where all trees have the same, else few."""
         limit = getattr(self.policy.budget, "max_tokens", None)
         most = min(num_rows * self.rules.shape.max_tokens, limit or sys.maxsize)
-        shape, added = self.policy.shape, self.policy.additions
-        if isinstance(shape, RootOnly | Chain | StaticTree) and "budget" not in added:
+        is_static = shape_family(self.policy.shape).is_static
+        if is_static and isinstance(self.policy.budget, PerRequest):
             return (most,)
         return token_tiers(most, self.setting.graphs.flat_tokens)
 

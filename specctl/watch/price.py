@@ -20,8 +20,9 @@ from specctl.logs.positions import Positions
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy import Policy
+from specctl.policy.families import shape_family
 from specctl.replay.config import ShowProgress, TuneConfig, no_progress
-from specctl.replay.outcomes import needs_entropy, text_columns
+from specctl.replay.outcomes import text_columns
 from specctl.replay.rounds import replay_chunk
 from specctl.replay.tune.tuning import prepare
 from specctl.stats import (
@@ -221,7 +222,10 @@ def _recall(traces: TraceSet, policy: Policy, prompts: Sequence[str]) -> Interva
         return run.positions, sums_by(prompt, num, [kept, offered])
 
     log, sums = DenseLog.open(traces).only(prompts), dict[str, Any]()
-    reads: Any = {"with_entropy": needs_entropy(policy), "extra": text_columns([policy])}
+    reads: Any = {
+        "with_entropy": shape_family(policy.shape).reads_entropy,
+        "extra": text_columns([policy]),
+    }
     for positions, rows in log.each(counted, **reads):
         for name, row in zip(positions.prompt_ids, rows, strict=True):
             sums[name] = sums.get(name, 0.0) + row

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
 import torch
 from pydantic import ValidationError
 
+from specctl.collect.dense.drafters import DenseSource
 from specctl.errors import UsageError
 from specctl.policy import (
     Calibration,
@@ -35,9 +37,12 @@ from specctl.policy import (
     policy_digest,
     policy_json,
 )
-from specctl.policy.families import ACCEPTANCES, PARTS, SHAPES, WORDS, family_of
-from specctl.policy.family import Family
+from specctl.policy.families import ACCEPTANCES, PARTS, SHAPES, WORDS, family_of, shape_family
+from specctl.policy.family import AcceptanceFamily, Family, ShapeFamily
+from specctl.policy.growing import Children
+from specctl.policy.static import static_shape
 from specctl.records import Record, canonical_json
+from tests.policy import drafts
 from tests.policy.drafts import grow, paths_of, random_law
 from tests.policy.scorers import SCORED
 
@@ -124,6 +129,8 @@ def test_grids_name_fields_of_the_record(part: str, family: Family) -> None:
     for word, grid in family.grids.items():
         assert word.partition(":")[0] in family.words
         assert set(grid) <= set(fields)
+    if not isinstance(family, ShapeFamily):
+        return
     assert set(family.shared_grid) <= set(fields)
     for name in (*family.fitted_grid, *family.shared_fitted_grid):
         place = family.places.get(name, (name,))
@@ -209,6 +216,43 @@ def test_records_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(ValidationError, match=named):
         record(**fields)
+
+
+FACTS = ("is_static", "is_deep", "is_timed", "reads_entropy", "is_ranked", "kernel", "chain")
+
+
+@pytest.mark.parametrize("missing", [*FACTS, "withholds"])
+def test_a_family_that_forgets_a_fact_is_refused_at_import(missing: str) -> None:
+    facts: dict[str, Any] = dict.fromkeys((*FACTS, "withholds"), None)
+    ShapeFamily(record=RootOnly, rule=static_shape, **facts)
+    del facts[missing]
+    with pytest.raises(TypeError, match=missing):
+        ShapeFamily(record=RootOnly, rule=static_shape, **facts)
+
+
+def test_an_acceptance_family_says_whether_it_is_lossless() -> None:
+    with pytest.raises(TypeError, match="is_lossless"):
+        AcceptanceFamily(record=Mars, rule=static_shape)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_families_that_read_no_entropy_decide_without_one(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replay leaves entropies out of what it reads for them."""
+    family, rule = shape_family(EXAMPLES[name]), build_shape(EXAMPLES[name])
+    _, tree, _ = grow(rule, LAWS)
+
+    class Blind(DenseSource):
+        def children(self, *given: Any) -> Children:
+            nothing = torch.full_like((found := super().children(*given)).entropy, math.nan)
+            return found._replace(entropy=nothing, topk_entropy=nothing)
+
+    monkeypatch.setattr(drafts, "DenseSource", Blind)
+    if not family.reads_entropy:
+        _, blind, _ = grow(rule, LAWS)
+        assert torch.equal(blind.token_ids, tree.token_ids)
+        assert torch.equal(blind.parent, tree.parent)
 
 
 def test_strict_and_ratio_acceptance_alone_are_lossless() -> None:

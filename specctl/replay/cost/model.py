@@ -23,7 +23,7 @@ from specctl.errors import UsageError
 from specctl.features import needs_text
 from specctl.policy import PerRequest, ScoredTree
 from specctl.policy.budgets import Microseconds, StepCost
-from specctl.policy.families import family_of
+from specctl.policy.families import shape_family
 from specctl.policy.scorers import FfnScorer
 from specctl.records import PositiveInt, Record, canonical_json, require
 
@@ -91,14 +91,10 @@ def steps_of(run: Rounds) -> Steps:
     )
 
 
-UNDECIDED = ("schedule", "full")
-"""Kinds that look at no draft, beside the families that say so."""
-
-
 def decider_of(policy: Policy) -> str:
     """Name of what decides, the same for all settings of one rule; empty where nothing does."""
     shape, budget = policy.shape, policy.budget
-    words = [] if family_of(shape).is_static or shape.kind in UNDECIDED else [shape.kind]
+    words = [shape.kind] if shape_family(shape).is_timed else []
     if isinstance(shape, ScoredTree):
         scorer = shape.scorer
         if isinstance(scorer, FfnScorer):

@@ -23,7 +23,7 @@ from specctl.policy import (
     parse_policy,
     with_costs,
 )
-from specctl.policy.families import BUDGETS, SHAPES, family_of
+from specctl.policy.families import BUDGETS, SHAPES, shape_family
 from specctl.policy.family import Grid, Scaled
 from specctl.policy.rules import ShapeRule
 from specctl.records import canonical_json
@@ -230,7 +230,7 @@ def fitted_grid(shape: Shape, *, is_shared: bool = False) -> Grid:
     Args:
         is_shared: it stands under a budget, which trims anyway.
     """
-    family, record = family_of(shape), shape.model_dump(mode="json")
+    family, record = shape_family(shape), shape.model_dump(mode="json")
     found: Grid = {}
     for name, values in family.fitted_grid.items():
         own: Any = record
@@ -254,7 +254,7 @@ def with_settings(policy: Policy, settings: Settings) -> Policy:
     Raises:
         ValueError: a value that is no number. UsageError: one that the record does not allow.
     """
-    record, places = policy.model_dump(mode="json"), family_of(policy.shape).places
+    record, places = policy.model_dump(mode="json"), shape_family(policy.shape).places
     for name, text in settings.items():
         *path, last = places.get(name, (name,))
         place = record["shape"]
