@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -107,8 +108,7 @@ def init(
     chosen = place or registry
     if chosen is None:
         raise UsageError(
-            "registry init: expected a place, found none",
-            hint="name a folder or s3://bucket/prefix, or set SPECCTL_REGISTRY",
+            "registry init needs a place: a folder or s3://bucket/prefix, or SPECCTL_REGISTRY"
         )
     made = room.init_registry(chosen)
     found = {"url": made.url, **made.marker.model_dump(mode="json")}
@@ -241,9 +241,7 @@ def _writer(registry: str, writing: Given) -> room.Writer:
         try:
             actor = f"{getpass.getuser()}@{socket.gethostname()}"
         except (KeyError, OSError):  # in containers that were given any number for their user
-            raise UsageError(
-                "--actor: expected who does this, found an account without a name", hint="give it"
-            ) from None
+            raise UsageError("--actor is required: this account has no user name") from None
     make_cache_home()  # which remembers the history, before anything is written
     opened = room.open_registry(registry)
     return room.Writer(opened, Trust.load(writing.trust), actor, key)
@@ -299,8 +297,8 @@ def list_(
         rows = listing.name_rows(found, trusted)
         return _rows(found.url, rows, columns, empty="no names yet")
     folders = {word: Path(word) for word in words if Path(word, "config.json").is_file()}
-    asked = [weights_digest(folders[word]) if word in folders else word for word in words]
-    rows = list(listing.search(found, trusted, asked, console.warn))
+    sought = [weights_digest(folders[word]) if word in folders else word for word in words]
+    rows = list(listing.search(found, trusted, sought))
     columns = "reference digest target drafter hardware dtype batch_size workload refusal"
     return _rows(found.url, rows, columns, empty=f"nothing has {' and '.join(words)} in it")
 
@@ -365,7 +363,7 @@ def verify(
     what, rows = reference or opened.url, [vars(finding) for finding in done.findings]
     parts = _rows(what, rows, "code place found").parts if rows else ()
     return Answer(
-        done.to_json(),
+        asdict(done),
         [*parts, [done.sentence()]],
         lambda: done.refuse(what),
     )
@@ -461,6 +459,7 @@ def trust_revoke(
 def trust_list(trust: TrustOption = None) -> Answer:
     """Show which keys are trusted, and for which names."""
     found = Trust.load(trust)
+    rows = [{**vars(key), "state": key.state, "comment": key.comment or None} for key in found.keys]
     columns = "key_id state names comment"
-    rows = _rows("trust", listing.key_rows(found), columns, empty="no key is trusted yet")
-    return Answer(found.model_dump(mode="json"), rows.parts)
+    table = _rows("trust", rows, columns, empty="no key is trusted yet")
+    return Answer(found.model_dump(mode="json"), table.parts)

@@ -16,7 +16,6 @@ docs/registry.md states the format and the protocol. Nothing here imports torch 
 is loaded.
 """
 
-from specctl.registry.log import Writer
 from specctl.registry.names import Reference, parse_name, parse_reference, split_reference
 from specctl.registry.opening import (
     Copied,
@@ -25,7 +24,7 @@ from specctl.registry.opening import (
     init_registry,
     open_registry,
 )
-from specctl.registry.publishing import Package, promote, push, read_package, rollback
+from specctl.registry.publishing import Package, Writer, promote, push, read_package, rollback
 from specctl.registry.pulling import Cache, Pulled, Reader, pull, pull_offline
 from specctl.registry.resolving import resolve
 from specctl.registry.verifying import verify

@@ -140,9 +140,7 @@ class Content:
             data = read(self.store, key, max_bytes=max_bytes)
         except KeyAbsentError:
             fix = "push the artifact again; `specctl registry verify` names all that is missing"
-            raise ArtifactError(
-                "E_MISSING", place, "expected an object, found none", hint=fix
-            ) from None
+            raise ArtifactError("E_MISSING", place, "the object is missing", hint=fix) from None
         except ObjectTooLargeError:
             raise ArtifactError("E_SIZE", place, f"more than {max_bytes} bytes") from None
         return checked(place, data, digest)
@@ -153,7 +151,7 @@ def checked(place: str, data: bytes, digest: str) -> bytes:
     found = digest_of(data)
     if found != digest:
         fix = "do not use it; delete that object and push again from a good copy"
-        raise ArtifactError("E_DIGEST", place, f"expected {digest}, found {found}", hint=fix)
+        raise ArtifactError("E_DIGEST", place, f"its digest is {found}, not {digest}", hint=fix)
     return data
 
 
@@ -171,8 +169,8 @@ def listed_files(manifest: bytes) -> dict[str, FileEntry]:
     try:
         files = _FILES.validate_python(tree.get("files") if isinstance(tree, dict) else None)
     except ValidationError as error:
-        expected, found = "names with digest and size", describe_violation(error)
-        raise ArtifactError("E_SCHEMA", "files", f"expected {expected}, found {found}") from None
+        problem = f"not a list of names with digest and size: {describe_violation(error)}"
+        raise ArtifactError("E_SCHEMA", "files", problem) from None
     check_list(files)
     for name, entry in files.items():
         check_size(name, entry.size_bytes)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,6 +19,7 @@ from specctl.registry.trust import Trust
 from specctl.registry.verifying import OBJECT_ERRORS
 
 Row = dict[str, Any]
+logger = logging.getLogger(__name__)
 SEARCHED = (
     *("reference", "digest", "target", "target_digest", "drafter", "drafter_digest"),
     *("hardware", "dtype", "workload"),
@@ -39,18 +41,19 @@ def name_rows(registry: Registry, trust: Trust) -> list[Row]:
     """One row a name: versions, aliases, newest generation, or the reason it cannot be read."""
     rows: list[Row] = []
     for name, log in histories(registry):
-        if not isinstance(log, Log):
+        if isinstance(log, Exception):
             rows.append({"name": name, "error": str(log)})
             continue
         versions = list(log.state.versions)
-        row = {
-            "name": name,
-            "num_versions": len(versions),
-            "generation": len(log.entries) - 1,
-            "newest_digest": versions[-1] if versions else None,
-            "aliases": {alias: at.digest for alias, at in pointers(log, trust).items()},
-        }
-        rows.append(row)
+        rows.append(
+            {
+                "name": name,
+                "num_versions": len(versions),
+                "generation": len(log.entries) - 1,
+                "newest_digest": versions[-1] if versions else None,
+                "aliases": {alias: at.digest for alias, at in pointers(log, trust).items()},
+            }
+        )
     return rows
 
 
@@ -107,37 +110,19 @@ def entry_row(logged: Logged) -> Row:
     }
 
 
-def key_rows(trust: Trust) -> list[Row]:
-    """One row a trusted or revoked key."""
-    return [
-        {
-            "key_id": key.key_id,
-            "state": key.state,
-            "names": key.names,
-            "comment": key.comment or None,
-        }
-        for key in trust.keys
-    ]
-
-
-def search(
-    registry: Registry,
-    trust: Trust,
-    words: Sequence[str],
-    on_unreadable: Callable[[str], None],
-) -> Iterator[Row]:
+def search(registry: Registry, trust: Trust, words: Sequence[str]) -> Iterator[Row]:
     """The versions that have every word in them: those of aliases, and the newest of each name.
 
     A row says what the artifact was made on and, as `refusal`, why a pull would refuse its entries.
-    Signatures of artifacts, which are not in the log, are left to the pull.
+    Signatures of artifacts, which are not in the log, are left to the pull. A damaged name or
+    version is warned of, and the others are found.
 
     Args:
         words: each a part of the reference, a digest, or the name of a model, device or workload.
-        on_unreadable: receives a sentence about a damaged name or version; others are found.
     """
     for name, log in histories(registry):
-        if not isinstance(log, Log):
-            on_unreadable(str(log))
+        if isinstance(log, Exception):
+            logger.warning("%s", log)
             continue
         aliases = pointers(log, trust)
         found = [(at.digest, Reference(name, alias)) for alias, at in aliases.items()]
@@ -148,7 +133,7 @@ def search(
             try:
                 row = _made_on(registry.content.manifest(digest))
             except OBJECT_ERRORS as error:
-                on_unreadable(f"{reference}: {error}")
+                logger.warning("%s: %s", reference, error)
                 continue
             row = {"reference": str(reference), "digest": digest, **row, "refusal": None}
             try:
@@ -185,14 +170,12 @@ def table(title: str, rows: Sequence[Row], columns: Iterable[str]) -> Descriptio
 
 
 def _is_given(value: Any) -> bool:
-    return value is not None and value != {} and value != [] and value != ()
+    return value is not None and value not in ({}, [], ())
 
 
 def _cell(value: Any) -> str:
     if not _is_given(value):
         return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
     if isinstance(value, dict):
         return ", ".join(f"{key} {_cell(inner)}" for key, inner in value.items())
     if isinstance(value, list | tuple):

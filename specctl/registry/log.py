@@ -11,13 +11,14 @@ import secrets
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, ValidationError
 
 from specctl.artifacts.manifest import Digest, Name, UtcTime, digest_of, utc_now
 from specctl.artifacts.signing import (
     MAX_ENVELOPE_BYTES,
+    SigningKey,
     bad_signature,
     envelope_bytes,
     parse_envelope,
@@ -27,12 +28,8 @@ from specctl.artifacts.strict_json import parse_strict
 from specctl.errors import ArtifactError, RegistryError
 from specctl.records import Record, canonical_json, describe_violation
 from specctl.registry.names import segment_of
-from specctl.stores import KeyAbsentError, UnreadableError, create, read
-
-if TYPE_CHECKING:
-    from specctl.artifacts.signing import SigningKey
-    from specctl.registry.opening import Registry
-    from specctl.registry.trust import Trust
+from specctl.registry.trust import Trust
+from specctl.stores import KeyAbsentError, ObjectStore, UnreadableError, create, read
 
 REGISTRY_VERSION: Final = 1
 ENTRY_TYPE = "application/vnd.specctl.registry.entry+json"
@@ -56,17 +53,12 @@ class Publish(Record):
 
 
 class Move(Record):
-    """An alias that now points to a version.
-
-    Attributes:
-        expected_generation, expected_digest: of the move before this one; None where the alias is
-            new.
-    """
+    """An alias that now points to a version."""
 
     kind: Literal["alias", "rollback"]
     alias: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
     digest: Digest
-    expected_generation: Generation | None
+    expected_generation: Generation | None  # of the move before this one; None for a new alias
     expected_digest: Digest | None
 
 
@@ -95,22 +87,6 @@ class Logged:
 
 
 @dataclass(frozen=True)
-class Writer:
-    """Whoever writes to a registry.
-
-    Attributes:
-        trust: the keys that this writer trusts.
-        actor: for people, e.g. `ann@host`; proves nothing.
-        key: signs the entries; None leaves them unsigned.
-    """
-
-    registry: Registry
-    trust: Trust
-    actor: str
-    key: SigningKey | None = None
-
-
-@dataclass(frozen=True)
 class Pointer:
     """The version of an alias, the generation that moved it there, and the version before that."""
 
@@ -121,16 +97,12 @@ class Pointer:
 
 @dataclass
 class NameState:
-    """Versions and aliases of one name.
-
-    Attributes:
-        versions: the generations that published each digest, in the order of the first ones, which
-            is the order of `v1`, `v2`, ...
-        moves: of each alias the versions that a rollback may go back to, the present one last.
-    """
+    """Versions and aliases of one name."""
 
     versions: dict[str, list[int]] = field(default_factory=dict)
+    """The generations that published each digest, in the order of `v1`, `v2`, ..."""
     moves: dict[str, list[Pointer]] = field(default_factory=dict)
+    """Of each alias the versions that a rollback may go back to, the present one last."""
 
     @property
     def aliases(self) -> dict[str, Pointer]:
@@ -145,13 +117,13 @@ class NameState:
         return now.digest, now.generation
 
     def broken_rule(self, action: Publish | Move) -> str | None:
-        """The rule that an action would break as the next one; None for none."""
+        """A sentence about the rule that an action would break as the next one; None for none."""
         if isinstance(action, Publish):
             return None
         if action.digest not in self.versions:
-            return "an alias of a published digest"
+            return f"{action.alias} would point to {action.digest}, which was never published"
         if (action.expected_digest, action.expected_generation) != self.expected(action.alias):
-            return "a move that follows the alias's last one"
+            return f"the move of {action.alias} does not follow its last one"
         return None
 
     def apply(self, action: Publish | Move, generation: int) -> None:
@@ -173,17 +145,12 @@ class NameState:
 
 
 class Log:
-    """The history of one name.
+    """The history of one name in a registry's store."""
 
-    Attributes:
-        entries: read and verified so far; `refresh` reads on.
-        state: versions and aliases after them.
-    """
-
-    def __init__(self, registry: Registry, name: str) -> None:
-        self.registry, self.name = registry, name
-        self.entries: list[Logged] = []
-        self.state = NameState()
+    def __init__(self, store: ObjectStore, registry_id: str, name: str) -> None:
+        self.store, self.registry_id, self.name = store, registry_id, name
+        self.entries: list[Logged] = []  # read and verified so far; `refresh` reads on
+        self.state = NameState()  # after them
         self._judged: tuple[Trust | None, int, NameState] = (None, 0, NameState())
 
     def accepted(self, trust: Trust) -> NameState:
@@ -204,11 +171,9 @@ class Log:
         return state
 
     def refresh(self) -> None:
-        """Reads on until a generation is absent. A stale listing costs time, never an entry.
+        """Reads on until a generation is absent; E_LOG for a gap, a fork, a broken chain or rule.
 
-        Raises:
-            RegistryError: E_LOG for a gap, a fork, a broken chain or a broken rule.
-            StoreError: the store cannot be read.
+        A stale listing costs time, never an entry.
         """
         highest = -1 if self.entries else self._highest_listed()
         if highest >= READ_AHEAD:
@@ -216,44 +181,38 @@ class Log:
         while (envelope := self._get(len(self.entries))) is not None:
             self._take(self._parsed(envelope))
         if highest >= len(self.entries):
-            raise self._broken(f"expected an entry, as there is one at {highest}, found a gap")
+            raise self._broken(f"this entry is missing, and there is one at {highest}")
 
-    def draft(self, action: Publish | Move, writer: Writer, reason: str | None = None) -> Logged:
-        """The next entry, signed and not committed (E_ENTRY).
+    def draft(
+        self, action: Publish | Move, actor: str, key: SigningKey | None, reason: str | None = None
+    ) -> Logged:
+        """The next entry, signed and not committed.
 
-        An entry stays for ever, so none is made that a reader would refuse.
-
-        Args:
-            reason: why it is written, for people.
+        An entry stays for ever, so none is made that a reader would refuse (E_ENTRY).
         """
-        rule, found = self.state.broken_rule(action), f"{action.kind!r} that breaks it"
+        problem = self.state.broken_rule(action)
         if len(self.entries) >= MAX_ENTRIES:
-            rule, found = f"at most {MAX_ENTRIES} entries", "another one"
-        if rule is not None:
-            raise _bad_entry(
-                f"expected {rule}, found {found}",
-                "nothing was committed; look at the log, decide again",
-            )
+            problem = f"a history has at most {MAX_ENTRIES} entries"
         try:
             entry = Entry(
                 registry_version=REGISTRY_VERSION,
                 **self._place(),
                 nonce=secrets.token_hex(16),
-                actor=writer.actor,
+                actor=actor,
                 created=utc_now(),
                 reason=reason,
                 action=action,
             )
         except ValidationError as error:
-            expected = "1 to 256 plain characters of text"
-            raise _bad_entry(
-                f"expected {expected}, found {describe_violation(error)}", "correct that field"
-            ) from None
+            violation = describe_violation(error)
+            problem = f"it takes 1 to 256 plain characters of text: {violation}"
+        if problem is not None:
+            raise RegistryError("E_ENTRY", "log entry", problem, hint="nothing was committed")
         payload = canonical_json(entry.model_dump(mode="json")).encode()
-        if writer.key is None:
+        if key is None:
             sealed = envelope_bytes(ENTRY_TYPE, payload)
         else:
-            sealed = writer.key.sign(ENTRY_TYPE, payload)
+            sealed = key.sign(ENTRY_TYPE, payload)
         return Logged(entry, sealed, digest_of(sealed))
 
     def append(self, logged: Logged) -> None:
@@ -263,7 +222,7 @@ class Log:
             KeyTakenError: another writer was faster; refresh, and decide again.
             UnknownOutcomeError: the outcome is not known; refresh, and look.
         """
-        create(self.registry.store, entry_key(self.name, len(self.entries)), logged.envelope)
+        create(self.store, entry_key(self.name, len(self.entries)), logged.envelope)
         self._take(logged)
 
     def _take(self, logged: Logged) -> None:
@@ -273,7 +232,7 @@ class Log:
     def _place(self) -> dict[str, Any]:
         """The fields of the next entry that its place decides."""
         return {
-            "registry_id": self.registry.marker.registry_id,
+            "registry_id": self.registry_id,
             "name": self.name,
             "generation": len(self.entries),
             "prev_digest": self.entries[-1].digest if self.entries else None,
@@ -282,23 +241,23 @@ class Log:
     def _parsed(self, envelope: bytes) -> Logged:
         """The next entry (E_LOG). Signatures are not verified."""
         if len(self.entries) >= MAX_ENTRIES:
-            raise self._broken(f"expected at most {MAX_ENTRIES} entries, found more")
+            raise self._broken(f"a history has at most {MAX_ENTRIES} entries")
         try:
             entry = parse_entry(envelope)
         except ArtifactError as error:
             raise self._broken(error.problem) from None
         for name, wanted in self._place().items():
             if getattr(entry, name) != wanted:
-                raise self._broken(f"expected {name} {wanted}, found {getattr(entry, name)}")
-        rule = self.state.broken_rule(entry.action)
-        if rule is not None:
-            raise self._broken(f"expected {rule}, found {entry.action.kind!r} that breaks it")
+                raise self._broken(f"{name} is {getattr(entry, name)}, not {wanted}")
+        problem = self.state.broken_rule(entry.action)
+        if problem is not None:
+            raise self._broken(problem)
         return Logged(entry, envelope, digest_of(envelope))
 
     def _get(self, generation: int) -> bytes | None:
         try:
             key = entry_key(self.name, generation)
-            return read(self.registry.store, key, max_bytes=MAX_ENVELOPE_BYTES)
+            return read(self.store, key, max_bytes=MAX_ENVELOPE_BYTES)
         except KeyAbsentError:
             return None
 
@@ -315,7 +274,7 @@ class Log:
     def _highest_listed(self) -> int:
         """The highest listed generation; -1 for none, or where an odd key spoils the listing."""
         try:
-            found = self.registry.store.objects(f"{LOGS}/{segment_of(self.name)}")
+            found = self.store.objects(f"{LOGS}/{segment_of(self.name)}")
             keys = (_KEY.fullmatch(one.key) for one in found)
             return max((int(key[1]) for key in keys if key), default=-1)
         except UnreadableError:
@@ -324,14 +283,10 @@ class Log:
     def _broken(self, problem: str) -> RegistryError:
         return RegistryError(
             "E_LOG",
-            f"{self.registry.url}, {entry_key(self.name, len(self.entries))}",
+            f"{self.store.url}, {entry_key(self.name, len(self.entries))}",
             problem,
             hint="run `specctl registry verify`; restore the history from a copy",
         )
-
-
-def _bad_entry(problem: str, fix: str) -> RegistryError:
-    return RegistryError("E_ENTRY", "log entry", problem, hint=fix)
 
 
 def entry_key(name: str, generation: int) -> str:
@@ -343,9 +298,9 @@ def parse_entry(envelope: bytes) -> Entry:
     """The entry in a canonical envelope (else E_SIG); signatures are not verified."""
     sealed = parse_envelope(envelope)
     if sealed.payload_type != ENTRY_TYPE:
-        raise bad_signature(f"expected {ENTRY_TYPE}, found {sealed.payload_type}")
+        raise bad_signature(f"the envelope holds {sealed.payload_type}, not {ENTRY_TYPE}")
     signature = next(((one.key_id, one.signature) for one in sealed.signatures), None)
     again = envelope_bytes(ENTRY_TYPE, sealed.payload, signature)
     if canonical_json(parse_strict(sealed.payload)).encode() != sealed.payload or again != envelope:
-        raise bad_signature("expected canonical JSON, found other bytes")
+        raise bad_signature("the entry is not canonical JSON")
     return parse_signed(sealed.payload, Entry, f"an entry of registry version {REGISTRY_VERSION}")

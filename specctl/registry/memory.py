@@ -11,7 +11,6 @@ import errno
 import os
 import stat
 from pathlib import Path
-from typing import NoReturn
 
 from pydantic import ValidationError
 
@@ -29,7 +28,7 @@ _NOTE_BYTES = 4096
 _OTHERS_CAN_WRITE = 0o022
 
 
-class Seen(Record):
+class Newest(Record):
     """An entry by its place and its bytes."""
 
     generation: Generation
@@ -46,59 +45,54 @@ class Memory:
     def __init__(self, root: Path | None = None) -> None:
         self._root = root
 
-    def recall(self, registry_id: str, name: str) -> Seen | None:
-        """The newest entry that was seen of a history; None where none was.
-
-        To be asked before the history is read, which other processes write on meanwhile.
-        """
+    def recall(self, registry_id: str, name: str) -> Newest | None:
+        """The newest known entry of a history, or None; recalled before the history is read, since
+        other processes write on meanwhile."""
         path = self._path(registry_id, name)
         try:
             data = read_own(path, max_bytes=_NOTE_BYTES)
             parse_strict(data)
-            return Seen.model_validate_json(data)
+            return Newest.model_validate_json(data)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ArtifactError, ValidationError) as error:
-            found = error.strerror if isinstance(error, OSError) else "a note of another form"
-            _refuse(
-                str(path),
-                f"expected a note of the newest entry that you saw, found {found or 'none'}",
-                "remove it",
-            )
+            found = error.strerror if isinstance(error, OSError) else "it has another form"
+            problem = f"the note of the newest entry that you saw cannot be used: {found}"
+            raise RegistryError("E_LOG", str(path), problem, hint="remove it") from None
 
-    def check(self, seen: Seen | None, log: Log) -> None:
-        """Refuses a history without the entry that was seen (E_LOG)."""
-        if seen is None:
+    def check(self, newest: Newest | None, log: Log) -> None:
+        """Refuses a history without the newest known entry (E_LOG)."""
+        if newest is None:
             return
         end = len(log.entries) - 1
-        if seen.generation > end:
-            found = f"one that ends at generation {end}" if end >= 0 else "no history"
-        elif log.entries[seen.generation].digest != seen.digest:
-            found = f"another generation {seen.generation}"
+        if newest.generation > end:
+            found = f"this one ends at generation {end}" if end >= 0 else "there is none now"
+        elif log.entries[newest.generation].digest != newest.digest:
+            found = f"this one has another generation {newest.generation}"
         else:
             return
-        path = self._path(log.registry.marker.registry_id, log.name)
-        _refuse(
-            f"{log.registry.url}, {LOGS}/{segment_of(log.name)}",
-            f"expected the history that you saw up to generation {seen.generation}, found {found}",
-            "restore the missing entries from a copy of the registry; to accept the loss, remove "
-            f"{path}",
+        raise RegistryError(
+            "E_LOG",
+            f"{log.store.url}, {LOGS}/{segment_of(log.name)}",
+            f"you saw a history up to generation {newest.generation}, and {found}",
+            hint="restore the missing entries from a copy of the registry; to accept the loss, "
+            f"remove {self._path(log.registry_id, log.name)}",
         )
 
     def note(self, log: Log) -> None:
-        """Remembers the newest entry of a history, unless a newer one was seen."""
-        registry_id, end = log.registry.marker.registry_id, len(log.entries) - 1
-        seen = self.recall(registry_id, log.name)
-        if end < 0 or (seen is not None and seen.generation >= end):
+        """Remembers the newest entry of a history, unless a newer one is known."""
+        end = len(log.entries) - 1
+        newest = self.recall(log.registry_id, log.name)
+        if end < 0 or (newest is not None and newest.generation >= end):
             return
-        path = self._path(registry_id, log.name)
-        made = Seen(generation=end, digest=log.entries[end].digest)
+        path = self._path(log.registry_id, log.name)
+        made = Newest(generation=end, digest=log.entries[end].digest)
         with output_errors(path, "cache of histories"):
             make_private(path.parent, self._home())
             replace_file(path, canonical_json(made.model_dump(mode="json")).encode(), mode=0o600)
 
     def segments(self, registry_id: str) -> set[str]:
-        """The key segments of the names that were seen."""
+        """The key segments of the names whose histories the user saw."""
         return {path.stem for path in (self._home() / "histories" / registry_id).glob("*.json")}
 
     def _home(self) -> Path:
@@ -109,11 +103,8 @@ class Memory:
 
 
 def read_own(path: Path, *, max_bytes: int) -> bytes:
-    """The bytes of a note in the cache.
-
-    Raises:
-        OSError: it is absent, a link, of another user, writable by others, or too long.
-    """
+    """The bytes of a note in the cache; OSError for one that is absent, a link, of another user,
+    writable by others, or too long."""
     data, status = read_plain(path, max_bytes=max_bytes)
     is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
     if not is_own or status.st_mode & _OTHERS_CAN_WRITE:
@@ -121,7 +112,3 @@ def read_own(path: Path, *, max_bytes: int) -> bytes:
     if len(data) > max_bytes:
         raise OSError(errno.EFBIG, f"more than {max_bytes} bytes")
     return data
-
-
-def _refuse(place: str, problem: str, fix: str) -> NoReturn:
-    raise RegistryError("E_LOG", place, problem, hint=fix)

@@ -29,7 +29,9 @@ MARKER = "registry.json"
 """The file that makes a folder or a prefix a registry."""
 MAX_NAME_BYTES = 255
 _WORD = r"[a-z0-9](?:[a-z0-9_-]|\.(?!\.)){0,63}"
-_NAME = re.compile(rf"({_WORD})(?:\+({_WORD}))?(?:@(?!sha256:)({_WORD}):({_WORD}))?")
+_NAME = re.compile(
+    rf"(?=.{{1,{MAX_NAME_BYTES}}}\Z)({_WORD})(?:\+({_WORD}))?(?:@(?!sha256:)({_WORD}):({_WORD}))?"
+)
 _ALIAS = re.compile(_WORD)
 _VERSION = re.compile(r"v[1-9][0-9]{0,8}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -67,8 +69,6 @@ class Reference:
 
 def parse_name(text: str) -> str:
     """Returns a name of the grammar (else E_NAME)."""
-    if len(text) > MAX_NAME_BYTES:
-        raise _bad_word("name", GRAMMAR, text)
     return _matched(_NAME, "name", GRAMMAR, text)
 
 
@@ -87,7 +87,8 @@ def parse_alias(text: str) -> str:
 def parse_new_alias(text: str) -> str:
     """An alias that may be given: not one that reads like a version's number (else E_NAME)."""
     if _VERSION.fullmatch(text):
-        raise _bad_word("alias", "another word: v1, v2, ... are versions", text)
+        problem = f"{text!r} is the number of a version, as v1, v2, ... are"
+        raise RegistryError("E_NAME", "alias", problem, hint="choose another word")
     return parse_alias(text)
 
 
@@ -142,17 +143,12 @@ def segment_of(name: str) -> str:
 def name_of(segment: str) -> str:
     """The name of a key segment (E_NAME for a segment that no name is written as)."""
     if ":" in segment:
-        raise _bad_word("key of a log", "a name with ':' written as '='", segment)
+        raise RegistryError("E_NAME", "key of a log", f"{segment!r} has a ':', which is written =")
     return parse_name(segment.replace("=", ":"))
 
 
-def _matched(pattern: re.Pattern[str], what: str, expected: str, text: str) -> str:
-    if not pattern.fullmatch(text):
-        raise _bad_word(what, expected, text)
-    return text
-
-
-def _bad_word(what: str, expected: str, found: str) -> RegistryError:
-    is_digest = what == "digest"
-    fix = "take it from `specctl registry show NAME`" if is_digest else f"correct the {what}"
-    return RegistryError("E_NAME", what, f"expected {expected}, found {found!r}", hint=fix)
+def _matched(pattern: re.Pattern[str], what: str, grammar: str, text: str) -> str:
+    if pattern.fullmatch(text):
+        return text
+    fix = "take it from `specctl registry show NAME`" if what == "digest" else ""
+    raise RegistryError("E_NAME", what, f"{text!r} is not {grammar}", hint=fix)

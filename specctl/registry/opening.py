@@ -51,11 +51,10 @@ class Registry:
 
     Attributes:
         url: absolute folder or `s3://bucket/prefix`; cached references go by it.
-        store: its objects. marker: its identity. content: files by digest.
+        marker: its identity. content: its files by digest.
         memory: the histories that the user saw, which must go on; None for no user.
     """
 
-    url: str
     store: ObjectStore
     marker: Marker
     memory: Memory | None = None
@@ -64,29 +63,27 @@ class Registry:
     _is_probed: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self.content = Content(self.store)
+        self.url, self.content = self.store.url, Content(self.store)
 
     def check_store(self) -> None:
         """Refuses a store that ignores the condition of a put; tried once, before the first write.
 
-        That it held when the registry was made says little about the way to it now.
+        The way to it may have changed since the registry was made.
         """
         if not self._is_probed:
             probe(self.store)
             self._is_probed = True
 
     def log(self, name: str) -> Log:
-        """The history of a name, read up to its end (E_NAME; E_LOG, also for one that lacks what
-        the user saw of it)."""
-        log = self._logs.get(name)
-        if log is None:
-            log = Log(self, name)
+        """The history of a name, read up to its end (E_NAME; E_LOG, also for one that lacks
+        entries that the user saw)."""
+        log = self._logs.get(name) or Log(self.store, self.marker.registry_id, name)
         if self.memory is None:
             log.refresh()
-        else:  # asked first: another process of the user may write on meanwhile
-            seen = self.memory.recall(self.marker.registry_id, name)
+        else:  # recalled first: another process of the user may write on meanwhile
+            newest = self.memory.recall(log.registry_id, name)
             log.refresh()
-            self.memory.check(seen, log)
+            self.memory.check(newest, log)
         self._logs[name] = log  # a refused one is read anew next time
         return log
 
@@ -102,14 +99,14 @@ class Registry:
             raise RegistryError(
                 "E_UNKNOWN_NAME",
                 f"{self.url}, {name}",
-                "expected a name with a history, found none",
-                hint="`specctl registry list` shows what there is",
+                "nothing was ever published under this name",
+                hint="`specctl registry list` shows the names",
             )
         return log
 
     def names(self) -> list[str]:
-        """Names that a listing shows, sorted. Folders that no name is written as are passed over:
-        nobody can refer to them, and `verify` reports them. A listing may be stale."""
+        """Names that a listing shows, sorted; a listing may be stale. Folders without the form of
+        a name are passed over; `verify` reports them."""
         found = []
         for segment in self.segments():
             with suppress(RegistryError):
@@ -137,7 +134,7 @@ def open_registry(place: str | Path, memory: Memory | None = None) -> Registry:
         StoreError: the place cannot be read.
     """
     store = open_store(place)
-    return Registry(store.url, store, read_marker(store), memory or Memory())
+    return Registry(store, read_marker(store), memory or Memory())
 
 
 def is_registry(place: str | Path) -> bool:
@@ -165,15 +162,12 @@ def make_registry(store: ObjectStore, marker: Marker) -> Registry:
     """Gives a new or empty place a marker (E_EXISTS); see `init_registry`."""
     names = set(store.children("")) - _NOTHING
     if names and MARKER not in names:
-        is_headless = {LOGS, "manifests"} <= names
-        fix = f"restore {MARKER} from a copy" if is_headless else "choose another place"
-        raise RegistryError(
-            "E_EXISTS",
-            store.url,
-            "expected a new place or an empty one, found "
-            f"{f'a registry that lost its {MARKER}' if is_headless else kind_of(names)}",
-            hint=f"{fix}; nothing was touched",
-        )
+        problem = f"the place is not empty: it holds {kind_of(names)}"
+        fix = "choose another place"
+        if {LOGS, "manifests"} <= names:
+            problem = f"the place holds a registry that lost its {MARKER}"
+            fix = f"restore {MARKER} from a copy"
+        raise RegistryError("E_EXISTS", store.url, problem, hint=f"{fix}; nothing was touched")
     probe(store)
     try:
         create(store, MARKER, canonical_json(marker.model_dump(mode="json")).encode())
@@ -181,10 +175,10 @@ def make_registry(store: ObjectStore, marker: Marker) -> Registry:
         raise RegistryError(
             "E_EXISTS",
             store.url,
-            f"expected a place that is no registry yet, found {MARKER} of a registry",
+            f"the place is a registry already: it has a {MARKER}",
             hint="use it as it is, or choose another place",
         ) from None
-    return Registry(store.url, store, marker)
+    return Registry(store, marker)
 
 
 def read_marker(store: ObjectStore) -> Marker:
@@ -197,7 +191,7 @@ def read_marker(store: ObjectStore) -> Marker:
         raise RegistryError(
             "E_NO_REGISTRY",
             store.url,
-            f"expected a registry, with {MARKER}, found none",
+            f"this is no registry: it has no {MARKER}",
             hint="check the place, or `specctl registry init` it",
         ) from None
     except (ArtifactError, ValidationError, ObjectTooLargeError) as error:
@@ -206,10 +200,7 @@ def read_marker(store: ObjectStore) -> Marker:
             "E_VERSION",
             f"{store.url}, {MARKER}",
             f"not the marker of registry version {REGISTRY_VERSION}: {problem}",
-            hint=(
-                "use the version of specctl that wrote it; if it was cut or altered, restore "
-                "it from a copy of this registry"
-            ),
+            hint="use the version of specctl that wrote it, or restore it from a copy",
         ) from None
 
 
@@ -256,8 +247,8 @@ def copy_registry(source: Registry, destination: Path | str) -> Copied:
                 raise RegistryError(
                     "E_LOG",
                     f"{copy.url}, {key}",
-                    "expected the same history as the source's, found another entry",
-                    hint="the copy was written to; keep it, and copy to another place",
+                    "the copy was written to: its history has another entry than the source's",
+                    hint="keep it, and copy to another place",
                 ) from None
         num_entries += len(log.entries)
     return Copied(len(names), num_entries, len(artifacts))
@@ -267,22 +258,15 @@ def _open_copy(source: Registry, place: Path | str) -> Registry:
     """The place as a registry of the source's identity."""
     store = open_store(place)
     if f"{store.url}/".startswith(f"{source.url}/"):
-        raise UsageError(
-            f"{store.url}: expected another place, found the registry itself, or a place in it",
-            hint="name the copy's place",
-        )
+        raise UsageError(f"{store.url} is the registry itself, or lies in it; copy it elsewhere")
     try:
-        copy = Registry(store.url, store, read_marker(store))
+        copy = Registry(store, read_marker(store))
     except RegistryError as error:
         if error.code != "E_NO_REGISTRY":
             raise
         copy = make_registry(store, source.marker)
     if copy.marker.registry_id != source.marker.registry_id:
-        raise RegistryError(
-            "E_EXISTS",
-            store.url,
-            "expected an empty place, or a copy of this registry, found another registry",
-            hint="choose another place",
-        )
+        problem = "the place holds another registry"
+        raise RegistryError("E_EXISTS", store.url, problem, hint="choose another place")
     copy.check_store()
     return copy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,7 +13,7 @@ from specctl.artifacts.manifest import MANIFEST, SIGNATURE, Domain, parse_manife
 from specctl.artifacts.signing import SigningKey, parse_envelope, sign_artifact, speaks_of
 from specctl.errors import RegistryError, UsageError, shown
 from specctl.registry.content import check_envelope, checked
-from specctl.registry.log import Log, Logged, Move, Pointer, Publish, Writer
+from specctl.registry.log import Log, Logged, Move, Pointer, Publish
 from specctl.registry.names import (
     Reference,
     contains,
@@ -23,6 +23,7 @@ from specctl.registry.names import (
     parse_reference,
     parts_of,
 )
+from specctl.registry.opening import Registry
 from specctl.registry.resolving import (
     accepted_signatures,
     check_entry,
@@ -30,12 +31,33 @@ from specctl.registry.resolving import (
     named_digest,
     publication,
 )
+from specctl.registry.trust import Trust
 from specctl.stores import KeyTakenError, UnknownOutcomeError
 
 MAX_LOSSES = 1000
 """Times that a writer lets others go first before it gives up; each is another writer's success."""
 MAX_NAMED = 3
 """Versions that a refusal names, newest first."""
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A user who writes to a registry.
+
+    Attributes:
+        trust: the keys that this writer trusts.
+        actor: for people, e.g. `ann@host`; proves nothing.
+        key: signs the entries; None leaves them unsigned.
+    """
+
+    registry: Registry
+    trust: Trust
+    actor: str
+    key: SigningKey | None = None
+
+    def has_signed(self, envelope: bytes) -> bool:
+        """Whether the writer's key signed an envelope; without a key there is nothing to add."""
+        return self.key is None or parse_envelope(envelope).is_signed_by(self.key.public_key)
 
 
 @dataclass(frozen=True)
@@ -54,25 +76,17 @@ class Package:
 
 @dataclass(frozen=True)
 class Written(Logged):
-    """The entry that a version or an alias rests on after a push or a move.
+    """The entry that a version or an alias rests on after a push or a move."""
 
-    Attributes:
-        changed: whether this call wrote it; what is there already is left alone.
-    """
-
-    changed: bool = True
+    changed: bool = True  # whether this call wrote it
 
 
 @dataclass(frozen=True)
 class Published(Written):
-    """The entry of a push.
+    """The entry of a push."""
 
-    Attributes:
-        number: N of `vN`. is_new: whether this push made that version.
-    """
-
-    number: int = 0
-    is_new: bool = True
+    number: int = 0  # N of `vN`
+    is_new: bool = True  # whether this push made that version
 
 
 def read_package(folder: Path) -> Package:
@@ -134,14 +148,16 @@ def push(writer: Writer, package: Package, name: str, *, reason: str | None = No
     registry, trust, digest = writer.registry, writer.trust, package.digest
     log, envelopes = registry.log(parse_name(name)), list(package.envelopes)
     there = registry.content.signatures(digest) if digest in log.state.versions else []
-    if writer.key is not None and not _has_signed(writer.key, there, digest, name):
+    if writer.key is not None and not any(
+        speaks_of(one, digest, name) and writer.has_signed(one) for one in there
+    ):
         envelopes.append(sign_artifact(writer.key, digest, name))
     if trust.requires(name):
         trust.accepted([*there, *envelopes], digest, name)
 
     def decide() -> Publish | None:
         published = log.accepted(trust).versions.get(digest, [])
-        is_there = any(_is_signed_by(writer.key, log.entries[one]) for one in published)
+        is_there = any(writer.has_signed(log.entries[one].envelope) for one in published)
         return None if is_there else Publish(digest=digest)
 
     # Made once before anything is stored: its words and its key may be refused.
@@ -157,19 +173,6 @@ def push(writer: Writer, package: Package, name: str, *, reason: str | None = No
         number=list(log.state.versions).index(digest) + 1,
         is_new=logged is not None and logged.entry.generation == first,
     )
-
-
-def _has_signed(key: SigningKey, envelopes: Iterable[bytes], digest: str, name: str) -> bool:
-    """Whether a key has signed an artifact under a name."""
-    return any(
-        speaks_of(one, digest, name) and parse_envelope(one).is_signed_by(key.public_key)
-        for one in envelopes
-    )
-
-
-def _is_signed_by(key: SigningKey | None, logged: Logged) -> bool:
-    """Whether a writer's key has signed an entry; a writer without one has nothing to add."""
-    return key is None or parse_envelope(logged.envelope).is_signed_by(key.public_key)
 
 
 def promote(
@@ -226,7 +229,7 @@ def rollback(
         UnknownOutcomeError: the outcome is not known; repeat it with `expect`.
     """
     if not reason.strip():
-        raise UsageError("--reason: expected a reason, found none", hint="say why")
+        raise UsageError("--reason is empty; say why, for the history")
     log = writer.registry.known_log(name)
     moves = log.accepted(writer.trust).moves.get(alias, [])
     if expect is not None and (not moves or moves[-1].digest != expect):
@@ -276,22 +279,14 @@ def _previous(reference: Reference, moves: Sequence[Pointer], to: str | None) ->
         return held[-2]
     if to is not None and to in held:
         return to
-    expected = "an alias that was moved before"
-    found = "an alias with nothing older to go back to" if held else "no such alias"
+    problem = "there is no older version to go back to" if held else "there is no such alias"
     if held and to is not None:
         older = list(dict.fromkeys(held[-2::-1]))
         more = f" and {len(older) - MAX_NAMED} more" if len(older) > MAX_NAMED else ""
-        named = ", ".join(older[:MAX_NAMED]) or "none"
-        expected, found = f"a version that it had before: {named}{more}", to
-    raise RegistryError(
-        "E_NO_PREVIOUS",
-        str(reference),
-        f"expected {expected}, found {found}",
-        hint=(
-            "to point it to a version that it never had, or that was rolled back: specctl "
-            "registry promote"
-        ),
-    )
+        named = ", ".join(older[:MAX_NAMED]) or "no version"
+        problem = f"the alias never had {to}; before this version it had {named}{more}"
+    fix = "specctl registry promote points it to any version, also one that was rolled back"
+    raise RegistryError("E_NO_PREVIOUS", str(reference), problem, hint=fix)
 
 
 def _moved(
@@ -321,7 +316,7 @@ def _moved(
         # A move that the writer does not accept, on top, is in the way of other readers.
         if present[1] is not None and present == last and present[0] == digest:
             there = log.entries[present[1]]
-            if _is_signed_by(writer.key, there):
+            if writer.has_signed(there.envelope):
                 return None
         return Move(
             kind=kind,
@@ -360,18 +355,13 @@ def _committed(
             continue
         writer.registry.note(log)
         return logged
-    raise RegistryError(
-        "E_BUSY",
-        f"log of {log.name}",
-        f"expected to commit within {MAX_LOSSES} attempts, found other writers that were always "
-        "faster",
-        hint="try again; nothing was committed",
-    )
+    problem = f"other writers were faster {MAX_LOSSES} times; nothing was committed"
+    raise RegistryError("E_BUSY", f"log of {log.name}", problem, hint="try again")
 
 
 def _drafted(writer: Writer, log: Log, action: Publish | Move, reason: str | None) -> Logged:
     """The next entry, which readers accept."""
-    logged = log.draft(action, writer, reason)
+    logged = log.draft(action, writer.actor, writer.key, reason)
     check_entry(writer.trust, logged)
     return logged
 
@@ -380,6 +370,6 @@ def _conflict(name: str, alias: str, expected: str | None, found: str | None) ->
     return RegistryError(
         "E_ALIAS_CONFLICT",
         str(Reference(name, alias)),
-        f"expected {expected or 'a new alias'}, found {found or 'no such alias'}",
+        f"it points to {found or 'nothing'}, not to {expected or 'nothing'}",
         hint="look at its present version, and decide again",
     )

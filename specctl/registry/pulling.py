@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
@@ -28,7 +28,7 @@ from specctl.registry.log import Logged, Move, parse_entry
 from specctl.registry.memory import read_own
 from specctl.registry.names import Reference, parse_reference, segment_of
 from specctl.registry.opening import Registry, open_registry
-from specctl.registry.resolving import Resolved, check_entry, resolve
+from specctl.registry.resolving import Resolved, accepted_signatures, check_entry, resolve
 from specctl.registry.trust import Trust
 from specctl.registry.userdirs import cache_home, make_cache_home, make_private
 from specctl.stores import canonical_store
@@ -60,17 +60,11 @@ class Pulled:
 
 
 class Remembered(Record):
-    """The entries that decided the meaning of a reference when it was last pulled.
-
-    Attributes:
-        resolved: when that was.
-        entries: envelopes of the deciding entries.
-        envelopes: the accepted ones over the artifact; none where none was required.
-    """
+    """The meaning of a reference when it was last pulled, at a time `resolved`."""
 
     resolved: UtcTime
-    entries: tuple[str, ...]
-    envelopes: tuple[str, ...]
+    entries: tuple[str, ...]  # envelopes of the entries that decided it
+    envelopes: tuple[str, ...]  # accepted ones over the artifact; none where none was required
 
 
 class Cache:
@@ -141,14 +135,17 @@ class Cache:
             data = read_own(self._note(url, reference), max_bytes=MAX_NOTE_BYTES)
             parse_strict(data)
             return Remembered.model_validate_json(data)
+        except FileNotFoundError:
+            raise _not_cached(url, reference, "it was never pulled from this registry") from None
         except OSError as error:
-            found = "nothing" if isinstance(error, FileNotFoundError) else error.strerror or "none"
-            _refuse_note(url, reference, found)
+            problem = f"the note of it in the cache cannot be used: {error.strerror}"
+            raise _not_cached(url, reference, problem) from None
         except (ArtifactError, ValidationError):
-            _refuse_note(url, reference, "a note of another form")
+            problem = "the note of it in the cache has another form"
+            raise _not_cached(url, reference, problem) from None
 
     def whole(self, url: str, reference: Reference) -> Reference:
-        """The same with all digits of its digest, where one version that was pulled has those."""
+        """The reference with all digits of its digest, where one pulled version has them."""
         note = self._note(url, reference)
         found = sorted(note.parent.glob(f"{note.stem}*.json")) if reference.digest else []
         return reference.pinned(f"sha256:{found[0].stem[1:]}") if len(found) == 1 else reference
@@ -194,11 +191,11 @@ def pull_resolved(resolved: Resolved, reader: Reader, *, expect: Expected | None
     """`pull` of a reference that the same reader resolved."""
     from specctl.artifacts.load import load_files
 
-    registry, reference, digest = resolved.log.registry, resolved.reference, resolved.digest
-    place = f"{registry.url}/{reference}"
+    url, reference, digest = resolved.log.store.url, resolved.reference, resolved.digest
+    place = f"{url}/{reference}"
     with refusals_of(place):
-        accepted = resolved.check_signatures()
-        files = reader.cache.get(digest) or registry.content.fetch(digest)
+        accepted = accepted_signatures(resolved.log, resolved.trust, digest)
+        files = reader.cache.get(digest) or resolved.content.fetch(digest)
     artifact = load_files(files, expect=expect, digest=digest, artifact=place)
     folder = reader.cache.put(digest, files)
     # The digest is remembered as a reference of its own: it is one of the name's versions.
@@ -209,7 +206,7 @@ def pull_resolved(resolved: Resolved, reader: Reader, *, expect: Expected | None
             entries=tuple(one.envelope.decode() for one in deciding),
             envelopes=tuple(data.decode() for data in accepted),
         )
-        reader.cache.remember(registry.url, said, meant)
+        reader.cache.remember(url, said, meant)
     return Pulled(artifact, reference, folder, accepted=accepted, resolved=resolved)
 
 
@@ -243,7 +240,7 @@ def pull_offline(
             trust.accepted(accepted, digest, reference.name)
         files = reader.cache.get(digest)
     if files is None:
-        _refuse_note(url, reference, f"no files of {digest}")
+        raise _not_cached(url, reference, f"the cache has no files of {digest}")
     artifact = load_files(files, expect=expect, digest=digest, artifact=place)
     folder = reader.cache.folder(digest)
     return Pulled(artifact, reference, folder, remembered=meant.resolved, accepted=accepted)
@@ -257,7 +254,7 @@ def _entries_of(url: str, reference: Reference, meant: Remembered) -> list[Logge
         try:
             entry = parse_entry(text.encode())
         except ArtifactError:
-            _refuse_note(url, reference, "a note without entries")
+            raise _not_cached(url, reference, "the note of it has no entries") from None
         entries.append(Logged(entry, text.encode(), digest_of(text.encode())))
     found = [one.entry for one in entries]
     about = {(one.name, one.registry_id, one.action.digest) for one in found}
@@ -269,18 +266,13 @@ def _entries_of(url: str, reference: Reference, meant: Remembered) -> list[Logge
         or aliases
         != [None, *([reference.alias] if reference.alias and not reference.number else [])]
     ):
-        _refuse_note(url, reference, "a note on something else")
+        raise _not_cached(url, reference, "the note of it is about something else")
     return entries
 
 
-def _refuse_note(url: str, reference: Reference, found: str) -> NoReturn:
-    raise RegistryError(
-        "E_OFFLINE",
-        f"{url}, {reference}",
-        f"expected a reference of this registry that was pulled before, found {found}, in the "
-        "cache",
-        hint="pull it once without --offline",
-    )
+def _not_cached(url: str, reference: Reference, problem: str) -> RegistryError:
+    fix = "pull it once without --offline"
+    return RegistryError("E_OFFLINE", f"{url}, {reference}", problem, hint=fix)
 
 
 def pull_from(

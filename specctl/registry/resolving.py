@@ -7,42 +7,38 @@ must be signed, and by whom, is decided by the user's own trust file alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from specctl.artifacts.signing import parse_envelope, speaks_of
 from specctl.errors import RegistryError, did_you_mean
+from specctl.registry.content import Content
 from specctl.registry.log import Log, Logged, Pointer
 from specctl.registry.names import Reference
 from specctl.registry.opening import Registry
-
-if TYPE_CHECKING:
-    from specctl.registry.trust import Trust
+from specctl.registry.trust import Trust
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A reference that passed every check of the history; its content has passed none yet.
-
-    Attributes:
-        entries: the publication and, of an alias, its move: the last ones that the user accepts.
-        ignored: the last move of the alias, where it is another one, which does not count.
-    """
+    """A reference that passed every check of the history; its content has passed none yet."""
 
     log: Log
     reference: Reference
     digest: str
     entries: tuple[Logged, ...]
+    """The last accepted publication and, of an alias, its last accepted move."""
     trust: Trust
     ignored: Logged | None = None
+    """A later move of the alias, which does not count."""
 
-    def check_signatures(self) -> tuple[bytes, ...]:
-        """See `accepted_signatures`."""
-        return accepted_signatures(self.log, self.trust, self.digest)
+    @property
+    def content(self) -> Content:
+        """The files and signatures of the registry that it was resolved in."""
+        return Content(self.log.store)
 
     def any_signature(self) -> bytes | None:
         """An envelope of the artifact under its name, not verified: its recipient may require one
         where this user does not."""
-        found = self.log.registry.content.signatures(self.digest)
+        found = self.content.signatures(self.digest)
         return next((one for one in found if speaks_of(one, self.digest, self.log.name)), None)
 
 
@@ -93,12 +89,8 @@ def named_digest(log: Log, reference: Reference, trust: Trust) -> str:
         if not fitting:
             check_published(log, reference.digest)
         if len(fitting) > 1:
-            raise RegistryError(
-                "E_NAME",
-                str(reference),
-                f"expected digits of one version alone, found those of {' and '.join(fitting)}",
-                hint="give more of them",
-            )
+            problem = f"these digits begin {' and '.join(fitting)}"
+            raise RegistryError("E_NAME", str(reference), problem, hint="give more of them")
         return fitting[0]
     aliases = pointers(log, trust)
     if reference.alias in aliases:
@@ -107,14 +99,13 @@ def named_digest(log: Log, reference: Reference, trust: Trust) -> str:
     if reference.number is not None and reference.number <= len(versions):
         return versions[reference.number - 1]
     known = [*aliases, *(f"v{n + 1}" for n in range(len(versions)))]
-    raise RegistryError(
-        "E_NAME" if reference.alias is None else "E_UNKNOWN_ALIAS",
-        str(reference),
-        "expected NAME@ALIAS, NAME@v<number> or NAME@sha256:<hex>; aliases: "
-        f"{', '.join(aliases) or 'none yet'}; versions: {len(versions)}, found "
-        f"{'a bare name' if reference.alias is None else 'no such alias'}",
-        hint=did_you_mean(reference.alias or "", known, "name the version"),
-    )
+    there = f"aliases: {', '.join(aliases) or 'none yet'}; versions: {len(versions)}"
+    if reference.alias is None:
+        problem = f"a bare name, without @ALIAS, @v<number> or @sha256:<hex> ({there})"
+        raise RegistryError("E_NAME", str(reference), problem, hint="name the version")
+    fix = did_you_mean(reference.alias, known, "`specctl registry show` lists both")
+    problem = f"the name has no such alias or version ({there})"
+    raise RegistryError("E_UNKNOWN_ALIAS", str(reference), problem, hint=fix)
 
 
 def check_published(log: Log, digest: str) -> None:
@@ -123,8 +114,7 @@ def check_published(log: Log, digest: str) -> None:
         raise RegistryError(
             "E_MISSING",
             f"{log.name}@{digest}",
-            "expected a digest published under the name, found none of its "
-            f"{len(log.state.versions)} versions",
+            f"the digest is none of the name's {len(log.state.versions)} versions",
             hint="push it under this name first; `specctl registry show` lists versions",
         )
 
@@ -150,4 +140,4 @@ def accepted_signatures(log: Log, trust: Trust, digest: str) -> tuple[bytes, ...
     """The accepted envelopes over an artifact; none where its name requires no signature."""
     if not trust.requires(log.name):
         return ()
-    return tuple(trust.accepted(log.registry.content.signatures(digest), digest, log.name))
+    return tuple(trust.accepted(Content(log.store).signatures(digest), digest, log.name))

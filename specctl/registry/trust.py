@@ -56,11 +56,7 @@ class Revocation(Record):
 
 
 class TrustedKey(Record):
-    """A public key, and the names that it may sign for.
-
-    Attributes:
-        public_key: raw Ed25519 key of 32 bytes; base64 in JSON.
-    """
+    """A raw public key, base64 in JSON, and the names that it may sign for."""
 
     key_id: Annotated[str, Field(pattern=r"^ed25519:[0-9a-f]{64}$")]
     public_key: Annotated[Base64, Field(min_length=PUBLIC_KEY_BYTES, max_length=PUBLIC_KEY_BYTES)]
@@ -92,9 +88,8 @@ class TrustedKey(Record):
             )
         except ValidationError as error:
             raise UsageError(
-                "trusted key: expected names of [a-z0-9._+@:-] and *, and a comment of one line, "
-                f"found {describe_violation(error)}",
-                hint="correct that",
+                "a trusted key takes names of [a-z0-9._+@:-] and *, and a comment of one line: "
+                f"{describe_violation(error)}"
             ) from error
 
     @property
@@ -108,11 +103,7 @@ class TrustedKey(Record):
 
 
 class Trust(Record):
-    """The keys of a trust file; by default none.
-
-    Attributes:
-        trust_version: of the file's form.
-    """
+    """The keys of a trust file; by default none."""
 
     trust_version: Literal[1] = 1
     keys: Annotated[tuple[TrustedKey, ...], Field(max_length=MAX_KEYS)] = ()
@@ -138,12 +129,12 @@ class Trust(Record):
             if path is None and isinstance(error, FileNotFoundError):
                 return cls()
             raise UsageError(
-                f"trust file {place}: expected a file that can be read, found {reason_of(error)}",
+                f"trust file {place} cannot be read: {reason_of(error)}",
                 hint="check the path; `specctl registry trust add` makes one",
             ) from error
         if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o022:
             raise UsageError(
-                f"trust file {place}: expected a file that its owner alone can write, found "
+                f"trust file {place} is no file that its owner alone can write: it is "
                 f"{stat.filemode(status.st_mode)}",
                 hint=f"read it, then chmod go-w {place}",
             )
@@ -152,19 +143,17 @@ class Trust(Record):
     @classmethod
     def parse(cls, data: bytes, what: str = "trust file") -> Trust:
         """The trust in some JSON (E_SCHEMA for any other form: nothing has a default there)."""
-        fields = f"the fields {', '.join(cls.model_fields)} of version 1"
         try:
             parse_strict(data)
             found = cls.model_validate_json(data)
             if found.model_fields_set == cls.model_fields.keys():
                 return found
-            problem = f"expected {fields}, found fewer"
+            problem = f"version 1 has the fields {', '.join(cls.model_fields)}, none left out"
         except ArtifactError as error:
             problem = error.problem
         except ValidationError as error:
-            problem = f"expected {fields}, found {describe_violation(error)}"
-        fix = "correct or restore it"
-        raise ArtifactError("E_SCHEMA", what, problem, hint=fix)
+            problem = f"not a trust file of version 1: {describe_violation(error)}"
+        raise ArtifactError("E_SCHEMA", what, problem, hint="correct or restore it")
 
     def to_bytes(self) -> bytes:
         """Canonical JSON."""
@@ -187,8 +176,7 @@ class Trust(Record):
         known = self.key(key.key_id)
         if known is not None and known.revoked is not None:
             raise UsageError(
-                f"key {key.key_id}: expected a key that is not revoked, found one revoked "
-                f"{known.revoked.at}",
+                f"key {key.key_id} was revoked {known.revoked.at}, for good",
                 hint="make a new key: specctl registry keygen",
             )
         others = tuple(one for one in self.keys if one.key_id != key.key_id)
@@ -197,38 +185,30 @@ class Trust(Record):
     def with_revoked(self, key_id: str, reason: str) -> Trust:
         """This trust without a key, which stays listed, so that nobody adds it again."""
         if self.key(key_id) is None:
-            listed = ", ".join(one.key_id[:20] for one in self.keys) or "a listed key"
-            fix = "take it from `specctl registry trust list`"
-            raise UsageError(f"key: expected {listed}, found {key_id}", hint=fix)
+            raise UsageError(f"{key_id} is no key of `specctl registry trust list`")
         revoked = {"revoked": Revocation(at=utc_now(), reason=shown(reason)[:256])}
-        keys = (
-            one.model_copy(update=revoked) if one.key_id == key_id else one for one in self.keys
-        )
-        return Trust(keys=tuple(keys))
+        change = {key_id: revoked}
+        return Trust(keys=tuple(one.model_copy(update=change.get(one.key_id)) for one in self.keys))
 
     def verify(self, envelope: Envelope, name: str) -> str:
         """The id of the key that signed an envelope, trusted for a name (else E_SIG)."""
         key_id = envelope.key_id
         if key_id is None:
             raise _unsigned(name)
-        key, who = self.key(key_id), key_id[:20]
+        key, short = self.key(key_id), key_id[:20]
         if key is None:
-            raise _unsigned(name, f"{who} is not trusted", _TRUST)
+            raise _unsigned(name, f"{short} is not trusted", _TRUST)
         if key.revoked is not None:  # for good, so trusting it is no cure
-            raise _unsigned(name, f"{who} was revoked {key.revoked.at} ({key.revoked.reason})")
+            raise _unsigned(name, f"{short} was revoked {key.revoked.at} ({key.revoked.reason})")
         if not key.may_sign_for(name):
-            raise _unsigned(name, f"{who} may not sign for {name}", _TRUST)
+            raise _unsigned(name, f"{short} may not sign for {name}", _TRUST)
         if not envelope.is_signed_by(key.public_key):
-            raise _unsigned(name, f"{who} did not sign these bytes", _FETCH)
+            raise _unsigned(name, f"{short} did not sign these bytes", _FETCH)
         return key_id
 
     def accepted(self, envelopes: Iterable[bytes], digest: str, name: str) -> list[bytes]:
-        """The envelopes over an artifact under a name that trusted keys signed; at least one.
-
-        Raises:
-            ArtifactError: E_SIG if there is none: unsigned, of unknown or revoked keys, or of
-                another manifest or name.
-        """
+        """The envelopes over an artifact under a name that trusted keys signed; E_SIG if there is
+        none: unsigned, of unknown or revoked keys, or of another manifest or name."""
         good, refusals = list[bytes](), list[tuple[bool, ArtifactError]]()
         for data in envelopes:
             is_known = False
@@ -236,13 +216,8 @@ class Trust(Record):
                 envelope = parse_envelope(data)
                 is_known = envelope.key_id is not None and self.key(envelope.key_id) is not None
                 self.verify(envelope, name)
-                found_digest, found_name = parse_statement(data).about
-                if found_digest != digest:
-                    raise bad_signature(f"expected one of {digest}, found one of {found_digest}")
-                if found_name != name:
-                    raise bad_signature(
-                        f"expected one for the name {name}, found one for {found_name}"
-                    )
+                if (about := parse_statement(data).about) != (digest, name):
+                    raise bad_signature(f"it is of {' for '.join(about)}, not {digest} for {name}")
                 good.append(data)
             except ArtifactError as refusal:
                 refusals.append((is_known, refusal))
@@ -260,11 +235,10 @@ def trust_path() -> Path:
 
 
 def edit_trust(path: Path | None, change: Callable[[Trust], Trust]) -> None:
-    """Changes a trust file whole or not at all, one process at a time.
+    """Changes a trust file whole or not at all, one process at a time; see `Trust.load`.
 
     Raises:
         OutputError: it cannot be written.
-        UsageError, ArtifactError: see `Trust.load`; or what the change raises.
     """
     place = trust_path() if path is None else path
     with output_errors(place, "trust file", WRITABLE):
@@ -295,8 +269,8 @@ def verify_folder(folder: Path, trust: Trust, name: str) -> tuple[str, str]:
     return digest, trust.verify(parse_envelope(envelope), name)
 
 
-def _unsigned(name: str, found: str = "no signature", cure: str = "") -> ArtifactError:
+def _unsigned(name: str, found: str = "there is none", cure: str = "") -> ArtifactError:
     return bad_signature(
-        f"expected a signature for {name} of a key that is trusted for it, found {found}",
+        f"{name} needs a signature by a key that is trusted for it, and {found}",
         f"{cure}; or {_SIGN}" if cure else _SIGN,
     )

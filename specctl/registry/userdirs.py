@@ -1,4 +1,4 @@
-"""Folders of the user, as the XDG base directory specification names them."""
+"""Folders of the user: settings, and the cache, which may be removed at any time."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from specctl.errors import UsageError
 
 
 def config_home() -> Path:
-    """The folder of the user's settings: `$XDG_CONFIG_HOME/specctl`."""
-    return _home("XDG_CONFIG_HOME", ".config")
+    """The folder of the user's settings: `$XDG_CONFIG_HOME/specctl` on Linux."""
+    return _home("config")
 
 
 def cache_home() -> Path:
-    """The cache, which may be removed at any time: `$XDG_CACHE_HOME/specctl`."""
-    return _home("XDG_CACHE_HOME", ".cache")
+    """The user's cache: `$XDG_CACHE_HOME/specctl` on Linux."""
+    return _home("cache")
 
 
 def make_cache_home() -> None:
@@ -44,14 +44,14 @@ def make_private(folder: Path, root: Path) -> None:
             return
 
 
-def _home(variable: str, default: str) -> Path:
-    given = os.environ.get(variable, "")
-    if os.path.isabs(given):  # the specification has relative paths ignored
-        return Path(given) / "specctl"
+def _home(kind: str) -> Path:
+    from platformdirs import PlatformDirs  # here: a server with local policies alone needs none
+
+    dirs = PlatformDirs("specctl", appauthor=False)
     try:
-        return Path.home() / default / "specctl"
+        return dirs.user_config_path if kind == "config" else dirs.user_cache_path
     except RuntimeError:
         raise UsageError(
-            "HOME: expected the home of an account, found none, as the account has no name",
-            hint=f"set HOME, or {variable} to a folder of its own",
+            "the account has no home folder",
+            hint=f"set HOME, or XDG_{kind.upper()}_HOME to a folder of its own",
         ) from None

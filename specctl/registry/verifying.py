@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from specctl.errors import ArtifactError, CodedError, RegistryError, SpecctlError
+from specctl.registry.content import Content
 from specctl.registry.log import LOGS, Log, Logged, Move
 from specctl.registry.names import Reference, name_of
 from specctl.registry.opening import Registry
@@ -45,21 +46,13 @@ class Finding:
 
 
 @dataclass
-class Verification:
-    """The extent of a check, and its findings.
-
-    Attributes:
-        num_artifacts: each digest once.
-    """
+class Audit:
+    """The extent of a check, and its findings."""
 
     num_names: int = 0
     num_entries: int = 0
-    num_artifacts: int = 0
+    num_artifacts: int = 0  # each digest once
     findings: list[Finding] = field(default_factory=list)
-
-    def to_json(self) -> dict[str, Any]:
-        """The outcome for scripts."""
-        return asdict(self)
 
     def sentence(self) -> str:
         """`no damage: 2 names, 5 entries, 2 artifacts checked`."""
@@ -80,19 +73,19 @@ class Verification:
         raise ArtifactError(
             first.code,
             what,
-            f"expected no damage, found {number}, the first at {first.place}: {first.found}",
+            f"damage: {number}, the first at {first.place}: {first.found}",
             hint=_FIXES.get(first.code, _RESTORE),
         )
 
 
-def verify(registry: Registry, trust: Trust, reference: Reference | None = None) -> Verification:
+def verify(registry: Registry, trust: Trust, reference: Reference | None = None) -> Audit:
     """Checks every history and every version in it, or the history and version of a reference.
 
     Raises:
         RegistryError: a reference that means nothing here.
         StoreError: the store does not answer, or refuses: its contents are not known then.
     """
-    done = Verification()
+    done = Audit()
     if reference is not None:
         log = registry.known_log(reference.name)
         digest = named_digest(log, reference, trust)
@@ -130,7 +123,7 @@ def verify(registry: Registry, trust: Trust, reference: Reference | None = None)
 
 def _version(log: Log, trust: Trust, digest: str, entries: Sequence[Logged]) -> Iterator[Finding]:
     """Content, signatures and entries of one version."""
-    place, content = f"{log.name}@{digest}", log.registry.content
+    place, content = f"{log.name}@{digest}", Content(log.store)
     checks: list[tuple[str, Callable[[], Any]]] = [
         (place, lambda: content.fetch(digest)),
         (place, lambda: accepted_signatures(log, trust, digest)),

@@ -30,7 +30,7 @@ from specctl.policy import Policy, check_costs
 from specctl.registry.names import Reference
 from specctl.registry.opening import Registry, open_registry
 from specctl.registry.pulling import Reader, pull_resolved
-from specctl.registry.resolving import Resolved, resolve
+from specctl.registry.resolving import Resolved, accepted_signatures, resolve
 from specctl.registry.userdirs import make_cache_home
 from specctl.runtime.policy_spec import check_is_no_reference, is_meant_as_artifact, place_asked
 
@@ -125,7 +125,7 @@ class AliasSource:
         """The version that the alias names now. Entries and signatures are judged each time, so a
         revocation is noticed whatever the digest."""
         resolved = resolve(self.registry, self.reference, self.reader.trust)
-        resolved.check_signatures()
+        accepted_signatures(resolved.log, resolved.trust, resolved.digest)
         return Version(resolved.digest, partial(self._load, resolved))
 
     def _load(self, resolved: Resolved) -> Artifact:

@@ -342,7 +342,7 @@ CASES: list[tuple[int, str, str]] = [
     (MODEL, "run PROMPTS --drafter OTHER_VOCABULARY SMALL", "300"),
     (MODEL, "run PROMPTS --drafter OTHER_HEAD SMALL", ""),
     # Registries and keys.
-    (REGISTRY, "registry list --registry CUT_MARKER", "E_VERSION.*from a copy of this registry"),
+    (REGISTRY, "registry list --registry CUT_MARKER", "E_VERSION.*from a copy"),
     (ARTIFACT, "registry push FOLDER NAME", "an empty folder"),
     (ARTIFACT, "registry push TUNED NAME", "name .*/TUNED/policy, which is one"),
     (ARTIFACT, "run --policy TUNED", "name .*/TUNED/policy, which is one"),

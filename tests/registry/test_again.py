@@ -210,7 +210,7 @@ def cut_and_write_on(store: MemoryStore) -> None:
 
 CUTS = {
     "the last entry deleted": (cut, "ends at generation 1"),
-    "all deleted": (remove, "no history"),
+    "all deleted": (remove, "there is none now"),
     "written on": (cut_and_write_on, "another generation 2"),
 }
 

@@ -107,7 +107,7 @@ def test_a_copy_goes_nowhere_where_anything_else_is(source: Registry, tmp_path: 
         assert code_of(copy_registry, source, place) == "E_EXISTS"
     assert [path.name for path in thesis.iterdir()] == ["paper.tex"]
     for inside in (source.url, f"{source.url}/backup"):
-        with pytest.raises(UsageError, match="the registry itself, or a place in it"):
+        with pytest.raises(UsageError, match="is the registry itself, or lies in it"):
             copy_registry(source, inside)
     assert verify(source, Trust()).findings == []
 

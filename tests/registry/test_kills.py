@@ -48,7 +48,7 @@ def roll_back(writer: Writer) -> None:
 def push_hastily(writer: Writer) -> None:
     """A mutant: the log entry first, the artifact afterwards."""
     three, log = package("three"), writer.registry.log(NAME)
-    log.append(log.draft(Publish(digest=three.digest), writer))
+    log.append(log.draft(Publish(digest=three.digest), writer.actor, writer.key))
     writer.registry.content.publish(three.digest, three.files)
 
 

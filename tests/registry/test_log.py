@@ -94,11 +94,11 @@ DIGEST = package("one").digest
 WRONG_MOVE = {"kind": "alias", "alias": "prod", "digest": DIGEST, "expected_digest": DIGEST,
               "expected_generation": 1}  # fmt: skip
 HARMS: dict[str, tuple[Callable[[MemoryStore], None], str]] = {
-    "a gap": (remove_second, "gap"),
-    "a fast-forwarded log": (fast_forward, "gap"),
+    "a gap": (remove_second, "is missing"),
+    "a fast-forwarded log": (fast_forward, "is missing"),
     "a rewritten past": (lambda store: replace_entry(store, 1, actor="mallory"), "prev_digest"),
     "a move that follows another": (
-        lambda store: replace_entry(store, 2, action=WRONG_MOVE), "follows"
+        lambda store: replace_entry(store, 2, action=WRONG_MOVE), "follow its last"
     ),
     "a payload that is not canonical": (add_spaces, "canonical"),
     "a space more": (rebuilt(lambda data: data + b" "), ""),
@@ -139,7 +139,7 @@ def test_nothing_is_written_that_readers_would_refuse(store: MemoryStore) -> Non
                    expected_generation=None, expected_digest=None)  # fmt: skip
     log, before = registry_on(store).log(NAME), dict(store.kept)
     with pytest.raises(RegistryError, match=r"E_ENTRY .*nothing was committed"):
-        log.draft(nothing, writer_on(store))
+        log.draft(nothing, "ann", None)
     assert store.kept == before
     push(writer_on(store), package("four"), NAME)
     assert len(entries(store)) == 4
@@ -149,7 +149,7 @@ def test_a_lost_race_leaves_the_state_as_it_was(store: MemoryStore) -> None:
     log = registry_on(store).log(NAME)
     push(writer_on(store), package("four"), NAME)
     with pytest.raises(KeyTakenError):
-        log.append(log.draft(Publish(digest=package("five").digest), writer_on(store)))
+        log.append(log.draft(Publish(digest=package("five").digest), "ann", None))
     assert len(log.entries) == len(log.state.versions) == 3
 
 

@@ -178,7 +178,7 @@ def test_all_give_the_verdict_of_a_pull(signed: MemoryStore, real: Real, tmp_pat
     assert [one.place for one in verify(registry, RECORD).findings] == [
         f"{NAME}@next, generation 2"
     ]
-    found = search(registry, RECORD, [NAME], pytest.fail)
+    found = search(registry, RECORD, [NAME])
     refusals = {row["reference"]: row["refusal"] for row in found}
     assert refusals.pop(str(PROD)) is None, "its own entries are sound"
     assert "E_SIG" in str(refusals.pop(str(NEXT)))

@@ -170,7 +170,7 @@ def registry_on(store: ObjectStore) -> Registry:
         registry_id = f"{id(store):032x}"[-32:]
         marker = Marker(registry_version=1, registry_id=registry_id, created=utc_now())
         make_registry(store, marker)
-    return Registry(store.url, store, marker)
+    return Registry(store, marker)
 
 
 def writer_on(
