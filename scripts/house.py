@@ -20,7 +20,7 @@ SIZES = {  # room: limit, budget
     "stores": (1048, 1000),
     "artifacts": (2495, 2050),
     "registry": (2591, 2150),
-    "runtime": (7591, 6800),
+    "runtime": (7606, 6800),
     "collect": (4350, 3750),
     "logs": (4058, 3300),
     "replay": (9920, 7900),
@@ -29,9 +29,9 @@ SIZES = {  # room: limit, budget
     "engines": (3289, 3800),
     "watch": (1444, 1050),
     "cli": (3583, 3200),
-    "tests": (46506, 38000),
+    "tests": (46511, 38000),
     "benchmarks, scripts": (9203, 9500),
-    "files of the package": (259, 245),
+    "files of the package": (260, 245),
 }
 
 

@@ -25,7 +25,7 @@ from specctl.policy.c2t import log_prob
 from specctl.policy.echo import gate_closes, log_threshold
 from specctl.policy.hetero import entropy_bin
 from specctl.policy.pruning import best_scores, lowest_logp
-from specctl.runtime.reload import table_of
+from specctl.runtime.deciders import table_of
 
 BATCHES = (1, 8, 32, 64)
 Runs = tuple[Callable[[], object], Callable[[], object], int]

@@ -17,7 +17,7 @@ from specctl.formatting import count
 from specctl.logs.trace_files import Segment, TraceHeader
 from specctl.policy import Policy
 from specctl.runtime.api import Decoder
-from specctl.runtime.conversations import DecodeSettings, converse
+from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair, pair_domain
 from specctl.runtime.requests import Metrics, pooled
 
@@ -145,7 +145,7 @@ def collect_live(
         with TraceRecorder(writer, RecorderConfig(when_full=when_full), committed) as recorder:
             decoder = decoder or Decoder(pair, policy, batch_size=batch_size)
             decoder.observer = recorder
-            for done in converse(decoder, left, settings):
+            for done in decoder.converse(left, settings):
                 recorder.finish_prompt(done.prompt.prompt_id)
                 parts = [completion.metrics for completion in done.completions]
                 summary.metrics = pooled([summary.metrics, *parts])

@@ -15,22 +15,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from specctl.artifacts.compatibility import Expectation
-from specctl.errors import UsageError
+from specctl.errors import PromptTooLongError, UsageError
 from specctl.policy import Policy
 from specctl.runtime.capture import GraphCounters, GraphSettings
 from specctl.runtime.config import Decisions
 from specctl.runtime.conversations import (
+    Conversation,
+    ConversationPrompt,
+    DecodeSettings,
     Messages,
     TextStream,
     decode_text,
     encode_prompt,
+    longest_text,
+    next_request,
     request_seed,
 )
 from specctl.runtime.decode import DecodeLoop, SharedMemory
 from specctl.runtime.load import Pair, expectation, load_pair
 from specctl.runtime.policy_spec import resolve_policy, words_of
 from specctl.runtime.reload import TreeRoom, tree_room
-from specctl.runtime.requests import Metrics, Observer, Request, Sampling
+from specctl.runtime.requests import Metrics, Observer, OnTokens, Request, Sampling
 from specctl.runtime.runnable import check_decisions, runnable
 
 if TYPE_CHECKING:
@@ -208,6 +213,42 @@ class Decoder:
             loop.step(keep)
             if piece := text.feed(tokens):
                 yield piece
+
+    def converse(
+        self,
+        prompts: Sequence[ConversationPrompt],
+        settings: DecodeSettings,
+        on_tokens: OnTokens | None = None,
+    ) -> Iterator[Conversation]:
+        """Decodes all prompts, yielding each when its last turn is answered.
+
+        First turns are checked before anything is decoded; a later turn without room ends its
+        conversation, which says so.
+
+        Args:
+            on_tokens: called with each request's new tokens as they are emitted.
+
+        Raises:
+            PromptTooLongError: a first turn leaves no room in the model's context.
+        """
+        tokenizer = self.pair.target.tokenizer
+        loop = self.loop_for(longest_text(tokenizer, prompts, settings))
+        open_ones = {prompt.prompt_id: Conversation(prompt) for prompt in prompts}
+        for conversation in open_ones.values():
+            loop.submit(next_request(tokenizer, conversation, settings))
+        while loop.busy:
+            for done in loop.step(on_tokens):
+                conversation = open_ones[done.request.prompt_id]
+                conversation.completions.append(done)
+                conversation.texts.append(decode_text(tokenizer, done.token_ids))
+                if len(conversation.texts) < len(conversation.prompt.turns):
+                    request = next_request(tokenizer, conversation, settings)
+                    try:
+                        loop.submit(request, first=True)
+                        continue
+                    except PromptTooLongError:
+                        conversation.is_cut = True
+                yield open_ones.pop(done.request.prompt_id)
 
     @property
     def graph_counters(self) -> GraphCounters:

@@ -30,7 +30,6 @@ from specctl.runtime.conversations import (
     Conversation,
     ConversationPrompt,
     DecodeSettings,
-    converse,
     longest_text,
 )
 from specctl.runtime.decode import SharedMemory
@@ -203,7 +202,7 @@ def compare_policies(
     for decoder in decoders:
         decoder.loop_for(longest, memory)
         if observer is None:  # graphs that are captured here serve the texts that count
-            list(converse(decoder, prompts[:batch_size], settings))
+            list(decoder.converse(prompts[:batch_size], settings))
     size = 1 if batch_size == 1 else BATCHES_A_TURN * batch_size
     size = len(prompts) if len(policies) == 1 else size
     order = Random(settings.sampling.seed)
@@ -245,7 +244,7 @@ def take_turn(
 ) -> Turn:
     """Decodes some prompts, on the clock."""
     finished, began = {}, time.perf_counter()
-    for conversation in converse(decoder, prompts, settings, on_tokens):
+    for conversation in decoder.converse(prompts, settings, on_tokens):
         finished[conversation.prompt.prompt_id] = conversation
         if on_prompt is not None:
             on_prompt(conversation.prompt.prompt_id)

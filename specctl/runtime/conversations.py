@@ -4,18 +4,15 @@ the answers before."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from tokenizers.decoders import DecodeStream
 
-from specctl.errors import PromptError, PromptTooLongError
-from specctl.runtime.requests import Completion, OnTokens, Request, Sampling
-
-if TYPE_CHECKING:
-    from specctl.runtime.api import Decoder
+from specctl.errors import PromptError
+from specctl.runtime.requests import Completion, Request, Sampling
 
 Messages = Sequence[Mapping[str, str]]
 RETOKENISED_SLACK = 64
@@ -116,43 +113,6 @@ class DecodeSettings:
 
     max_new_tokens: int = 128
     sampling: Sampling = field(default_factory=Sampling)
-
-
-def converse(
-    decoder: Decoder,
-    prompts: Sequence[ConversationPrompt],
-    settings: DecodeSettings,
-    on_tokens: OnTokens | None = None,
-) -> Iterator[Conversation]:
-    """Decodes all prompts, yielding each when its last turn is answered.
-
-    First turns are checked before anything is decoded; a later turn without room ends its
-    conversation, which says so.
-
-    Args:
-        on_tokens: called with each request's new tokens as they are emitted.
-
-    Raises:
-        PromptTooLongError: a first turn leaves no room in the model's context.
-    """
-    tokenizer = decoder.pair.target.tokenizer
-    loop = decoder.loop_for(longest_text(tokenizer, prompts, settings))
-    open_ones = {prompt.prompt_id: Conversation(prompt) for prompt in prompts}
-    for conversation in open_ones.values():
-        loop.submit(next_request(tokenizer, conversation, settings))
-    while loop.busy:
-        for done in loop.step(on_tokens):
-            conversation = open_ones[done.request.prompt_id]
-            conversation.completions.append(done)
-            conversation.texts.append(decode_text(tokenizer, done.token_ids))
-            if len(conversation.texts) < len(conversation.prompt.turns):
-                request = next_request(tokenizer, conversation, settings)
-                try:
-                    loop.submit(request, first=True)
-                    continue
-                except PromptTooLongError:
-                    conversation.is_cut = True
-            yield open_ones.pop(done.request.prompt_id)
 
 
 def next_request(tokenizer: Any, conversation: Conversation, settings: DecodeSettings) -> Request:

@@ -1,47 +1,17 @@
-"""Another policy while requests are being decoded: the checks before it may take over.
-
-A family with fused kernels keeps its parameters in one buffer, so that the next policy of the
-family needs no new capture:
-
-    buffer = pack(table_of(shape)).to(device)        # once, before graphs are captured
-    if recapture_reason(old, new) is None:
-        buffer.write(pack(table_of(new)))            # between two rounds
-"""
+"""Another policy while requests are being decoded: the checks before it may take over."""
 
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from specctl.errors import LossyPolicyError, UsageError
-from specctl.features import RECENT_TOKENS, check_registered
-from specctl.kernels.policy_eval.layout import (
-    BinTable,
-    GateTable,
-    Network,
-    PruneTable,
-    Table,
-    layout_of,
-)
-from specctl.policy import (
-    EntropyBins,
-    FfnScorer,
-    JointThreshold,
-    Policy,
-    ScoredTree,
-    Shape,
-    SparseGates,
-    build_shape,
-)
-from specctl.policy.echo import log_threshold
+from specctl.features import RECENT_TOKENS
+from specctl.policy import Policy
 from specctl.policy.growing import Children, PoolBuffers, grow_tree
-from specctl.policy.pruning import lowest_logp
 from specctl.policy.rules import Frontier, ShapeRule, fresh_start
-from specctl.policy.scorers import folded_layer
 from specctl.runtime.drafter import Drafter
 from specctl.runtime.requests import Stopwatch
 from specctl.runtime.runnable import Runnable, selected
@@ -158,63 +128,3 @@ def _failed(found: str) -> UsageError:
         f"rehearsal of the policy: expected rules that decide two made-up rounds, found {found}",
         hint="fit it again; the old policy stays",
     )
-
-
-def table_of(shape: Shape) -> Table | None:
-    """The arrays of a shape, or None where no decision kernel is its own.
-
-    Thresholds are those of the torch rule, rounded down to float32 as there.
-    """
-    if isinstance(shape, EntropyBins):
-        return BinTable(
-            edges=shape.edges,
-            depths=shape.plan_depths,
-            tokens=shape.plan_tokens,
-            first_depth=shape.base.depth,
-            conditional=shape.path == "conditional",
-        )
-    if isinstance(shape, SparseGates):
-        if shape.rerank:
-            return None  # the kernel's gates come with levels that are filled in order
-        bars = map(log_threshold, shape.thresholds)
-        return GateTable(dict(zip(shape.gate_levels, bars, strict=True)), shape.reached_depth)
-    if not isinstance(shape, JointThreshold | ScoredTree) or shape.min_level_prob:
-        return None  # a level's sum is no parameter of the kernel
-    if isinstance(shape, JointThreshold):
-        return PruneTable(lowest_logp(shape.min_prob))
-    scorer, network = shape.scorer, None
-    check_registered(scorer.features)
-    if isinstance(scorer, FfnScorer):
-        w2, b2 = np.array(scorer.w2, np.float32), scorer.b2[0]
-        network = Network(scorer.features, *folded_layer(scorer), w2, b2)
-    return PruneTable(
-        min_score=lowest_logp(shape.beta),
-        own="network" if network else "given",
-        combine=shape.combine,
-        keep_leaves=shape.keep_leaves,
-        network=network,
-    )
-
-
-def recapture_reason(old: Shape, new: Shape) -> str | None:
-    """The reason why a buffer and the graphs of `old` cannot serve `new`; None if they can.
-
-    Bins may plan less than was captured: depth and size are numbers of the buffer there.
-    """
-    before, after = _captured_sizes(old), _captured_sizes(new)
-    if after["layout"] is None and old != new:
-        return f"{new.kind} has no parameter buffer"
-    for name, value in after.items():
-        may_shrink = new.kind == "hetero" and name in ("max_depth", "max_tokens")
-        if value != before[name] and not (may_shrink and value < before[name]):
-            return f"{name} changes from {before[name]} to {value}"
-    return None
-
-
-def _captured_sizes(shape: Shape) -> dict[str, Any]:
-    """The facts of a shape that its graphs hold fixed; all else of it is in the buffer."""
-    rule, table = build_shape(shape), table_of(shape)
-    sizes = {name: getattr(rule, name) for name in ("max_depth", "top_k", "width", "max_tokens")}
-    base_depth = shape.base.depth if isinstance(shape, EntropyBins) else 0
-    layout = layout_of(table) if table else None
-    return {"kind": shape.kind, "layout": layout, **sizes, "base_depth": base_depth}

@@ -44,14 +44,9 @@ from specctl.runtime.capture import (
     token_tiers,
 )
 from specctl.runtime.config import Decisions
-from specctl.runtime.device_drafting import (
-    DraftBuffers,
-    KernelDrafting,
-    decider_of,
-    not_by_kernels,
-)
+from specctl.runtime.deciders import decider_of, not_by_kernels, recapture_reason, table_of
+from specctl.runtime.device_drafting import DraftBuffers, KernelDrafting
 from specctl.runtime.drafter import Drafter, DrafterSource
-from specctl.runtime.reload import recapture_reason, table_of
 from specctl.runtime.requests import RoundRecord, Sampling, Stopwatch
 from specctl.runtime.runnable import Faults, Runnable, not_a_number, selected
 from specctl.runtime.sampling import Draw, SamplingTable, gumbel_draw

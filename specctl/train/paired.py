@@ -39,7 +39,7 @@ from specctl.errors import (
 from specctl.policy import Policy, Strict, policy_digest
 from specctl.records import Record, canonical_json, describe_violation
 from specctl.runtime.api import Decoder
-from specctl.runtime.conversations import ConversationPrompt, DecodeSettings, converse
+from specctl.runtime.conversations import ConversationPrompt, DecodeSettings
 from specctl.runtime.identity import hardware_name
 from specctl.runtime.load import Pair
 from specctl.runtime.output import prepare_folder, write_whole
@@ -348,7 +348,7 @@ def run_prompts(
         watch = Watch(opening)
         decoder = Decoder(pair, policy, batch_size=plan.batch_size, observer=watch)
         settings = replace(plan.settings, sampling=sampling.for_request(sampling.seed + seed))
-        for talk in converse(decoder, missing, settings):
+        for talk in decoder.converse(missing, settings):
             prompt = by_id[talk.prompt.prompt_id]
             metrics = pooled(one.metrics for one in talk.completions)
             wanted = prompt.answer

@@ -35,7 +35,7 @@ from specctl.registry.publishing import promote, push, read_package
 from specctl.registry.trust import Trust
 from specctl.replay.rounds import Rounds, replay
 from specctl.runtime.api import Decoder
-from specctl.runtime.conversations import DecodeSettings, converse
+from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import load_pair
 from specctl.runtime.policy_spec import resolve_policy
 from tests.engines.vllm_engine import (
@@ -158,7 +158,7 @@ def ours(drafter: str, tmp_path_factory: pytest.TempPathFactory) -> Ours:
     plain = Decoder(pair, resolve_policy("ar").policy, batch_size=8)
     found = {
         one.prompt.prompt_id: list(one.completions[0].token_ids)
-        for one in converse(plain, given, settings)
+        for one in plain.converse(given, settings)
     }
     shape = FullTree(depth=K, top_k=1)
     collect_dense(pair, given, settings, root / "dense", shape)

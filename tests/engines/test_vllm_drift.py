@@ -25,7 +25,7 @@ from specctl.engines.settings import PluginSettings, TraceSettings
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import policy_digest
 from specctl.runtime.api import Decoder
-from specctl.runtime.conversations import DecodeSettings, converse
+from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.policy_spec import resolve_policy
 from tests.cli.command import NAME, passes
@@ -49,7 +49,7 @@ def plain_texts(pair: Pair, prompts: Sequence[Prompt]) -> dict[str, list[int]]:
     decoder = Decoder(pair, resolve_policy("ar").policy, batch_size=8)
     return {
         one.prompt.prompt_id: list(one.completions[0].token_ids)
-        for one in converse(decoder, prompts, DecodeSettings(LENGTH))
+        for one in decoder.converse(prompts, DecodeSettings(LENGTH))
     }
 
 

@@ -28,7 +28,7 @@ from specctl.errors import ArtifactError, EngineError, LossyPolicyError, Specctl
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import Policy
 from specctl.runtime.api import Decoder
-from specctl.runtime.conversations import DecodeSettings, converse
+from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import load_pair
 from specctl.runtime.policy_spec import resolve_policy
 from tests.engines.vllm_engine import (
@@ -57,7 +57,7 @@ def plain(pair: Any) -> list[list[int]]:
     decoder, given = Decoder(pair, resolve_policy("ar").policy, batch_size=8), packaged(COUNT)
     texts = {
         one.prompt.prompt_id: list(one.completions[0].token_ids)
-        for one in converse(decoder, given, DecodeSettings(MAX_NEW_TOKENS))
+        for one in decoder.converse(given, DecodeSettings(MAX_NEW_TOKENS))
     }
     return [texts[one.prompt_id] for one in given]
 

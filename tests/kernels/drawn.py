@@ -16,7 +16,7 @@ from specctl.kernels.policy_eval import PolicyBuffer
 from specctl.kernels.policy_eval.layout import pack
 from specctl.kernels.tree_build import BuiltTree, Children, Pool
 from specctl.policy import Shape, StaticTree
-from specctl.runtime.reload import table_of
+from specctl.runtime.deciders import table_of
 from specctl.tree import TokenTree
 from tests.kernels.helpers import CPU
 

@@ -25,7 +25,8 @@ from specctl.policy import (
 from specctl.policy.growing import Children, PoolBuffers, grow_tree
 from specctl.policy.rules import Frontier, ShapeRule, fresh_start
 from specctl.runtime.attention import PassTables
-from specctl.runtime.device_drafting import DraftBuffers, KernelDrafting, decider_of
+from specctl.runtime.deciders import decider_of
+from specctl.runtime.device_drafting import DraftBuffers, KernelDrafting
 from specctl.runtime.requests import Sampling, Stopwatch
 from specctl.runtime.state import Rows, SlotFacts, SlotState
 from tests.kernels.drawn import BASE, drawn_children

@@ -33,7 +33,7 @@ from specctl.policy.c2t import log_prob
 from specctl.policy.echo import SparseGatesShape, gate_closes, stop_levels
 from specctl.policy.hetero import EntropyBinsShape, entropy_bin
 from specctl.policy.pruning import PrunedShape
-from specctl.runtime.reload import recapture_reason, table_of
+from specctl.runtime.deciders import recapture_reason, table_of
 from tests.kernels.drawn import (
     BASE,
     NUM_ROWS,

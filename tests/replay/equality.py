@@ -12,7 +12,7 @@ from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, EntropyBins, FullTree, Policy, RootOnly, StaticTree, build_shape
 from specctl.replay.rounds import Rounds, replay
 from specctl.runtime.api import Decoder
-from specctl.runtime.conversations import DecodeSettings, converse
+from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair
 from specctl.runtime.policy_spec import resolve_policy
 from specctl.runtime.requests import RoundRecord
@@ -90,7 +90,7 @@ def check_equal(
     """Every round of these prompts, live and from the log."""
     live = RoundLog()
     decoder = Decoder(pair, policy, batch_size=batch_size, observer=live)
-    list(converse(decoder, prompts, SETTINGS))
+    list(decoder.converse(prompts, SETTINGS))
     [replayed] = replay(log, [policy])
     assert not replayed.outcomes.missing.any()
     bounds = replayed.bounds

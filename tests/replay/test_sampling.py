@@ -16,7 +16,7 @@ from specctl.policy import Chain, FullTree, Policy, Ratio, StaticTree
 from specctl.replay.outcomes import check_replayable
 from specctl.replay.rounds import replay
 from specctl.runtime.api import Decoder
-from specctl.runtime.conversations import DecodeSettings, converse
+from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair
 from specctl.runtime.requests import Sampling
 from tests.replay.equality import RoundLog, rounds_of, single_turns
@@ -41,7 +41,7 @@ def dense_log(pair: Pair, prompts: Prompts, folder: Path) -> DenseLog:
 def live(pair: Pair, prompts: Prompts, seed: int) -> RoundLog:
     rounds = RoundLog()
     decoder = Decoder(pair, Policy(shape=TREE), batch_size=8, observer=rounds)
-    list(converse(decoder, prompts, settings(seed)))
+    list(decoder.converse(prompts, settings(seed)))
     return rounds
 
 

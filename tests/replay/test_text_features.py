@@ -20,7 +20,7 @@ from specctl.policy import FullTree, Policy, StaticTree, build_shape
 from specctl.policy.rules import BaseShape
 from specctl.replay.outcomes import text_columns
 from specctl.runtime.api import Decoder
-from specctl.runtime.conversations import DecodeSettings, converse
+from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair
 from specctl.runtime.requests import RoundRecord
 from tests.replay.equality import SETTINGS, single_turns
@@ -66,7 +66,7 @@ def test_the_log_gives_the_features_of_live_rounds(
     pair: Pair, prompts: Prompts, log: DenseLog
 ) -> None:
     live, num_seen, largest = Seen(), 0, torch.zeros(len(TEXT))
-    list(converse(Decoder(pair, POLICY, batch_size=3, observer=live), prompts, SETTINGS))
+    list(Decoder(pair, POLICY, batch_size=3, observer=live).converse(prompts, SETTINGS))
     rule = build_shape(POLICY.shape)
     for chunk in log.chunks(extra=text_columns([POLICY])):
         start = torch.from_numpy(chunk.positions.start)

@@ -39,7 +39,7 @@ from specctl.policy import (
     SurvivalBudget,
 )
 from specctl.policy.budgets import Calibration
-from specctl.runtime import device_drafting
+from specctl.runtime import deciders
 from specctl.runtime.cached_model import CachedModel, ForwardResult
 from specctl.runtime.capture import GraphSettings, TierChoice
 from specctl.runtime.decode import DecodeLoop
@@ -245,7 +245,7 @@ def broken(*_: object, **__: object) -> None:
 @pytest.mark.parametrize(
     ("name", "decision"),
     [
-        ("hetero", "runtime.device_drafting.choose_bins"),
+        ("hetero", "runtime.deciders.choose_bins"),
         ("survival", "policy.budgets.CostedRule.share"),
     ],
 )
@@ -370,14 +370,14 @@ def test_a_decision_that_cannot_be_captured_is_no_fault_of_the_policy(
     error: RuntimeError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given, policy, tapes = requests(2), Policy(shape=SHAPES["hetero"]), TapeCapture()
-    plain, choose = ordinary(policy, given), device_drafting.choose_bins
+    plain, choose = ordinary(policy, given), deciders.choose_bins
 
     def failing(*args: Any) -> Bins:
         if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:  # recorded
             raise error
         return choose(*args)
 
-    monkeypatch.setattr(device_drafting, "choose_bins", failing)
+    monkeypatch.setattr(deciders, "choose_bins", failing)
     found = decode(policy, given, GraphSettings(capture=tapes, stop_waits="always"))
     assert (found.texts, found.counts) == (plain.texts, plain.counts)
     assert found.loop.faults.total == 0

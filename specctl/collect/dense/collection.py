@@ -21,7 +21,6 @@ from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import (
     Conversation,
     DecodeSettings,
-    converse,
     decode_text,
     next_request,
 )
@@ -221,7 +220,7 @@ def generate(
     """
     size = max(GROUP_PROMPTS, 2 * decoder.batch_size)
     for start in range(0, len(prompts), size):
-        for done in list(converse(decoder, prompts[start : start + size], settings)):
+        for done in list(decoder.converse(prompts[start : start + size], settings)):
             answers = ((turn.request, turn.token_ids) for turn in done.completions)
             yield Answered(done.prompt.prompt_id, tuple(answers), done.is_cut)
 
