@@ -25,8 +25,8 @@ from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, load_pair
-from specctl.runtime.policy_spec import resolve_policy
 from specctl.runtime.requests import Request, RoundRecord
+from specctl.runtime.words import resolve_policy
 
 
 def timed(loop: DecodeLoop, request: Request) -> tuple[float, int]:

@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from specctl.policy import Policy
 from specctl.runtime.api import Decoder
 from specctl.runtime.load import Pair, load_pair, model_folder
-from specctl.runtime.policy_spec import resolve_policy
 from specctl.runtime.requests import Request
+from specctl.runtime.words import resolve_policy
 
 SPECS = ("chain:num_draft_tokens=4", "eagle2:depth=4:top_k=4:num_tokens=12", "eagle2")
 Generate = Callable[[Request], tuple[list[int], int]]

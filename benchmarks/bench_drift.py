@@ -28,7 +28,7 @@ from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.replay.cost.files import load_cost_model
 from specctl.replay.tune.evaluators import LogEvaluator, Objective
-from specctl.runtime.policy_spec import resolve_policy
+from specctl.runtime.words import resolve_policy
 from specctl.stats import Resamples
 from specctl.watch.alarm import wealth
 from specctl.watch.drift import ranks_of, whole_wealth

@@ -28,7 +28,7 @@ from specctl.collect.config import CollectConfig
 from specctl.collect.prompts import Prompt, load_prompts
 from specctl.collect.workers import Driver, Work
 from specctl.runtime.config import DecodingConfig
-from specctl.runtime.policy_spec import resolve_policy
+from specctl.runtime.words import resolve_policy
 
 
 def main() -> None:

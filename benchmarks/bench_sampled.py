@@ -27,8 +27,8 @@ from specctl.collect.prompts import Prompt, load_prompts
 from specctl.embedded import embedded_path
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.load import Pair, load_pair
-from specctl.runtime.policy_spec import resolve_policy
 from specctl.runtime.requests import Sampling
+from specctl.runtime.words import resolve_policy
 from specctl.stats import ratio_of_ratios, ratio_of_sums
 from specctl.train.paired import Answers, Plan, RunFolder, run_prompts
 

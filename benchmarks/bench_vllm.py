@@ -40,7 +40,7 @@ from common import parser, report
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from specctl.engines.settings import PluginSettings, TraceSettings
-from specctl.runtime.policy_spec import resolve_policy
+from specctl.runtime.words import resolve_policy
 from tests.engines.vllm_engine import Engine, engine, ids_of, packaged
 
 K = 5

@@ -15,7 +15,7 @@ from specctl.formatting import sampling
 from specctl.logs.parquet import collected
 from specctl.registry.names import split_reference
 from specctl.registry.opening import is_registry
-from specctl.runtime.policy_spec import artifact_at
+from specctl.runtime.references import artifact_at
 from specctl.stores import is_store_url
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specctl.runtime.policy_spec import resolve_policy
+from specctl.runtime.words import resolve_policy
 from specctl.train.presets import PRESETS
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -45,7 +45,7 @@ def collect(
     from specctl.collect.responses import load_responses
     from specctl.collect.trace_writer import check_place
     from specctl.logs.trace_files import open_place, sample_place
-    from specctl.runtime.policy_spec import resolve_policy
+    from specctl.runtime.words import resolve_policy
 
     settings: CollectConfig = config.build()
     settings.check()

@@ -89,7 +89,7 @@ def check_device() -> Finding:
 def check_models(config: ModelsConfig) -> Finding:
     """The pair: loaded, and a few tokens decoded with drafts."""
     from specctl.runtime.api import Decoder
-    from specctl.runtime.policy_spec import resolve_policy
+    from specctl.runtime.words import resolve_policy
 
     config.check()
     pair = config.load_pair()

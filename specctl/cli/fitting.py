@@ -97,7 +97,7 @@ def fit_cart(
     from specctl.errors import TraceMismatchError
     from specctl.policy import Policy, StaticTree
     from specctl.replay.fit_inputs import rounds_to_fit
-    from specctl.runtime.policy_spec import words_of
+    from specctl.runtime.words import words_of
     from specctl.train.cart import fit_cart as fit
 
     opened = open_to_fit(traces)
@@ -253,7 +253,7 @@ def _certify(
     """
     from specctl.collect.prompts import load_prompt_files, spread
     from specctl.runtime.load import pair_domain
-    from specctl.runtime.policy_spec import resolve_policy
+    from specctl.runtime.words import resolve_policy
     from specctl.train.certify import judge, sweep
     from specctl.train.paired import Plan, RunFolder, nothing_to_check
     from specctl.train.report import save_fit

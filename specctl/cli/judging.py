@@ -140,7 +140,7 @@ def replay(
     """
     from specctl.logs.trace_files import open_place, read_header, split_reference
     from specctl.runtime.output import prepare_folder
-    from specctl.runtime.policy_spec import check_words
+    from specctl.runtime.words import check_words
 
     settings = config.build(policies=policy, num_threads=threads)
     check_words(settings.specs)
@@ -197,7 +197,7 @@ def ladder(
     """
     from specctl.logs.trace_set import TraceSet
     from specctl.runtime.output import prepare_folder
-    from specctl.runtime.policy_spec import check_words
+    from specctl.runtime.words import check_words
 
     settings = config.build()
     check_words(policy or ())

@@ -79,7 +79,7 @@ def run(
     from specctl.collect.trace_writer import check_place
     from specctl.logs.trace_files import open_place, sample_place
     from specctl.runtime.output import prepare_folder
-    from specctl.runtime.policy_spec import check_policies, resolve_policies
+    from specctl.runtime.words import check_policies, resolve_policies
 
     refuse_together(context, "compare", "policy")
     refuse_together(context, "compare", "trace")  # a set is of one policy

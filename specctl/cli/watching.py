@@ -80,7 +80,7 @@ def drift(
     from specctl.logs.tree_log import support_of
     from specctl.replay.outcomes import check_replayable
     from specctl.runtime.output import json_bytes, prepare_folder, write_whole
-    from specctl.runtime.policy_spec import resolve_policy
+    from specctl.runtime.words import resolve_policy
     from specctl.watch.alarm import LEAST_ALPHA
     from specctl.watch.drift import prometheus, watch
     from specctl.watch.price import check_pair, price
@@ -230,7 +230,7 @@ def recalibrate(
     from specctl.replay.tune.publish import POLICY_FOLDER, publish
     from specctl.replay.tune.tuning import prepare
     from specctl.runtime.output import json_bytes, prepare_folder, write_whole
-    from specctl.runtime.policy_spec import resolve_policy, words_of
+    from specctl.runtime.words import resolve_policy, words_of
     from specctl.watch import recalibrate as room
 
     settings: TuneConfig = config.build(families=family or ())

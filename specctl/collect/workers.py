@@ -35,7 +35,7 @@ from specctl.logs.trace_set import read_listing
 from specctl.runtime.api import Decoder
 from specctl.runtime.config import DecodingConfig
 from specctl.runtime.load import Pair
-from specctl.runtime.policy_spec import NamedPolicy, check_policies
+from specctl.runtime.words import NamedPolicy, check_policies
 from specctl.version import __version__
 
 BATCHES, MOST_PROMPTS = 8, 64

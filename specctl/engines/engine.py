@@ -37,7 +37,7 @@ from specctl.policy.family import MAX_TOKENS
 from specctl.policy.rules import is_fixed
 from specctl.records import Record, describe_violation
 from specctl.replay.config import Engine as Batching
-from specctl.runtime.policy_spec import words_of
+from specctl.runtime.words import words_of
 
 Method = Literal["eagle3", "eagle", "draft_model"]
 """The kind of a drafter, in vLLM's words."""

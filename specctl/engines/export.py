@@ -21,7 +21,7 @@ from specctl.records import canonical_json
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress
 from specctl.report import Given, read_given
 from specctl.report.page import EngineSettings
-from specctl.runtime.policy_spec import (
+from specctl.runtime.words import (
     NamedPolicy,
     names_artifact,
     part_of,
@@ -115,7 +115,7 @@ def read_source(text: str) -> Source:
     A lossy one is read too, as the nearest to it may be wanted.
 
     Raises:
-        InputError: a file that is no tuning; see also `policy_spec.resolve_policy`.
+        InputError: a file that is no tuning; see also `words.resolve_policy`.
     """
     if not (text.endswith(".json") and os.path.isfile(text)):
         named = resolve_policy(text, allow_lossy=True)

@@ -166,7 +166,7 @@ def read(flags: Sequence[str], files: Mapping[str, str]) -> Policy:
     if FILE_NAME in files:
         settings = parsed(PluginSettings, files[FILE_NAME], FILE_NAME)
         if settings.policy is not None:
-            from specctl.runtime.policy_spec import resolve_policy
+            from specctl.runtime.words import resolve_policy
 
             return as_chain(resolve_policy(settings.policy).policy)
     text = files.get(CONFIG_FILE) or flag_value(flags, "--speculative-config")

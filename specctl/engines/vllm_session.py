@@ -28,8 +28,9 @@ from specctl.engines.vllm_tracing import Tracer, end_of_text, pair_of
 from specctl.features import recent_tokens
 from specctl.policy import Chain, Policy, policy_digest
 from specctl.runtime.follow import Follower, source_of
-from specctl.runtime.policy_spec import is_artifact, is_meant_as_artifact, resolve_policy
+from specctl.runtime.references import is_artifact, is_meant_as_artifact
 from specctl.runtime.runnable import Faults
+from specctl.runtime.words import resolve_policy
 
 log = logging.getLogger("specctl.engines")
 

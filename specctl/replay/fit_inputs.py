@@ -29,7 +29,7 @@ from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Policy, SparseGates, StaticTree, build_shape
 from specctl.replay.rounds import Clock, replay_parts
-from specctl.runtime.policy_spec import resolve_policy
+from specctl.runtime.words import resolve_policy
 
 if TYPE_CHECKING:  # slow to import
     import polars as pl

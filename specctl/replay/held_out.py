@@ -18,7 +18,7 @@ from specctl.artifacts.manifest import Manifest
 from specctl.logs.parquet import collected
 from specctl.logs.trace_set import TraceSet
 from specctl.records import HELD_OUT_FRAC
-from specctl.runtime.policy_spec import NamedPolicy, names_artifact, pieces
+from specctl.runtime.words import NamedPolicy, names_artifact, pieces
 from specctl.stats import MIN_PROMPTS, split_prompts
 
 SplitOptions = tuple[float, int]

@@ -23,7 +23,7 @@ from specctl.replay.facts import TraceFacts
 from specctl.replay.held_out import ScoredPrompts
 from specctl.replay.score import PolicyFigures, PolicyScores
 from specctl.runtime.output import json_bytes, write_whole
-from specctl.runtime.policy_spec import NamedPolicy
+from specctl.runtime.words import NamedPolicy
 from specctl.stats import Interval, intervals_over
 
 RESULTS_NAME = "replay.json"

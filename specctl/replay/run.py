@@ -46,7 +46,7 @@ from specctl.replay.rounds import replay_parts
 from specctl.replay.score import PolicyScores, Scoring
 from specctl.replay.submissions import submissions_of
 from specctl.runtime.identity import processor_name
-from specctl.runtime.policy_spec import NamedPolicy, resolve_policies
+from specctl.runtime.words import NamedPolicy, resolve_policies
 
 NUM_RUNS = 8
 """Independent orders of the requests, and of their arrivals, behind an interval."""

@@ -33,10 +33,10 @@ from specctl.runtime.conversations import (
 )
 from specctl.runtime.decode import DecodeLoop, SharedMemory
 from specctl.runtime.load import Pair, expectation, load_pair
-from specctl.runtime.policy_spec import resolve_policy, words_of
 from specctl.runtime.reload import TreeRoom, tree_room
 from specctl.runtime.requests import Metrics, Observer, OnTokens, Request, Sampling
 from specctl.runtime.runnable import check_decisions, runnable
+from specctl.runtime.words import resolve_policy, words_of
 
 if TYPE_CHECKING:
     from specctl.runtime.follow import Follower

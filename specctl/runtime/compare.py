@@ -36,8 +36,8 @@ from specctl.runtime.decode import SharedMemory
 from specctl.runtime.identity import hardware_name
 from specctl.runtime.load import Pair
 from specctl.runtime.output import json_bytes, write_whole
-from specctl.runtime.policy_spec import NamedPolicy
 from specctl.runtime.requests import Metrics, Observer, OnTokens, pooled
+from specctl.runtime.words import NamedPolicy
 from specctl.stats import (
     MIN_PROMPTS,
     Floats,

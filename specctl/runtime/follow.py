@@ -32,7 +32,7 @@ from specctl.registry.opening import Registry, open_registry
 from specctl.registry.pulling import Reader, pull_resolved
 from specctl.registry.resolving import Resolved, accepted_signatures, resolve
 from specctl.registry.userdirs import make_cache_home
-from specctl.runtime.policy_spec import check_is_no_reference, is_meant_as_artifact, place_asked
+from specctl.runtime.references import check_is_no_reference, is_meant_as_artifact, place_asked
 
 log = logging.getLogger("specctl.policy")
 INTERVAL_S = 5.0

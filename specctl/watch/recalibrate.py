@@ -26,7 +26,7 @@ from specctl.replay.tune.candidates import STATIC
 from specctl.replay.tune.search import resample
 from specctl.replay.tune.tuning import Tuned, Tuning
 from specctl.replay.tune.verdict import TuneResult
-from specctl.runtime.policy_spec import words_of, words_of_part
+from specctl.runtime.words import words_of, words_of_part
 from specctl.stats import Interval
 
 COMPARED = ("deployed", "refit", "static")

@@ -249,7 +249,7 @@ CASES: list[tuple[int, str, str]] = [
             ("medusa", "medusa"),
             ("no/such/folder", "no/such/folder"),
             ("chain:num_draft_tokens", "field=value"),
-            ("chain:num_draft_tokens=six", "num_draft_tokens: a whole number, found .six"),
+            ("chain:num_draft_tokens=six", "num_draft_tokens is .six., but must be a whole number"),
             ("chain:num_draft_tokens=0", "num_draft_tokens"),
             ("chain:width=3", "width"),
             ("eagle2:depth=6:num_tokens=6", "num_tokens"),

@@ -27,7 +27,7 @@ from specctl.collect.workers import (
 from specctl.errors import ClusterError
 from specctl.logs.trace_set import read_listing
 from specctl.runtime.config import DecodingConfig
-from specctl.runtime.policy_spec import resolve_policy
+from specctl.runtime.words import resolve_policy
 from tests.collect.rounds import header
 from tests.collect.sets import Prompt, tables_of
 

@@ -7,7 +7,7 @@ from typing import Any
 from specctl.engines.engine import EngineDrafter, Export, Serving
 from specctl.engines.export import ENGINES
 from specctl.policy import Policy
-from specctl.runtime.policy_spec import resolve_policy
+from specctl.runtime.words import resolve_policy
 
 SCHEDULE = "schedule:from_batch=1/5/17:num_draft_tokens=5/2/0"
 TAILED = "schedule:from_batch=1/5:num_draft_tokens=5/2"

@@ -16,8 +16,8 @@ from specctl.policy import Policy
 from specctl.runtime.conversations import conversation_ids
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, load_pair
-from specctl.runtime.policy_spec import resolve_policy
 from specctl.runtime.requests import Request, RoundRecord
+from specctl.runtime.words import resolve_policy
 from tests.cli.command import passes
 
 NUM_PROMPTS, NEW_TOKENS = 3, 24

@@ -23,7 +23,7 @@ from specctl.policy import EntropyBins, FullTree, Policy, ScoredTree, StaticTree
 from specctl.replay.rounds import replay
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import load_pair
-from specctl.runtime.policy_spec import resolve_policy
+from specctl.runtime.words import resolve_policy
 from tests.policy.scorers import random_network
 
 K = 6

@@ -19,7 +19,7 @@ from specctl.errors import EngineError, UsageError
 from specctl.policy import Chain, Policy, RootOnly, StaticTree, as_chain, build_shape
 from specctl.report import Given, read_given
 from specctl.report.page import EngineSettings
-from specctl.runtime.policy_spec import NamedPolicy, resolve_policy, words_of
+from specctl.runtime.words import NamedPolicy, resolve_policy, words_of
 from tests.artifacts.examples import POLICIES, write_artifact
 from tests.cli.command import COST, USAGE, passes, refuses, specctl
 from tests.cli.command import write_artifact as embedded_artifact

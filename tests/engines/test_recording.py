@@ -21,8 +21,8 @@ from specctl.engines.vllm_plugin import log_beside_vllm
 from specctl.errors import OutputError
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import Chain, Policy, as_chain, policy_digest
-from specctl.runtime.policy_spec import resolve_policy
 from specctl.runtime.requests import Sampling
+from specctl.runtime.words import resolve_policy
 from specctl.watch.signals import read_prompts
 from tests.cli.command import passes
 

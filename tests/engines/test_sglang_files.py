@@ -11,7 +11,7 @@ import pytest
 
 from specctl.engines.sglang_flags import ADAPTIVE_FILE
 from specctl.policy import ChainSchedule, RootOnly, build_shape
-from specctl.runtime.policy_spec import resolve_policy
+from specctl.runtime.words import resolve_policy
 from tests.engines.exports import AS_IT_IS, WRONG_SGLANG, exported
 from tests.engines.sglang_wheel import adaptive_module, from_wheel, needs_wheel
 

@@ -27,7 +27,7 @@ from specctl.policy import policy_digest
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair, load_pair
-from specctl.runtime.policy_spec import resolve_policy
+from specctl.runtime.words import resolve_policy
 from tests.cli.command import NAME, passes
 from tests.cli.command import specctl as called
 from tests.engines.vllm_engine import Engine, engine, ids_of, rows_of, specctl

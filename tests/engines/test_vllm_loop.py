@@ -23,7 +23,7 @@ from specctl.logs.trace_set import TraceSet
 from specctl.policy import FullTree
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair, load_pair
-from specctl.runtime.policy_spec import resolve_policy
+from specctl.runtime.words import resolve_policy
 from specctl.watch.signals import read_prompts
 from tests.engines.vllm_engine import (
     MAX_NEW_TOKENS,

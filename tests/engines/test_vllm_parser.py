@@ -24,7 +24,7 @@ from specctl.engines.engine import EngineDrafter, Serving
 from specctl.engines.export import ENGINES
 from specctl.engines.settings import FILE_NAME, TraceSettings
 from specctl.policy import ChainSchedule, RootOnly, build_shape
-from specctl.runtime.policy_spec import resolve_policy
+from specctl.runtime.words import resolve_policy
 from tests.engines.exports import AS_IT_IS, RANGES, WRONG_VLLM
 
 MAX_BATCH_SIZE = 24

@@ -30,7 +30,7 @@ from specctl.policy import Policy
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import load_pair
-from specctl.runtime.policy_spec import resolve_policy
+from specctl.runtime.words import resolve_policy
 from tests.engines.vllm_engine import (
     MAX_NEW_TOKENS,
     Server,

@@ -23,7 +23,7 @@ from specctl.cli.app import fit_app
 from specctl.policy import EntropyBins, ScoredTree, Shape, build_shape
 from specctl.policy.families import build_acceptance
 from specctl.policy.verification import DraftLaw, Outcome
-from specctl.runtime.policy_spec import resolve_policy
+from specctl.runtime.words import resolve_policy
 from specctl.train.partition import printed_edges
 from specctl.train.presets import PRESETS
 from tests.policy import drafts

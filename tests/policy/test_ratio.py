@@ -346,7 +346,7 @@ def test_equal_laws_refuse_nothing() -> None:
 
 
 def test_words_say_why_they_are_refused() -> None:
-    from specctl.runtime.policy_spec import resolve_policy
+    from specctl.runtime.words import resolve_policy
 
     with pytest.raises(UsageError, match=r"withholds a drafted token for its own confidence"):
         resolve_policy("confidence:keep_last=false+ratio")

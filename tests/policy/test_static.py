@@ -24,7 +24,7 @@ from specctl.policy import (
 )
 from specctl.policy.growing import pool_capacity
 from specctl.policy.rules import rank_keys, rank_order, top_order
-from specctl.runtime.policy_spec import resolve_policy
+from specctl.runtime.words import resolve_policy
 from specctl.tree import TokenTree
 from tests.policy.drafts import Probabilities, grow, hand_law, paths_of, play, random_law
 from tests.trees import check_tree, joint_logp

@@ -14,8 +14,8 @@ from specctl.replay.rounds import Rounds, replay
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair
-from specctl.runtime.policy_spec import resolve_policy
 from specctl.runtime.requests import RoundRecord
+from specctl.runtime.words import resolve_policy
 from tests.runtime.equality import NUM_PROMPTS
 
 SETTINGS = DecodeSettings(16)

@@ -25,8 +25,8 @@ from specctl.runtime.compare import (
 )
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.load import Pair, load_pair
-from specctl.runtime.policy_spec import resolve_policies
 from specctl.runtime.requests import Metrics, Sampling
+from specctl.runtime.words import resolve_policies
 
 SPECS = "ar,chain,eagle2:depth=4:top_k=4:num_tokens=12"
 

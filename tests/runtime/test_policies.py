@@ -19,9 +19,9 @@ from specctl.policy import Chain, EntropyStop, JensenShannon, Mars, Policy, Stat
 from specctl.policy.rules import BaseShape, Plan, RoundStart
 from specctl.policy.verification import Outcome, Strict
 from specctl.runtime import runnable
-from specctl.runtime.policy_spec import resolve_policy
 from specctl.runtime.requests import Completion, RoundRecord, Sampling
 from specctl.runtime.state import SlotMemory
+from specctl.runtime.words import resolve_policy
 from tests.runtime import toy_loops
 from tests.runtime.toy import toy_requests
 from tests.runtime.toy_loops import (

@@ -12,7 +12,7 @@ from specctl.errors import TraceEmptyError
 from specctl.logs.logged_draft import recent_text
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog, LiveLog
-from specctl.runtime.policy_spec import resolve_policy
+from specctl.runtime.words import resolve_policy
 from specctl.watch.signals import (
     COLUMNS,
     RATIOS,

@@ -23,7 +23,7 @@ from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, FullTree, Policy, StaticTree
 from specctl.replay.rounds import replay
 from specctl.replay.tune.candidates import parse_families
-from specctl.runtime.policy_spec import resolve_policy
+from specctl.runtime.words import resolve_policy
 from specctl.stats import Interval, split_prompts
 from specctl.watch.price import _recall, check_pair
 from specctl.watch.recalibrate import COMPARED, Recalibration, families_to_search

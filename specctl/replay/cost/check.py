@@ -17,8 +17,8 @@ from specctl.runtime.capture import GraphSettings
 from specctl.runtime.compare import waited_us
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair
-from specctl.runtime.policy_spec import words_of
 from specctl.runtime.requests import Observer, Request, RoundRecord
+from specctl.runtime.words import words_of
 
 NUM_TIMED, NUM_TIMED_QUICK = 3, 2
 """Timed runs of a policy, of which the median counts."""

@@ -16,7 +16,7 @@ from specctl.errors import UsageError
 from specctl.policy import Policy, StaticTree, StepCost, build_shape
 from specctl.replay.cost.model import DeciderCost, decider_of
 from specctl.replay.cost.probe import own_clock
-from specctl.runtime.policy_spec import resolve_policies
+from specctl.runtime.words import resolve_policies
 
 if TYPE_CHECKING:
     from specctl.runtime.capture import GraphSettings

@@ -57,7 +57,7 @@ from specctl.replay.ladder.tally import (
 )
 from specctl.replay.results import facts_of
 from specctl.replay.rounds import replay
-from specctl.runtime.policy_spec import resolve_policies
+from specctl.runtime.words import resolve_policies
 from specctl.stats import Resamples, Split, split_prompts, sums_by, with_time_error
 
 LIMITS: dict[RungKind, str] = {

@@ -31,7 +31,7 @@ from specctl.replay.outcomes import check_replayable
 from specctl.replay.submissions import shares
 from specctl.replay.tune.evaluators import refused
 from specctl.replay.tune.verdict import FamilySearch
-from specctl.runtime.policy_spec import NamedPolicy, pieces, record_of, resolve_policy
+from specctl.runtime.words import NamedPolicy, pieces, record_of, resolve_policy
 
 Values = tuple[str, ...] | Scaled
 Settings = Mapping[str, str]
@@ -113,7 +113,7 @@ def parse_families(
     """The families that a user named, their grids replaced where `--grid` says so.
 
     Args:
-        names: words of `policy_spec`, or folders of artifacts.
+        names: words of `runtime.words`, or folders of artifacts.
         grids: `field=v1,v2` each.
         pair: that artifacts must be of.
     """
@@ -215,7 +215,7 @@ def _free(grid: Mapping[str, Values], words: str) -> dict[str, Values]:
 
 
 def _settings(words: str) -> dict[str, str]:
-    """Values by setting, of a name with settings; `policy_spec` judges them."""
+    """Values by setting, of a name with settings; `runtime.words` judges them."""
     parts = (word.partition("=") for word in words.split(":")[1:])
     return {name: value for name, _, value in parts}
 

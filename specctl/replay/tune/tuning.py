@@ -35,7 +35,7 @@ from specctl.replay.tune.candidates import (
 from specctl.replay.tune.evaluators import Evaluator, LogEvaluator, make_objective
 from specctl.replay.tune.search import TuneSearch
 from specctl.replay.tune.verdict import FitOutcome, Standing, TunedLoad, TuneResult
-from specctl.runtime.policy_spec import NamedPolicy
+from specctl.runtime.words import NamedPolicy
 from specctl.stats import MIN_PROMPTS, Split, split_prompts
 
 NUM_RUNS = 12

@@ -1,15 +1,10 @@
 """Policies by name: `ar`, `chain:num_draft_tokens=6`, `eagle2:depth=8+survival:max_tokens=64`, an
 artifact folder, a reference such as `s3://bucket/registry/NAME@prod`, or several composed: a shape,
 then `+` what replaces its budget or acceptance. docs/policies.md lists the words and settings.
-
-A registry is asked about a reference before a folder is looked at. Whoever may write to a shared
-folder could otherwise put a folder of the same words beside the histories, and that would be loaded
-without signature or digest.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import re
@@ -18,39 +13,21 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from specctl.artifacts.compatibility import Expected, check_expected
-from specctl.artifacts.files import check_is_artifact
-from specctl.errors import (
-    LossyPolicyError,
-    RegistryError,
-    UsageError,
-    did_you_mean,
-    refusals_of,
-)
-from specctl.policy import (
-    Policy,
-    StepCost,
-    StepCosts,
-    check_costs,
-    parse_policy,
-    with_costs,
-)
+from specctl.errors import LossyPolicyError, UsageError, did_you_mean, refusals_of
+from specctl.policy import Policy, StepCost, StepCosts, check_costs, parse_policy, with_costs
 from specctl.policy.families import PARTS, WORDS, family_of
 from specctl.records import Record, canonical_json, violated_rule
-from specctl.registry.names import MARKER, Reference, parse_reference, split_reference
+from specctl.runtime.references import artifact_at, is_artifact, is_meant_as_artifact
 
 if TYPE_CHECKING:
     from specctl.artifacts.load import Artifact
 
-log = logging.getLogger("specctl.policy")
 _NAMED = re.compile(r"([A-Za-z][\w.-]*)=(.+)")
-REGISTRY = "SPECCTL_REGISTRY"
-"""Environment variable: the registry of references that name none."""
 
 
 @dataclass(frozen=True)
@@ -102,9 +79,9 @@ def resolve_policy(
         named = replace(named, policy=with_costs(named.policy, step_cost))
     if not named.policy.lossless and not allow_lossy:
         raise LossyPolicyError(
-            f"policy {named.label}: expected a lossless acceptance, found "
-            f"{named.policy.acceptance.kind}",
-            hint="pass --allow-lossy if changed text is acceptable",
+            f"policy {named.label} is lossy: acceptance {named.policy.acceptance.kind} changes the "
+            "text",
+            hint="pass --allow-lossy if that is acceptable",
         )
     check_costs(named.policy.budget)
     return named
@@ -139,9 +116,7 @@ def resolve_policies(
         for item, (name, spec) in zip(named, words, strict=True)
     ]
     if len({item.label for item in named}) < len(named):
-        raise UsageError(
-            f"policies: expected each of them once, found {specs}", hint="remove the repeated one"
-        )
+        raise UsageError(f"policies {specs}: give each of them once")
     return named
 
 
@@ -156,8 +131,7 @@ def _name_and_spec(word: str) -> tuple[str, str]:
         return "", word
     name, spec = found.groups()
     if name in WORDS["shape"]:
-        expected, fix = "a name of your own in front of =", "choose another name"
-        raise UsageError(f"policy {word!r}: expected {expected}, found {name}", hint=fix)
+        raise UsageError(f"policy {word!r}: {name} is a policy; put a name of your own before =")
     return name, spec
 
 
@@ -202,10 +176,7 @@ def _composed(spec: str, load: Callable[[str], Artifact]) -> NamedPolicy:
     added = [one for piece in rest for one in _given(spec, piece, load, is_first=False)]
     for part, number in Counter(one.part for one in added).most_common(1):
         if number > 1:
-            raise UsageError(
-                f"policy {spec!r}: expected {part} once at most behind the shape, found {number}",
-                hint="remove all but one",
-            )
+            raise UsageError(f"policy {spec!r} has {number} parts {part} behind the shape, not one")
     given = {one.part: one for one in [*base, *added]}
     try:
         policy = parse_policy(canonical_json({part: one.record for part, one in given.items()}))
@@ -226,12 +197,12 @@ def _bad_setting(spec: str, given: dict[str, _Given], error: UsageError, fix: st
     assert isinstance(cause, ValidationError)
     place, rule, kind, _ = violated_rule(cause)
     if len(place) < 3:  # not part, kind, field
-        return UsageError(f"{what}: expected parts that go together, found {rule}", hint=fix)
+        return UsageError(f"{what}: {rule}", hint=fix)
     part, _, field, *_ = place
     if kind == "missing":
-        return UsageError(f"{what}: expected {field}=VALUE, found no {field}", hint=fix)
-    found = repr(given[part].record.get(field))
-    return UsageError(f"{what}: expected {field}: {rule}, found {found}", hint=fix)
+        return UsageError(f"{what} needs {field}=VALUE", hint=fix)
+    found = given[part].record.get(field)
+    return UsageError(f"{what}: {field} is {found!r}, but must be {rule}", hint=fix)
 
 
 def _given(
@@ -245,8 +216,7 @@ def _given(
         parts = ({"shape": policy.shape} if is_first else {}) | policy.additions
         if not parts:
             raise UsageError(
-                f"policy {spec!r}: expected an artifact with a budget or an acceptance behind "
-                f"'+', found {piece}, which has none",
+                f"policy {spec!r}: behind '+' stands {piece}, which has no budget or acceptance",
                 hint="put the artifact that gives the shape first",
             )
         return [_Given(part, one.model_dump(mode="json"), artifact) for part, one in parts.items()]
@@ -256,17 +226,16 @@ def _given(
     word = re.split("[:+]", piece, maxsplit=1)[0]
     if is_first:
         raise UsageError(
-            "policy: expected a word of docs/policies.md, such as ar, chain or eagle2, an "
-            f"artifact's folder, or REGISTRY/NAME@ALIAS, found {spec!r}",
+            f"policy {spec!r} is no word of docs/policies.md, such as ar, chain or eagle2, no "
+            "artifact's folder and no REGISTRY/NAME@ALIAS",
             hint=did_you_mean(word, WORDS["shape"], "check the name or the path"),
         )
     others = [word for kind, words in WORDS.items() if kind != "shape" for word in words]
+    if part:
+        raise UsageError(f"policy {spec!r} has another shape, {piece!r}, behind '+'; give one")
     raise UsageError(
-        f"policy {spec!r}, behind '+': expected {', '.join(others)} or an artifact, found "
-        f"{'another shape, ' + repr(piece) if part else repr(piece)}",
-        hint="give one shape, and it first"
-        if part
-        else did_you_mean(word, others, "check the name or the path"),
+        f"policy {spec!r}: {piece!r} behind '+' is none of {', '.join(others)}, and no artifact",
+        hint=did_you_mean(word, others, "check the name or the path"),
     )
 
 
@@ -315,24 +284,20 @@ def record_of(piece: str) -> dict[str, Any]:
         field, _, value = word.partition("=")
         if not field or not value:
             raise UsageError(
-                f"policy {piece!r}: expected settings such as "
-                f"eagle2:depth=6:top_k=8:num_tokens=48, found {word!r}",
-                hint="give field=value, separated by colons",
+                f"policy {piece!r}: {word!r} is no setting; write field=value, separated by colons",
+                hint="such as eagle2:depth=6:top_k=8:num_tokens=48",
             )
         if field not in known:
             raise UsageError(
-                f"policy {piece!r}: expected a setting of {name}: "
-                f"{', '.join(known) or 'it has none'}, found {field!r}",
+                f"policy {piece!r}: {field!r} is no setting of {name}, which has "
+                f"{', '.join(known) or 'none'}",
                 hint=did_you_mean(field, known, "leave it out"),
             )
         names.append(field)
         values = [_value(part) for part in value.removesuffix("/").split("/")]
         found[field] = values if "/" in value else values[0]  # gate_levels=1/ is a list of one
     if len(set(names)) < len(names):
-        raise UsageError(
-            f"policy {piece!r}: expected each setting once, found {', '.join(names)}",
-            hint="remove what is repeated",
-        )
+        raise UsageError(f"policy {piece!r} has a setting twice: {', '.join(names)}")
     return found
 
 
@@ -374,109 +339,3 @@ def _value(text: str) -> Any:
         if math.isfinite(number := float(text)):
             return number
     return {"true": True, "false": False}.get(text, text)
-
-
-# --------------------------------------------------------------------------- places
-
-
-def is_artifact(piece: str) -> bool:
-    """Whether a piece of a spec names an artifact: a folder, or a registry's PLACE/NAME@ALIAS."""
-    # isdir is false, where Path.is_dir raises, for a text too long for a path
-    return os.path.isdir(piece) or _is_versioned(split_reference(piece))
-
-
-def is_meant_as_artifact(piece: str) -> bool:
-    """Whether text that is neither an artifact nor a known word can only be meant as a reference.
-
-    That is PLACE/NAME@ALIAS of a place that is no registry, NAME@ALIAS of `SPECCTL_REGISTRY`, and
-    PLACE/NAME of a registry, which says no version: asking for it says what is wrong.
-    """
-    return split_reference(piece) is not None or _by_its_look(piece) is not None
-
-
-def _by_its_look(piece: str) -> tuple[str, Reference] | None:
-    """Place and versioned reference by the words alone; no place is `SPECCTL_REGISTRY`."""
-    place, slash, last = piece.rpartition("/")
-    try:
-        found = place or slash, parse_reference(last)
-    except RegistryError:
-        return None
-    return found if _is_versioned(found) else None
-
-
-def _is_versioned(found: tuple[str, Reference] | None) -> bool:
-    # A name alone says no version, and `mars` behind a plus could be of the name.
-    return found is not None and (found[1].alias or found[1].digest) is not None
-
-
-def place_asked(piece: str) -> tuple[str, Reference]:
-    """Where to ask, and for what, by text of which `is_meant_as_artifact`.
-
-    Raises:
-        UsageError: no place is named, neither here nor by the user's environment.
-    """
-    found = split_reference(piece) or _by_its_look(piece)
-    assert found is not None
-    place = found[0] or os.environ.get(REGISTRY, "")
-    if not place:
-        raise UsageError(
-            f"policy {piece}: expected REGISTRY/NAME@ALIAS, or {REGISTRY} set to a registry, "
-            "found no registry",
-            hint=f"write the registry in front, or set {REGISTRY}",
-        )
-    return place, found[1]
-
-
-def artifact_at(piece: str, expect: Expected | None, *, offline: bool = False) -> Artifact:
-    """The artifact that a piece names, checked as for a folder and, from a registry, much more.
-
-    Args:
-        offline: take what a reference meant when it was last pulled, from the cache, and say so.
-
-    Raises:
-        UsageError: a folder where only a reference can be meant.
-        ArtifactError: it must not be loaded.
-        RegistryError, StoreError: the registry says no, or cannot be asked.
-    """
-    if os.path.isdir(piece):
-        check_is_no_reference(piece)
-        check_is_artifact(Path(piece))
-        from specctl.artifacts.load import load_artifact  # with torch, which words do not need
-
-        return load_artifact(Path(piece), expect=expect)
-    from specctl.registry.pulling import Reader, pull_from
-
-    place, reference = place_asked(piece)
-    pulled = pull_from(place, str(reference), Reader(), offline=offline, expect=expect)
-    if pulled.remembered is not None:
-        log.warning(
-            "offline: %s is %s as of %s, from the cache", piece, pulled.artifact.digest,
-            pulled.remembered,
-        )  # fmt: skip
-    return pulled.artifact
-
-
-def check_is_no_reference(piece: str) -> None:
-    """Refuses a folder that lies in a registry, and one that is named as a reference is written.
-
-    The second, since who may add to a registry's folder may perhaps remove its marker, too.
-
-    Raises:
-        UsageError: it is one of them.
-    """
-    # Not `realpath`: a link is the choice of whoever made it, elsewhere.
-    place, _, last = os.path.abspath(piece).rpartition("/")
-    if os.path.lexists(f"{place}/{MARKER}") or split_reference(piece) is not None:
-        found = f"a registry at {place} and a folder {last} in it"
-    elif _by_its_look(last) is not None:
-        found = f"a folder {last}, and no registry at {place}"
-    else:
-        return
-    raise UsageError(
-        f"policy {piece}: expected an artifact's folder outside of a registry, or "
-        f"REGISTRY/NAME@ALIAS, found {found}",
-        hint=(
-            "load a folder of another name elsewhere; remove one that does not belong in a "
-            "registry: it has none of a registry's checks"
-        ),
-    )

@@ -25,7 +25,7 @@ from specctl.policy import (
 )
 from specctl.policy.families import WORDS
 from specctl.registry import init_registry
-from specctl.runtime.policy_spec import check_words, resolve_policies, resolve_policy
+from specctl.runtime.words import check_words, resolve_policies, resolve_policy
 from tests.artifacts.examples import PAIR, write_artifact
 
 COSTS = StepCost(token_counts=(1, 9), step_us=(100.0, 120.0))
@@ -101,7 +101,7 @@ def test_an_artifact_behind_a_plus_gives_its_budget(tmp_path: Path) -> None:
     assert isinstance(named.policy.shape, EntropyBins)
     assert isinstance(named.policy.budget, SurvivalBudget)
     assert [part for part, _ in named.parts] == ["shape", "budget"]
-    with pytest.raises(UsageError, match="which has none"):
+    with pytest.raises(UsageError, match="no budget or acceptance"):
         resolve_policy(f"{second}+{first}")
 
 
@@ -156,7 +156,7 @@ def test_a_policy_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert named[-1].policy.shape == Chain(num_draft_tokens=2)
     check_words(["mine=eagle2:depth=3", "eagle2"])
     for words, says in (
-        ("ar=chain", "a name of your own in front of =, found ar"),
+        ("ar=chain", "ar is a policy; put a name of your own before ="),
         ("best=medusa", "such as ar, chain or eagle2"),
         ("best=ar,best=chain", "each of them once"),
     ):
@@ -170,28 +170,28 @@ def test_a_policy_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("medusa", "such as ar, chain or eagle2"),
         ("eagle2+survival", "specctl profile"),
         ("eagle2+marginal:tokens_per_s=5", "specctl profile"),
-        ("eagle2+marginal", "expected tokens_per_s=VALUE"),
-        ("eagle2+echo", "found another shape, 'echo'"),
-        ("eagle2+sorted", "expected survival, marginal, echo_budget, ratio, mars"),
-        ("eagle2+", "found ''"),
-        ("+survival:max_tokens=4", "found '+survival"),
+        ("eagle2+marginal", "needs tokens_per_s=VALUE"),
+        ("eagle2+echo", "another shape, 'echo'"),
+        ("eagle2+sorted", "none of survival, marginal, echo_budget, ratio, mars"),
+        ("eagle2+", "'' behind '+'"),
+        ("+survival:max_tokens=4", "policy '+survival"),
         (
             "chain+survival:max_tokens=9+marginal:tokens_per_s=1",
-            "budget once at most behind the shape, found 2",
+            "2 parts budget behind the shape",
         ),
-        ("adaedl", "expected threshold=VALUE"),
-        ("stop:threshold=0.4", "expected signal=VALUE"),
+        ("adaedl", "needs threshold=VALUE"),
+        ("stop:threshold=0.4", "needs signal=VALUE"),
         ("stop:signal=mood:threshold=0.4", "signal"),
-        ("svip:threshold=high", "threshold: a number"),
-        ("svip:threshold=nan", "threshold: a number"),
-        ("svip:threshold=1e999", "threshold: a number"),
+        ("svip:threshold=high", "but must be a number"),
+        ("svip:threshold=nan", "but must be a number"),
+        ("svip:threshold=1e999", "but must be a number"),
         ("svip:threshold=-1", "at least 0"),
-        ("chain:num_draft_tokens=2.5", "num_draft_tokens: a whole number"),
+        ("chain:num_draft_tokens=2.5", "but must be a whole number"),
         ("chain:num_draft_tokens=" + "9" * 5000, "num_draft_tokens"),
-        ("chain:num_draft_tokens=2:num_draft_tokens=3", "each setting once"),
-        ("chain:kind=eagle2", "a setting of chain: num_draft_tokens, found 'kind'"),
-        ("chain:", "found ''"),
-        ("chain:=4", "found '=4'"),
+        ("chain:num_draft_tokens=2:num_draft_tokens=3", "a setting twice"),
+        ("chain:kind=eagle2", "'kind' is no setting of chain, which has num_draft_tokens"),
+        ("chain:", "'' is no setting"),
+        ("chain:=4", "'=4' is no setting"),
         ("chain:num_draft_tokens=", "field=value"),
         ("ddd:check_levels=5", "check_levels"),
         ("ddd:check_levels=5//7", "check_levels"),
