@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +25,7 @@ from specctl.cli.options import (
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.errors import UsageError, check_choice
+from specctl.progress import progress, set_chunk_threads
 from specctl.records import option
 from specctl.replay.config import TuneConfig
 from specctl.train.configs import (
@@ -39,36 +39,25 @@ from specctl.train.configs import (
 )
 
 
-def finish(
-    fit: Any, opened: Any, out: Path, *, num_left_out: int = 0, said: Sequence[str] = ()
-) -> Answer:
-    """Writes the artifact of a fit to traces; `said`: what was taken from them."""
+def finish(fit: Any, opened: Any, out: Path) -> Answer:
+    """Writes the artifact of a fit to traces."""
     from specctl.logs.trace_set import domain_of
     from specctl.train.report import save_fit
 
     domain, snapshots = domain_of(opened), opened.snapshots
     fitted_to = opened.fingerprint, opened.digest
     artifact = save_fit(fit, out, *fitted_to, domain=domain, snapshots=snapshots)
-    if num_left_out:
-        console.warn(f"{num_left_out} positions have no label and were left out")
-    return fit_answer(artifact, fit.report, out, said)
+    return fit_answer(artifact, fit, out)
 
 
-def fit_answer(artifact: Any, report: Any, out: Path, said: Sequence[str] = ()) -> Answer:
+def fit_answer(artifact: Any, fit: Any, out: Path) -> Answer:
     """The report of a fit whose artifact is written."""
     data = {
         "out": str(out),
         "artifact_digest": artifact.digest,
-        "report": report.data.model_dump(mode="json"),
+        "report": fit.data.model_dump(mode="json"),
     }
-    return Answer(data, [report.terminal(), *said, f"wrote {out}  {artifact.digest}"])
-
-
-def _sampled(what: str, num_kept: int, number: int) -> list[str]:
-    """A line where not all were read."""
-    if num_kept == number:
-        return []
-    return [f"fitted to a seeded sample, {num_kept:,} of {number:,} {what}; see --max-rows"]
+    return Answer(data, [fit.report.terminal(), *fit.notes, f"wrote {out}  {artifact.digest}"])
 
 
 # --------------------------------------------------------------------------- from traces
@@ -94,28 +83,11 @@ def fit_cart(
     preset: preset_option("cart") = None,  # type: ignore[valid-type]
 ) -> Answer:
     """Fit how deep trees grow, by entropy (HeteroSpec)."""
-    from specctl.errors import TraceMismatchError
-    from specctl.policy import Policy, StaticTree
-    from specctl.replay.fit_inputs import rounds_to_fit
-    from specctl.runtime.words import words_of
     from specctl.train.cart import fit_cart as fit
 
-    opened = open_to_fit(traces)
-    with console.progress("positions", opened.num_rows("rounds")) as tick:
-        conditional = config.path == "conditional"
-        bound = {"max_rows": config.max_rows, "seed": config.seed}
-        found = rounds_to_fit(opened, base, conditional=conditional, on_positions=tick, **bound)
-    shape = found.policy["shape"]
-    if shape["kind"] != "eagle2":
-        raise TraceMismatchError(
-            "fit cart: expected traces collected with a static tree (--policy eagle2), found "
-            f"policy {shape['kind']}",
-            hint="collect again with eagle2",
-        )
-    fitted = fit(found.rounds, config.build(base=shape))
-    said = f"base tree: {words_of(Policy(shape=StaticTree(**shape)))}"
-    sampled = _sampled("rounds", found.rounds.height, found.num_rounds)
-    return finish(fitted, opened, out, num_left_out=found.num_left_out, said=(said, *sampled))
+    opened, settings = open_to_fit(traces), config.build()
+    with progress("positions", opened.num_rows("rounds")):
+        return finish(fit(opened, settings, base), opened, out)
 
 
 @verb(
@@ -194,39 +166,16 @@ def fit_echo(
     preset: preset_option("echo") = None,  # type: ignore[valid-type]
 ) -> Answer:
     """Fit where unsure trees stop growing (ECHO)."""
-    import polars as pl
-
-    from specctl.logs.parquet import collected
-    from specctl.logs.tree_log import DenseLog
-    from specctl.replay.fit_inputs import Replayer, gate_rows
-    from specctl.replay.run import open_cost_model, require_cost_model
+    from specctl.logs.tree_log import support_of
+    from specctl.replay.run import open_cost_model
     from specctl.train.echo import fit_echo as fit
-    from specctl.train.echo import saturation_tokens
 
+    set_chunk_threads(threads)
     opened = open_to_fit(traces)
     model = open_cost_model(cost_model, opened, console.warn, force=True)  # no verdict
-    log = DenseLog.open(opened)
-    settings: EchoConfig = config.build(**EchoConfig.defaults(log.support))
-    settings.check_support(log.support)
-    sizes = f"depth {settings.depth}, width {settings.width}, at most {settings.max_width}"
-    said = [f"tree: {sizes}, of traces of depth {log.support.depth}, top_k {log.support.top_k}"]
-    if (batch := settings.batch_size) and not settings.max_tokens:
-        expected = f"times to fit K_max of batches of {batch} to, or --max-tokens"
-        model = model or require_cost_model(None, opened, console.warn, expected, force=True)
-        context = collected(opened.scan("rounds").select(pl.mean("context_tokens"))).item() - 1
-        clock = partial(model.verify_us, batch_size=batch, context_tokens=context)
-        most = saturation_tokens(clock, batch, settings.num_tokens)
-        settings = settings.model_copy(update={"max_tokens": most})
-        said.append(
-            f"K_max {most} of batches of {batch} at {context:.0f} tokens of context (Eq. 2)"
-        )
-    replayer = Replayer(log, None if model is None else model.replayed_us, threads)
-    with console.progress("positions", opened.num_rows("rounds")) as tick:
-        bound = {"max_rows": settings.max_rows, "seed": settings.seed}
-        found = gate_rows(log, settings.open_shape, num_threads=threads, on_positions=tick, **bound)
-    said += _sampled("positions", found.rows.height, found.num_rows)
-    fitted = fit(found.rows, settings, replayer, num_left_out=found.num_left_out)
-    return finish(fitted, opened, out, num_left_out=found.num_left_out, said=said)
+    settings = config.build(**EchoConfig.defaults(support_of(opened.header)))
+    with progress("positions", opened.num_rows("rounds")):
+        return finish(fit(opened, settings, model), opened, out)
 
 
 # --------------------------------------------------------------------------- with paired runs
@@ -282,7 +231,7 @@ def _certify(
     fitted = judge(swept, face, plan.setup(pair), folder)
     domain = pair_domain(pair, batch_size=plan.batch_size)
     artifact = save_fit(fitted, out, pair.fingerprint, swept.digest, domain=domain)
-    return fit_answer(artifact, fitted.report, out)
+    return fit_answer(artifact, fitted, out)
 
 
 @verb(

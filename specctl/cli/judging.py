@@ -316,11 +316,10 @@ def report(
 
     First the best setting, its gains and what to set in your engine, then the details.
     """
-    from specctl.engines.export import settings_for
     from specctl.logs.trace_set import TraceSet
     from specctl.replay.acceptance import trace_figures
     from specctl.replay.cost.files import cost_facts, load_cost_model
-    from specctl.report import build_page, read_given, write_page
+    from specctl.report import build_page, read_given, settings_for, write_page
     from specctl.runtime.output import check_place
 
     check_place(out, "report")

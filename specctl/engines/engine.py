@@ -60,6 +60,19 @@ def label_of(policy: Policy) -> str:
 
 
 @dataclass(frozen=True)
+class EngineSettings:
+    """What to set in a serving engine; no lines where it does not run the policy.
+
+    Attributes:
+        lines: of a command or of Python. notes: sentences, for one why nothing can be set.
+    """
+
+    title: str
+    lines: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Serving:
     """The serving that a policy is exported for.
 

@@ -11,7 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from specctl.engines.engine import Engine, EngineDrafter, Export, MeanRound, Method, Serving
+from specctl.engines.engine import (
+    Engine,
+    EngineDrafter,
+    EngineSettings,
+    Export,
+    MeanRound,
+    Method,
+    Serving,
+)
 from specctl.engines.sglang_flags import SGLANG
 from specctl.engines.transformers_flags import TRANSFORMERS
 from specctl.engines.vllm_flags import VLLM
@@ -19,12 +27,9 @@ from specctl.errors import EngineError, UsageError, check_choice
 from specctl.policy import PerRequest, Policy, RootOnly, Strict, as_chain, parse_policy
 from specctl.records import canonical_json
 from specctl.replay.config import ReplayConfig, ShowProgress, no_progress
-from specctl.report import Given, read_given
-from specctl.report.page import EngineSettings
 from specctl.runtime.words import (
     NamedPolicy,
     names_artifact,
-    part_of,
     pieces,
     resolve_policy,
     words_of,
@@ -120,10 +125,11 @@ def read_source(text: str) -> Source:
     if not (text.endswith(".json") and os.path.isfile(text)):
         named = resolve_policy(text, allow_lossy=True)
         return Source(named, "+".join(map(_absolute, pieces(text))), *_tuned(named))
+    from specctl.replay.facts import read_result
     from specctl.replay.tune.publish import POLICY_FOLDER
+    from specctl.replay.tune.verdict import TuneResult
 
-    result = read_given(tune=Path(text)).tune
-    assert result is not None
+    result = read_result(Path(text), TuneResult, "specctl tune")
     standing = result.standing(result.chosen)
     figures, policy = standing.held_out, parse_policy(canonical_json(standing.record))
     mean = MeanRound(figures.levels_per_call.value, figures.verified_per_call.value)
@@ -351,29 +357,6 @@ def command_lines(engine: Engine, export: Export, target: str) -> Iterator[str]:
             settings[-1] += f" {shlex.quote(word)}"
     yield from (f"{line} \\" for line in settings[:-1])
     yield settings[-1]
-
-
-def settings_for(given: Given, tune: Path | None) -> Given:
-    """Results with what to set in engines for their recommended setting: in the one that was tuned
-    for, else in all.
-
-    Args:
-        tune: the file of the tuning among them.
-    """
-    setting, facts = given.setting, given.tune or given.ladder
-    if setting is None or facts is None:
-        return given
-    source = None
-    if tune is not None or part_of(setting) is not None:
-        with suppress(UsageError):  # the label of an artifact, which its words do not describe
-            source = read_source(setting if tune is None else str(tune))
-    if source is None:
-        words = f"specctl export ARTIFACT --to ENGINE prints what to set for {setting}."
-        return replace(given, engines=[EngineSettings("", notes=(words,))])
-    only = given.tune.for_engine if given.tune is not None else None
-    chosen = ENGINES.values() if only is None else [ENGINES[only]]
-    engines = [settings_of(source, engine, facts.target, facts.drafter) for engine in chosen]
-    return replace(given, engines=engines, artifact=source.named.artifact_digest)
 
 
 def settings_of(source: Source, engine: Engine, target: str, drafter: str) -> EngineSettings:

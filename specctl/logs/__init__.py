@@ -8,7 +8,6 @@ What stands on top of the chunks:
 
 - `logged_draft`: the runtime's own growth of a tree, fed from the log at any of its positions.
 - `node_sample`: nodes with features and labels, for fits of a node scorer.
-- `fit_data`: one labelled row a position, and what replay computes of whole walks for fits.
 - `node_table`: every node of a chunk as plain columns, for the ladder and the report.
 - `round_table`: the `rounds` rows of a set as arrays, for the report.
 

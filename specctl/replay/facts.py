@@ -5,17 +5,21 @@ Records of results derive from these. A figure that is not defined is NaN, and n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     SerializerFunctionWrapHandler,
+    ValidationError,
     model_serializer,
 )
 
+from specctl.errors import InputError, reason_of
 from specctl.formatting import count
+from specctl.records import describe_violation
 
 MARKED_BELOW = 0.99
 """A figure whose support is under this share is marked, and given with bounds where possible."""
@@ -126,3 +130,30 @@ def to_time(untimed: Mapping[str, str]) -> str:
     """The command that times the decisions of policies, by label, with the words for each."""
     options = " ".join(f"--policy {words}" for words in dict.fromkeys(untimed.values()))
     return f"time them: specctl profile {options} -o cost_model.json"
+
+
+ResultT = TypeVar("ResultT", bound=ResultRecord)
+
+
+def read_result(
+    path: Path,
+    kind: type[ResultT],
+    verb: str,
+    read: Callable[[Path], bytes] = Path.read_bytes,
+) -> ResultT:
+    """The record that a verb wrote.
+
+    Raises:
+        InputError: a file that cannot be read, or is no result of the verb; the field is named.
+    """
+    try:
+        return kind.model_validate_json(read(path))
+    except OSError as error:
+        raise InputError(
+            f"{error.filename} cannot be read: {reason_of(error)}", hint="check the path"
+        ) from error
+    except ValidationError as error:
+        raise InputError(
+            f"{path} is not what `{verb}` writes: {describe_violation(error)}",
+            hint="write it again with this version of specctl",
+        ) from error

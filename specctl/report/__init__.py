@@ -1,7 +1,7 @@
 """The report: one self-contained HTML page on a pair, from its traces and results."""
 
 from specctl.report.build import build_page
-from specctl.report.given import Given, read_given
+from specctl.report.given import Given, read_given, settings_for
 from specctl.report.page import Page, write_page
 
-__all__ = ["Given", "Page", "build_page", "read_given", "write_page"]
+__all__ = ["Given", "Page", "build_page", "read_given", "settings_for", "write_page"]

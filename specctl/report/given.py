@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
 from specctl.artifacts import PairFingerprint
-from specctl.errors import InputError
-from specctl.records import describe_violation
+from specctl.engines.engine import EngineSettings
+from specctl.errors import UsageError
 from specctl.replay.cost.files import CostFacts
-from specctl.replay.facts import ResultRecord, TraceFacts
+from specctl.replay.facts import ResultRecord, TraceFacts, read_result
 from specctl.replay.ladder.result import LadderResult
 from specctl.replay.results import ReplayScores
 from specctl.replay.tune.verdict import TuneResult
-from specctl.report.page import EngineSettings
+from specctl.runtime.words import part_of
 from specctl.stats import Interval
 from specctl.watch.drift import DriftScores
-
-ResultT = TypeVar("ResultT", bound=ResultRecord)
 
 
 class RunPaired(ResultRecord):
@@ -140,44 +136,41 @@ def read_given(
         InputError: a file that cannot be read, or is no result of its verb; the field is named.
     """
     return Given(
-        _read("replay.json", replay, ReplayScores),
-        _read("ladder.json", ladder, LadderResult),
-        _read("tune.json", tune, TuneResult),
-        _read("results.json", run, RunScores),
-        _read("drift.json", drift, DriftScores),
-        cost,
+        replay=None if replay is None else read_result(replay, ReplayScores, "specctl replay"),
+        ladder=None if ladder is None else read_result(ladder, LadderResult, "specctl ladder"),
+        tune=None if tune is None else read_result(tune, TuneResult, "specctl tune"),
+        run=None if run is None else read_result(run, RunScores, "specctl run", _with_facts),
+        drift=None if drift is None else read_result(drift, DriftScores, "specctl drift"),
+        cost=cost,
     )
 
 
-def _read(name: str, path: Path | None, kind: type[ResultT]) -> ResultT | None:
-    if path is None:
-        return None
-    fix = "write it again with this version of specctl"
-    try:
-        content = path.read_bytes()
-        if kind is RunScores:
-            facts = path.with_name("run.json").read_bytes()
-            content = b'{"policies": ' + content + b', "facts": ' + facts + b"}"
-        return kind.model_validate_json(content)
-    except OSError as error:
-        found, fix = os.strerror(error.errno or 0).lower(), "check the path"
-    except ValidationError as error:
-        found = describe_violation(error)
-        if other := _not_of_dense_traces(content):
-            found, fix = other, "leave it out: the page shows dense traces, one request at a time"
-    expected = f"the output of `specctl {name.partition('.')[0]}` on dense traces"
-    if kind is RunScores:
-        expected = "the output of `specctl run`, with its run.json beside it"
-    if kind is DriftScores:
-        expected = "the output of `specctl drift`"
-    raise InputError(f"{name} {path}: expected {expected}, found {found}", hint=fix)
+def _with_facts(path: Path) -> bytes:
+    """Both files of `specctl run` as one."""
+    facts = path.with_name("run.json").read_bytes()
+    return b'{"policies": ' + path.read_bytes() + b', "facts": ' + facts + b"}"
 
 
-def _not_of_dense_traces(content: bytes) -> str | None:
-    """In words, if this is a whole result that a page has no place for."""
-    try:
-        value = json.loads(content)
-    except ValueError:
-        return None
-    kind = value.get("kind") if isinstance(value, dict) else None
-    return "a simulated batch" if kind in ("replay-serving", "replay-batch") else None
+def settings_for(given: Given, tune: Path | None) -> Given:
+    """Results with what to set in engines for their recommended setting: in the one that was tuned
+    for, else in all.
+
+    Args:
+        tune: the file of the tuning among them.
+    """
+    from specctl.engines.export import ENGINES, read_source, settings_of
+
+    setting, facts = given.setting, given.tune or given.ladder
+    if setting is None or facts is None:
+        return given
+    source = None
+    if tune is not None or part_of(setting) is not None:
+        with suppress(UsageError):  # the label of an artifact, which its words do not describe
+            source = read_source(setting if tune is None else str(tune))
+    if source is None:
+        words = f"specctl export ARTIFACT --to ENGINE prints what to set for {setting}."
+        return replace(given, engines=[EngineSettings("", notes=(words,))])
+    only = given.tune.for_engine if given.tune is not None else None
+    chosen = ENGINES.values() if only is None else [ENGINES[only]]
+    engines = [settings_of(source, engine, facts.target, facts.drafter) for engine in chosen]
+    return replace(given, engines=engines, artifact=source.named.artifact_digest)

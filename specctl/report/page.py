@@ -15,6 +15,7 @@ from typing import Any
 from markupsafe import Markup, escape
 from pydantic_core import to_jsonable_python
 
+from specctl.engines.engine import EngineSettings
 from specctl.formatting import Table
 from specctl.report.charts import Chart
 from specctl.runtime.output import finite, write_whole
@@ -56,19 +57,6 @@ class Figure:
 
     caption: str
     chart: Chart
-
-
-@dataclass(frozen=True)
-class EngineSettings:
-    """What to set in a serving engine; no lines where it does not run the policy.
-
-    Attributes:
-        lines: of a command or of Python. notes: sentences, for one why nothing can be set.
-    """
-
-    title: str
-    lines: Sequence[str] = ()
-    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

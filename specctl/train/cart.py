@@ -10,25 +10,32 @@ bins are fitted to these.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
+from torch import Tensor
 
-from specctl.errors import TraceEmptyError, TraceSchemaError, UsageError
-from specctl.features import ENTROPY_TOP_K
+from specctl.errors import TraceEmptyError, TraceMismatchError, TraceSchemaError, UsageError
+from specctl.features import ENTROPY_TOP_K, phi
 from specctl.formatting import Table, number
-from specctl.logs.fit_data import ROUND_COLUMNS
-from specctl.logs.parquet import collected, decoding
-from specctl.policy import EntropyBins, Policy
+from specctl.logs.logged_draft import LoggedDraft
+from specctl.logs.parquet import collected, decoding, scan_files
+from specctl.logs.trace_set import TraceSet
+from specctl.logs.tree_log import DenseLog
+from specctl.policy import EntropyBins, Policy, StaticTree, build_shape
 from specctl.policy.hetero import entropy_bin, entropy_bins_shape
 from specctl.records import Record, describe_violation
 from specctl.runtime.twins import Port
+from specctl.runtime.words import resolve_policy, words_of
 from specctl.stats import Floats, Interval, Resamples, Split, spearman, split_prompts
 from specctl.train.configs import CartConfig
 from specctl.train.partition import Phis, find_edges
+from specctl.train.positions import RowSample, position_rows, sample_note, warn_left_out
 from specctl.train.report import Fit, FitReport, check_twin
 
 if TYPE_CHECKING:  # slow to import
@@ -42,6 +49,11 @@ UNLABELLED = ("not_fully_accepted", "nothing_accepted")
 """The reason why a round is left out; see `_fate`."""
 DEEPER = (1, 2, 3)
 """Levels added for the stability check: 4 to 6 for the paper's 3."""
+ROUND_COLUMNS = (
+    "prompt_id", "offered_depth", "top_k", "phi", "phi_depth", "num_accepted", "fully_accepted",
+    "tcr",
+)  # fmt: skip
+"""Columns of a `rounds` table that the fit reads."""
 
 
 # --------------------------------------------------------------------------- the report's record
@@ -123,7 +135,34 @@ class CartReport(Record):
 # --------------------------------------------------------------------------- the fit
 
 
-def fit_cart(rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig) -> Fit[CartReport]:
+def fit_cart(traces: TraceSet, config: CartConfig, base: str | None = None) -> Fit[CartReport]:
+    """Fits bins to the rounds of live traces, or to those of a base tree on dense ones.
+
+    Args:
+        base: see `rounds_to_fit`; it takes the place of the configuration's.
+
+    Raises:
+        TraceMismatchError: live traces of another family. UsageError, TraceError: see
+            `rounds_to_fit` and `fit_rounds`.
+    """
+    found = rounds_to_fit(traces, base, config)
+    shape = found.policy["shape"]
+    if shape["kind"] != "eagle2":
+        raise TraceMismatchError(
+            f"fit cart needs traces that a static tree collected, and these are of {shape['kind']}",
+            hint="collect again with --policy eagle2",
+        )
+    tree = StaticTree(**shape)
+    fitted = fit_rounds(found.rounds, config.model_copy(update={"base": tree}))
+    notes = (
+        f"base tree: {words_of(Policy(shape=tree))}",
+        *sample_note("rounds", found.rounds.height, found.num_rounds),
+    )
+    warn_left_out(found.num_left_out)
+    return replace(fitted, notes=notes)
+
+
+def fit_rounds(rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig) -> Fit[CartReport]:
     """Fits bins of Φ on the training prompts and reports on the held-out ones.
 
     CART may find fewer than 2^max_leaf_depth bins where rounds are few; the report shows it.
@@ -216,6 +255,95 @@ def low_entropy_overlap(phi: Phis, edges: list[float], deeper: list[float], num_
 
 
 # --------------------------------------------------------------------------- rounds
+
+
+@dataclass(frozen=True)
+class FitRounds:
+    """A `rounds` table with the columns that `fit cart` reads.
+
+    Attributes:
+        policy: record of the tree that the rounds were drafted with.
+        num_rounds: from which they were sampled.
+        num_left_out: positions that cannot be labelled, see `PositionRows`.
+    """
+
+    rounds: pl.DataFrame
+    policy: Mapping[str, Any]
+    num_rounds: int
+    num_left_out: int = 0
+
+
+def rounds_to_fit(traces: TraceSet, base: str | None, config: CartConfig) -> FitRounds:
+    """The rounds of live traces as they are; of dense ones, what the base tree would do.
+
+    Args:
+        base: static tree to draft at every position, e.g. `eagle2:depth=6`; dense traces only.
+            None: that of the traces, else eagle2's, as deep and wide as they hold.
+
+    Raises:
+        UsageError: a base for live traces, one that is not a static tree, or one that they lack.
+    """
+    import polars as pl
+
+    is_conditional = config.path == "conditional"
+    if "dense" not in traces.header.collect:
+        if base is not None:
+            raise UsageError(
+                "--base needs dense traces: live ones hold the rounds of the tree that collected "
+                "them",
+                hint="leave it out, or collect with --dense",
+            )
+        if is_conditional:
+            raise UsageError(
+                "--path conditional needs dense traces: Φ of live ones was summed along the "
+                "likeliest path",
+                hint="leave it out, or collect with --dense",
+            )
+        sample = RowSample(config.max_rows, config.seed)
+        for files in traces.segment_files():
+            part = scan_files("rounds", [files["rounds"]]).select(*ROUND_COLUMNS)
+            sample.add(collected(part, str(files["rounds"])))
+        return FitRounds(sample.rows(), traces.header.policy, sample.num_rows)
+    log = DenseLog.open(traces)
+    held, usual = log.support, StaticTree()
+    if base is None:
+        sizes = min(usual.depth, held.depth), min(usual.top_k, held.top_k)
+        base = "eagle2:depth={}:top_k={}".format(*sizes)
+    shape = resolve_policy(base).policy.shape
+    if not isinstance(shape, StaticTree):
+        raise UsageError(
+            f"--base must be a static tree such as eagle2:depth=6:top_k=8:num_tokens=48, not {base}"
+        )
+    if shape.depth > held.depth or shape.top_k > held.top_k:
+        raise UsageError(
+            f"--base {base} is larger than the traces, which hold depth={held.depth}:"
+            f"top_k={held.top_k}",
+            hint="name a smaller tree, or collect deeper or wider (--depth, --children)",
+        )
+
+    def columns(draft: LoggedDraft) -> dict[str, Tensor]:
+        return {
+            "phi": phi(draft.pool, conditional=is_conditional),
+            "tcr": draft.terminal_rank.int(),
+        }
+
+    found = position_rows(
+        log,
+        build_shape(shape),
+        columns,
+        max_rows=config.max_rows,
+        seed=config.seed,
+    )
+    depth, top_k = (pl.lit(value, pl.Int16) for value in (shape.depth, shape.top_k))
+    rounds = found.rows.rename({"accepted": "num_accepted"}).with_columns(
+        offered_depth=depth,
+        top_k=top_k,
+        phi_depth=depth,
+        fully_accepted=pl.col("num_accepted") == shape.depth,
+        tcr=pl.when(pl.col("tcr") > 0).then("tcr"),
+    )
+    policy = Policy(shape=shape).model_dump(mode="json")
+    return FitRounds(rounds, policy, found.num_rows, found.num_left_out)
 
 
 def select_rounds(

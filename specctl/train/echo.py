@@ -11,25 +11,33 @@ Readings of the paper: docs/echo.md.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import JsonValue
+from torch import Tensor
 
 from specctl.errors import TraceEmptyError, UsageError
 from specctl.formatting import Table, number
-from specctl.logs.fit_data import ReplayedTotals
-from specctl.policy import ElasticBudget, Policy, SparseGates
+from specctl.logs.logged_draft import LoggedDraft
+from specctl.logs.parquet import collected
+from specctl.logs.trace_set import TraceSet
+from specctl.logs.tree_log import DenseLog
+from specctl.policy import ElasticBudget, Policy, SparseGates, build_shape
 from specctl.policy.echo import stop_levels
+from specctl.progress import chunk_threads
 from specctl.records import Record
+from specctl.replay.cost.files import AnyCost
+from specctl.replay.rounds import Clock, replay_parts
 from specctl.runtime.twins import Port
 from specctl.stats import UNKNOWN, Floats, Interval, Resamples, auc, auc_of, split_prompts
 from specctl.train.configs import EchoConfig
+from specctl.train.positions import PositionRows, position_rows, sample_note, warn_left_out
 from specctl.train.report import Fit, FitReport, check_twin
 
 if TYPE_CHECKING:  # slow to import
@@ -42,8 +50,6 @@ NUM_RESAMPLES = 1000
 NUM_STEPS = 512
 """Steps of confidence in resampled curves: two rows that share one count half, which moves an
 area by less than 1 / 512. The area itself is exact."""
-Replay = Callable[[Sequence[Policy], Sequence[str]], Sequence[ReplayedTotals]]
-"""Replays policies over prompts; see `specctl.replay.fit_inputs.Replayer`."""
 
 
 # --------------------------------------------------------------------------- levels and gates
@@ -178,6 +184,66 @@ def shape_with(config: EchoConfig, gates: Sequence[Gate]) -> SparseGates:
     return config.shape(tuple(g.level for g in gates), tuple(g.threshold for g in gates))
 
 
+# --------------------------------------------------------------------------- from the log
+
+
+def gate_rows(
+    log: DenseLog,
+    shape: SparseGates,
+    *,
+    max_rows: int | None = None,
+    seed: int = 0,
+) -> PositionRows:
+    """Every position as if no gate ever closed.
+
+    Args:
+        max_rows, seed: see `RowSample`.
+
+    Returns:
+        Rows with `level_1` to `level_D`: the log-probability of the likeliest path to each level,
+        nats (ECHO, Eq. 6).
+    """
+    never = tuple(0.0 for _ in shape.thresholds)
+    rule = build_shape(shape.model_copy(update={"thresholds": never}))
+
+    def columns(draft: LoggedDraft) -> dict[str, Tensor]:
+        joint = draft.pool.joint_logp
+        best = torch.full((len(joint), rule.max_depth + 1), -torch.inf)
+        best = best.scatter_reduce(1, draft.pool.tree.depth, joint, "amax")
+        return {f"level_{d}": best[:, d] for d in range(1, rule.max_depth + 1)}
+
+    return position_rows(
+        log,
+        rule,
+        columns,
+        max_rows=max_rows,
+        seed=seed,
+        with_entropy=False,
+    )
+
+
+SUMS = ("calls", "tokens", "accepted", "verified", "levels", "time_us", "utilisation")
+
+
+@dataclass(frozen=True)
+class Replays:
+    """Replays of a log, one request at a time; `clock` of a cost model, for times."""
+
+    log: DenseLog
+    clock: Clock | None = None
+
+    def sums(self, policies: Sequence[Policy], prompts: Sequence[str]) -> list[dict[str, float]]:
+        """Sums over each policy's rounds, and of the utilisation of each round."""
+        found = np.zeros((len(policies), len(SUMS)))
+        part = self.log.only(prompts)
+        for runs in replay_parts(part, policies, with_bounds=False, num_threads=chunk_threads()):
+            for row, run in zip(found, runs, strict=True):
+                counts = run.counts(self.clock)
+                counts["utilisation"] = counts["accepted"] / np.maximum(counts["levels"], 1)
+                row += [counts[name].sum() for name in SUMS]
+        return [dict(zip(SUMS, row, strict=True)) for row in found.tolist()]
+
+
 # --------------------------------------------------------------------------- the batch's cap
 
 
@@ -216,39 +282,76 @@ def saturation_tokens(
 
 
 def fit_echo(
-    rows: pl.DataFrame, config: EchoConfig, replay: Replay, *, num_left_out: int = 0
+    traces: TraceSet, config: EchoConfig, cost_model: AnyCost | None = None
 ) -> Fit[EchoReport]:
+    """Fits gates to dense traces, and K_max where the configuration names a batch size.
+
+    Args:
+        cost_model: times of the report, of thresholds chosen by cost, and of K_max.
+
+    Raises:
+        UsageError: a tree that the traces do not hold; see also `saturation_tokens`. TraceError,
+            UsageError: see `fit_gates`.
+    """
+    log = DenseLog.open(traces)
+    held = log.support
+    config.check_support(held)
+    sizes = f"depth {config.depth}, width {config.width}, at most {config.max_width}"
+    notes = [f"tree: {sizes}, of traces of depth {held.depth}, top_k {held.top_k}"]
+    if (batch := config.batch_size) and not config.max_tokens:
+        if cost_model is None:
+            raise UsageError(
+                f"--batch-size {batch} fits K_max to times: it needs --cost-model, or --max-tokens "
+                "in its place",
+                hint="measure times with `specctl profile`, or name a clock (docs/cost-model.md)",
+            )
+        context = collected(traces.scan("rounds").select("context_tokens")).mean().item() - 1
+        clock = partial(cost_model.verify_us, batch_size=batch, context_tokens=context)
+        most = saturation_tokens(clock, batch, config.num_tokens)
+        config = config.model_copy(update={"max_tokens": most})
+        notes.append(
+            f"K_max {most} of batches of {batch} at {context:.0f} tokens of context (Eq. 2)"
+        )
+    found = gate_rows(log, config.open_shape, max_rows=config.max_rows, seed=config.seed)
+    notes += sample_note("positions", found.rows.height, found.num_rows)
+    warn_left_out(found.num_left_out)
+    replays = Replays(log, None if cost_model is None else cost_model.replayed_us)
+    return replace(fit_gates(found, config, replays), notes=notes)
+
+
+def fit_gates(found: PositionRows, config: EchoConfig, replays: Replays) -> Fit[EchoReport]:
     """Chooses gates on the training prompts and reports on the held-out ones.
 
     Args:
-        rows: of `specctl.replay.fit_inputs.gate_rows`, for `config.open_shape`.
-        replay: of the same log; with times where thresholds are chosen by cost.
+        found: of `gate_rows`, for `config.open_shape`.
+        replays: of the same log; with a clock where thresholds are chosen by cost.
 
     Raises:
         TraceEmptyError: too few prompts, or no level whose area is known and above δ.
         UsageError: thresholds by cost without times.
     """
+    rows = found.rows
     split = split_prompts(
         rows["prompt_id"].unique(), held_out_frac=config.held_out_frac, seed=config.seed
     )
     train, held_out = (LevelRows.of_prompts(rows, side) for side in (split.train, split.held_out))
     levels = range(1, train.level_logp.shape[1] + 1)
-    by_prompt = functools.partial(area_by_prompt, min_rows=config.min_rows, seed=config.seed)
+    by_prompt = partial(area_by_prompt, min_rows=config.min_rows, seed=config.seed)
     areas = [by_prompt(train, level) for level in levels]
     gates = choose_gates(train, areas, config)
     if not gates:
         raise _no_sweet_spot(areas, len(train.accepted), config)
     if config.thresholds == "cost":
-        time_us = functools.partial(_times, replay, split.train)
+        time_us = partial(_times, replays, split.train)
         gates = cheapest_gates(gates, train, config, time_us)
     shape, gate_at = shape_with(config, gates), {gate.level: gate for gate in gates}
     policies = [Policy(shape=shape), Policy(shape=config.open_shape)]
-    replayed = dict(zip(("gates", "no_gates"), replay(policies, split.held_out), strict=True))
+    replayed = dict(zip(("gates", "no_gates"), replays.sums(policies, split.held_out), strict=True))
     data = EchoReport(
         config=config.model_dump(mode="json"),
         prompts={"train": len(split.train), "held_out": len(split.held_out)},
         rows={"train": len(train.accepted), "held_out": len(held_out.accepted)},
-        num_left_out=num_left_out,
+        num_left_out=found.num_left_out,
         levels=tuple(
             LevelReport(
                 level=level,
@@ -268,7 +371,7 @@ def fit_echo(
     held_out_logp = held_out.level_logp[:, [level - 1 for level in shape.gate_levels]]
     unseen = torch.from_numpy(held_out_logp)
     decided = {Port("gate_logp", "stopped_at", torch.int64): stop_levels(shape, unseen)}
-    check = functools.partial(check_twin, rows=unseen, wanted=decided)
+    check = partial(check_twin, rows=unseen, wanted=decided)
     return Fit(policy, report_of(data, policy, config), split.train, check)
 
 
@@ -296,14 +399,14 @@ def cheapest_gates(
 
 
 def _times(
-    replay: Replay, prompts: Sequence[str], shapes: Sequence[SparseGates]
+    replays: Replays, prompts: Sequence[str], shapes: Sequence[SparseGates]
 ) -> Sequence[float]:
-    found = replay([Policy(shape=shape) for shape in shapes], prompts)
-    times = [one.time_us for one in found if one.time_us is not None]
-    if len(times) < len(shapes):
+    found = replays.sums([Policy(shape=shape) for shape in shapes], prompts)
+    times = [sums["time_us"] for sums in found]
+    if np.isnan(times).any():
         raise UsageError(
-            "--thresholds cost: expected a cost model to predict times with, found none",
-            hint="measure one with `specctl profile` and give it with --cost-model",
+            "--thresholds cost predicts times: it needs --cost-model",
+            hint="measure one with `specctl profile`",
         )
     return times
 
@@ -460,17 +563,18 @@ def _gate_reports(gates: Sequence[Gate], rows: LevelRows) -> list[GateReport]:
     return reports
 
 
-def _replay_report(sums: ReplayedTotals) -> ReplayReport:
+def _replay_report(sums: Mapping[str, float]) -> ReplayReport:
     """Ratios of sums, but for u, which is a mean over rounds."""
-    drafted = sums.verified - sums.calls
+    calls, accepted = sums["calls"], sums["accepted"]
+    drafted, token_us = sums["verified"] - calls, sums["time_us"] / sums["tokens"]
     return ReplayReport(
-        mean_acceptance_length=1 + sums.accepted / sums.calls,
-        verified_per_call=sums.verified / sums.calls,
-        levels_per_call=sums.levels / sums.calls,
-        draft_yield=sums.accepted / sums.calls,
-        verified_yield=sums.accepted / drafted if drafted else None,
-        utilisation=sums.utilisation,
-        token_us=None if sums.time_us is None else sums.time_us / sums.tokens,
+        mean_acceptance_length=1 + accepted / calls,
+        verified_per_call=sums["verified"] / calls,
+        levels_per_call=sums["levels"] / calls,
+        draft_yield=accepted / calls,
+        verified_yield=accepted / drafted if drafted else None,
+        utilisation=sums["utilisation"] / calls,
+        token_us=None if np.isnan(token_us) else token_us,
     )
 
 

@@ -128,12 +128,14 @@ class Fit(Generic[Data]):
         fitted_on: ids of the prompts that it was fitted to or chosen on.
         check_twin: raises `ArtifactError` where the bytes of an ONNX twin decide otherwise than
             the policy on what was held out; needed where the policy has a twin.
+        notes: lines on the data that was read, for the terminal alone.
     """
 
     policy: Policy
     report: FitReport[Data]
     fitted_on: Sequence[str]
     check_twin: Callable[[bytes], None] | None = None
+    notes: Sequence[str] = ()
 
     @property
     def data(self) -> Data:

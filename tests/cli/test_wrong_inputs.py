@@ -110,7 +110,7 @@ HEAVY: list[tuple[int, str, str]] = [
     (MODEL, "run p.txt --target broken", "found a file that is damaged, or that does not fit the"),
     (MODEL, "run p.txt --target bert", "generates text (...ForCausalLM), found BertForMaskedLM"),
     (INPUT, "replay DENSE -p ar --cost-model nope.json", "nope.json: expected a file that can be"),
-    (INPUT, "report -o r.html --results nope.json", "found no such file or directory; check the p"),
+    (INPUT, "report -o r.html --results nope.json", "nope.json cannot be read: no such file"),
     (
         USAGE,
         "fit c2t NODES -o OUT --features draft_lgp",
@@ -120,7 +120,7 @@ HEAVY: list[tuple[int, str, str]] = [
     (
         USAGE,
         "fit cart DENSE -o OUT --base eagle2:depth=9",
-        "at most depth=6:top_k=3, which the trac",
+        "larger than the traces, which hold dep",
     ),
     (USAGE, "fit echo DENSE -o OUT --depth 9", "--depth: expected at most 6, as the traces hold"),
 ]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from specctl.embedded import embedded_path
-from specctl.engines.engine import EngineDrafter, MeanRound, Serving, made
-from specctl.engines.export import ENGINES, Source, drafter_of, read_source, settings_for
+from specctl.engines.engine import EngineDrafter, EngineSettings, MeanRound, Serving, made
+from specctl.engines.export import ENGINES, Source, drafter_of, read_source
 from specctl.engines.settings import FILE_NAME, PluginSettings, TraceSettings
 from specctl.engines.sglang_flags import ADAPTIVE_FILE, SglangFlags
 from specctl.engines.transformers_flags import AssistantConfig
@@ -18,7 +18,7 @@ from specctl.engines.vllm_flags import CONFIG_FILE, VLLM, VllmConfig
 from specctl.errors import EngineError, UsageError
 from specctl.policy import Chain, Policy, RootOnly, StaticTree, as_chain, build_shape
 from specctl.report import Given, read_given
-from specctl.report.page import EngineSettings
+from specctl.report.given import settings_for
 from specctl.runtime.words import NamedPolicy, resolve_policy, words_of
 from tests.artifacts.examples import POLICIES, write_artifact
 from tests.cli.command import COST, USAGE, passes, refuses, specctl
@@ -317,7 +317,7 @@ REFUSED: dict[str, tuple[int, tuple[object, ...], str]] = {
         (TAILED, "--to", "sglang", "--drafter", "embedded:small"),
         "EAGLE drafter",
     ),
-    "a file that is no tuning": (4, ("wrong.json", "--to", "vllm"), "tune.json"),
+    "a file that is no tuning": (4, ("wrong.json", "--to", "vllm"), "specctl tune"),
 }
 
 

@@ -40,10 +40,9 @@ def test_report_shows_what_ran(tmp_path: Path) -> None:
     assert [one["tokens_per_s"] for one in shown] == [one["tokens_per_s"] for one in measured]
     assert twin["sections"]["runs"]["reading"].endswith("token for token.")
     (tmp_path / "run.json").unlink()
-    assert "no such file" in refuses(4, "report", "--run", results, "-o", out)
-    results.write_text("{}")
+    assert "run.json cannot be read" in refuses(4, "report", "--run", results, "-o", out)
     (tmp_path / "run.json").write_text("{}")
-    assert "with its run.json beside it" in refuses(4, "report", "--run", results, "-o", out)
+    assert "`specctl run` writes: facts" in refuses(4, "report", "--run", results, "-o", out)
 
 
 def test_json_is_the_pages_twin(log: Path, tmp_path: Path) -> None:
@@ -73,9 +72,3 @@ def test_refusals(log: Path, tmp_path: Path) -> None:
     write_log(other, drafter_digest="sha256:" + 64 * "2")
     assert "drafter_digest" in refuses(4, "report", log, other, "-o", out)
     assert not out.exists()
-
-
-def test_results_that_a_page_has_no_place_for_are_named(log: Path, tmp_path: Path) -> None:
-    passes("replay", log, "-p", "ar", "--in-order", "-o", tmp_path, "--json")
-    options = ("--results", tmp_path / "replay.json", "-o", tmp_path / "r.html")
-    assert "a simulated batch; leave it out" in refuses(4, "report", log, *options)

@@ -16,12 +16,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from specctl.engines.engine import EngineSettings
 from specctl.errors import InputError, TraceEmptyError, TraceMismatchError
 from specctl.formatting import Table, listed
 from specctl.replay.acceptance import TraceFigures, trace_figures
 from specctl.report import Given, Page, build_page, read_given, write_page
 from specctl.report.charts import MANY, Chart, Series
-from specctl.report.page import TERMS, EngineSettings, folding
+from specctl.report.page import TERMS, folding
 from tests.replay.logs import random_traces
 from tests.replay.reports import TWO_PROMPTS, live_traces, write_log
 from tests.report.examples import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,16 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from specctl.logs.fit_data import ReplayedTotals
 from specctl.logs.node_sample import LoggedNodes, logged_nodes
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import EntropyStop, Policy
 from specctl.train import configs
 from specctl.train.c2t import fit_c2t
-from specctl.train.cart import fit_cart
+from specctl.train.cart import fit_rounds
 from specctl.train.certify import Sweep
-from specctl.train.echo import fit_echo
+from specctl.train.echo import SUMS, EchoReport, fit_gates
 from specctl.train.paired import Answer
+from specctl.train.positions import PositionRows
 from specctl.train.report import Fit
 from tests.replay.logs import random_traces
 
@@ -82,22 +83,30 @@ ECHO = configs.EchoConfig(depth=4, width=2, max_width=4, min_rows=20)
 
 
 class Replay:
-    """Answers with given times, by the threshold of a gate; `asked` holds who asked."""
+    """`Replays` with given times, by the threshold of a gate; `asked` holds who asked."""
 
     def __init__(self, best: dict[int, float] | None = None) -> None:
         self.best = best
         self.asked: list[tuple[Policy, frozenset[str]]] = []
 
-    def __call__(self, policies: Sequence[Policy], prompts: Sequence[str]) -> list[ReplayedTotals]:
+    def sums(self, policies: Sequence[Policy], prompts: Sequence[str]) -> list[dict[str, float]]:
         self.asked += [(policy, frozenset(prompts)) for policy in policies]
-        times = [self._time(policy.shape) for policy in policies]
-        return [ReplayedTotals(100, 300, 200, 900, 400, 0.5, time) for time in times]
+        return [
+            dict(zip(SUMS, (100, 300, 200, 900, 400, self._time(one.shape), 50), strict=True))
+            for one in policies
+        ]
 
-    def _time(self, shape: Any) -> float | None:
+    def _time(self, shape: Any) -> float:
         if self.best is None:
-            return None
+            return math.nan
         gates = zip(shape.gate_levels, shape.thresholds, strict=True)
         return 1000 + sum(abs(bar - self.best.get(level, 0.0)) for level, bar in gates)
+
+
+def echo_fit(rows: pl.DataFrame, config: configs.EchoConfig, replay: Any = None) -> Fit[EchoReport]:
+    """A fit to made-up positions, of which 7 are left out."""
+    found = PositionRows(rows, rows.height, 7)
+    return fit_gates(found, config, replay or Replay())
 
 
 def planted(num_prompts: int = 40, per_prompt: int = 60, seed: int = 0) -> pl.DataFrame:
@@ -148,7 +157,7 @@ def swept(*lost: int) -> Sweep:
 
 
 FITS: dict[str, Callable[[LoggedNodes], Fit[Any]]] = {
-    "cart": lambda _: fit_cart(noisy_rounds(), configs.CartConfig()),
+    "cart": lambda _: fit_rounds(noisy_rounds(), configs.CartConfig()),
     "c2t": lambda source: fit_c2t(source, NODE_PROMPTS, c2t_config()),
-    "echo": lambda _: fit_echo(planted(), ECHO, Replay(), num_left_out=7),
+    "echo": lambda _: echo_fit(planted(), ECHO),
 }

@@ -1,4 +1,4 @@
-"""`fit_cart`: which rounds count, how the Φ axis is cut, what is reported and refused."""
+"""`fit_rounds`: which rounds count, how the Φ axis is cut, what is reported and refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Fitted = Fit[cart.CartReport]
 
 @pytest.fixture(scope="module")
 def fit() -> Fitted:
-    return cart.fit_cart(noisy_rounds(), CartConfig())
+    return cart.fit_rounds(noisy_rounds(), CartConfig())
 
 
 def test_paper_settings_give_eight_bins_and_the_settled_plans(fit: Fitted) -> None:
@@ -45,14 +45,14 @@ FORMS: dict[str, Callable[[pl.DataFrame], Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_form_of_a_table_does_not_matter(form: str, fit: Fitted) -> None:
-    assert cart.fit_cart(FORMS[form](noisy_rounds()), CartConfig()).policy == fit.policy
+    assert cart.fit_rounds(FORMS[form](noisy_rounds()), CartConfig()).policy == fit.policy
 
 
 @pytest.mark.parametrize("method", ["cart", "exact"])
 @pytest.mark.parametrize(("label", "keep"), [("tcr", "fully_accepted"), ("accepted", "all")])
 def test_bins_beat_a_constant_where_phi_tells(method: str, label: str, keep: str) -> None:
     config = CartConfig.model_validate({"algorithm": method, "label": label, "filter": keep})
-    held_out = cart.fit_cart(noisy_rounds(), config).data.held_out
+    held_out = cart.fit_rounds(noisy_rounds(), config).data.held_out
     assert held_out.r_squared is not None
     assert held_out.r_squared > 0.2
     assert held_out.r_squared == pytest.approx(1 - held_out.mse / held_out.constant_mse)
@@ -70,7 +70,7 @@ def test_figures_of_bins_by_hand() -> None:
     )
     half = {"held_out_frac": 0.5, "min_rows": 2, "gammas": (0.5,), "max_leaf_depth": 1}
     config = CartConfig(label="accepted", filter="all", **half)
-    report = cart.fit_cart(frame, config).data
+    report = cart.fit_rounds(frame, config).data
     low, high = report.bins
     assert (low.high, high.low) == (2.5, 2.5)
     assert (low.train.num_rounds, low.train.share_frac) == (2, 0.5)
@@ -116,20 +116,20 @@ def test_rounds_of_another_tree_or_depth_are_left_out_and_counted(fit: Fitted) -
         other.with_columns(pl.lit(value).cast(SCHEMA[name]).alias(name))
         for name, value in (*strange, ("phi", None), ("phi", float("nan")))
     ]
-    found = cart.fit_cart(pl.concat([noisy_rounds(), *parts]), CartConfig())
+    found = cart.fit_rounds(pl.concat([noisy_rounds(), *parts]), CartConfig())
     assert found.policy == fit.policy
     fates = {**fit.data.rounds_by_fate, "other_tree": 800, "no_phi": 1600}
     assert found.data.rounds_by_fate == fates
 
 
 def test_filter_all_with_tcr_leaves_out_rounds_without_one() -> None:
-    fates = cart.fit_cart(noisy_rounds(), CartConfig(filter="all")).data.rounds_by_fate
+    fates = cart.fit_rounds(noisy_rounds(), CartConfig(filter="all")).data.rounds_by_fate
     lacking = noisy_rounds()["tcr"].null_count()
     assert fates == {"used": 3000 - lacking, "nothing_accepted": lacking}
 
 
 def test_few_rounds_give_fewer_bins() -> None:
-    report = cart.fit_cart(noisy_rounds(300), CartConfig(min_rows=12)).data
+    report = cart.fit_rounds(noisy_rounds(300), CartConfig(min_rows=12)).data
     assert 3 <= len(report.bins) < 8
 
 
@@ -175,15 +175,15 @@ def test_refusal_is_one_line_that_says_what_to_do(
     frame: pl.DataFrame, config: CartConfig, error: type[SpecctlError], words: str
 ) -> None:
     with pytest.raises(error, match=words) as caught:
-        cart.fit_cart(frame, config)
+        cart.fit_rounds(frame, config)
     assert "\n" not in str(caught.value)
 
 
 def test_too_many_gammas_for_the_bins_are_refused_by_exact_too() -> None:
     frame = NOISY.with_columns(tcr=pl.when(pl.col("phi") > 5).then(9).otherwise(2))
     with pytest.raises(TraceEmptyError, match="found 2 from"):
-        cart.fit_cart(frame, CartConfig(algorithm="exact"))
-    fewer = cart.fit_cart(frame, CartConfig(algorithm="exact", gammas=(0.3, 0.6)))
+        cart.fit_rounds(frame, CartConfig(algorithm="exact"))
+    fewer = cart.fit_rounds(frame, CartConfig(algorithm="exact", gammas=(0.3, 0.6)))
     assert len(fewer.policy.shape.edges) > 0
 
 

@@ -18,7 +18,7 @@ from specctl.train import echo
 from specctl.train.configs import EchoConfig
 from specctl.train.report import Fit
 from tests.train.cases import ECHO as CONFIG
-from tests.train.cases import Replay, planted
+from tests.train.cases import Replay, echo_fit, planted
 
 
 def level_rows(frame: pl.DataFrame) -> echo.LevelRows:
@@ -114,19 +114,19 @@ def test_priority_is_root_then_target_then_area() -> None:
 
 def test_no_sweet_spot_is_refused_with_a_delta_that_finds_a_gate() -> None:
     with pytest.raises(TraceEmptyError, match=r"level 1 0\.9.*level 4 .*--delta 0\.9") as refusal:
-        echo.fit_echo(planted(), CONFIG.model_copy(update={"delta": 0.999}), Replay())
+        echo_fit(planted(), CONFIG.model_copy(update={"delta": 0.999}))
     delta = float(str(refusal.value).partition("--delta ")[2].partition(",")[0])
-    again = echo.fit_echo(planted(), CONFIG.model_copy(update={"delta": delta}), Replay())
+    again = echo_fit(planted(), CONFIG.model_copy(update={"delta": delta}))
     assert again.policy.shape.gate_levels
     few = CONFIG.model_copy(update={"min_rows": 10_000})
     with pytest.raises(TraceEmptyError, match=r"level 1 -.*--min-rows"):
-        echo.fit_echo(planted(), few, Replay())
+        echo_fit(planted(), few)
 
 
 def test_thresholds_by_cost_are_the_cheapest_tried() -> None:
     config = CONFIG.model_copy(update={"thresholds": "cost"})
     replay = Replay({1: 0.0, 4: 0.2})
-    fit = echo.fit_echo(planted(), config, replay)
+    fit = echo_fit(planted(), config, replay)
     one, four = fit.policy.shape.thresholds
     assert one == 0.0, "a gate that does not pay never closes"
     tried = [p.shape.thresholds[1] for p, _ in replay.asked if p.shape.gate_levels == (1, 4)]
@@ -135,7 +135,7 @@ def test_thresholds_by_cost_are_the_cheapest_tried() -> None:
     assert asked[-1] == asked[-2], "the report is of the held-out prompts"
     assert not any(prompts & asked[-1] for prompts in asked[:-2])
     with pytest.raises(UsageError, match="specctl profile"):
-        echo.fit_echo(planted(), config, Replay())
+        echo_fit(planted(), config)
 
 
 def test_recall_by_hand() -> None:
@@ -169,7 +169,7 @@ def test_report_states_what_it_is_of(fit: Fit[echo.EchoReport]) -> None:
 
 def test_order_of_rows_does_not_matter(fit: Fit[echo.EchoReport]) -> None:
     shuffled = planted().sample(fraction=1.0, shuffle=True, seed=3)
-    again = echo.fit_echo(shuffled, CONFIG, Replay(), num_left_out=7)
+    again = echo_fit(shuffled, CONFIG)
     assert again.report.json_bytes() == fit.report.json_bytes()
 
 

@@ -20,8 +20,7 @@ from specctl.logs.node_sample import LoggedNodes
 from specctl.stats import split_prompts
 from specctl.train import configs
 from specctl.train.c2t import fit_c2t
-from specctl.train.cart import fit_cart
-from specctl.train.echo import fit_echo
+from specctl.train.cart import fit_rounds
 from specctl.train.report import Fit, save_fit
 from tests.artifacts.examples import PAIR, sha
 from tests.train import cases
@@ -61,10 +60,10 @@ def spoiled_frame(frame: pl.DataFrame, column: str, value: int) -> pl.DataFrame:
 def spoiled(name: str, source: LoggedNodes) -> Fit[Any]:
     """The fit, with nonsense on its held-out prompts."""
     if name == "cart":
-        return fit_cart(spoiled_frame(cases.noisy_rounds(), "tcr", 99), configs.CartConfig())
+        return fit_rounds(spoiled_frame(cases.noisy_rounds(), "tcr", 99), configs.CartConfig())
     if name == "echo":
         frame = spoiled_frame(cases.planted(), "accepted", 0)
-        return fit_echo(frame, cases.ECHO, cases.Replay())
+        return cases.echo_fit(frame, cases.ECHO)
     config = cases.c2t_config()
     split = split_prompts(cases.NODE_PROMPTS, held_out_frac=config.held_out_frac, seed=config.seed)
     return cases.FITS[name](Spoiled(source, set(split.held_out)))
@@ -81,8 +80,8 @@ def test_one_prompt_is_refused(source: LoggedNodes) -> None:
     one = cases.noisy_rounds().with_columns(prompt_id=pl.lit("only"))
     lone = cases.planted().with_columns(prompt_id=pl.lit("only"))
     for fit in (
-        lambda: fit_cart(one, configs.CartConfig()),
-        lambda: fit_echo(lone, cases.ECHO, cases.Replay()),
+        lambda: fit_rounds(one, configs.CartConfig()),
+        lambda: cases.echo_fit(lone, cases.ECHO),
         lambda: fit_c2t(source, cases.NODE_PROMPTS[:1], cases.c2t_config()),
     ):
         with pytest.raises(TraceEmptyError, match="at least 2 prompts"):

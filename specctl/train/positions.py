@@ -1,14 +1,12 @@
-"""Data that fits read besides nodes: labelled positions, and what replay computes for them.
-
-Replay and fits do not import each other, so what passes between them is told here. Rows are sampled
-where there are more than a fit may hold.
-"""
+"""Labelled positions of dense traces: a row for each draft that a rule makes from the log."""
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,15 +16,11 @@ from torch import Tensor
 from specctl.logs.logged_draft import LoggedDraft, logged_drafts
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy.rules import ShapeRule
+from specctl.progress import advance, chunk_threads
 
 if TYPE_CHECKING:  # slow to import
     import polars as pl
-
-ROUND_COLUMNS = (
-    "prompt_id", "offered_depth", "top_k", "phi", "phi_depth", "num_accepted", "fully_accepted",
-    "tcr",
-)  # fmt: skip
-"""Of a `rounds` table, those that `fit cart` reads."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -43,6 +37,19 @@ class PositionRows:
     rows: pl.DataFrame
     num_rows: int
     num_left_out: int
+
+
+def sample_note(noun: str, num_kept: int, number: int) -> list[str]:
+    """A line for the report where a fit read a sample."""
+    if num_kept == number:
+        return []
+    return [f"fitted to a seeded sample, {num_kept:,} of {number:,} {noun}; see --max-rows"]
+
+
+def warn_left_out(num_positions: int) -> None:
+    """Warns of positions without a label."""
+    if num_positions:
+        log.warning("%d positions have no label and were left out", num_positions)
 
 
 class RowSample:
@@ -83,15 +90,13 @@ class RowSample:
 
 
 def position_rows(
-    log: DenseLog,
+    traces: DenseLog,
     rule: ShapeRule,
     columns: Callable[[LoggedDraft], dict[str, Tensor]],
     *,
     max_rows: int | None = None,
     seed: int = 0,
     with_entropy: bool = True,
-    num_threads: int = 1,
-    on_positions: Callable[[int], None] | None = None,
 ) -> PositionRows:
     """Drafts a tree at every position of a log, as in a request's first round.
 
@@ -101,18 +106,14 @@ def position_rows(
         columns: `[B]` values of the rows of a draft, by column name.
         max_rows, seed: see `RowSample`.
         with_entropy: the rule or the columns look at entropies.
-        num_threads: chunks in work at a time; results do not depend on it.
-        on_positions: called with the positions of each finished chunk.
     """
 
     def label(chunk: LogChunk) -> pl.DataFrame:
         return _labelled(chunk, rule, columns)
 
-    frames = log.each(
-        label, with_entropy=with_entropy, num_threads=num_threads, on_positions=on_positions
-    )
+    reads: Any = {"num_threads": chunk_threads(), "on_positions": partial(advance, "positions")}
     num_positions, sample = 0, RowSample(max_rows, seed)
-    for frame in frames:
+    for frame in traces.each(label, with_entropy=with_entropy, **reads):
         sample.add(frame.filter("is_whole").drop("is_whole"))
         num_positions += frame.height
     return PositionRows(sample.rows(), sample.num_rows, num_positions - sample.num_rows)
@@ -132,24 +133,3 @@ def _labelled(
         parts.append({"accepted": accepted.int(), **columns(draft), "is_whole": is_whole})
     values = {name: np.concatenate([part[name].numpy() for part in parts]) for name in parts[0]}
     return pl.DataFrame({"prompt_id": chunk.positions.row_prompts.astype(str), **values})
-
-
-# ----------------------------------------------------------------- from replay
-
-
-@dataclass(frozen=True)
-class ReplayedTotals:
-    """Sums over a policy's rounds.
-
-    Attributes:
-        utilisation: u, accepted draft tokens over drafted levels, defined per round and averaged.
-        time_us: of a cost model; None without one.
-    """
-
-    calls: int
-    tokens: int
-    accepted: int
-    verified: int
-    levels: int
-    utilisation: float
-    time_us: float | None

@@ -11,7 +11,6 @@ import pytest
 
 from specctl.artifacts import load_artifact
 from specctl.errors import UsageError
-from specctl.logs.fit_data import ROUND_COLUMNS, PositionRows
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import (
@@ -20,17 +19,20 @@ from specctl.policy import (
     SparseGates,
     StaticTree,
 )
-from specctl.replay import fit_inputs
 from specctl.replay.batch_simulation import Load, simulate
 from specctl.replay.rounds import replay
 from specctl.replay.submissions import submissions_of
-from specctl.train.echo import EchoReport
+from specctl.train.cart import ROUND_COLUMNS, rounds_to_fit
+from specctl.train.configs import CartConfig
+from specctl.train.echo import EchoReport, Replays, gate_rows
+from specctl.train.positions import PositionRows
 from tests.cli.command import Outcome, refuses, specctl
 from tests.replay.logs import PlainTree, log_fixtures, plain_trees, random_traces, static_tree
 from tests.replay.reports import live_traces
 from tests.replay.serving import linear
 from tests.replay.tune_cases import linear_file
 
+CONFIG = CartConfig()
 DEPTH, NUM_PROMPTS = 4, 8
 BASE = "eagle2:depth=3:top_k=3:num_tokens=8"
 SHAPE = SparseGates(depth=4, width=2, max_width=3, gate_levels=(1,), thresholds=(0.9,))
@@ -49,7 +51,7 @@ def label(tree: PlainTree) -> tuple[int, int | None, bool]:
 
 
 def test_labels_equal_the_plain_telling(traces: TraceSet) -> None:
-    found = fit_inputs.rounds_to_fit(traces, BASE, num_threads=2)
+    found = rounds_to_fit(traces, BASE, CONFIG)
     told = [label(tree) for request in plain_trees(traces) for tree in request]
     rounds = found.rounds
     assert found.num_left_out == sum(not whole for *_, whole in told) > 0
@@ -63,12 +65,12 @@ def test_labels_equal_the_plain_telling(traces: TraceSet) -> None:
 def test_a_bound_takes_a_sample_of_all_prompts_that_chunks_do_not_change(
     traces: TraceSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = fit_inputs.rounds_to_fit(traces, BASE)
+    whole = rounds_to_fit(traces, BASE, CONFIG)
     most = whole.num_rounds // 3
-    parts = []
+    sampled, parts = CONFIG.model_copy(update={"max_rows": most, "seed": 4}), []
     for size in (1 << 19, 64):
         monkeypatch.setattr("specctl.logs.tree_log.CHUNK_NODES", size)
-        parts.append(fit_inputs.rounds_to_fit(traces, BASE, max_rows=most, seed=4))
+        parts.append(rounds_to_fit(traces, BASE, sampled))
     found, other = parts
     assert found.rounds.equals(other.rounds)
     assert (found.rounds.height, found.num_rounds) == (most, whole.num_rounds)
@@ -78,14 +80,14 @@ def test_a_bound_takes_a_sample_of_all_prompts_that_chunks_do_not_change(
     places = rows.join(found.rounds, on=whole.rounds.columns, how="semi", nulls_equal=True)["index"]
     assert places.is_sorted()
     assert places.max() > most, "not the first ones"  # type: ignore[operator]
-    again = fit_inputs.rounds_to_fit(traces, BASE, max_rows=most, seed=5)
+    again = rounds_to_fit(traces, BASE, CONFIG.model_copy(update={"max_rows": most, "seed": 5}))
     assert not again.rounds.equals(found.rounds)
 
 
 def test_phi_is_the_meta_path_entropy_of_the_base_alone(traces: TraceSet) -> None:
     """Equal entropies at every node of a path would hide depth: compare two bases."""
-    shallow = fit_inputs.rounds_to_fit(traces, "eagle2:depth=2:top_k=3:num_tokens=8").rounds
-    deep = fit_inputs.rounds_to_fit(traces, BASE).rounds
+    shallow = rounds_to_fit(traces, "eagle2:depth=2:top_k=3:num_tokens=8", CONFIG).rounds
+    deep = rounds_to_fit(traces, BASE, CONFIG).rounds
     assert shallow["phi"].mean() < deep["phi"].mean()
     assert shallow["phi_depth"].unique().to_list() == [2]
 
@@ -94,13 +96,13 @@ def test_the_base_is_a_static_tree_and_live_traces_keep_their_own(
     traces: TraceSet, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match="static tree"):
-        fit_inputs.rounds_to_fit(traces, "chain")
+        rounds_to_fit(traces, "chain", CONFIG)
     live = live_traces(tmp_path / "live")
-    found = fit_inputs.rounds_to_fit(live, None)
+    found = rounds_to_fit(live, None, CONFIG)
     assert found.rounds.equals(live.scan("rounds").select(ROUND_COLUMNS).collect())
     assert found.num_rounds == found.rounds.height > 0
     with pytest.raises(UsageError, match="--base"):
-        fit_inputs.rounds_to_fit(live, BASE)
+        rounds_to_fit(live, BASE, CONFIG)
 
 
 @pytest.mark.parametrize(("held", "base"), [((4, 3), (4, 3)), ((7, 9), (6, 8))])
@@ -109,13 +111,13 @@ def test_without_a_base_it_is_eagle2s_within_the_traces(
 ) -> None:
     depth, top_k = held
     random_traces(tmp_path / "traces", num_prompts=2, depth=depth, top_k=top_k)
-    policy = fit_inputs.rounds_to_fit(TraceSet.open(tmp_path / "traces"), None).policy
+    policy = rounds_to_fit(TraceSet.open(tmp_path / "traces"), None, CONFIG).policy
     assert (policy["shape"]["depth"], policy["shape"]["top_k"]) == base
 
 
 @pytest.fixture(scope="module")
 def found(log: DenseLog) -> PositionRows:
-    return fit_inputs.gate_rows(log, SHAPE)
+    return gate_rows(log, SHAPE)
 
 
 def told_plainly(tree: PlainTree) -> tuple[int, list[float]]:
@@ -142,7 +144,7 @@ def test_rows_equal_the_plain_telling(traces: TraceSet, found: PositionRows) -> 
 
 def test_gates_of_the_shape_do_not_matter(log: DenseLog, found: PositionRows) -> None:
     other = SHAPE.model_copy(update={"gate_levels": (1, 3), "thresholds": (1.0, 1.0)})
-    assert fit_inputs.gate_rows(log, other).rows.equals(found.rows)
+    assert gate_rows(log, other).rows.equals(found.rows)
 
 
 def test_replayed_sums_are_of_the_named_prompts(log: DenseLog) -> None:
@@ -150,14 +152,19 @@ def test_replayed_sums_are_of_the_named_prompts(log: DenseLog) -> None:
     [rounds] = replay(log, [policy])
     chosen = rounds.positions.prompt_ids[1:4]
     rows = np.isin(rounds.positions.row_prompts[rounds.visited], chosen)
-    [sums] = fit_inputs.Replayer(log)([policy], chosen)
+    [sums] = Replays(log).sums([policy], chosen)
     accepted, verified = rounds.outcomes.accepted[rows], rounds.outcomes.verified[rows]
-    assert (sums.calls, sums.tokens) == (rows.sum(), rounds.emitted[rows].sum())
-    assert (sums.accepted, sums.verified) == (accepted.sum(), verified.sum())
-    assert sums.utilisation == pytest.approx((accepted / 3).mean())
-    assert sums.time_us is None
-    [timed] = fit_inputs.Replayer(log, lambda run: 2.0 + 0.0 * run.request)([policy], chosen)
-    assert timed.time_us == 2.0 * rows.sum()
+    assert (sums["calls"], sums["tokens"]) == (rows.sum(), rounds.emitted[rows].sum())
+    assert (sums["accepted"], sums["verified"]) == (accepted.sum(), verified.sum())
+    assert sums["utilisation"] == pytest.approx((accepted / 3).sum())
+    assert np.isnan(sums["time_us"])
+    [timed] = Replays(log, lambda run: 2.0 + 0.0 * run.request).sums([policy], chosen)
+    assert timed["time_us"] == 2.0 * rows.sum()
+
+
+@pytest.fixture(scope="module")
+def folder(traces: TraceSet) -> Path:
+    return Path(traces.parts[0].place.name)
 
 
 def fit(folder: Path, out: Path, *options: object) -> Outcome:
