@@ -66,6 +66,13 @@ def say(answer: Answer | None, *, as_json: bool, wide: bool = False) -> None:
     answer.then()
 
 
+class _Warnings(logging.Handler):
+    """Shows warnings of the package's modules as lines of the command line."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        warn(record.getMessage())
+
+
 def prepare_output() -> None:
     """Makes standard output take what is shown, whatever the locale; absent (`>&-`) it is silent.
 
@@ -80,8 +87,9 @@ def prepare_output() -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     elif hasattr(sys.stdout, "reconfigure"):  # tests put a StringIO in its place
         sys.stdout.reconfigure(errors="backslashreplace")
-    if logging.lastResort is not None:  # which prints what no handler takes, on standard error
-        logging.lastResort.setFormatter(logging.Formatter("warning: %(message)s"))
+    ours = logging.getLogger("specctl")
+    if not any(isinstance(one, _Warnings) for one in ours.handlers):
+        ours.addHandler(_Warnings(logging.WARNING))
 
 
 @contextmanager

@@ -7,7 +7,8 @@ policy was judged on its own pair; on another one its cost is unknown, so it is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from specctl.artifacts.manifest import Domain, Manifest, PairFingerprint, Range
@@ -29,8 +30,7 @@ _OF_DENSE_TRACES = ["batch_size"]
 """All that is unknown of a fit on dense traces: no requests shared a round in them."""
 
 
-def _silent(_: str) -> None:
-    """For callers that have nobody to warn."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,11 @@ class Expectation:
         pair: the models. domain: this machine and load, of which `hardware`, `dtype` and
             `batch_size` are compared where they are given.
         allow_mismatch: load it with a warning for each difference, where losslessness allows it.
-        warn: takes those warnings, one line each, and one for the fields that are unknown.
     """
 
     pair: PairFingerprint
     domain: Domain = field(default_factory=Domain)
     allow_mismatch: bool = False
-    warn: Callable[[str], None] = _silent
 
 
 Expected = PairFingerprint | Expectation
@@ -73,16 +71,11 @@ class Difference:
 
 
 def check_expected(manifest: Manifest, expect: Expected | None) -> None:
-    """Refuses an artifact of another pair or domain; names are not compared.
+    """Refuses an artifact of another pair (E_TOKENIZER, E_TARGET) or domain (W_DOMAIN: hardware,
+    number format or load); with `allow_mismatch` only a lossy one of another pair.
 
-    An unknown condition is no reason to refuse; it is warned of.
-
-    Args:
-        expect: None asks for nothing.
-
-    Raises:
-        ArtifactError: E_TOKENIZER, E_TARGET, or W_DOMAIN for other hardware, number format or load.
-            With `allow_mismatch` only for a policy that may change the text, on another pair.
+    Names are not compared. Fields that are unknown, and differences that are allowed, are warned
+    of.
     """
     if expect is None:
         return
@@ -93,23 +86,23 @@ def check_expected(manifest: Manifest, expect: Expected | None) -> None:
     if found and not (here.allow_mismatch and loadable):
         first, others = found[0], ", ".join(one.field for one in found[1:])
         also = f"; other too: {others}" if others else ""
-        fitted = f"fitted on {manifest.pair.target} with {manifest.pair.drafter}{also}"
         fix = "run it where it was fitted, or fit a policy for this pair and load"
         raise ArtifactError(
             first.code,
             first.field,
-            f"expected this run's, {first.wanted}, found {first.found} ({fitted})",
+            f"it was fitted on {first.found}, and this run has {first.wanted} (fitted on "
+            f"{manifest.pair.target} with {manifest.pair.drafter}{also})",
             hint=f"{fix}, or pass --allow-mismatch ({first.consequence})" if loadable else fix,
         )
     for one in found:
-        text = f"{one.field}: wanted {one.wanted}, found {one.found}; {one.consequence}"
-        here.warn(f"{one.code} {shown(text)}")
+        facts = f"this run has {one.wanted}, the artifact {one.found}; {one.consequence}"
+        log.warning("%s %s: %s", one.code, one.field, shown(facts))
     unknown = [one.field for one in differences if one.found == UNKNOWN]
     if unknown not in ([], _OF_DENSE_TRACES):
-        here.warn(
-            f"{OUT_OF_DOMAIN} {', '.join(unknown)}: the artifact does not say what it was measured "
-            "on; whether it fits here is unknown"
-        )
+        log.warning(
+            "%s %s: the artifact does not say what it was measured on; whether it fits here is "
+            "unknown", OUT_OF_DOMAIN, ", ".join(unknown)
+        )  # fmt: skip
 
 
 def _differences(here: Expectation, manifest: Manifest) -> Iterator[Difference]:

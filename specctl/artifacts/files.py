@@ -35,6 +35,7 @@ MAX_BYTES = {
 }
 """The files of the format and the most bytes that each may have."""
 _UNLISTED = (MANIFEST, SIGNATURE)
+_FETCH = "fetch the artifact again"
 OF_HUB = {".cache": stat.S_ISDIR, ".gitattributes": stat.S_ISREG}
 """Entries that Hugging Face's tools leave in a folder, and the kind that each must be."""
 _KINDS = {
@@ -49,27 +50,21 @@ T = TypeVar("T")
 
 
 def check_name(name: str) -> None:
-    """Refuses a name that is not a plain file of the format.
-
-    Raises:
-        ArtifactError: E_PATH for what could leave the folder or name a device, E_NAME for
-            characters that look alike, E_EXTRA for a plain name that the format does not know.
-    """
-    found = ascii(name)
+    """Refuses a name that is not a plain file of the format: E_PATH for one that could leave the
+    folder or name a device, E_NAME for characters that look alike, E_EXTRA for other files."""
     if _UNSAFE.search(name) or _DEVICE.fullmatch(name) or len(name) > 255:
-        raise ArtifactError("E_PATH", "file name", f"expected a plain file name, found {found}")
+        raise ArtifactError("E_PATH", "file name", f"{name!a} is no plain file name")
     if name != CARD and not _PLAIN.fullmatch(name):
-        raise ArtifactError("E_NAME", "file name", f"expected [a-z0-9._-], found {found}")
+        raise ArtifactError("E_NAME", "file name", f"{name!a} is not of [a-z0-9._-]")
     if name not in MAX_BYTES:
-        known = ", ".join(MAX_BYTES)
-        raise ArtifactError("E_EXTRA", "files", f"expected only {known}, found {found}")
+        problem = f"{name!a} is none of {', '.join(MAX_BYTES)}"
+        raise ArtifactError("E_EXTRA", "files", problem)
 
 
 def check_size(name: str, size: int) -> None:
     """Refuses more bytes than the format allows for a file (E_SIZE)."""
     if size > MAX_BYTES[name]:
-        wanted = f"at most {MAX_BYTES[name]} bytes"
-        raise ArtifactError("E_SIZE", name, f"expected {wanted}, found {size} or more")
+        raise ArtifactError("E_SIZE", name, f"it has more than {MAX_BYTES[name]} bytes")
 
 
 def check_list(listed: Mapping[str, FileEntry]) -> None:
@@ -77,7 +72,7 @@ def check_list(listed: Mapping[str, FileEntry]) -> None:
     for name in listed:
         check_name(name)
         if name in _UNLISTED:
-            raise _extra(f"{name} in the list, which cannot know its digest")
+            raise ArtifactError("E_EXTRA", "files", f"a list cannot know the digest of {name}")
 
 
 def check_contents(listed: Mapping[str, FileEntry], contents: Mapping[str, bytes]) -> None:
@@ -90,26 +85,19 @@ def check_contents(listed: Mapping[str, FileEntry], contents: Mapping[str, bytes
         if name in _UNLISTED:
             continue
         if name not in listed:
-            raise _extra(name)
+            raise ArtifactError("E_EXTRA", "files", f"{name} is not listed in {MANIFEST}")
         wanted, found = listed[name], FileEntry.of(data)
         if found != wanted:
-            raise ArtifactError(
-                "E_DIGEST",
-                name,
-                f"expected {wanted.size_bytes} bytes, {wanted.digest}, found {found.size_bytes} "
-                f"bytes, {found.digest}",
-                hint="fetch the artifact again",
+            problem = (
+                f"it has {found.size_bytes} bytes, {found.digest}, and the manifest lists "
+                f"{wanted.size_bytes} bytes, {wanted.digest}"
             )
+            raise ArtifactError("E_DIGEST", name, problem, hint=_FETCH)
 
 
 def missing_file(name: str) -> ArtifactError:
     """The refusal of an artifact without one of its files (E_MISSING)."""
-    fix = "fetch the artifact again"
-    return ArtifactError("E_MISSING", name, "expected a file, found none", hint=fix)
-
-
-def _extra(name: str) -> ArtifactError:
-    return ArtifactError("E_EXTRA", "files", f"expected only the files listed, found {name}")
+    return ArtifactError("E_MISSING", name, "the file is missing", hint=_FETCH)
 
 
 def read_folder(folder: Path) -> dict[str, bytes]:
@@ -161,21 +149,14 @@ def _read_file(name: str, folder: int) -> bytes:
 
 
 def _not_a_file(name: str, found: str) -> ArtifactError:
-    return ArtifactError(
-        "E_FILETYPE",
-        name,
-        f"expected a regular file with one link, found {found}",
-        hint="copy the artifact with links followed (Hugging Face: download with local_dir)",
-    )
+    fix = "copy the artifact with links followed (Hugging Face: download with local_dir)"
+    problem = f"not a regular file with one link: {found}"
+    return ArtifactError("E_FILETYPE", name, problem, hint=fix)
 
 
 def _missing(field: str, error: OSError | ValueError) -> ArtifactError:
-    return ArtifactError(
-        "E_MISSING",
-        field,
-        f"expected a readable artifact, found {reason_of(error)}",
-        hint="check the path",
-    )
+    problem = f"cannot be read: {reason_of(error)}"
+    return ArtifactError("E_MISSING", field, problem, hint="check the path")
 
 
 def read_plain(path: Path, *, max_bytes: int, follow: bool = False) -> tuple[bytes, os.stat_result]:
@@ -217,15 +198,11 @@ def check_is_artifact(folder: Path) -> None:
     if MANIFEST in names:
         return
     inner = folder / "policy"  # of `specctl tune` and `fit auto`, whose reports lie beside it
-    raise ArtifactError(
-        "E_MISSING",
-        "files",
-        f"expected the folder of an artifact, with {MANIFEST}, found {kind_of(names)}",
-        hint=f"name {inner}, which is one"
-        if os.path.lexists(inner / MANIFEST)
-        else "name the folder that `specctl fit` or `tune` wrote",
-        artifact=str(folder),
-    )
+    fix = "name the folder that `specctl fit` or `tune` wrote"
+    if os.path.lexists(inner / MANIFEST):
+        fix = f"name {inner}, which is one"
+    problem = f"this is no artifact, which has a {MANIFEST}, but {kind_of(names)}"
+    raise ArtifactError("E_MISSING", "files", problem, hint=fix, artifact=str(folder))
 
 
 def publish_folder(folder: Path, contents: Mapping[str, bytes], verify: Callable[[Path], T]) -> T:
@@ -242,8 +219,7 @@ def publish_folder(folder: Path, contents: Mapping[str, bytes], verify: Callable
     """
     if os.path.lexists(folder) and not _is_replaceable(folder):
         raise OutputError(
-            f"artifact {folder}: expected a new place, an empty folder or an artifact to "
-            "replace, found something else",
+            f"artifact {folder}: the place holds something else than an artifact",
             hint="choose another output folder; nothing was touched",
         )
     staged = beside(folder)
@@ -252,10 +228,8 @@ def publish_folder(folder: Path, contents: Mapping[str, bytes], verify: Callable
         verified = verify(staged)
         _swap_in(staged, folder)
     except OSError as error:
-        raise OutputError(
-            f"artifact {folder}: expected a place that can be written, found {reason_of(error)}",
-            hint="choose another output folder",
-        ) from error
+        problem = f"artifact {folder} cannot be written: {reason_of(error)}"
+        raise OutputError(problem, hint="choose another output folder") from error
     finally:
         shutil.rmtree(staged, ignore_errors=True)
     return verified

@@ -6,7 +6,7 @@ nothing that could run code from a file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from specctl.artifacts.manifest import (
 from specctl.artifacts.selftest import PREFIX, check_selftest
 from specctl.artifacts.strict_json import parse_strict
 from specctl.artifacts.tensors import join_policy, read_tensors
-from specctl.errors import ArtifactError, refusals_of
+from specctl.errors import ArtifactError, refusals_of, shown
 from specctl.features import NODE_FEATURES, ROUND_FEATURES, features_digest
 from specctl.policy import FullTree, Policy
 
@@ -94,16 +94,13 @@ def load_files(
     digest: str | None = None,
     artifact: str | None = None,
 ) -> Artifact:
-    """Loads an artifact whose files are in memory, e.g. fetched and not yet written anywhere.
+    """`load_artifact` of files in memory, e.g. fetched and not yet written anywhere.
 
-    Each step bounds the work of those behind it: no number becomes one of Python's before its
-    count is known to be small.
+    Each step bounds the work of the next ones: no number becomes one of Python's before its count
+    is known to be small.
 
     Args:
         artifact: its name in a refusal: a folder or a reference; None is its digest.
-
-    Raises:
-        ArtifactError: see `load_artifact`.
     """
     found = digest_of(contents[MANIFEST]) if MANIFEST in contents else None
     with refusals_of(artifact or found):
@@ -115,23 +112,20 @@ def load_files(
                 raise missing_file(name)
         assert found is not None
         if digest is not None and found != digest:
-            raise ArtifactError("E_DIGEST", "digest", f"expected {digest}, found {found}")
+            raise ArtifactError("E_DIGEST", "digest", f"it is {found}, not {digest}")
         manifest = parse_manifest(contents[MANIFEST])
         check_list(manifest.files)
         check_contents(manifest.files, contents)
         check_expected(manifest, expect)
         wanted = checked_features_digest(manifest.features)
         if manifest.feature_digest != wanted:
-            raise _other_features(
-                f"expected digest {wanted}, found digest {manifest.feature_digest}"
-            )
+            raise _other_features(f"their digest is {wanted}, not {manifest.feature_digest}")
         tensors = read_tensors(contents[TENSORS])
         selftest = {name: tensors.pop(name) for name in list(tensors) if name.startswith(PREFIX)}
         policy = join_policy(manifest.policy, tensors)
         if policy.shape.reads != manifest.features:
-            raise _other_features(
-                f"expected {list(policy.shape.reads)}, found {list(manifest.features)}"
-            )
+            read, listed = _brief(policy.shape.reads), _brief(manifest.features)
+            raise _other_features(f"the policy reads {read}, not {listed}")
         check_class(manifest, policy)
         check_cost(policy)
         if REPORT_JSON in contents:
@@ -143,15 +137,19 @@ def load_files(
 def checked_features_digest(names: tuple[str, ...]) -> str:
     """Digest of registered features (E_COST for too many; E_PREDICTABLE, E_FEATURES for others)."""
     _require("features", len(names), MAX_FEATURES)
-    seen = sorted(UNPREDICTABLE & set(names))
-    if seen:
-        expected = "what is known before the target's tokens are drawn"
-        raise ArtifactError("E_PREDICTABLE", "features", f"expected {expected}, found {seen}")
+    late = sorted(UNPREDICTABLE & set(names))
+    if late:
+        problem = f"{late} are known only after the target's tokens are drawn"
+        raise ArtifactError("E_PREDICTABLE", "features", problem)
     known = NODE_FEATURES.keys() | ROUND_FEATURES.keys()
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise _other_features(f"expected names among {sorted(known)}, found {unknown}")
+        raise _other_features(f"{_brief(unknown)} are none of {sorted(known)}")
     return features_digest(names)
+
+
+def _brief(names: Iterable[str]) -> str:
+    return shown(", ".join(names), max_chars=200)
 
 
 def _other_features(problem: str) -> ArtifactError:
@@ -162,12 +160,11 @@ def _other_features(problem: str) -> ArtifactError:
 def check_class(manifest: Manifest, policy: Policy) -> None:
     """Refuses a false `lossless`, and a lossy policy without evidence (E_CLASS)."""
     if manifest.lossless != policy.lossless:
-        expected = f"{policy.lossless} for acceptance {policy.acceptance.kind!r}"
-        found = str(manifest.lossless)
-        raise ArtifactError("E_CLASS", "lossless flag", f"expected {expected}, found {found}")
+        problem = f"{manifest.lossless}, against acceptance {policy.acceptance.kind!r}"
+        raise ArtifactError("E_CLASS", "lossless flag", problem)
     if not policy.lossless and manifest.evidence is None:
-        expected, fix = "evidence of what a lossy policy costs", "fit it from traces"
-        raise ArtifactError("E_CLASS", "evidence", f"expected {expected}, found none", hint=fix)
+        problem = "a lossy policy needs evidence of its cost"
+        raise ArtifactError("E_CLASS", "evidence", problem, hint="fit it from traces")
 
 
 def check_cost(policy: Policy) -> None:
@@ -189,4 +186,4 @@ def full_slots(shape: FullTree) -> int:
 
 def _require(field: str, found: int, most: int) -> None:
     if found > most:
-        raise ArtifactError("E_COST", field, f"expected at most {most}, found {found}")
+        raise ArtifactError("E_COST", field, f"{found}, more than {most}")

@@ -96,27 +96,18 @@ class Range(Record):
 
 
 class Domain(Record):
-    """The conditions under which evidence was gathered. Null is unknown; nothing is guessed.
+    """The conditions under which evidence was gathered. Null is unknown; nothing is guessed."""
 
-    Attributes:
-        target_config_digest, drafter_config_digest: of the models' `config.json` alone.
-        target_revision, drafter_revision: commits of the hub, for models that came from there.
-        dtype: of the target, e.g. `bfloat16`.
-        hardware: the devices' own names; where times were measured, those that they hold for.
-        batch_size: requests that shared a round.
-        context_tokens: length of the text at a round's start.
-        workload: kind of the prompts, in the user's word, e.g. `chat`.
-    """
-
-    target_config_digest: Digest | None = None
-    target_revision: Name | None = None
+    target_config_digest: Digest | None = None  # of the model's `config.json` alone
+    target_revision: Name | None = None  # commit of the hub, for a model that came from there
     drafter_config_digest: Digest | None = None
     drafter_revision: Name | None = None
-    dtype: Name | None = None
+    dtype: Name | None = None  # of the target, e.g. `bfloat16`
     hardware: Annotated[tuple[Name, ...], Field(min_length=1, max_length=64)] | None = None
-    batch_size: Range | None = None
-    context_tokens: Range | None = None
-    workload: Name | None = None
+    """The devices' own names; of measured times, the devices that they hold for."""
+    batch_size: Range | None = None  # requests that shared a round
+    context_tokens: Range | None = None  # length of the text at a round's start
+    workload: Name | None = None  # kind of the prompts, in the user's word, e.g. `chat`
 
 
 class SplitSize(Record):
@@ -127,19 +118,13 @@ class SplitSize(Record):
 
 
 class Metric(Record):
-    """A figure, with its two-sided interval where one was computed.
+    """A figure, with its two-sided interval where one was computed."""
 
-    Attributes:
-        value: null where the data do not define it. low, high: ends of its interval.
-        level: confidence of the interval, in (0, 1).
-        num_prompts: prompts behind the interval.
-    """
-
-    value: float | None
+    value: float | None  # null where the data do not define it
     low: float | None = None
     high: float | None = None
-    level: Annotated[float, Field(gt=0, lt=1)] | None = None
-    num_prompts: Count | None = None
+    level: Annotated[float, Field(gt=0, lt=1)] | None = None  # confidence of the interval
+    num_prompts: Count | None = None  # behind the interval
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -173,11 +158,8 @@ PromptMarks = Annotated[str, Field(pattern=r"^([0-9a-f]{8})*$")]
 
 def prompt_marks(prompt_ids: Iterable[str], *more: str) -> str:
     """Marks that tell prompts from others: the first four bytes of the SHA-256 of each id, in hex,
-    sorted, without anything between. Of a million other prompts one is taken for one of 4,000.
-
-    Args:
-        more: marks of further prompts.
-    """
+    sorted and joined, with the marks `more`. Of a million other prompts one is taken for one of
+    4,000."""
     marks = {_mark(prompt_id) for prompt_id in prompt_ids}
     return "".join(sorted(marks.union(*map(_marks_in, more))))
 
@@ -191,21 +173,14 @@ def _marks_in(text: str) -> Iterator[str]:
 
 
 class Evidence(Record):
-    """The data behind a policy.
+    """The data behind a policy."""
 
-    Attributes:
-        trace_digest: of the snapshot of traces, which names every committed row of it.
-        num_prompts, num_rounds: of all splits. splits: sizes by name, `train` and `held_out`.
-        metrics: figures by name.
-        fitted_on: of the prompts that the policy was fitted to or chosen on, see `prompt_marks`.
-    """
-
-    trace_digest: Digest
-    num_prompts: Count
+    trace_digest: Digest  # of the snapshot of traces, which names every committed row of it
+    num_prompts: Count  # of all splits
     num_rounds: Count
-    splits: dict[Name, SplitSize]
+    splits: dict[Name, SplitSize]  # `train` and `held_out`
     metrics: dict[Name, Metric]
-    fitted_on: PromptMarks
+    fitted_on: PromptMarks  # of the prompts that the policy was fitted to or chosen on
 
     @classmethod
     def of_splits(
@@ -229,28 +204,22 @@ class Evidence(Record):
         )
 
     def was_fitted_on(self, prompt_ids: Iterable[str]) -> set[str]:
-        """Those of some prompts that the policy was fitted to or chosen on."""
+        """The prompts that the policy was fitted to or chosen on, of some."""
         known = set(_marks_in(self.fitted_on))
         return {prompt_id for prompt_id in prompt_ids if _mark(prompt_id) in known}
 
 
 class Provenance(Record):
-    """The software that wrote an artifact, the time (UTC), and the artifact it descends from.
-
-    Attributes:
-        source_digest: of the package's own Python files, as they were installed.
-        git_commit: of its checkout; null for another kind of installation, and for a checkout
-            with changes, which no commit describes.
-        lock_digest: of the sorted `name==version` lines of all that the package depends on.
-    """
+    """The software that wrote an artifact, the time (UTC), and the artifact it descends from."""
 
     specctl_version: Name
     library_versions: dict[Name, Name]
     created: UtcTime
     parent: Digest | None
-    source_digest: Digest | None = None
+    source_digest: Digest | None = None  # of the package's own Python files, as installed
     git_commit: Annotated[str, Field(pattern=r"^[0-9a-f]{40,64}$")] | None = None
-    lock_digest: Digest | None = None
+    """Of a checkout without changes; null otherwise."""
+    lock_digest: Digest | None = None  # of the sorted `name==version` lines of all dependencies
 
 
 class FileEntry(Record):
@@ -282,21 +251,13 @@ class Manifest(Record):
 
 @dataclass(frozen=True)
 class Origin:
-    """The source of a policy, for the writer of its artifact.
-
-    Attributes:
-        pair: the models it is for.
-        evidence, fit: data and configuration of the fit; None for a policy set by hand.
-        domain: the conditions of the evidence; None where there is none.
-        parent: digest of the artifact that it descends from.
-        created: UTC, `2026-01-31T12:00:00Z`.
-    """
+    """The source of a policy, for the writer of its artifact."""
 
     pair: PairFingerprint
-    evidence: Evidence | None = None
+    evidence: Evidence | None = None  # of a fit; None for a policy set by hand, like `fit`
     fit: dict[str, JsonValue] | None = None
-    domain: Domain | None = None
-    parent: str | None = None
+    domain: Domain | None = None  # the conditions of the evidence
+    parent: str | None = None  # digest of the artifact that it descends from
     created: str = field(default_factory=utc_now)
 
     def of_sets(self, snapshots: Sequence[str]) -> Origin:
@@ -329,24 +290,18 @@ def parse_manifest(data: bytes) -> Manifest:
         raise ArtifactError(
             "E_SCHEMA",
             f"{MANIFEST}, artifact_version",
-            f"expected {ARTIFACT_VERSION}, found "
-            f"{'none' if version is None else repr(version)[:64]}",
+            f"it is {repr(version)[:64]}, and this specctl reads version {ARTIFACT_VERSION}",
             hint="use the version of specctl that wrote it, or fit the policy again",
         )
     if canonical_json(tree).encode() != data:
-        raise ArtifactError(
-            "E_MANIFEST",
-            MANIFEST,
-            "expected canonical JSON (sorted keys, no white space), found other bytes for the "
-            "same values",
-        )
+        problem = "it is not canonical JSON (sorted keys, no white space)"
+        raise ArtifactError("E_MANIFEST", MANIFEST, problem)
     try:
         manifest = Manifest.model_validate_json(data)
-        found = "some left out, or numbers in another form"
+        problem = "fields are left out, or numbers have another form"
     except ValidationError as error:
-        manifest, found = None, describe_violation(error)
+        manifest, problem = None, describe_violation(error)
     # A field left out reads as null, and 1 as 1.0: the digest must stand for one text alone.
     if manifest is None or manifest_bytes(manifest) != data:
-        expected = f"the fields of artifact version {ARTIFACT_VERSION}"
-        raise ArtifactError("E_SCHEMA", MANIFEST, f"expected {expected}, found {found}")
+        raise ArtifactError("E_SCHEMA", MANIFEST, problem)
     return manifest

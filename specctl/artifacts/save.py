@@ -30,6 +30,7 @@ from specctl.artifacts.manifest import (
     Manifest,
     Origin,
     Provenance,
+    digest_of,
     manifest_bytes,
 )
 from specctl.artifacts.onnx_twin import twin_bytes
@@ -77,12 +78,8 @@ def save_artifact(
             if len(data) > most:
                 of_policy = name in (TENSORS, TWIN)
                 fix = "choose a smaller policy, e.g. of fewer nodes" if of_policy else "shorten it"
-                raise ArtifactError(
-                    "E_SIZE",
-                    name,
-                    f"expected at most {most} bytes, found {len(data)}",
-                    hint=f"{fix}; nothing was written",
-                )
+                problem = f"{len(data)} bytes, more than {most}; nothing was written"
+                raise ArtifactError("E_SIZE", name, problem, hint=fix)
         return publish_folder(
             Path(folder).absolute(),
             contents,
@@ -118,13 +115,8 @@ def _manifest(policy: Policy, origin: Origin, files: Mapping[str, bytes]) -> Man
             files={name: FileEntry.of(data) for name, data in files.items()},
         )
     except ValidationError as error:
-        raise ArtifactError(
-            "E_SCHEMA",
-            MANIFEST,
-            "expected facts of the fit that its manifest can hold, found "
-            f"{describe_violation(error)}",
-            hint="correct that; nothing was written",
-        ) from None
+        problem = f"it cannot hold these facts of the fit: {describe_violation(error)}"
+        raise ArtifactError("E_SCHEMA", MANIFEST, problem, hint="nothing was written") from None
 
 
 @cache
@@ -165,7 +157,7 @@ def git_commit() -> str | None:
 @cache
 def lock_digest() -> str:
     """`sha256:<hex>` of the lines of `lock_lines`."""
-    return "sha256:" + hashlib.sha256("\n".join(lock_lines()).encode()).hexdigest()
+    return digest_of("\n".join(lock_lines()).encode())
 
 
 def lock_lines() -> list[str]:

@@ -45,11 +45,8 @@ TOLERANCE = 1e-4
 
 
 def selftest_tensors(policy: Policy) -> Arrays:
-    """Rows and answers by name in `policy.safetensors`; a function of the policy alone.
-
-    Raises:
-        ArtifactError: E_DEGENERATE for a scorer that says the same of every row.
-    """
+    """Rows and answers by name in `policy.safetensors`, a function of the policy alone;
+    E_DEGENERATE for a scorer that says the same of every row."""
     answer = _answer_of(policy.shape)
     if answer is None:
         return {}
@@ -66,27 +63,23 @@ def check_selftest(policy: Policy, stored: Mapping[str, NDArray[Any]]) -> None:
     answer = _answer_of(policy.shape)
     names = set() if answer is None else {GIVEN, FOUND}
     if stored.keys() != names:
-        raise _wrong("tensors", f"expected {sorted(names)}, found {sorted(stored)}")
+        raise _wrong(f"it has {sorted(stored)}, not {sorted(names)}")
     if answer is None:
         return
     given, wanted = stored[GIVEN], stored[FOUND]
     shape = _rows_of(policy.shape).shape
     if given.dtype != np.float32 or given.shape != shape:
-        raise _wrong(
-            "given", f"expected float32 {list(shape)}, found {given.dtype} {list(given.shape)}"
-        )
+        raise _wrong(f"rows are {given.dtype} {list(given.shape)}, not float32 {list(shape)}")
     found = _answered(policy.shape, answer, given)
     if (wanted.dtype, wanted.shape) != (found.dtype, found.shape):
-        expected = f"{found.dtype} {list(found.shape)}"
-        raise _wrong("found", f"expected {expected}, found {wanted.dtype} {list(wanted.shape)}")
+        form = f"{found.dtype} {list(found.shape)}"
+        raise _wrong(f"answers are {wanted.dtype} {list(wanted.shape)}, not {form}")
     tolerance = TOLERANCE * np.abs(wanted).max() if wanted.dtype == np.float32 else 0
     differs = ~(np.abs(found - wanted) <= tolerance)
     if differs.any():
         first, number = int(differs.argmax()), int(differs.sum())
-        expected = f"{wanted[first]}, as was decided when it was written"
-        raise _wrong(
-            "found", f"expected {expected}, found {found[first]} of row {first}, {number} differ"
-        )
+        written = f"{wanted[first]} when it was written"
+        raise _wrong(f"{number} rows differ: row {first} is {found[first]} here, {written}")
 
 
 def _answer_of(shape: Shape) -> Callable[[Tensor], Tensor] | None:
@@ -109,17 +102,13 @@ def _answered(
     try:
         found = answer(torch.from_numpy(given.copy())).numpy()
     except (RuntimeError, LookupError, ValueError) as error:
-        raise _wrong("given", f"expected rows that the policy decides, found {error}") from None
+        raise _wrong(f"the policy cannot decide the rows: {error}") from None
     if isinstance(shape, ScoredTree):
         is_finite = bool((np.abs(found) <= MAX_MAGNITUDE).all())
         if not is_finite or np.ptp(found) == 0:
-            raise ArtifactError(
-                "E_DEGENERATE",
-                "scorer",
-                f"expected finite scores that differ between {NUM_ROWS} rows, found "
-                f"{f'{found[0]:g} for all of them' if is_finite else 'NaN or infinity'}",
-                hint="fit it on more data, or use a policy without a scorer",
-            )
+            scores = f"{found[0]:g} for all rows" if is_finite else "NaN or infinity"
+            fix = "fit it on more data, or use a policy without a scorer"
+            raise ArtifactError("E_DEGENERATE", "scorer", f"it scores {scores}", hint=fix)
         return _storable(found)
     return found
 
@@ -155,10 +144,6 @@ def _storable(values: NDArray[Any]) -> NDArray[Any]:
     return np.where(np.abs(values) < SMALLEST_NORMAL, 0, values).astype(values.dtype)
 
 
-def _wrong(what: str, problem: str) -> ArtifactError:
-    return ArtifactError(
-        "E_SELFTEST",
-        f"{TENSORS}, self-test, {what}",
-        problem,
-        hint="do not load it; if it is yours, fit it again with this version of specctl",
-    )
+def _wrong(problem: str) -> ArtifactError:
+    fix = "do not load it; if it is yours, fit it again with this version of specctl"
+    return ArtifactError("E_SELFTEST", f"{TENSORS}, self-test", problem, hint=fix)

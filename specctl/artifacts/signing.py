@@ -93,24 +93,19 @@ class SigningKey:
         if b"PUBLIC KEY-----" in data:
             is_beside = path.suffix == ".pub"
             private = path.with_suffix("") if is_beside else "the one that it was made with"
-            raise _bad_key(path, "expected a private key, found a public key", f"name {private}")
+            raise _bad_key(path, "is a public key", f"name the private key, {private}")
         if not stat.S_ISREG(mode) or mode & 0o077:
-            expected = "a file that its owner alone can read"
             fix = f"chmod 600 {path}; if others could read it for long, revoke it"
-            raise _bad_key(path, f"expected {expected}, found {stat.filemode(mode)}", fix)
+            raise _bad_key(path, f"is readable by others ({stat.filemode(mode)})", fix)
         if phrase is not None and not is_encrypted:
-            expected = f"an encrypted key, as {PASSPHRASE} is set"
-            found, fix = "one that is not encrypted", f"unset {PASSPHRASE} for this key"
-            raise _bad_key(path, f"expected {expected}, found {found}", fix)
-        wanted, other = "a private key, PEM", "something else"
-        if is_encrypted:
-            wanted, other = f"the passphrase of the key, in {PASSPHRASE}", "another one"
-            if phrase is None:
-                raise _bad_key(path, f"expected {wanted}, found none")
+            raise _bad_key(path, "is not encrypted", f"unset {PASSPHRASE} for this key")
+        if phrase is None and is_encrypted:
+            raise _bad_key(path, "is encrypted", f"set {PASSPHRASE} to the passphrase of the key")
         try:
             private_key = load_pem_private_key(data, phrase)
         except (ValueError, TypeError, UnsupportedAlgorithm):
-            raise _bad_key(path, f"expected {wanted}, found {other}") from None
+            problem = f"has another passphrase than {PASSPHRASE}" if phrase else "is no PEM key"
+            raise _bad_key(path, problem) from None
         return cls(_checked_ed25519(path, private_key))
 
     def save(self, path: Path) -> Path:
@@ -141,13 +136,11 @@ class SigningKey:
                 write_new(place, data, mode=mode)
             sync_folder(path.absolute().parent)
         except OSError as error:
-            expected, found = "a new file that can be written", reason_of(error)
             fix = "choose another name; an existing key is never replaced"
             if isinstance(error, FileNotFoundError):
-                expected, found = f"the folder {path.absolute().parent}", "none"
-                fix = "make it, or name another place"
-            what = f"key {error.filename or path}"
-            raise OutputError(f"{what}: expected {expected}, found {found}", hint=fix) from error
+                fix = f"make the folder {path.absolute().parent}, or name another place"
+            problem = f"key {error.filename or path} cannot be written: {reason_of(error)}"
+            raise OutputError(problem, hint=fix) from error
         return public
 
     def sign(self, payload_type: str, payload: bytes) -> bytes:
@@ -168,11 +161,11 @@ def load_public(path: Path) -> bytes:
     data, _ = _read_key(path)
     if b"PRIVATE KEY-----" in data:
         fix = f"name {path}.pub, and show the private key to nobody"
-        raise _bad_key(path, "expected a public key, found a private key", fix)
+        raise _bad_key(path, "is a private key", fix)
     try:
         key = load_pem_public_key(data)
     except (ValueError, UnsupportedAlgorithm):
-        raise _bad_key(path, "expected a public key, PEM, found something else") from None
+        raise _bad_key(path, "is no public key in PEM") from None
     raw: bytes = _checked_ed25519(path, key).public_bytes_raw()
     return raw
 
@@ -182,29 +175,21 @@ def _read_key(path: Path) -> tuple[bytes, int]:
     try:
         data, status = read_plain(path, max_bytes=MAX_KEY_FILE_BYTES, follow=True)
     except OSError as error:
-        raise _bad_key(
-            path, f"expected a file that can be read, found {reason_of(error)}"
-        ) from None
+        raise _bad_key(path, f"cannot be read: {reason_of(error)}") from None
     return data, status.st_mode
 
 
 def _checked_ed25519(path: Path, key: Any) -> Any:
-    from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+    from cryptography.hazmat.primitives.asymmetric import ed25519
 
     if not isinstance(key, ed25519.Ed25519PrivateKey | ed25519.Ed25519PublicKey):
-        is_elliptic = isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey)
-        found = "an elliptic curve key" if is_elliptic else "another kind of key"
-        raise _bad_key(
-            path,
-            f"expected an Ed25519 key, found {found}",
-            "make one with `specctl registry keygen`",
-        )
+        raise _bad_key(path, "is no Ed25519 key", "make one with `specctl registry keygen`")
     return key
 
 
 def _bad_key(path: Path, problem: str, fix: str | None = None) -> UsageError:
     known = f"name a file of `specctl registry keygen`; set {PASSPHRASE} if it is encrypted"
-    return UsageError(f"key {path}: {problem}", hint=fix or known)
+    return UsageError(f"key {path} {problem}", hint=fix or known)
 
 
 # ------------------------------------------------------------------ envelopes
@@ -286,16 +271,15 @@ def envelope_bytes(
 def parse_envelope(data: bytes) -> Envelope:
     """The envelope of some bytes; its signatures are not verified here.
 
-    Raises:
-        ArtifactError: E_SIG for anything but strict JSON of the three fields, standard base64 in
-            its one form, at most one signature.
+    E_SIG for anything but strict JSON of the three fields, standard base64 in its one form, and at
+    most one signature.
     """
     if len(data) > MAX_ENVELOPE_BYTES:
-        raise bad_signature(f"expected at most {MAX_ENVELOPE_BYTES} bytes, found {len(data)}")
+        raise bad_signature(f"{len(data)} bytes, more than {MAX_ENVELOPE_BYTES}")
     return parse_signed(data, Envelope, "an envelope: payload, payloadType and signatures")
 
 
-def parse_signed(data: bytes, record: type[R], expected: str) -> R:
+def parse_signed(data: bytes, record: type[R], form: str) -> R:
     """A record of strict JSON that is signed, or holds signatures (E_SIG for anything else)."""
     try:
         parse_strict(data)
@@ -303,7 +287,7 @@ def parse_signed(data: bytes, record: type[R], expected: str) -> R:
     except ArtifactError as error:
         raise bad_signature(error.problem) from None
     except ValidationError as error:
-        raise bad_signature(f"expected {expected}, found {describe_violation(error)}") from None
+        raise bad_signature(f"not {form}: {describe_violation(error)}") from None
 
 
 # ------------------------------------------------------------------ statements
@@ -364,7 +348,7 @@ def parse_statement(envelope: bytes) -> Statement:
     """The statement in an envelope (else E_SIG); its signatures are not verified here."""
     found = parse_envelope(envelope)
     if found.payload_type != STATEMENT_TYPE:
-        raise bad_signature(f"expected one of {STATEMENT_TYPE}, found one of {found.payload_type}")
+        raise bad_signature(f"the envelope holds {found.payload_type}, not {STATEMENT_TYPE}")
     return parse_signed(found.payload, Statement, "an in-toto statement")
 
 

@@ -35,36 +35,32 @@ def parse_strict(data: bytes, file: str = "config.json") -> Any:
 
     def as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(pairs) > MAX_KEYS:
-            refuse(f"expected at most {MAX_KEYS} keys in an object, found {len(pairs)}")
+            refuse(f"an object has {len(pairs)} keys, more than {MAX_KEYS}")
         found: dict[str, Any] = {}
         for key, value in pairs:
             if len(key) > MAX_KEY_CHARS:
-                refuse(f"expected keys of at most {MAX_KEY_CHARS} characters, found {key[:64]!r}…")
+                refuse(f"a key has more than {MAX_KEY_CHARS} characters: {key[:64]!r}…")
             if key in found:
-                refuse(f"expected each key once in an object, found {key[:64]!r} twice")
+                refuse(f"an object has the key {key[:64]!r} twice")
             found[key] = value
         return found
 
     def as_float(literal: str) -> float:
         value = float(literal)
-        return (
-            value
-            if math.isfinite(value)
-            else refuse(f"expected finite numbers, found {literal[:64]}")
-        )
+        return value if math.isfinite(value) else refuse(f"{literal[:64]} is not finite")
 
     def as_int(literal: str) -> int:
         if len(literal) > 20 or abs(int(literal)) > MAX_INT:
-            refuse(f"expected whole numbers of 64 bit, found {literal[:64]}")
+            refuse(f"{literal[:64]} is no whole number of 64 bit")
         return int(literal)
 
     if most_values(data) > MAX_VALUES:
-        refuse(f"expected at most {MAX_VALUES} values, found more")
+        refuse(f"it has more than {MAX_VALUES} values")
     try:
         tree = json.loads(
             data.decode("utf-8"),
             object_pairs_hook=as_object,
-            parse_constant=lambda literal: refuse(f"expected finite numbers, found {literal}"),
+            parse_constant=lambda literal: refuse(f"{literal} is not finite"),
             parse_float=as_float,
             parse_int=as_int,
         )
@@ -72,11 +68,11 @@ def parse_strict(data: bytes, file: str = "config.json") -> Any:
         for _ in range(MAX_NESTING):
             level = [inner for value in level for inner in _children(value)]
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        refuse(f"expected UTF-8 JSON, found {reason_of(error)}")
+        refuse(f"it is {reason_of(error)}")
     except RecursionError:
         level = [data]
     if level:
-        refuse(f"expected at most {MAX_NESTING} levels of nesting, found more")
+        refuse(f"it nests more than {MAX_NESTING} levels")
     return tree
 
 

@@ -19,7 +19,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from specctl.artifacts.manifest import TENSORS, Count
 from specctl.artifacts.strict_json import parse_strict
-from specctl.errors import ArtifactError
+from specctl.errors import ArtifactError, shown
 from specctl.policy import Policy
 from specctl.records import Record, canonical_json, describe_violation, require
 
@@ -71,30 +71,26 @@ def read_tensors(data: bytes, file: str = TENSORS) -> dict[str, Tensor]:
     for other formats, dtypes or values."""
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or not 2 <= size <= min(len(data) - 8, MAX_HEADER_BYTES):
-        found = f"a file of {len(data)} bytes that names {size}"
-        raise _bad(file, f"expected a header of at most {MAX_HEADER_BYTES} bytes, found {found}")
+        raise _bad(file, f"a header of {size} bytes, in a file of {len(data)}")
     try:
         parse_strict(data[8 : 8 + size])
         header = _HEADER.validate_json(data[8 : 8 + size])
     except ArtifactError as error:
         raise _bad(f"{file}, header", error.problem) from None
     except ValidationError as error:
-        expected = f"at most {MAX_TENSORS} tensors of {' or '.join(DTYPES)}"
-        raise _bad(
-            f"{file}, header", f"expected {expected}, found {describe_violation(error)}"
-        ) from None
+        form = f"at most {MAX_TENSORS} tensors of {' or '.join(DTYPES)}"
+        raise _bad(f"{file}, header", f"not {form}: {describe_violation(error)}") from None
     tensors, buffer, place = dict[str, Tensor](), data[8 + size :], 0
     for name, entry in sorted(header.items(), key=lambda item: item[1].data_offsets):
         start, end = entry.data_offsets
         if start != place:
-            found = f"{name!r} at byte {start}, not {place}"
-            raise _bad(file, f"expected tensors without gap or overlap, found {found}")
+            raise _bad(file, f"{name!r} begins at byte {start}, and its place is {place}")
         if end > len(buffer):
-            raise _bad(file, f"expected {end} bytes of tensors, found {len(buffer)}")
+            raise _bad(file, f"{len(buffer)} bytes of tensors, not {end}")
         values = np.frombuffer(buffer[start:end], DTYPES[entry.dtype])
         tensors[name], place = values.reshape(entry.shape), end
     if data[8:9] != b"{" or place != len(buffer):
-        raise _bad(file, f"expected {place} bytes of tensors, found {len(buffer)}")
+        raise _bad(file, f"{len(buffer)} bytes of tensors, not {place}")
     check_values(tensors)
     return tensors
 
@@ -107,8 +103,8 @@ def check_values(tensors: Mapping[str, Tensor]) -> None:
         size = np.abs(tensor)
         good = (size <= MAX_MAGNITUDE) & ((size == 0) | (size >= SMALLEST_NORMAL))
         if not good.all():
-            expected = f"finite values, 0 or between {SMALLEST_NORMAL:.3g} and {MAX_MAGNITUDE:g}"
-            raise _bad(name, f"expected {expected}, found {tensor[~good].flat[0]}")
+            allowed = f"0 or between {SMALLEST_NORMAL:.3g} and {MAX_MAGNITUDE:g}"
+            raise _bad(name, f"{tensor[~good].flat[0]}, and values are {allowed}")
 
 
 # ------------------------------------------------------------------ the record
@@ -137,38 +133,29 @@ def policy_tree(policy: Policy) -> dict[str, Any]:
 def join_policy(tree: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Policy:
     """The policy of a manifest and its tensors; inverse of `policy_tree` and `policy_tensors`.
 
-    Raises:
-        ArtifactError: E_WEIGHTS if references and tensors do not match one to one, E_COST if
-            there are more numbers than any record holds, E_POLICY for a record that is not valid.
+    E_WEIGHTS if references and tensors do not match one to one, E_COST for more numbers than any
+    record holds, E_POLICY for a record that is not valid.
     """
     count = sum(tensor.size for tensor in tensors.values())
     if count > MAX_NUMBERS:
-        raise ArtifactError(
-            "E_COST", TENSORS, f"expected at most {MAX_NUMBERS} numbers, found {count}"
-        )
+        raise ArtifactError("E_COST", TENSORS, f"{count} numbers, more than {MAX_NUMBERS}")
     used: set[str] = set()
     whole = _resolved(tree, tensors, "", used)
     if used != tensors.keys():
-        raise _bad(TENSORS, f"expected tensors {sorted(used)}, found {sorted(tensors)}")
+        raise _bad(TENSORS, f"tensors {sorted(tensors)}, and the record uses {sorted(used)}")
     try:
         policy = Policy.model_validate_json(canonical_json(whole))
     except ValidationError as error:
-        raise ArtifactError(
-            "E_POLICY",
-            "policy record",
-            f"expected the rules of its kind, found {describe_violation(error)}",
-        ) from None
+        raise ArtifactError("E_POLICY", "policy record", describe_violation(error)) from None
     rebuilt = policy_tensors(policy)  # equal fields, dtypes, shapes and bits: one form alone
     if rebuilt.keys() != tensors.keys():
-        raise _bad(
-            "policy record", f"expected references for {sorted(rebuilt)}, found {sorted(tensors)}"
-        )
+        raise _bad("policy record", f"refers to {sorted(tensors)}, not {sorted(rebuilt)}")
     for name, tensor in rebuilt.items():
         given = tensors[name]
         same = (tensor.dtype, tensor.shape) == (given.dtype, given.shape)
         if not same or tensor.tobytes() != given.tobytes():
-            wanted = f"{tensor.dtype}{list(tensor.shape)} in canonical form"
-            raise _bad(name, f"expected {wanted}, found {given.dtype}{list(given.shape)}")
+            form = f"{tensor.dtype}{list(tensor.shape)} in canonical form"
+            raise _bad(name, f"{given.dtype}{list(given.shape)} is not {form}")
     return policy
 
 
@@ -181,11 +168,8 @@ def _resolved(
         path = prefix + name
         if isinstance(value, dict) and REFERENCE in value:
             if value != {REFERENCE: path} or path not in tensors:
-                given = f"{value}, of tensors {sorted(tensors)}"
-                raise _bad(
-                    f"policy, {path}",
-                    f"expected a reference to its own tensor, {path!r}, found {given}",
-                )
+                problem = f"{value} is no reference to its own tensor, of {sorted(tensors)}"
+                raise _bad(f"policy, {shown(path, max_chars=200)}", problem)
             used.add(path)
             found[name] = tensors[path].tolist()
         elif isinstance(value, dict):
@@ -214,9 +198,9 @@ def _to_tensor(value: Any) -> Tensor:
         with np.errstate(over="ignore"):  # to infinity, hence not equal, hence refused
             narrow = wide.astype(np.float32)
     except (OverflowError, ValueError, TypeError) as error:
-        raise _bad("fitted field", f"expected numbers of 64 bit, found {error}") from None
+        raise _bad("fitted field", f"not numbers of 64 bit: {error}") from None
     if not np.array_equal(narrow.astype(wide.dtype), wide):
-        raise _bad("fitted field", "expected numbers that float32 holds exactly, found others")
+        raise _bad("fitted field", "float32 does not hold the numbers exactly")
     return narrow
 
 

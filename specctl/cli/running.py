@@ -114,7 +114,7 @@ def run(
     with console.progress("loading models", None):
         pair = config.load_pair()
     loaded = config.with_room(pair, loaded, console.warn)
-    expect = expectation(pair, config.batch_size, allow_mismatch=allow_mismatch, warn=console.warn)
+    expect = expectation(pair, config.batch_size, allow_mismatch=allow_mismatch)
     check_policies(named, expect)
     with ExitStack() as stack:
         tick = stack.enter_context(console.progress("decoded prompts", len(loaded) * len(named)))

@@ -77,7 +77,7 @@ class Session:
         self._verify_us = self._draft_us = 0.0
         pair, domain = pair_of(config, self._device)
         if settings.policy is not None:
-            expect = Expectation(pair, domain, settings.allow_mismatch, log.warning)
+            expect = Expectation(pair, domain, settings.allow_mismatch)
             self._begin_policy(settings.policy, expect)
         trace = settings.trace
         for one in (trace, trace and trace.sample):

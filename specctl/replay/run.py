@@ -128,7 +128,7 @@ def named_policies(
 ) -> list[NamedPolicy]:
     """The policies of the configuration, fitted to the traces' pair unless it accepts others. That
     lossy ones have to be compared live is said by the replay."""
-    expect = Expectation(traces.fingerprint, allow_mismatch=config.allow_mismatch, warn=warn)
+    expect = Expectation(traces.fingerprint, allow_mismatch=config.allow_mismatch)
     words = ",".join(config.specs)
     return resolve_policies(words, expect, allow_lossy=True, step_cost=step_cost)
 

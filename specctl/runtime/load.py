@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -422,17 +421,11 @@ def domain_at(
     )
 
 
-def expectation(
-    pair: Pair,
-    batch_size: int,
-    *,
-    allow_mismatch: bool,
-    warn: Callable[[str], None] = log.warning,
-) -> Expectation:
+def expectation(pair: Pair, batch_size: int, *, allow_mismatch: bool) -> Expectation:
     """The requirements on artifacts that are to run on a loaded pair, here, at a load.
 
     Args:
         allow_mismatch: accept lossless policies that were fitted elsewhere, with a warning each.
     """
     domain = pair_domain(pair, batch_size=batch_size)
-    return Expectation(pair.fingerprint, domain, allow_mismatch, warn)
+    return Expectation(pair.fingerprint, domain, allow_mismatch)

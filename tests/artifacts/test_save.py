@@ -123,10 +123,10 @@ def test_description_names_policy_pair_and_evidence(
     [
         (Policy(shape=FullTree(depth=64, top_k=16)), ORIGIN, "", "E_COST", "nodes", "do not"),
         (POLICIES["ar"], ORIGIN, "x" * (MAX_BYTES["README.md"] + 1), "E_SIZE", "README.md",
-         "shorten it; nothing was written"),
+         "shorten it"),
         (Policy(shape=Chain(), acceptance=Mars()), Origin(PAIR), "", "E_CLASS", "evidence", "fit"),
         *(
-            (POLICIES["ar"], replace(ORIGIN, fit=fit), "", "E_SCHEMA", "config.json", "correct")
+            (POLICIES["ar"], replace(ORIGIN, fit=fit), "", "E_SCHEMA", "config.json", "nothing was")
             for fit in ({"\x1b[2J": 1}, {"note": "a\x00b"}, {"deep": [{"x": ["y\x9b"]}]})
         ),
     ],

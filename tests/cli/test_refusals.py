@@ -365,14 +365,14 @@ CASES: list[tuple[int, str, str]] = [
     (REGISTRY, "registry log _gc", "E_NAME"),
     (OUTPUT, "registry keygen KEY", "never replaced"),
     (OUTPUT, "registry keygen HALF", "HALF.pub"),
-    (OUTPUT, "registry keygen ABSENT/x", "/ABSENT, found none"),
+    (OUTPUT, "registry keygen ABSENT/x", "make the folder .*/ABSENT"),
     (USAGE, "registry sign CHAIN --key KEY", "--name"),
     (REGISTRY, "registry sign CHAIN --key KEY --name ../x", "E_NAME"),
     (USAGE, f"{SIGN} OPEN", "chmod 600"),
-    (USAGE, f"{SIGN} CURVE", "found an elliptic curve key; make one with `specctl registry k"),
-    (USAGE, f"{SIGN} PUBLIC", "found a public key; name "),
+    (USAGE, f"{SIGN} CURVE", "is no Ed25519 key; make one with `specctl registry k"),
+    (USAGE, f"{SIGN} PUBLIC", "is a public key; name "),
     (USAGE, f"{ADD} [a-z]", "names"),
-    (USAGE, "registry trust add KEY --name *", "found a private key; name "),
+    (USAGE, "registry trust add KEY --name *", "is a private key; name "),
 ]
 
 

@@ -84,11 +84,11 @@ LIGHT: list[tuple[int, str, str]] = [
     (USAGE, "collect p.txt -o OUT --depth 5", "--depth: expected with --dense alone, found 5; add"),
     (USAGE, "collect p.txt", "Missing option '--out' / '-o'; see specctl collect --help"),
     (USAGE, "registry list", "'SPECCTL_REGISTRY'); see specctl registry list --help"),
-    (USAGE, "registry init", "name a folder or s3://bucket/prefix, or set SPECCTL_REGISTRY"),
+    (USAGE, "registry init", "a folder or s3://bucket/prefix, or SPECCTL_REGISTRY"),
     (
         REGISTRY,
         "registry push ./x n --alias v1 --registry r",
-        "v1, v2, ... are versions, found 'v1'",
+        "'v1' is the number of a version",
     ),
     # Files that are not there, or are something else.
     (INPUT, "run nofile.txt", "expected a prompt file, found no such file; name a file, or"),

@@ -93,7 +93,7 @@ VERDICTS: dict[str, tuple[Trust, list[bytes], str]] = {
     "nobody trusted": (Trust(), [GOOD], "E_SIG.*not trusted"),
     "no signature": (BELIEVED, [envelope_bytes(STATEMENT_TYPE, PAYLOAD)], "E_SIG.*there is none"),
     "no envelope": (BELIEVED, [b"no envelope"], "E_SIG"),
-    "of another type": (BELIEVED, [KEY.sign(LOG_TYPE, PAYLOAD)], "E_SIG.*found one of application"),
+    "of another type": (BELIEVED, [KEY.sign(LOG_TYPE, PAYLOAD)], "E_SIG.*holds application"),
     "of a type since changed": (
         BELIEVED,
         [with_fields(KEY.sign(LOG_TYPE, PAYLOAD), payloadType=STATEMENT_TYPE)],
