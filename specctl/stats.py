@@ -401,25 +401,6 @@ def auc(positive: NDArray[Any], negative: NDArray[Any]) -> Floats:
         return np.asarray((positive * below).sum(-1) / positive.sum(-1) / negative.sum(-1))
 
 
-def auc_of(score: Floats, label: NDArray[np.bool_], weight: Floats | None = None) -> float:
-    """`auc` of scores `[M]`, each score a class of its own; weights are 1 unless given."""
-    _, cell = np.unique(score, return_inverse=True)
-    weights = np.ones(len(score)) if weight is None else weight
-    positive, negative = np.bincount(cell, weights * label), np.bincount(cell, weights * ~label)
-    return float(auc(positive, negative))
-
-
-def spearman(one: NDArray[Any], other: NDArray[Any]) -> float | None:
-    """Rank correlation over the rows where `other` is known; None where either is constant."""
-    from scipy.stats import spearmanr
-
-    known = ~np.isnan(other)
-    one, other = one[known], other[known]
-    if min(len(np.unique(one)), len(np.unique(other))) < 2:
-        return None
-    return float(spearmanr(one, other).statistic)
-
-
 def calibration_errors(count: Floats, positive: Floats, prob: Floats) -> tuple[float, float]:
     """Expected calibration error over bins: root mean square without chance, mean with it.
 

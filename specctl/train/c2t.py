@@ -12,7 +12,7 @@ cost more than its arithmetic.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from specctl.errors import UsageError
-from specctl.logs.node_sample import LoggedNodes, NodeRows
+from specctl.logs.node_sample import LoggedNodes
 from specctl.logs.positions import Bools, Singles
 from specctl.policy import FfnScorer
 from specctl.train.configs import C2TConfig, FfnConfig
@@ -30,9 +30,6 @@ from specctl.train.scored import ScoredReport, judge, read_sides, scored_figures
 
 LAST_LR_FRAC = 0.02
 """Of the learning rate, where its cosine ends: a constant rate leaves the last steps' noise in."""
-TUNING_LR_FRAC = 0.1
-"""Of the learning rate, where a fitted network is tuned to a few rows more: a whole one, for as
-many steps as a fresh network gets, fits these rows and forgets all others (docs/LOG.md)."""
 
 
 class C2TReport(ScoredReport):
@@ -41,13 +38,7 @@ class C2TReport(ScoredReport):
     config: C2TConfig
 
 
-def fit_c2t(
-    source: LoggedNodes,
-    prompt_ids: Iterable[str],
-    config: C2TConfig,
-    *,
-    on_epoch: Callable[[int], None] | None = None,
-) -> Fit[C2TReport]:
+def fit_c2t(source: LoggedNodes, prompt_ids: Iterable[str], config: C2TConfig) -> Fit[C2TReport]:
     """Fits the network on training prompts, chooses beta there, reports on held-out ones.
 
     Reads the log `scored.NUM_PASSES` times.
@@ -58,7 +49,9 @@ def fit_c2t(
         TraceEmptyError: too few prompts, or labels of one kind.
     """
     sides = read_sides(source, prompt_ids, config)
-    scorer = fit_network(sides.train, config, on_epoch=on_epoch)
+    rows = sides.train
+    names = config.nodes.features
+    scorer = train_ffn(rows.features, rows.accepted, names, config.ffn, log_kept=rows.log_kept)
     judged = judge(source, scorer, config, sides.split)
     data = C2TReport(**scored_figures(config, scorer, sides, judged))
     train, nodes = data.sides["train"], config.nodes
@@ -72,25 +65,6 @@ def fit_c2t(
     return scored_fit(data, scorer, sides, "c2t", "C2T policy", network, (first,))
 
 
-def fit_network(
-    rows: NodeRows,
-    config: C2TConfig,
-    *,
-    start: FfnScorer | None = None,
-    on_epoch: Callable[[int], None] | None = None,
-) -> FfnScorer:
-    """The network for some rows; see `train_ffn`."""
-    return train_ffn(
-        rows.features,
-        rows.accepted,
-        config.nodes.features,
-        config.ffn,
-        log_kept=rows.log_kept,
-        start=start,
-        on_epoch=on_epoch,
-    )
-
-
 def train_ffn(
     features: Singles,
     accepted: Bools,
@@ -98,8 +72,6 @@ def train_ffn(
     config: FfnConfig,
     *,
     log_kept: float = 0.0,
-    start: FfnScorer | None = None,
-    on_epoch: Callable[[int], None] | None = None,
 ) -> FfnScorer:
     """Fits the network to rows by binary cross-entropy.
 
@@ -107,36 +79,22 @@ def train_ffn(
         features: `[M, F]`, columns as `names`. accepted: `[M]`, both kinds present.
         log_kept: log of the share of negatives among the rows; it becomes part of the bias, so
             that the network speaks of all nodes, not of the sampled ones.
-        start: fine-tune this one instead, with its own standardisation and size, for `epochs`
-            passes at a tenth of the rate.
-
-    Raises:
-        UsageError: training diverged.
     """
     generator = torch.Generator().manual_seed(config.seed)
-    if start is None:
-        mean = features.mean(0, dtype=np.float64).astype(np.float32)
-        spread = features.std(0, dtype=np.float64).astype(np.float32)
-        scale = np.where(spread > 0, spread, np.float32(1))  # a constant feature keeps its unit
-    else:
-        mean, scale = (np.array(part, np.float32) for part in (start.mean, start.scale))
-        config = config.model_copy(update={"lr": TUNING_LR_FRAC * config.lr, "min_steps": 1})
+    mean = features.mean(0, dtype=np.float64).astype(np.float32)
+    spread = features.std(0, dtype=np.float64).astype(np.float32)
+    scale = np.where(spread > 0, spread, np.float32(1))  # a constant feature keeps its unit
     with _threads(config.threads):
         order = torch.randperm(len(features), generator=generator)
         rows = torch.from_numpy(features)[order]
         rows = rows.sub_(torch.from_numpy(mean)).div_(torch.from_numpy(scale))
         labels = torch.from_numpy(accepted)[order].float()
-        if start is None:
-            weights = _fresh(len(names), config.hidden, generator)
-        else:
-            arrays = (start.w1, start.b1, start.w2, start.b2)
-            weights = [torch.tensor(one, dtype=torch.float32).requires_grad_() for one in arrays]
-            weights[-1].data.sub_(log_kept)
-        _descend(weights, rows, labels, config, generator, on_epoch)
+        weights = _fresh(len(names), config.hidden, generator)
+        _descend(weights, rows, labels, config, generator)
     weights[-1].data.add_(log_kept)
     if not all(bool(torch.isfinite(weight).all()) for weight in weights):
         raise UsageError(
-            "training of the network: expected finite weights, found NaN or infinity",
+            "training diverged: weights of the network are not finite",
             hint="lower --lr",
         )
     w1, b1, w2, b2 = (weight.detach().tolist() for weight in weights)
@@ -157,7 +115,6 @@ def _descend(
     labels: Tensor,
     config: FfnConfig,
     generator: torch.Generator,
-    on_epoch: Callable[[int], None] | None,
 ) -> None:
     """Adam over slices of the rows, in a new order every epoch."""
     starts = torch.arange(0, len(rows), config.batch_size)
@@ -178,8 +135,6 @@ def _descend(
             binary_cross_entropy_with_logits(logit, labels[part]).backward()
             optimizer.step()
         schedule.step()
-        if on_epoch is not None:
-            on_epoch(1)
 
 
 def _fresh(num_features: int, hidden: int, generator: torch.Generator) -> list[Tensor]:

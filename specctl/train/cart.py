@@ -32,7 +32,7 @@ from specctl.policy.hetero import entropy_bin, entropy_bins_shape
 from specctl.records import Record, describe_violation
 from specctl.runtime.twins import Port
 from specctl.runtime.words import resolve_policy, words_of
-from specctl.stats import Floats, Interval, Resamples, Split, spearman, split_prompts
+from specctl.stats import Interval, Resamples, Split, split_prompts
 from specctl.train.configs import CartConfig
 from specctl.train.partition import Phis, find_edges
 from specctl.train.positions import RowSample, position_rows, sample_note, warn_left_out
@@ -47,8 +47,6 @@ USED = "used"
 INELIGIBLE = ("other_tree", "no_phi")
 UNLABELLED = ("not_fully_accepted", "nothing_accepted")
 """The reason why a round is left out; see `_fate`."""
-DEEPER = (1, 2, 3)
-"""Levels added for the stability check: 4 to 6 for the paper's 3."""
 ROUND_COLUMNS = (
     "prompt_id", "offered_depth", "top_k", "phi", "phi_depth", "num_accepted", "fully_accepted",
     "tcr",
@@ -60,21 +58,14 @@ ROUND_COLUMNS = (
 
 
 class BinSide(Record):
-    """One bin on one side of the split.
+    """One bin on one side of the split."""
 
-    Attributes:
-        num_rounds: eligible rounds. share_frac: of the side's eligible rounds.
-        num_used: rounds that count for the label. mean_label: over these.
-        mean_tcr: rank, over eligible rounds that accepted something.
-        mean_acceptance_length: tokens, 1 + accepted, over eligible rounds.
-    """
-
-    num_rounds: int
-    share_frac: float
+    num_rounds: int  # eligible ones
+    share_frac: float  # of the side's eligible rounds
     num_used: int
-    mean_label: float | None
-    mean_tcr: float | None
-    mean_acceptance_length: float | None
+    mean_label: float | None  # over used rounds
+    mean_tcr: float | None  # rank, over eligible rounds that accepted something
+    mean_acceptance_length: float | None  # tokens, 1 + accepted, over eligible rounds
 
 
 class BinReport(Record):
@@ -89,47 +80,24 @@ class BinReport(Record):
     held_out: BinSide
 
 
-class Stability(Record):
-    """Overlap of the low-entropy rounds with those of a deeper partition (Table 4)."""
-
-    max_leaf_depth: int
-    num_bins: int
-    jaccard: float
-
-
 class HeldOut(Record):
-    """Error of the bin means of training on held-out rounds, in squared units of the label.
-
-    Attributes:
-        mse_interval: its ends, 95 % of resamples of held-out prompts; null with too few.
-        constant_mse: of the training mean alone. r_squared: 1 - mse / constant_mse.
-    """
+    """Error of the bin means of training on held-out rounds, in squared units of the label."""
 
     num_used: int
     mse: float
-    mse_interval: tuple[float, float] | None
-    constant_mse: float
-    r_squared: float | None
+    mse_interval: tuple[float, float] | None  # by prompt; null with too few of them
+    constant_mse: float  # of the training mean alone
+    r_squared: float | None  # 1 - mse / constant_mse
 
 
 class CartReport(Record):
-    """`report.json` of a fit.
-
-    Attributes:
-        rounds_by_fate: rounds that were read, `used` or why not; see `CartConfig.max_rows`.
-        prompts: number on each side.
-        spearman_phi_tcr, spearman_phi_accepted: rank correlation over eligible rounds; null
-            where a side is constant.
-    """
+    """`report.json` of a fit."""
 
     config: CartConfig
-    rounds_by_fate: dict[str, int]
+    rounds_by_fate: dict[str, int]  # `used`, or why not
     prompts: dict[str, int]
     bins: tuple[BinReport, ...]
     held_out: HeldOut
-    stability: tuple[Stability, ...]
-    spearman_phi_tcr: float | None
-    spearman_phi_accepted: float | None
 
 
 # --------------------------------------------------------------------------- the fit
@@ -181,10 +149,9 @@ def fit_rounds(rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig) -> Fit[C
     wanted = max(2, len(config.gammas))
     if len(edges) + 1 < wanted:
         raise TraceEmptyError(
-            f"fit cart ({config.algorithm}): expected at least {wanted} bins, for "
-            f"{len(config.gammas)} gammas, found {len(edges) + 1} from {len(phi)} training "
-            f"rounds with {len(np.unique(phi))} values of phi and {len(np.unique(label))} of "
-            f"{config.label}",
+            f"{len(config.gammas)} gammas need at least {wanted} bins: {config.algorithm} found "
+            f"{len(edges) + 1} in {len(phi)} training rounds with {len(np.unique(phi))} values of "
+            f"phi and {len(np.unique(label))} of {config.label}",
             hint="collect more rounds, give fewer gammas, or use --filter all --label accepted",
         )
     plan = config.model_dump(include={"gammas", "alpha", "index_base", "cap_tokens", "path"})
@@ -192,17 +159,9 @@ def fit_rounds(rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig) -> Fit[C
         shape = EntropyBins(base=config.base, edges=tuple(edges), **plan)
     except ValidationError as error:
         raise UsageError(
-            "plan of the bins: expected a depth and a size that a policy may have, found "
-            f"{describe_violation(error)}",
+            f"the plan of the bins is no policy: {describe_violation(error)}",
             hint="lower --alpha or the gammas",
         ) from None
-    stability = []
-    for leaf_depth in (config.max_leaf_depth + more for more in DEEPER):
-        deeper = find_edges(phi, label, leaf_depth, config)
-        low = low_entropy_overlap(used["phi"].to_numpy(), edges, deeper, len(config.gammas))
-        stability.append(
-            Stability(max_leaf_depth=leaf_depth, num_bins=len(deeper) + 1, jaccard=low)
-        )
     unseen = torch.from_numpy(frame.filter("held_out")["phi"].to_numpy().copy())
     rule = entropy_bins_shape(shape, unseen.device)
     bins = entropy_bin(unseen, rule.edges)
@@ -211,7 +170,6 @@ def fit_rounds(rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig) -> Fit[C
     check = functools.partial(check_twin, rows=unseen, wanted=decided)
     bin_of = pl.Series("bin", bins_of(frame["phi"].to_numpy(), edges))
     frame = frame.with_columns(bin_of)
-    tcr, accepted = frame["tcr"].to_numpy(), frame["num_accepted"].to_numpy()
     data = CartReport(
         config=config,
         rounds_by_fate=fates,
@@ -229,9 +187,6 @@ def fit_rounds(rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig) -> Fit[C
             for index in range(len(edges) + 1)
         ),
         held_out=_held_out_error(frame.filter("used")),
-        stability=tuple(stability),
-        spearman_phi_tcr=spearman(frame["phi"].to_numpy(), tcr),
-        spearman_phi_accepted=spearman(frame["phi"].to_numpy(), accepted),
     )
     return Fit(Policy(shape=shape), report_of(data), split.train, check)
 
@@ -242,35 +197,17 @@ def bins_of(phi: Phis, edges: tuple[float, ...] | list[float]) -> Bins:
     return entropy_bin(torch.from_numpy(phi.copy()), table).numpy()
 
 
-def low_entropy_overlap(phi: Phis, edges: list[float], deeper: list[float], num_low: int) -> float:
-    """Jaccard similarity of two partitions' low-entropy rounds (paper, A.4).
-
-    Low are the first `num_low` bins, and in the deeper partition the same share of its bins.
-    """
-    share = num_low / (len(edges) + 1)
-    low = bins_of(phi, edges) < num_low
-    deeper_low = bins_of(phi, deeper) < round(share * (len(deeper) + 1))
-    union = int((low | deeper_low).sum())
-    return float((low & deeper_low).sum() / union) if union else 1.0
-
-
 # --------------------------------------------------------------------------- rounds
 
 
 @dataclass(frozen=True)
 class FitRounds:
-    """A `rounds` table with the columns that `fit cart` reads.
-
-    Attributes:
-        policy: record of the tree that the rounds were drafted with.
-        num_rounds: from which they were sampled.
-        num_left_out: positions that cannot be labelled, see `PositionRows`.
-    """
+    """A `rounds` table with the columns that `fit cart` reads."""
 
     rounds: pl.DataFrame
-    policy: Mapping[str, Any]
-    num_rounds: int
-    num_left_out: int = 0
+    policy: Mapping[str, Any]  # record of the one that the rounds were drafted with
+    num_rounds: int  # from which they were sampled
+    num_left_out: int = 0  # positions without a label, see `PositionRows`
 
 
 def rounds_to_fit(traces: TraceSet, base: str | None, config: CartConfig) -> FitRounds:
@@ -279,9 +216,6 @@ def rounds_to_fit(traces: TraceSet, base: str | None, config: CartConfig) -> Fit
     Args:
         base: static tree to draft at every position, e.g. `eagle2:depth=6`; dense traces only.
             None: that of the traces, else eagle2's, as deep and wide as they hold.
-
-    Raises:
-        UsageError: a base for live traces, one that is not a static tree, or one that they lack.
     """
     import polars as pl
 
@@ -360,8 +294,7 @@ def select_rounds(
 
     if config.label == "accepted" and config.filter == "fully_accepted":
         raise UsageError(
-            "label accepted with filter fully_accepted: expected a label that varies, found the "
-            "full depth in every round, by the filter",
+            "--label accepted is the same in all rounds that --filter fully_accepted leaves",
             hint="use --filter all, or --label tcr",
         )
     lazy = rounds.lazy()
@@ -369,8 +302,7 @@ def select_rounds(
         missing = sorted(set(ROUND_COLUMNS) - set(lazy.collect_schema().names()))
     if missing:
         raise TraceSchemaError(
-            f"rounds table: expected the columns {', '.join(ROUND_COLUMNS)}, found no "
-            f"{', '.join(missing)}",
+            f"the table of rounds lacks the columns {', '.join(missing)}",
             hint="collect the traces again with this version of specctl",
         )
     frame = collected(lazy.select(*ROUND_COLUMNS, _fate(config).alias("fate")))
@@ -381,8 +313,8 @@ def select_rounds(
         is_filtered = any(counts.get(reason) for reason in UNLABELLED)
         offered = sorted(set(frame.select("offered_depth", "top_k").iter_rows()))[:5]
         raise TraceEmptyError(
-            f"fit cart to label {config.label}, filter {config.filter}: expected rounds of depth "
-            f"{config.base.depth}, top_k {config.base.top_k}, found 0 of {frame.height} "
+            f"none of {frame.height} rounds is of depth {config.base.depth} and top_k "
+            f"{config.base.top_k} and passes --label {config.label} --filter {config.filter} "
             f"({listed}; offered (depth, top_k): {offered})",
             hint="use --filter all --label accepted"
             if is_filtered
@@ -403,8 +335,8 @@ def select_rounds(
     sizes = frame["used"].sum() - num_held_out, num_held_out
     if min(sizes) == 0:
         raise TraceEmptyError(
-            "fit cart, after the split by prompt: expected rounds to fit to on both sides, found "
-            f"{sizes[0]} for training, {sizes[1]} held out ({listed})",
+            f"the split by prompt leaves {sizes[0]} rounds for training and {sizes[1]} held out, "
+            f"and both sides need some ({listed})",
             hint="collect more prompts, use another --seed, or --filter all --label accepted",
         )
     return frame, split, counts
@@ -461,49 +393,38 @@ def _held_out_error(used: pl.DataFrame) -> HeldOut:
     means, unseen = np.bincount(bins, label) / np.bincount(bins), test["label"].to_numpy()
     squared = (unseen - means[test["bin"].to_numpy()]) ** 2
     mse, constant = float(squared.mean()), float(np.mean((unseen - label.mean()) ** 2))
+    names, prompts = np.unique(test["prompt"].to_numpy(), return_inverse=True)
+    ends = Resamples.draw(len(names)).mean(squared, prompts)
     return HeldOut(
         num_used=test.height,
         mse=mse,
-        mse_interval=mean_interval(squared, test["prompt"].to_numpy()),
+        mse_interval=None if np.isnan(ends.low) else (ends.low, ends.high),
         constant_mse=constant,
         r_squared=1.0 - mse / constant if constant > 0 else None,
     )
 
 
-def mean_interval(values: Floats, prompt: Bins) -> tuple[float, float] | None:
-    """Ends of a mean over rounds, by bootstrap over their prompts; None with too few of them."""
-    names, codes = np.unique(prompt, return_inverse=True)
-    found = Resamples.draw(len(names)).mean(values, codes)
-    return None if np.isnan(found.low) else (found.low, found.high)
-
-
 # --------------------------------------------------------------------------- what is shown
 
-TABLE_COLUMNS = (
-    "bin", "Φ ≤", "depth", "tokens", "train n", "TCR", "τ", "test n", "share", "TCR", "τ",
-)  # fmt: skip
+BIN_COLUMNS = {
+    "bin": "index",
+    "Φ ≤": "high:.3f",
+    "depth": "depth",
+    "tokens": "num_tokens",
+    "train n": "train.num_rounds",
+    "train TCR": "train.mean_tcr:.2f",
+    "train τ": "train.mean_acceptance_length:.2f",
+    "test n": "held_out.num_rounds",
+    "share": "held_out.share_frac:.0%",
+    "TCR": "held_out.mean_tcr:.2f",
+    "τ": "held_out.mean_acceptance_length:.2f",
+}
 
 
 def report_of(data: CartReport) -> FitReport[CartReport]:
     """The figures as they are shown and published."""
     held_out, config = data.held_out, data.config
     low, high = held_out.mse_interval or (np.nan, np.nan)
-    rows = [
-        (
-            str(row.index),
-            number(row.high, ".3f"),
-            str(row.depth),
-            str(row.num_tokens),
-            str(row.train.num_rounds),
-            number(row.train.mean_tcr, ".2f"),
-            number(row.train.mean_acceptance_length, ".2f"),
-            str(row.held_out.num_rounds),
-            f"{row.held_out.share_frac:.0%}",
-            number(row.held_out.mean_tcr, ".2f"),
-            number(row.held_out.mean_acceptance_length, ".2f"),
-        )
-        for row in data.bins
-    ]
     legend = (
         "Φ in nats; depth in levels; tokens submitted, root counted; n rounds drafted by the base "
         "tree, for training and held out (test); TCR mean rank of the deepest accepted node; τ "
@@ -525,12 +446,9 @@ def report_of(data: CartReport) -> FitReport[CartReport]:
             "held_out_mse": Interval(held_out.mse, low, high),
             "held_out_constant_mse": held_out.constant_mse,
             "held_out_r_squared": held_out.r_squared,
-            "spearman_phi_tcr": data.spearman_phi_tcr,
-            "spearman_phi_accepted": data.spearman_phi_accepted,
-            **{f"jaccard_depth_{s.max_leaf_depth}": s.jaccard for s in data.stability},
         },
         summary=_summary(data),
-        tables=(Table("Bins", TABLE_COLUMNS, rows, legend),),
+        tables=(Table.of("Bins", data.bins, BIN_COLUMNS, legend),),
         limits=(
             f"The thresholds hold for this pair, for K = {ENTROPY_TOP_K} and for a base tree of "
             f"{config.base.depth} levels. Φ is a sum over levels, so another K, depth or pair "
@@ -546,7 +464,6 @@ def report_of(data: CartReport) -> FitReport[CartReport]:
 def _summary(data: CartReport) -> tuple[str, ...]:
     fates, held_out, config = data.rounds_by_fate, data.held_out, data.config
     left_out = ", ".join(f"{count} {fate}" for fate, count in fates.items() if fate != USED)
-    overlaps = ", ".join(f"{s.max_leaf_depth}: {s.jaccard:.2f}" for s in data.stability)
     is_idle = held_out.r_squared is not None and held_out.r_squared <= 0
     warning = "warning: on held-out rounds these bins predict no better than a constant"
     return (
@@ -555,8 +472,5 @@ def _summary(data: CartReport) -> tuple[str, ...]:
         f"{data.prompts['held_out']} held out",
         f"held-out error over {held_out.num_used} rounds: MSE {held_out.mse:.4g}, constant "
         f"{held_out.constant_mse:.4g}, R² {number(held_out.r_squared, '.3f')}",
-        f"low-entropy overlap with deeper partitions (Jaccard), by depth: {overlaps or 'none'}",
-        f"Spearman Φ~TCR {number(data.spearman_phi_tcr, '.3f')}, "
-        f"Φ~accepted {number(data.spearman_phi_accepted, '.3f')}",
         *([warning] if is_idle else []),
     )

@@ -33,6 +33,16 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 SEED: int = option(0, "Seed of the split by prompt and of all that draws")
 
 
+def check_sizes(*sizes: tuple[str, int, int]) -> None:
+    """Raises `UsageError` for an option, beyond what the traces hold of it."""
+    for flag, wanted, held in sizes:
+        if wanted > held:
+            raise UsageError(
+                f"{flag} {wanted} is more than the traces hold, {held}",
+                hint="lower it, or collect deeper or wider (--depth, --children)",
+            )
+
+
 # --------------------------------------------------------------------------- HeteroSpec's bins
 
 
@@ -289,16 +299,11 @@ class EchoConfig(Record):
 
     def check_support(self, support: Any) -> None:
         """Raises `UsageError` for a tree that is deeper or wider than the traces'."""
-        for flag, size, held in (
+        check_sizes(
             ("--depth", self.depth, support.depth),
             ("--width", self.width, support.top_k),
             ("--max-width", self.max_width, support.top_k),
-        ):
-            if size > held:
-                raise UsageError(
-                    f"{flag}: expected at most {held}, as the traces hold, found {size}",
-                    hint="lower it, or collect deeper or wider (--depth, --children)",
-                )
+        )
 
     def shape(self, levels: tuple[int, ...], thresholds: tuple[float, ...]) -> SparseGates:
         """The tree with gates at these levels."""
@@ -364,9 +369,7 @@ class PairedConfig(DecodingConfig):
     def _seeds_differ(self) -> Self:
         if self.num_seeds > 1 and not self.temperature:
             raise UsageError(
-                "--num-seeds: expected 1 without a temperature: greedy answers repeat, found "
-                f"{self.num_seeds}",
-                hint="give --temperature, or leave it out",
+                f"--num-seeds {self.num_seeds} needs --temperature: greedy answers repeat"
             )
         return self
 

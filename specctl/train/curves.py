@@ -8,7 +8,7 @@ beta = 0 gives all thresholds, exactly as they would run, as far as the log goes
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,9 +29,6 @@ LOG_ODDS = np.linspace(-9.0, 6.0, 151)
 BETAS = tuple((1 / (1 + np.exp(-LOG_ODDS))).tolist())
 NUM_RESAMPLES = 1000
 """Of prompts, for intervals."""
-MOST_GROUPS = 2048
-"""Of prompts, so that a curve has a size. Where there are more prompts than groups, intervals
-resample groups: sums over groups drawn at random vary as those over their prompts do."""
 LOW, HIGH, NUM_CELLS = -16.0, 16.0, 1600
 """Fine bins of log-odds, nats, in which scores are counted as batches pass."""
 NUM_BINS = 15
@@ -39,18 +36,13 @@ NUM_BINS = 15
 
 
 class DepthCalibration(Record):
-    """Calibration at one depth, or at all together where `depth` is none.
-
-    Attributes:
-        ece: root of the mean squared gap between score and share accepted over equal-mass
-            bins, debiased. ece_plain: mean absolute gap, chance left in.
-    """
+    """Calibration at one depth, or at all together where `depth` is none."""
 
     depth: int | None
     num_nodes: int
     accepted_frac: float
-    ece: float
-    ece_plain: float
+    ece: float  # root mean squared gap of score and share accepted over equal-mass bins, debiased
+    ece_plain: float  # mean absolute gap, chance left in
 
 
 class CalibrationTally:
@@ -109,45 +101,31 @@ def equal_mass(nodes: Floats, accepted: Floats, prob: Floats) -> list[Floats]:
 
 
 class CurvePoint(Record):
-    """The nodes that one threshold keeps, the same threshold at every position.
-
-    Attributes:
-        recall: kept accepted nodes of all that the longest logged paths hold.
-        positive_rate: kept nodes of all that the unpruned tree drafts (the paper's).
-        num_tokens: nodes kept per position, root counted.
-        num_accepted: accepted draft tokens kept per position.
-    """
+    """The nodes that one threshold keeps, the same threshold at every position."""
 
     beta: float
-    recall: float
-    positive_rate: float
-    num_tokens: float
-    num_accepted: float
+    recall: float  # kept accepted nodes of all that the longest logged paths hold
+    positive_rate: float  # kept nodes of all that the unpruned tree drafts (the paper's)
+    num_tokens: float  # nodes kept per position, root counted
+    num_accepted: float  # accepted draft tokens kept per position
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Counts by group of prompts and threshold; a prompt a group, up to `MOST_GROUPS`.
+    """Counts of P prompts by G thresholds, int64, roots excluded."""
 
-    Attributes:
-        betas: `[G]` thresholds, ascending.
-        num_prompts: of all groups.
-        kept, accepted: `[Q, G]` int64, nodes that reach the g-th threshold, roots excluded.
-        positions, longest: `[Q]` int64, positions and tokens of the longest accepted paths.
-        drafted: `[Q]` int64, nodes of the unpruned trees, roots excluded.
-        num_missing: expansions that the log lacks.
-        calibration: of the scores as probabilities.
-    """
+    betas: tuple[float, ...]  # ascending
+    kept: Counts  # [P, G] nodes that reach the g-th threshold
+    accepted: Counts  # [P, G] of these
+    positions: Counts  # [P]
+    longest: Counts  # [P] tokens of the longest accepted paths
+    drafted: Counts  # [P] nodes of the unpruned trees
+    num_missing: int  # expansions that the log lacks
+    calibration: CalibrationTally  # of the scores as probabilities
 
-    betas: tuple[float, ...]
-    num_prompts: int
-    kept: Counts
-    accepted: Counts
-    positions: Counts
-    longest: Counts
-    drafted: Counts
-    num_missing: int
-    calibration: CalibrationTally
+    @property
+    def num_prompts(self) -> int:
+        return len(self.kept)
 
     @property
     def num_positions(self) -> int:
@@ -222,7 +200,7 @@ class Curve:
 def trace_curve(
     source: LoggedNodes,
     rule: ShapeRule,
-    prompt_ids: Iterable[str] | None = None,
+    prompt_ids: Sequence[str],
     *,
     betas: tuple[float, ...] = BETAS,
 ) -> Curve:
@@ -231,24 +209,22 @@ def trace_curve(
     Args:
         rule: its scores are log-probabilities of acceptance; the runtime's own.
         betas: ascending probabilities.
-
-    Raises:
-        TraceEmptyError: no positions.
     """
     size = len(betas) + 1
     thresholds = torch.tensor([lowest_logp(beta) for beta in betas], dtype=torch.float32)
     calibration, num_missing = CalibrationTally(rule.max_depth), 0
     prompts: dict[str, int] = {}
-    nodes = np.zeros((2, MOST_GROUPS, size), np.int64)  # by thresholds reached: all, and accepted
-    totals = np.zeros((MOST_GROUPS, 3), np.int64)
+    # By thresholds reached: all nodes, and accepted ones.
+    nodes = np.zeros((2, len(prompt_ids), size), np.int64)
+    totals = np.zeros((len(prompt_ids), 3), np.int64)
     for batch in source.batches(rule, prompt_ids):
         assert batch.scores is not None, "a pruning rule scores what it drafts"
         calibration.add(batch, batch.scores)
         num_missing += int(batch.num_missing.sum())
         drafted = batch.pool.tree.valid.clone()
         drafted[:, 0] = False
-        groups = codes_of(batch.prompt_id, prompts) % MOST_GROUPS
-        groups, row = np.unique(groups, return_inverse=True)
+        codes = codes_of(batch.prompt_id, prompts)
+        groups, row = np.unique(codes, return_inverse=True)
         reached = torch.bucketize(batch.scores, thresholds, right=True)
         place = torch.from_numpy(row)[:, None] * size + reached
         for counts, chosen in zip(nodes, (drafted, drafted & batch.accepted), strict=True):
@@ -257,15 +233,12 @@ def trace_curve(
         each = torch.stack((torch.ones_like(batch.longest), batch.longest, drafted.sum(1)), 1)
         np.add.at(totals, groups[row], each.numpy())
     if not prompts:
-        raise TraceEmptyError(
-            "curve of thresholds: expected positions, found none", hint="collect more prompts"
-        )
+        raise TraceEmptyError("the log holds no positions of these prompts")
     # A node that reached g thresholds is kept by the first g.
     kept, accepted = np.cumsum(nodes[:, : len(prompts), ::-1], 2)[..., ::-1][..., 1:]
     positions, longest, drafted_nodes = totals[: len(prompts)].T
     return Curve(
         betas=betas,
-        num_prompts=len(prompts),
         kept=kept,
         accepted=accepted,
         positions=positions,

@@ -35,7 +35,7 @@ from specctl.records import Record
 from specctl.replay.cost.files import AnyCost
 from specctl.replay.rounds import Clock, replay_parts
 from specctl.runtime.twins import Port
-from specctl.stats import UNKNOWN, Floats, Interval, Resamples, auc, auc_of, split_prompts
+from specctl.stats import UNKNOWN, Floats, Interval, Resamples, auc, split_prompts
 from specctl.train.configs import EchoConfig
 from specctl.train.positions import PositionRows, position_rows, sample_note, warn_left_out
 from specctl.train.report import Fit, FitReport, check_twin
@@ -57,16 +57,11 @@ area by less than 1 / 512. The area itself is exact."""
 
 @dataclass(frozen=True)
 class LevelRows:
-    """R positions, as if no gate ever closed.
+    """R positions, as if no gate ever closed."""
 
-    Attributes:
-        level_logp: `[R, D]` float32, nats, of the likeliest path to each level.
-        accepted: `[R]` int64, draft tokens accepted. prompt: `[R]` int64, code of the prompt.
-    """
-
-    level_logp: NDArray[np.float32]
-    accepted: NDArray[np.int64]
-    prompt: NDArray[np.int64]
+    level_logp: NDArray[np.float32]  # [R, D] nats, of the likeliest path to each level
+    accepted: NDArray[np.int64]  # [R] draft tokens
+    prompt: NDArray[np.int64]  # [R] codes
 
     @classmethod
     def of_prompts(cls, rows: pl.DataFrame, prompts: Sequence[str]) -> LevelRows:
@@ -94,16 +89,11 @@ class LevelRows:
 
 @dataclass(frozen=True)
 class Gate:
-    """One gate of a set, given the shallower ones.
-
-    Attributes:
-        threshold: probability below which it closes.
-        auc: among the rows that pass the gates before it.
-    """
+    """One gate of a set, given the shallower ones."""
 
     level: int
-    threshold: float
-    auc: Interval
+    threshold: float  # probability below which it closes
+    auc: Interval  # among the rows that pass the gates before it
 
 
 def area_by_prompt(rows: LevelRows, level: int, *, min_rows: int, seed: int) -> Interval:
@@ -113,6 +103,7 @@ def area_by_prompt(rows: LevelRows, level: int, *, min_rows: int, seed: int) -> 
         min_rows: fewest rows of each class; with fewer the area is not known.
     """
     from scipy.sparse import csr_array
+    from sklearn.metrics import roc_auc_score
 
     score, label = rows.confidence(level), rows.reached(level)
     if min(int(label.sum()), int((~label).sum())) < min_rows:
@@ -125,7 +116,7 @@ def area_by_prompt(rows: LevelRows, level: int, *, min_rows: int, seed: int) -> 
     )
     resamples = Resamples.draw(len(codes), seed=seed, num=NUM_RESAMPLES)
     drawn = auc(*(rows[1:] for rows in resamples.drawn_each([hits, misses])))
-    return Interval(auc_of(score, label), *resamples.bounds(drawn))
+    return Interval(float(roc_auc_score(label, score)), *resamples.bounds(drawn))
 
 
 def youden_threshold(score: Floats, label: Bools) -> float:
@@ -259,10 +250,6 @@ def saturation_tokens(
     Args:
         verify_us: us of verifications of so many tokens.
         num_tokens: that a request submits at most, root counted.
-
-    Raises:
-        UsageError: times by which the batch is saturated with one draft token a request, or not
-            with all.
     """
     sizes = np.arange(2 * batch_size, batch_size * num_tokens + 1, dtype=np.float64)
     added = verify_us(sizes) / verify_us(sizes / 2) - 1
@@ -271,9 +258,9 @@ def saturation_tokens(
         return int(sizes[free[-1]])
     when, place = ("never", -1) if len(free) else ("always", 0)
     raise UsageError(
-        f"K_max: expected a clock that {2 * batch_size} to {sizes[-1]:.0f} tokens saturate, as "
-        f"batches of {batch_size} verify: beyond K_max they take a third longer than half as "
-        f"many, found {when} saturated: {sizes[place]:.0f} take {added[place]:.0%} longer",
+        f"this clock has no K_max for batches of {batch_size}, which verify {2 * batch_size} to "
+        f"{sizes[-1]:.0f} tokens: it is {when} saturated: {sizes[place]:.0f} take "
+        f"{added[place]:.0%} longer than half as many, and K_max is where they take a third longer",
         hint="give --max-tokens, or another --cost-model or --batch-size",
     )
 
@@ -290,8 +277,10 @@ def fit_echo(
         cost_model: times of the report, of thresholds chosen by cost, and of K_max.
 
     Raises:
-        UsageError: a tree that the traces do not hold; see also `saturation_tokens`. TraceError,
-            UsageError: see `fit_gates`.
+        UsageError: a tree that the traces do not hold, thresholds by cost or a K_max without
+            times, or times that no batch or every batch saturates.
+        TraceEmptyError: too few prompts, or no level whose area is known and above δ.
+        TraceError: live traces.
     """
     log = DenseLog.open(traces)
     held = log.support
@@ -325,10 +314,6 @@ def fit_gates(found: PositionRows, config: EchoConfig, replays: Replays) -> Fit[
     Args:
         found: of `gate_rows`, for `config.open_shape`.
         replays: of the same log; with a clock where thresholds are chosen by cost.
-
-    Raises:
-        TraceEmptyError: too few prompts, or no level whose area is known and above δ.
-        UsageError: thresholds by cost without times.
     """
     rows = found.rows
     split = split_prompts(
@@ -417,8 +402,8 @@ def _no_sweet_spot(areas: Sequence[Interval], num_rows: int, config: EchoConfig)
     if known := [found.value for found in areas if found.known]:
         fix = f"pass --delta {np.floor(100 * max(known) - 0.5) / 100:.2f}, or another --width"
     return TraceEmptyError(
-        "fit echo: expected a level whose confidence has an area under the ROC curve above "
-        f"{config.delta}, found {listed} over {num_rows} positions",
+        f"no level's confidence has an area under the ROC curve above {config.delta}: {listed} "
+        f"over {num_rows} positions",
         hint=fix,
     )
 
@@ -427,68 +412,45 @@ def _no_sweet_spot(areas: Sequence[Interval], num_rows: int, config: EchoConfig)
 
 
 class LevelReport(Record):
-    """One level, 1-based.
-
-    Attributes:
-        reached_frac: training positions whose accepted length reaches it.
-        auc: area under the ROC curve of its confidence over all training positions, with an
-            interval by prompt. held_out_auc: the same on held-out ones.
-        gated_auc: among training positions that pass the gates before it; null without a gate.
-        threshold: probability below which its gate closes; null without a gate.
-    """
+    """One level, 1-based."""
 
     level: int
-    reached_frac: float
-    auc: Interval
+    reached_frac: float  # of training positions, by their accepted lengths
+    auc: Interval  # area under the ROC curve of its confidence over all training positions
     held_out_auc: Interval
-    gated_auc: Interval | None
-    threshold: float | None
+    gated_auc: Interval | None  # over those that pass the gates before it; null without a gate
+    threshold: float | None  # probability below which its gate closes
 
 
 class GateReport(Record):
-    """One gate on held-out positions that pass the gates before it.
-
-    Attributes:
-        closes_frac: share of these that it stops.
-        true_rate: of those that reach the level, the share that passes. false_rate: of the
-            others.
-    """
+    """One gate on held-out positions that pass the gates before it."""
 
     level: int
     threshold: float
     num_rows: int
     closes_frac: float
-    true_rate: float | None
-    false_rate: float | None
+    true_rate: float | None  # of those that reach the level, the share that passes
+    false_rate: float | None  # of the others
 
 
 class ReplayReport(Record):
-    """Held-out prompts under a policy, one request at a time.
-
-    Attributes:
-        draft_yield: E[L], the paper's Eq. 3 under a cap that is kept: accepted draft tokens a
-            round. verified_yield: accepted over verified draft tokens, the paper's words.
-        utilisation: u = accepted over drafted levels, of each round, averaged.
-        token_us: predicted time per token; null without a cost model.
-    """
+    """Held-out prompts under a policy, one request at a time."""
 
     mean_acceptance_length: float
     verified_per_call: float
     levels_per_call: float
-    draft_yield: float
-    verified_yield: float | None
-    utilisation: float
-    token_us: float | None
+    draft_yield: float  # E[L] of Eq. 3 under a cap that is kept: accepted draft tokens a round
+    verified_yield: float | None  # accepted over verified draft tokens, the paper's words
+    utilisation: float  # u: accepted over drafted levels of each round, averaged
+    token_us: float | None  # predicted; null without a cost model
 
 
 class RecallReport(Record):
     """Accepted tokens that closed gates cut, over accepted tokens; means over held-out prompts.
 
-    Attributes:
-        loss_frac: where a budget leaves nothing to widen with, so that the level of the gate is
-            lost too. widened_loss_frac: where the default nodes of that level are verified.
-        loss_bound, widened_loss_bound: (n · loss + 1) / (n + 1), which conformal risk control
-            compares with the loss that one would allow.
+    Where a budget leaves nothing to widen with, the level of the gate is lost too; widened, its
+    default nodes are verified. A bound is (n · loss + 1) / (n + 1), which conformal risk control
+    compares with the loss that one would allow.
     """
 
     num_prompts: int
@@ -499,23 +461,16 @@ class RecallReport(Record):
 
 
 class EchoReport(Record):
-    """`report.json` of a fit.
-
-    Attributes:
-        config: settings of the fit.
-        num_left_out: positions without a label.
-        prompts, rows: numbers on each side of the split.
-        replayed: `gates`, and `no_gates` for the same tree without them.
-    """
+    """`report.json` of a fit."""
 
     config: dict[str, JsonValue]
     prompts: dict[str, int]
     rows: dict[str, int]
-    num_left_out: int
+    num_left_out: int  # positions without a label
     levels: tuple[LevelReport, ...]
     gates: tuple[GateReport, ...]
     recall: RecallReport
-    replayed: dict[str, ReplayReport]
+    replayed: dict[str, ReplayReport]  # `gates`; `no_gates`: the same tree without them
 
 
 def recall(gates: Sequence[Gate], rows: LevelRows) -> RecallReport:
@@ -543,20 +498,20 @@ def recall(gates: Sequence[Gate], rows: LevelRows) -> RecallReport:
 
 
 def _gate_reports(gates: Sequence[Gate], rows: LevelRows) -> list[GateReport]:
-    def share(values: Bools) -> float | None:
-        return float(values.mean()) if len(values) else None
-
     reports = []
     for gate in gates:
         passes, reached = rows.confidence(gate.level) >= gate.threshold, rows.reached(gate.level)
+        true_rate, false_rate = (
+            float(passes[side].mean()) if side.any() else None for side in (reached, ~reached)
+        )
         reports.append(
             GateReport(
                 level=gate.level,
                 threshold=gate.threshold,
                 num_rows=len(passes),
                 closes_frac=float(1 - passes.mean()) if len(passes) else 0.0,
-                true_rate=share(passes[reached]),
-                false_rate=share(passes[~reached]),
+                true_rate=true_rate,
+                false_rate=false_rate,
             )
         )
         rows = rows.of(passes)
@@ -579,6 +534,21 @@ def _replay_report(sums: Mapping[str, float]) -> ReplayReport:
 
 
 # --------------------------------------------------------------------------- what is shown
+
+
+LEVEL_COLUMNS = {
+    "level": "level",
+    "reached": "reached_frac:.0%",
+    "AUC": "auc:.2f",
+    "given gates": "gated_auc:.2f",
+    "held-out AUC": "held_out_auc:.2f",
+    "threshold": "threshold:.3f",
+}
+LEVEL_LEGEND = (
+    "reached: positions whose accepted length reaches the level; AUC: area under the ROC curve of "
+    "its confidence, 95% by prompt; given gates: among positions that pass the gates above; "
+    "threshold: probability below which the gate closes"
+)
 
 
 def report_of(data: EchoReport, policy: Policy, config: EchoConfig) -> FitReport[EchoReport]:
@@ -608,7 +578,7 @@ def report_of(data: EchoReport, policy: Policy, config: EchoConfig) -> FitReport
             "held_out_utilisation": gated.utilisation,
         },
         summary=_summary(data),
-        tables=(_level_table(data),),
+        tables=(Table.of("Levels", data.levels, LEVEL_COLUMNS, LEVEL_LEGEND),),
         limits=(
             f"The thresholds hold for this pair and for levels of {config.width} nodes.",
             "Areas are over every position of the texts, not over the rounds of a policy. A gate "
@@ -621,28 +591,6 @@ def report_of(data: EchoReport, policy: Policy, config: EchoConfig) -> FitReport
         "log-probability of the likeliest path at every gate, to `stopped_at`, the level of the "
         "gate that closes or 0.",
         use=("specctl replay TRACES -p PATH+echo_budget:max_tokens=64 --batch-size 8 ...",),
-    )
-
-
-def _level_table(data: EchoReport) -> Table:
-    rows = [
-        (
-            str(row.level),
-            f"{row.reached_frac:.0%}",
-            row.auc.text(".2f"),
-            "" if row.gated_auc is None else row.gated_auc.text(".2f"),
-            row.held_out_auc.text(".2f"),
-            "" if row.threshold is None else f"{row.threshold:.3f}",
-        )
-        for row in data.levels
-    ]
-    return Table(
-        "Levels",
-        ("level", "reached", "AUC", "given gates", "held-out AUC", "threshold"),
-        rows,
-        "reached: positions whose accepted length reaches the level; AUC: area under the ROC curve "
-        "of its confidence, 95% by prompt; given gates: among positions that pass the gates above; "
-        "threshold: probability below which the gate closes",
     )
 
 

@@ -29,12 +29,11 @@ from specctl.stats import (
     Floats,
     Interval,
     Split,
-    auc_of,
     boosted_trees,
     intervals_over,
     split_prompts,
 )
-from specctl.train.configs import ScoredConfig
+from specctl.train.configs import ScoredConfig, check_sizes
 from specctl.train.curves import BETAS, Curve, CurvePoint, DepthCalibration, trace_curve
 from specctl.train.report import Fit, FitReport, check_twin
 
@@ -67,36 +66,22 @@ class Sides:
 
 @dataclass(frozen=True)
 class Judged:
-    """The nodes and tokens that thresholds keep.
-
-    Attributes:
-        beta: the chosen one. chosen: on training prompts, where it was chosen.
-        curve: on held-out prompts. control: of the path's probability, on the same.
-    """
+    """The nodes and tokens that thresholds keep."""
 
     beta: float
-    chosen: Curve
-    curve: Curve
-    control: Curve
+    chosen: Curve  # on training prompts, where beta was chosen
+    curve: Curve  # on held-out prompts
+    control: Curve  # of the path's probability, on the same
 
 
 def read_sides(source: LoggedNodes, prompt_ids: Iterable[str], config: ScoredConfig) -> Sides:
-    """Rows of training and of held-out prompts.
-
-    Raises:
-        UsageError: larger trees than the log holds; see also `sample_nodes`, `split_prompts`.
-    """
+    """Rows of training and of held-out prompts."""
     nodes, support = config.nodes, source.support
-    for option, wanted, held in (
+    check_sizes(
         ("--depth", nodes.depth, support.depth),
         ("--first-top-k", nodes.first_top_k, support.top_k),
         ("--second-top-k", nodes.second_top_k, support.width),
-    ):
-        if wanted > held:
-            raise UsageError(
-                f"{option}: expected at most {held}, which the traces hold, found {wanted}",
-                hint="lower it, or collect larger trees",
-            )
+    )
     split = split_prompts(prompt_ids, held_out_frac=config.held_out_frac, seed=config.seed)
     fields = nodes.model_dump()
     train = sample_nodes(source, split.train, **fields)
@@ -104,11 +89,7 @@ def read_sides(source: LoggedNodes, prompt_ids: Iterable[str], config: ScoredCon
 
 
 def judge(source: LoggedNodes, scorer: Scorer, config: ScoredConfig, split: Split) -> Judged:
-    """Chooses beta on the training prompts, then looks at the held-out ones.
-
-    Raises:
-        UsageError: a beta that keeps nothing, or a recall that none reaches.
-    """
+    """Chooses beta on the training prompts, then looks at the held-out ones."""
     betas = BETAS if config.beta is None else tuple(sorted({*BETAS, config.beta}))
     rule, nodes = open_rule(scorer, config), config.nodes
     # The control has no second Top-K other than the first. It is never a policy, so that it may be
@@ -145,11 +126,7 @@ def open_rule(scorer: Scorer, config: ScoredConfig) -> Any:
 
 
 def choose_beta(curve: Curve, config: ScoredConfig) -> float:
-    """The configured threshold, or the highest that keeps enough.
-
-    Raises:
-        UsageError: it keeps nothing, or none keeps enough.
-    """
+    """The configured threshold, or the highest that keeps enough."""
     if config.beta is not None:
         if not curve.kept[:, curve.betas.index(config.beta)].sum():
             raise nothing_kept(config.beta, f"no node at {curve.num_positions} positions")
@@ -158,8 +135,8 @@ def choose_beta(curve: Curve, config: ScoredConfig) -> float:
     if index is None:
         most = curve.accepted[:, 0].sum() / max(1, curve.longest.sum())
         raise UsageError(
-            f"--recall {config.recall:g}: expected a share of accepted tokens that some beta "
-            f"keeps, found at most {most:.4f}, at beta {curve.betas[0]:.1g}",
+            f"no beta keeps a share of {config.recall:g} of accepted tokens (--recall): beta "
+            f"{curve.betas[0]:.1g} keeps {most:.4f}",
             hint="lower it, raise --second-top-k, or fit other features",
         )
     return curve.betas[index]
@@ -169,49 +146,33 @@ def choose_beta(curve: Curve, config: ScoredConfig) -> float:
 
 
 class SideCounts(Record):
-    """One side of the split; nodes are those that carry the label.
-
-    Attributes:
-        num_unknown: nodes whose fate the log does not hold.
-        kept_frac, accepted_frac: shares of the rejected and of the accepted nodes that were
-            sampled.
-    """
+    """One side of the split; nodes are those that carry the label."""
 
     num_prompts: int
     num_positions: int
     num_accepted: int
     num_rejected: int
-    num_unknown: int
-    kept_frac: float
-    accepted_frac: float
+    num_unknown: int  # nodes whose fate the log does not hold
+    kept_frac: float  # share of the rejected nodes that were sampled
+    accepted_frac: float  # share of the accepted ones
 
 
 class LabelQuality(Record):
-    """A scorer's prediction of its own label, on held-out nodes.
+    """A scorer's prediction of its own label, on held-out nodes."""
 
-    Attributes:
-        log_loss: nats a node. auc: of accepted against rejected. base_rate: share accepted.
-    """
-
-    log_loss: float
-    auc: float
-    base_rate: float
+    log_loss: float  # nats a node
+    auc: float  # of accepted against rejected
+    base_rate: float  # share accepted
 
 
 class RecallRow(Record):
-    """Nodes per position, root counted, at equal recall; interpolated between thresholds.
-
-    Attributes:
-        num_tokens: none where the curve does not reach the recall.
-        joint_num_tokens: of the plain threshold on the path's probability.
-        change: relative, with 95 % of resamples of prompts.
-    """
+    """Nodes per position, root counted, at equal recall; interpolated between thresholds."""
 
     recall: float
-    num_tokens: float | None
-    joint_num_tokens: float | None
-    change: float | None
-    change_interval: Interval | None
+    num_tokens: float | None  # none where the curve does not reach the recall
+    joint_num_tokens: float | None  # of the plain threshold on the path's probability
+    change: float | None  # relative
+    change_interval: Interval | None  # prompts resampled
 
     @property
     def found_change(self) -> Interval | float | None:
@@ -220,33 +181,22 @@ class RecallRow(Record):
 
 
 class ScoredReport(Record):
-    """`report.json` of a fitted node scorer.
-
-    Attributes:
-        sides: `train` and `held_out`.
-        train, held_out: what beta keeps. held_out_interval: 95 %, prompts resampled.
-        comparisons: with the plain threshold, held out.
-        label: of the scorer. references: of boosted trees on the same nodes and features, and of
-            the drafter's own probability where a feature holds it.
-        curve, joint_curve: all thresholds, held out. auc, joint_auc: of scores of all nodes.
-        calibration: of the scores as probabilities of the whole path, held out.
-        missing_frac: expansions that the log lacked, per held-out position.
-    """
+    """`report.json` of a fitted node scorer."""
 
     config: ScoredConfig
     beta: float
-    sides: dict[str, SideCounts]
-    train: CurvePoint
+    sides: dict[str, SideCounts]  # `train` and `held_out`
+    train: CurvePoint  # what beta keeps
     held_out: CurvePoint
     held_out_interval: dict[str, Interval]
-    comparisons: tuple[RecallRow, ...]
+    comparisons: tuple[RecallRow, ...]  # with the plain threshold, held out
     label: LabelQuality
-    references: dict[str, LabelQuality]
-    auc: float
+    references: dict[str, LabelQuality]  # of boosted trees, and of the drafter's own probability
+    auc: float  # of scores of all nodes
     joint_auc: float
-    missing_frac: float
-    calibration: tuple[DepthCalibration, ...]
-    curve: tuple[CurvePoint, ...]
+    missing_frac: float  # expansions that the log lacked, per held-out position
+    calibration: tuple[DepthCalibration, ...]  # of scores of whole paths, held out
+    curve: tuple[CurvePoint, ...]  # all thresholds, held out
     joint_curve: tuple[CurvePoint, ...]
 
 
@@ -316,11 +266,13 @@ def log_odds(scorer: Scorer, rows: NodeRows) -> Floats:
 
 def label_quality(logit: Floats, rows: NodeRows) -> LabelQuality:
     """Quality of log-odds `[M]` as predictions; sampled negatives stand for those left out."""
+    from sklearn.metrics import roc_auc_score
+
     weight = rows.weight
     loss = np.logaddexp(0.0, np.where(rows.accepted, -logit, logit))
     return LabelQuality(
         log_loss=float((weight * loss).sum() / weight.sum()),
-        auc=auc_of(logit, rows.accepted, weight),
+        auc=float(roc_auc_score(rows.accepted, logit, sample_weight=weight)),
         base_rate=rows.num_positives / (rows.num_positives + rows.num_negatives),
     )
 

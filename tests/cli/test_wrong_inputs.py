@@ -122,7 +122,7 @@ HEAVY: list[tuple[int, str, str]] = [
         "fit cart DENSE -o OUT --base eagle2:depth=9",
         "larger than the traces, which hold dep",
     ),
-    (USAGE, "fit echo DENSE -o OUT --depth 9", "--depth: expected at most 6, as the traces hold"),
+    (USAGE, "fit echo DENSE -o OUT --depth 9", "--depth 9 is more than the traces hold, 6"),
 ]
 FOREIGN = ("Traceback", "Error:", "Input should", "Extra inputs", "Expecting", "Validation")
 """Words of libraries, which no message has."""

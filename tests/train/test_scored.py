@@ -77,10 +77,10 @@ def test_beta_that_was_given_is_kept_exactly(source: LoggedNodes) -> None:
 
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"beta": 1.0}, "beta 1: expected a threshold that some node reaches"),
-    ({"second_top_k": 1}, {"recall": 0.999999}, "--recall 0.999999: expected a share of accepted"),
-    ({"depth": 9}, {}, "--depth: expected at most 4, which the traces hold, found 9"),
-    ({"first_top_k": 5}, {}, "--first-top-k: expected at most 3"),
-    ({"second_top_k": 5}, {}, "--second-top-k: expected at most 3"),
+    ({"second_top_k": 1}, {"recall": 0.999999}, "no beta keeps a share of 0.999999"),
+    ({"depth": 9}, {}, "--depth 9 is more than the traces hold, 4"),
+    ({"first_top_k": 5}, {}, "--first-top-k 5 is more"),
+    ({"second_top_k": 5}, {}, "--second-top-k 5 is more"),
 ]
 
 
@@ -139,7 +139,7 @@ def test_thresholds_keep_what_their_rules_submit(
     def rule(beta: float) -> Any:
         return build_shape(shape_of(fits["c2t"]).model_copy(update={"beta": beta, **options}))
 
-    curve, kept = trace_curve(source, rule(0.0)), []
+    curve, kept = trace_curve(source, rule(0.0), NODE_PROMPTS), []
     for index in (40, 60, 75, 90):
         submitted = accepted = 0
         for batch in source.batches(rule(BETAS[index])):
@@ -160,7 +160,7 @@ JOINT = build_shape(JointThreshold(depth=DEPTH, top_k=TOP_K, min_prob=0.0))
 
 @pytest.fixture(scope="module")
 def joint(source: LoggedNodes) -> Curve:
-    return trace_curve(source, JOINT)
+    return trace_curve(source, JOINT, NODE_PROMPTS)
 
 
 def test_unpruned_tree_loses_nothing_where_its_frontier_is_the_log(joint: Curve) -> None:
@@ -192,21 +192,8 @@ def test_a_recall_has_a_threshold_and_a_size(joint: Curve) -> None:
     assert np.isnan(joint.tokens_at_recall(1.01)).all()
 
 
-def test_more_prompts_than_groups_share_them(
-    source: LoggedNodes, joint: Curve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("specctl.train.curves.MOST_GROUPS", 11)
-    shared = trace_curve(source, JOINT)
-    assert (shared.num_prompts, shared.kept.shape) == (16, (11, len(BETAS)))
-    np.testing.assert_array_equal(shared.kept[:5], joint.kept[:5] + joint.kept[11:])
-    assert shared.points() == joint.points()
-    found, alone = (one.intervals(80, 0)["num_tokens"] for one in (shared, joint))
-    assert found.value == alone.value
-    assert 0.3 < (found.high - found.low) / (alone.high - alone.low) < 3
-
-
 def test_no_prompts_are_refused(source: LoggedNodes) -> None:
-    with pytest.raises(TraceEmptyError, match="curve of thresholds"):
+    with pytest.raises(TraceEmptyError, match="no positions"):
         trace_curve(source, JOINT, [])
 
 
