@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from specctl.collect.trace_writer import TraceWriter, make_header
-from specctl.features import DraftPool
 from specctl.policy import FullTree, Policy, build_shape, policy_digest
-from specctl.policy.growing import Children, PoolBuffers, grow_tree
-from specctl.policy.rules import Frontier, fresh_start
+from specctl.policy.growing import grow_tree
+from specctl.policy.rules import Frontier, Level, fresh_start
 from specctl.runtime.requests import Sampling, Stopwatch
 from specctl.trace import TABLES, arrow_schema
+from specctl.tree import Children, DraftPool
 
 DIGESTS = {f"{name}_digest": "sha256:" + 64 * "0" for name in ("target", "drafter", "tokenizer")}
 CATEGORIES = ("arithmetic", "code", "prose")
@@ -39,9 +39,9 @@ class RandomSource:
         self.generator = generator
         self.sharpness = 1 + 3 * torch.rand(num_rows, 1, 1, generator=generator)
 
-    def children(self, pool: PoolBuffers, frontier: Frontier, top_k: int) -> Children:
+    def children(self, level: Level, frontier: Frontier, top_k: int) -> Children:
         """See `specctl.policy.growing.ChildSource`."""
-        del pool
+        del level
         shape = (*frontier.index.shape, 4 * top_k)
         logits = self.sharpness * torch.randn(shape, generator=self.generator)
         logp = logits.log_softmax(-1).sort(-1, descending=True).values
@@ -100,7 +100,7 @@ def tables_of(number: int, policy: Policy, generator: torch.Generator) -> dict[s
     source = RandomSource(POSITIONS, generator)
     pool = grow_tree(rule, rule.begin(fresh_start(POSITIONS)), source, roots, Stopwatch())
     on_path = random_path(pool, generator)
-    valid = pool.tree.valid
+    valid = pool.valid
     remaining = torch.arange(POSITIONS, 0, -1)
     accepted = torch.minimum(on_path.sum(1) - 1, remaining)
     common = {"request_id": f"p{number:06d}/0", "prompt_id": f"p{number:06d}"}
@@ -115,7 +115,7 @@ def tables_of(number: int, policy: Policy, generator: torch.Generator) -> dict[s
 
 def random_path(pool: DraftPool, generator: torch.Generator) -> Tensor:
     """`[B, P]` bool: below every node the target picks a child by the drafter's probabilities."""
-    tree = pool.tree
+    tree = pool
     coin = torch.rand(tree.parent.shape, generator=generator).gather(1, tree.parent.clamp(min=0))
     prob = tree.draft_logp.exp()
     # Siblings stand in a row: where a node's share of the unit interval starts.
@@ -151,7 +151,7 @@ def node_values(pool: DraftPool, on_path: Tensor, remaining: Tensor) -> Iterator
     """Columns of `nodes`; acceptance is null where the text followed the path and ended."""
     import pyarrow as pa
 
-    tree, valid = pool.tree, pool.tree.valid
+    tree, valid = pool, pool.valid
     ended = on_path & (tree.depth == remaining[:, None])
     beyond = torch.zeros_like(ended)
     for _ in range(int(tree.depth.max())):

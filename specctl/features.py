@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from specctl.errors import UsageError
 from specctl.lazy import Tensor, torch
-from specctl.tree import TokenTree, gather, path_sum
+from specctl.tree import DraftPool, gather, path_sum
 
 RECENT_TOKENS = 64
 """Committed tokens that a draft is compared with."""
@@ -30,37 +30,6 @@ NO_TEXT = -1
 ENTROPY_TOP_K = 10
 """K of the renormalised top-K entropy (HeteroSpec, Eq. 1). Thresholds do not carry over to
 another K, therefore K is part of every digest."""
-
-
-@dataclass(frozen=True)
-class DraftPool:
-    """Every node that a round drafted, with the drafter's numbers.
-
-    Level order, root at index 0; `expanded` marks nodes whose children were drafted.
-
-    Attributes:
-        tree: the nodes, `[B, P]`.
-        joint_logp: `[B, P]` float32, nats; -inf in empty slots.
-        entropy: `[B, P]` float32, nats: full-vocabulary entropy of the *parent's* distribution,
-            the one that the node was drawn from; 0 at the root.
-        topk_entropy: `[B, P]` float32, nats: the same over the `ENTROPY_TOP_K` likeliest tokens,
-            renormalised.
-        sibling_rank: `[B, P]` int64: 0 for the likeliest child of its parent.
-        expanded: `[B, P]` bool.
-        copied: `[B, P]` int64, see `Copy`; None unless the shape needs the text.
-    """
-
-    tree: TokenTree
-    joint_logp: Tensor
-    entropy: Tensor
-    topk_entropy: Tensor
-    sibling_rank: Tensor
-    expanded: Tensor
-    copied: Tensor | None = None
-
-
-NODE_TENSORS = ("joint_logp", "entropy", "topk_entropy", "sibling_rank", "expanded")
-"""Fields of a `DraftPool` that hold a value a node, besides the tree."""
 
 
 # --------------------------------------------------------------------------- text
@@ -151,9 +120,9 @@ class Feature:
     version: int = 1
 
 
-def _drafted(name: str, unit: str, meaning: str, path: str = "") -> Feature:
-    """A tensor of the pool, by its dotted name; by the feature's own without one."""
-    read = attrgetter(path or name)
+def _drafted(name: str, unit: str, meaning: str, column: str = "") -> Feature:
+    """A column of the pool, by the feature's own name unless another is given."""
+    read = attrgetter(column or name)
     return Feature(name, unit, meaning, lambda pool, start: read(pool)[:, start:])
 
 
@@ -175,10 +144,10 @@ _FEATURES = (
         lambda pool, start: pool.joint_logp[:, start:].exp(),
     ),
     _drafted("joint_logp", "nats", "log of joint_prob"),
-    _drafted("draft_logp", "nats", "log-probability given the parent", "tree.draft_logp"),
+    _drafted("draft_logp", "nats", "log-probability given the parent"),
     _drafted("parent_entropy", "nats", "entropy of the parent's distribution", "entropy"),
     _drafted("parent_topk_entropy", "nats", "the same over renormalised top-K", "topk_entropy"),
-    _drafted("depth", "levels", "edges from the root", "tree.depth"),
+    _drafted("depth", "levels", "edges from the root"),
     _drafted("sibling_rank", "rank", "0 for the likeliest sibling"),
     Feature(
         "copy_length",
@@ -232,8 +201,8 @@ def meta_path(pool: DraftPool, *, conditional: bool = False) -> Tensor:
     Returns:
         `[B]` int64, index into the pool.
     """
-    score = pool.tree.draft_logp if conditional else pool.joint_logp
-    deepest = pool.tree.depth.masked_fill(~pool.tree.valid, -1)
+    score = pool.draft_logp if conditional else pool.joint_logp
+    deepest = pool.depth.masked_fill(~pool.valid, -1)
     last_level = deepest == deepest.max(1, keepdim=True).values
     return score.masked_fill(~last_level, float("-inf")).argmax(1)
 
@@ -247,8 +216,8 @@ def phi(pool: DraftPool, *, conditional: bool = False) -> Tensor:
     Returns:
         `[B]` float32, nats.
     """
-    depth = int(pool.tree.depth.max())
-    totals = path_sum(pool.topk_entropy, pool.tree.parent, depth)
+    depth = int(pool.depth.max())
+    totals = path_sum(pool.topk_entropy, pool.parent, depth)
     return gather(totals, meta_path(pool, conditional=conditional)[:, None], 0.0)[:, 0]
 
 

@@ -1,4 +1,5 @@
-"""The draft tree: one frozen struct of tensors, batch first, and the shapes derived from it.
+"""Draft trees as tensors, batch first: `DraftPool` is all that a round drafted, `TokenTree` what of
+it is verified.
 
     index     0      1      2      3      4
     token    the    cat    dog    sat    ran        the ─┬─ cat ─┬─ sat
@@ -13,7 +14,8 @@ Index tensors are int64, because that is what torch gathers with.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import NamedTuple
 
 from specctl.lazy import Tensor, torch
 
@@ -23,8 +25,7 @@ PAD = -2
 """`parent` of a slot that holds no node."""
 
 
-@dataclass(frozen=True)
-class TokenTree:
+class TokenTree(NamedTuple):
     """A batch of draft trees.
 
     Attributes:
@@ -56,6 +57,83 @@ class TokenTree:
         return self.valid.sum(1)
 
 
+class DraftPool(NamedTuple):
+    """Every node that a round drafted, with the drafter's numbers.
+
+    Columns `[B, P]`, level by level, root first, which a growth writes in place.
+    """
+
+    token_ids: Tensor
+    """int64, target vocabulary; 0 in replay unless the policy reads text."""
+    parent: Tensor
+    """int64, index into the pool; `ROOT` at the root, `PAD` in empty slots."""
+    depth: Tensor
+    """int64, edges from the root."""
+    draft_logp: Tensor
+    """float32, nats, given the parent."""
+    joint_logp: Tensor
+    """float32, nats, along the path; -inf in empty slots."""
+    entropy: Tensor
+    """float32, nats: full-vocabulary entropy of the *parent's* distribution, the one that the node
+    was drawn from; 0 at the root."""
+    topk_entropy: Tensor
+    """float32, nats: the same over the `features.ENTROPY_TOP_K` likeliest tokens, renormalised."""
+    sibling_rank: Tensor
+    """int64, 0 for the likeliest child of its parent."""
+    expanded: Tensor
+    """bool, its children were drafted."""
+    path_entropy: Tensor | None = None
+    """float32, nats: `topk_entropy` summed from the root to the node, root first (HeteroSpec's Φ at
+    the end of the meta path); `topk_entropy` itself in empty slots. Of kernels alone."""
+    copied: Tensor | None = None
+    """int64, see `features.Copy`; None unless the shape needs the text."""
+
+    @property
+    def num_slots(self) -> int:
+        """P: nodes and empty slots together."""
+        return self.parent.shape[1]
+
+    @property
+    def valid(self) -> Tensor:
+        """`[B, P]` bool: the slot holds a node."""
+        return self.parent > PAD
+
+    @property
+    def num_nodes(self) -> Tensor:
+        """`[B]` int64: nodes per row, root included."""
+        return self.valid.sum(1)
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> DraftPool:
+        """A change of every column that there is."""
+        return DraftPool(*(None if one is None else change(one) for one in self))  # type: ignore[arg-type]
+
+    def first(self, size: int) -> DraftPool:
+        """The first slots of every row."""
+        return self.each(lambda column: column[:, :size])
+
+    def rows(self, rows: slice | Tensor) -> DraftPool:
+        """Some rows."""
+        return self.each(lambda column: column[rows])
+
+
+POOL_COLUMNS = DraftPool._fields[:9]
+"""Those that every pool has."""
+
+
+class Children(NamedTuple):
+    """A source's candidates below W frontier nodes of B rows."""
+
+    token_ids: Tensor
+    """`[B, W, K]` int64, likeliest first, target vocabulary."""
+    logp: Tensor
+    """`[B, W, K]` float32, nats, given the parent, at most 0."""
+    entropy: Tensor
+    """`[B, W]` float32, nats, of the distribution they come from."""
+    topk_entropy: Tensor
+    known: Tensor | None = None
+    """`[B, W, K]` bool, false for a child that the source does not know; None: all are known."""
+
+
 def gather(values: Tensor, index: Tensor, fill: float) -> Tensor:
     """`values[b, index[b, n]]`, and `fill` where the index is negative.
 
@@ -83,7 +161,7 @@ def path_sum(values: Tensor, parent: Tensor, max_depth: int) -> Tensor:
     return total
 
 
-def take(tree: TokenTree, index: Tensor) -> TokenTree:
+def take(tree: TokenTree | DraftPool, index: Tensor) -> TokenTree:
     """The sub-tree of the nodes at `index`, re-numbered.
 
     Args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import cycle, islice, takewhile
 
 import pytest
@@ -14,15 +13,15 @@ from specctl.features import (
     NODE_FEATURES,
     RECENT_TOKENS,
     SUFFIX_TOKENS,
-    DraftPool,
     features_digest,
     needs_text,
     node_features,
     recent_tokens,
 )
 from specctl.policy import StaticTree, build_shape
-from specctl.policy.growing import Children, append_level, new_pool
+from specctl.policy.growing import Growth
 from specctl.policy.rules import Frontier
+from specctl.tree import Children, DraftPool
 from tests.policy.drafts import grow, hand_law
 from tests.trees import joint_logp
 
@@ -43,7 +42,7 @@ def test_values_are_what_the_names_say() -> None:
     assert values["sibling_rank"][0].tolist() == [0, 0, 1, 0, 1, 0, 1]
     expected = torch.tensor([1.0, 0.6, 0.3, 0.36, 0.18, 0.24, 0.03])
     torch.testing.assert_close(values["joint_prob"][0], expected)
-    torch.testing.assert_close(values["joint_logp"], joint_logp(pool.tree), rtol=0, atol=0)
+    torch.testing.assert_close(values["joint_logp"], joint_logp(pool), rtol=0, atol=0)
     assert float(values["parent_entropy"][0, 1]) == float(values["parent_entropy"][0, 2])
     # Four tokens in all: the top 10 are the whole vocabulary.
     torch.testing.assert_close(values["parent_entropy"], values["parent_topk_entropy"])
@@ -51,7 +50,7 @@ def test_values_are_what_the_names_say() -> None:
 
 
 def test_a_level_has_the_values_that_it_has_in_the_whole_pool() -> None:
-    pool = replace(hand_pool(), copied=torch.arange(7)[None])
+    pool = hand_pool()._replace(copied=torch.arange(7)[None])
     names = list(NODE_FEATURES)
     whole, level = node_features(pool, names), node_features(pool, names, 3)
     torch.testing.assert_close(level, whole[:, 3:], rtol=0, atol=0)
@@ -80,25 +79,25 @@ def test_copies_equal_those_found_by_loops(length: int) -> None:
     """Chains and trees of three tokens, grown level by level as a round does."""
     generator = torch.Generator().manual_seed(length)
     texts = torch.randint(2, (6, length), generator=generator).tolist()
-    pool = new_pool(torch.tensor([t[-1] for t in texts]), 1 + 18 * 6, recent_tokens(texts, CPU))
+    growth = Growth(torch.tensor([t[-1] for t in texts]), 1 + 18 * 6, recent_tokens(texts, CPU))
     paths: list[list[list[int]]] = [[[]] for _ in texts]
     frontier = Frontier(torch.zeros(6, 1, dtype=torch.int64), torch.ones(6, 1, dtype=torch.bool))
     for depth in range(1, 19):
         width = frontier.index.shape[1]
         ids = torch.stack([torch.randperm(3, generator=generator) for _ in range(6 * width)])
         ids, zeros = ids.view(6, width, 3), torch.zeros(6, width)
-        append_level(pool, depth, frontier, Children(ids, -ids.float(), zeros, zeros))
+        pool = growth.append(frontier, Children(ids, -ids.float(), zeros, zeros)).pool
         level = [
             [[*path, token] for path, tokens in zip(above, new, strict=True) for token in tokens]
             for above, new in zip(paths, ids.tolist(), strict=True)
         ]
-        found = pool.view().copied
+        found = pool.copied
         assert found is not None
         wanted = [[copied_by_hand(t, p) for p in row] for t, row in zip(texts, level, strict=True)]
-        assert found[:, pool.level_start :].tolist() == wanted, depth
+        assert found[:, growth.level.start :].tolist() == wanted, depth
         # Go on below the copy, where there is one, and below another node.
         places = [(max(range(len(row)), key=row.__getitem__), 0) for row in wanted]
-        frontier = Frontier(torch.tensor(places) + pool.level_start, torch.ones(6, 2) > 0)
+        frontier = Frontier(torch.tensor(places) + growth.level.start, torch.ones(6, 2) > 0)
         paths = [[row[place] for place in two] for row, two in zip(level, places, strict=True)]
 
 

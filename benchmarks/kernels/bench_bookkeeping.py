@@ -27,7 +27,8 @@ from specctl.kernels.bookkeeping import (
     settle,
 )
 from specctl.kernels.dispatch import runs_fused
-from specctl.kernels.tree_build import BuiltTree, Pool
+from specctl.kernels.tree_build import BuiltTree
+from specctl.tree import DraftPool
 
 BATCHES, SMALL_BATCHES = (1, 8, 32), (1, 2)
 Runs = tuple[Callable[[], object], Callable[[], object], Iterable[Tensor]]
@@ -74,13 +75,13 @@ def _opened(size: Size, device: torch.device) -> Opened:
     return new_opened(size.batch, size.width, words, device)
 
 
-def _roots(size: Size, pool: Pool, counts: Tensor, vacant: Tensor) -> Runs:
+def _roots(size: Size, pool: DraftPool, counts: Tensor, vacant: Tensor) -> Runs:
     given = (pool, counts, vacant, _opened(size, counts.device))
     written = (pool.parent, pool.joint_logp)
     return lambda: open_tree(*given), lambda: reference.open_tree(*given), written
 
 
-def _level(size: Size, pool: Pool, frontier: Tensor, counts: Tensor, vacant: Tensor) -> Runs:
+def _level(size: Size, pool: DraftPool, frontier: Tensor, counts: Tensor, vacant: Tensor) -> Runs:
     """The nodes above the deepest level, in two words or more."""
     opened, above = (_opened(size, counts.device) for _ in range(2))
     keep = torch.ones_like(frontier, dtype=torch.bool)
@@ -109,7 +110,7 @@ def _axis(size: Size, tree: BuiltTree, counts: Tensor) -> Runs:
     )
 
 
-def _settling(size: Size, pool: Pool, tree: BuiltTree, counts: Tensor, vacant: Tensor) -> Runs:
+def _settling(size: Size, pool: DraftPool, tree: BuiltTree, counts: Tensor, vacant: Tensor) -> Runs:
     """Paths of three nodes and the bonus."""
     steps, total = size.levels + 1, size.batch * size.tokens
     laid = lay_out(tree, counts, counts, num_tokens=total, last_place=4095)

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from bench_tree_build import Size, grown, runtime_pool
+from bench_tree_build import Size, grown
 from timing import Row, copy_bandwidth, launch_floor, main, row, time_us, versus
 from torch import Tensor
 
-from specctl.features import DraftPool, phi
+from specctl.features import phi
 from specctl.kernels.dispatch import runs_fused
 from specctl.kernels.policy_eval import choose_bins, close_gates, new_gate_state, prune_level
 from specctl.kernels.policy_eval.layout import PolicyBuffer, pack
@@ -71,7 +71,7 @@ def _bins(size: Size, device: torch.device) -> Runs:
     base = StaticTree(depth=size.levels, top_k=size.top_k, num_tokens=size.tokens)
     shape = EntropyBins(base=base, edges=tuple(map(float, range(1, 8))))
     params, (pool, _, _) = _buffer(shape, device), grown(size, device)
-    draft = runtime_pool(pool).view()
+    draft = pool
     edges = torch.tensor(shape.edges, device=device)
     depths, tokens = (
         torch.tensor(t, device=device) for t in (shape.plan_depths, shape.plan_tokens)
@@ -124,7 +124,7 @@ def _network(size: Size, hidden: int, device: torch.device) -> Runs:
     )
     shape = ScoredTree(scorer=scorer, beta=0.5, depth=size.levels, num_tokens=size.tokens)
     params, (pool, _, _) = _buffer(shape, device), grown(size, device)
-    draft: DraftPool = runtime_pool(pool).view()
+    draft = pool
     scores = torch.zeros(size.batch, size.capacity, device=device)
     of_parent = torch.zeros(size.batch, size.width, device=device)
     score, bar = log_prob(scorer, device), lowest_logp(shape.beta)

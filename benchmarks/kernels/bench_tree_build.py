@@ -18,21 +18,11 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from specctl.features import DraftPool
 from specctl.kernels.dispatch import runs_fused
-from specctl.kernels.tree_build import (
-    BuiltTree,
-    Children,
-    Pool,
-    append_level,
-    link_tree,
-    select_nodes,
-)
-from specctl.policy.growing import Children as RuntimeChildren
-from specctl.policy.growing import PoolBuffers, new_pool
-from specctl.policy.growing import append_level as runtime_append
+from specctl.kernels.tree_build import BuiltTree, append_level, link_tree, select_nodes
+from specctl.policy.growing import Growth
 from specctl.policy.rules import Frontier, Level, best_nodes, best_of_level
-from specctl.tree import TokenTree, take
+from specctl.tree import Children, DraftPool, take
 from tests.trees import ancestor_mask, pack_bits
 
 
@@ -76,7 +66,8 @@ def rows(device: torch.device, *, small: bool = False) -> list[Row]:
 
 def _append_rows(size: Size, device: torch.device, bandwidth: float) -> list[Row]:
     pool, frontier, children = grown(size, device)
-    runtime, start, depth = runtime_pool(pool), size.level_start, size.levels
+    start, depth = size.level_start, size.levels
+    growth = Growth(pool.token_ids[:, 0].clone(), size.capacity)
     keep = torch.ones_like(frontier, dtype=torch.bool)
 
     def ours() -> object:
@@ -84,9 +75,8 @@ def _append_rows(size: Size, device: torch.device, bandwidth: float) -> list[Row
         return append_level(pool, frontier, keep, children, **options)
 
     def before() -> object:
-        runtime.size = start
-        runtime_append(runtime, depth, Frontier(frontier, keep), RuntimeChildren(*children))
-        return best_of_level(Level(depth, runtime.view(), start), size.width)
+        growth.level = Level(depth - 1, pool.first(start), 0)
+        return best_of_level(growth.append(Frontier(frontier, keep), children), size.width)
 
     num_bytes = size.batch * size.width * size.top_k * (3 * 8 + 5 * 4 + 1 + 8 + 4)
     return _pair("append_level", size, ours, before, num_bytes, bandwidth, device)
@@ -94,21 +84,20 @@ def _append_rows(size: Size, device: torch.device, bandwidth: float) -> list[Row
 
 def _cut_rows(size: Size, device: torch.device, bandwidth: float) -> list[Row]:
     pool, _, _ = grown(size, device)
-    draft = runtime_pool(pool).view()
     positions = torch.zeros(size.batch, dtype=torch.int64, device=device)
 
     def ours() -> object:
         return cut(pool, size, positions)
 
     def before() -> tuple[Tensor, ...]:
-        return _in_torch(draft, size, positions)
+        return _in_torch(pool, size, positions)
 
     words = -(-size.tokens // 32)
     num_bytes = size.batch * (size.capacity * 4 + size.tokens * (8 * 8 + 4 * words + 28))
     return _pair("select and link", size, ours, before, num_bytes, bandwidth, device)
 
 
-def cut(pool: Pool, size: Size, positions: Tensor) -> BuiltTree:
+def cut(pool: DraftPool, size: Size, positions: Tensor) -> BuiltTree:
     """The best nodes of a pool as a tree."""
     submitted = select_nodes(pool.joint_logp, size.tokens)
     return link_tree(pool, submitted, size.levels, positions)
@@ -116,7 +105,7 @@ def cut(pool: Pool, size: Size, positions: Tensor) -> BuiltTree:
 
 def _in_torch(draft: DraftPool, size: Size, positions: Tensor) -> tuple[Tensor, ...]:
     """The same tree by the operations of rules and tree."""
-    tree = take(draft.tree, best_nodes(draft, size.tokens))
+    tree = take(draft, best_nodes(draft, size.tokens))
     bits = pack_bits(ancestor_mask(tree.parent, size.levels))
     return bits, positions[:, None] + tree.depth, tree.num_nodes
 
@@ -138,7 +127,7 @@ def _pair(
     return versus(found, found[0])
 
 
-def grown(size: Size, device: torch.device) -> tuple[Pool, Tensor, Children]:
+def grown(size: Size, device: torch.device) -> tuple[DraftPool, Tensor, Children]:
     """A pool up to its deepest level, the frontier above that, and the children below."""
     pool = _empty(size, device)
     frontier = torch.zeros(size.batch, 1, dtype=torch.int64, device=device)
@@ -152,13 +141,13 @@ def grown(size: Size, device: torch.device) -> tuple[Pool, Tensor, Children]:
     return pool, above, children
 
 
-def _empty(size: Size, device: torch.device) -> Pool:
+def _empty(size: Size, device: torch.device) -> DraftPool:
     shape = (size.batch, size.capacity)
     integers = list(torch.zeros(4, *shape, dtype=torch.int64, device=device))
     floats = list(torch.zeros(5, *shape, device=device))
     integers[1][:, 0] = -1
     expanded = torch.zeros(shape, dtype=torch.bool, device=device)
-    return Pool(*integers[:3], *floats[:4], integers[3], expanded, floats[4])
+    return DraftPool(*integers[:3], *floats[:4], integers[3], expanded, floats[4])
 
 
 def _children(size: Size, width: int, device: torch.device) -> Children:
@@ -166,17 +155,6 @@ def _children(size: Size, width: int, device: torch.device) -> Children:
     logp = torch.randn(shape, device=device).log_softmax(-1).sort(-1, descending=True).values
     ids = torch.randint(128_256, shape, device=device)
     return Children(ids, logp, *(torch.rand(shape[:2], device=device) for _ in range(2)))
-
-
-def runtime_pool(pool: Pool) -> PoolBuffers:
-    """The same columns as the runtime keeps them."""
-    buffers = new_pool(pool.token_ids[:, 0].clone(), pool.parent.shape[1])
-    for name in TokenTree.__dataclass_fields__:
-        getattr(buffers, name).copy_(getattr(pool, name))
-    for name in ("joint_logp", "entropy", "topk_entropy", "sibling_rank", "expanded"):
-        getattr(buffers, name).copy_(getattr(pool, name))
-    buffers.size = pool.parent.shape[1]
-    return buffers
 
 
 if __name__ == "__main__":

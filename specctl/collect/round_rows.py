@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specctl.features import NODE_TENSORS, DraftPool, phi
+from specctl.features import phi
 from specctl.kernels.token_ranks import token_ranks
 from specctl.policy.rules import rank_order
 from specctl.runtime.requests import Request, RoundRecord
 from specctl.trace import arrow_schema
-from specctl.tree import PAD, TokenTree, gather
+from specctl.tree import PAD, POOL_COLUMNS, DraftPool, gather
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -170,22 +170,20 @@ def statistics(records: Sequence[RoundRecord]) -> dict[str, Tensor]:
     Engines that sample do not say what the target would have drawn behind a token that was
     refused: their rows have `match_known` too, `[R, P]`.
     """
-    trees = [record.pool.tree for record in records]
-    tree = {f.name: _cat(getattr(one, f.name) for one in trees) for f in fields(trees[0])}
-    pool = {name: _cat(getattr(one.pool, name) for one in records) for name in NODE_TENSORS}
+    pool = {name: _cat(getattr(one.pool, name) for one in records) for name in POOL_COLUMNS}
     widest = max(record.path.shape[1] for record in records)  # paths are as wide as trees are deep
     rest = {
         name: _cat(getattr(one, name) for one in records)
         for name in (*ROW_TENSORS, "submitted", "target_ids")
     }
     rest["path"] = _cat(pad(one.path, (0, widest - one.path.shape[1]), value=-1) for one in records)
-    parent_slot = gather(slot_of(rest["submitted"], tree["parent"].shape[1]), tree["parent"], -1)
+    parent_slot = gather(slot_of(rest["submitted"], pool["parent"].shape[1]), pool["parent"], -1)
     seen, slot = parent_slot >= 0, parent_slot.clamp(min=0)
-    match = seen & (gather(rest["target_ids"], slot, -1) == tree["token_ids"])
+    match = seen & (gather(rest["target_ids"], slot, -1) == pool["token_ids"])
     read = read_on_device if records[0].target_logits.is_cuda else read_on_host
-    logits = read(records, seen, slot, tree["token_ids"], pool["sibling_rank"])
+    logits = read(records, seen, slot, pool["token_ids"], pool["sibling_rank"])
     views = dict(zip(LOGIT_TENSORS, logits, strict=True))
-    return rest | tree | pool | views | {"target_seen": seen, "node_match": match}
+    return rest | pool | views | {"target_seen": seen, "node_match": match}
 
 
 def _cat(parts: Iterable[Tensor]) -> Tensor:
@@ -322,8 +320,7 @@ def to_tables(rows: RoundRows) -> Tables:
     tcr = rank.gather(1, path.gather(1, deepest))[:, 0]
     # Φ over what the row was offered, so that it does not depend on the rest of its batch.
     offered = t["parent"].masked_fill(~kept, PAD)
-    tree = TokenTree(t["token_ids"], offered, t["depth"], t["draft_logp"])
-    entropy = phi(DraftPool(tree, **{name: t[name] for name in NODE_TENSORS}))
+    entropy = phi(DraftPool(**{name: t[name] for name in POOL_COLUMNS} | {"parent": offered}))
     rounds: dict[str, Any] = {
         **{name: [heading[name] for heading in rows.headings] for name in rows.headings[0]},
         **{name: t[name] for name in ROW_TENSORS},

@@ -33,11 +33,11 @@ from specctl.policy import (
     check_costs,
     policy_digest,
 )
-from specctl.policy.growing import Children, PoolBuffers, append_level, new_pool, pool_capacity
-from specctl.policy.rules import Frontier, Level, Plan, RoundStart, is_fixed
+from specctl.policy.growing import Growth, pool_capacity
+from specctl.policy.rules import Frontier, Plan, RoundStart, is_fixed
 from specctl.policy.verification import Outcome
 from specctl.runtime.runnable import selected
-from specctl.tree import take
+from specctl.tree import Children, take
 
 Reads = Literal["nothing", "probability and entropy", "everything"]
 """The features of a draft token that rules need. A chain whose length is known beforehand needs
@@ -79,7 +79,7 @@ class ChainDraft:
 
     request_ids: list[str]
     plan: Plan
-    pool: PoolBuffers
+    growth: Growth
     frontier: Frontier
     depth: int = 0
     submitted: Tensor | None = None
@@ -92,9 +92,11 @@ class ChainDraft:
     @property
     def offered(self) -> Tensor:
         """`[B]` int64: levels that are a request's own."""
-        if self.pool.size == 1:  # nothing was read of the levels, whose number the plan holds
+        if (
+            self.growth.level.depth == 0
+        ):  # nothing was read of the levels, whose number the plan holds
             return self.plan.max_depth.clamp(max=self.depth)
-        tree = self.pool.view().tree
+        tree = self.growth.level.pool
         return tree.depth.masked_fill(~tree.valid, 0).amax(1)
 
 
@@ -163,9 +165,9 @@ class ChainPolicy:
         plan = self.shape.begin(RoundStart(len(request_ids), memory, len(request_ids)))
         index = torch.zeros_like(root_ids[:, None])
         frontier = Frontier(index, plan.max_depth[:, None] > 0)
-        pool = new_pool(root_ids, pool_capacity(self.shape), recent)
+        growth = Growth(root_ids, pool_capacity(self.shape), recent)
         self._spend(began)
-        return ChainDraft(request_ids, plan, pool, frontier)
+        return ChainDraft(request_ids, plan, growth, frontier)
 
     def grow(self, draft: ChainDraft, level: DraftedLevel) -> None:
         """Takes a drafted level; `draft.wants_more` then says whether to draft another."""
@@ -179,9 +181,8 @@ class ChainPolicy:
         columns = (level.token_ids, level.logp, level.entropy, level.topk_entropy)
         ids, logp, entropy, topk_entropy = (one[:, None] for one in columns)
         children = Children(ids[..., None], logp[..., None], entropy, topk_entropy)
-        append_level(draft.pool, draft.depth, draft.frontier, children)
+        reached = draft.growth.append(draft.frontier, children)
         if draft.depth < self.shape.max_depth:
-            reached = Level(draft.depth, draft.pool.view(), draft.pool.level_start)
             draft.frontier = self.shape.grow(draft.plan, reached)
         else:
             draft.frontier = Frontier(draft.frontier.index, torch.zeros_like(draft.frontier.keep))
@@ -200,7 +201,7 @@ class ChainPolicy:
         """
         if self.reads == "nothing":
             return draft.offered
-        began, plan, pool = time.perf_counter(), draft.plan, draft.pool.view()
+        began, plan, pool = time.perf_counter(), draft.plan, draft.growth.level.pool
         submitted = selected(self.shape, plan, pool)
         if ended:
             going = torch.ones(len(submitted), dtype=torch.bool, device=self._device)
@@ -208,7 +209,7 @@ class ChainPolicy:
             [rows] = going.nonzero(as_tuple=True)
             stopped_at = None if plan.stopped_at is None else plan.stopped_at[rows]
             plan = Plan(len(rows), plan.max_depth[rows], None, stopped_at)
-            pool, whole = draft.pool.pick(rows).view(), torch.full_like(submitted, -1)
+            pool, whole = pool.rows(rows), torch.full_like(submitted, -1)
             whole[:, 0] = 0
             if len(rows):
                 shared = self._budget.share(plan, pool, submitted[rows])
@@ -230,8 +231,8 @@ class ChainPolicy:
         began = time.perf_counter()
         at = torch.tensor(rows, device=self._device)
         accepted = torch.tensor(num_accepted, device=self._device)[:, None]
-        pool, submitted = draft.pool.pick(at).view(), draft.submitted[at]
-        tree = take(pool.tree, submitted)
+        pool, submitted = draft.growth.level.pool.rows(at), draft.submitted[at]
+        tree = take(pool, submitted)
         slots = torch.arange(submitted.shape[1], device=self._device)
         path = slots.expand_as(submitted).masked_fill(slots > accepted, -1)
         names = [draft.request_ids[row] for row in rows]

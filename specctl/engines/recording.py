@@ -35,12 +35,12 @@ from specctl.collect.dense.trees import to_tables as dense_tables
 from specctl.collect.round_rows import LOGIT_TENSORS, HeldRows, RoundRows, join, to_tables
 from specctl.collect.trace_writer import FLUSH_BYTES, FLUSH_S, TraceWriter
 from specctl.engines.steps import Chains, Ranks, ReadStep, Step
-from specctl.features import NODE_TENSORS
 from specctl.logs.parquet import Tables, join_tables
 from specctl.policy import FullTree, Policy, policy_digest
-from specctl.policy.growing import Children, PoolBuffers, append_level, new_pool
+from specctl.policy.growing import Growth
 from specctl.policy.rules import Frontier
 from specctl.runtime.requests import Request
+from specctl.tree import POOL_COLUMNS, Children, DraftPool
 
 log = logging.getLogger("specctl.engines")
 LOOK_S = 0.05
@@ -177,9 +177,9 @@ class LiveLog:
         has_draft, at = draft_row >= 0, draft_row.clamp(min=0)
         offered = offered[at] * has_draft if len(offered) else 0 * at
         pool = chain_pool(root_ids, chains, at, offered)
-        view = pool.view()
+        view = pool
         sampled = torch.from_numpy(_joined([np.array([one]) for one in tokens], -1))
-        depth = view.tree.depth
+        depth = view.depth
         num_admitted = (sampled >= 0).sum(1) - 1
         slots = torch.arange(max(sampled.shape[1], int(num_drafted.max()) + 1))
         slots = slots.expand(len(sampled), -1)
@@ -203,11 +203,10 @@ class LiveLog:
             "submitted": slots.masked_fill(slots > num_drafted[:, None], -1),
             "target_ids": target_ids,
             "path": slots.masked_fill(slots > num_admitted[:, None], -1),
-            **vars(view.tree),
-            **{name: getattr(view, name) for name in NODE_TENSORS},
+            **{name: getattr(view, name) for name in POOL_COLUMNS},
             "target_seen": seen,
             "match_known": seen & (is_drawn | ~is_tied if self._greedy else is_drawn),
-            "node_match": seen & torch.where(is_drawn, drawn == view.tree.token_ids, is_best),
+            "node_match": seen & torch.where(is_drawn, drawn == view.token_ids, is_best),
             **views,
         }
         return RoundRows(headings, tensors)
@@ -223,7 +222,7 @@ def _joined(parts: Sequence[NDArray[Any]], fill: int) -> NDArray[Any]:
     return whole
 
 
-def chain_pool(root_ids: Tensor, chains: Chains, rows: Tensor, offered: Tensor) -> PoolBuffers:
+def chain_pool(root_ids: Tensor, chains: Chains, rows: Tensor, offered: Tensor) -> DraftPool:
     """A pool of R chains.
 
     Args:
@@ -231,13 +230,14 @@ def chain_pool(root_ids: Tensor, chains: Chains, rows: Tensor, offered: Tensor) 
             each one has.
     """
     columns = [torch.from_numpy(one) for one in chains]
-    pool = new_pool(root_ids, 1 + columns[0].shape[1])
-    for depth in range(1, pool.token_ids.shape[1]):
+    levels = columns[0].shape[1]
+    growth = Growth(root_ids, 1 + levels)
+    for depth in range(1, 1 + levels):
         ids, logp, entropy, topk_entropy = (one[rows, depth - 1, None] for one in columns)
-        parent = torch.full_like(rows, pool.level_start)[:, None]
+        parent = torch.full_like(rows, growth.level.start)[:, None]
         children = Children(ids[..., None], logp[..., None], entropy, topk_entropy)
-        append_level(pool, depth, Frontier(parent, (offered >= depth)[:, None]), children)
-    return pool
+        growth.append(Frontier(parent, (offered >= depth)[:, None]), children)
+    return growth.level.pool
 
 
 def _views(steps: Sequence[ReadStep], at: Tensor) -> dict[str, Tensor]:
@@ -334,12 +334,12 @@ class DenseLog:
         drafts = [text.drafts[position] for position in range(1, size)]
         chains, rows = Chains(*map(np.stack, zip(*drafts, strict=True))), torch.arange(len(roots))
         always = torch.full_like(rows, self.shape.depth)
-        view = chain_pool(token_ids[roots.start : roots.stop], chains, rows, always).view()
-        labels = label_paths(view.tree, continuations(token_ids, roots, self.shape.depth))
+        view = chain_pool(token_ids[roots.start : roots.stop], chains, rows, always)
+        labels = label_paths(view, continuations(token_ids, roots, self.shape.depth))
         # Behind the last token the engine does not run the target.
-        labels = replace(labels, seen=labels.seen & (rows[:, None] + view.tree.depth < size))
+        labels = replace(labels, seen=labels.seen & (rows[:, None] + view.depth < size))
         row, node = labels.seen.nonzero(as_tuple=True)
-        above = view.tree.depth[row, node] - 1
+        above = view.depth[row, node] - 1
         logp, rank, top_two, entropy = (
             torch.from_numpy(np.stack(one)) for one in zip(*text.ranks, strict=True)
         )

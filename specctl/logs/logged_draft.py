@@ -7,12 +7,20 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from specctl.errors import TraceError
-from specctl.features import NO_TEXT, RECENT_TOKENS, DraftPool
+from specctl.features import NO_TEXT, RECENT_TOKENS
 from specctl.lazy import Tensor, inference, torch
 from specctl.logs.tree_log import LogChunk
-from specctl.policy.growing import Children, PoolBuffers, grow_tree, new_pool
-from specctl.policy.rules import Frontier, Plan, RoundStart, ShapeRule, fresh_start, rank_order
-from specctl.tree import gather
+from specctl.policy.growing import Growth, grow_tree
+from specctl.policy.rules import (
+    Frontier,
+    Level,
+    Plan,
+    RoundStart,
+    ShapeRule,
+    fresh_start,
+    rank_order,
+)
+from specctl.tree import Children, DraftPool, gather
 
 BATCH_POSITIONS = 512
 """Positions drafted together; their pools stay within the processor's cache."""
@@ -109,7 +117,7 @@ def logged_draft(
     root_ids = torch.zeros_like(source.node[:, 0])
     plan = rule.begin(start or fresh_start(len(root_ids), rule.memory_size))
     if rule.max_depth == 0:
-        pool, submitted = new_pool(root_ids, 1).view(), torch.zeros_like(root_ids)[:, None]
+        pool, submitted = Growth(root_ids, 1).level.pool, torch.zeros_like(root_ids)[:, None]
     else:
         recent = recent_text(chunk, rows) if rule.needs_text else None
         pool = grow_tree(rule, plan, source, root_ids, _NoLaps(), recent)
@@ -174,7 +182,7 @@ class _LogSource:
         never = torch.full(zero.shape, -torch.inf)
         self.expansions = Expansions(zero, zero, zero > 0, never)
 
-    def children(self, pool: PoolBuffers, frontier: Frontier, top_k: int) -> Children:
+    def children(self, level: Level, frontier: Frontier, top_k: int) -> Children:
         """See `ChildSource`; token ids stay 0 unless the chunk was read with them."""
         parents = self.node.gather(1, frontier.index)
         first = self.chunk.first_child[parents.clamp(min=0)].masked_fill(parents < 0, -1)
@@ -183,7 +191,7 @@ class _LogSource:
             known = known & (torch.arange(top_k) < self.chunk.support.top_k)
         index = first[..., None] + torch.arange(top_k)
         index = index.clamp(min=0, max=self.chunk.num_nodes - 1)
-        self._count(pool, frontier, parents, known)
+        self._count(level.pool, frontier, parents, known)
         self.node = torch.cat([self.node, index.masked_fill(~known, -1).flatten(1)], 1)
         sample = index[..., 0]
         return Children(
@@ -194,7 +202,7 @@ class _LogSource:
             known=known,
         )
 
-    def _count(self, pool: PoolBuffers, frontier: Frontier, parents: Tensor, known: Tensor) -> None:
+    def _count(self, pool: DraftPool, frontier: Frontier, parents: Tensor, known: Tensor) -> None:
         """Counts expansions; below a parent that is itself unknown everything was counted."""
         wanted = frontier.keep & (parents >= 0)
         missing = wanted & ~known.all(-1)

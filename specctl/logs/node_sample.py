@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specctl.errors import TraceEmptyError, TraceSchemaError, UsageError, did_you_mean
-from specctl.features import NODE_FEATURES, DraftPool, needs_text, node_features
+from specctl.features import NODE_FEATURES, needs_text, node_features
 from specctl.logs import logged_draft as drafting
 from specctl.logs.logged_draft import logged_draft
 from specctl.logs.positions import Bools, Floats, Ints, Singles
@@ -41,7 +41,7 @@ from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog, LiveLog, Support, open_log
 from specctl.policy.pruning import PrunedPlan
 from specctl.policy.rules import BaseShape, ShapeRule
-from specctl.tree import gather
+from specctl.tree import DraftPool, gather
 
 LEAST_ROOM = 1 << 20
 """Negatives kept while reading, at least: early shares of positives say little about the final."""
@@ -78,7 +78,7 @@ class NodeBatch:
     @property
     def labelled(self) -> Tensor:
         """`[B, P]` bool: the parent was accepted and the node's own fate is known."""
-        return self.known & gather(self.accepted, self.pool.tree.parent, 0)
+        return self.known & gather(self.accepted, self.pool.parent, 0)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class LoggedNodes:
             for part in drafting.batches(len(rows), drafting.BATCH_POSITIONS):
                 index = torch.from_numpy(rows[part])
                 draft = logged_draft(rule, chunk, index)
-                tree, plan = draft.pool.tree, draft.plan
+                tree, plan = draft.pool, draft.plan
                 known = chunk.known[draft.node.clamp(min=0)] & (draft.node >= 0) & tree.valid
                 yield NodeBatch(
                     pool=draft.pool,
@@ -315,7 +315,7 @@ def sample_nodes(
         }
         seen["accepted"] += int(accepted.sum())
         seen["rejected"] += int((~accepted).sum())
-        seen["unknown"] += int((batch.pool.tree.valid & ~batch.known).sum())
+        seen["unknown"] += int((batch.pool.valid & ~batch.known).sum())
         least = wanted_of(max(LEAST_ROOM, int(SPARE * negatives * seen["accepted"])))
         least = min(least, max_rows - min(seen["accepted"], max_rows // 2))
         positives.add(_pick(found, found["accepted"]), most_accepted())

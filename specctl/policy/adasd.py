@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
-from specctl.features import DraftPool
 from specctl.lazy import Tensor, torch
 from specctl.policy.family import (
     WINDOWS,
@@ -50,7 +49,7 @@ from specctl.policy.verification import (
     of_parent,
 )
 from specctl.records import Probability, Record, require
-from specctl.tree import TokenTree, gather
+from specctl.tree import DraftPool, TokenTree, gather
 
 
 class RunningMeans(Record):
@@ -204,7 +203,7 @@ class EntropyStopShape(BaseShape):
 
     def select(self, plan: Plan, pool: DraftPool) -> Tensor:
         if not self.keep_last:
-            pool = replace(pool, joint_logp=self._without_last(plan, pool))
+            pool = pool._replace(joint_logp=self._without_last(plan, pool))
         return best_nodes(pool, self.max_tokens)
 
     def observe(self, memory: Tensor, outcome: Outcome) -> Tensor:
@@ -220,9 +219,9 @@ class EntropyStopShape(BaseShape):
 
     def _without_last(self, plan: Plan, pool: DraftPool) -> Tensor:
         """`[B, P]` scores, -inf in the deepest level of the rows that it ended."""
-        depth = pool.tree.depth.masked_fill(~pool.tree.valid, 0)
+        depth = pool.depth.masked_fill(~pool.valid, 0)
         deepest = depth.amax(1, keepdim=True)
-        in_level = (depth == deepest) & pool.tree.valid
+        in_level = (depth == deepest) & pool.valid
         best = pool.joint_logp.masked_fill(~in_level, -torch.inf).argmax(1)
         ended = self._ends(plan, pool, best, deepest[:, 0])
         return pool.joint_logp.masked_fill(in_level & ended[:, None], -torch.inf)

@@ -11,12 +11,11 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from specctl.errors import UsageError
-from specctl.features import DraftPool
 from specctl.lazy import Tensor, torch
 from specctl.policy.family import MAX_DEPTH, Budget, Family, Scaled
 from specctl.policy.rules import Plan, top_order
 from specctl.records import Array, PositiveInt, Record, increasing, require
-from specctl.tree import TokenTree, path_sum, take
+from specctl.tree import DraftPool, TokenTree, path_sum, take
 
 
 class PerRequest(Budget):
@@ -118,7 +117,7 @@ def acceptance_logp(
     if calibration is None:
         logp = pool.joint_logp.gather(1, submitted.clamp(min=0))
     else:
-        logp = calibration.acceptance_logp(take(pool.tree, submitted)).float()
+        logp = calibration.acceptance_logp(take(pool, submitted)).float()
     return logp.masked_fill(submitted < 0, float("-inf"))
 
 

@@ -13,7 +13,7 @@ from typing import Literal, Self, cast
 from pydantic import model_validator
 
 from specctl.errors import UsageError
-from specctl.features import DraftPool, check_registered, needs_text, node_features
+from specctl.features import check_registered, needs_text, node_features
 from specctl.lazy import Tensor, torch
 from specctl.policy.family import (
     MAX_TOKENS,
@@ -36,6 +36,7 @@ from specctl.policy.scorers import (
     table_log_odds,
 )
 from specctl.records import Probability, require
+from specctl.tree import DraftPool
 
 
 class ScoredTree(Shape):
@@ -156,7 +157,7 @@ def table_score(scorer: AcceptanceTable, device: torch.device) -> Score:
 
     def score(pool: DraftPool, start: int) -> Tensor:
         assert pool.copied is not None, "the rule says that it needs the text"
-        cells = table.cells(pool.tree.draft_logp[:, start:], pool.copied[:, start:])
+        cells = table.cells(pool.draft_logp[:, start:], pool.copied[:, start:])
         joint = pool.joint_logp[:, start:]  # -inf in empty slots; NaN stays, for the guard to see
         return torch.where(joint > -math.inf, logp[cells], joint)
 

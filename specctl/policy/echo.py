@@ -11,7 +11,6 @@ from typing import Annotated, ClassVar, Literal, Self, cast
 
 from pydantic import AfterValidator, Field, model_validator
 
-from specctl.features import DraftPool
 from specctl.lazy import Tensor, torch
 from specctl.policy.budgets import acceptance_logp, check_roots, keep_first
 from specctl.policy.family import (
@@ -47,7 +46,7 @@ from specctl.records import (
     increasing,
     require,
 )
-from specctl.tree import take
+from specctl.tree import DraftPool, take
 
 
 class SparseGates(Shape):
@@ -284,7 +283,7 @@ class ElasticRule:
     max_depth: int | None = None
 
     def share(self, plan: Plan, pool: DraftPool, submitted: Tensor) -> Tensor:
-        tree, score = take(pool.tree, submitted), acceptance_logp(pool, submitted, None)
+        tree, score = take(pool, submitted), acceptance_logp(pool, submitted, None)
         slot = rank_order(score)  # in each row likeliest first, hence the root first
         parent = slot.argsort(1).gather(1, tree.parent.gather(1, slot).clamp(min=0))
         score, depth = score.gather(1, slot), tree.depth.gather(1, slot)

@@ -8,13 +8,12 @@ position i·k + j.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
-from specctl.features import Copy, DraftPool, copy_of
+from specctl.features import Copy, copy_of
 from specctl.lazy import Tensor, torch
 from specctl.policy.rules import Frontier, Level, Plan, ShapeRule
-from specctl.tree import PAD, ROOT, TokenTree
+from specctl.tree import PAD, ROOT, Children, DraftPool
 
 
 class Laps(Protocol):
@@ -25,62 +24,65 @@ class Laps(Protocol):
         ...
 
 
-@dataclass
-class PoolBuffers:
-    """The columns of a growing pool, `[A, P]` each; `view` is what has been written so far.
+class Growth:
+    """A pool while it grows; fresh every round, so that observers may keep it.
 
-    `size` slots are written; the last level among them starts at `level_start`.
+    Args:
+        root_ids: `[A]` int64. capacity: slots of a row.
+        recent: `[A, RECENT_TOKENS]` int64, the text, for rules that need it.
+
+    Attributes:
+        level: the last one, with all that has been written; the root's is 0.
     """
 
-    token_ids: Tensor
-    parent: Tensor
-    depth: Tensor
-    draft_logp: Tensor
-    joint_logp: Tensor
-    entropy: Tensor
-    topk_entropy: Tensor
-    sibling_rank: Tensor
-    expanded: Tensor
-    copied: Tensor | None = None
-    copy: Copy | None = None
-    size: int = 1
-    level_start: int = 0
+    def __init__(self, root_ids: Tensor, capacity: int, recent: Tensor | None = None) -> None:
+        rows, device = len(root_ids), root_ids.device
+        integers = torch.zeros(4, rows, capacity, dtype=torch.int64, device=device)
+        floats = torch.zeros(4, rows, capacity, device=device)
+        token_ids, parent, depth, sibling_rank = integers
+        token_ids[:, 0], parent[:, 0] = root_ids, ROOT
+        expanded = torch.zeros(rows, capacity, dtype=torch.bool, device=device)
+        self._pool = DraftPool(token_ids, parent, depth, *floats, sibling_rank, expanded)  # type: ignore[call-arg]
+        self._copy: Copy | None = None
+        if recent is not None:
+            copied, copy = torch.zeros_like(token_ids), copy_of(recent)
+            if bool(copy.length.any()):  # else no node copies anything
+                self._copy, copied[:, 0] = copy, copy.length
+            self._pool = self._pool._replace(copied=copied)
+        self.level = Level(0, self._pool.first(1), 0)
 
-    def view(self) -> DraftPool:
-        """The pool up to the last level written."""
-        end = self.size
-        of_tree = (self.token_ids, self.parent, self.depth, self.draft_logp)
-        scores = (self.joint_logp, self.entropy, self.topk_entropy)
-        tree = TokenTree(*(column[:, :end] for column in of_tree))
-        joint, entropy, topk_entropy = (column[:, :end] for column in scores)
-        rank, expanded = self.sibling_rank[:, :end], self.expanded[:, :end]
-        copied = None if self.copied is None else self.copied[:, :end]
-        return DraftPool(tree, joint, entropy, topk_entropy, rank, expanded, copied)
-
-    def pick(self, rows: Tensor) -> PoolBuffers:
-        """Some rows, `[R]` int64, of what has been written."""
-        picked: Any = {name: one[rows] for name, one in vars(self).items() if torch.is_tensor(one)}
-        copy = None if self.copy is None else Copy(*(one[rows] for one in self.copy))
-        return replace(self, **picked, copy=copy)
-
-
-def new_pool(root_ids: Tensor, capacity: int, recent: Tensor | None = None) -> PoolBuffers:
-    """Buffers with the root written; fresh every round, so that observers may keep them."""
-    rows, device = len(root_ids), root_ids.device
-    integers = torch.zeros(4, rows, capacity, dtype=torch.int64, device=device)
-    floats = torch.zeros(4, rows, capacity, device=device)
-    token_ids, parent, depth, sibling_rank = integers
-    token_ids[:, 0], parent[:, 0] = root_ids, ROOT
-    expanded = torch.zeros(rows, capacity, dtype=torch.bool, device=device)
-    own, joint, entropy, topk_entropy = floats
-    scores = (own, joint, entropy, topk_entropy)
-    buffers = PoolBuffers(token_ids, parent, depth, *scores, sibling_rank, expanded)
-    if recent is not None:
-        buffers.copied = torch.zeros_like(token_ids)
-        copy = copy_of(recent)
-        if bool(copy.length.any()):  # else no node copies anything
-            buffers.copy, buffers.copied[:, 0] = copy, copy.length
-    return buffers
+    def append(self, frontier: Frontier, children: Children) -> Level:
+        """Appends the frontier's children to the pool. Children of nodes that a row dropped, or
+        that the source lacks, become empty slots."""
+        pool, start, depth = self._pool, self.level.pool.num_slots, self.level.depth + 1
+        width, top_k = children.token_ids.shape[1:]
+        place = slice(start, start + width * top_k)
+        exists = frontier.keep[..., None].expand_as(children.token_ids)
+        if children.known is not None:
+            exists = exists & children.known
+        exists, parents = exists.flatten(1), frontier.index
+        entropy, topk_entropy = children.entropy, children.topk_entropy
+        if top_k > 1:  # else the calls would cost a chain as much as all others of a level
+            ranks = torch.arange(top_k, device=exists.device).expand_as(children.token_ids)
+            pool.sibling_rank[:, place] = ranks.flatten(1)
+            repeated = (parents, entropy, topk_entropy)
+            parents, entropy, topk_entropy = (one.repeat_interleave(top_k, 1) for one in repeated)
+        before = pool.joint_logp.gather(1, frontier.index)
+        joint = (before[..., None] + children.logp).flatten(1)
+        if pool.copied is not None and self._copy is not None:
+            above = pool.copied.gather(1, frontier.index)
+            copied = self._copy.of_level(depth, children.token_ids, above)
+            pool.copied[:, place] = copied.flatten(1)
+        pool.token_ids[:, place] = children.token_ids.flatten(1)
+        pool.parent[:, place] = parents.masked_fill(~exists, PAD)
+        pool.depth[:, place] = depth
+        pool.draft_logp[:, place] = children.logp.flatten(1)
+        pool.joint_logp[:, place] = joint.masked_fill(~exists, float("-inf"))
+        pool.entropy[:, place] = entropy
+        pool.topk_entropy[:, place] = topk_entropy
+        pool.expanded.scatter_(1, frontier.index, frontier.keep)
+        self.level = Level(depth, pool.first(place.stop), start)
+        return self.level
 
 
 def pool_capacity(rule: ShapeRule) -> int:
@@ -90,29 +92,12 @@ def pool_capacity(rule: ShapeRule) -> int:
     return 1 + rule.top_k + (rule.max_depth - 1) * rule.width * rule.top_k
 
 
-class Children(NamedTuple):
-    """A source's candidates below W frontier nodes of A rows.
-
-    Attributes:
-        token_ids: `[A, W, K]` int64, likeliest first, target vocabulary.
-        logp: `[A, W, K]` float32, given the parent, at most 0.
-        entropy, topk_entropy: `[A, W]` float32, nats, of the distribution they come from.
-        known: `[A, W, K]` bool, false for a child that the source does not know; None: all.
-    """
-
-    token_ids: Tensor
-    logp: Tensor
-    entropy: Tensor
-    topk_entropy: Tensor
-    known: Tensor | None = None
-
-
 class ChildSource(Protocol):
     """Where children come from."""
 
-    def children(self, pool: PoolBuffers, frontier: Frontier, top_k: int) -> Children:
+    def children(self, level: Level, frontier: Frontier, top_k: int) -> Children:
         """The `top_k` likeliest children of each frontier node, kept or not; called once a level,
-        the root's children first. The frontier stands in the last level of the pool."""
+        the root's children first. The frontier stands in that level."""
         ...
 
 
@@ -133,50 +118,19 @@ def grow_tree(
     Returns:
         All candidates, `[A, P]`; rows that stopped early have empty slots at deeper levels.
     """
-    pool = new_pool(root_ids, pool_capacity(rule), recent)
+    growth = Growth(root_ids, pool_capacity(rule), recent)
     root = torch.zeros_like(root_ids[:, None])
     frontier = Frontier(root, torch.ones_like(root, dtype=torch.bool))
     deepest = rule.max_depth if plan.deepest is None else plan.deepest
     for depth in range(1, deepest + 1):
-        append_level(pool, depth, frontier, source.children(pool, frontier, rule.top_k))
+        level = growth.append(frontier, source.children(growth.level, frontier, rule.top_k))
         watch.lap("draft")
         if depth == deepest:
             break
-        frontier = rule.grow(plan, Level(depth, pool.view(), pool.level_start))
+        frontier = rule.grow(plan, level)
         width = int(frontier.keep.sum(1).amax())
         watch.lap("policy")
         if width == 0:
             break
         frontier = Frontier(frontier.index[:, :width], frontier.keep[:, :width])
-    return pool.view()
-
-
-def append_level(pool: PoolBuffers, depth: int, frontier: Frontier, children: Children) -> None:
-    """Writes the children of the frontier behind the pool; what the frontier does not keep, drafted
-    for other rows' sake, gets empty slots, and so does a child that the source does not know."""
-    width, top_k = children.token_ids.shape[1:]
-    place = slice(pool.size, pool.size + width * top_k)
-    exists = frontier.keep[..., None].expand_as(children.token_ids)
-    if children.known is not None:
-        exists = exists & children.known
-    exists, parents = exists.flatten(1), frontier.index
-    entropy, topk_entropy = children.entropy, children.topk_entropy
-    if top_k > 1:  # else the calls would cost a chain as much as all others of a level
-        ranks = torch.arange(top_k, device=exists.device).expand_as(children.token_ids)
-        pool.sibling_rank[:, place] = ranks.flatten(1)
-        repeated = (parents, entropy, topk_entropy)
-        parents, entropy, topk_entropy = (one.repeat_interleave(top_k, 1) for one in repeated)
-    before = pool.joint_logp.gather(1, frontier.index)
-    joint = (before[..., None] + children.logp).flatten(1)
-    if pool.copied is not None and pool.copy is not None:
-        above = pool.copied.gather(1, frontier.index)
-        pool.copied[:, place] = pool.copy.of_level(depth, children.token_ids, above).flatten(1)
-    pool.token_ids[:, place] = children.token_ids.flatten(1)
-    pool.parent[:, place] = parents.masked_fill(~exists, PAD)
-    pool.depth[:, place] = depth
-    pool.draft_logp[:, place] = children.logp.flatten(1)
-    pool.joint_logp[:, place] = joint.masked_fill(~exists, float("-inf"))
-    pool.entropy[:, place] = entropy
-    pool.topk_entropy[:, place] = topk_entropy
-    pool.expanded.scatter_(1, frontier.index, frontier.keep)
-    pool.level_start, pool.size = place.start, place.stop
+    return growth.level.pool

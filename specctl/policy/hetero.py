@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from specctl.features import DraftPool, phi
+from specctl.features import phi
 from specctl.lazy import Tensor, torch
 from specctl.policy.family import MAX_DEPTH, MAX_TOKENS, Shape, ShapeFamily, grid, never, prunes
 from specctl.policy.rules import (
@@ -23,6 +23,7 @@ from specctl.policy.rules import (
 )
 from specctl.policy.static import StaticTree
 from specctl.records import Array, increasing, require
+from specctl.tree import DraftPool
 
 MAX_EDGES = 255
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
-from specctl.features import DraftPool
 from specctl.lazy import Tensor, torch
 from specctl.policy.family import (
     MAX_TOKENS,
@@ -37,6 +36,7 @@ from specctl.policy.rules import (
     top_order,
 )
 from specctl.records import MAX_FLOAT32, Probability, floor_float32, require
+from specctl.tree import DraftPool
 
 Score = Callable[[DraftPool, int], Tensor]
 """`(pool, start) -> [B, P - start]` float32, more is better, -inf in empty slots: scores of the
@@ -109,7 +109,7 @@ class PrunedShape(BaseShape):
         plan.scores = scores = torch.cat(plan.levels, 1)
         if scores.shape[1] > self.max_tokens:
             kept = scores.masked_fill(scores < self.min_score, -math.inf)
-            return best_nodes(replace(pool, joint_logp=kept), self.max_tokens)
+            return best_nodes(pool._replace(joint_logp=kept), self.max_tokens)
         return indices_of(scores >= self.min_score)
 
     def level_scores(self, of_parent: Tensor, pool: DraftPool, start: int) -> Tensor:

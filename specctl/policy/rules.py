@@ -16,9 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from specctl.features import DraftPool
 from specctl.lazy import Tensor, torch
 from specctl.policy.verification import Outcome
+from specctl.tree import DraftPool
 
 
 @dataclass(frozen=True)

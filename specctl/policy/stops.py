@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from specctl.features import DraftPool
 from specctl.lazy import Tensor, torch
 from specctl.policy.family import (
     PROBS,
@@ -35,6 +34,7 @@ from specctl.policy.rules import (
     stop_rows,
 )
 from specctl.records import ceil_float32, floor_float32, increasing, require
+from specctl.tree import DraftPool
 
 _READ = {
     "confidence": "draft_logp",
@@ -113,13 +113,13 @@ class SignalStopShape(BaseShape):
     def select(self, plan: Plan, pool: DraftPool) -> Tensor:
         if not self.keep_last:
             kept = pool.joint_logp.masked_fill(self._ends(pool), float("-inf"))
-            pool = replace(pool, joint_logp=kept)
+            pool = pool._replace(joint_logp=kept)
         return best_nodes(pool, self.max_tokens)
 
     def _ends(self, pool: DraftPool) -> Tensor:
         """`[B, P]` bool: uncertain tokens; the root never, nor the first token if it must stay."""
         first_tested = 1 if self.keep_last else 2
-        return self.uncertain(pool) & (pool.tree.depth >= first_tested)
+        return self.uncertain(pool) & (pool.depth >= first_tested)
 
 
 def signal_stop_shape(record: SignalStop, device: torch.device) -> SignalStopShape:
@@ -133,7 +133,7 @@ def uncertainty(record: SignalStop) -> Uncertain:
     below, above = ceil_float32(record.threshold), floor_float32(record.threshold)
     factor = record.entropy_factor
     tests: dict[str, Uncertain] = {
-        "confidence": lambda pool: pool.tree.draft_logp.exp() < below,
+        "confidence": lambda pool: pool.draft_logp.exp() < below,
         "survival": lambda pool: pool.joint_logp.exp() < below,
         "entropy": lambda pool: pool.entropy > above,
         # Rounding can leave the entropy of a certain token just below 0.

@@ -6,10 +6,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from specctl.features import DraftPool
 from specctl.lazy import Tensor, torch
 from specctl.policy.family import Acceptance, AcceptanceFamily
-from specctl.tree import TokenTree
+from specctl.tree import DraftPool, TokenTree
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,7 @@ def join_parts(parts: Iterable[list[DecidedT]]) -> list[DecidedT]:
 @inference
 def outcomes_at(draft: LoggedDraft, *, with_rank: bool = True) -> Outcomes:
     """The outcome of a draft; without its rank `tcr` is 0."""
-    tree, lacking = draft.pool.tree, draft.expansions
+    tree, lacking = draft.pool, draft.expansions
     rank = draft.terminal_rank if with_rank else torch.zeros_like(lacking.wanted)
     columns = (
         torch.minimum(draft.num_accepted, draft.remaining),
@@ -242,7 +242,7 @@ def walk_online(rule: ShapeRule, chunk: LogChunk) -> tuple[Bools, Outcomes]:
 
 def _outcome_of(draft: LoggedDraft) -> Outcome:
     """A logged round as the rules would see it; token ids are not logged for replay and are 0."""
-    tree = take(draft.pool.tree, draft.submitted)
+    tree = take(draft.pool, draft.submitted)
     deepest = int(tree.depth.max())
     place = tree.depth.masked_fill(~draft.on_path, deepest + 1)
     slots = torch.arange(tree.num_slots).expand_as(place)

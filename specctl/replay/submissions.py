@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specctl.errors import UsageError
-from specctl.features import DraftPool
 from specctl.lazy import Tensor, inference, torch
 from specctl.logs.logged_draft import LoggedDraft, logged_drafts
 from specctl.logs.positions import Longs, Positions, join_rows
@@ -40,7 +39,7 @@ from specctl.replay.outcomes import (
     outcomes_at,
     walk_online,
 )
-from specctl.tree import PAD, TokenTree, take
+from specctl.tree import PAD, DraftPool, take
 
 Verify = Callable[[Longs, int], tuple[Longs, Longs]]
 """From positions `[A]`, and the number of requests by which a length is looked up, to nodes
@@ -93,7 +92,7 @@ class SubmittedNodes:
         """The submitted trees of some positions."""
         pool, plan, valid = draft.pool, draft.plan, draft.submitted >= 0
         stopped = torch.zeros_like(plan.max_depth) if plan.stopped_at is None else plan.stopped_at
-        tree, index = take(pool.tree, draft.submitted), draft.submitted.clamp(min=0)
+        tree, index = take(pool, draft.submitted), draft.submitted.clamp(min=0)
         columns = {name: getattr(tree, name) for name in ("parent", "depth", "draft_logp")}
         columns |= {name: getattr(pool, name).gather(1, index) for name in POOLED}
         nodes = np.empty(int(valid.sum()), NODE)
@@ -115,8 +114,8 @@ class SubmittedNodes:
         columns = {name: torch.from_numpy(table[name].copy()) for name in NODE.fields or ()}
         parent, depth = columns["parent"].long(), columns["depth"].long()
         columns["sibling_rank"] = columns["sibling_rank"].long()
-        tree = TokenTree(torch.zeros_like(parent), parent, depth, columns["draft_logp"])
-        pool = DraftPool(tree=tree, **{name: columns[name] for name in POOLED})
+        nodes = (torch.zeros_like(parent), parent, depth, columns["draft_logp"])
+        pool = DraftPool(*nodes, **{name: columns[name] for name in POOLED})
         plan_depth, stopped = (
             torch.from_numpy(of[rows]) for of in (self.plan_depth, self.stopped_at)
         )

@@ -131,7 +131,7 @@ def _of_chunk(rule: BaseShape, chunk: LogChunk) -> Summary:
 
 def _of_draft(draft: LoggedDraft, rule: BaseShape) -> tuple[Any, ...]:
     """Path ranks, node counts and missing expansions of some rows."""
-    tree, levels = draft.pool.tree, torch.arange(1, rule.max_depth + 1)
+    tree, levels = draft.pool, torch.arange(1, rule.max_depth + 1)
     order = rank_order(draft.pool.joint_logp[:, 1:]) + 1  # the root is in every tree
     depth = tree.depth.masked_fill(~tree.valid, rule.max_depth + 1).gather(1, order)
     on_path = (draft.candidates_on_path & tree.valid).gather(1, order)

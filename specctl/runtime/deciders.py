@@ -33,7 +33,7 @@ from specctl.kernels.policy_eval.layout import (
     layout_of,
     pack,
 )
-from specctl.kernels.tree_build import WORD_BITS, Best, Pool
+from specctl.kernels.tree_build import WORD_BITS, Best
 from specctl.policy import (
     EntropyBins,
     FfnScorer,
@@ -48,6 +48,7 @@ from specctl.policy.families import shape_family
 from specctl.policy.pruning import lowest_logp
 from specctl.policy.rules import ShapeRule
 from specctl.policy.scorers import folded_layer
+from specctl.tree import DraftPool
 
 MAX_SLOTS, MAX_CANDIDATES, MAX_BEST, MAX_TOKENS, MAX_CHILDREN = 4096, 1024, 64, 1024, 32
 """Limits of the kernels: slots of a pool, candidates of a level and how many of them are kept,
@@ -105,7 +106,7 @@ class Grown(NamedTuple):
         start: first slot of the level. depth: of it. num_parents: nodes it was drafted below.
     """
 
-    pool: Pool
+    pool: DraftPool
     best: Best
     start: int
     depth: int
@@ -154,7 +155,7 @@ class StaticDecider:
         index = level.best.index
         return Chosen(index, self._always.expand_as(index))
 
-    def rank(self, pool: Pool) -> Ranking:
+    def rank(self, pool: DraftPool) -> Ranking:
         """Ranks the whole pool after the last level; deeper levels have empty slots."""
         return Ranking(pool.joint_logp)
 
@@ -195,7 +196,7 @@ class BinDecider(StaticDecider):
             return Chosen(index, self._always.expand_as(index))
         return Chosen(index, (max_depth > level.depth)[:, None].expand_as(index))
 
-    def rank(self, pool: Pool) -> Ranking:
+    def rank(self, pool: DraftPool) -> Ranking:
         return Ranking(pool.joint_logp, limit=self.planned_tokens(len(pool.parent)))
 
     def planned_tokens(self, num_rows: int) -> Tensor:
@@ -225,7 +226,7 @@ class GateDecider(StaticDecider):
         keep = close_gates(self.params, level.best, state, depth=level.depth, width=width)
         return Chosen(level.best.index[:, :width], keep)
 
-    def rank(self, pool: Pool) -> Ranking:
+    def rank(self, pool: DraftPool) -> Ranking:
         return Ranking(self._rows(len(pool.parent)).order)
 
     def stopped_at(self, num_rows: int) -> Tensor:
@@ -269,7 +270,7 @@ class PruneDecider(StaticDecider):
         self._faulty[:rows].logical_or_(found.faulty)
         return Chosen(found.index, found.keep)
 
-    def rank(self, pool: Pool) -> Ranking:
+    def rank(self, pool: DraftPool) -> Ranking:
         return Ranking(self._scores[: len(pool.parent)], min_score=self.params.min_score)
 
     def faulty(self, num_rows: int) -> Tensor:

@@ -12,12 +12,13 @@ from torch import Tensor
 from specctl.features import ENTROPY_TOP_K
 from specctl.kernels.bookkeeping import Opened, new_opened, open_level, open_tree
 from specctl.kernels.node_features import node_features
-from specctl.kernels.tree_build import PAD, Children, Pool, append_level, select_nodes, written
+from specctl.kernels.tree_build import append_level, select_nodes
 from specctl.policy.rules import ShapeRule
 from specctl.runtime.attention import Pass, PassTables
 from specctl.runtime.deciders import Geometry, Grown, StaticDecider
 from specctl.runtime.drafter import Drafter
 from specctl.runtime.state import Rows
+from specctl.tree import PAD, Children, DraftPool
 
 
 class DraftBuffers:
@@ -35,25 +36,26 @@ class DraftBuffers:
         expanded = torch.zeros(num_slots, capacity, dtype=torch.bool, device=device)
         token_ids, parent, depth, rank = integers
         *four, path_entropy = floats
-        self.pool = Pool(token_ids, parent, depth, *four, rank, expanded, path_entropy)  # type: ignore[call-arg]
+        self.pool = DraftPool(token_ids, parent, depth, *four, rank, expanded, path_entropy)  # type: ignore[call-arg]
         self.submitted = torch.full((num_slots, rule.max_tokens), -1, device=device)
         self.faulty = torch.zeros(num_slots, dtype=torch.bool, device=device)
 
-    def rows(self, num_rows: int) -> Pool:
+    def rows(self, num_rows: int) -> DraftPool:
         """The pool of the first rows."""
-        return Pool(*(column[:num_rows] for column in self.pool))
+        return self.pool.rows(slice(num_rows))
 
     def submit(self, chosen: Tensor) -> None:
         """Keeps what the first rows submit, `[B, N']`; the others submit nothing."""
         self.submitted.fill_(-1)
         self.submitted[: len(chosen), : chosen.shape[1]] = chosen
 
-    def take(self, pool: Pool, submitted: Tensor) -> None:
+    def take(self, pool: DraftPool, submitted: Tensor) -> None:
         """Copies a draft that was made elsewhere."""
         rows, size = pool.parent.shape
         self.pool.parent.fill_(PAD)
         for own, column in zip(self.pool, pool, strict=True):
-            own[:rows, :size] = column
+            if own is not None and column is not None:
+                own[:rows, :size] = column
         self.faulty.fill_(False)
         self.submit(submitted)
 
@@ -106,7 +108,7 @@ class KernelDrafting:
             depth=depth,
             num_best=self.decider.num_best,
         )
-        grown = Grown(written(pool, geometry.starts[depth]), best, start, depth, width)
+        grown = Grown(pool.first(geometry.starts[depth]), best, start, depth, width)
         chosen = self.decider.decide(grown)
         if depth < self.rule.max_depth:
             width = geometry.widths[depth]

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from specctl.features import ENTROPY_TOP_K
 from specctl.kernels.node_features import node_features
-from specctl.policy.growing import Children, PoolBuffers
-from specctl.policy.rules import Frontier
+from specctl.policy.rules import Frontier, Level
 from specctl.runtime.attention import Pass, PassTables, Prompt, attend_prompt
 from specctl.runtime.cached_model import CachedModel, SlotCache
 from specctl.runtime.eagle3_head import Attend, Eagle3Head
+from specctl.tree import Children
 
 
 class Drafter(Protocol):
@@ -267,15 +267,15 @@ class DrafterSource:
         self._kept: list[Tensor] = []
         self._slot_column: list[Tensor] = []
 
-    def children(self, pool: PoolBuffers, frontier: Frontier, top_k: int) -> Children:
+    def children(self, level: Level, frontier: Frontier, top_k: int) -> Children:
         """See `policy.growing.ChildSource`."""
-        if pool.level_start == 0:
+        if level.start == 0:
             logits = self.drafter.root_logits(len(frontier.index))[:, None]
         else:
             parent = torch.zeros_like(frontier.index)
-            if pool.level_start > 1:
-                parent = (frontier.index - pool.level_start) // top_k
-            token_ids = pool.token_ids.gather(1, frontier.index)
+            if level.start > 1:
+                parent = (frontier.index - level.start) // top_k
+            token_ids = level.pool.token_ids.gather(1, frontier.index)
             logits = self.drafter.level(self._nodes(token_ids, parent), parent)
         children = children_of(logits, top_k, self.drafter.to_target_ids)
         if self._draw is not None:

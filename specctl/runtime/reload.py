@@ -10,11 +10,12 @@ from torch import Tensor
 from specctl.errors import LossyPolicyError, UsageError
 from specctl.features import RECENT_TOKENS
 from specctl.policy import Policy
-from specctl.policy.growing import Children, PoolBuffers, grow_tree
-from specctl.policy.rules import Frontier, ShapeRule, fresh_start
+from specctl.policy.growing import grow_tree
+from specctl.policy.rules import Frontier, Level, ShapeRule, fresh_start
 from specctl.runtime.drafter import Drafter
 from specctl.runtime.requests import Stopwatch
 from specctl.runtime.runnable import Runnable, selected
+from specctl.tree import Children
 
 TYPICAL_PROBS = (0.6, 0.15)
 """Of the likeliest child, in the two rows of a rehearsal: a sure drafter and a doubtful one."""
@@ -76,7 +77,7 @@ def check_fits(rules: Runnable, drafter: Drafter | None, room: TreeRoom) -> None
 class StageDrafter:
     """Children of two made-up requests, the first one sure of itself, the second one not."""
 
-    def children(self, pool: PoolBuffers, frontier: Frontier, top_k: int) -> Children:
+    def children(self, level: Level, frontier: Frontier, top_k: int) -> Children:
         """Sibling i is half as likely as sibling i - 1."""
         shape = (*frontier.index.shape, top_k)
         best = torch.tensor(TYPICAL_PROBS, device=frontier.index.device)[:, None, None]
@@ -107,7 +108,7 @@ def rehearse(rules: Runnable) -> None:
         raise
     except Exception as error:
         raise _failed(f"{type(error).__name__}: {error}") from error
-    if not is_closed(submitted, pool.tree.parent, shape.max_tokens):
+    if not is_closed(submitted, pool.parent, shape.max_tokens):
         raise _failed("nodes without their parents, or out of order")
 
 

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from specctl.features import DraftPool
-    from specctl.tree import TokenTree
+    from specctl.tree import DraftPool, TokenTree
 
 PHASES = ("draft", "verify", "policy", "other")
 

@@ -24,12 +24,11 @@ from torch import Tensor
 from specctl.errors import InvariantError, ModelError, SpecctlError, UsageError
 from specctl.features import recent_tokens
 from specctl.kernels.policy_eval.layout import pack
-from specctl.kernels.tree_build import Pool
 from specctl.policy import PerRequest, Policy
 from specctl.policy.budgets import CostedRule
 from specctl.policy.echo import ElasticRule
 from specctl.policy.families import shape_family
-from specctl.policy.growing import grow_tree, new_pool
+from specctl.policy.growing import Growth, grow_tree
 from specctl.policy.ratio import DRAFT_STREAM
 from specctl.policy.rules import BudgetRule, Plan, RoundStart, ShapeRule
 from specctl.policy.verification import AcceptanceRule, DraftLaw
@@ -57,7 +56,6 @@ from specctl.runtime.verifying import (
     RowOutcome,
     Verdict,
     Verifier,
-    draft_pool,
     outcome_of,
 )
 from specctl.tree import TokenTree
@@ -364,7 +362,7 @@ class Round:
             plan_depth = torch.zeros_like(rows.root_ids[:num_rows])
             plan = Plan(num_rows, plan_depth, None, kernels.decider.stopped_at(num_rows))
             pool, chosen = buffers.rows(num_rows), buffers.submitted[:num_rows]
-            buffers.submit(self._budget.share(plan, draft_pool(pool), chosen))
+            buffers.submit(self._budget.share(plan, pool, chosen))
         watch.lap("policy")
         return self._static_draft(rows, self.rules, known)
 
@@ -375,8 +373,8 @@ class Round:
         plan = shape.begin(RoundStart(num_rows, memory, batch_size=num_rows))
         distribution = None
         if rules.drafter is None:
-            view = new_pool(rows.root_ids.clone(), 1).view()
-            submitted = torch.zeros_like(view.tree.depth)
+            view = Growth(rows.root_ids.clone(), 1).level.pool
+            submitted = torch.zeros_like(view.depth)
         else:
             recent = None
             if shape.needs_text:
@@ -394,23 +392,10 @@ class Round:
             watch.lap("policy")
             if source.keep_logits:
                 distribution = self._draft_distribution(rules, source, submitted)
-        tree = view.tree
-        pool = Pool(
-            tree.token_ids,
-            tree.parent,
-            tree.depth,
-            tree.draft_logp,
-            view.joint_logp,
-            view.entropy,
-            view.topk_entropy,
-            view.sibling_rank,
-            view.expanded,
-            view.topk_entropy,  # path entropy is for kernels that draft
-        )
         if self.buffers is None:
             faulty = torch.zeros_like(rows.vacant)
-            return Draft(pool, submitted, faulty, rules, None, view, distribution)
-        self.buffers.take(pool, submitted)
+            return Draft(view, submitted, faulty, rules, None, view, distribution)
+        self.buffers.take(view, submitted)
         draft = self._static_draft(all_rows, rules, int((submitted >= 0).sum()))
         return replace(draft, view=view, distribution=distribution)
 
@@ -506,7 +491,7 @@ class Round:
             processed = asked.by_node(verdict.processed, num_rows)
         submitted, view = asked.tree.submitted[:num_rows], draft.view
         if view is None:
-            view = draft_pool(Pool(*(column[:num_rows].clone() for column in draft.pool)))
+            view = draft.pool.each(lambda column: column[:num_rows].clone())
         if self.is_static:  # a graph's memory is scratch to the one that is replayed next
             columns = (tree.token_ids, tree.parent, tree.depth, tree.draft_logp)
             tree = TokenTree(*(column.clone() for column in columns))

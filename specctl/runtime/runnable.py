@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from specctl.errors import UsageError, check_choice
-from specctl.features import DraftPool
 from specctl.policy import (
     Chain,
     Policy,
@@ -38,6 +37,7 @@ from specctl.policy.verification import AcceptanceRule
 from specctl.runtime.capture import is_capturing
 from specctl.runtime.config import Decisions
 from specctl.runtime.drafter import Drafter
+from specctl.tree import DraftPool
 
 FALLBACK = StaticTree(depth=6, top_k=8, num_tokens=48)
 """The plan that takes over, as far as the failed policy's own limits reach."""

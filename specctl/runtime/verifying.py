@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specctl.features import DraftPool
 from specctl.kernels.bookkeeping import FACTS, Laid, Walked, lay_out, new_settled, settle
 from specctl.kernels.dispatch import runs_fused
 from specctl.kernels.node_features import node_features
-from specctl.kernels.tree_build import BuiltTree, Pool, link_tree
+from specctl.kernels.tree_build import BuiltTree, link_tree
 from specctl.kernels.verify_tree import Judged, RunnerUp, walk_tree
 from specctl.policy import Acceptance, Mars
 from specctl.policy.budgets import keep_first, rank_batch
@@ -33,7 +32,7 @@ from specctl.runtime.drafter import Drafter
 from specctl.runtime.runnable import Runnable
 from specctl.runtime.sampling import Draw, SamplingTable
 from specctl.runtime.state import Rows
-from specctl.tree import TokenTree
+from specctl.tree import DraftPool, TokenTree
 
 
 @dataclass(frozen=True)
@@ -44,11 +43,11 @@ class Draft:
         pool: all candidates. submitted: `[B, N]` pool slots, ascending, -1 padded.
         faulty: `[B]` bool, rows that decided by NaN, so that the likeliest nodes are submitted.
         rules: who drafted. known: tokens that will be verified at most, where the host knows.
-        view: the pool as rules know it; None where kernels drafted.
+        view: the pool of a rule, in memory of its own; None where kernels drafted.
         distribution: the drafter's own, where the acceptance wants it.
     """
 
-    pool: Pool
+    pool: DraftPool
     submitted: Tensor
     faulty: Tensor
     rules: Runnable
@@ -388,7 +387,7 @@ class Relaxation:
         return RunnerUp(top_ids, top_two, greedy, bound, self.form, self.denied, filtered, at)
 
 
-def cut(pool: Pool, submitted: Tensor, rows: Rows, num_tokens: int) -> Tensor:
+def cut(pool: DraftPool, submitted: Tensor, rows: Rows, num_tokens: int) -> Tensor:
     """The likeliest nodes of a batch that a tier has room for, roots first of all.
 
     Returns:
@@ -397,23 +396,15 @@ def cut(pool: Pool, submitted: Tensor, rows: Rows, num_tokens: int) -> Tensor:
     num_rows, columns = submitted.shape
     if num_rows * columns <= num_tokens:
         return submitted
-    order = rank_batch(draft_pool(pool), submitted, None).order
+    order = rank_batch(pool, submitted, None).order
     num_roots = (~rows.vacant).sum()
     return keep_first(submitted, order, num_tokens - num_roots)[:, : min(columns, num_tokens)]
-
-
-def draft_pool(pool: Pool) -> DraftPool:
-    """The same columns as budgets and observers know them."""
-    tree = TokenTree(pool.token_ids, pool.parent, pool.depth, pool.draft_logp)
-    return DraftPool(
-        tree, pool.joint_logp, pool.entropy, pool.topk_entropy, pool.sibling_rank, pool.expanded
-    )
 
 
 def outcome_of(draft: Draft, asked: Asked, verdict: Verdict, num_rows: int) -> Outcome:
     """A round as rules that learn from it know it."""
     return Outcome(
-        draft.view or draft_pool(Pool(*(column[:num_rows] for column in draft.pool))),
+        draft.view or draft.pool.rows(slice(num_rows)),
         asked.tree.submitted[:num_rows],
         asked.token_tree(num_rows),
         verdict.path[:num_rows],

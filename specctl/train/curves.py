@@ -58,7 +58,7 @@ class CalibrationTally:
         logp, accepted = log_prob[row, node].double(), batch.accepted[row, node]
         odds = logp - torch.log(-torch.expm1(logp))
         cell = ((odds - LOW) * (NUM_CELLS / (HIGH - LOW))).clamp(0, NUM_CELLS - 1).long()
-        place = batch.pool.tree.depth[row, node] * NUM_CELLS + cell
+        place = batch.pool.depth[row, node] * NUM_CELLS + cell
         for counts, weights in zip(
             self._counts, (None, accepted.double(), logp.exp()), strict=True
         ):
@@ -221,7 +221,7 @@ def trace_curve(
         assert batch.scores is not None, "a pruning rule scores what it drafts"
         calibration.add(batch, batch.scores)
         num_missing += int(batch.num_missing.sum())
-        drafted = batch.pool.tree.valid.clone()
+        drafted = batch.pool.valid.clone()
         drafted[:, 0] = False
         codes = codes_of(batch.prompt_id, prompts)
         groups, row = np.unique(codes, return_inverse=True)

@@ -200,7 +200,7 @@ def gate_rows(
     def columns(draft: LoggedDraft) -> dict[str, Tensor]:
         joint = draft.pool.joint_logp
         best = torch.full((len(joint), rule.max_depth + 1), -torch.inf)
-        best = best.scatter_reduce(1, draft.pool.tree.depth, joint, "amax")
+        best = best.scatter_reduce(1, draft.pool.depth, joint, "amax")
         return {f"level_{d}": best[:, d] for d in range(1, rule.max_depth + 1)}
 
     return position_rows(

@@ -426,8 +426,8 @@ def _node_sums(
         surprise = (batch.accepted.gather(1, at).double() - promised).masked_fill(~told, 0.0)
         slots = batch.submitted
         path = gather(batch.accepted, slots, 0)
-        last = slots.gather(1, gather(batch.pool.tree.depth, slots, 0).mul(path).argmax(1)[:, None])
-        asked = (gather(batch.pool.tree.parent, slots, -1) == last).any(1)
+        last = slots.gather(1, gather(batch.pool.depth, slots, 0).mul(path).argmax(1)[:, None])
+        asked = (gather(batch.pool.parent, slots, -1) == last).any(1)
         columns = (told.sum(1).double(), surprise.sum(1), (~asked).double())
         sums = torch.stack(columns, 1).numpy()
         rows = whole_rounds[index : index + len(sums)]

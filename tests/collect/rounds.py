@@ -11,11 +11,10 @@ from torch import Tensor
 from specctl.collect.round_rows import RoundRows, headings, statistics
 from specctl.collect.shipping import Shipping, lane_for
 from specctl.collect.trace_writer import make_header
-from specctl.features import DraftPool
 from specctl.logs.trace_files import TraceHeader
 from specctl.policy import Policy, StaticTree
 from specctl.runtime.requests import Request, RoundRecord, RoundTimes, Sampling
-from specctl.tree import TokenTree, gather, take
+from specctl.tree import DraftPool, TokenTree, gather, take
 from tests.trees import joint_logp
 
 TIMES = RoundTimes(draft_us=10, verify_us=20, policy_us=3, other_us=4)
@@ -55,7 +54,7 @@ def make_record(
     """A record over drafted trees; what the tests do not vary is filled in."""
     rows = tree.parent.shape[0]
     pool = DraftPool(
-        tree, joint_logp(tree), topk_entropy + 0.5, topk_entropy, sibling_rank, expanded
+        *tree, joint_logp(tree), topk_entropy + 0.5, topk_entropy, sibling_rank, expanded
     )
     return RoundRecord(
         requests=requests or [request(f"p{row}") for row in range(rows)],

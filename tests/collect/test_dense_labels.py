@@ -26,10 +26,9 @@ from specctl.collect.dense.labels import (
     target_distributions,
 )
 from specctl.collect.dense.trees import columns_of, to_tables
-from specctl.features import DraftPool
 from specctl.policy import FullTree
 from specctl.runtime.requests import Request, Sampling
-from specctl.tree import PAD, TokenTree
+from specctl.tree import PAD, DraftPool, TokenTree
 from tests.trees import joint_logp
 
 TEXT = torch.tensor([7, 1, 2, 3])
@@ -58,7 +57,7 @@ def targets(sampling: Sampling | None = None) -> TargetDistributions:
 
 
 POOL = DraftPool(
-    TREE,
+    *TREE,
     joint_logp(TREE),
     torch.full((2, 7), 0.25),
     torch.full((2, 7), 0.125),

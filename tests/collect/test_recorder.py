@@ -108,11 +108,11 @@ def test_rows_do_not_depend_on_when_the_device_copies(writer: TraceWriter, *, ea
         recorder.finish_prompt("b")
     assert lane.behind == lane.handed, "every round is read behind its own mark, in order"
     found = TraceSet.open(writer.place.name).scan("nodes").collect().sort("request_id", "round_idx")
-    assert len(found) == sum(2 * record.pool.tree.num_slots for record in records)
+    assert len(found) == sum(2 * record.pool.num_slots for record in records)
     for row, prompt in enumerate(("a/0", "b/0")):
         for step, record in enumerate(records):
             mine = found.filter(request_id=prompt, round_idx=step).sort("node_idx")
-            assert mine["token_id"].to_list() == record.pool.tree.token_ids[row].tolist()
+            assert mine["token_id"].to_list() == record.pool.token_ids[row].tolist()
             assert mine["joint_logp"].to_list() == record.pool.joint_logp[row].tolist()
 
 
@@ -135,7 +135,7 @@ def test_block_waits_and_keeps_memory_bounded(writer: TraceWriter) -> None:
     def produce() -> None:
         for step in range(count):
             record = random_record(["a"], step, depth=1, top_k=1, num_tokens=2)
-            alive.add(record.pool)
+            alive.add(record.pool.parent)
             most.append(len(alive))
             recorder.on_round(record)
         recorder.finish_prompt("a")

@@ -122,7 +122,7 @@ def test_plain_decoding_has_a_root_and_no_phi() -> None:
 
 def test_equal_scores_rank_the_earlier_node_first() -> None:
     record = cat_sat()
-    tied = replace(record.pool, joint_logp=torch.tensor([[0.0, -1.0, -1.0, -1.0, -2.0, -2.0]]))
+    tied = record.pool._replace(joint_logp=torch.tensor([[0.0, -1.0, -1.0, -1.0, -2.0, -2.0]]))
     _, nodes = tables(replace(record, pool=tied))
     assert column(nodes, "confidence_rank") == [None, 1, 2, 3, None, None]
 
@@ -140,7 +140,7 @@ def test_rows_equal_plain_python(seed: int) -> None:
 
 def plain_nodes(record: RoundRecord, row: int) -> list[dict[str, Any]]:
     """The censoring and ranking rules of docs/trace-format.md, one node at a time."""
-    tree = record.pool.tree
+    tree = record.pool
     submitted = record.submitted[row].tolist()
     joint = record.pool.joint_logp[row].tolist()
     order = sorted(submitted[1:], key=lambda node: (-joint[node], node))
@@ -214,7 +214,7 @@ def test_what_a_device_reads_is_what_the_host_reads(seed: int, *, warped: bool) 
         logits = record.target_logits
         cut = (logits / 0.7).masked_fill(logits < 0, float("-inf"))
         record = replace(record, target_logp_source=cut)
-    tree, submitted = record.pool.tree, record.submitted
+    tree, submitted = record.pool, record.submitted
     parent_slot = gather(slot_of(submitted, tree.num_slots), tree.parent, -1)
     seen, slot = parent_slot >= 0, parent_slot.clamp(min=0)
     nodes = tree.token_ids, record.pool.sibling_rank

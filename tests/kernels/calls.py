@@ -13,9 +13,10 @@ from torch import Tensor
 from specctl.kernels.bookkeeping import Walked, new_opened, new_settled
 from specctl.kernels.policy_eval import new_gate_state
 from specctl.kernels.tree_attention import pack_ancestors
-from specctl.kernels.tree_build import Best, Children, Pool
+from specctl.kernels.tree_build import Best
 from specctl.kernels.verify_tree import Judged, RunnerUp
 from specctl.policy import EntropyBins, JointThreshold, SparseGates
+from specctl.tree import Children, DraftPool
 from tests.kernels.drawn import (
     BASE,
     Axis,
@@ -197,7 +198,7 @@ ATTENTIONS = {
 """Key heads, query heads of each, head size, nodes, dtype."""
 
 
-def _rooted(size: Growth) -> Pool:
+def _rooted(size: Growth) -> DraftPool:
     """A pool without NaN, all nodes below the root."""
     pool = empty_pool(size, CPU)
     for column in (pool.draft_logp, pool.joint_logp, pool.entropy, pool.topk_entropy):

@@ -10,14 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specctl.features import DraftPool
 from specctl.kernels.bookkeeping import FACTS, Opened, Settled, Walked
 from specctl.kernels.policy_eval import PolicyBuffer
 from specctl.kernels.policy_eval.layout import pack
-from specctl.kernels.tree_build import BuiltTree, Children, Pool
+from specctl.kernels.tree_build import BuiltTree
 from specctl.policy import Shape, StaticTree
 from specctl.runtime.deciders import table_of
-from specctl.tree import TokenTree
+from specctl.tree import Children, DraftPool
 from tests.kernels.helpers import CPU
 
 INF = math.inf
@@ -45,7 +44,7 @@ class Growth(NamedTuple):
         return 1 + self.top_k + (self.levels - 1) * self.width * self.top_k + self.spare
 
 
-def empty_pool(size: Growth, device: torch.device) -> Pool:
+def empty_pool(size: Growth, device: torch.device) -> DraftPool:
     """Nothing but a root; all else is poisoned. Rows lie apart, as slices of a larger buffer."""
     rows, capacity = size.rows, size.capacity
     wide = (rows, capacity + 5)
@@ -58,7 +57,7 @@ def empty_pool(size: Growth, device: torch.device) -> Pool:
         column[:, 0] = 0.0
     expanded[:, 0] = False
     integers[3][:, 0] = 0
-    return Pool(*integers[:3], *floats[:4], integers[3], expanded, floats[4])
+    return DraftPool(*integers[:3], *floats[:4], integers[3], expanded, floats[4])
 
 
 def drawn_children(draw: np.random.Generator, rows: int, width: int, top_k: int) -> Children:
@@ -75,7 +74,7 @@ def drawn_children(draw: np.random.Generator, rows: int, width: int, top_k: int)
     return Children(*tensors, *doubts, torch.from_numpy(known) if draw.random() < 0.5 else None)
 
 
-def random_forest(seed: int, rows: int, size: int, num_tokens: int) -> tuple[Pool, Tensor]:
+def random_forest(seed: int, rows: int, size: int, num_tokens: int) -> tuple[DraftPool, Tensor]:
     """Pools whose chosen nodes are closed in no row but by chance, ascending, root first."""
     draw = np.random.default_rng(seed)
     pool = empty_pool(Growth(rows, 1, 1, size - 1), CPU)
@@ -92,7 +91,7 @@ def random_forest(seed: int, rows: int, size: int, num_tokens: int) -> tuple[Poo
     return pool, chosen
 
 
-def level_pool(joint_logp: Tensor, seed: int) -> Pool:
+def level_pool(joint_logp: Tensor, seed: int) -> DraftPool:
     """Pools of a root and one level with these path log-probabilities."""
     rows, size = joint_logp.shape
     pool = empty_pool(Growth(rows, 1, 1, size), CPU)
@@ -105,20 +104,11 @@ def level_pool(joint_logp: Tensor, seed: int) -> Pool:
     return pool
 
 
-def phi_pool(value: Tensor) -> Pool:
+def phi_pool(value: Tensor) -> DraftPool:
     """Pools of a root and one node, at which Φ has these values."""
     pool = level_pool(torch.full((len(value), 1), -1.0), 0)
     pool.path_entropy[:, 1] = value
     return pool
-
-
-def draft_pool(pool: Pool) -> DraftPool:
-    """The same columns as features and rules read them."""
-    tree = TokenTree(pool.token_ids, pool.parent, pool.depth, pool.draft_logp)
-    return DraftPool(
-        tree,
-        *(pool.joint_logp, pool.entropy, pool.topk_entropy, pool.sibling_rank, pool.expanded),
-    )
 
 
 # --------------------------------------------------------------------------- policies
@@ -201,10 +191,10 @@ def views(buffers: Iterable[Tensor], rows: int, width: int | None = None) -> lis
     return first if width is None else [part[:, :width] for part in first]
 
 
-def junk_pool(draw: np.random.Generator, rows: int, size: int) -> Pool:
+def junk_pool(draw: np.random.Generator, rows: int, size: int) -> DraftPool:
     """Rows lie apart; no column holds a root yet."""
     pool = empty_pool(Growth(rows, 1, 1, size - 1), CPU)
-    for column in pool:
+    for column in pool[:-1]:
         column[:, 0] = 7
     pool.token_ids.copy_(integers(draw, rows, size))
     return pool
@@ -213,7 +203,7 @@ def junk_pool(draw: np.random.Generator, rows: int, size: int) -> Pool:
 class Chosen(NamedTuple):
     """Arguments of `open_level`, on the CPU."""
 
-    pool: Pool
+    pool: DraftPool
     slots: Tensor
     keep: Tensor
     vacant: Tensor

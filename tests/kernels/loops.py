@@ -10,16 +10,17 @@ import torch
 from torch import Tensor
 
 from specctl.kernels.bookkeeping import Laid, Opened, Settled, Walked
-from specctl.kernels.tree_build import BuiltTree, Children, Pool
+from specctl.kernels.tree_build import BuiltTree
+from specctl.tree import Children, DraftPool
 
 INF = math.inf
 
 
 def appended(
-    pool: Pool, frontier: Tensor, keep: Tensor, children: Children, start: int, depth: int
+    pool: DraftPool, frontier: Tensor, keep: Tensor, children: Children, start: int, depth: int
 ) -> list[list[int]]:
     """The docstring of `append_level`, on numpy views of a CPU pool; ranked candidates."""
-    view = Pool(*(column.numpy() for column in pool))  # type: ignore[arg-type]
+    view = pool.each(lambda column: column.numpy())  # type: ignore[arg-type]
     given = [None if part is None else part.numpy() for part in children]
     ids, logp, entropy, topk_entropy, known = given
     rows, width, top_k = children.token_ids.shape
@@ -58,7 +59,7 @@ def selected(
     return rows
 
 
-def linked(pool: Pool, submitted: Sequence[Sequence[int]], max_depth: int) -> list[list[int]]:
+def linked(pool: DraftPool, submitted: Sequence[Sequence[int]], max_depth: int) -> list[list[int]]:
     """Parents by the docstring of `link_tree`."""
     found = []
     for b, nodes in enumerate(submitted):
@@ -80,7 +81,7 @@ def _closed(n: int, up: dict[int, int], above: dict[int, int], max_depth: int) -
 
 
 def built(
-    pool: Pool, submitted: Sequence[Sequence[int]], max_depth: int, positions: Tensor
+    pool: DraftPool, submitted: Sequence[Sequence[int]], max_depth: int, positions: Tensor
 ) -> BuiltTree:
     """The docstring of `link_tree`."""
     parents = linked(pool, submitted, max_depth)
@@ -102,7 +103,7 @@ def built(
     return tree
 
 
-def _build_node(tree: BuiltTree, pool: Pool, up: list[int], b: int, n: int, node: int) -> None:
+def _build_node(tree: BuiltTree, pool: DraftPool, up: list[int], b: int, n: int, node: int) -> None:
     bits = tree.ancestor_bits.numpy().view(np.uint32)
     bits[b, n, n // 32] |= np.uint32(1 << n % 32)
     if up[n] == -2:
@@ -118,19 +119,19 @@ def _build_node(tree: BuiltTree, pool: Pool, up: list[int], b: int, n: int, node
         at = up[at]
 
 
-def open_tree(pool: Pool, root_ids: Tensor, vacant: Tensor, opened: Opened) -> None:
+def open_tree(pool: DraftPool, root_ids: Tensor, vacant: Tensor, opened: Opened) -> None:
     rows, size = pool.parent.shape
     for b in range(rows):
         for i in range(size):
             pool.parent[b, i], pool.joint_logp[b, i] = -2, -math.inf
-        for column in pool:
+        for column in pool[:-1]:
             column[b, 0] = 0
         pool.token_ids[b, 0], pool.parent[b, 0] = root_ids[b], -1
         opened.slots[b, 0], opened.keep[b, 0] = 0, not vacant[b]
 
 
 def open_level(
-    pool: Pool,
+    pool: DraftPool,
     slots: Tensor,
     keep: Tensor,
     vacant: Tensor,

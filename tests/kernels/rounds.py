@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from specctl.kernels.bookkeeping import Opened
-from specctl.kernels.tree_build import Children as DraftedChildren
 from specctl.policy import (
     EntropyBins,
     FfnScorer,
@@ -22,13 +21,15 @@ from specctl.policy import (
     StaticTree,
     build_shape,
 )
-from specctl.policy.growing import Children, PoolBuffers, grow_tree
-from specctl.policy.rules import Frontier, ShapeRule, fresh_start
+from specctl.policy.growing import grow_tree
+from specctl.policy.rules import Frontier, Level, ShapeRule, fresh_start
 from specctl.runtime.attention import PassTables
 from specctl.runtime.deciders import decider_of
 from specctl.runtime.device_drafting import DraftBuffers, KernelDrafting
 from specctl.runtime.requests import Sampling, Stopwatch
 from specctl.runtime.state import Rows, SlotFacts, SlotState
+from specctl.tree import Children
+from specctl.tree import Children as DraftedChildren
 from tests.kernels.drawn import BASE, drawn_children
 from tests.kernels.helpers import poisoned
 from tests.policy.scorers import SCORED, random_network
@@ -41,7 +42,7 @@ class GivenChildren:
     levels: list[DraftedChildren]
     asked: int = 0
 
-    def children(self, pool: PoolBuffers, frontier: Frontier, top_k: int) -> Children:
+    def children(self, level: Level, frontier: Frontier, top_k: int) -> Children:
         given = self.levels[self.asked]
         self.asked += 1
         width = frontier.index.shape[1]
@@ -107,7 +108,7 @@ def by_rule(shape: Shape, levels: list[DraftedChildren], rows: int) -> Decided:
     rule = build_shape(shape)
     plan = rule.begin(fresh_start(rows, rule.memory_size))
     pool = grow_tree(rule, plan, GivenChildren(levels), torch.full((rows,), 7), Stopwatch())
-    depth = pool.tree.depth[0].tolist()
+    depth = pool.depth[0].tolist()
     starts = [depth.index(level) for level in range(1, depth[-1] + 1)]
     submitted = _nodes(rule.select(plan, pool), starts)
     told = (None if part is None else part.tolist() for part in (plan.bins, plan.stopped_at))

@@ -18,7 +18,7 @@ from specctl.kernels.policy_eval.layout import (
     layout_of,
     pack,
 )
-from specctl.kernels.tree_build import Best, Pool, append_level, select_nodes, written
+from specctl.kernels.tree_build import Best, append_level, select_nodes
 from specctl.policy import (
     EntropyBins,
     FfnScorer,
@@ -34,19 +34,19 @@ from specctl.policy.echo import SparseGatesShape, gate_closes, stop_levels
 from specctl.policy.hetero import EntropyBinsShape, entropy_bin
 from specctl.policy.pruning import PrunedShape
 from specctl.runtime.deciders import recapture_reason, table_of
+from specctl.tree import DraftPool
 from tests.kernels.drawn import (
     BASE,
     NUM_ROWS,
     Growth,
     buffer_of,
-    draft_pool,
     drawn_children,
     edge_rows,
     empty_pool,
     level_pool,
     phi_pool,
 )
-from tests.kernels.helpers import CPU, captured, moved, poisoned
+from tests.kernels.helpers import CPU, captured, poisoned
 from tests.kernels.rounds import SHAPES, check_round
 from tests.policy.scorers import SCORED, random_network
 
@@ -69,7 +69,9 @@ def test_bins(num_edges: int, device: torch.device, *, is_quick: bool) -> None:
         :: 1 if is_quick else 4
     ].contiguous()
     with poisoned():
-        found = choose_bins(buffer_of(shape, device), Pool(*moved(phi_pool(value), device)))
+        found = choose_bins(
+            buffer_of(shape, device), phi_pool(value).each(lambda one: one.to(device))
+        )
     bins = entropy_bin(value, rule.edges)
     assert len(bins.unique()) == len(edges) + 1 or not is_quick
     assert torch.equal(found.bins.cpu(), bins)
@@ -127,7 +129,7 @@ def test_thresholds(device: torch.device, *, is_quick: bool) -> None:
     pool, params = level_pool(joint, 3), buffer_of(shape, device)
     scores = torch.full((rows, 1030), math.nan, device=device)
     with poisoned():
-        there = Pool(*moved(pool, device))
+        there = pool.each(lambda one: one.to(device))
         found = prune_level(params, there, scores, None, start=1, depth=1, width=5)
         submitted = select_nodes(scores[:, :1025], 1024, min_score=params.min_score)
     assert bool(scores[:, 1025:].isnan().all())
@@ -168,13 +170,13 @@ def test_networks(hidden: int, device: torch.device, *, is_quick: bool) -> None:
         wanted = prune_level(buffer_of(shape, CPU), pool, exact, None, **options)
     found, params = found.to(device), buffer_of(shape, device)
     with poisoned():
-        best = prune_level(params, Pool(*moved(pool, device)), found, None, **options)
+        best = prune_level(params, pool.each(lambda one: one.to(device)), found, None, **options)
     assert_close(found, exact)
     assert_close(best.score, wanted.score)
     assert torch.equal(best.faulty.cpu(), wanted.faulty)
     sure = (wanted.score - rule.min_score).abs() > 1e-6
     assert torch.equal(best.keep.cpu()[sure], wanted.keep[sure])
-    told = log_prob(network, CPU)(draft_pool(pool), 1)
+    told = log_prob(network, CPU)(pool, 1)
     plain = pool.joint_logp[:, 1:] > -50  # beyond, float32 cancels huge terms
     torch.testing.assert_close(told[plain], exact[:, 1:][plain], rtol=1e-4, atol=1e-6)
     reaches = exact[:, 1:] >= rule.min_score
@@ -184,15 +186,15 @@ def test_networks(hidden: int, device: torch.device, *, is_quick: bool) -> None:
 
 
 def _check_network_edges(
-    shape: ScoredTree, pool: Pool, exact: Tensor, device: torch.device
+    shape: ScoredTree, pool: DraftPool, exact: Tensor, device: torch.device
 ) -> None:
     """A bar at a score, and at its neighbours: the node itself passes, the next does not."""
     scores = torch.full_like(exact, math.nan).to(device)
     table = table_of(shape)
     assert table is not None
-    row = Pool(*(column[:1] for column in pool))
+    row = pool.each(lambda column: column[:1])
     own = torch.full((1, exact.shape[1]), math.nan, device=device)
-    there = Pool(*moved(row, device))
+    there = row.each(lambda one: one.to(device))
     prune_level(buffer_of(shape, device), there, own, None, start=1, depth=1, width=8)
     best = float(own[0, 1:][own[0, 1:] < 0].max())
     up = float(torch.nextafter(torch.tensor(best), torch.tensor(0.0)))
@@ -219,7 +221,7 @@ def test_the_surest_nodes_keep_their_order(device: torch.device) -> None:
     shape = ScoredTree(scorer=network, beta=0.5, depth=2)
     pool = level_pool(-torch.linspace(15, 100, 300)[None], 0)
     scores = torch.zeros(1, 301, device=device)
-    there = Pool(*moved(pool, device))
+    there = pool.each(lambda one: one.to(device))
     options = {"start": 1, "depth": 1, "width": 4}
     found = prune_level(buffer_of(shape, device), there, scores, None, **options)
     wanted = -torch.log1p(torch.exp(pool.joint_logp[:, 1:].double())).float()
@@ -233,7 +235,9 @@ def test_nan_is_reported(device: torch.device) -> None:
     pool.joint_logp[1, 2] = -2.0
     scores = torch.zeros(2, 5, device=device)
     params = buffer_of(JointThreshold(min_prob=0.3), device)
-    found = prune_level(params, Pool(*moved(pool, device)), scores, None, start=1, depth=1, width=3)
+    found = prune_level(
+        params, pool.each(lambda one: one.to(device)), scores, None, start=1, depth=1, width=3
+    )
     assert found.index.tolist() == [[2, 3, 1], [3, 1, 2]]
     assert found.keep.tolist() == [[False, True, True], [True, True, False]]
     assert found.faulty.tolist() == [True, False]
@@ -265,11 +269,11 @@ def test_phi_where_rows_end_early(device: torch.device) -> None:
                 )
             start += children.token_ids[0].numel()
             frontier, keep = best.index, torch.from_numpy(draw.random(best.index.shape) < 0.5)
-        pool = written(pool, start)
+        pool = pool.first(start)
         shape = SHAPES["hetero conditional" if conditional else "hetero"]
         with poisoned():
-            found = choose_bins(buffer_of(shape, device), Pool(*moved(pool, device)))
-        wanted = phi(draft_pool(pool), conditional=conditional)
+            found = choose_bins(buffer_of(shape, device), pool.each(lambda one: one.to(device)))
+        wanted = phi(pool, conditional=conditional)
         assert torch.equal(found.value.cpu(), wanted)
 
 
@@ -278,7 +282,7 @@ def test_tables_are_scored_outside(device: torch.device) -> None:
     table = table_of(SCORED["c2t chain"])
     assert isinstance(table, PruneTable)
     assert table.own == "given"
-    pool = Pool(*moved(level_pool(torch.tensor([[-1.0, -0.5, -math.inf]]), 0), device))
+    pool = level_pool(torch.tensor([[-1.0, -0.5, -math.inf]]), 0).each(lambda one: one.to(device))
     scores = torch.zeros(1, 4, device=device)
     own = torch.tensor([[[-0.2], [-3.0], [-0.1]]], device=device)
     params = pack(table).to(device)
@@ -295,7 +299,7 @@ def test_a_column_of_text_comes_from_outside(device: torch.device) -> None:
     table = table_of(ScoredTree(scorer=scorer, beta=0.5, depth=2))
     assert table is not None
     assert layout_of(table).extra == ("copy_length",)
-    pool = Pool(*moved(level_pool(torch.tensor([[-1.0, -0.5]]), 0), device))
+    pool = level_pool(torch.tensor([[-1.0, -0.5]]), 0).each(lambda one: one.to(device))
     extra = torch.tensor([[[1.0], [-1.0]]], device=device)
     scores, params = torch.zeros(1, 3, device=device), pack(table).to(device)
     prune_level(params, pool, scores, None, start=1, depth=1, width=1, extra=extra)
@@ -365,7 +369,7 @@ def test_what_fits_the_same_buffer(old: Shape, new: Shape, why: str | None) -> N
 
 
 def test_a_buffer_written_in_place_decides_by_the_new_policy(device: torch.device) -> None:
-    pool = Pool(*moved(phi_pool(torch.tensor([0.2, 1.5, 9.0])), device))
+    pool = phi_pool(torch.tensor([0.2, 1.5, 9.0])).each(lambda one: one.to(device))
     buffer = buffer_of(hetero((1.0,)), device)
     assert choose_bins(buffer, pool).bins.tolist() == [0, 1, 1]
     buffer.write(buffer_of(hetero((0.1, 2.0, 3.0)), CPU))
@@ -378,8 +382,8 @@ def test_a_graph_decides_by_the_policy_that_is_written() -> None:
     there = torch.device("cuda")
     bins = [hetero(edges) for edges in ((1.0,), (0.5, 2.0, 3.0))]
     trees = [c2t(seed, hidden) for seed, hidden in ((1, 8), (2, 64))]
-    phis = Pool(*moved(phi_pool(torch.linspace(0, 4, 60)), there))
-    pool = Pool(*moved(level_pool(-3 * torch.rand(8, 100), 1), there))
+    phis = phi_pool(torch.linspace(0, 4, 60)).each(lambda one: one.to(there))
+    pool = level_pool(-3 * torch.rand(8, 100), 1).each(lambda one: one.to(there))
     scores = torch.zeros(8, 101, device=there)
     binning, pruning = buffer_of(bins[0], there), buffer_of(trees[0], there)
     options = {"start": 1, "depth": 1, "width": 10}

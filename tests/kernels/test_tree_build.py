@@ -8,15 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from specctl.kernels.tree_build import (
-    Best,
-    Children,
-    Pool,
-    append_level,
-    link_tree,
-    select_nodes,
-    written,
-)
+from specctl.kernels.tree_build import COLUMN_TYPES, Best, append_level, link_tree, select_nodes
+from specctl.tree import Children, DraftPool
 from tests.kernels.drawn import Growth, drawn_children, empty_pool, random_forest
 from tests.kernels.helpers import CPU, assert_same, moved, poisoned, spread
 from tests.kernels.loops import INF, appended, built, selected
@@ -36,7 +29,7 @@ def test_a_tree_grows_and_is_cut_as_the_loops_say(name: str, device: torch.devic
         check_cut(pool, num_tokens, device)
 
 
-def grown(seed: int, size: Growth, device: torch.device) -> Pool:
+def grown(seed: int, size: Growth, device: torch.device) -> DraftPool:
     """Every slot and every frontier equals the loop's; returns the pool on the CPU."""
     draw = np.random.default_rng(seed)
     wanted, found = empty_pool(size, CPU), empty_pool(size, device)
@@ -60,21 +53,21 @@ def grown(seed: int, size: Growth, device: torch.device) -> Pool:
         frontier = torch.tensor([row[: size.width] for row in ranked])
         expected = Best(frontier, wanted.joint_logp.gather(1, frontier))
         assert_same(best, expected, f"best of level {depth}")
-        assert_same(written(found, start), written(wanted, start), f"level {depth}")
+        assert_same(found.first(start), wanted.first(start), f"level {depth}")
         keep = torch.from_numpy(draw.random(frontier.shape) < 0.8)
-    for name, column, other in zip(Pool._fields, found, wanted, strict=True):
+    for name, column, other in zip(COLUMN_TYPES, found, wanted, strict=False):
         rest = column[:, start:].cpu()
         assert torch.equal(rest.nan_to_num(5.0), other[:, start:].nan_to_num(5.0)), name
-    return written(wanted, start)
+    return wanted.first(start)
 
 
-def check_cut(pool: Pool, num_tokens: int, device: torch.device) -> None:
+def check_cut(pool: DraftPool, num_tokens: int, device: torch.device) -> None:
     """Choice and links, with and without limits."""
     draw = np.random.default_rng(num_tokens)
     rows, depth = len(pool.parent), int(pool.depth.max())
     limit = torch.from_numpy(draw.integers(1, num_tokens + 2, rows))
     positions = torch.from_numpy(draw.integers(0, 10_000, rows))
-    there, bar = Pool(*moved(pool, device)), torch.tensor([-1.25])
+    there, bar = pool.each(lambda one: one.to(device)), torch.tensor([-1.25])
     for given, least in ((None, None), (limit, None), (None, bar), (limit, bar)):
         lowest = -INF if least is None else float(least)
         chosen = selected(pool.joint_logp, num_tokens, given, lowest)
@@ -92,7 +85,7 @@ def test_nodes_without_a_way_to_the_root_are_emptied(device: torch.device) -> No
     positions = torch.arange(6)
     wanted = built(pool, chosen.tolist(), depth, positions)
     assert 0 < int(wanted.valid.sum()) < int((chosen >= 0).sum())
-    there = Pool(*moved(pool, device))
+    there = pool.each(lambda one: one.to(device))
     with poisoned():
         found = link_tree(there, spread(chosen, device), depth, positions.to(device))
     assert_same(found, wanted, "orphans")

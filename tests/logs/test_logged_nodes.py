@@ -36,7 +36,7 @@ def test_nodes_are_those_of_the_frontier_with_the_logged_columns(tmp_path: Path)
     rows = ((batch, row) for batch in batches for row in range(len(batch.prompt_id)))
     for tree, (batch, row) in zip(trees, rows, strict=True):
         wanted = frontier(tree, 3, 3, 2)
-        valid = batch.pool.tree.valid[row]
+        valid = batch.pool.valid[row]
         names = ("joint_logp", "draft_logp", "depth")
         found = node_features(batch.pool, names)[row][valid].numpy()
         plain = [[tree.joint[n], tree.logp[n], tree.depth[n]] for n in wanted]

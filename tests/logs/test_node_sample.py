@@ -38,7 +38,7 @@ def plain_rows(source: LoggedNodes, label: str, names: tuple[str, ...]) -> tuple
     """Features and labels of all nodes, one by one."""
     features, accepted = [], []
     for batch in source.batches(frontier_rule(DEPTH, TOP_K, TOP_K, names)):
-        values, parent = node_features(batch.pool, names), batch.pool.tree.parent
+        values, parent = node_features(batch.pool, names), batch.pool.parent
         for row, node in batch.known.nonzero().tolist():
             if node == 0 or (label == "conditional" and not batch.accepted[row, parent[row, node]]):
                 continue
@@ -162,7 +162,7 @@ class Broken:
 def test_columns_that_are_not_finite_are_refused(source: LoggedNodes) -> None:
     def without_entropy(batch: Any) -> Any:
         nothing = torch.full_like(batch.pool.entropy, float("nan"))
-        return replace(batch, pool=replace(batch.pool, entropy=nothing))
+        return replace(batch, pool=batch.pool._replace(entropy=nothing))
 
     with pytest.raises(TraceSchemaError, match="found others in parent_entropy"):
         sample_nodes(Broken(source, without_entropy), **wanted())

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from specctl.collect.dense.drafters import DenseSource
-from specctl.features import RECENT_TOKENS, DraftPool
+from specctl.features import RECENT_TOKENS
 from specctl.policy import Shape, StepCost, build_shape
 from specctl.policy.growing import grow_tree
 from specctl.policy.rules import BudgetRule, Plan, RoundStart, ShapeRule, fresh_start
 from specctl.policy.verification import Verification
 from specctl.runtime.requests import Stopwatch
-from specctl.tree import TokenTree, take
+from specctl.tree import DraftPool, TokenTree, take
 from tests.trees import check_tree
 
 Probabilities = Callable[[tuple[int, ...]], list[float]]
@@ -67,7 +67,7 @@ class Round(NamedTuple):
     @property
     def tree(self) -> TokenTree:
         """The submitted tree, checked."""
-        tree = take(self.pool.tree, self.submitted)
+        tree = take(self.pool, self.submitted)
         check_tree(tree)
         return tree
 
@@ -184,7 +184,7 @@ STEEP = StepCost(token_counts=(2, 3), step_us=(10.0, 20.0))
 # --------------------------------------------------------------------------- batches
 
 Choice = tuple[frozenset[int], ...]
-"""Pool indices that each request verifies."""
+"""DraftPool indices that each request verifies."""
 
 
 def draft(shape: Shape, laws: list[Probabilities]) -> tuple[DraftPool, Tensor]:
@@ -194,7 +194,7 @@ def draft(shape: Shape, laws: list[Probabilities]) -> tuple[DraftPool, Tensor]:
 
 def share(rule: BudgetRule, pool: DraftPool, submitted: Tensor) -> Tensor:
     """What a budget leaves of a batch that was drafted to the pool's own depth."""
-    depth = pool.tree.depth.masked_fill(~pool.tree.valid, 0).amax(1)
+    depth = pool.depth.masked_fill(~pool.valid, 0).amax(1)
     return rule.share(Plan(len(depth), depth), pool, submitted)
 
 
@@ -215,7 +215,7 @@ def closed_sets(tree: TokenTree, row: int, nodes: list[int]) -> Iterator[frozens
 def all_choices(pool: DraftPool, submitted: Tensor) -> list[Choice]:
     """Everything that a budget may answer."""
     rows = [
-        list(closed_sets(pool.tree, row, [node for node in nodes if node >= 0]))
+        list(closed_sets(pool, row, [node for node in nodes if node >= 0]))
         for row, nodes in enumerate(submitted.tolist())
     ]
     return list(product(*rows))

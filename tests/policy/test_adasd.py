@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specctl.policy import EntropyStop, JensenShannon, build_acceptance, build_shape
 from specctl.policy.adasd import JensenShannonRule, Running, RunningMeans, Samples, samples_of
-from specctl.policy.growing import new_pool
+from specctl.policy.growing import Growth
 from specctl.policy.verification import DraftLaw, Outcome, Verification
 from specctl.tree import TokenTree
 from tests.policy import drafts
@@ -79,7 +79,7 @@ NODE_VALUES = torch.tensor([[0.0, 0.1, 0.1, 0.2, 0.2, 0.3, 7.0]])
 
 def outcome(path: list[int], values: Tensor | None = None) -> Outcome:
     nothing = torch.zeros_like(TREE.parent)
-    pool = new_pool(nothing[:, 0], 7).view()
+    pool = Growth(nothing[:, 0], 7).level.pool
     pool.entropy[:] = NODE_VALUES[:, : pool.entropy.shape[1]]
     padded = torch.tensor([[*path, *([-1] * (4 - len(path)))]])
     return Outcome(pool, nothing, TREE, padded, nothing, values)

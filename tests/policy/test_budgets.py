@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from specctl import policy
 from specctl.errors import UsageError
-from specctl.features import DraftPool
 from specctl.policy.budgets import best_rate, best_surplus, calibration_table, draft_log_odds
-from specctl.tree import TokenTree, gather, take
+from specctl.tree import DraftPool, TokenTree, gather, take
 from tests.policy import drafts
 from tests.trees import check_tree
 
@@ -31,7 +30,7 @@ def shared(budget: policy.Budget, pool: DraftPool, submitted: torch.Tensor) -> d
 
 def checked_choice(pool: DraftPool, submitted: torch.Tensor, kept: torch.Tensor) -> drafts.Choice:
     assert kept.shape == submitted.shape
-    check_tree(take(pool.tree, kept))
+    check_tree(take(pool, kept))
     return drafts.chosen(kept)
 
 
@@ -168,7 +167,7 @@ def test_a_calibrated_path_by_hand() -> None:
     record = policy.Calibration(slopes=(0.5, 1.0), intercepts=(0.0, -1.0))
     own = 1 / (1 + math.exp(1 - math.log(4)))
     wanted = [1.0, 0.75, 0.75 * own, 0.75 * own**2]
-    assert acceptance_prob(record, pool.tree)[0].tolist() == pytest.approx(wanted, rel=1e-6)
+    assert acceptance_prob(record, pool)[0].tolist() == pytest.approx(wanted, rel=1e-6)
 
 
 NUMBERS = st.floats(-30, 30, allow_nan=False)
@@ -181,9 +180,9 @@ def test_no_child_is_likelier_than_its_parent(lines: list[tuple[float, float]], 
         policy.StaticTree(depth=3, top_k=3, num_tokens=10), [drafts.random_law(seed)]
     )
     slopes, intercepts = zip(*lines, strict=True)
-    prob = acceptance_prob(policy.Calibration(slopes=slopes, intercepts=intercepts), pool.tree)
+    prob = acceptance_prob(policy.Calibration(slopes=slopes, intercepts=intercepts), pool)
     assert bool(torch.isfinite(prob).all())
-    assert bool((prob <= gather(prob, pool.tree.parent, 1.0)).all())
+    assert bool((prob <= gather(prob, pool.parent, 1.0)).all())
 
 
 def test_odds_of_certain_and_impossible_tokens_are_finite() -> None:
@@ -246,7 +245,7 @@ def always(*law: float) -> drafts.Probabilities:
 
 LOST, FAIR, SURE = always(0.4, 0.35, 0.25), always(0.7, 0.2, 0.1), always(0.9, 0.06, 0.04)
 GATED = policy.SparseGates(depth=3, width=1, max_width=3, gate_levels=(1,), thresholds=(0.5,))
-# Pool indices: level 1 at 1 to 3, level 2 at 4 to 6, level 3 at 7 to 9. `LOST` is truncated at
+# DraftPool indices: level 1 at 1 to 3, level 2 at 4 to 6, level 3 at 7 to 9. `LOST` is truncated at
 # level 1 and may be widened there to 1, 2, 3; the others deepen along 1, 4, 7.
 
 
@@ -283,7 +282,7 @@ def told_plainly(
     plan, pool, submitted, _ = given
     rows = range(len(submitted))
     nodes = [[n for n in row if n > 0] for row in submitted.tolist()]
-    depth, parent = pool.tree.depth.tolist(), pool.tree.parent.tolist()
+    depth, parent = pool.depth.tolist(), pool.parent.tolist()
     score = pool.joint_logp.tolist()
     stopped = [0] * len(rows) if plan.stopped_at is None else plan.stopped_at.tolist()
     kept = [{0} for _ in rows]

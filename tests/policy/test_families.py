@@ -39,9 +39,9 @@ from specctl.policy import (
 )
 from specctl.policy.families import ACCEPTANCES, PARTS, SHAPES, WORDS, family_of, shape_family
 from specctl.policy.family import AcceptanceFamily, Family, ShapeFamily
-from specctl.policy.growing import Children
 from specctl.policy.static import static_shape
 from specctl.records import Record, canonical_json
+from specctl.tree import Children
 from tests.policy import drafts
 from tests.policy.drafts import grow, paths_of, random_law
 from tests.policy.scorers import SCORED

@@ -18,7 +18,6 @@ import pytest
 import torch
 
 from specctl.errors import UsageError
-from specctl.features import DraftPool
 from specctl.policy import (
     Chain,
     ChainSchedule,
@@ -34,11 +33,11 @@ from specctl.policy import (
     build_acceptance,
     build_shape,
 )
-from specctl.policy.growing import Children, PoolBuffers, grow_tree
+from specctl.policy.growing import grow_tree
 from specctl.policy.ratio import RESIDUAL_STREAM, Chances, chances
-from specctl.policy.rules import Frontier, RoundStart
+from specctl.policy.rules import Frontier, Level, RoundStart
 from specctl.policy.verification import DraftLaw, Verification
-from specctl.tree import TokenTree, take
+from specctl.tree import Children, DraftPool, TokenTree, take
 from tests.policy.ratio_reference import RandomLaws, accept_prob, coin, draw, residual
 
 VOCAB = 3
@@ -59,8 +58,8 @@ class GivenDrafts:
     drafter: RandomLaws
     drafts: list[tuple[int, ...]]
 
-    def children(self, pool: PoolBuffers, frontier: Frontier, top_k: int) -> Children:
-        depth = 0 if pool.level_start == 0 else int(pool.depth[0, pool.level_start])
+    def children(self, level: Level, frontier: Frontier, top_k: int) -> Children:
+        depth = level.depth
         laws = [self.drafter(chain[:depth]) for chain in self.drafts]
         tokens = [chain[depth] for chain in self.drafts]
         logp = [math.log(law[token]) for law, token in zip(laws, tokens, strict=True)]
@@ -114,7 +113,7 @@ def submitted(shape: Shape, drafter: RandomLaws, drafts: list[tuple[int, ...]]) 
     plan = rule.begin(RoundStart(len(drafts), memory.expand(len(drafts), -1)))
     roots = torch.zeros(len(drafts), dtype=torch.int64)
     pool: DraftPool = grow_tree(rule, plan, GivenDrafts(drafter, drafts), roots, Silent())
-    return take(pool.tree, rule.select(plan, pool))
+    return take(pool, rule.select(plan, pool))
 
 
 def total_variation(

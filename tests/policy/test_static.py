@@ -94,8 +94,8 @@ def test_without_nesting_it_is_the_static_tree_of_that_width(width: int | None) 
     laws = [random_law(3), random_law(4)]
     shape = FullTree(depth=4, top_k=3, width=width, nested=False)
     pool, tree, _ = grow(build_shape(shape), laws)
-    assert tree.num_slots == pool.tree.num_slots  # all of the pool is submitted
-    expanded = [int((pool.expanded & (pool.tree.depth == d))[0].sum()) for d in range(4)]
+    assert tree.num_slots == pool.num_slots  # all of the pool is submitted
+    expanded = [int((pool.expanded & (pool.depth == d))[0].sum()) for d in range(4)]
     best = width or 3
     assert expanded == [1, min(best, 3), best, best]
 
@@ -103,8 +103,8 @@ def test_without_nesting_it_is_the_static_tree_of_that_width(width: int | None) 
 def test_the_pool_fits_its_capacity() -> None:
     rule = build_shape(FullTree(depth=5, top_k=4, width=7))
     pool, tree, _ = grow(rule, [random_law(seed, sharpness=0.1) for seed in range(8)])
-    assert pool.tree.num_slots <= pool_capacity(rule) == rule.max_tokens
-    assert bool((tree.num_nodes == pool.tree.num_nodes).all())
+    assert pool.num_slots <= pool_capacity(rule) == rule.max_tokens
+    assert bool((tree.num_nodes == pool.num_nodes).all())
 
 
 def test_a_candidate_without_probability_is_not_expanded() -> None:
@@ -180,7 +180,7 @@ def test_meta_path_by_the_last_tokens_own_probability() -> None:
     pool, _, _ = grow(build_shape(BASE), [hand_law])
     by_path, by_token = meta_path(pool), meta_path(pool, conditional=True)
     assert float(pool.joint_logp[0, by_path].exp()) == pytest.approx(0.36)
-    assert float(pool.tree.draft_logp[0, by_token].exp()) == pytest.approx(0.8)  # b, a
+    assert float(pool.draft_logp[0, by_token].exp()) == pytest.approx(0.8)  # b, a
 
 
 def test_plan_of_every_bin_and_its_options() -> None:
@@ -200,7 +200,7 @@ def test_plan_of_every_bin_and_its_options() -> None:
 def test_lowest_bin_extends_and_prunes() -> None:
     rule = build_shape(hetero(edges=(50.0,)))
     pool, tree, _ = grow(rule, [random_law(0)])
-    assert int(pool.tree.depth.max()) == 4  # 2 + alpha 2 - rank 0
+    assert int(pool.depth.max()) == 4  # 2 + alpha 2 - rank 0
     assert int(tree.num_nodes) == 6  # ceil(0.5 · 7 + 2)
 
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from specctl.features import DraftPool
 from specctl.policy import (
     Chain,
     DynamicDepth,
@@ -29,6 +28,7 @@ from specctl.policy import (
 from specctl.policy.echo import log_threshold
 from specctl.policy.pruning import PrunedShape
 from specctl.policy.rules import Level, fresh_start, stop_rows
+from specctl.tree import DraftPool
 from tests.policy.drafts import (
     A,
     Probabilities,
@@ -416,7 +416,7 @@ def test_a_confidence_on_a_gate_passes(bar: float, level: int) -> None:
 
 def test_a_value_on_the_threshold_goes_on() -> None:
     pool, _, _ = grow(build_shape(stop("confidence", 0.0)), [chain_law])
-    value, entropy = pool.tree.draft_logp[0, 2].exp(), pool.entropy[0, 2]
+    value, entropy = pool.draft_logp[0, 2].exp(), pool.entropy[0, 2]
     above = float(torch.nextafter(value, torch.tensor(2.0)))
     below = float(torch.nextafter(entropy, torch.tensor(0.0)))
     on_and_off = (("confidence", float(value), above), ("entropy", float(entropy), below))
@@ -492,7 +492,7 @@ def test_without_a_threshold_the_whole_beam_is_kept() -> None:
         (scored(**network, predicts="joint"), 1 + 3 + 9 + 27),
     ):
         pool, tree, _ = grow(build_shape(shape), [random_law(3)])
-        assert int(tree.num_nodes) == size == int(pool.tree.num_nodes[0])
+        assert int(tree.num_nodes) == size == int(pool.num_nodes[0])
 
 
 def test_a_cap_is_not_drafted_beyond() -> None:
@@ -523,7 +523,7 @@ def test_every_node_is_scored_once() -> None:
 
     def by_token(pool: DraftPool, start: int) -> Tensor:
         seen.append(pool.joint_logp.shape[1] - start)
-        return pool.tree.token_ids[:, start:] / 3
+        return pool.token_ids[:, start:] / 3
 
     rule = PrunedShape(max_depth=3, top_k=4, width=2, max_tokens=40, score=by_token, min_score=0.5)
     pool, _, _ = grow(rule, [uniform_law])

@@ -111,10 +111,10 @@ def test_a_batch_holds_trees_of_different_sizes_side_by_side(prepared: Made) -> 
     nodes = prepared["stop"].nodes
     assert nodes is not None
     batch = nodes.batch(np.arange(5, 640, 80))
-    check_tree(batch.pool.tree)
-    assert torch.equal(batch.pool.joint_logp, joint_logp(batch.pool.tree))
-    assert torch.equal(batch.submitted >= 0, batch.pool.tree.valid)
-    assert len(set(batch.pool.tree.num_nodes.tolist())) > 2
+    check_tree(batch.pool)
+    assert torch.equal(batch.pool.joint_logp, joint_logp(batch.pool))
+    assert torch.equal(batch.submitted >= 0, batch.pool.valid)
+    assert len(set(batch.pool.num_nodes.tolist())) > 2
 
 
 def test_equal_seeds_give_equal_runs_and_others_do_not(prepared: Made) -> None:

@@ -57,7 +57,7 @@ class Seen:
     def on_round(self, record: RoundRecord) -> None:
         values = node_features(record.pool, TEXT)
         for row, request in enumerate(record.requests):
-            there = record.pool.tree.valid[row]
+            there = record.pool.valid[row]
             key = request.prompt_id, int(record.position[row])
             self.rounds[key] = values[row, there]
 
@@ -78,7 +78,7 @@ def test_the_log_gives_the_features_of_live_rounds(
                 key = chunk.positions.prompt_ids[prompt], place + 1
                 if key in live.rounds:
                     expected = live.rounds.pop(key)
-                    found = values[place, draft.pool.tree.valid[place]]
+                    found = values[place, draft.pool.valid[place]]
                     torch.testing.assert_close(found, expected, rtol=0, atol=0)
                     num_seen += 1
                     largest = torch.maximum(largest, expected.amax(0))

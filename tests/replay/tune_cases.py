@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from specctl.features import DraftPool
 from specctl.logs.tree_log import Support
 from specctl.policy import Chain, Policy, StaticTree, StepCost
 from specctl.replay.cost.files import save_cost_model
@@ -21,6 +20,7 @@ from specctl.replay.tune.candidates import Conditions, parse_families
 from specctl.replay.tune.evaluators import Evaluation, Evaluator, Objective
 from specctl.replay.tune.search import TuneSearch
 from specctl.stats import Split
+from specctl.tree import DraftPool
 from tests.artifacts.examples import PAIR
 
 SUPPORT = Support(top_k=3, width=3, depth=4, nested=True)
@@ -48,7 +48,7 @@ def linear_file(path: Path, **changes: float) -> Path:
 def path_of_two(pool: DraftPool, generator: Any) -> Tensor:
     """In place of a random path: the likeliest child twice, then nothing that was drafted."""
     del generator
-    tree = pool.tree
+    tree = pool
     wanted = tree.valid & (pool.sibling_rank == 0) & (tree.depth <= 2)
     wanted[:, 0] = True
     path = wanted.clone()

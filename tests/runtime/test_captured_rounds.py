@@ -19,7 +19,7 @@ from specctl.errors import ModelError
 from specctl.kernels.bookkeeping import Laid, lay_out
 from specctl.kernels.policy_eval import Bins
 from specctl.kernels.policy_eval.layout import B2
-from specctl.kernels.tree_build import BuiltTree, Pool, link_tree
+from specctl.kernels.tree_build import BuiltTree, link_tree
 from specctl.policy import (
     Chain,
     DynamicDepth,
@@ -46,6 +46,7 @@ from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.drafter import SmallModelDrafter
 from specctl.runtime.requests import Sampling
 from specctl.runtime.state import Rows
+from specctl.tree import DraftPool
 from tests.kernels.rounds import SHAPES
 from tests.runtime.captured import (
     check_captured,
@@ -187,11 +188,11 @@ def test_observers_see_the_same_rounds() -> None:
         width, nodes = plain.submitted.shape[1], plain.pool.joint_logp.shape[1]
         assert torch.equal(found.submitted[:, :width], plain.submitted)
         assert (found.submitted[:, width:] == -1).all()
-        exists = plain.pool.tree.valid
-        assert torch.equal(found.pool.tree.valid[:, :nodes], exists)
-        assert not found.pool.tree.valid[:, nodes:].any()
+        exists = plain.pool.valid
+        assert torch.equal(found.pool.valid[:, :nodes], exists)
+        assert not found.pool.valid[:, nodes:].any()
         for name in ("token_ids", "parent", "depth"):
-            mine, other = (getattr(p.pool.tree, name) for p in (found, plain))
+            mine, other = (getattr(p.pool, name) for p in (found, plain))
             assert torch.equal(mine[:, :nodes][exists], other[exists]), name
         verified = plain.submitted >= 0
         assert torch.equal(found.target_ids[:, :width][verified], plain.target_ids[verified])
@@ -513,7 +514,9 @@ def test_model_that_cannot_be_captured_ends_the_captures_of_its_loop_alone(
 def bakes_in_positions(patch: pytest.MonkeyPatch) -> None:
     first: list[Tensor] = []
 
-    def stale(pool: Pool, submitted: Tensor, max_depth: int, *, positions: Tensor) -> BuiltTree:
+    def stale(
+        pool: DraftPool, submitted: Tensor, max_depth: int, *, positions: Tensor
+    ) -> BuiltTree:
         first.append(positions.clone())
         return link_tree(pool, submitted, max_depth, first[0])
 

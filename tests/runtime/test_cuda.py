@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from specctl.kernels.tree_build import BuiltTree, Pool, link_tree
+from specctl.kernels.tree_build import BuiltTree, link_tree
 from specctl.noise import gumbels, noise_keys, uniforms
 from specctl.policy import (
     Chain,
@@ -23,6 +23,7 @@ from specctl.runtime.capture import CudaCapture, GraphSettings
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.requests import Sampling
+from specctl.tree import DraftPool
 from tests.kernels.helpers import no_sync
 from tests.kernels.rounds import SHAPES
 from tests.runtime.captured import decode, make_loop, ordinary, requests, run
@@ -187,7 +188,7 @@ def test_cuda_out_of_memory_during_capture_falls_to_eager(monkeypatch: pytest.Mo
     given, policy = requests(2), Policy(shape=SHAPES["eagle2"])
     held: list[torch.Tensor] = []
 
-    def greedy(pool: Pool, *args: Any, **options: Any) -> BuiltTree:
+    def greedy(pool: DraftPool, *args: Any, **options: Any) -> BuiltTree:
         if torch.cuda.is_current_stream_capturing():
             device = pool.parent.device
             # Other processes test on this device, so not all that is free.

@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from specctl.kernels.policy_eval import prune_level
-from specctl.kernels.tree_build import Pool
 from specctl.policy import (
     FfnScorer,
     ScoredTree,
@@ -28,8 +27,8 @@ from specctl.policy import (
 )
 from specctl.policy.scorers import folded_layer
 from specctl.runtime.twins import by_twin
-from tests.kernels.drawn import buffer_of, draft_pool, edge_rows, level_pool
-from tests.kernels.helpers import moved
+from specctl.tree import DraftPool
+from tests.kernels.drawn import buffer_of, edge_rows, level_pool
 from tests.runtime.onnx_devices import DEVICES, NEEDS_ONNXRUNTIME, open_device
 
 pytestmark = NEEDS_ONNXRUNTIME
@@ -69,13 +68,13 @@ class Scores:
         return iter((self.torch, self.onnx, self.kernel))
 
 
-def scores_of(scorer: FfnScorer, beta: float, pool: Pool, device: torch.device) -> Scores:
+def scores_of(scorer: FfnScorer, beta: float, pool: DraftPool, device: torch.device) -> Scores:
     shape = ScoredTree(scorer=scorer, beta=beta, depth=3, first_top_k=4, second_top_k=4)
     rule, asking = rules(shape, device)
-    there = Pool(*moved(pool, device))
+    there = pool.each(lambda one: one.to(device))
     kernel = torch.full_like(there.joint_logp, math.nan)
     prune_level(buffer_of(shape, device), there, kernel, None, start=1, depth=1, width=4)
-    drafted = draft_pool(there)
+    drafted = there
     found = (rule.score(drafted, 1), asking.score(drafted, 1), kernel[:, 1:])
     return Scores(*(scores.cpu() for scores in found), rule.min_score)
 
@@ -94,7 +93,7 @@ def wide_network(hidden: int) -> FfnScorer:
     )
 
 
-def node_rows(seed: int) -> Pool:
+def node_rows(seed: int) -> DraftPool:
     """A level whose columns all hold odd numbers, in rows of their own; none is positive nats."""
     joint = edge_rows(torch.tensor([-1.0, -2.0]), seed, ROWS * SIZE).clamp(max=0.0)
     joint = joint.nan_to_num(-0.5, neginf=-math.inf)
@@ -130,7 +129,7 @@ def test_networks(hidden: int, device: torch.device) -> None:
         assert torch.equal(kept[plain & ~border], keeps[0][plain & ~border])
 
 
-def exact_scores(scorer: FfnScorer, pool: Pool) -> tuple[Tensor, Tensor, Tensor]:
+def exact_scores(scorer: FfnScorer, pool: DraftPool) -> tuple[Tensor, Tensor, Tensor]:
     """`[B, C]` scores in float64, how far float32 may be from them, and where it overflows.
 
     A sum of n float32 products in any order is off by n + 1 roundings of the sum of their sizes

@@ -84,7 +84,7 @@ def test_records_tell_the_round() -> None:
         assert int(record.position) == position
         text = [*done.request.prompt_ids, *done.token_ids[:position]]
         assert int(record.context_tokens) == len(text)
-        assert int(record.pool.tree.token_ids[0, 0]) == text[-1]
+        assert int(record.pool.token_ids[0, 0]) == text[-1]
         path = record.path[0][record.path[0] >= 0]
         emitted = [*record.tree.token_ids[0, path[1:]].tolist()]
         emitted.append(int(record.target_ids[0, path[-1]]))

@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specctl.features import DraftPool
-from specctl.kernels.tree_build import BuiltTree, Pool
+from specctl.kernels.tree_build import BuiltTree
 from specctl.kernels.verify_tree import reference as walk
 from specctl.policy import Policy, build_budget, build_shape
 from specctl.policy.rules import fresh_start
@@ -23,6 +22,7 @@ from specctl.runtime.requests import RoundRecord
 from specctl.runtime.round import Round, trim
 from specctl.runtime.state import Rows
 from specctl.runtime.verifying import Asked, Draft, Verifier
+from specctl.tree import DraftPool
 from tests.runtime import table
 from tests.runtime.inversion import CellDraw
 from tests.runtime.loops import ALL_SEEDS, BUDGETS, POLICIES, loop_texts, text_of
@@ -141,7 +141,7 @@ def prefill_greedy_under_sampling(patch: Patch) -> None:
 def tree_not_closed(patch: Patch) -> None:
     original = verifying.link_tree
 
-    def link(pool: Pool, submitted: Tensor, *rest: Any, **named: Any) -> BuiltTree:
+    def link(pool: DraftPool, submitted: Tensor, *rest: Any, **named: Any) -> BuiltTree:
         """Nodes whose parent is dropped hang from the root."""
         tree = original(pool, submitted, *rest, **named)
         return tree._replace(parent=tree.parent.clamp(max=0))

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from specctl.collect.dense.attention import TreeMemory, attend_by
-from specctl.policy.growing import Children, PoolBuffers
-from specctl.policy.rules import Frontier
+from specctl.policy.rules import Frontier, Level
 from specctl.runtime.cached_model import CachedModel, SlotCache
 from specctl.runtime.drafter import Drafter, Eagle3Drafter, SmallModelDrafter, children_of
 from specctl.runtime.eagle3_head import Eagle3Head
+from specctl.tree import Children
 
 READ_TOKENS = 512
 """Text read in one forward at most: its mask and logits are `[512, text]` and `[512, V]`."""
@@ -66,12 +66,12 @@ class DenseSource:
 
     drafter: DenseDrafter
 
-    def children(self, pool: PoolBuffers, frontier: Frontier, top_k: int) -> Children:
-        tokens = pool.token_ids.gather(1, frontier.index)
+    def children(self, level: Level, frontier: Frontier, top_k: int) -> Children:
+        tokens = level.pool.token_ids.gather(1, frontier.index)
         parent = torch.zeros_like(frontier.index)
-        if pool.level_start > 1:
-            parent = (frontier.index - pool.level_start) // top_k
-        if pool.level_start == 0:
+        if level.start > 1:
+            parent = (frontier.index - level.start) // top_k
+        if level.start == 0:
             logits = self.drafter.begin_round(len(tokens))[:, None]
         else:
             logits = self.drafter.expand(tokens, parent)

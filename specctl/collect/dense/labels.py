@@ -23,7 +23,7 @@ from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.requests import Sampling
 from specctl.runtime.round import check_finite
 from specctl.runtime.sampling import process_logits
-from specctl.tree import TokenTree, gather
+from specctl.tree import DraftPool, TokenTree, gather
 
 NO_TOKEN = -1
 """Beyond the end of the text."""
@@ -57,7 +57,7 @@ def continuations(text: Tensor, roots: range, depth: int) -> Tensor:
     return padded.unfold(0, depth, 1)[roots.start + 1 : roots.stop + 1]
 
 
-def label_paths(tree: TokenTree, continuation: Tensor) -> Labels:
+def label_paths(tree: DraftPool | TokenTree, continuation: Tensor) -> Labels:
     """Follows the text down every tree, a level at a time.
 
     Args:

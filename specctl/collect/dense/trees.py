@@ -22,7 +22,6 @@ from specctl.collect.dense.labels import (
 )
 from specctl.collect.round_rows import request_columns, table_of
 from specctl.collect.shipping import Shipping, lane_for
-from specctl.features import DraftPool
 from specctl.policy import FullTree, Policy, ShapeRule, policy_digest
 from specctl.policy.growing import grow_tree, pool_capacity
 from specctl.policy.rules import fresh_start
@@ -30,7 +29,7 @@ from specctl.runtime.load import Pair
 from specctl.runtime.requests import Request, Stopwatch
 from specctl.runtime.runnable import runnable
 from specctl.trace import NODE_COLUMNS, TIME_COLUMNS
-from specctl.tree import ROOT, gather
+from specctl.tree import ROOT, DraftPool, gather
 
 if TYPE_CHECKING:
     from specctl.logs.parquet import Tables
@@ -42,7 +41,7 @@ LEAVING_BYTES = 64 << 20
 """Of host memory that columns are copied to: two chunks at a time, 70 bytes a node. Until then they
 take as much of the device, beside `CHUNK_BYTES`."""
 POOL_BYTES = 61
-"""A slot of a pool: 49 in `growth.PoolBuffers`, 4 in `Labels`, 8 for its index in the log."""
+"""A slot of a pool: 49 in `tree.DraftPool`, 4 in `Labels`, 8 for its index in the log."""
 
 
 class DenseDrafting:
@@ -125,7 +124,7 @@ class DenseDrafting:
         plan = self.rule.begin(fresh_start(len(roots), device=text.device))
         source, here = DenseSource(self._drafter), text[roots.start : roots.stop]
         pool = grow_tree(self.rule, plan, source, here, Stopwatch())
-        labels = label_paths(pool.tree, continuation)
+        labels = label_paths(pool, continuation)
         return {"text": text, **columns_of(roots, pool, labels, targets)}
 
 
@@ -169,7 +168,7 @@ def columns_of(
         `num_drafted` and `num_accepted` `[P]`; values of the M nodes, trees one after another, no
         gaps; `TARGET_COLUMNS` of those S nodes whose parent is on the path.
     """
-    tree = pool.tree
+    tree = pool
     row, node = labels.seen.nonzero(as_tuple=True)
     above, token = tree.depth[row, node] - 1, tree.token_ids[row, node]
     at = roots.start - targets.first + row + above
@@ -189,7 +188,7 @@ def columns_of(
 def slot_columns(pool: DraftPool, labels: Labels) -> dict[str, Tensor]:
     """The columns that trees and labels `[P, N]` give by themselves, `columns_of` without the
     target's."""
-    tree = pool.tree
+    tree = pool
     place = tree.valid.cumsum(1) - 1
     flat = tree.valid.flatten().nonzero()[:, 0]
     slots = {

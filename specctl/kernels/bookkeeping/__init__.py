@@ -26,7 +26,8 @@ from specctl.kernels.checks import (
     require_tensor,
 )
 from specctl.kernels.dispatch import implementation
-from specctl.kernels.tree_build import WORD_BITS, BuiltTree, Pool, check_pool
+from specctl.kernels.tree_build import WORD_BITS, BuiltTree, check_pool
+from specctl.tree import DraftPool
 
 MAX_ROWS = 1024
 FACTS = ("count", "num_verified", "num_levels", "faulty", "finite", "wanted")
@@ -172,7 +173,7 @@ def new_settled(num_slots: int, steps: int, device: torch.device) -> Settled:
     return Settled(outcome, *tables, *columns)
 
 
-def open_tree(pool: Pool, root_ids: Tensor, vacant: Tensor, opened: Opened) -> None:
+def open_tree(pool: DraftPool, root_ids: Tensor, vacant: Tensor, opened: Opened) -> None:
     """Empties the pool but for its roots, and opens the roots.
 
     For each row b, as a loop:
@@ -205,7 +206,7 @@ def open_tree(pool: Pool, root_ids: Tensor, vacant: Tensor, opened: Opened) -> N
 
 
 def open_level(
-    pool: Pool,
+    pool: DraftPool,
     slots: Tensor,
     keep: Tensor,
     vacant: Tensor,

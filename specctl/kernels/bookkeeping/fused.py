@@ -14,9 +14,10 @@ from torch import Tensor
 
 from specctl.kernels.bookkeeping import FACTS, Laid, Opened, Settled, Walked
 from specctl.kernels.checks import block_of, ceil_div, dense_rows, require_at_most
-from specctl.kernels.tree_build import PAD as _PAD
-from specctl.kernels.tree_build import ROOT as _ROOT
-from specctl.kernels.tree_build import WORD_BITS, BuiltTree, Pool
+from specctl.kernels.tree_build import WORD_BITS, BuiltTree
+from specctl.tree import PAD as _PAD
+from specctl.tree import ROOT as _ROOT
+from specctl.tree import DraftPool
 
 ROOT, PAD = tl.constexpr(_ROOT), tl.constexpr(_PAD)
 POOL_BLOCK, POOL_WARPS = 1024, 4
@@ -225,19 +226,19 @@ def settle_kernel(
     tl.store(next_root + row, tl.sum(tl.where(steps == end, clean, 0), 0))
 
 
-def open_tree(pool: Pool, root_ids: Tensor, vacant: Tensor, opened: Opened) -> None:
+def open_tree(pool: DraftPool, root_ids: Tensor, vacant: Tensor, opened: Opened) -> None:
     rows, size = pool.parent.shape
     if rows:
         open_tree_kernel[(rows, ceil_div(size, POOL_BLOCK))](
-            *pool, opened.slots, opened.keep, root_ids.contiguous(), vacant.contiguous(),
+            *pool[:-1], opened.slots, opened.keep, root_ids.contiguous(), vacant.contiguous(),
             pool.parent.stride(0), opened.slots.stride(0), size,
             BLOCK_P=POOL_BLOCK, num_warps=POOL_WARPS,
         )  # fmt: skip
 
 
 def open_level(
-    pool: Pool, slots: Tensor, keep: Tensor, vacant: Tensor, stable: Tensor, above: Tensor | None,
-    opened: Opened, start: int, top_k: int, depth: int, behind: int,
+    pool: DraftPool, slots: Tensor, keep: Tensor, vacant: Tensor, stable: Tensor,
+    above: Tensor | None, opened: Opened, start: int, top_k: int, depth: int, behind: int,
 ) -> None:  # fmt: skip
     (rows, width), num_words = slots.shape, opened.words.shape[2]
     above = None if above is None or depth == 1 else dense_rows(above)

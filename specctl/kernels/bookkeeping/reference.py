@@ -7,14 +7,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specctl.kernels.bookkeeping import FACTS, Laid, Opened, Settled, Walked
-from specctl.kernels.tree_build import PAD, ROOT, WORD_BITS, BuiltTree, Pool
+from specctl.kernels.tree_build import WORD_BITS, BuiltTree
+from specctl.tree import PAD, ROOT, DraftPool
 
 
-def open_tree(pool: Pool, root_ids: Tensor, vacant: Tensor, opened: Opened) -> None:
+def open_tree(pool: DraftPool, root_ids: Tensor, vacant: Tensor, opened: Opened) -> None:
     pool.parent.fill_(PAD)
     pool.joint_logp.fill_(float("-inf"))
-    for column in pool:
-        column[:, 0] = 0
+    pool.each(lambda column: column[:, 0].zero_())
     pool.token_ids[:, 0] = root_ids
     pool.parent[:, 0] = ROOT
     opened.slots[:, 0] = 0
@@ -22,7 +22,7 @@ def open_tree(pool: Pool, root_ids: Tensor, vacant: Tensor, opened: Opened) -> N
 
 
 def open_level(
-    pool: Pool,
+    pool: DraftPool,
     slots: Tensor,
     keep: Tensor,
     vacant: Tensor,

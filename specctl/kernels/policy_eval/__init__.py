@@ -17,7 +17,8 @@ from torch import Tensor
 from specctl.kernels.checks import refuse, require_at_most, require_tensor
 from specctl.kernels.dispatch import implementation
 from specctl.kernels.policy_eval.layout import Kind, PolicyBuffer
-from specctl.kernels.tree_build import Best, Pool, check_pool
+from specctl.kernels.tree_build import Best, check_pool
+from specctl.tree import DraftPool
 
 
 class Bins(NamedTuple):
@@ -71,7 +72,7 @@ def new_gate_state(num_rows: int, capacity: int, device: torch.device | str = "c
     return GateState(max_depth, stopped_at, num_kept, order)
 
 
-def choose_bins(params: PolicyBuffer, pool: Pool) -> Bins:
+def choose_bins(params: PolicyBuffer, pool: DraftPool) -> Bins:
     """The bin of each request's Φ, after its base draft (HeteroSpec, arXiv:2505.13254, 4.2).
 
     For each row b, as a loop:
@@ -152,7 +153,7 @@ def close_gates(
 
 def prune_level(
     params: PolicyBuffer,
-    pool: Pool,
+    pool: DraftPool,
     scores: Tensor,
     of_parent: Tensor | None,
     *,

@@ -14,8 +14,9 @@ from specctl.kernels.checks import block_of, ceil_div, require_at_most
 from specctl.kernels.ordering import best_of, order_bits
 from specctl.kernels.policy_eval import Bins, GateState, Pruned, layout
 from specctl.kernels.policy_eval.layout import Own, PolicyBuffer
-from specctl.kernels.tree_build import PAD as _PAD
-from specctl.kernels.tree_build import Best, Pool
+from specctl.kernels.tree_build import Best
+from specctl.tree import PAD as _PAD
+from specctl.tree import DraftPool
 
 GATE_BLOCKS: dict[int, int] = {16: 4, 256: 8}
 """Warps by rows of a program: few for a batch, many for a table."""
@@ -206,7 +207,7 @@ def prune_kernel(
     tl.store(faulty + row, tl.max((here & (own != own)).to(tl.int32), 0) != 0)
 
 
-def choose_bins(params: PolicyBuffer, pool: Pool) -> Bins:
+def choose_bins(params: PolicyBuffer, pool: DraftPool) -> Bins:
     rows, size = pool.parent.shape
     require_at_most("choose_bins", "slots of the pool", size, max(POOL_WARPS))
     column = pool.parent.new_empty
@@ -241,7 +242,7 @@ def close_gates(
 
 
 def prune_level(
-    params: PolicyBuffer, pool: Pool, scores: Tensor, of_parent: Tensor | None,
+    params: PolicyBuffer, pool: DraftPool, scores: Tensor, of_parent: Tensor | None,
     start: int, depth: int, width: int, extra: Tensor | None,
 ) -> Pruned:  # fmt: skip
     rows, num_nodes = len(pool.parent), pool.parent.shape[1] - start

@@ -11,17 +11,19 @@ from torch.nn.functional import logsigmoid
 from specctl.kernels.policy_eval import Bins, GateState, Pruned
 from specctl.kernels.policy_eval import layout as at
 from specctl.kernels.policy_eval.layout import PolicyBuffer
-from specctl.kernels.tree_build import PAD, Best, Pool
+from specctl.kernels.tree_build import Best
 from specctl.kernels.tree_build.reference import best_of
+from specctl.tree import PAD, DraftPool
 
 
-def choose_bins(params: PolicyBuffer, pool: Pool) -> Bins:
+def choose_bins(params: PolicyBuffer, pool: DraftPool) -> Bins:
     words, header = params.storage, params.header
     by_condition = header[at.CONDITIONAL] != 0
     score = torch.where(by_condition, pool.draft_logp, pool.joint_logp)
     depth = pool.depth.masked_fill(pool.parent == PAD, -1)
     is_last = depth == depth.amax(1, keepdim=True)
     end = score.masked_fill(~is_last, -math.inf).argmax(1)
+    assert pool.path_entropy is not None
     value = pool.path_entropy.gather(1, end[:, None])
     edges = words[at.EDGES : at.BIN_DEPTHS]
     used = torch.arange(len(edges), device=words.device) < header[at.NUM_EDGES]
@@ -53,7 +55,7 @@ def close_gates(
 
 def prune_level(
     params: PolicyBuffer,
-    pool: Pool,
+    pool: DraftPool,
     scores: Tensor,
     of_parent: Tensor | None,
     start: int,
@@ -62,7 +64,7 @@ def prune_level(
     extra: Tensor | None,
 ) -> Pruned:
     joint = pool.joint_logp[:, start:]
-    own = _own(params, Pool(*(column[:, start:] for column in pool)), depth, extra)
+    own = _own(params, pool.each(lambda column: column[:, start:]), depth, extra)
     own = own.masked_fill(joint == -math.inf, -math.inf)
     up = _of_parent(of_parent, own)
     combine = params.header[at.COMBINE]
@@ -83,7 +85,7 @@ def _of_parent(of_parent: Tensor | None, own: Tensor) -> Tensor:
     return of_parent.repeat_interleave(own.shape[1] // of_parent.shape[1], 1)
 
 
-def _own(params: PolicyBuffer, level: Pool, depth: int, extra: Tensor | None) -> Tensor:
+def _own(params: PolicyBuffer, level: DraftPool, depth: int, extra: Tensor | None) -> Tensor:
     if params.layout.own == "joint":
         return level.joint_logp
     if params.layout.own == "given":
@@ -92,7 +94,7 @@ def _own(params: PolicyBuffer, level: Pool, depth: int, extra: Tensor | None) ->
     return logsigmoid(_log_odds(params, _columns(level, depth, extra))).float()
 
 
-def _columns(level: Pool, depth: int, extra: Tensor | None) -> Tensor:
+def _columns(level: DraftPool, depth: int, extra: Tensor | None) -> Tensor:
     """`[B, C, 7 + X]` float32, in the order of `layout.COLUMNS`."""
     joint = level.joint_logp
     columns = (

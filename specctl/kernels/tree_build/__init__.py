@@ -9,59 +9,40 @@ All of it stays on the device and has a fixed capacity, so that a round can be c
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from specctl.kernels.checks import require_at_least, require_at_most, require_dense, require_tensor
+from specctl.kernels.checks import (
+    refuse,
+    require_at_least,
+    require_at_most,
+    require_dense,
+    require_tensor,
+)
 from specctl.kernels.dispatch import implementation
+from specctl.tree import Children, DraftPool
 
-ROOT, PAD = -1, -2
-"""`parent` of the root, and of a slot that holds no node."""
 WORD_BITS = 32
 
 
-class Pool(NamedTuple):
-    """Columns of a growing pool, `[B, P]` each, written in place.
-
-    Attributes:
-        token_ids, parent, depth: int64. draft_logp, joint_logp, entropy, topk_entropy: float32.
-        sibling_rank: int64. expanded: bool.
-        path_entropy: float32, nats, `topk_entropy` summed from the root to the node, root first
-            (HeteroSpec's Φ at the end of the meta path); `topk_entropy` itself in empty slots.
-    """
-
-    token_ids: Tensor
-    parent: Tensor
-    depth: Tensor
-    draft_logp: Tensor
-    joint_logp: Tensor
-    entropy: Tensor
-    topk_entropy: Tensor
-    sibling_rank: Tensor
-    expanded: Tensor
-    path_entropy: Tensor
-
-
-COLUMN_TYPES = (*(torch.int64,) * 3, *(torch.float32,) * 4, torch.int64, torch.bool, torch.float32)
-
-
-class Children(NamedTuple):
-    """A drafter's candidates below W frontier nodes of B rows.
-
-    Attributes:
-        token_ids: `[B, W, K]` int64, likeliest first. logp: `[B, W, K]` float32, nats, given the
-            parent, at most 0.
-        entropy, topk_entropy: `[B, W]` float32, nats.
-        known: `[B, W, K]` bool, false for a child that is unknown; None: all are known.
-    """
-
-    token_ids: Tensor
-    logp: Tensor
-    entropy: Tensor
-    topk_entropy: Tensor
-    known: Tensor | None = None
+COLUMN_TYPES = {
+    "token_ids": torch.int64,
+    "parent": torch.int64,
+    "depth": torch.int64,
+    "draft_logp": torch.float32,
+    "joint_logp": torch.float32,
+    "entropy": torch.float32,
+    "topk_entropy": torch.float32,
+    "sibling_rank": torch.int64,
+    "expanded": torch.bool,
+    "path_entropy": torch.float32,
+}
+"""Columns of a pool that kernels grow, in the order of `DraftPool`, whose last is for rules."""
+LINKED = ("token_ids", "parent", "depth", "draft_logp")
+"""Those that `link_tree` reads, of a pool that anything grew."""
 
 
 class Best(NamedTuple):
@@ -100,7 +81,7 @@ class BuiltTree(NamedTuple):
 
 
 def append_level(
-    pool: Pool,
+    pool: DraftPool,
     frontier: Tensor,
     keep: Tensor,
     children: Children,
@@ -203,7 +184,7 @@ def select_nodes(
 
 
 def link_tree(
-    pool: Pool, submitted: Tensor, max_depth: int, positions: Tensor | None = None
+    pool: DraftPool, submitted: Tensor, max_depth: int, positions: Tensor | None = None
 ) -> BuiltTree:
     """The sub-tree of some nodes of a pool, re-numbered, with all that verification needs of it.
 
@@ -226,23 +207,21 @@ def link_tree(
         UsageError: other dtypes or shapes, several devices, or above the kernel's capacity.
     """
     op, rows = "link_tree", len(pool.parent)
-    check_pool(op, pool)
+    check_pool(op, pool, LINKED)
     require_tensor(op, "submitted", submitted, (rows, None), torch.int64)
     if positions is not None:
         require_tensor(op, "positions", positions, (rows,), torch.int64)
-    module = implementation(__name__, op, *pool, submitted, positions)
+    module = implementation(__name__, op, *pool[:4], submitted, positions)
     built: BuiltTree = module.link_tree(pool, submitted, max_depth, positions)
     return built
 
 
-def check_pool(op: str, pool: Pool) -> None:
+def check_pool(op: str, pool: DraftPool, columns: Iterable[str] = COLUMN_TYPES) -> None:
     """Refuses columns of other dtypes or sizes, or of unequal strides: they are written to."""
     shape = tuple(pool.token_ids.shape)
-    for name, column, dtype in zip(Pool._fields, pool, COLUMN_TYPES, strict=True):
-        require_tensor(op, f"pool.{name}", column, shape or (None, None), dtype)
+    for name in columns:
+        column = getattr(pool, name)
+        if column is None:
+            refuse(op, f"pool.{name}", "a column", "none")
+        require_tensor(op, f"pool.{name}", column, shape or (None, None), COLUMN_TYPES[name])
         require_dense(op, f"pool.{name}", column, pool.token_ids)
-
-
-def written(pool: Pool, size: int) -> Pool:
-    """The first `size` slots of a pool."""
-    return Pool(*(column[:, :size] for column in pool))

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from specctl.kernels.checks import block_of, ceil_div, dense_rows, require_at_most
 from specctl.kernels.ordering import best_of, order_bits
-from specctl.kernels.tree_build import PAD as _PAD
-from specctl.kernels.tree_build import ROOT as _ROOT
-from specctl.kernels.tree_build import WORD_BITS, Best, BuiltTree, Children, Pool
+from specctl.kernels.tree_build import WORD_BITS, Best, BuiltTree
+from specctl.tree import PAD as _PAD
+from specctl.tree import ROOT as _ROOT
+from specctl.tree import Children, DraftPool
 
 LEVEL_WARPS: dict[int, int] = {16: 1, 128: 2, 256: 4, 1024: 8}
 """Warps by candidates of a level."""
@@ -216,7 +217,7 @@ def link_kernel(
 
 
 def append_level(
-    pool: Pool, frontier: Tensor, keep: Tensor, children: Children,
+    pool: DraftPool, frontier: Tensor, keep: Tensor, children: Children,
     start: int, depth: int, num_best: int,
 ) -> Best:  # fmt: skip
     rows, width, top_k = children.token_ids.shape
@@ -230,7 +231,7 @@ def append_level(
         sizes = (start, depth, width, top_k, num_best)
         strides = (pool.parent.stride(0), *frontier.stride(), *keep.stride())
         append_kernel[(rows,)](
-            *best, *pool, frontier, keep, *given, *strides, *sizes,
+            *best, *pool[:-1], frontier, keep, *given, *strides, *sizes,
             BLOCK_C=block, BLOCK_W=block_of(BEST_BLOCKS, num_best), num_warps=LEVEL_WARPS[block],
         )  # fmt: skip
     return best
@@ -256,7 +257,9 @@ def select_nodes(
     return submitted
 
 
-def link_tree(pool: Pool, submitted: Tensor, max_depth: int, positions: Tensor | None) -> BuiltTree:
+def link_tree(
+    pool: DraftPool, submitted: Tensor, max_depth: int, positions: Tensor | None
+) -> BuiltTree:
     rows, num_tokens = submitted.shape
     require_at_most("link_tree", "num_tokens", num_tokens, max(TREE_WARPS))
     num_words = ceil_div(num_tokens, WORD_BITS)

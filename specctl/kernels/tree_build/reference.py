@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from specctl.kernels.tree_attention import pack_ancestors
-from specctl.kernels.tree_build import PAD, ROOT, Best, BuiltTree, Children, Pool
+from specctl.kernels.tree_build import Best, BuiltTree
+from specctl.tree import PAD, ROOT, Children, DraftPool
 
 NOTHING = float("-inf")
 
 
 def append_level(
-    pool: Pool,
+    pool: DraftPool,
     frontier: Tensor,
     keep: Tensor,
     children: Children,
@@ -20,6 +21,7 @@ def append_level(
     depth: int,
     num_best: int,
 ) -> Best:
+    assert pool.path_entropy is not None
     width, top_k = children.token_ids.shape[1:]
     place = slice(start, start + width * top_k)
     exists = keep[..., None].expand_as(children.token_ids)
@@ -67,7 +69,9 @@ def select_nodes(
     return torch.nn.functional.pad(ordered, (0, num_tokens - ordered.shape[1]), value=-1)
 
 
-def link_tree(pool: Pool, submitted: Tensor, max_depth: int, positions: Tensor | None) -> BuiltTree:
+def link_tree(
+    pool: DraftPool, submitted: Tensor, max_depth: int, positions: Tensor | None
+) -> BuiltTree:
     (rows, end), device = submitted.shape, submitted.device
     slots, exists, chosen = torch.arange(end, device=device), submitted >= 0, submitted.clamp(min=0)
     above = pool.parent.gather(1, chosen)

@@ -139,7 +139,7 @@ def _grow_pools(chunk: LogChunk, width: int) -> list[tuple[Tensor, Tensor]]:
     """
     rule, pools = BaseShape(chunk.support.depth, width, width, 2), []
     for draft in logged_drafts(rule, chunk, BATCH_POSITIONS):
-        tree, node = draft.pool.tree, draft.node
+        tree, node = draft.pool, draft.node
         empty = ~tree.valid | (node < 0)
         empty[:, 0] = True
         depth = tree.depth.masked_fill(empty, NOT_THERE).to(torch.int8)
