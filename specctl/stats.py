@@ -1,5 +1,4 @@
-"""Statistics that every verb shares: splits by prompt, intervals, areas, calibration, boosting,
-p-values.
+"""Statistics that every verb shares: splits by prompt, intervals, areas, calibration, boosting.
 
 Tokens of one text depend on each other, prompts do not. So data is split by prompt, intervals
 resample prompts or sum their influences, and ratios are of sums, never means of ratios.
@@ -10,17 +9,16 @@ from __future__ import annotations
 import hashlib
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from statistics import NormalDist
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, PlainSerializer
 
-from specctl.errors import TraceEmptyError, UsageError
+from specctl.errors import TraceEmptyError
 
 Floats = NDArray[np.float64]
 CONFIDENCE = 0.95
@@ -28,9 +26,6 @@ CONFIDENCE = 0.95
 MIN_PROMPTS = 8
 """An interval over fewer says nothing: resampled or by their variance, it is far too narrow."""
 NUM_RESAMPLES = 2000
-KEPT_BYTES, BLOCK_BYTES = 32 << 20, 4 << 20
-"""Weights of resamples that stay in memory, those of 2,097 prompts at most; and of more prompts,
-those that are drawn at a time."""
 MOST_ENUMERATED, NUM_SWAPS = 14, 20_000
 """Prompts of which every swap is tried; swaps at random of more prompts."""
 Figure = Callable[[Floats], Floats]
@@ -127,37 +122,15 @@ def intervals_over(num_prompts: int) -> str:
 
 
 @dataclass(frozen=True)
-class _Weights:
-    """Weights `[B, P]`, some resamples at a time, every time the same."""
-
-    num_prompts: int
-    seed: int
-    num: int
-
-    def __iter__(self) -> Iterator[Floats]:
-        generator = np.random.default_rng(self.seed)
-        shares = np.full(self.num_prompts, 1 / self.num_prompts)
-        row_bytes = 8 * self.num_prompts
-        is_kept = row_bytes * self.num <= KEPT_BYTES
-        rows = self.num if is_kept else max(1, BLOCK_BYTES // row_bytes)
-        for at in range(0, self.num, rows):
-            size = min(rows, self.num - at)
-            yield generator.multinomial(self.num_prompts, shares, size).astype(np.float64)
-
-
-@dataclass(frozen=True)
 class Resamples:
     """Bootstrap weights `[B, P]` of P prompts in B resamples.
 
     They are the same for every figure of every policy, so that differences are paired.
 
-    Attributes:
-        blocks: the weights, some resamples at a time. Of more prompts than fit into `KEPT_BYTES`
-            they are drawn again whenever they are gone through.
-        is_enough: so many were drawn from that an interval says something.
+    Fields: `weights`; `is_enough`: so many were drawn from that an interval says something.
     """
 
-    blocks: Iterable[Floats]
+    weights: Floats
     confidence: float = CONFIDENCE
     is_enough: bool = True
 
@@ -173,15 +146,9 @@ class Resamples:
     ) -> Resamples:
         """Resamples of `num_prompts` prompts with replacement; of fewer than `least`, by default
         `MIN_PROMPTS`, there are no intervals."""
-        blocks: Iterable[Floats] = _Weights(num_prompts, seed, num)
-        if 8 * num_prompts * num <= KEPT_BYTES:
-            blocks = tuple(blocks)
-        return cls(blocks, confidence, num_prompts >= (least or MIN_PROMPTS))
-
-    @cached_property
-    def weights(self) -> Floats:
-        """`[B, P]`, all in memory."""
-        return np.concatenate(list(self.blocks))
+        shares = np.full(num_prompts, 1 / num_prompts)
+        weights = np.random.default_rng(seed).multinomial(num_prompts, shares, num)
+        return cls(weights.astype(np.float64), confidence, num_prompts >= (least or MIN_PROMPTS))
 
     def interval(self, sums: Floats, figure: Figure) -> Interval:
         """A figure of sums per prompt, `[P, S]`."""
@@ -190,25 +157,16 @@ class Resamples:
     def mean(self, values: NDArray[Any], prompt: NDArray[np.integer]) -> Interval:
         """The mean of rows `[M]`, given the code of each row's prompt; NaN without rows."""
         columns = np.stack([values, np.ones(len(values))], 1).astype(np.float64)
-        num_prompts = next(iter(self.blocks)).shape[1]
-        return self.interval(sums_by(prompt, num_prompts, columns), first_over_second)
+        sums = sums_by(prompt, self.weights.shape[1], columns)
+        return self.interval(sums, first_over_second)
 
     def ratio(self, ours: Floats, theirs: Floats, figure: Figure) -> Interval:
         """Ours over theirs, paired: both sides see the same prompts in every resample."""
         return self.read(figure(self.drawn(ours)) / figure(self.drawn(theirs)))
 
-    def drawn(self, sums: Floats) -> Floats:
+    def drawn(self, sums: Any) -> Floats:
         """`[1 + B, S]`: the sums over all prompts, `[P, S]`, then those of every resample."""
-        return self.drawn_each([sums])[0]
-
-    def drawn_each(self, tables: Sequence[Floats]) -> list[Floats]:
-        """`drawn` of several, in one pass over the weights."""
-        found = [[sums.sum(0)[None]] for sums in tables]
-        for block in self.blocks:
-            # Not as one product: its last bits would depend on what stands beside.
-            for rows, sums in zip(found, tables, strict=True):
-                rows.append(block @ sums)
-        return [np.concatenate(rows) for rows in found]
+        return np.concatenate([sums.sum(0)[None], self.weights @ sums])
 
     def read(self, figure: Floats) -> Interval:
         """The interval of a figure of `drawn` sums, `[1 + B]`."""
@@ -453,74 +411,3 @@ def boosted_trees(
     rows = lgb.Dataset(features, labels.astype(np.float32), weight=weight)
     model = lgb.train(parameters, rows, num_boost_round=NUM_TREES)
     return lambda given: np.asarray(model.predict(given, num_threads=1), np.float64)
-
-
-# --------------------------------------------------------------------------- p-values
-
-LossKind = Literal["binary", "bounded", "net"]
-LOSS_RANGES = {"binary": (0.0, 1.0), "bounded": (0.0, 1.0), "net": (-1.0, 1.0)}
-NUM_STAKES = 60
-
-
-def p_value_of(losses: Floats, max_loss: float, kind: LossKind) -> float:
-    """P-value of "the mean loss is at least `max_loss`": small where that is hard to believe.
-
-    - `binary`, 0 or 1: exact binomial, the tightest there is;
-    - `bounded`, in [0, 1]: Hoeffding-Bentkus (Bates et al., arXiv:2101.02703, Theorem 4);
-    - `net`, in [-1, 1] (gains offset losses): betting on a fixed grid of stakes, averaged
-      (Waudby-Smith and Ramdas, arXiv:2010.09686); it profits from a small variance.
-
-    Raises:
-        UsageError: no losses, or one outside the kind's range.
-    """
-    low, high = LOSS_RANGES[kind]
-    if not len(losses):
-        raise UsageError(
-            "quality contract: expected prompts with a loss, found none", hint="give at least one"
-        )
-    is_whole = kind != "binary" or bool(np.isin(losses, (0.0, 1.0)).all())
-    if not (is_whole and bool(((losses >= low) & (losses <= high)).all())):
-        raise UsageError(
-            f"{kind} losses: expected "
-            f"{'0 or 1' if kind == 'binary' else f'numbers from {low:g} to {high:g}'}, found "
-            f"from {losses.min():g} to {losses.max():g}",
-            hint="state the kind of loss that they are",
-        )
-    if kind == "binary":
-        return binomial_cdf(float(losses.sum()), len(losses), max_loss)
-    if kind == "bounded":
-        return _hoeffding_bentkus(float(losses.mean()), len(losses), max_loss)
-    return _betting(losses, max_loss)
-
-
-def binomial_cdf(lost: float, size: int, chance: float) -> float:
-    """P(Bin(size, chance) <= lost)."""
-    from scipy.special import bdtr
-
-    return float(bdtr(lost, size, chance))
-
-
-def _hoeffding_bentkus(mean: float, size: int, max_loss: float) -> float:
-    if mean >= max_loss:
-        return 1.0
-    terms = ((mean, max_loss), (1 - mean, 1 - max_loss))
-    divergence = sum(p * float(np.log(p / q)) for p, q in terms if p > 0)
-    # Up to rounding of the mean, which must not lift a whole number to the next.
-    bentkus = np.e * binomial_cdf(np.ceil(size * mean - 1e-9), size, max_loss)
-    return float(min(1.0, np.exp(-size * divergence), bentkus))
-
-
-def _betting(losses: Floats, max_loss: float) -> float:
-    """One over the wealth of a gambler who bets that losses fall short of `max_loss`.
-
-    Each stake s gives wealth Π (1 + s (max_loss - loss)); its mean is at most 1 where the losses
-    are as high as feared, hence so is that of the average over stakes (Markov's inequality). No
-    stake depends on the data, so the order of the prompts does not matter.
-    """
-    stakes = np.linspace(0, 1 / (1 - max_loss), NUM_STAKES + 2)[1:-1]
-    # Distinct losses are few: 0, 1 and -1 unless there are several seeds a prompt.
-    values, counts = np.unique(losses, return_counts=True)
-    growth = np.log1p(stakes[:, None] * (max_loss - values)) @ counts
-    top = growth.max()
-    wealth = np.log(np.exp(growth - top).mean()) + top
-    return float(np.exp(min(0.0, -wealth)))

@@ -200,38 +200,25 @@ def _certify(
     Args:
         face: words, of `specctl.train.certify`. defaults: of the configuration.
     """
-    from specctl.collect.prompts import load_prompt_files, spread
     from specctl.runtime.load import pair_domain
     from specctl.runtime.words import resolve_policy
-    from specctl.train.certify import judge, sweep
-    from specctl.train.paired import Plan, RunFolder, nothing_to_check
+    from specctl.train.certify import fit_relaxed
+    from specctl.train.paired import judged_prompts
     from specctl.train.report import save_fit
 
     paired: PairedConfig = runs.build()
     paired.check()
-    loaded = load_prompt_files(prompts, format=paired.format, warn=console.warn)
-    if paired.limit is not None:  # of those that can be judged, where some can
-        judged = [prompt for prompt in loaded if prompt.answer is not None]
-        loaded = spread(judged or loaded, paired.limit, paired.limit_seed)
-    if loaded and all(prompt.answer is None for prompt in loaded):
-        raise nothing_to_check()
-    with console.progress("loading models", None):
+    loaded = judged_prompts(prompts, paired)
+    with progress("loading models", None):
         pair = paired.load_pair()
     loaded = paired.with_room(pair, loaded, console.warn)
-    plan = Plan(loaded, paired.settings, paired.num_seeds, paired.batch_size)
     base = resolve_policy(shape, pair.fingerprint, allow_lossy=True).policy  # its shape alone
     settings = config.build(**defaults, contract={"kind": paired.loss_kind})
-    denied = {*settings.deny_token_ids, *pair.target.tokenizer.all_special_ids}
-    settings = settings.model_copy(update={"deny_token_ids": tuple(sorted(denied))})
-    place = paired.runs or out.with_name(f"{out.name}.runs")
-    folder = RunFolder.open(place, plan.header(pair.fingerprint), resume=paired.resume)
-    num_answers = (1 + len(settings.settings)) * len(plan.prompts) * plan.num_seeds
-    with console.progress("answers", num_answers) as tick:
-        swept = sweep(face, pair, base, plan, settings, folder, on_answer=tick)
-    fitted = judge(swept, face, plan.setup(pair), folder)
-    domain = pair_domain(pair, batch_size=plan.batch_size)
-    artifact = save_fit(fitted, out, pair.fingerprint, swept.digest, domain=domain)
-    return fit_answer(artifact, fitted, out)
+    place = out.with_name(f"{out.name}.runs")
+    fit, digest = fit_relaxed(face, pair, base, loaded, settings, paired, place)
+    domain = pair_domain(pair, batch_size=paired.batch_size)
+    artifact = save_fit(fit, out, pair.fingerprint, digest, domain=domain)
+    return fit_answer(artifact, fit, out)
 
 
 @verb(

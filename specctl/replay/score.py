@@ -215,7 +215,7 @@ class Scoring:
             ]
             drawn = [
                 with_time_error(sums, TIMES, self._time_error, policy_digest(policy), seed)
-                for sums, policy in zip(resamples.drawn_each(tables), self._policies, strict=True)
+                for sums, policy in zip(map(resamples.drawn, tables), self._policies, strict=True)
             ]
             found.append(
                 [

@@ -1,19 +1,11 @@
-"""The quality contract: how much a lossy setting may lose, decided on finitely many prompts.
+"""`fit mars` and `fit adasd`: settings of a lossy acceptance, judged by a quality contract.
 
     prompts ─sweep─► answers, strict and at every setting ─judge─► the fastest setting that keeps
                                                                    the contract ─► artifact
 
-Settings are tested in a fixed order, from the strictest on, each at the full level, until one
-fails (Learn-then-Test with fixed-sequence testing, arXiv:2110.01052). Whatever the losses do
-along the order, the chance that any certified setting loses more than promised is then at most
-1 - confidence. Nothing is assumed monotone: quality need not fall with the threshold.
-
-The unit is the prompt: tokens of one text are dependent, and one relaxed token changes all that
-follow. The kind of loss is stated before the data is seen; `stats.p_value_of` has a test for each.
-
-`fit mars` and `fit adasd` are two faces of this: a configuration has the settings, a `Face` the
-words. Nothing about a relaxed text can be replayed from a log: it leaves the strict one at its
-first relaxed token.
+The two fits are faces of this: a configuration has the settings, a `Face` the words. The statistics
+are in `contract.py`. Nothing about a relaxed text can be replayed from a log: it leaves the strict
+one at its first relaxed token.
 """
 
 from __future__ import annotations
@@ -21,23 +13,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
+from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from specctl.artifacts import Metric
 from specctl.artifacts.manifest import REPORT_JSON
-from specctl.errors import EvidenceError, UsageError
 from specctl.formatting import Table, number
 from specctl.policy import Policy, policy_digest
+from specctl.progress import progress
 from specctl.records import Record
 from specctl.runtime.load import Pair
 from specctl.runtime.output import write_whole
-from specctl.stats import Floats, Interval, LossKind, binomial_cdf, p_value_of
-from specctl.train.configs import Contract, RelaxedConfig
+from specctl.stats import Interval
+from specctl.train.configs import Contract, PairedConfig, RelaxedConfig
+from specctl.train.contract import Certificate, Trial, certify
 from specctl.train.paired import (
     Answers,
+    CheckedPrompt,
     Comparison,
     Opening,
     Plan,
@@ -50,201 +42,20 @@ from specctl.train.paired import (
 )
 from specctl.train.report import Fit, FitReport
 
-POWER = 0.8
-
-
-class Trial(Record):
-    """One setting's test.
-
-    Attributes:
-        num_prompts: n. mean_loss: over them.
-        p_value: of "loses more than max_loss"; max_certifiable: the smallest max_loss that these
-            losses would certify alone, at this confidence.
-        certified: it and all stricter settings passed.
-        is_tested: the sequence had not ended before it.
-    """
-
-    num_prompts: int
-    mean_loss: float
-    p_value: float
-    max_certifiable: float
-    certified: bool
-    is_tested: bool
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """The outcome of a contract over settings, strictest first.
-
-    Attributes:
-        needed: prompts that would certify the first setting with 80 % power at the loss seen;
-            None where it passed, or where no number would do.
-    """
-
-    contract: Contract
-    trials: tuple[Trial, ...]
-    needed: int | None
-
-    @property
-    def num_certified(self) -> int:
-        return sum(trial.certified for trial in self.trials)
-
-    def require_any(self, names: Sequence[str]) -> None:
-        """Refuses when not even the strictest setting passed.
-
-        Args:
-            names: of the settings, for the message.
-
-        Raises:
-            EvidenceError: with the number of prompts it would need.
-        """
-        if self.num_certified:
-            return
-        first, contract = self.trials[0], self.contract
-        least = zero_loss_prompts(contract.max_loss, contract.confidence)
-        fix = "no number of prompts certifies it at the loss seen: raise --max-loss, or test "
-        fix += "stricter settings"
-        if self.needed is not None:
-            fix = f"decide again on about {self.needed} fresh prompts ({POWER:.0%} power at the "
-            fix += f"loss seen; {least} at the least, with no loss at all), or raise --max-loss"
-        raise EvidenceError(
-            f"quality contract of {names[0]}: expected a mean loss of at most "
-            f"{contract.max_loss:g} at confidence {contract.confidence:g}, found "
-            f"{first.mean_loss:.4g} over {first.num_prompts} prompts, p-value {first.p_value:.3g}",
-            hint=fix,
-        )
-
-
-def certify(losses: Sequence[Floats], contract: Contract) -> Certificate:
-    """Fixed-sequence testing of settings.
-
-    Args:
-        losses: `[n]` per prompt for each setting, strictest first. The order must not depend on
-            the losses; dropping settings from the end is always allowed, since it only loses
-            certificates.
-
-    Raises:
-        UsageError: no setting, no prompt, or a loss outside the kind's range.
-    """
-    p_values = [p_value_of(found, contract.max_loss, contract.kind) for found in losses]
-    num_passed = count_passing(p_values, contract)
-    trials = tuple(
-        Trial(
-            num_prompts=len(found),
-            mean_loss=float(found.mean()),
-            p_value=p_value,
-            max_certifiable=max_certifiable(found, contract.confidence, contract.kind),
-            certified=place < num_passed,
-            is_tested=place <= num_passed,
-        )
-        for place, (found, p_value) in enumerate(zip(losses, p_values, strict=True))
-    )
-    return Certificate(
-        contract, trials, None if num_passed else prompts_needed(losses[0], contract)
-    )
-
-
-def count_passing(p_values: Sequence[float], contract: Contract) -> int:
-    """The number of settings that pass, from the first on, before one fails."""
-    if not p_values:
-        raise UsageError(
-            "quality contract: expected settings to test, found none", hint="give at least one"
-        )
-    failing = (place for place, p in enumerate(p_values) if p > contract.level)
-    return next(failing, len(p_values))
-
-
-def max_certifiable(losses: Floats, confidence: float, kind: LossKind) -> float:
-    """The smallest `max_loss` whose p-value is at most 1 - confidence; 1 if there is none.
-
-    For binary losses this is the upper Clopper-Pearson bound.
-    """
-    low, high = max(0.0, float(losses.mean())), 1.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        if p_value_of(losses, middle, kind) <= 1 - confidence:
-            high = middle
-        else:
-            low = middle
-    return high
-
-
-def zero_loss_prompts(max_loss: float, confidence: float) -> int:
-    """Fewest prompts that certify a binary contract when none of them loses."""
-    return _fewest(lambda size: binomial_cdf(0, size, max_loss) <= 1 - confidence, 1)
-
-
-def binomial_prompts(
-    max_loss: float, true_loss: float, confidence: float, power: float = POWER
-) -> int | None:
-    """Fewest prompts that certify a binary contract with that power; None if no number does.
-
-    For each count of losses, the fewest prompts that still certify it are the most powerful ones,
-    so only those sizes need a look.
-    """
-    if true_loss >= max_loss:
-        return None
-    for lost in count():
-
-        def certifies(size: int, lost: int = lost) -> bool:
-            return binomial_cdf(lost, size, max_loss) <= 1 - confidence
-
-        size = _fewest(certifies, lost + 1)
-        if binomial_cdf(lost, size, true_loss) >= power:
-            return size
-    raise AssertionError("some number of prompts has the power")
-
-
-def prompts_needed(losses: Floats, contract: Contract) -> int | None:
-    """Prompts that would certify losses like these with 80 % power; None if no number does."""
-    if losses.mean() >= contract.max_loss:
-        return None
-    if contract.kind == "binary":
-        return binomial_prompts(contract.max_loss, float(losses.mean()), contract.confidence)
-
-    def has_power(size: int, num: int = 200) -> bool:
-        """By resamples of that size from the losses seen."""
-        generator = np.random.default_rng(0)
-        drawn = (generator.choice(losses, size) for _ in range(num))
-        passed = [
-            p_value_of(found, contract.max_loss, contract.kind) <= contract.level for found in drawn
-        ]
-        return sum(passed) / num >= POWER
-
-    return _fewest(has_power, len(losses), precision=50)
-
-
-def _fewest(holds: Callable[[int], bool], start: int, precision: int | None = None) -> int:
-    """The least size that holds, doubling from `start`; to one part in `precision`, or exactly."""
-    high = start
-    while not holds(high):
-        high *= 2
-    low = high // 2
-    while high - low > max(1, high // precision if precision else 1):
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
-
-
 # --------------------------------------------------------------------------- sweeps
 
 
 @dataclass(frozen=True)
 class Face:
-    """Words of one lossy acceptance.
+    """Words of one lossy acceptance; `title`, `what` and `limits` are those of `FitReport`."""
 
-    Attributes:
-        kind: of the fit, such as `mars`. title, what, limits: see `FitReport`.
-        setting: the name of what is swept, such as `theta`.
-        opening: of a configuration, what lets a laxer setting's answers be copied; None if nothing.
-    """
-
-    kind: str
+    kind: str  # of the fit, such as `mars`
     title: str
     what: str
-    setting: str
+    setting: str  # the name of what is swept, such as `theta`
     limits: tuple[str, ...]
     opening: Callable[[Any, Pair], Opening] | None = None
+    """Of a configuration: what lets a laxer setting's answers be copied."""
 
 
 @dataclass(frozen=True)
@@ -305,14 +116,7 @@ def policies_of(config: RelaxedConfig, base: Policy) -> tuple[Policy, ...]:
 
 
 def sweep(
-    face: Face,
-    pair: Pair,
-    base: Policy,
-    plan: Plan,
-    config: RelaxedConfig,
-    folder: RunFolder,
-    *,
-    on_answer: Callable[[], Any] | None = None,
+    face: Face, pair: Pair, base: Policy, plan: Plan, config: RelaxedConfig, folder: RunFolder
 ) -> Sweep:
     """Runs the strict policy and every setting over the prompts; finished answers are kept.
 
@@ -322,33 +126,55 @@ def sweep(
     base = strict_twin(base)
     opening = face.opening(config, pair) if face.opening else None
     answers: list[Answers] = []
-    for policy in (base, *policies_of(config, base)):
-        known = opening.unchanged(answers[-1], policy) if opening and answers else None
-        answers.append(
-            run_prompts(
-                pair, policy, plan, folder, opening=opening, known=known, on_answer=on_answer
-            )
-        )
+    with progress("answers", (1 + len(config.settings)) * len(plan.prompts) * plan.num_seeds):
+        for policy in (base, *policies_of(config, base)):
+            known = opening.unchanged(answers[-1], policy) if opening and answers else None
+            answers.append(run_prompts(pair, policy, plan, folder, opening=opening, known=known))
     strict, *relaxed = answers
     return Sweep(config, base, strict, tuple(relaxed))
+
+
+def fit_relaxed(
+    face: Face,
+    pair: Pair,
+    base: Policy,
+    prompts: Sequence[CheckedPrompt],
+    config: RelaxedConfig,
+    runs: PairedConfig,
+    place: Path,
+) -> tuple[Fit[SweepReport], str]:
+    """Sweeps the settings of a lossy acceptance and picks the fastest certified one.
+
+    Args:
+        base: shape and budget. place: folder of answers, unless `runs` names one.
+
+    Returns:
+        The fit, and the digest of the texts that were judged.
+
+    Raises:
+        EvidenceError: not even the strictest setting keeps the contract.
+        OutputError, UsageError, TraceError: see `RunFolder.open`.
+    """
+    denied = {*config.deny_token_ids, *pair.target.tokenizer.all_special_ids}
+    config = config.model_copy(update={"deny_token_ids": tuple(sorted(denied))})
+    plan = Plan(prompts, runs.settings, runs.num_seeds, runs.batch_size)
+    header = plan.header(pair.fingerprint)
+    folder = RunFolder.open(runs.runs or place, header, resume=runs.resume)
+    found = sweep(face, pair, base, plan, config, folder)
+    return judge(found, face, plan.setup(pair), folder), found.digest
 
 
 # --------------------------------------------------------------------------- the fit
 
 
 class SettingRow(Record):
-    """One setting: its figures beside the strict policy's, and whether it is certified.
-
-    Attributes:
-        by_category: the same comparison over the prompts of each category.
-        num_decoded: answers that were decoded; the others are known to be the stricter ones'.
-    """
+    """One setting: its figures beside the strict policy's, and whether it is certified."""
 
     setting: float
     comparison: Comparison
     by_category: dict[str, Comparison]
     trial: Trial
-    num_decoded: int
+    num_decoded: int  # the other answers are known to be the stricter setting's
 
     def cells(self) -> list[str]:
         """The setting under `COLUMNS`."""
@@ -368,27 +194,18 @@ class SettingRow(Record):
 
 
 class SweepReport(Record):
-    """`report.json` of a judged sweep.
-
-    Attributes:
-        policy: shape and budget under which everything was judged.
-        setup: decoding, prompts and machine.
-        strict_tokens_per_call: of the same shape with the target's own text.
-        rows: one a setting, strictest first.
-        chosen: index of the setting in the artifact; None where the contract refused all.
-        needed: prompts that the first setting would need; see `Certificate`.
-    """
+    """`report.json` of a judged sweep."""
 
     config: dict[str, Any]
-    policy: Policy
-    setup: dict[str, Any]
+    policy: Policy  # shape and budget under which everything was judged
+    setup: dict[str, Any]  # decoding, prompts and machine
     num_prompts: int
     num_checked: int
     strict_accuracy: float | None
-    strict_tokens_per_call: Interval
-    rows: tuple[SettingRow, ...]
-    chosen: int | None
-    needed: int | None
+    strict_tokens_per_call: Interval  # of the same shape with the target's own text
+    rows: tuple[SettingRow, ...]  # one a setting, strictest first
+    chosen: int | None  # index of the setting in the artifact; None where all were refused
+    needed: int | None  # see `Certificate`
 
     @classmethod
     def of(cls, found: Sweep, setup: dict[str, Any]) -> SweepReport:
@@ -446,14 +263,7 @@ LEGEND = (
 
 
 def judge(found: Sweep, face: Face, setup: dict[str, Any], folder: RunFolder) -> Fit[SweepReport]:
-    """Judges a finished sweep; its report stays in the folder, whatever the contract decides.
-
-    Args:
-        setup: of `Plan.setup`.
-
-    Raises:
-        EvidenceError: not even the strictest setting keeps the contract.
-    """
+    """Judges a finished sweep; its report stays in the folder, whatever the contract decides."""
     report = report_of(found, face, setup)
     write_whole(folder.path / REPORT_JSON, report.json_bytes(), "report")
     found.certificate.require_any([f"{face.setting} {one:g}" for one in found.config.settings])

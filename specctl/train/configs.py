@@ -27,8 +27,8 @@ from specctl.policy.family import MAX_DEPTH, Acceptance, Depth, NumTokens, TopK
 from specctl.policy.mars import Mars
 from specctl.records import HELD_OUT, PositiveInt, Probability, Record, option, require
 from specctl.runtime.config import DecodingConfig
-from specctl.stats import LossKind
 
+LossKind = Literal["binary", "bounded", "net"]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 SEED: int = option(0, "Seed of the split by prompt and of all that draws")
 
@@ -338,7 +338,7 @@ class Contract(Record):
 
     Attributes:
         confidence: of the whole choice, all tested settings together.
-        kind: of the losses; see `specctl.stats.p_value_of`.
+        kind: of the losses; see `train.contract.p_value_of`.
     """
 
     max_loss: float = option(

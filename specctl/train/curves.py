@@ -171,7 +171,7 @@ class Curve:
         columns = (self.kept, self.accepted, self.longest[:, None], self.positions[:, None])
         tables = [column.astype(float) for column in columns]
         drawn = [table.sum(0)[None] for table in tables]
-        kept, accepted, longest, positions = resamples.drawn_each(tables) if resamples else drawn
+        kept, accepted, longest, positions = map(resamples.drawn, tables) if resamples else drawn
         found = np.full(len(kept), np.nan)
         recalls, tokens = accepted / longest, np.log1p(kept / positions)
         for row in range(len(kept)):

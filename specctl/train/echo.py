@@ -115,7 +115,7 @@ def area_by_prompt(rows: LevelRows, level: int, *, min_rows: int, seed: int) -> 
         for side in (label, ~label)
     )
     resamples = Resamples.draw(len(codes), seed=seed, num=NUM_RESAMPLES)
-    drawn = auc(*(rows[1:] for rows in resamples.drawn_each([hits, misses])))
+    drawn = auc(*(resamples.drawn(side)[1:] for side in (hits, misses)))
     return Interval(float(roc_auc_score(label, score)), *resamples.bounds(drawn))
 
 
@@ -303,9 +303,10 @@ def fit_echo(
         )
     found = gate_rows(log, config.open_shape, max_rows=config.max_rows, seed=config.seed)
     notes += sample_note("positions", found.rows.height, found.num_rows)
-    warn_left_out(found.num_left_out)
     replays = Replays(log, None if cost_model is None else cost_model.replayed_us)
-    return replace(fit_gates(found, config, replays), notes=notes)
+    fitted = fit_gates(found, config, replays)
+    warn_left_out(found.num_left_out)
+    return replace(fitted, notes=notes)
 
 
 def fit_gates(found: PositionRows, config: EchoConfig, replays: Replays) -> Fit[EchoReport]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from specctl.answers import is_correct
 from specctl.artifacts import PairFingerprint
+from specctl.collect.prompts import load_prompt_files, spread
 from specctl.errors import (
     EvidenceError,
     OutputError,
@@ -37,6 +39,7 @@ from specctl.errors import (
     reason_of,
 )
 from specctl.policy import Policy, Strict, policy_digest
+from specctl.progress import advance
 from specctl.records import Record, canonical_json, describe_violation
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import ConversationPrompt, DecodeSettings
@@ -48,47 +51,37 @@ from specctl.stats import (
     UNKNOWN,
     Floats,
     Interval,
-    LossKind,
     paired_difference,
     ratio_of_ratios,
     ratio_of_sums,
     recovery_ratio,
     share,
 )
+from specctl.train.configs import LossKind, PairedConfig
 from specctl.tree import gather
 
+log = logging.getLogger(__name__)
 HEADER = "runs.json"
 
 
 class Answer(Record):
-    """One prompt answered under one policy.
-
-    Attributes:
-        seed: 0-based repetition; always 0 when greedy.
-        is_right: None where the prompt has no checkable answer.
-        token_ids: emitted, EOS included.
-        calls, verified_tokens, drafted_levels: see `runtime.requests.Metrics`.
-        num_relaxed: admitted draft tokens that are not the target's own.
-        opening: the closest call that ended a round strictly (see `paired.Opening`); a policy
-            with a bound at or above it would have answered the same. None where there was none.
-        measure: what the opening was measured by; openings of another measure say nothing.
-        is_copied: known to be the same as another policy's answer, hence not decoded.
-        wall_us: decoding time, its share of a batch.
-    """
+    """One prompt answered under one policy; counts: see `runtime.requests.Metrics`."""
 
     prompt_id: str
     category: str
-    seed: int
-    is_right: bool | None
-    token_ids: tuple[int, ...]
+    seed: int  # 0-based repetition; always 0 when greedy
+    is_right: bool | None  # None where the prompt has no checkable answer
+    token_ids: tuple[int, ...]  # emitted, EOS included
     calls: int
     verified_tokens: int
     drafted_levels: int
-    num_relaxed: int
+    num_relaxed: int  # admitted draft tokens that are not the target's own
     opening: float | None
-    measure: str = ""
-    is_copied: bool
-    wall_us: float
+    """The closest call that ended a round strictly (see `Opening`): a policy with a bound at or
+    above it would have answered the same. None where there was none."""
+    measure: str = ""  # by which the opening was measured; others do not compare
+    is_copied: bool  # known to be another policy's answer, hence not decoded
+    wall_us: float  # decoding time, its share of a batch
 
     @property
     def key(self) -> tuple[str, int]:
@@ -129,7 +122,6 @@ class RunFolder:
 
         Args:
             header: what all answers share: pair, prompts, sampling, limits.
-            resume: whether the folder may hold answers already.
 
         Raises:
             OutputError: a place that cannot be written, or that holds something else.
@@ -137,33 +129,23 @@ class RunFolder:
             TraceMismatchError: they are of other runs.
         """
         prepare_folder(path, "folder of runs")
-        place, known, wanted = f"folder of runs {path}", path / HEADER, canonical_json(header)
+        known, wanted, other = path / HEADER, canonical_json(header), "choose another --runs"
         if not known.exists():
             if any(path.iterdir()):
-                raise OutputError(
-                    f"{place}: expected an empty folder, or one of earlier runs, found other files",
-                    hint="choose another --runs",
-                )
+                raise OutputError(f"{path} holds other files than runs", hint=other)
             write_whole(known, wanted.encode(), "header of runs")
             return cls(path)
         if not resume:
-            raise UsageError(
-                f"{place}: expected a new folder, found earlier runs",
-                hint="go on with --resume, or choose another --runs",
-            )
+            raise UsageError(f"{path} holds earlier runs", hint=f"go on with --resume, or {other}")
         try:
             theirs = json.loads(known.read_bytes())
         except ValueError as error:
-            raise TraceCorruptError(
-                f"{known}: expected JSON, found {error}", hint="choose another --runs"
-            ) from error
+            raise TraceCorruptError(f"{known} is no JSON: {error}", hint=other) from error
         ours = json.loads(wanted)
         differing = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
         if differing:
             raise TraceMismatchError(
-                f"{place}: expected the same pair, prompts and sampling, found another "
-                f"{', '.join(differing)}",
-                hint="choose another --runs",
+                f"the runs in {path} are of another {', '.join(differing)}", hint=other
             )
         return cls(path)
 
@@ -179,7 +161,7 @@ class RunFolder:
                 answer = Answer.model_validate_json(line)
             except ValidationError as error:
                 raise TraceCorruptError(
-                    f"{path}, line {number}: expected an answer, found {describe_violation(error)}",
+                    f"line {number} of {path} is no answer: {describe_violation(error)}",
                     hint="remove that line and go on with --resume",
                 ) from error
             found[answer.key] = answer
@@ -198,7 +180,7 @@ class RunFolder:
                 os.fsync(file.fileno())
         except OSError as error:
             raise OutputError(
-                f"{path}: expected a file that can be appended to, found {reason_of(error)}",
+                f"{path} cannot be appended to: {reason_of(error)}",
                 hint="free space or correct permissions, then go on with --resume",
             ) from error
 
@@ -215,10 +197,7 @@ Answers = Mapping[tuple[str, int], Answer]
 class Plan:
     """Prompts and how every policy answers them.
 
-    Attributes:
-        prompts: those without an answer count for divergence and speed, not for accuracy.
-        num_seeds: repetitions of each prompt; 1 when greedy.
-        batch_size: prompts decoded together.
+    Prompts without an answer count for divergence and speed, not for accuracy.
     """
 
     prompts: Sequence[CheckedPrompt]
@@ -255,17 +234,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Opening:
-    """Distance of each request of a round from a relaxation that its policy did not allow.
+    """Distance of each request of a round from a relaxation that its policy did not allow."""
 
-    Attributes:
-        measure: names what the numbers mean, so that no others are taken for them.
-        of_round: `[B]` float, -inf where no threshold would have changed the round.
-        bound: of an acceptance; what a round's opening has to exceed for it to relax there.
-    """
-
-    measure: str
-    of_round: Callable[[RoundRecord], Tensor]
-    bound: Callable[[Any], float]
+    measure: str  # names what the numbers mean, so that no others are taken for them
+    of_round: Callable[[RoundRecord], Tensor]  # [B], -inf where no threshold would change the round
+    bound: Callable[[Any], float]  # of an acceptance: it relaxes where an opening is above
 
     def unchanged(self, answers: Answers, policy: Policy) -> Answers:
         """Those of a stricter policy's answers that this policy would give too."""
@@ -316,25 +289,20 @@ def run_prompts(
     *,
     opening: Opening | None = None,
     known: Answers | None = None,
-    on_answer: Callable[[], Any] | None = None,
 ) -> dict[tuple[str, int], Answer]:
     """Decodes what is not finished yet under a policy; all its answers.
 
     Args:
         opening: noted with every answer, for a later call's `known`.
         known: answers of another policy that this one is known to give too.
-        on_answer: called after every answer, those that were there before included.
     """
     done = folder.answers(policy)
-    for _ in done:
-        if on_answer is not None:
-            on_answer()
+    advance("answers", len(done))
 
     def keep(answer: Answer) -> None:
         folder.append(policy, answer)
         done[answer.key] = answer
-        if on_answer is not None:
-            on_answer()
+        advance("answers")
 
     by_id = {prompt.prompt_id: prompt for prompt in plan.prompts}
     for key, answer in (known or {}).items():
@@ -376,33 +344,21 @@ def run_prompts(
 
 
 class Comparison(Record):
-    """One relaxed policy against the strict one, over the prompts that both answered.
-
-    Attributes:
-        tokens_per_call: Σ tokens that rounds emitted / Σ calls; speedup: that over the strict
-            policy's, which is a ratio of calls, not of times.
-        num_checked: prompts with a checkable answer; the next six are over these.
-        lost, gained: answers that only the strict, or only the relaxed policy has right; over
-            all seeds.
-        recovery: accuracy over the strict policy's (the paper's recovery ratio).
-        diverged: share of texts that differ from the strict ones.
-        median_divergence: tokens before the first difference, over those texts.
-        relaxed_per_100: relaxed tokens in 100 emitted.
-    """
+    """One relaxed policy against the strict one, over the prompts that both answered."""
 
     num_prompts: int
-    tokens_per_call: Interval
-    speedup: Interval
-    num_checked: int
+    tokens_per_call: Interval  # that rounds emitted, Σ / Σ
+    speedup: Interval  # over the strict policy's: a ratio of calls, not of times
+    num_checked: int  # prompts with a checkable answer, over which accuracy and losses are
     accuracy: float | None
     strict_accuracy: float | None
     difference: Interval
-    recovery: Interval
-    lost: int
+    recovery: Interval  # accuracy over the strict policy's, the paper's recovery ratio
+    lost: int  # answers that only the strict policy has right, over all seeds
     gained: int
-    diverged: Interval
-    median_divergence: float | None
-    relaxed_per_100: float
+    diverged: Interval  # share of texts that differ from the strict ones
+    median_divergence: float | None  # tokens before the first difference, over those texts
+    relaxed_per_100: float  # relaxed tokens in 100 emitted
 
 
 def compare_answers(strict: Answers, relaxed: Answers) -> Comparison:
@@ -436,9 +392,6 @@ def losses_of(strict: Answers, relaxed: Answers, kind: LossKind) -> Floats:
 
     One-sided (`binary`, or `bounded` with several seeds): the strict answer was right and the
     relaxed one is wrong. `net`: right answers lost minus right answers gained.
-
-    Raises:
-        EvidenceError: no prompt has a checkable answer.
     """
     keys = sorted(key for key, answer in strict.items() if answer.is_right is not None)
     if not keys:
@@ -447,10 +400,23 @@ def losses_of(strict: Answers, relaxed: Answers, kind: LossKind) -> Floats:
     return _by_prompt(keys, change if kind == "net" else np.maximum(change, 0.0))
 
 
+def judged_prompts(files: Sequence[str], config: PairedConfig) -> list[Any]:
+    """The prompts of files; where a limit is given, of those that can be judged, if some can.
+
+    Raises:
+        EvidenceError: no prompt has a checkable answer. InputError: see `load_prompt_files`.
+    """
+    loaded = load_prompt_files(files, format=config.format, warn=log.warning)
+    judged = [prompt for prompt in loaded if prompt.answer is not None]
+    if loaded and not judged:
+        raise nothing_to_check()
+    return loaded if config.limit is None else spread(judged, config.limit, config.limit_seed)
+
+
 def nothing_to_check() -> EvidenceError:
     """The refusal of prompts that cannot be judged."""
     return EvidenceError(
-        "prompts of a quality contract: expected prompts with checkable answers, found none",
+        "a quality contract needs prompts with checkable answers, and these have none",
         hint="give prompts with an `answer`, such as the embedded ones or GSM8K",
     )
 

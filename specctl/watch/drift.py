@@ -319,7 +319,7 @@ def _estimated(
     0 on the other side. Resamples are drawn once for all, as they take longest."""
     num = len(tables[0])
     resamples, found = Resamples.draw(num), []
-    drawn = resamples.drawn_each(tables)
+    drawn = [resamples.drawn(table) for table in tables]
     for signal, first, second in zip(signals, drawn[::2], drawn[1::2], strict=True):
         num_before = num_reference + signal.since
         before, after = (

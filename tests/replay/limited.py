@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from specctl import stats
 from specctl.logs import logged_draft, tree_log
 from specctl.replay import summary
 from tests.cli.command import COST, specctl
@@ -48,7 +47,7 @@ def answer(verb: str, folder: Path, out: Path) -> tuple[int, str, Any]:
 def main() -> None:
     work, allowed, verb = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     # Parts so small that a small set is many of them.
-    tree_log.CHUNK_NODES, stats.KEPT_BYTES, stats.BLOCK_BYTES = 1 << 13, 1 << 19, 1 << 19
+    tree_log.CHUNK_NODES = 1 << 13
     logged_draft.BATCH_POSITIONS = summary.BATCH_POSITIONS = 16
     answer(verb, work / "warm", work / "warm-out")
     np.ones((2000, 400)) @ np.ones((400, 12))  # OpenBLAS takes room for itself once

@@ -141,7 +141,7 @@ def test_intervals_of_times_cover_what_the_clock_gets_wrong() -> None:
         clock = np.exp(error * random.standard_normal(2))
         resamples = Resamples.draw(40, seed=trial, num=400)
         times = [length * random.normal(1, 0.05, 40) * off for off in clock]
-        tables = resamples.drawn_each([np.stack([length, of], 1) for of in times])
+        tables = [resamples.drawn(np.stack([length, of], 1)) for of in times]
         for is_told in (True, False):
             ours, theirs = (
                 with_time_error(table, [1], error if is_told else None, name, trial)

@@ -10,12 +10,10 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from scripts import synthetic_trace
 from scripts.synthetic_trace import renamed, write
-from specctl import stats
 from specctl.collect.trace_writer import TraceWriter
 from specctl.logs.trace_set import TraceSet, read_listing
 from specctl.logs.tree_log import DenseLog, sampled_prompts
@@ -24,7 +22,7 @@ from specctl.replay import summary
 from specctl.replay.rounds import replay, replay_parts
 from specctl.replay.score import Scoring, score
 from specctl.replay.tune.evaluators import LogEvaluator, make_objective
-from specctl.stats import Resamples, split_prompts
+from specctl.stats import split_prompts
 from tests.replay.serving import linear
 
 TREE = StaticTree(depth=3, top_k=2, num_tokens=6)
@@ -155,16 +153,3 @@ def test_a_set_eight_times_larger_than_memory(verb: str, tmp_path: Path) -> None
     assert not found["fits"], "the limit holds nothing back"
     assert found["limited"] == found["whole"]
     assert found["whole"][0] == 0, found["whole"][1]
-
-
-def test_resamples_of_many_prompts_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every weight is the one that a single draw gives."""
-    sums = np.arange(600.0).reshape(300, 2)
-    whole = Resamples.draw(300, seed=5)
-    monkeypatch.setattr(stats, "KEPT_BYTES", 8 * 300 * 7)
-    monkeypatch.setattr(stats, "BLOCK_BYTES", 8 * 300 * 7)
-    blocks = Resamples.draw(300, seed=5)
-    assert {len(block) for block in blocks.blocks} == {7, 2000 % 7}
-    assert np.array_equal(blocks.weights, whole.weights)
-    assert np.array_equal(blocks.drawn(sums), whole.drawn(sums))
-    assert peak_of(lambda: Resamples.draw(300, seed=5).drawn(sums)) < 2000 * 300 * 8 / 10

@@ -14,10 +14,18 @@ from scipy.stats import binom
 from specctl.artifacts import load_artifact
 from specctl.errors import EvidenceError, UsageError
 from specctl.policy import JensenShannon
-from specctl.stats import Floats, p_value_of
-from specctl.train import certify
+from specctl.stats import Floats
 from specctl.train.adasd import ADASD
+from specctl.train.certify import judge
 from specctl.train.configs import Contract
+from specctl.train.contract import (
+    binomial_prompts,
+    certify,
+    count_passing,
+    max_certifiable,
+    p_value_of,
+    zero_loss_prompts,
+)
 from specctl.train.paired import RunFolder
 from specctl.train.report import save_fit
 from tests.artifacts.examples import PAIR
@@ -53,7 +61,7 @@ def test_prompts_needed_at_80_percent_power(case: tuple[float, float]) -> None:
     """The notes' sizes do, but a few percent fewer prompts do as well; ours are the fewest."""
     stated, fewest = TABLE[case]
     assert power(stated, *case) >= 0.8
-    assert certify.binomial_prompts(*case, confidence=0.9) == fewest
+    assert binomial_prompts(*case, confidence=0.9) == fewest
     assert power(fewest, *case) >= 0.8
     assert max(power(size, *case) for size in range(fewest - 60, fewest)) < 0.8
     assert fewest <= stated <= 1.05 * fewest
@@ -62,19 +70,19 @@ def test_prompts_needed_at_80_percent_power(case: tuple[float, float]) -> None:
 @pytest.mark.parametrize("max_loss", ZERO_LOSS)
 def test_prompts_needed_without_any_loss(max_loss: float) -> None:
     size = ZERO_LOSS[max_loss]
-    assert certify.zero_loss_prompts(max_loss, 0.9) == size
+    assert zero_loss_prompts(max_loss, 0.9) == size
     assert p_value_of(losses(0, size), max_loss, "binary") <= 0.1
     assert p_value_of(losses(0, size - 1), max_loss, "binary") > 0.1
     assert size == math.ceil(math.log(0.1) / math.log1p(-max_loss))
 
 
 def test_humaneval_certifies_no_less_than_1_4_percent() -> None:
-    assert certify.max_certifiable(losses(0, 164), 0.9, "binary") == pytest.approx(0.0139, abs=1e-4)
+    assert max_certifiable(losses(0, 164), 0.9, "binary") == pytest.approx(0.0139, abs=1e-4)
 
 
 def test_no_number_of_prompts_certifies_a_loss_that_is_too_high() -> None:
     for true_loss in (0.02, 0.03):
-        assert certify.binomial_prompts(0.02, true_loss, confidence=0.9) is None
+        assert binomial_prompts(0.02, true_loss, confidence=0.9) is None
 
 
 def test_binomial_p_value_is_exact() -> None:
@@ -106,7 +114,7 @@ of 4000, 12.3 %. A procedure that certifies wrongly in 14.5 % is seen with proba
 def num_certified(found: list[Floats], contract: Contract) -> int:
     """As `certify` counts, without the bounds that it reports besides."""
     p_values = [p_value_of(x, contract.max_loss, contract.kind) for x in found]
-    return certify.count_passing(p_values, contract)
+    return count_passing(p_values, contract)
 
 
 def false_certificates(true_losses: tuple[float, ...], kind: str, seed: int = 0) -> int:
@@ -164,7 +172,7 @@ def test_a_rule_that_loses_quality_is_refused() -> None:
 
 def test_sequence_ends_at_the_first_failure() -> None:
     found = [losses(0, 200), losses(40, 200), losses(0, 200)]
-    trials = certify.certify(found, CONTRACT).trials
+    trials = certify(found, CONTRACT).trials
     assert [trial.certified for trial in trials] == [True, False, False]
     assert [trial.is_tested for trial in trials] == [True, True, False]
 
@@ -180,7 +188,7 @@ def test_sequence_ends_at_the_first_failure() -> None:
 def test_refusal_says_how_many_prompts_it_would_need(
     num_lost: int, num_prompts: int, max_loss: float, needed: int | None, says: str
 ) -> None:
-    refused = certify.certify([losses(num_lost, num_prompts)], Contract(max_loss=max_loss))
+    refused = certify([losses(num_lost, num_prompts)], Contract(max_loss=max_loss))
     assert (refused.num_certified, refused.needed) == (0, needed)
     with pytest.raises(EvidenceError, match=says):
         refused.require_any(["theta 0.96"])
@@ -190,7 +198,7 @@ def test_refusal_says_how_many_prompts_it_would_need(
 def test_needed_prompts_of_other_kinds_give_the_power(kind: str) -> None:
     found = losses(2, 200)
     contract = Contract(max_loss=0.03, kind=kind)
-    needed = certify.certify([found], contract).needed
+    needed = certify([found], contract).needed
     assert needed is not None
     generator, passed = np.random.default_rng(5), 0
     for _ in range(300):
@@ -208,13 +216,13 @@ def test_losses_of_another_kind_and_no_settings_are_refused(found: list[float], 
     with pytest.raises(UsageError):
         p_value_of(np.array(found, float), 0.05, kind)
     with pytest.raises(UsageError, match="settings to test"):
-        certify.certify([], CONTRACT)
+        certify([], CONTRACT)
 
 
 def test_the_strictest_of_the_fastest_certified_settings_is_published(tmp_path: Path) -> None:
     runs = RunFolder.open(tmp_path / "runs", {}, resume=False)
     found = swept(0, 1, 20)
-    fit = certify.judge(found, ADASD, {"device": "a CPU"}, runs)
+    fit = judge(found, ADASD, {"device": "a CPU"}, runs)
     assert [row.trial.certified for row in fit.data.rows] == [True, True, False]
     save_fit(fit, tmp_path / "policy", PAIR, found.digest)
     artifact = load_artifact(tmp_path / "policy", expect=PAIR)
@@ -235,5 +243,5 @@ def test_the_strictest_of_the_fastest_certified_settings_is_published(tmp_path: 
 def test_a_refused_contract_publishes_nothing_and_keeps_its_report(tmp_path: Path) -> None:
     folder = RunFolder.open(tmp_path / "runs", {}, resume=False)
     with pytest.raises(EvidenceError, match=r"clip 0\.1.*over 200 prompts"):
-        certify.judge(swept(9, 0, 0), ADASD, {}, folder)
+        judge(swept(9, 0, 0), ADASD, {}, folder)
     assert json.loads((folder.path / "report.json").read_text())["chosen"] is None

@@ -337,7 +337,7 @@ def measure(
     _, codes = np.unique(tallied.prompt, return_inverse=True)
     num_prompts = int(codes.max()) + 1
     resamples = Resamples.draw(num_prompts, seed=seed)
-    tables = resamples.drawn_each([sums_by(codes, num_prompts, r.sums) for r in tallied.rungs])
+    tables = [resamples.drawn(sums_by(codes, num_prompts, r.sums)) for r in tallied.rungs]
     times = [SUMS.index("time_us")]
     drawn = np.stack(
         [

@@ -368,4 +368,4 @@ def resample(num_prompts: int, num_runs: int, seed: int) -> Resamples:
         return prompts
     runs = Resamples.draw(num_runs, seed=seed + 1).weights
     both = runs[:, :, None] * prompts.weights[:, None, :]
-    return Resamples((both.reshape(len(both), -1),), is_enough=prompts.is_enough)
+    return Resamples(both.reshape(len(both), -1), is_enough=prompts.is_enough)
