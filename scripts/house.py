@@ -27,11 +27,11 @@ SIZES = {  # room: limit, budget
     "train": (4255, 4000),
     "report": (1461, 1150),
     "engines": (3287, 3800),
-    "watch": (1444, 1050),
-    "cli": (3526, 3200),
+    "watch": (1440, 1050),
+    "cli": (3472, 3200),
     "tests": (46451, 38000),
     "benchmarks, scripts": (9203, 9500),
-    "files of the package": (261, 245),
+    "files of the package": (262, 245),
 }
 
 

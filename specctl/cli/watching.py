@@ -14,8 +14,7 @@ from specctl.cli.options import DenseTracesArgument, ReplayThreadsOption, open_t
 from specctl.cli.registry import WriterConfig
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
-from specctl.errors import TraceEmptyError, UsageError, check_choice
-from specctl.formatting import count
+from specctl.errors import UsageError, check_choice
 from specctl.policy import Policy, as_chain
 from specctl.records import option
 from specctl.replay.config import TuneConfig
@@ -76,87 +75,35 @@ def drift(
 
     Run it as often as you like: a false alarm has probability --false-alarm-prob over all runs.
     """
-    from specctl.logs.trace_set import TraceSet
-    from specctl.logs.tree_log import support_of
-    from specctl.replay.outcomes import check_replayable
     from specctl.runtime.output import json_bytes, prepare_folder, write_whole
-    from specctl.runtime.words import resolve_policy
-    from specctl.watch.alarm import LEAST_ALPHA
-    from specctl.watch.drift import prometheus, watch
-    from specctl.watch.price import check_pair, price
-    from specctl.watch.signals import UNITS, in_units, read_prompts
+    from specctl.watch.drift import prometheus
+    from specctl.watch.run import watch_traces
+    from specctl.watch.signals import UNITS
 
     check_choice("--unit", unit, UNITS)
-    if not LEAST_ALPHA <= false_alarm_prob < 1:
-        raise UsageError(
-            f"--false-alarm-prob: expected a probability from {LEAST_ALPHA:g} to below 1, found "
-            f"{false_alarm_prob:g}",
-            hint="correct it",
-        )
     if out is not None:
         prepare_folder(out)
-    served = TraceSet.open(*traces)
-    named = resolve_policy(policy, served.fingerprint, allow_lossy=True)
-    of_engine = any("engine" in header.collect for header in served.headers)
-    deployed = as_chain(named.policy) if of_engine else named.policy  # as the engine ran it
-    every = read_prompts(served, deployed)
-    stream = in_units(every, unit)
-    num_left_out = len(every) - len(stream)
-    compared = check_pair(TraceSet.open(*reference), served, "--reference") if reference else None
-    recent = check_pair(TraceSet.open(*dense), served, "--dense") if dense else None
-    if recent is not None:
-        support_of(recent.header)  # it refuses live traces
-        check_replayable(deployed)
-    if compared is not None:
-        known = in_units(read_prompts(compared, deployed), unit)
-    else:
-        known, stream = stream.split(reference_prompts)
-        if not len(stream):
-            raise TraceEmptyError(
-                f"{unit}s to watch: expected some behind the {reference_prompts} prompts of "
-                f"--reference-prompts, found {count(known.num_units, unit)} of "
-                f"{count(len(known), 'prompt')} in all",
-                hint="wait for traffic, lower --reference-prompts, or name --reference traces",
-            )
-    found = watch(known, stream, unit=unit, alpha=false_alarm_prob, seed=seed)
-    parts = found.shown()
-    if num_left_out:
-        parts.append(
-            f"{count(num_left_out, 'prompt')} of a {unit} that may not be whole are left out."
-        )
-    if recent is not None and found.alarm_at is None:
-        parts.append("No alarm: --dense was not looked at.")
-    cost = None
-    if recent is not None and found.alarm_at is not None:
-        cost = price(
-            found,
-            known,
-            recent,
-            deployed,
-            before=compared,
-            cost_model=cost_model,
-            progress=console.progress,
-            warn=console.warn,
-        )
-        parts += cost.shown()
-    scores = found.scores(
-        served.fingerprint,
-        policy=policy,
-        traces=tuple(traces),
-        reference=reference and tuple(reference),
-        price=cost and cost.to_json(),
+    found, parts = watch_traces(
+        traces,
+        policy,
+        reference=reference,
+        reference_prompts=reference_prompts,
+        unit=unit,
+        dense=dense,
+        cost_model=cost_model,
+        alpha=false_alarm_prob,
+        seed=seed,
     )
-    data = scores.to_json()
     if out is not None:
-        write_whole(out / "drift.json", json_bytes(data), "drift")
+        write_whole(out / "drift.json", json_bytes(found.to_json()), "drift")
     if metrics is not None:
-        write_whole(metrics, prometheus(found, {"policy": policy}).encode(), "metrics")
+        write_whole(metrics, prometheus(found, policy).encode(), "metrics")
 
     def end() -> None:
-        if found.alarm_at is not None:
+        if found.alarm:
             raise typer.Exit(ALARM)
 
-    return Answer(data, parts, end)
+    return Answer(found.to_json(), parts, end)
 
 
 @verb(
@@ -266,8 +213,7 @@ def recalibrate(
     engine |= {"num_threads": threads, "beside": [replace(named, label=policy)]}
     tuning = prepare(opened, searched, cost_model, warn=console.warn, **engine)
     deployed = as_chain(named.policy) if served_by == "vllm" else named.policy
-    with console.progress("scorings", tuning.num_scorings) as tick:
-        found = room.compare(tuning, deployed, policy, on_setting=tick)
+    found = room.compare(tuning, deployed, policy)
     data, parts = {**found.to_json(), "promoted": None}, found.shown()
     if found.is_better:
         publish(found.tuned, out, opened.fingerprint, domain_of(opened), opened.snapshots)

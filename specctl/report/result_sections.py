@@ -146,7 +146,7 @@ def drift_section(drift: DriftScores | None) -> Section:
         f"While nothing changes the alarm rings with probability {drift.alpha:g} at most, over the "
         "whole watch and all signals. Evidence of one signal says which moved; the promise is of "
         "all together.",
-        *(drift.price["words"] if drift.price is not None else ()),
+        *(() if drift.price is None else drift.price.shown()),
     ]
     return Section(
         "drift",

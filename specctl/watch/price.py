@@ -7,8 +7,9 @@ best static setting, which some of them choose and the others judge.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, LogChunk
 from specctl.policy import Policy
 from specctl.policy.families import shape_family
-from specctl.replay.config import ShowProgress, TuneConfig, no_progress
+from specctl.replay.config import TuneConfig
+from specctl.replay.facts import ResultRecord
 from specctl.replay.outcomes import text_columns
 from specctl.replay.rounds import replay_chunk
 from specctl.replay.tune.tuning import prepare
@@ -35,59 +37,38 @@ from specctl.stats import (
     split_prompts,
     sums_by,
 )
-from specctl.watch.drift import Drift
-from specctl.watch.recalibrate import Recalibration, compare
+from specctl.watch.recalibrate import compare
 from specctl.watch.signals import Prompts, read_prompts
 
+log = logging.getLogger(__name__)
 HELD_OUT = 0.5
 
 
-@dataclass(frozen=True)
-class Price:
-    """The cost of a change, as far as dense prompts tell.
+class Price(ResultRecord):
+    """The cost of a change, as far as dense prompts tell."""
 
-    Attributes:
-        num_prompts: dense ones since the change.
-        tokens, tokens_kept: tokens per call on them, and over those of the prompts before.
-        recall: of the draft tokens that their trees offer and the target accepts, in the policy's
-            rounds, the share that it verified. recall_before: on the dense reference, if any.
-        rate_kept: tokens/s on them over those on the dense reference; None without one, or without
-            a cost model.
-        static: the deployed policy beside the best static setting; None where that is not known.
-        why_not: what could not be said, in words.
-    """
-
-    num_prompts: int
-    tokens: Interval
-    tokens_kept: Interval
-    rate_kept: Interval | None
-    static: Recalibration | None
-    why_not: str
+    num_prompts: int  # dense ones since the change
+    tokens_per_call: Interval = UNKNOWN
+    tokens_per_call_kept: Interval = UNKNOWN  # over those of the prompts before
     recall: Interval = UNKNOWN
-    recall_before: Interval | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        rate, static = self.rate_kept, self.static
-        return {
-            "num_prompts": self.num_prompts,
-            "tokens_per_call": self.tokens.to_json(),
-            "tokens_per_call_kept": self.tokens_kept.to_json(),
-            "recall": self.recall.to_json(),
-            "recall_before": None if self.recall_before is None else self.recall_before.to_json(),
-            "rate_kept": None if rate is None else rate.to_json(),
-            "static": None if static is None else static.static,
-            "static_over_deployed": None if static is None else static.against_deployed.to_json(),
-            "why_not": self.why_not or None,
-            "words": self.shown(),
-        }
+    """Of the draft tokens that their trees offer and the target accepts, in the policy's rounds,
+    the share that it verified."""
+    recall_before: Interval | None = None  # on the dense reference, if any
+    rate_kept: Interval | None = None
+    """Tokens/s on them over those on the dense reference; None without one, or without a cost
+    model."""
+    static: str | None = None  # label of the best static setting
+    static_over_deployed: Interval | None = None
+    why_not: str | None = None  # why something could not be said
 
     def shown(self) -> list[str]:
         """For a person."""
         lines = []
-        if self.tokens.known:
+        if self.tokens_per_call.known:
             lines.append(
                 f"On {count(self.num_prompts, 'dense prompt')} since: tokens per call "
-                f"{self.tokens.text('.2f')}, × {self.tokens_kept.text('.2f')} of before."
+                f"{self.tokens_per_call.text('.2f')}, × "
+                f"{self.tokens_per_call_kept.text('.2f')} of before."
             )
         if self.recall.known:
             known = self.recall_before
@@ -98,103 +79,113 @@ class Price:
             )
         if self.rate_kept is not None:
             lines.append(f"Speed by the cost model: × {self.rate_kept.text('.2f')} of before.")
-        if self.static is not None:
+        if self.static_over_deployed is not None:
             lines.append(
-                f"{self.static.static}, the best static setting of some of them, is on the others "
-                f"× {self.static.against_deployed.text('.2f')} as fast as the deployed policy."
+                f"{self.static}, the best static setting of some of them, is on the others "
+                f"× {self.static_over_deployed.text('.2f')} as fast as the deployed policy."
             )
         return [*lines, *([self.why_not] if self.why_not else [])]
 
 
 def price(
-    drift: Drift,
+    since: int,
     reference: Prompts,
+    stream: Prompts,
     traces: TraceSet,
     policy: Policy,
     *,
     before: TraceSet | None = None,
     cost_model: Path | None = None,
-    progress: ShowProgress = no_progress,
-    warn: Callable[[str], None] = lambda _: None,
 ) -> Price:
-    """What the likeliest change costs.
+    """What a change costs.
 
     Dense prompts since it are those of the stream, by their names, and others by the time at which
     they were finished.
 
     Args:
-        reference: prompts before the watch. before: their traces, None for the traffic's own; a
-            speed is told of dense ones.
+        since: unit of the stream. reference: prompts before the watch.
         traces: dense, of the traffic. cost_model: None for counts alone.
+        before: traces of the reference, None for the traffic's own; a speed needs dense ones.
 
     Raises:
         TraceError, UsageError, InputError: see `read_prompts` and `prepare`.
     """
-    stream = drift.stream
-    since = stream.start_of(drift.foremost.since)
+    start = stream.start_of(since)
     try:
         dense = read_prompts(traces, policy)
     except TraceMismatchError as error:  # the alarm stands without a price
-        return Price(0, UNKNOWN, UNKNOWN, None, None, f"No price: {error}.")
+        return Price(num_prompts=0, why_not=f"No price: {error}.")
     index = dict.fromkeys(reference.ids, -1) | {name: at for at, name in enumerate(stream.ids)}
-    start = str(stream.finished[since])
+    began = str(stream.finished[start])
     recent = np.array(
         [
-            index[name] >= since if name in index else time >= start
+            index[name] >= start if name in index else time >= began
             for name, time in zip(dense.ids, dense.finished, strict=True)
         ]
     )
     found, num = dense.take(recent), int(recent.sum())
-    ours, theirs = (
-        _terms(found),
-        np.concatenate([_terms(reference), _terms(stream.take(slice(since)))]),
-    )
-    tokens = Resamples.draw(num, seed=0).interval(ours, first_over_second) if num else UNKNOWN
-    one = Price(num, tokens, _over(ours, theirs, first_over_second), None, None, "")
+    ours = _terms(found)
+    theirs = np.concatenate([_terms(reference), _terms(stream.take(slice(start)))])
     names = [str(name) for name in found.ids]
-    one = replace(one, recall=_recall(traces, policy, names))
-    if before is not None and "dense" in before.header.collect:
-        one = replace(one, recall_before=_recall(before, policy, before.prompt_ids))
+    is_dense = before is not None and "dense" in before.header.collect
+    one = Price(
+        num_prompts=num,
+        tokens_per_call=Resamples.draw(num).interval(ours, first_over_second) if num else UNKNOWN,
+        tokens_per_call_kept=_over(ours, theirs, first_over_second),
+        recall=_recall(traces, policy, names),
+        recall_before=_recall(before, policy, before.prompt_ids) if before and is_dense else None,
+    )
+    why_not = None
     if num < MIN_PROMPTS:
-        few = f"Only {count(num, 'dense prompt')} since the change: too few to say what it costs "
-        return replace(one, why_not=f"{few}({MIN_PROMPTS} are needed).")
-    if cost_model is None:
-        return replace(one, why_not="Without --cost-model nothing is said of time.")
-    if num < 2 * MIN_PROMPTS:
-        few = f"{num} dense prompts since the change are too few to choose a static setting on"
-        return replace(one, why_not=f"{few} and judge it.")
-    split = split_prompts(names, held_out_frac=HELD_OUT, seed=0)
+        few = f"too few to say what it costs ({MIN_PROMPTS} are needed)"
+        why_not = f"Only {count(num, 'dense prompt')} since the change: {few}."
+    elif cost_model is None:
+        why_not = "Without --cost-model nothing is said of time."
+    elif num < 2 * MIN_PROMPTS:
+        few = "are too few to choose a static setting on and judge it"
+        why_not = f"{num} dense prompts since the change {few}."
+    if why_not is not None:
+        return one.model_copy(update={"why_not": why_not})
+    in_time = _in_time(traces, names, policy, before if is_dense else None, cost_model)
+    return one.model_copy(update=in_time)
+
+
+def _in_time(
+    traces: TraceSet, names: Sequence[str], policy: Policy, before: TraceSet | None, cost: Any
+) -> dict[str, Any]:
+    """The fields of a `Price` that times tell: half of the prompts choose a static setting, the
+    others judge it."""
     try:
-        tuning = prepare(traces, TuneConfig(held_out_frac=HELD_OUT), cost_model, warn=warn)
+        tuning = prepare(traces, TuneConfig(held_out_frac=HELD_OUT), cost, warn=log.warning)
     except ClockError as error:
-        return replace(one, why_not=f"Nothing is said of time: {error}.")
+        return {"why_not": f"Nothing is said of time: {error}."}
+    split = split_prompts(names, held_out_frac=HELD_OUT, seed=0)
     tuning = replace(tuning, search=replace(tuning.search, split=split))
-    with progress("scorings", tuning.num_scorings) as tick:
-        static = compare(tuning, policy, policy.name, on_setting=tick)
+    static = compare(tuning, policy, policy.name)
     if static.lacking:
-        return replace(one, why_not=f"No price in time: {static.lacking}.")
+        return {"why_not": f"No price in time: {static.lacking}."}
     kept = None
-    if before is not None and "dense" in before.header.collect:
+    if before is not None:
         rate, evaluate = tuning.search.objective.rate, tuning.evaluator
         [now] = evaluate([policy], names)
-        known = replace(evaluate, log=DenseLog.open(before))
-        [then] = known([policy], before.prompt_ids)
+        [then] = replace(evaluate, log=DenseLog.open(before))([policy], before.prompt_ids)
         kept = _over(now.sums, then.sums, rate)
-    return replace(one, rate_kept=kept, static=static)
+    return {
+        "rate_kept": kept,
+        "static": static.static,
+        "static_over_deployed": static.against_deployed,
+    }
 
 
 def check_pair(traces: TraceSet, served: TraceSet, option: str) -> TraceSet:
-    """Refuses traces of another pair, or of texts of another length, than the traffic's.
-
-    Raises:
-        TraceMismatchError: naming the option.
-    """
+    """The traces; raises `TraceMismatchError` where their pair or their texts' limit is not the
+    traffic's."""
     ours, theirs = (one.fingerprint for one in (served, traces))
     for role in ("target_digest", "drafter_digest"):
         if getattr(ours, role) != getattr(theirs, role):
             raise TraceMismatchError(
-                f"{option}, {role}: expected {getattr(ours, role)}, as in the traces of the "
-                f"traffic, found {getattr(theirs, role)}",
+                f"the {role} of {option}, {getattr(theirs, role)}, is not that of the traffic, "
+                f"{getattr(ours, role)}",
                 hint="name traces of the pair that serves",
             )
     limits = [
@@ -203,8 +194,8 @@ def check_pair(traces: TraceSet, served: TraceSet, option: str) -> TraceSet:
     if len(limits[0] | limits[1]) > 1:
         shown = [" and ".join(sorted(of)) for of in limits]
         raise TraceMismatchError(
-            f"{option}, max_new_tokens: expected {shown[0]}, as in the traces of the traffic, "
-            f"since the length of a text moves every figure, found {shown[1]}",
+            f"{option} has max_new_tokens {shown[1]}, the traffic {shown[0]}: the length of a text "
+            "moves every figure",
             hint=f"name traces of the same limit: specctl collect --max-new-tokens {shown[0]}",
         )
     return traces
@@ -221,17 +212,17 @@ def _recall(traces: TraceSet, policy: Policy, prompts: Sequence[str]) -> Interva
         prompt, num = run.positions.prompt[run.request], len(run.positions.prompt_ids)
         return run.positions, sums_by(prompt, num, [kept, offered])
 
-    log, sums = DenseLog.open(traces).only(prompts), dict[str, Any]()
+    part, sums = DenseLog.open(traces).only(prompts), dict[str, Any]()
     reads: Any = {
         "with_entropy": shape_family(policy.shape).reads_entropy,
         "extra": text_columns([policy]),
     }
-    for positions, rows in log.each(counted, **reads):
+    for positions, rows in part.each(counted, **reads):
         for name, row in zip(positions.prompt_ids, rows, strict=True):
             sums[name] = sums.get(name, 0.0) + row
     if not sums:
         return UNKNOWN
-    return Resamples.draw(len(sums), seed=0).interval(np.stack([*sums.values()]), first_over_second)
+    return Resamples.draw(len(sums)).interval(np.stack([*sums.values()]), first_over_second)
 
 
 def _terms(prompts: Prompts) -> Floats:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from specctl.errors import UsageError
 from specctl.formatting import Table
 from specctl.policy import JensenShannon, Mars, Policy, Strict, policy_digest
 from specctl.policy.families import family_of, parse_policy
+from specctl.progress import advance, progress
 from specctl.records import Record, canonical_json
 from specctl.replay.facts import MARKED_BELOW, PLAIN, to_time
 from specctl.replay.ladder.static import is_static
@@ -34,29 +36,19 @@ COMPARED = ("deployed", "refit", "static")
 
 @dataclass(frozen=True)
 class Recalibration:
-    """The comparison on held-out recent prompts, rates in tokens/s.
-
-    Attributes:
-        deployed, candidate, static: labels, of the policy that serves, of the best by the training
-            side, and of the best static setting.
-        rates: of the three, by these names.
-        against_deployed, against_static: the candidate's rate over theirs, paired by prompt.
-        support: of the three, the share of the wanted expansions and rounds that the log holds.
-        is_static: the candidate is the static setting, because the deployed policy is one too.
-        facts: of the result, with those of the deployed policy.
-    """
+    """The comparison on held-out recent prompts, rates in tokens/s."""
 
     tuned: Tuned
-    deployed: str
-    candidate: str
-    static: str
-    rates: dict[str, Interval]
-    support: dict[str, float]
-    against_deployed: Interval
+    deployed: str  # labels: of the policy that serves,
+    candidate: str  # of the best by the training side,
+    static: str  # and of the best static setting
+    rates: dict[str, Interval]  # of the three, by `COMPARED`
+    support: dict[str, float]  # share of the wanted expansions and rounds that the log holds
+    against_deployed: Interval  # the candidate's rate over the other's, paired by prompt
     against_static: Interval
     is_same: bool
-    is_static: bool
-    facts: TuneResult
+    is_static: bool  # the deployed policy is a static setting, and the candidate one too
+    facts: TuneResult  # of the result, with those of the deployed policy
 
     @property
     def is_better(self) -> bool:
@@ -145,12 +137,12 @@ def families_to_search(policy: Policy, manifest: Manifest | None) -> tuple[str, 
     """The families that a deployed policy was chosen from; none where it was fitted or is static.
 
     Raises:
-        UsageError: a lossy policy, which no replay can judge, or one without settings to search.
+        UsageError: a lossy policy, which replay cannot judge, or one without settings to search.
     """
     if not isinstance(policy.acceptance, Strict):
         raise UsageError(
-            f"recalibration of {policy.name}: expected a policy that writes the logged text, "
-            f"which replay can judge, found acceptance {policy.acceptance.kind}",
+            f"{policy.name} cannot be recalibrated: its acceptance, {policy.acceptance.kind}, "
+            "writes other texts than the log's, which replay cannot judge",
             hint=_certifying(policy, manifest),
         )
     fit = {} if manifest is None or manifest.fit is None else manifest.fit
@@ -161,8 +153,7 @@ def families_to_search(policy: Policy, manifest: Manifest | None) -> tuple[str, 
     parts = [_without_searched(part) for part in (policy.shape, *policy.additions.values())]
     if None in parts:
         raise UsageError(
-            f"recalibration of {policy.name}: expected a policy with settings to search, or an "
-            "artifact of fit or tune, found neither",
+            f"{policy.name} has no settings to search, and is no artifact of fit or tune",
             hint="name what to search with --family: specctl tune --show-grid lists it",
         )
     return ("+".join(map(str, parts)),)
@@ -193,13 +184,12 @@ def _certifying(policy: Policy, manifest: Manifest | None) -> str:
     return f"certify it on recent prompts with answers: {command}; then specctl registry push again"
 
 
-def compare(tuning: Tuning, deployed: Policy, label: str, **run: Any) -> Recalibration:
+def compare(tuning: Tuning, deployed: Policy, label: str) -> Recalibration:
     """Searches, then compares on the held-out prompts.
 
     Args:
         tuning: a search over the refitted family, static settings beside it.
         label: of the deployed policy.
-        run: of `Tuning.run`.
 
     Raises:
         TraceMismatchError: the log lacks what the deployed policy wants, see `check_held`.
@@ -207,7 +197,8 @@ def compare(tuning: Tuning, deployed: Policy, label: str, **run: Any) -> Recalib
     log, what = tuning.evaluator.log.only(tuning.search.split.held_out), f"replay of {label}"
     [rounds] = replay(log, [Policy(shape=deployed.shape)], with_bounds=False)
     check_held(log, deployed, rounds.outcomes.support, what)
-    tuned = tuning.run(**run)
+    with progress("scorings", tuning.num_scorings):
+        tuned = tuning.run(on_setting=partial(advance, "scorings"))
     result = tuned.result
     chosen, static = (
         next(one for one in result.policies if one.policy == name)

@@ -20,6 +20,7 @@ from specctl.replay.tune.verdict import (
 from specctl.report.given import RunFacts, RunPaired, RunPolicy, RunScores
 from specctl.stats import Interval
 from specctl.watch.drift import DriftEvidence, DriftPrompt, DriftScores, DriftSignal
+from specctl.watch.price import Price
 
 DIGESTS = ("traces_digest", "target_digest", "drafter_digest", "cost_model")
 FACTS: dict[str, Any] = {
@@ -105,7 +106,7 @@ def drift_results(**others: Any) -> DriftScores:
         "alarm_at": DriftPrompt(index=2, **at),
         "evidence": DriftEvidence(index=(0, 1, 2, 3), log10=curves),
         "signals": (signal,),
-        "price": {"words": ["Speed by the cost model: × 0.80 [0.70, 0.90] of before."]},
+        "price": Price(num_prompts=9, rate_kept=around(0.8)),
     }
     return example(DriftScores, **{**given, **others})  # type: ignore[no-any-return]
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from specctl.stats import Interval
 from specctl.watch.alarm import wealth
-from specctl.watch.drift import Drift, Signal, ranks_of, watch, whole_wealth
+from specctl.watch.drift import ranks_of, watch, whole_wealth
 from specctl.watch.signals import COLUMNS, Prompts, in_units
 
 ALPHA, STREAMS = 0.05, 100
@@ -129,19 +127,19 @@ def test_what_a_log_gains_comes_behind_what_was_whole() -> None:
 
 
 def test_a_signal_whose_intervals_overlap_has_not_moved() -> None:
-    apart = Signal("g", "s", 30.0, 30.0, 0, Interval(0.9, 0.89, 0.91), Interval(0.8, 0.7, 0.88))
-    overlapping = replace(apart, after=Interval(0.891, 0.87, 0.92))
-    unknown = replace(apart, after=Interval(0.891, math.nan, math.nan))
-    assert [one.moved(ALPHA) for one in (apart, overlapping, unknown)] == [True, False, True]
-    at = START + np.arange(20) * np.timedelta64(1, "h")
-    stream = prompts_at(at, np.zeros(20, int), [str(one) for one in range(20)])
-    rang = Drift(ALPHA, "prompt", 20, stream, 5, np.full(20, 30.0), {}, (overlapping,))
-    assert (rang.moved, rang.foremost) == ((), overlapping)
-    said = " ".join(map(str, rang.shown()))
-    assert (
-        "No signal moved by itself and beyond its interval; most evidence, 30.00, is of s" in said
-    )
-    assert "Not moved: s 0.9." in said
+    """The alarm rings by many signals together, or by one that came and went."""
+    at = START + np.arange(60) * np.timedelta64(1, "h")
+    kind = np.repeat([0, 1, 0], [30, 8, 22])
+    prompts = prompts_at(at, kind, [str(one) for one in range(60)])
+    rang = watch(prompts.take(slice(20)), prompts.take(slice(20, None)), alpha=0.2)
+    known = rang.signals[0]
+    apart = known.model_copy(update={"moved": True})
+    assert [one.model_copy(update={"signals": (signal,)}).foremost.moved
+            for one, signal in ((rang, known), (rang, apart))] == [known.moved, True]  # fmt: skip
+    still = rang.model_copy(update={"signals": (known.model_copy(update={"moved": False}),)})
+    said = " ".join(map(str, still.shown()))
+    assert "No signal moved by itself and beyond its interval; most evidence," in said
+    assert f"Not moved: {known.signal}" in said
 
 
 def test_a_quiet_watch_is_said_in_few_digits_and_without_what_is_nowhere() -> None:

@@ -122,7 +122,7 @@ def test_an_alarm_says_what_the_change_costs(
     passes("collect", "embedded", "-o", few, *short)
     said = specctl(*words[:-2], few).out
     assert "too few to say what it costs (8 are needed)" in " ".join(said.split())
-    assert "at least 8 of the reference" in refuses(4, *words[:4], "--reference", few)
+    assert "at least 8 prompts of the reference" in refuses(4, *words[:4], "--reference", few)
 
 
 def test_recall_is_of_what_the_trees_offered(dense: Path) -> None:
@@ -186,7 +186,7 @@ def test_whole_days_are_watched_where_traffic_swings(
     counts = ("unit", "num_reference", "num_units", "num_prompts")
     assert [found[name] for name in counts] == ["day", 8, 2, 20]
     assert found["signals"][0]["since"]["finished"].startswith("2026-01-1")
-    assert "whole hours to watch" in refuses(
+    assert "8 whole hours of the reference" in refuses(
         4, "drift", served, "-p", SERVED, "--reference", served, "--unit", "hour"
     )
     assert "did you mean day?" in refuses(2, *words, "--unit", "days")
@@ -198,9 +198,9 @@ def test_what_cannot_be_watched_is_refused(
     log = write_lines(tmp_path / "sglang.log", "Decode batch, accept len: 2.10")
     assert "`specctl import` reads" in refuses(4, "drift", log, "-p", "chain")
     assert "rounds of the policy" in refuses(4, "drift", served, "-p", "chain")
-    assert "a probability" in refuses(2, "drift", served, "-p", SERVED, "--false-alarm-prob", 0)
+    assert "is a probability" in refuses(2, "drift", served, "-p", SERVED, "--false-alarm-prob", 0)
     unreachable = refuses(2, "drift", served, "-p", SERVED, "--false-alarm-prob", 1e-300)
-    assert "from 1e-90 to below 1, found 1e-300" in unreachable
+    assert "from 1e-90 to below 1, not 1e-300" in unreachable
     short = tmp_path / "short"
     passes(
         "collect",
@@ -216,7 +216,7 @@ def test_what_cannot_be_watched_is_refused(
         4,
     )
     said = refuses(4, "drift", served, "-p", SERVED, "--reference", short)
-    assert "--reference, max_new_tokens: expected 10, as in the traces of the traffic" in said
+    assert "--reference has max_new_tokens 4, the traffic 10" in said
     few = refuses(4, "drift", served, "-p", SERVED, "--reference-prompts", 240)
     assert "lower --reference-prompts" in few
     assert "live ones" in refuses(4, "drift", served, "-p", SERVED, "--dense", served)
@@ -254,7 +254,6 @@ def test_a_change_has_no_price_on_a_log_that_lacks_the_policy(
     assert "are missing, in trees of --depth 2 --children 1" in cost["why_not"]
     assert (cost["num_prompts"], cost["rate_kept"], cost["static"]) == (0, None, None)
     assert cost["tokens_per_call_kept"]["value"] is None
-    assert cost["words"] == [cost["why_not"]]
 
 
 @pytest.mark.parametrize("policy", ["chain:num_draft_tokens=5", "eagle2", SERVED])
@@ -304,9 +303,11 @@ def test_traces_of_another_pair_are_refused() -> None:
 
     ours = traces("a")
     assert check_pair(ours, ours, "--dense") is ours
-    with pytest.raises(TraceMismatchError, match="--dense, drafter_digest"):
+    with pytest.raises(TraceMismatchError, match="drafter_digest of --dense"):
         check_pair(traces("b"), ours, "--dense")
-    with pytest.raises(TraceMismatchError, match="--reference, max_new_tokens: expected 24, as in"):
+    with pytest.raises(
+        TraceMismatchError, match="--reference has max_new_tokens 16, the traffic 24"
+    ):
         check_pair(traces("a", 16), ours, "--reference")
 
 
