@@ -27,9 +27,9 @@ SIZES = {  # room: limit, budget
     "train": (4255, 4000),
     "report": (1461, 1150),
     "engines": (3287, 3800),
-    "watch": (1440, 1050),
+    "watch": (1439, 1050),
     "cli": (3472, 3200),
-    "tests": (46451, 38000),
+    "tests": (46446, 38000),
     "benchmarks, scripts": (9203, 9500),
     "files of the package": (262, 245),
 }

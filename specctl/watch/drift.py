@@ -275,8 +275,7 @@ def prometheus(drift: Drift, policy: str) -> str:
         lines += [f"# HELP {name} {words}", f"# TYPE {name} gauge"]
         for labels, value in values:
             # A label is escaped as a string of JSON is.
-            pairs = (
-                f"{key}={json.dumps(text, ensure_ascii=False)}" for key, text in labels.items()
-            )
-            lines.append(f"{name}{{{','.join(pairs)}}} {value:g}")
+            escaped = {key: json.dumps(text, ensure_ascii=False) for key, text in labels.items()}
+            pairs = ",".join(f"{key}={text}" for key, text in escaped.items())
+            lines.append(f"{name}{{{pairs}}} {value:g}")
     return "\n".join(lines) + "\n"

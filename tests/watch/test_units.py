@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from specctl.stats import Interval
 from specctl.watch.alarm import wealth
-from specctl.watch.drift import ranks_of, watch, whole_wealth
+from specctl.watch.drift import lie_apart, ranks_of, watch, whole_wealth
 from specctl.watch.signals import COLUMNS, Prompts, in_units
 
 ALPHA, STREAMS = 0.05, 100
@@ -127,19 +128,15 @@ def test_what_a_log_gains_comes_behind_what_was_whole() -> None:
 
 
 def test_a_signal_whose_intervals_overlap_has_not_moved() -> None:
-    """The alarm rings by many signals together, or by one that came and went."""
-    at = START + np.arange(60) * np.timedelta64(1, "h")
-    kind = np.repeat([0, 1, 0], [30, 8, 22])
-    prompts = prompts_at(at, kind, [str(one) for one in range(60)])
-    rang = watch(prompts.take(slice(20)), prompts.take(slice(20, None)), alpha=0.2)
-    known = rang.signals[0]
-    apart = known.model_copy(update={"moved": True})
-    assert [one.model_copy(update={"signals": (signal,)}).foremost.moved
-            for one, signal in ((rang, known), (rang, apart))] == [known.moved, True]  # fmt: skip
-    still = rang.model_copy(update={"signals": (known.model_copy(update={"moved": False}),)})
-    said = " ".join(map(str, still.shown()))
-    assert "No signal moved by itself and beyond its interval; most evidence," in said
-    assert f"Not moved: {known.signal}" in said
+    before = Interval(0.9, 0.89, 0.91)
+    ends = [(0.7, 0.88), (0.87, 0.92), (math.nan, math.nan)]
+    assert [lie_apart(before, Interval(0.8, *pair)) for pair in ends] == [True, False, True]
+    prompts = in_conversations(np.random.default_rng(2), 20)
+    quiet = watch(prompts.take(slice(50)), prompts.take(slice(50, None)))
+    assert quiet.foremost == quiet.signals[0]
+    rang = quiet.model_copy(update={"alarm_at": quiet.foremost.since})
+    said = " ".join(map(str, rang.shown()))
+    assert "No signal moved by itself and beyond its interval; most evidence" in said
 
 
 def test_a_quiet_watch_is_said_in_few_digits_and_without_what_is_nowhere() -> None:
@@ -151,5 +148,5 @@ def test_a_quiet_watch_is_said_in_few_digits_and_without_what_is_nowhere() -> No
     assert "it rings at 1e+90)" in said
     assert "category code" in said
     assert "category other" not in said
-    loud = replace(quiet, wealth=np.full(50, 1e80))
+    loud = quiet.model_copy(update={"wealth": 1e80, "most_wealth": 1e80})
     assert "evidence 1e+80, at most 1e+80" in str(loud.shown()[0])
