@@ -15,12 +15,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SIZES = {  # room: limit, budget
     "plain values": (2098, 2150),
-    "policy": (3951, 3900),
-    "kernels": (4495, 4500),
+    "policy": (3949, 3900),
+    "kernels": (4494, 4500),
     "stores": (1048, 1000),
     "artifacts": (2355, 2050),
     "registry": (2591, 2150),
-    "runtime": (7559, 6800),
+    "runtime": (7511, 6800),
     "collect": (4349, 3750),
     "logs": (3910, 3300),
     "replay": (9739, 7900),
@@ -29,7 +29,7 @@ SIZES = {  # room: limit, budget
     "engines": (3287, 3800),
     "watch": (1439, 1050),
     "cli": (3472, 3200),
-    "tests": (46446, 38000),
+    "tests": (46448, 38000),
     "benchmarks, scripts": (9203, 9500),
     "files of the package": (262, 245),
 }

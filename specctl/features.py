@@ -129,8 +129,7 @@ def _drafted(name: str, unit: str, meaning: str, column: str = "") -> Feature:
 def _copied(pool: DraftPool, start: int) -> Tensor:
     if pool.copied is None:
         raise UsageError(
-            "features of the text: expected rounds that carry the recent text, found rounds "
-            "without it",
+            "features of the text need rounds that carry the recent text",
             hint="collect dense traces, or leave these features out",
         )
     return pool.copied[:, start:]
@@ -244,8 +243,7 @@ def _registered(names: Sequence[str]) -> list[Feature]:
     unknown = [name for name in names if name not in NODE_FEATURES]
     if unknown:
         raise UsageError(
-            f"features: expected names among {sorted([*NODE_FEATURES, *ROUND_FEATURES])}, found "
-            f"{unknown!r}",
+            f"features {unknown!r} are none of {sorted([*NODE_FEATURES, *ROUND_FEATURES])}",
             hint="fit the policy again with this version of specctl",
         )
     return [NODE_FEATURES[name] for name in names]

@@ -123,5 +123,5 @@ def test_a_digest_of_text_features_holds_their_window(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("use", [features_digest, lambda names: node_features(None, names)])
 def test_an_unknown_name_is_refused(use: object) -> None:
-    with pytest.raises(UsageError, match="names among"):
+    with pytest.raises(UsageError, match="are none of"):
         use(["depth", "mood"])

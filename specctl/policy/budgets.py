@@ -44,8 +44,8 @@ def check_roots(kind: str, most: int | None, batch_size: int) -> None:
     """Refuses a budget that cannot verify every root."""
     if most is not None and most < batch_size:
         raise UsageError(
-            f"max_tokens of budget {kind}: expected at least the batch size, {batch_size}: every "
-            f"root is verified, found {most}",
+            f"max_tokens {most} of budget {kind} is below the batch size, {batch_size}: "
+            "every root is verified",
             hint="raise it, or decode fewer requests together",
         )
 
@@ -166,9 +166,9 @@ class StepCost(Record):
             max_tokens > last and self.step_us[-2] == self.step_us[-1]
         ):
             raise UsageError(
-                "step_us of the step cost: expected a cost that rises with the tokens, up to "
-                f"{max_tokens} of them, found a flat one, {self.step_us[-2]:.6g} to "
-                f"{self.step_us[-1]:.6g} us at {self.token_counts[-2]} to {last} tokens",
+                f"step_us of the step cost is flat at its end, {self.step_us[-2]:.6g} to "
+                f"{self.step_us[-1]:.6g} us at {self.token_counts[-2]} to {last} tokens, and "
+                f"says nothing up to {max_tokens}",
                 hint="profile more and larger sizes (specctl profile)",
             )
         sizes = torch.arange(max_tokens + 1, dtype=torch.float64)
@@ -376,7 +376,7 @@ def check_costs(budget: Budget) -> None:
     """
     if isinstance(budget, CostedBudget) and budget.lacks_costs:
         raise UsageError(
-            f"budget {budget.kind}: expected a table of step costs to decide by, found none",
+            f"budget {budget.kind} decides by a table of step costs and has none",
             hint=(
                 "measure one with `specctl profile` and give "
                 f"it{', or fix max_tokens' if isinstance(budget, SurvivalBudget) else ''}"

@@ -180,7 +180,7 @@ def score_by(names: Sequence[str], log_odds: LogOdds) -> Score:
 def nothing_kept(beta: float, found: str) -> UsageError:
     """The refusal of a beta that keeps nothing: such a policy only drafts in vain."""
     return UsageError(
-        f"beta {beta:g}: expected a threshold that some node reaches, found {found}",
+        f"beta {beta:g} is reached by no node: {found}",
         hint="lower beta, or fit it from these traces",
     )
 

@@ -162,8 +162,7 @@ def parse_policy(text: str) -> Policy:
         return Policy.model_validate_json(text)
     except ValidationError as error:
         raise UsageError(
-            "policy record: expected the fields of docs/artifact-format.md, found "
-            f"{describe_violation(error)}",
+            f"policy record (docs/artifact-format.md): {describe_violation(error)}",
             hint="correct that field or fit the policy again",
         ) from error
 

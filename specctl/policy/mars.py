@@ -79,9 +79,8 @@ class MarsRule:
     def judge(self, given: Verification) -> Judgement:
         if self.record.mode == "alg1" and not bool(given.greedy.all()):
             raise UsageError(
-                "MARS, mode alg1: expected greedy decoding, which is what the paper's Algorithm "
-                "1 states, found a request with a temperature",
-                hint="use mode=sound",
+                "MARS in mode alg1, the paper's Algorithm 1, decodes greedily, and a "
+                "request has a temperature; use mode=sound"
             )
         best = top_two(given.logits, given.target_ids, given.greedy)
         opened = self._openings(given, best) > bound(self.record)

@@ -96,9 +96,7 @@ class Decoder:
         allow_mismatch: bool = False,
     ) -> None:
         if batch_size < 1:
-            raise UsageError(
-                f"batch_size: expected at least 1, found {batch_size}", hint="raise it"
-            )
+            raise UsageError(f"batch_size must be at least 1, not {batch_size}")
         self.decisions = check_decisions(decisions)
         # Refused here, not at first use.
         device = pair.target.model.device
@@ -347,8 +345,7 @@ def _length(max_new_tokens: int | None, max_tokens: int | None) -> int:
     given = {one for one in (max_new_tokens, max_tokens) if one is not None}
     if len(given) > 1:
         raise UsageError(
-            "max_new_tokens and max_tokens: expected one of them: they mean the same, found "
-            f"{max_new_tokens} and {max_tokens}",
-            hint="leave one out",
+            f"max_new_tokens ({max_new_tokens}) and max_tokens ({max_tokens}) mean the same; "
+            "give one of them"
         )
     return given.pop() if given else DEFAULT_TOKENS

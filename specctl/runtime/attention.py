@@ -241,14 +241,13 @@ def attention(
     for name in _UNSUPPORTED:
         if options.get(name) is not None:
             raise ModelConfigError(
-                f"attention of {type(module).__name__}: expected plain scaled dot-product "
-                f"attention, found option {name}",
-                hint="use another model; this runtime would compute it wrongly",
+                f"attention of {type(module).__name__} has option {name}, which this runtime "
+                "would compute wrongly; use another model"
             )
     if reads is None:
         raise InvariantError(
-            f"attention of {type(module).__name__}: expected the option 'reads', which its model "
-            "was called with, found none",
+            f"attention of {type(module).__name__} was called without 'reads', which its "
+            "model gets",
             hint="report this model",
         )
     if isinstance(reads, Pass):

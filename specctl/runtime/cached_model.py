@@ -62,8 +62,8 @@ class SlotCache(Cache):
         width = reads.before + num_new if isinstance(reads, Prompt) else reads.width
         if width > self.capacity:
             raise ModelConfigError(
-                f"KV cache: expected at most {self.capacity} tokens a request, found {width}",
-                hint="shorten the prompt or lower max_new_tokens",
+                f"a request needs {width} tokens, but the KV cache holds {self.capacity}; "
+                "shorten the prompt or lower max_new_tokens"
             )
         num_rows = 1 if isinstance(reads, Prompt) else reads.num_rows
         self._slots, self._reads, self._width = slice(slot, slot + num_rows), reads, width
@@ -77,9 +77,9 @@ class SlotCache(Cache):
         if not self._parts:
             if key_states.shape != value_states.shape:
                 raise ModelConfigError(
-                    "attention heads: expected keys and values of one size in every layer, found "
-                    f"keys {tuple(key_states.shape[1:])}, values {tuple(value_states.shape[1:])}",
-                    hint="use a model without latent attention",
+                    f"keys {tuple(key_states.shape[1:])} and values "
+                    f"{tuple(value_states.shape[1:])} have different sizes; models with "
+                    "latent attention cannot run here"
                 )
             self._allocate(key_states[0, :, 0])
         reads, end = self._reads, self._width
@@ -214,9 +214,8 @@ class CachedModel:
         """
         if self.window is not None and capacity > self.window:
             raise ModelConfigError(
-                "sliding-window attention: expected prompt, new tokens and draft within "
-                f"{self.window} tokens, found {capacity}",
-                hint="shorten the prompt or lower max_new_tokens",
+                f"prompt, new tokens and draft take {capacity} tokens, more than the sliding "
+                f"window of {self.window}; shorten the prompt or lower max_new_tokens"
             )
         if self._key is None:  # one token tells heads and dtype, whatever the family calls them
             self.cache = SlotCache(self._of_layers, 1, 1)
@@ -275,9 +274,8 @@ def decoder_layers(model: PreTrainedModel, num_layers: int) -> nn.ModuleList:
     found = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == num_layers]
     if not found:
         raise ModelConfigError(
-            f"model {type(model).__name__}: expected one list of {num_layers} decoder layers, "
-            "found none of that length",
-            hint="use a decoder-only model",
+            f"model {type(model).__name__} has no list of {num_layers} decoder layers; use a "
+            "decoder-only model"
         )
     return found[0]
 
@@ -296,7 +294,7 @@ def check_model(config: Any) -> None:
         unknown.append("no max_position_embeddings (ALiBi or recurrent)")
     if unknown:
         raise ModelConfigError(
-            f"model type {config.model_type}: expected a decoder with position ids whose layers "
-            f"all keep keys and values, found {', '.join(unknown)}",
+            f"model type {config.model_type} is no decoder with position ids whose layers "
+            f"all keep keys and values: {', '.join(unknown)}",
             hint="use a dense attention model",
         )

@@ -166,10 +166,9 @@ class GraphSettings:
         known = self.stop_waits in ("auto", "always", "never")
         if self.limit_bytes < 0 or self.flat_tokens < 1 or not known:
             raise UsageError(
-                "graph settings: expected limit_bytes of at least 0, flat_tokens of at least 1, "
-                f"and stop_waits auto, always or never, found {self.limit_bytes}, "
-                f"{self.flat_tokens} and {self.stop_waits!r}",
-                hint="correct them",
+                f"graph settings: limit_bytes {self.limit_bytes} must be at least 0, "
+                f"flat_tokens {self.flat_tokens} at least 1, and stop_waits "
+                f"{self.stop_waits!r} auto, always or never"
             )
 
     def capture_on(self, devices: tuple[torch.device, ...]) -> Capture | None:

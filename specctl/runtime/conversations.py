@@ -33,17 +33,14 @@ def encode_prompt(tokenizer: Any, prompt: str | Messages) -> list[int]:
         ids = tokenizer(prompt)["input_ids"]
     elif tokenizer.chat_template is None:
         raise PromptError(
-            "chat messages: expected a tokenizer with a chat template, found none",
-            hint="give the prompt as plain text",
+            "the tokenizer has no chat template for messages; give the prompt as plain text"
         )
     else:
         ids = tokenizer.apply_chat_template(
             list(prompt), add_generation_prompt=True, return_dict=False
         )
     if not ids:
-        raise PromptError(
-            "prompt: expected at least one token, found none", hint="drop the empty prompt"
-        )
+        raise PromptError("the prompt has no token; drop it")
     return list(ids)
 
 

@@ -47,8 +47,8 @@ def load_eagle3(
         theirs = getattr(target_config, name)
         if ours != theirs:
             raise ModelConfigError(
-                f"EAGLE-3 head, target {name}: expected {ours}, which the head was trained for, "
-                f"found {theirs}",
+                f"the EAGLE-3 head was trained for a target of {name} {ours}, but this one "
+                f"has {theirs}",
                 hint="pair the head with its own target",
             )
     parts = parameter_parts(config)
@@ -125,9 +125,8 @@ def _read_tensors(folder: Path, shapes: dict[str, Shape]) -> dict[str, Tensor]:
         path = folder / "pytorch_model.bin"
     if not path.exists():
         raise CheckpointKeyError(
-            f"EAGLE-3 checkpoint {folder}: expected model.safetensors or pytorch_model.bin, "
-            "found neither",
-            hint="download the head again",
+            f"EAGLE-3 checkpoint {folder} has no model.safetensors or pytorch_model.bin; "
+            "download the head again"
         )
     tensors = {}
     for name, tensor in _load(path).items():
@@ -156,8 +155,7 @@ def _load(path: Path) -> dict[str, Tensor]:
         ) from error
     if not isinstance(loaded, dict) or not all(isinstance(v, Tensor) for v in loaded.values()):
         raise CheckpointKeyError(
-            f"EAGLE-3 checkpoint {path}: expected a dictionary of tensors, found "
-            f"{type(loaded).__name__}",
+            f"EAGLE-3 checkpoint {path} is a {type(loaded).__name__}, not a dictionary of tensors",
             hint="save the head's state_dict",
         )
     return loaded
@@ -179,7 +177,7 @@ def _check_keys(path: Path, needed: set[str], found: set[str]) -> None:
 def _check_shape(name: str, tensor: Tensor, shape: Shape) -> None:
     if tuple(tensor.shape) != shape:
         raise CheckpointShapeError(
-            f"EAGLE-3 tensor {name}: expected {shape}, found {tuple(tensor.shape)}",
+            f"EAGLE-3 tensor {name} has shape {tuple(tensor.shape)}, not {shape}",
             hint="check that config.json belongs to these weights and to this target",
         )
 
@@ -201,9 +199,8 @@ def _read_vocabulary(tensors: dict[str, Tensor], config: Eagle3Config) -> Tensor
         is_sound = torch.equal(_members(ids, config), member.bool())
     if not is_sound:
         raise CheckpointShapeError(
-            "EAGLE-3 vocabulary maps: expected offsets d2t to distinct ids below "
-            f"{config.vocab_size}, the members of t2d, found ids {int(ids.min())} to "
-            f"{int(ids.max())}",
+            "EAGLE-3 vocabulary maps: d2t and t2d do not name the same distinct ids below "
+            f"{config.vocab_size} (d2t leads to {int(ids.min())} to {int(ids.max())})",
             hint="rebuild d2t and t2d from the same token list",
         )
     return d2t.long()

@@ -66,8 +66,7 @@ class Eagle3Config(BaseModel):
             return cls.from_dict(json.loads(path.read_text(encoding="utf-8")), str(path))
         except (OSError, ValueError) as error:
             raise ModelConfigError(
-                f"EAGLE-3 config {path}: expected a readable JSON file, found "
-                f"{type(error).__name__}",
+                f"EAGLE-3 config {path} is no readable JSON file: {type(error).__name__}",
                 hint="point at the head's folder",
             ) from error
 
@@ -84,8 +83,8 @@ class Eagle3Config(BaseModel):
         unknown += [f"{k}={flat[k]}" for k, known in only.items() if flat.get(k, known) != known]
         if unknown:
             raise ModelConfigError(
-                f"EAGLE-3 config {source}: expected one silu layer without biases or EAGLE-3.1 "
-                f"norms, found {', '.join(unknown)}",
+                f"EAGLE-3 config {source} is of another head than one silu layer without "
+                f"biases and EAGLE-3.1 norms: {', '.join(unknown)}",
                 hint="use a plain EAGLE-3 head; this runtime would compute it wrongly",
             )
         needed = ("hidden_size", "num_attention_heads", "vocab_size", "intermediate_size")
@@ -93,8 +92,7 @@ class Eagle3Config(BaseModel):
             value = flat.get(name)
             if not isinstance(value, int) or value <= 0:
                 raise ModelConfigError(
-                    f"EAGLE-3 config {source}, field {name}: expected a positive integer, found "
-                    f"{value!r}",
+                    f"EAGLE-3 config {source}: {name} is {value!r}, not a positive integer",
                     hint="use a complete EAGLE-3 checkpoint",
                 )
         hidden, heads, vocab, intermediate = (flat[name] for name in needed)
@@ -148,8 +146,7 @@ class Eagle3Config(BaseModel):
         rises = all(low < high for low, high in pairwise(ids))
         if len(ids) != 3 or not rises or not 0 <= ids[0] <= ids[-1] < num:
             raise ModelConfigError(
-                "fused layers of the EAGLE-3 head: expected three rising layer indices below "
-                f"{num}, found {list(ids)}",
+                f"the EAGLE-3 head fuses layers {list(ids)}, not three rising ones below {num}",
                 hint="set eagle_aux_hidden_state_layer_ids in the head's config.json",
             )
         return tuple(ids)
@@ -162,9 +159,8 @@ def _rope_parameters(flat: dict[str, Any], source: str) -> dict[str, Any]:
     given.setdefault("rope_theta", float(flat.get("rope_theta") or 10000.0))
     if given["rope_type"] not in _STATIC_ROPE:
         raise ModelConfigError(
-            f"EAGLE-3 config {source}, rope_type: expected one of {', '.join(_STATIC_ROPE)}, "
-            f"found {given['rope_type']!r}",
-            hint="use a head whose rotary table does not depend on the length",
+            f"EAGLE-3 config {source}: rope_type {given['rope_type']!r} depends on the "
+            f"length; only {', '.join(_STATIC_ROPE)} can run here"
         )
     return given
 
@@ -175,9 +171,8 @@ def _aux_layer_ids(raw: dict[str, Any]) -> tuple[int, ...] | None:
     top, nested = raw.get(name), (raw.get("eagle_config") or {}).get(name)
     if top and nested and list(top) != list(nested):
         raise ModelConfigError(
-            f"EAGLE-3 config, {name}: expected one list, {nested} as under eagle_config, found "
-            f"{top}",
-            hint="make both lists the same",
+            f"EAGLE-3 config: {name} is {top} at the top and {nested} under eagle_config; "
+            "make them the same"
         )
     chosen = top or nested
     return tuple(chosen) if chosen else None

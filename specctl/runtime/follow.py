@@ -114,8 +114,8 @@ class AliasSource:
     def __post_init__(self) -> None:
         if self.reference.alias is None:
             raise UsageError(
-                f"policy to follow: expected NAME@ALIAS, found {self.reference}",
-                hint="name an alias; a digest never changes, so load it once",
+                f"policy to follow: {self.reference} is no NAME@ALIAS; a digest never "
+                "changes, so load it once"
             )
 
     def __str__(self) -> str:
@@ -266,9 +266,7 @@ class Follower:
         """
         if self._thread is not None:
             raise UsageError(
-                f"follower of {self.source}: expected one `with` block at a time, found another "
-                "one, not left yet",
-                hint="make a follower for each loop",
+                f"the follower of {self.source} is already running; make one for each loop"
             )
         self._stop = threading.Event()  # its own: an earlier thread that hangs stays stopped
         self._thread = threading.Thread(

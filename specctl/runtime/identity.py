@@ -38,9 +38,8 @@ def check_device(word: str) -> None:
     known = re.fullmatch(r"auto|cpu|cuda|cuda:\d+(,cuda:\d+)*", word)
     if known is None or len(set(names)) < len(names):
         raise UsageError(
-            "--device: expected auto, cpu, cuda, cuda:N, or several GPUs for the layers of the "
-            f"target, found {word}",
-            hint="choose one; a GPU is cuda, the second one cuda:1, both are cuda:0,cuda:1",
+            f"--device {word} is none of auto, cpu, cuda, cuda:N and a list of different ones, "
+            "cuda:0,cuda:1"
         )
 
 
@@ -49,7 +48,7 @@ def check_dtype(word: str) -> None:
     if word not in ("auto", *DTYPES):
         long = SHORT_DTYPES.get(word, word)
         raise UsageError(
-            f"--dtype: expected auto or one of {', '.join(DTYPES)}, found {word}",
+            f"--dtype {word} is none of auto, {', '.join(DTYPES)}",
             hint=did_you_mean(long, DTYPES, "choose one"),
         )
 
@@ -65,8 +64,8 @@ def check_model(name: str) -> None:
         embedded_path(part or "target")
     elif not Path(name).is_dir() and not _HUB_ID.fullmatch(name):
         raise ModelError(
-            f"model {name!r}: expected a model's folder, a hub id (owner/name), or embedded, "
-            f"found {'a file' if Path(name).is_file() else 'no such folder'}",
+            f"model {name!r} is {'a file' if Path(name).is_file() else 'no folder here'}, no "
+            "hub id (owner/name) and not embedded",
             hint="check the path",
         )
 
@@ -84,9 +83,9 @@ def weights_digest(folder: Path) -> str:
     config, files = folder / "config.json", weight_files(folder)
     if not config.is_file() or not files:
         raise ModelError(
-            f"model folder {folder}: expected config.json, and .safetensors files or "
-            "pytorch_model.bin, found "
-            f"{', '.join(sorted(p.name for p in folder.iterdir())[:6]) or 'an empty folder'}",
+            f"model folder {folder} lacks config.json, or .safetensors files or "
+            "pytorch_model.bin; it holds "
+            f"{', '.join(sorted(p.name for p in folder.iterdir())[:6]) or 'nothing'}",
             hint="save the model with save_pretrained",
         )
     digest = hashlib.sha256(_canonical_config(config))
@@ -150,9 +149,7 @@ def read_config(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         config, found, cause = None, reason_of(error), error
     if not isinstance(config, dict):
-        raise ModelError(
-            f"{path}: expected a JSON object, found {found}", hint="restore the file"
-        ) from cause
+        raise ModelError(f"{path} is no JSON object: {found}", hint="restore the file") from cause
     return config
 
 
@@ -215,8 +212,8 @@ def quietly(factory: Any, folder: Path, **options: Any) -> Any:
     try:
         return factory.from_pretrained(folder, local_files_only=True, **options)
     except Exception as error:  # whatever a checkpoint's code raises
-        expected, found, fix = _why_unloadable(factory.__name__, folder, error)
-        raise ModelError(f"model {folder}: expected {expected}, found {found}", hint=fix) from error
+        why, fix = _why_unloadable(factory.__name__, folder, error)
+        raise ModelError(f"model {folder} {why}", hint=fix) from error
     finally:
         logging.set_verbosity(verbosity)
 
@@ -224,24 +221,24 @@ def quietly(factory: Any, folder: Path, **options: Any) -> Any:
 _TOKENIZER_FILE = re.compile(r"(tokenizer|vocab|merges|tekken|special_tokens).*|.*\.model")
 
 
-def _why_unloadable(factory: str, folder: Path, error: Exception) -> tuple[str, str, str]:
-    """Expected, found and the next step, of a folder that transformers cannot load."""
+def _why_unloadable(factory: str, folder: Path, error: Exception) -> tuple[str, str]:
+    """The fault of a folder that transformers cannot load, and the next step."""
     import transformers
 
     names, config = sorted(os.listdir(folder)), folder / "config.json"
     kind = read_config(config).get("model_type") if config.is_file() else None
     if factory == "AutoTokenizer" and not any(map(_TOKENIZER_FILE.fullmatch, names)):
-        held = f"none among {', '.join(names[:6])}"
-        return "a tokenizer, such as tokenizer.json", held, "save it there with save_pretrained"
+        fault = f"has no tokenizer, such as tokenizer.json, among {', '.join(names[:6])}"
+        return fault, "save it there with save_pretrained"
     if kind is not None and kind not in transformers.CONFIG_MAPPING:
-        known = f"a model_type that transformers {transformers.__version__} knows"
-        return known, repr(kind), "update transformers; a checkpoint's own code is never run"
+        fault = f"is of model_type {kind!r}, unknown to transformers {transformers.__version__}"
+        return fault, "update transformers; a checkpoint's own code is never run"
     if isinstance(error, ImportError) and error.name:
-        return "the packages that it needs", f"no {error.name}", f"install {error.name}"
+        return f"needs {error.name}", f"install {error.name}"
     show = f"from transformers import {factory} as A; A.from_pretrained({str(folder)!r})"
     return (
-        f"what transformers {transformers.__version__} can load",
-        f"a file that is damaged, or that does not fit the others ({type(error).__name__})",
+        f"cannot be loaded by transformers {transformers.__version__}: a file is damaged or does "
+        f"not fit the others ({type(error).__name__})",
         f'save or download it again; python -c "{show}" shows more',
     )
 

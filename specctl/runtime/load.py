@@ -131,9 +131,7 @@ def load_pair(
     devices = parse_devices(device)
     number = parse_dtype(dtype, devices[0])
     if compile and len(devices) > 1:
-        raise UsageError(
-            f"--compile: expected one device, found {device}", hint="leave one of them out"
-        )
+        raise UsageError(f"--compile works on one device, not on {device}")
     loaded = load_target(target, devices, number, compile=compile)
     if drafter is None:
         return Pair(loaded, None, "none", NO_DIGEST)
@@ -196,8 +194,8 @@ def check_vocabulary(folder: Path, model: CachedModel, target: Target) -> None:
     same_size = model.vocab_size == target.model.vocab_size
     if (theirs or ours) != ours or (theirs is None and not same_size):
         raise VocabularyMismatchError(
-            f"drafter {folder}: expected the target's tokenizer, {target.model.vocab_size} "
-            f"tokens, found another tokenizer, {model.vocab_size} tokens",
+            f"drafter {folder} has another tokenizer, of {model.vocab_size} tokens, than the "
+            f"target, of {target.model.vocab_size}",
             hint="use a drafter of the same model family",
         )
 
@@ -226,8 +224,8 @@ def model_folder(
         return folder
     except Exception as error:  # hub, HTTP, OS, validation alike
         raise ModelError(
-            f"model {name!r}: expected a folder, embedded, or a hub id that is in the cache or "
-            f"can be fetched, found {_why_not_fetched(error)}",
+            f"model {name!r} is no folder, not embedded, and no hub id that is in the cache "
+            f"or can be fetched: {_why_not_fetched(error)}",
             hint=did_you_mean(name, ["embedded"], "check the name, or download the model first"),
         ) from error
 
@@ -261,8 +259,7 @@ def parse_devices(device: str) -> Devices:
     num_there = torch.cuda.device_count()
     if any(one.type == "cuda" and (one.index or 0) >= num_there for one in found):
         raise UsageError(
-            f"--device: expected one of the {num_there} CUDA devices of this machine, found "
-            f"{device}",
+            f"--device {device}: this machine has {num_there} CUDA devices",
             hint="use --device cpu, or install a CUDA build of torch",
         )
     return found
@@ -287,8 +284,8 @@ def check_loadable(folder: Path, devices: Devices) -> None:
     names = ", ".join(map(str, devices))
     if len(devices) > 1 and find_spec("accelerate") is None:
         raise ModelConfigError(
-            f"model {folder} on {names}: expected the package accelerate, by which transformers "
-            "spreads layers, found none",
+            f"model {folder} on {names} needs the package accelerate, by which transformers "
+            "spreads layers",
             hint="pip install 'specctl[split]'",
         )
     quantised = read_config(folder / "config.json").get("quantization_config")
@@ -302,8 +299,8 @@ def check_loadable(folder: Path, devices: Devices) -> None:
             )
         except Exception as error:  # whatever a quantiser says that it lacks
             raise ModelConfigError(
-                f"quantised model {folder}: expected what transformers needs to load {method} "
-                f"weights on {names}, found {type(error).__name__}: {first_line(error)}",
+                f"quantised model {folder}: transformers cannot load {method} weights on "
+                f"{names}: {type(error).__name__}: {first_line(error)}",
                 hint="install it, or use a checkpoint that is not quantised",
             ) from error
     if devices[0].type == "cuda":
@@ -311,12 +308,10 @@ def check_loadable(folder: Path, devices: Devices) -> None:
         total_bytes = sum(torch.cuda.mem_get_info(device)[1] for device in devices)
         if size_bytes > total_bytes:
             raise ModelConfigError(
-                f"model {folder}: expected weights within the {total_bytes / 1000000000.0:.0f} "
-                f"GB of {names}, found {size_bytes / 1000000000.0:.0f} GB",
-                hint=(
-                    "spread the target's layers over more GPUs (--device cuda:0,cuda:1), or "
-                    "use a quantised or smaller checkpoint"
-                ),
+                f"model {folder} has {size_bytes / 1e9:.0f} GB of weights, and {names} "
+                f"{total_bytes / 1e9:.0f} GB",
+                hint="spread the target's layers over more GPUs (--device cuda:0,cuda:1), or "
+                "use a quantised or smaller checkpoint",
             )
 
 
@@ -328,8 +323,7 @@ def _causal_lm(folder: Path, devices: Devices, dtype: torch.dtype) -> PreTrained
         re.search("CausalLM|LMHead|ConditionalGeneration", kind) for kind in kinds
     ):
         raise ModelConfigError(
-            f"model {folder}: expected a model that generates text (...ForCausalLM), found "
-            f"{', '.join(kinds)}",
+            f"model {folder} generates no text (...ForCausalLM): {', '.join(kinds)}",
             hint="choose a decoder-only checkpoint",
         )
     is_quantised, placed = "quantization_config" in config, dict[str, Any]()
@@ -348,16 +342,14 @@ def _causal_lm(folder: Path, devices: Devices, dtype: torch.dtype) -> PreTrained
     )
     if "disk" in getattr(model, "hf_device_map", {}).values():
         raise ModelConfigError(
-            f"model {folder}: expected room for all layers in the free memory of "
-            f"{', '.join(map(str, devices))}, found "
-            f"{sum(v == 'disk' for v in model.hf_device_map.values())} parts left over",
+            f"model {folder}: {sum(v == 'disk' for v in model.hf_device_map.values())} parts "
+            f"find no room in the free memory of {', '.join(map(str, devices))}",
             hint="end what else uses the GPUs, or name more of them",
         )
     missing = sorted(loading["missing_keys"])
     if missing:  # transformers fills them with random numbers and only warns
         raise CheckpointKeyError(
-            f"checkpoint {folder}: expected tensor {missing[0]}, found none ({len(missing)} "
-            "missing in all)",
+            f"checkpoint {folder} lacks tensor {missing[0]} ({len(missing)} missing in all)",
             hint="download or save the checkpoint again",
         )
     loaded: PreTrainedModel = model.eval() if placed else model.to(devices[0]).eval()
@@ -405,9 +397,7 @@ def domain_at(
     """The same of the models in two folders, whoever has loaded them."""
     if workload is not None and not _WORKLOAD.fullmatch(workload):
         raise UsageError(
-            "workload: expected a short word of [a-z0-9._-], e.g. chat, found "
-            f"{ascii(workload)[:80]}",
-            hint="choose such a word",
+            f"workload {ascii(workload)[:80]} is no short word of [a-z0-9._-], such as chat"
         )
     return Domain(
         target_config_digest=config_digest(target),

@@ -79,6 +79,5 @@ def _refusing(what: str, kind: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise OutputError(
-            f"{what}: expected {kind} that can be written, found {reason_of(error)}",
-            hint="choose another --out",
+            f"{what} cannot be written as {kind}: {reason_of(error)}", hint="choose another --out"
         ) from error

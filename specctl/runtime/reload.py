@@ -50,8 +50,8 @@ def check_lossless(old: Policy, new: Policy) -> None:
     """Refuses to make a lossless loop lossy: whoever began it was promised the target's text."""
     if old.lossless and not new.lossless:
         raise LossyPolicyError(
-            "reload: expected a lossless policy, as the loop began with one, found acceptance "
-            f"{new.acceptance.kind}",
+            f"reload: acceptance {new.acceptance.kind} is lossy, and the loop began with a "
+            "lossless policy",
             hint="start another loop for it",
         )
 
@@ -60,16 +60,16 @@ def check_fits(rules: Runnable, drafter: Drafter | None, room: TreeRoom) -> None
     """Refuses trees beyond the memory that the loop has, and a drafter that it did not load."""
     if rules.drafter is not None and drafter is None:
         raise UsageError(
-            "reload: expected a policy that drafts nothing, as the loop began without a drafter, "
-            f"found {rules.shape.max_depth} levels",
+            f"reload: the policy drafts {rules.shape.max_depth} levels, and the loop began "
+            "without a drafter",
             hint="start another loop for it",
         )
     needed = tree_room(rules.shape)
     if needed | room != room:
         raise UsageError(
-            f"reload: expected trees of at most {room.submitted} submitted tokens, {room.width} "
-            f"nodes a level and {room.drafted} drafting slots, for which memory was allocated, "
-            f"found {needed.submitted}, {needed.width} and {needed.drafted}",
+            f"reload: trees of {needed.submitted} submitted tokens, {needed.width} nodes a "
+            f"level and {needed.drafted} drafting slots do not fit the memory for "
+            f"{room.submitted}, {room.width} and {room.drafted}",
             hint="start the loop with the largest policy that it will need",
         )
 
@@ -126,6 +126,6 @@ def is_closed(submitted: Tensor, parent: Tensor, max_tokens: int) -> bool:
 
 def _failed(found: str) -> UsageError:
     return UsageError(
-        f"rehearsal of the policy: expected rules that decide two made-up rounds, found {found}",
+        f"the policy failed in a rehearsal of two made-up rounds: {found}",
         hint="fit it again; the old policy stays",
     )

@@ -45,8 +45,7 @@ class Sampling:
             ("seed", 0 <= self.seed < 2**64, "a whole number from 0 to 2^64 - 1"),
         ):
             if not holds:
-                found = str(getattr(self, name))
-                raise UsageError(f"{name}: expected {expected}, found {found}", hint="change it")
+                raise UsageError(f"{name} is {getattr(self, name)}, but must be {expected}")
 
     @property
     def greedy(self) -> bool:
@@ -79,10 +78,8 @@ class Request:
     def __post_init__(self) -> None:
         if not self.prompt_ids or self.max_new_tokens < 1:
             raise UsageError(
-                f"request {self.request_id}: expected at least one prompt token and "
-                f"max_new_tokens of at least 1, found {len(self.prompt_ids)} and "
-                f"{self.max_new_tokens}",
-                hint="correct the request",
+                f"request {self.request_id} has {len(self.prompt_ids)} prompt tokens and "
+                f"max_new_tokens {self.max_new_tokens}; each must be at least 1"
             )
 
     def check_room(self, max_text_tokens: int) -> None:
@@ -93,8 +90,8 @@ class Request:
         """
         if len(self.prompt_ids) >= max_text_tokens:
             raise PromptTooLongError(
-                f"prompt {self.request_id}: expected at most {max_text_tokens - 1} tokens, to "
-                f"leave room for one more, found {len(self.prompt_ids)}",
+                f"prompt {self.request_id} has {len(self.prompt_ids)} tokens, of at most "
+                f"{max_text_tokens - 1} that leave room for one more",
                 hint="shorten or drop this prompt",
             )
 

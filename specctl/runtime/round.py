@@ -134,8 +134,7 @@ class Round:
         reason = self._not_by_kernels()
         if setting.decisions == "fused" and reason is not None:
             raise UsageError(
-                "fused decisions: expected rounds that are captured on a CUDA device, found "
-                f"{reason}",
+                f"decisions fused need rounds that are captured on a CUDA device: {reason}",
                 hint="use decisions auto, which takes torch instead and says so",
             )
         self.verifier = Verifier(
@@ -201,8 +200,8 @@ class Round:
         capacity = self.setting.target.cache.capacity
         if longest > capacity:
             raise InvariantError(
-                f"decode round: expected texts of at most {capacity} entries, tree included, "
-                f"found {longest}",
+                f"decode round: a text and its tree need {longest} entries, of {capacity} in "
+                "the cache",
                 hint="report this: the loop admits no more than it allocated for",
             )
         self.state.upload(facts)
@@ -543,6 +542,6 @@ def check_finite(best: Tensor, whose: str = "target") -> None:
 
 def _logits_not_finite(whose: str = "target") -> ModelError:
     return ModelError(
-        f"{whose} logits: expected finite values, found NaN or infinity",
+        f"{whose} logits hold NaN or infinity",
         hint="load the model in a wider dtype (--dtype float32)",
     )

@@ -94,20 +94,13 @@ def runnable(
     if shape.max_depth == 0:
         return replace(found, drafter=None)
     if drafter is None:
-        raise UsageError(
-            "policy that drafts: expected a drafter, found none", hint="give --drafter"
-        )
+        raise UsageError("the policy drafts, and there is no drafter; give --drafter")
     if drafter.device != device:
         raise UsageError(
-            f"drafter: expected the target's device, {device}, found {drafter.device}",
-            hint="move one of them",
+            f"the drafter is on {drafter.device}, the target on {device}; move one of them"
         )
     if shape.top_k > drafter.vocab_size:
-        raise UsageError(
-            f"top_k: expected at most the draft vocabulary, {drafter.vocab_size}, found "
-            f"{shape.top_k}",
-            hint="lower top_k",
-        )
+        raise UsageError(f"top_k {shape.top_k} exceeds the draft vocabulary, {drafter.vocab_size}")
     return found
 
 

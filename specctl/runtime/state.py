@@ -76,7 +76,7 @@ class SlotState:
         """
         if len(facts) > self.num_slots:
             raise InvariantError(
-                f"decode round: expected at most {self.num_slots} requests, found {len(facts)}",
+                f"decode round: {len(facts)} requests for {self.num_slots} slots",
                 hint="report this: the loop admits no more than it allocated for",
             )
         self._host.zero_()

@@ -92,8 +92,8 @@ class TwinSession:
     def _empty(self, given: Tensor) -> Tensor:
         if given.dtype != torch.float32 or given.device.type != self.device.type:
             raise InvariantError(
-                f"{self.port.given} given to the ONNX twin: expected float32 on "
-                f"{self.device.type}, found {given.dtype} on {given.device}",
+                f"the ONNX twin got {self.port.given} as {given.dtype} on {given.device}, "
+                f"not float32 on {self.device.type}",
                 hint="report this policy",
             )
         return torch.empty(len(given), dtype=self.port.dtype, device=given.device)
@@ -160,12 +160,9 @@ def _in_order(stream: torch.cuda.Stream | None) -> Iterator[None]:
 
 def _refused(wanted: str, found: str) -> UsageError:
     return UsageError(
-        f"decisions onnx: expected an onnxruntime session that runs wholly on {wanted}, found "
-        f"{found}",
-        hint=(
-            "decide by torch (--decisions torch), or install onnxruntime-gpu and the libraries "
-            "that its log asks for"
-        ),
+        f"decisions onnx: onnxruntime does not run wholly on {wanted}: {found}",
+        hint="decide by torch (--decisions torch), or install onnxruntime-gpu and the libraries "
+        "that its log asks for",
     )
 
 
@@ -183,14 +180,14 @@ def by_twin(shape: Shape, rule: ShapeRule, device: torch.device) -> ShapeRule:
         return rule
     if not isinstance(shape, ScoredTree):
         raise UsageError(
-            f"decisions onnx, shape {shape.kind}: expected a shape with a learned scorer, of fit "
-            f"c2t or survival, found {shape.kind}",
+            f"decisions onnx: shape {shape.kind} has no learned scorer, as fit c2t and "
+            "survival give",
             hint="decide it by torch (--decisions torch)",
         )
     for package in ("onnxruntime", "onnx"):
         if find_spec(package) is None:
             raise UsageError(
-                f"decisions onnx: expected {package}, found {package} not installed",
+                f"decisions onnx: {package} is not installed",
                 hint="install it, or decide by torch (--decisions torch)",
             )
     model = twin_bytes(Policy(shape=shape))

@@ -236,11 +236,11 @@ CASES: list[tuple[int, str, str]] = [
         ]
     ],
     (USAGE, "run PROMPTS --decisions triton SMALL", "auto, fused, torch or onnx, found 'triton'"),
-    (USAGE, "run PROMPTS --decisions fused SMALL", "found no graphs on cpu"),
+    (USAGE, "run PROMPTS --decisions fused SMALL", "no graphs on cpu"),
     (
         USAGE,
         "run PROMPTS --decisions onnx --compare ar,eagle2 SMALL",
-        "decisions onnx, shape eagle2",
+        "decisions onnx: shape eagle2",
     ),
     # Policies.
     *[
@@ -263,8 +263,8 @@ CASES: list[tuple[int, str, str]] = [
         for policy, says in [
             ("ar+survival:max_tokens=8", "ar drafts nothing"),
             ("eagle2+marginal:tokens_per_s=100", "specctl profile"),
-            ("eagle2+echo_budget:max_tokens=1", "at least the batch size, 2"),
-            ("eagle2+survival:max_tokens=1", "at least the batch size, 2"),
+            ("eagle2+echo_budget:max_tokens=1", "below the batch size, 2"),
+            ("eagle2+survival:max_tokens=1", "below the batch size, 2"),
             ("eagle2+mars:theta=1.5", "theta"),
             ("echo:gate_levels=2/1:thresholds=0.3/0.1", "strictly increasing"),
             ("echo:gate_levels=1/:thresholds=1.5/", "thresholds"),

@@ -238,7 +238,7 @@ REFUSED: list[tuple[Callable[..., Any], Given, str]] = [
     ),
     # --- policies
     (choose_bins, {"params": NETWORK}, "expected bins, found pruned"),
-    (PolicyBuffer.write, {"packed": BINS}, "expected a policy of its layout"),
+    (PolicyBuffer.write, {"packed": BINS}, "the parameter buffer is of layout"),
     (prune_level, {"of_parent": torch.zeros(2, 3)}, "4 nodes"),
     (prune_level, {"scores": torch.zeros(2, 4)}, "slots: expected at most 4, found 5"),
     (prune_level, {"params": pack(PruneTable(-1.0, "given"))}, "extra: expected 1 columns"),

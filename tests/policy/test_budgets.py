@@ -214,11 +214,11 @@ FLAT_END = policy.StepCost(token_counts=(1, 2, 4), step_us=(10.0, 20.0, 20.0))
     ("budget", "says"),
     [
         (survival(), "specctl profile"),
-        (survival(max_tokens=1), "at least the batch size, 2"),
+        (survival(max_tokens=1), "below the batch size, 2"),
         (survival(costs=FLAT), "flat"),
         (marginal(0.1, None), "specctl profile"),
         (marginal(0.1, FLAT_END), "flat"),
-        (policy.ElasticBudget(max_tokens=1), "echo_budget.*at least the batch size, 2"),
+        (policy.ElasticBudget(max_tokens=1), "echo_budget.*below the batch size, 2"),
     ],
 )
 def test_what_cannot_be_decided_is_refused(budget: policy.Budget, says: str) -> None:

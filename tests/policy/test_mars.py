@@ -142,7 +142,7 @@ def test_sound_never_emits_what_top_p_excludes() -> None:
 
 def test_alg1_refuses_a_temperature() -> None:
     given = verification(CHAIN, logits_of(CHAIN, {0: CLOSE}), torch.tensor([[A, A, A]]))
-    with pytest.raises(UsageError, match=r"alg1.*greedy.*mode=sound"):
+    with pytest.raises(UsageError, match=r"alg1.*greedily.*mode=sound"):
         rule_of(mode="alg1").judge(given)
 
 

@@ -113,9 +113,9 @@ def test_impossible_loads_are_refused(load: dict[str, object], named: str) -> No
 @pytest.mark.parametrize(
     ("budget", "named"),
     [
-        (SurvivalBudget(max_tokens=2), "at least the batch size, 3"),
+        (SurvivalBudget(max_tokens=2), "below the batch size, 3"),
         (SurvivalBudget(), "specctl profile"),
-        (ElasticBudget(max_tokens=2), "echo_budget.*at least the batch size, 3"),
+        (ElasticBudget(max_tokens=2), "echo_budget.*below the batch size, 3"),
         (SurvivalBudget(max_tokens=9), "keep_nodes"),
     ],
 )

@@ -63,7 +63,7 @@ def test_the_session_says_what_the_artifact_says(session: TwinSession) -> None:
 
 @pytest.mark.parametrize("given", [torch.zeros(3).double(), torch.zeros(3, device="meta")])
 def test_other_tensors_are_refused(session: TwinSession, given: Tensor) -> None:
-    with pytest.raises(InvariantError, match="expected float32 on cpu"):
+    with pytest.raises(InvariantError, match="not float32 on cpu"):
         session(given)
 
 
@@ -75,7 +75,7 @@ def test_nan_stays_nan_whatever_a_provider_makes_of_it() -> None:
 
 
 def test_a_device_without_a_provider_is_refused() -> None:
-    with pytest.raises(UsageError, match="found device meta"):
+    with pytest.raises(UsageError, match="device meta"):
         TwinSession(b"", BINS, torch.device("meta"))
 
 
@@ -137,7 +137,7 @@ def test_a_session_that_left_cuda_out_in_silence_is_refused(
 
     monkeypatch.setattr("onnxruntime.InferenceSession", opened)
     _, own = streams
-    refused = pytest.raises(UsageError, match="wholly on CUDAExecutionProvider, found CPUExec")
+    refused = pytest.raises(UsageError, match="wholly on CUDAExecutionProvider: CPUExec")
     with refused if providers[0].startswith("CPU") else nullcontext():
         twins._open(b"", torch.device("cuda"), own)  # type: ignore[arg-type]
     assert given["fallback"] == "1"
@@ -153,7 +153,7 @@ NO_FALLBACK = "session.disable_cpu_ep_fallback"
 def test_cuda_that_does_not_load_is_refused(streams: tuple[FakeStream, FakeStream]) -> None:
     model = twin_bytes(Policy(shape=HETERO))
     assert model is not None
-    with pytest.raises(UsageError, match="onnxruntime session that runs wholly on CUDA") as found:
+    with pytest.raises(UsageError, match="onnxruntime does not run wholly on CUDA") as found:
         twins._open(model, torch.device("cuda"), streams[1])  # type: ignore[arg-type]
     assert "--decisions torch" in str(found.value)
 

@@ -80,5 +80,5 @@ def test_graphs_give_their_memory_back_and_the_work_is_done_again(
 
 def test_a_loop_without_room_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     fail(monkeypatch, CachedModel, "allocate", 1)
-    with pytest.raises(DeviceMemoryError, match=r"room for 2 texts of .*lower the batch size"):
+    with pytest.raises(DeviceMemoryError, match=r"no memory for 2 texts of .*lower the batch size"):
         make_loop(POLICY, requests(1), None, batch_size=2)

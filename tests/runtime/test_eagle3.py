@@ -309,12 +309,12 @@ def test_aux_layers_are_three_rising_layers_of_the_target(
     if expected:
         assert config.resolve_aux_layers(num_layers) == expected
     else:
-        with pytest.raises(ModelConfigError, match="fused layers"):
+        with pytest.raises(ModelConfigError, match="head fuses layers"):
             config.resolve_aux_layers(num_layers)
 
 
 def test_aux_layers_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(ModelConfigError, match="one list"):
+    with pytest.raises(ModelConfigError, match="make them the same"):
         Eagle3Config.from_dict(OFFICIAL | {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]})
 
 

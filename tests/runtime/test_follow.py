@@ -98,7 +98,7 @@ def test_what_cannot_be_followed_is_said_at_once(
     with pytest.raises(RegistryError, match="E_NO_REGISTRY"):
         decoder.follow(f"{tmp_path}/nowhere/{NAME}@prod", loop)
     init_registry(tmp_path / "team")
-    with pytest.raises(UsageError, match="expected NAME@ALIAS"):
+    with pytest.raises(UsageError, match="is no NAME@ALIAS"):
         decoder.follow(f"{tmp_path}/team/{NAME}", loop)
 
 

@@ -215,7 +215,7 @@ def test_moves_under_load_fail_no_request_and_mix_no_round(shared: Shared) -> No
 def test_what_nobody_moves_is_not_followed(shared: Shared) -> None:
     source = shared.source()
     for reference in (f"{NAME}@{shared.digests['small']}", NAME):
-        with pytest.raises(UsageError, match=r"policy to follow: expected NAME@ALIAS"):
+        with pytest.raises(UsageError, match=r"policy to follow: .* is no NAME@ALIAS"):
             AliasSource(source.registry, parse_reference(reference), source.reader, EXPECT)
 
 
@@ -363,7 +363,7 @@ def test_a_block_can_be_entered_again(tmp_path: Path) -> None:
     version(folder, GOOD["small"])
     with follower:
         wait_until(follower.poll)
-        with pytest.raises(UsageError, match="one `with` block at a time"), follower:
+        with pytest.raises(UsageError, match="already running"), follower:
             pass
     assert loop.policy == GOOD["small"]
     assert not [t for t in threading.enumerate() if t.name == "specctl-follow"]

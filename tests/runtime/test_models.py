@@ -112,7 +112,7 @@ def test_a_window_narrower_than_the_text_is_refused() -> None:
     config = MistralConfig(**GROUPED, sliding_window=16)
     model = CachedModel(toy_model(0, config))
     model.allocate(1, 16)
-    with pytest.raises(ModelConfigError, match="within 16 tokens"):
+    with pytest.raises(ModelConfigError, match="sliding window of 16"):
         model.allocate(1, 17)
 
 
@@ -128,7 +128,7 @@ def test_a_model_that_drops_the_option_is_refused() -> None:
     model = toy_model(0)
     assert model.config._attn_implementation == ATTENTION
     # Else transformers would build or omit a mask by itself.
-    with pytest.raises(InvariantError, match="the option 'reads'"):
+    with pytest.raises(InvariantError, match="without 'reads'"):
         model.model.layers[0].self_attn(
             torch.zeros(1, 2, 32), position_embeddings=(torch.ones(1, 2, 8),) * 2
         )

@@ -40,9 +40,9 @@ def test_a_write_that_fails_keeps_the_older_file(
 def test_a_file_where_a_folder_is_wanted_and_the_other_way_round(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(OutputError, match=r"results folder .* a folder that can be written"):
+    with pytest.raises(OutputError, match=r"results folder .* cannot be written as a folder"):
         prepare_folder(file)
-    with pytest.raises(OutputError, match=r"report .*found a folder"):
+    with pytest.raises(OutputError, match=r"report .* as a file: a folder"):
         check_place(tmp_path, "report")
     with pytest.raises(OutputError, match="no such file or folder"):
         check_place(tmp_path / "absent" / "report.html", "report")

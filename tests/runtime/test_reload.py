@@ -73,9 +73,9 @@ LOSSY = Policy(shape=Chain(), acceptance=Mars())
 @pytest.mark.parametrize(
     ("old", "new", "error", "words"),
     [
-        (LARGE, MANY, UsageError, "at most 12 submitted"),
+        (LARGE, MANY, UsageError, "do not fit the memory for 12"),
         (LARGE, DEEP, UsageError, "drafting slots"),
-        (LARGE, LOSSY, LossyPolicyError, "began with one"),
+        (LARGE, LOSSY, LossyPolicyError, "began with a lossless policy"),
         (PLAIN, SMALL, UsageError, "began without a drafter"),
     ],
 )
@@ -96,7 +96,7 @@ def test_rules_that_fail_their_rehearsal_stay_outside(monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         runnable, "build_shape", lambda *given: Failing(build(*given), "select", lambda: True)
     )
-    with pytest.raises(UsageError, match=r"rehearsal of the policy.*RuntimeError.*the old policy"):
+    with pytest.raises(UsageError, match=r"failed in a rehearsal.*RuntimeError.*the old policy"):
         loop.reload(SMALL)
     assert loop.policy == LARGE
 
@@ -139,7 +139,7 @@ Refused = Callable[[DecodeLoop, pytest.MonkeyPatch], None]
 
 
 def by_its_kernels(loop: DecodeLoop, _: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="fused decisions"):
+    with pytest.raises(UsageError, match="decisions fused"):
         loop.reload(ON_HOST)
 
 

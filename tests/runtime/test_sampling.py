@@ -55,7 +55,7 @@ def test_another_seed_gives_another_text() -> None:
 def test_bad_logits_are_an_error_never_a_token(bad: float) -> None:
     logits = torch.zeros(1, 2, 8)
     logits[0, 1, 3] = bad
-    with pytest.raises(ModelError, match="finite"):
+    with pytest.raises(ModelError, match="NaN or infinity"):
         check_finite(logits.amax(-1))
 
 
@@ -71,5 +71,5 @@ def test_bad_logits_are_an_error_never_a_token(bad: float) -> None:
     ],
 )
 def test_impossible_sampling_is_refused(fields: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match=f"^{next(iter(fields))}: expected"):
+    with pytest.raises(UsageError, match=f"^{next(iter(fields))} is .*, but must be"):
         Sampling(**fields)

@@ -76,7 +76,7 @@ def test_beta_that_was_given_is_kept_exactly(source: LoggedNodes) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({}, {"beta": 1.0}, "beta 1: expected a threshold that some node reaches"),
+    ({}, {"beta": 1.0}, "beta 1 is reached by no node"),
     ({"second_top_k": 1}, {"recall": 0.999999}, "no beta keeps a share of 0.999999"),
     ({"depth": 9}, {}, "--depth 9 is more than the traces hold, 4"),
     ({"first_top_k": 5}, {}, "--first-top-k 5 is more"),

@@ -170,8 +170,7 @@ class PolicyBuffer:
         """
         if packed.layout != self.layout:
             raise UsageError(
-                f"parameter buffer: expected a policy of its layout, {self.layout}, found "
-                f"{packed.layout}",
+                f"the parameter buffer is of layout {self.layout}, the policy of {packed.layout}",
                 hint="capture the graphs again with a buffer for this policy",
             )
         self.storage.copy_(packed.storage, non_blocking=True)
