@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import BaseModel
 
 from specctl import console
 from specctl.cli.app import fit_app
@@ -25,10 +23,11 @@ from specctl.cli.options import (
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.errors import UsageError, check_choice
-from specctl.progress import progress, set_chunk_threads
+from specctl.progress import advance, progress, set_chunk_threads
 from specctl.records import option
 from specctl.replay.config import TuneConfig
 from specctl.train.configs import (
+    FITS,
     AdasdConfig,
     C2TConfig,
     CartConfig,
@@ -37,17 +36,6 @@ from specctl.train.configs import (
     PairedConfig,
     SurvivalConfig,
 )
-
-
-def finish(fit: Any, opened: Any, out: Path) -> Answer:
-    """Writes the artifact of a fit to traces."""
-    from specctl.logs.trace_set import domain_of
-    from specctl.train.report import save_fit
-
-    domain, snapshots = domain_of(opened), opened.snapshots
-    fitted_to = opened.fingerprint, opened.digest
-    artifact = save_fit(fit, out, *fitted_to, domain=domain, snapshots=snapshots)
-    return fit_answer(artifact, fit, out)
 
 
 def fit_answer(artifact: Any, fit: Any, out: Path) -> Answer:
@@ -83,11 +71,7 @@ def fit_cart(
     preset: preset_option("cart") = None,  # type: ignore[valid-type]
 ) -> Answer:
     """Fit how deep trees grow, by entropy (HeteroSpec)."""
-    from specctl.train.cart import fit_cart as fit
-
-    opened, settings = open_to_fit(traces), config.build()
-    with progress("positions", opened.num_rows("rounds")):
-        return finish(fit(opened, settings, base), opened, out)
+    return _fit("hetero", open_to_fit(traces), out, config, base=base)
 
 
 @verb(
@@ -105,9 +89,7 @@ def fit_c2t(
     preset: preset_option("c2t") = None,  # type: ignore[valid-type]
 ) -> Answer:
     """Fit a network that prunes draft trees (C2T)."""
-    from specctl.train.c2t import fit_c2t as fit
-
-    return _fit_scorer(open_to_fit(traces), out, config, fit)
+    return _fit("c2t", open_to_fit(traces), out, config)
 
 
 @verb(
@@ -129,25 +111,21 @@ def fit_survival(traces: DenseTracesArgument, out: OutOption, config: Given) -> 
 
     A node is verified, and a level drafted, where its acceptance is worth its time.
     """
-    from specctl.train.survival import fit_survival as fit
-
-    return _fit_scorer(open_to_fit(traces), out, config, fit)
+    return _fit("survival", open_to_fit(traces), out, config)
 
 
-def _fit_scorer(opened: Any, out: Path, config: Given, fit: Any) -> Answer:
-    """A node scorer, with progress over its passes of the log."""
-    from specctl.logs.node_sample import logged_nodes
-    from specctl.train.scored import NUM_PASSES
+def _fit(name: str, opened: Any, out: Path, config: Given, **given: Any) -> Answer:
+    """A fit to traces, in sizes that they hold where options do not say; its artifact."""
+    from specctl.logs.tree_log import open_log, support_of
+    from specctl.train.fits import run_fit, write_fit
 
-    nodes = logged_nodes(opened)
-    seed = {"seed": config.seed}
-    kind = type(config.model.model_fields["nodes"].default)
-    defaults = kind.defaults(nodes.support, getattr(config, "predicts", "conditional"))
-    seeded = {"ffn": seed} if "ffn" in config.model.model_fields else {}
-    settings = config.build(nodes={**defaults, **seed}, **seeded)
-    with console.progress("positions", NUM_PASSES * opened.num_rows("rounds")) as tick:
-        fitted = fit(replace(nodes, on_positions=tick), opened.prompt_ids, settings)
-    return finish(fitted, opened, out)
+    predicts = getattr(config, "predicts", None) or "conditional"
+    support = None
+    if name != "hetero":
+        support = support_of(opened.header) if name == "echo" else open_log(opened).support
+    fields = FITS[name].fields_for(support, config.seed, predicts)
+    fit = run_fit(name, opened, config.build(**fields), **given)
+    return fit_answer(write_fit(fit, out, opened), fit, out)
 
 
 @verb(
@@ -166,16 +144,12 @@ def fit_echo(
     preset: preset_option("echo") = None,  # type: ignore[valid-type]
 ) -> Answer:
     """Fit where unsure trees stop growing (ECHO)."""
-    from specctl.logs.tree_log import support_of
     from specctl.replay.run import open_cost_model
-    from specctl.train.echo import fit_echo as fit
 
     set_chunk_threads(threads)
     opened = open_to_fit(traces)
     model = open_cost_model(cost_model, opened, console.warn, force=True)  # no verdict
-    settings = config.build(**EchoConfig.defaults(support_of(opened.header)))
-    with progress("positions", opened.num_rows("rounds")):
-        return finish(fit(opened, settings, model), opened, out)
+    return _fit("echo", opened, out, config, cost_model=model)
 
 
 # --------------------------------------------------------------------------- with paired runs
@@ -277,15 +251,6 @@ def fit_adasd(
 
 # --------------------------------------------------------------------------- all of them
 
-FITS: dict[str, tuple[Any, type[BaseModel]]] = {
-    "hetero": (fit_cart, CartConfig),
-    "c2t": (fit_c2t, C2TConfig),
-    "survival": (fit_survival, SurvivalConfig),
-    "echo": (fit_echo, EchoConfig),
-}
-"""The verbs that `fit auto` calls, and their options as artifacts keep them: a refit gives them
-again."""
-
 
 @verb(
     fit_app,
@@ -327,38 +292,30 @@ def fit_auto(
     plain = config.build(drops_unsupported=True)
     for name in skip or ():
         check_choice("--skip", name, FITS)
+    if set(FITS) <= set(skip or ()):
+        raise UsageError("--skip leaves no fit", hint="leave one of them out")
 
     from specctl.replay.tune.tuning import attempts, families_of, prepare
     from specctl.runtime.output import prepare_folder
+    from specctl.train.fits import default_fit, write_fit
 
-    fitters = _fitters(traces, skip or [], held_out=plain.held_out_frac, seed=plain.seed)
     opened = open_to_fit(traces)
     prepare(opened, plain, cost_model, num_threads=threads)  # refuses before anything is fitted
     prepare_folder(out)
+
+    def write(name: str, folder: Path) -> Any:
+        fit = default_fit(name, opened, held_out_frac=plain.held_out_frac, seed=plain.seed)
+        return write_fit(fit, folder, opened)
+
+    fitters = {name: partial(write, name) for name in FITS if name not in (skip or ())}
     tried = []
-    with console.progress("fits", len(fitters)) as tick:
+    with progress("fits", len(fitters)):
         for attempt in attempts(fitters, out):
             tried.append(attempt)
             if attempt.outcome.refusal is not None:
                 console.warn(attempt.outcome.sentence())
-            tick()
+            advance("fits")
     families = families_of(tried, is_shared=plain.has_load)
     searched = plain.model_copy(update={"families": families})
     tuning = prepare(opened, searched, cost_model, num_threads=threads, warn=console.warn)
     return tuned(tuning, opened, out, tuple(attempt.outcome for attempt in tried))
-
-
-def _fitters(traces: list[str], skip: list[str], **shared: Any) -> dict[str, Any]:
-    """The fits that are wanted, as a user would run them, their reports left to their folders."""
-    from specctl.artifacts.load import load_artifact
-
-    if set(FITS) <= set(skip):
-        expected = f"some of {', '.join(FITS)}, not all"
-        raise UsageError(f"--skip: expected {expected}, found all", hint="leave one of them out")
-
-    def write(name: str, folder: Path) -> Any:
-        fit, _ = FITS[name]
-        fit(traces=traces, out=folder, **shared)
-        return load_artifact(folder)
-
-    return {name: partial(write, name) for name in FITS if name not in skip}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -259,6 +259,7 @@ def tune(
     """
     settings: TuneConfig = config.build()
 
+    from specctl.engines.export import engine_options
     from specctl.replay.tune.candidates import listed_families
     from specctl.replay.tune.publish import grid_table
     from specctl.replay.tune.tuning import prepare
@@ -268,24 +269,13 @@ def tune(
         families = listed_families(config.family or (), config.grid or ())
         grids = {family.name: dict(family.grid_rows()) for family in families}
         return Answer(grids, [grid_table(families)])
-    engine = engine_of(settings)
+    engine = engine_options(settings)
     opened = open_to_fit(traces or [])
     given = {"num_threads": threads, **engine}
     tuning = prepare(opened, settings, cost_model, warn=console.warn, **given)
     if out is not None:
         prepare_folder(out)
     return tuned(tuning, opened, out)
-
-
-def engine_of(settings: TuneConfig) -> dict[str, Any]:
-    """What `tuning.prepare` takes of the engine of `--for`; nothing without one."""
-    from specctl.engines.export import check_load, engine_named
-
-    if settings.for_engine is None:
-        return {}
-    engine = engine_named(settings.for_engine, "--for")
-    check_load(engine, "--batch-size", settings.batch_size)
-    return {"runs": engine.runs, "batching": engine.batching}
 
 
 @verb(

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from specctl import console
 from specctl.cli.app import app
 from specctl.cli.options import DenseTracesArgument, ReplayThreadsOption, open_to_fit
 from specctl.cli.registry import WriterConfig
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.errors import UsageError, check_choice
-from specctl.policy import Policy, as_chain
 from specctl.records import option
 from specctl.replay.config import TuneConfig
 
@@ -164,20 +161,13 @@ def recalibrate(
 
     With --promote it is published and the alias moved; `registry rollback` undoes that.
     """
-    import inspect
     import os
 
-    from specctl.cli import fitting
     from specctl.cli import registry as publishing
-    from specctl.cli.judging import engine_of
-    from specctl.cli.verbs import options_of
-    from specctl.logs.trace_set import domain_of
-    from specctl.policy import StaticTree
     from specctl.registry.names import parse_new_alias
-    from specctl.replay.tune.publish import POLICY_FOLDER, publish
-    from specctl.replay.tune.tuning import prepare
+    from specctl.replay.tune.publish import POLICY_FOLDER
     from specctl.runtime.output import json_bytes, prepare_folder, write_whole
-    from specctl.runtime.words import resolve_policy, words_of
+    from specctl.runtime.words import resolve_policy
     from specctl.watch import recalibrate as room
 
     settings: TuneConfig = config.build(families=family or ())
@@ -186,37 +176,13 @@ def recalibrate(
     if promote is not None:
         parse_new_alias(alias)
         if not place:
-            expected, fix = "a registry", "name it, or set SPECCTL_REGISTRY"
-            raise UsageError(f"--promote: expected {expected}, found none", hint=fix)
+            raise UsageError("--promote needs --registry, or SPECCTL_REGISTRY")
     opened = open_to_fit(traces)
     named = resolve_policy(policy, opened.fingerprint, allow_lossy=True)
-    manifest = named.parts[0][1].manifest if named.artifact_digest else None
-    families = settings.families or room.families_to_search(named.policy, manifest)
-    fit = dict(manifest.fit or {}) if manifest is not None else {}
-    kind = {"cart": "hetero"}.get(str(fit.get("kind")), str(fit.get("kind")))
     prepare_folder(out)
-    if kind in fitting.FITS and not settings.families:
-        again, model = fitting.FITS[kind]
-        taken = inspect.signature(again).parameters
-        paths = {one.name: one.path for one in options_of(model) if one.name in taken}
-        stored = room.stored_options(fit, paths)
-        stored |= {"held_out": settings.held_out_frac, "seed": settings.seed}
-        if kind == "hetero":
-            base = StaticTree.model_validate(fit["base"])
-            stored["base"] = words_of(Policy(shape=base))
-        with console.progress("refit", None):
-            again(traces=traces, out=out / "fit", **stored)
-        families = (str(out / "fit"),)
-    served_by = settings.for_engine or fit.get("for_engine")
-    searched = settings.model_copy(update={"families": families, "for_engine": served_by})
-    engine = engine_of(searched)
-    engine |= {"num_threads": threads, "beside": [replace(named, label=policy)]}
-    tuning = prepare(opened, searched, cost_model, warn=console.warn, **engine)
-    deployed = as_chain(named.policy) if served_by == "vllm" else named.policy
-    found = room.compare(tuning, deployed, policy)
+    found = room.recalibrate(opened, named, policy, settings, cost_model, out, num_threads=threads)
     data, parts = {**found.to_json(), "promoted": None}, found.shown()
     if found.is_better:
-        publish(found.tuned, out, opened.fingerprint, domain_of(opened), opened.snapshots)
         parts.append(f"wrote {out / POLICY_FOLDER}")
     if found.is_better and promote is not None:
         reason = (

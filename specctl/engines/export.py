@@ -26,7 +26,7 @@ from specctl.engines.vllm_flags import VLLM
 from specctl.errors import EngineError, UsageError, check_choice
 from specctl.policy import PerRequest, Policy, RootOnly, Strict, as_chain, parse_policy
 from specctl.records import canonical_json
-from specctl.replay.config import ReplayConfig, ShowProgress, no_progress
+from specctl.replay.config import ReplayConfig, ShowProgress, TuneConfig, no_progress
 from specctl.runtime.words import (
     NamedPolicy,
     names_artifact,
@@ -112,6 +112,15 @@ class Source:
                 ),
             )
         return found
+
+
+def engine_options(settings: TuneConfig) -> dict[str, Any]:
+    """What `tuning.prepare` takes of the engine of `--for`; nothing without one."""
+    if settings.for_engine is None:
+        return {}
+    engine = engine_named(settings.for_engine, "--for")
+    check_load(engine, "--batch-size", settings.batch_size)
+    return {"runs": engine.runs, "batching": engine.batching}
 
 
 def read_source(text: str) -> Source:

@@ -33,6 +33,18 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 SEED: int = option(0, "Seed of the split by prompt and of all that draws")
 
 
+class FitConfig(Record):
+    """Settings of a fit to traces."""
+
+    held_out_frac: float = HELD_OUT
+    seed: Seed = SEED
+
+    @classmethod
+    def fields_for(cls, support: Any, seed: int, predicts: str = "conditional") -> dict[str, Any]:
+        """Fields that depend on what traces hold, on the seed and on the label."""
+        return {}
+
+
 def check_sizes(*sizes: tuple[str, int, int]) -> None:
     """Raises `UsageError` for an option, beyond what the traces hold of it."""
     for flag, wanted, held in sizes:
@@ -46,7 +58,7 @@ def check_sizes(*sizes: tuple[str, int, int]) -> None:
 # --------------------------------------------------------------------------- HeteroSpec's bins
 
 
-class CartConfig(Record):
+class CartConfig(FitConfig):
     """Settings for fitting HeteroSpec's bins.
 
     Attributes:
@@ -90,8 +102,6 @@ class CartConfig(Record):
     max_rows: int = option(
         200_000, "Rounds read at most, a seeded sample of those of all prompts", ge=1000
     )
-    held_out_frac: float = HELD_OUT
-    seed: Seed = SEED
 
 
 # --------------------------------------------------------------------------- node scorers
@@ -169,7 +179,7 @@ class FfnConfig(Record):
         return max(self.epochs, math.ceil(self.min_steps / steps))
 
 
-class ScoredConfig(Record):
+class ScoredConfig(FitConfig):
     """Settings of every fit of a node scorer.
 
     Attributes:
@@ -197,18 +207,21 @@ class ScoredConfig(Record):
     min_level_prob: Probability = option(
         0.0, "Of all nodes together that a level would expand, below which drafting stops"
     )
-    held_out_frac: float = HELD_OUT
-    seed: Seed = SEED
+
+    @classmethod
+    def fields_for(cls, support: Any, seed: int, predicts: str = "conditional") -> dict[str, Any]:
+        kind = type(cls.model_fields["nodes"].default)
+        return {"nodes": {**kind.defaults(support, predicts), "seed": seed}}
 
 
 class C2TConfig(ScoredConfig):
-    """Settings for fitting C2T.
-
-    Attributes:
-        ffn: the network.
-    """
+    """Settings for fitting C2T, whose network is `ffn`."""
 
     ffn: FfnConfig = FfnConfig()
+
+    @classmethod
+    def fields_for(cls, support: Any, seed: int, predicts: str = "conditional") -> dict[str, Any]:
+        return {**super().fields_for(support, seed, predicts), "ffn": {"seed": seed}}
 
 
 class SurvivalNodeConfig(NodeConfig):
@@ -248,7 +261,7 @@ class SurvivalConfig(ScoredConfig):
 # --------------------------------------------------------------------------- ECHO's gates
 
 
-class EchoConfig(Record):
+class EchoConfig(FitConfig):
     """Settings for fitting ECHO's gates; the first five: see `SparseGates`."""
 
     depth: Depth = option(
@@ -288,12 +301,9 @@ class EchoConfig(Record):
     max_rows: int = option(
         200_000, "Positions judged at most, a seeded sample of those of all prompts", ge=1000
     )
-    held_out_frac: float = HELD_OUT
-    seed: Seed = SEED
 
     @classmethod
-    def defaults(cls, support: Any) -> dict[str, int]:
-        """Sizes that the traces hold."""
+    def fields_for(cls, support: Any, seed: int, predicts: str = "conditional") -> dict[str, Any]:
         most = {"depth": support.depth, "width": support.top_k, "max_width": support.top_k}
         return {name: min(cls.model_fields[name].default, held) for name, held in most.items()}
 
@@ -328,6 +338,15 @@ class EchoConfig(Record):
     def _describes_a_tree(self) -> Self:
         _ = self.open_shape
         return self
+
+
+FITS: dict[str, type[FitConfig]] = {
+    "hetero": CartConfig,
+    "c2t": C2TConfig,
+    "survival": SurvivalConfig,
+    "echo": EchoConfig,
+}
+"""Fits to traces that `fit auto` tries, and that are fitted again on other traces."""
 
 
 # --------------------------------------------------------------------------- paired runs

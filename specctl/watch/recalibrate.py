@@ -7,30 +7,38 @@ becomes a candidate if it is faster than both by more than its interval.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from specctl.artifacts.manifest import Manifest
+from specctl.engines.export import engine_options
 from specctl.errors import UsageError
 from specctl.formatting import Table
-from specctl.policy import JensenShannon, Mars, Policy, Strict, policy_digest
+from specctl.logs.trace_set import TraceSet, domain_of
+from specctl.policy import JensenShannon, Mars, Policy, Strict, as_chain, policy_digest
 from specctl.policy.families import family_of, parse_policy
 from specctl.progress import advance, progress
 from specctl.records import Record, canonical_json
+from specctl.replay.config import TuneConfig
 from specctl.replay.facts import MARKED_BELOW, PLAIN, to_time
 from specctl.replay.ladder.static import is_static
 from specctl.replay.rounds import check_held, replay
 from specctl.replay.tune.candidates import STATIC
+from specctl.replay.tune.publish import publish
 from specctl.replay.tune.search import resample
-from specctl.replay.tune.tuning import Tuned, Tuning
+from specctl.replay.tune.tuning import Tuned, Tuning, prepare
 from specctl.replay.tune.verdict import TuneResult
-from specctl.runtime.words import words_of, words_of_part
+from specctl.runtime.words import NamedPolicy, words_of, words_of_part
 from specctl.stats import Interval
+from specctl.train.fits import refit, write_fit
 
+log = logging.getLogger(__name__)
 COMPARED = ("deployed", "refit", "static")
 
 
@@ -133,6 +141,45 @@ class Recalibration:
         return [Table(title, ("", "policy", "tokens/s"), rows, left=2), lines]
 
 
+def recalibrate(
+    traces: TraceSet,
+    named: NamedPolicy,
+    label: str,
+    config: TuneConfig,
+    cost_model: Path,
+    out: Path,
+    *,
+    num_threads: int = 1,
+) -> Recalibration:
+    """Fits or tunes a deployed policy again on recent traces; a better one is written.
+
+    Args:
+        traces: dense. label: the deployed policy as it was named.
+        config: of the search; its families take the place of those that the policy came from.
+        out: a refit goes to its `fit/`, a better policy to `policy/`.
+
+    Raises:
+        UsageError, TraceError, TraceMismatchError: see `families_to_search`, `prepare`, `compare`.
+    """
+    manifest = named.parts[0][1].manifest if named.artifact_digest else None
+    families = config.families or families_to_search(named.policy, manifest)
+    fit: Mapping[str, Any] = (manifest and manifest.fit) or {}
+    if not config.families:
+        again = refit(fit, traces, held_out_frac=config.held_out_frac, seed=config.seed)
+        if again is not None:
+            write_fit(again, out / "fit", traces)
+            families = (str(out / "fit"),)
+    served_by: Any = config.for_engine or fit.get("for_engine")
+    searched = config.model_copy(update={"families": families, "for_engine": served_by})
+    options = engine_options(searched) | {"num_threads": num_threads}
+    beside = [replace(named, label=label)]
+    tuning = prepare(traces, searched, cost_model, warn=log.warning, beside=beside, **options)
+    found = compare(tuning, as_chain(named.policy) if served_by == "vllm" else named.policy, label)
+    if found.is_better:
+        publish(found.tuned, out, traces.fingerprint, domain_of(traces), traces.snapshots)
+    return found
+
+
 def families_to_search(policy: Policy, manifest: Manifest | None) -> tuple[str, ...]:
     """The families that a deployed policy was chosen from; none where it was fitted or is static.
 
@@ -194,9 +241,9 @@ def compare(tuning: Tuning, deployed: Policy, label: str) -> Recalibration:
     Raises:
         TraceMismatchError: the log lacks what the deployed policy wants, see `check_held`.
     """
-    log, what = tuning.evaluator.log.only(tuning.search.split.held_out), f"replay of {label}"
-    [rounds] = replay(log, [Policy(shape=deployed.shape)], with_bounds=False)
-    check_held(log, deployed, rounds.outcomes.support, what)
+    part, what = tuning.evaluator.log.only(tuning.search.split.held_out), f"replay of {label}"
+    [rounds] = replay(part, [Policy(shape=deployed.shape)], with_bounds=False)
+    check_held(part, deployed, rounds.outcomes.support, what)
     with progress("scorings", tuning.num_scorings):
         tuned = tuning.run(on_setting=partial(advance, "scorings"))
     result = tuned.result
@@ -210,7 +257,7 @@ def compare(tuning: Tuning, deployed: Policy, label: str) -> Recalibration:
     ]
     search, prompts = tuning.search, tuning.search.split.held_out
     found = tuning.evaluator(policies, prompts, search.num_runs)
-    check_held(log, deployed, found[0].support, what)
+    check_held(part, deployed, found[0].support, what)
     resamples = resample(len(prompts), search.num_runs, search.seed)
     with np.errstate(divide="ignore", invalid="ignore"):
         drawn = [search.drawn(resamples, *pair) for pair in zip(policies, found, strict=True)]
@@ -236,19 +283,3 @@ def compare(tuning: Tuning, deployed: Policy, label: str) -> Recalibration:
             }
         ),
     )
-
-
-def stored_options(fit: Mapping[str, Any], paths: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
-    """The options of a fit as its artifact keeps them, by name; those it lacks are left out.
-
-    Args:
-        paths: where the option of a name stands in the record.
-    """
-    found = {}
-    for name, path in paths.items():
-        value: Any = fit
-        for part in path:
-            value = value.get(part) if isinstance(value, Mapping) else None
-        if value is not None:
-            found[name] = ",".join(map(str, value)) if isinstance(value, list) else value
-    return found
