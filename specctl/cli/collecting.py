@@ -89,7 +89,7 @@ def collect(
         return Answer(found.to_json(), [found.render()])
     with console.progress("loading models", None):
         decoder = work.decoder(models.load_pair())
-    loaded = models.with_room(decoder.pair, loaded, console.warn)
+    loaded = models.with_room(decoder.pair, loaded)
     sampled = loaded[:: settings.dense_every] if settings.dense_every else []
     num_prompts = sum(part.holds(prompt.prompt_id) for prompt in [*loaded, *sampled])
     with console.progress("finished prompts", num_prompts) as tick:

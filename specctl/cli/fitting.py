@@ -185,7 +185,7 @@ def _certify(
     loaded = judged_prompts(prompts, paired)
     with progress("loading models", None):
         pair = paired.load_pair()
-    loaded = paired.with_room(pair, loaded, console.warn)
+    loaded = paired.with_room(pair, loaded)
     base = resolve_policy(shape, pair.fingerprint, allow_lossy=True).policy  # its shape alone
     settings = config.build(**defaults, contract={"kind": paired.loss_kind})
     place = out.with_name(f"{out.name}.runs")

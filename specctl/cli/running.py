@@ -16,11 +16,13 @@ from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.errors import UsageError
 from specctl.formatting import Table
+from specctl.progress import progress
 from specctl.records import PositiveInt, option
 from specctl.runtime.config import Decisions, DecodingConfig
 
 if TYPE_CHECKING:
     from specctl.collect.recorder import TraceRecorder
+    from specctl.runtime.compare import Comparison
     from specctl.runtime.conversations import Conversation, DecodeSettings
     from specctl.runtime.load import Pair
 
@@ -84,8 +86,7 @@ def run(
     refuse_together(context, "compare", "policy")
     refuse_together(context, "compare", "trace")  # a set is of one policy
     if dense_every is not None and trace is None:
-        expected, fix = "--trace TRACES, beside which it stands", "add it, or leave this out"
-        raise UsageError(f"--dense-every: expected {expected}, found no --trace", hint=fix)
+        raise UsageError("--dense-every needs --trace, the set that the dense one stands beside")
     if trace is not None:
         for place in (trace, *([sample_place(trace)] if dense_every else [])):
             check_place(open_place(place), resume=False)
@@ -100,7 +101,6 @@ def run(
         limit_seed=config.limit_seed,
         warn=console.warn,
     )
-    settings = config.settings
     # Before minutes of loading models: a mistyped policy shows at once.
     named = resolve_policies(compare or policy, allow_lossy=allow_lossy, offline=offline)
     config.check()
@@ -108,68 +108,63 @@ def run(
     from specctl.collect.dense import collect_dense
     from specctl.collect.live import recording
     from specctl.policy import FullTree
-    from specctl.runtime.compare import compare_policies, verdict, write_results
+    from specctl.runtime.compare import compare_policies, write_results
     from specctl.runtime.load import expectation
 
-    with console.progress("loading models", None):
+    with progress("loading models", None):
         pair = config.load_pair()
-    loaded = config.with_room(pair, loaded, console.warn)
-    expect = expectation(pair, config.batch_size, allow_mismatch=allow_mismatch)
-    check_policies(named, expect)
+    loaded, settings, size = config.with_room(pair, loaded), config.settings, config.batch_size
+    check_policies(named, expectation(pair, size, allow_mismatch=allow_mismatch))
     with ExitStack() as stack:
-        tick = stack.enter_context(console.progress("decoded prompts", len(loaded) * len(named)))
+        stack.enter_context(progress("decoded prompts", len(loaded) * len(named)))
         recorder: TraceRecorder | None = None
         if trace is not None:
-            running = recording(pair, loaded, named[0].policy, settings, trace)
-            recorder = stack.enter_context(running)
-
-        def on_prompt(prompt_id: str) -> None:
-            tick()
-            if recorder is not None:
-                recorder.finish_prompt(prompt_id)
-
+            policy_run = named[0].policy
+            recorder = stack.enter_context(recording(pair, loaded, policy_run, settings, trace))
         comparison = compare_policies(
             pair,
             named,
             loaded,
             settings,
-            batch_size=config.batch_size,
+            batch_size=size,
             decisions=decisions,
-            on_prompt=on_prompt,
+            on_prompt=None if recorder is None else recorder.finish_prompt,
             observer=recorder,
             on_tokens=on_tokens and on_tokens(pair.target.tokenizer),
         )
     sampled = []
     if trace is not None and dense_every is not None:
-        place, size = sample_place(trace), config.batch_size
-        dense = collect_dense(
-            pair, loaded[::dense_every], settings, place, FullTree(), batch_size=size
-        )
+        texts, place = loaded[::dense_every], sample_place(trace)
+        dense = collect_dense(pair, texts, settings, place, FullTree(), batch_size=size)
         sampled = [dense.render()]
-    results, waiting = comparison.results, comparison.waiting_frac
-    rows = [result.summary() | {"waiting_frac": waiting} for result in results]
     if out is not None:
-        write_results(out, comparison, pair, settings, config.batch_size, decisions)
-    table = comparison_table(rows, run_title(pair, len(loaded), settings))
-
-    def end() -> None:
-        for row in rows:
-            if row["fallback_calls"]:
-                console.warn(
-                    f"{row['policy']} failed in {row['fallback_calls']} of {row['calls']} calls, "
-                    "which a static plan decided; the text is not touched by that"
-                )
-        if comparison.is_interrupted:
-            raise KeyboardInterrupt
-
-    if len(named) == 1:
-        texts = [] if stream else texts_of(comparison.results[0].conversations)
-        return Answer(rows, [texts, table, *sampled], end)
-    told = [verdict(results), *waiting_lines(waiting)]
-    return Answer(rows, [table, *filter(None, told), equality_line(rows)], end)
+        write_results(out, comparison, pair, settings, size, decisions)
+    title = run_title(pair, len(loaded), settings)
+    return answer_of(comparison, title, sampled, with_texts=not stream)
 
 
 # --------------------------------------------------------------------------- what it prints
+
+
+def answer_of(
+    comparison: Comparison, title: str, sampled: Sequence[Any], *, with_texts: bool
+) -> Answer:
+    """The table of a run, its texts, or of a comparison its verdict."""
+    from specctl.runtime.compare import verdict
+
+    results, waiting = comparison.results, comparison.waiting_frac
+    rows = [result.summary() | {"waiting_frac": waiting} for result in results]
+    table = comparison_table(rows, title)
+
+    def end() -> None:
+        if comparison.is_interrupted:
+            raise KeyboardInterrupt
+
+    if len(results) == 1:
+        texts = texts_of(results[0].conversations) if with_texts else []
+        return Answer(rows, [texts, table, *sampled], end)
+    lines = [verdict(results), *waiting_lines(waiting), equality_line(rows)]
+    return Answer(rows, [table, *filter(None, lines)], end)
 
 
 def texts_of(conversations: Sequence[Conversation]) -> list[str]:

@@ -170,7 +170,11 @@ class Worker:
         work, warnings, pair = self._work, list[str](), self._decoder.pair
         begun = None if responses is None else responses.of([])
         work.collect(self._decoder, [], begun, resume=True, own_prompts=True)
-        fitting = work.models.with_room(pair, prompts, warnings.append)
+        fitting = work.models.with_room(pair, prompts)
+        if long := len(prompts) - len(fitting):
+            warnings = [
+                f"{long} of {len(prompts)} prompts skipped: longer than the model's context"
+            ]
         listing = read_listing(work.out, verify=False)
         with TraceWriter(
             listing.place, listing, work.settings.tokens, listing.header.policy

@@ -8,6 +8,7 @@ a verdict on two of them is of the pairs of times of each prompt.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import time
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 
 from specctl.policy import Ratio, RootOnly
+from specctl.progress import advance
 from specctl.runtime.api import Decoder
 from specctl.runtime.capture import GraphCounters, GraphSettings
 from specctl.runtime.config import Decisions
@@ -47,6 +49,7 @@ from specctl.stats import (
     swap_p_value,
 )
 
+log = logging.getLogger(__name__)
 BATCHES_A_TURN = 4
 """Of prompts: the last batch of a turn runs empty, the others run full."""
 MAX_P_VALUE = 0.01
@@ -56,7 +59,7 @@ SCHEDULED = Path("/proc/thread-self/schedstat")
 
 
 def waited_us() -> float | None:
-    """Time that this thread has waited for a processor until now; None where nobody counts it."""
+    """Time that this thread waited for a processor until now; None where it is not counted."""
     try:
         return float(SCHEDULED.read_text().split()[1]) / 1e3
     except (OSError, IndexError, ValueError):
@@ -177,7 +180,7 @@ def compare_policies(
     observer: Observer | None = None,
     on_tokens: OnTokens | None = None,
 ) -> Comparison:
-    """Decodes the prompts under every policy, in turns, after a warm-up where nobody observes.
+    """Decodes the prompts under every policy, in turns, after a warm-up that is not observed.
 
     A turn is a prompt; with `batch_size` above 1, so many batches of prompts that most of a turn
     runs at full batch. A single policy takes all prompts in one turn. Ctrl-C ends the comparison
@@ -224,6 +227,13 @@ def compare_policies(
     ]
     is_interrupted = sum(len(turns[0].conversations) for turns in finished) < len(prompts)
     waiting = None if waited is None else min(1.0, ((waited_us() or 0.0) - waited) / wall_us)
+    for run in runs:
+        if failed := run.metrics.fallback_calls:
+            log.warning(
+                "%s failed in %s of %s calls, which a static plan decided; the text is not touched "
+                "by that",
+                *(run.named.label, failed, run.metrics.calls),
+            )
     return Comparison(checked_against_plain(runs, pair), is_interrupted, waiting)
 
 
@@ -246,6 +256,7 @@ def take_turn(
     finished, began = {}, time.perf_counter()
     for conversation in decoder.converse(prompts, settings, on_tokens):
         finished[conversation.prompt.prompt_id] = conversation
+        advance("decoded prompts")
         if on_prompt is not None:
             on_prompt(conversation.prompt.prompt_id)
     spent = time.perf_counter() - began

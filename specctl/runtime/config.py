@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from specctl.errors import PromptTooLongError
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from specctl.runtime.conversations import DecodeSettings
     from specctl.runtime.load import Pair
 
-
+log = logging.getLogger(__name__)
 Decisions = Literal["auto", "fused", "torch", "onnx"]
 """Where a policy's learned part is computed; the rule stays the same.
 
@@ -114,7 +115,7 @@ class DecodingConfig(ModelsConfig):
         sampling = Sampling(self.temperature, self.top_k, self.top_p, self.seed)
         return DecodeSettings(self.max_new_tokens, sampling)
 
-    def with_room(self, pair: Pair, prompts: Sequence[Any], warn: Callable[[str], None]) -> Any:
+    def with_room(self, pair: Pair, prompts: Sequence[Any]) -> Any:
         """The prompts that fit into the model's context; others are counted in a warning.
 
         Raises:
@@ -135,9 +136,8 @@ class DecodingConfig(ModelsConfig):
         if error is not None:
             if not kept:
                 raise error
-            long = len(prompts) - len(kept)
-            warn(
-                f"{long} of {len(prompts)} prompts skipped: longer than the model's "
-                f"context ({pair.target.model.context_tokens} tokens)"
+            log.warning(
+                "%s of %s prompts skipped: longer than the model's context (%s tokens)",
+                *(len(prompts) - len(kept), len(prompts), pair.target.model.context_tokens),
             )
         return kept
