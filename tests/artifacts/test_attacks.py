@@ -24,8 +24,7 @@ from tests.artifacts.examples import PAIR
 from tests.artifacts.hostile import families, family, sound
 from tests.artifacts.hostile.files import may_make_devices
 from tests.cli.command import refuses
-from tests.runtime.toy import toy_requests
-from tests.runtime.toy_loops import loop_of
+from tests.runtime.toy import loop_of, toy_requests
 
 FAMILIES = families()
 SECONDS, GROWTH_MIB = 2.0, 256

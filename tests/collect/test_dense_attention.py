@@ -15,8 +15,7 @@ from specctl.collect.dense.drafters import DenseSmallModel
 from specctl.runtime.attention import ATTENTION
 from specctl.runtime.cached_model import CachedModel
 from tests.collect.attention import exact_attention
-from tests.runtime.families import FAMILIES
-from tests.runtime.toy import VOCAB, toy_model
+from tests.runtime.toy import FAMILIES, VOCAB, toy_model
 
 HEADS, KV_HEADS, DIM = 6, 2, 8
 Attention = Callable[[Tensor, Prefix, Nodes, float], Tensor]

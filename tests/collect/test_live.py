@@ -23,7 +23,7 @@ from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.requests import Request
 from tests.collect.lanes import FakeLane
-from tests.runtime.tape import TapeCapture
+from tests.runtime.captured import TapeCapture
 
 
 def test_dropped_prompts_are_told_and_resumed(

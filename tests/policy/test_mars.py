@@ -18,7 +18,7 @@ from specctl.policy.mars import Mars, MarsRule, top_two
 from specctl.policy.verification import StrictAcceptance, Verification
 from specctl.tree import TokenTree
 from tests.policy.drafts import tree_of_nodes, verification
-from tests.runtime.small_trees import all_trees, tree_of
+from tests.runtime.table import all_trees, tree_of
 
 ROOT, A, B, C, EOS = 0, 1, 2, 3, 4
 VOCAB = 5

@@ -34,7 +34,7 @@ from specctl.runtime.load import Pair
 from specctl.runtime.requests import Stopwatch
 from tests.cli.command import passes, refuses, specctl
 from tests.replay.costs import PUBLISHED, SMALL, grid, table_model, toy
-from tests.runtime.tape import TapeCapture
+from tests.runtime.captured import TapeCapture
 from tests.runtime.toy import toy_requests
 
 

@@ -25,7 +25,7 @@ from specctl.runtime.capture import (
     bucket_of,
     token_tiers,
 )
-from tests.runtime.tape import TapeCapture
+from tests.runtime.captured import TapeCapture
 
 
 class Work:

@@ -49,6 +49,8 @@ from specctl.runtime.state import Rows
 from specctl.tree import DraftPool
 from tests.kernels.rounds import SHAPES
 from tests.runtime.captured import (
+    HostReadError,
+    TapeCapture,
     check_captured,
     decode,
     drive,
@@ -61,10 +63,7 @@ from tests.runtime.captured import (
     small_pair,
     tape,
 )
-from tests.runtime.families import FAMILIES
-from tests.runtime.tape import HostReadError, TapeCapture
-from tests.runtime.toy import toy_model, toy_requests
-from tests.runtime.toy_loops import Kept, join_at_random, texts_of
+from tests.runtime.toy import FAMILIES, Kept, join_at_random, texts_of, toy_model, toy_requests
 
 TREE = StaticTree(depth=4, top_k=4, num_tokens=20)
 COSTS = StepCost(token_counts=(1, 8, 16, 48, 96), step_us=(100.0, 110.0, 140.0, 330.0, 700.0))

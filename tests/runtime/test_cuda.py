@@ -27,7 +27,7 @@ from specctl.tree import DraftPool
 from tests.kernels.helpers import no_sync
 from tests.kernels.rounds import SHAPES
 from tests.runtime.captured import decode, make_loop, ordinary, requests, run
-from tests.runtime.toy_loops import Kept
+from tests.runtime.toy import Kept
 
 pytestmark = pytest.mark.cuda
 DRAWN = (Sampling(), Sampling(0.8), Sampling(1.0, top_k=20), Sampling(1.1, top_p=0.8))

@@ -19,9 +19,9 @@ from specctl.runtime.requests import Request, RoundRecord
 from specctl.runtime.twins import TwinSession
 from tests.artifacts.examples import HETERO, POLICIES
 from tests.policy.scorers import SCORED
+from tests.runtime.captured import TapeCapture
 from tests.runtime.equality import BASE, requests_of
 from tests.runtime.onnx_devices import NEEDS_ONNXRUNTIME, SHAPES, open_device
-from tests.runtime.tape import TapeCapture
 
 pytestmark = NEEDS_ONNXRUNTIME
 NETWORK = SHAPES["network"]

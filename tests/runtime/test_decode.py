@@ -10,8 +10,16 @@ from specctl.errors import PromptTooLongError, UsageError
 from specctl.policy import ElasticBudget, Policy, StaticTree
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.requests import Request, pooled
-from tests.runtime.toy import toy_pair, toy_requests
-from tests.runtime.toy_loops import POLICIES, TREE, Kept, decode, loop_of, texts_of
+from tests.runtime.toy import (
+    POLICIES,
+    TREE,
+    Kept,
+    decode,
+    loop_of,
+    texts_of,
+    toy_pair,
+    toy_requests,
+)
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -21,19 +21,22 @@ import torch
 
 from specctl.kernels.verify_tree import walk_tree
 from specctl.runtime.requests import RoundRecord
-from tests.runtime.loops import (
+from tests.runtime.table import (
     ALL_SEEDS,
     BUDGETS,
     POLICIES,
     PROMPT,
+    TOTAL,
+    VOCAB,
+    all_trees,
     law_of,
     loop_texts,
+    target_law,
     target_weight,
     text_of,
+    tree_of,
     true_law,
 )
-from tests.runtime.small_trees import all_trees, tree_of
-from tests.runtime.table import TOTAL, VOCAB, target_law
 
 
 @cache

@@ -34,8 +34,7 @@ from tests.runtime.registries import (
     trusting,
     version,
 )
-from tests.runtime.toy import toy_requests
-from tests.runtime.toy_loops import Kept, loop_of, texts_of
+from tests.runtime.toy import Kept, loop_of, texts_of, toy_requests
 
 ROOMY = Policy(shape=StaticTree(depth=11, top_k=10, num_tokens=1000))
 AWAY = StoreError("team: expected this, found that", hint="do so")

@@ -29,9 +29,8 @@ from specctl.runtime import runnable
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.runnable import fallback_policy
 from tests.policy.scorers import steps
-from tests.runtime.loops import ALL_SEEDS, loop_texts, text_of
-from tests.runtime.toy import toy_pair, toy_requests
-from tests.runtime.toy_loops import Failing, Kept, loop_of, texts_of
+from tests.runtime.table import ALL_SEEDS, loop_texts, text_of
+from tests.runtime.toy import Failing, Kept, loop_of, texts_of, toy_pair, toy_requests
 
 pytestmark = pytest.mark.policy_faults
 TREE = StaticTree(depth=4, top_k=3, num_tokens=12)

@@ -22,8 +22,7 @@ from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.drafter import SmallModelDrafter
 from specctl.runtime.requests import Request
 from tests.runtime.captured import make_loop, pair, small_pair
-from tests.runtime.families import FAMILIES, GROUPED
-from tests.runtime.toy import toy_config, toy_model, toy_requests
+from tests.runtime.toy import FAMILIES, GROUPED, toy_config, toy_model, toy_requests
 from tests.trees import ancestor_mask
 
 PREFIX = [5, 9, 2, 7, 30, 11]

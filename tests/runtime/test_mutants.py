@@ -24,8 +24,7 @@ from specctl.runtime.state import Rows
 from specctl.runtime.verifying import Asked, Draft, Verifier
 from specctl.tree import DraftPool
 from tests.runtime import table
-from tests.runtime.inversion import CellDraw
-from tests.runtime.loops import ALL_SEEDS, BUDGETS, POLICIES, loop_texts, text_of
+from tests.runtime.table import ALL_SEEDS, BUDGETS, POLICIES, CellDraw, loop_texts, text_of
 
 Patch = pytest.MonkeyPatch
 SEEDS = ALL_SEEDS[::3]

@@ -22,9 +22,8 @@ from specctl.runtime import runnable
 from specctl.runtime.requests import Completion, RoundRecord, Sampling
 from specctl.runtime.state import SlotMemory
 from specctl.runtime.words import resolve_policy
-from tests.runtime import toy_loops
-from tests.runtime.toy import toy_requests
-from tests.runtime.toy_loops import (
+from tests.runtime.toy import (
+    POLICIES,
     Kept,
     Texts,
     decode,
@@ -32,6 +31,7 @@ from tests.runtime.toy_loops import (
     loop_of,
     mixed_requests,
     texts_of,
+    toy_requests,
 )
 
 COSTS = StepCost(token_counts=(1, 8, 16, 24), step_us=(100.0, 104.0, 112.0, 125.0))
@@ -68,14 +68,12 @@ DIVERGING = {
     ),
 }
 RELAXED = {
-    f"{form} on {shape}": Policy(
-        shape=toy_loops.POLICIES[shape].shape, acceptance=Mars(form=form, theta=0.5)
-    )
+    f"{form} on {shape}": Policy(shape=POLICIES[shape].shape, acceptance=Mars(form=form, theta=0.5))
     for form in ("prob_ratio", "ratio")
     for shape in ("chain", "eagle2")
 }
 LOSSLESS = {
-    **toy_loops.POLICIES,
+    **POLICIES,
     **REMEMBERING,
     **{
         name: resolve_policy(spec, step_cost=COSTS).policy
@@ -214,7 +212,7 @@ SAMPLINGS = {"greedy": None, "sampled": Sampling(1.0, top_p=0.9, seed=5)}
 
 @cache
 def accepted(shape: str, acceptance: Mars | Strict, sampling: str) -> Texts:
-    policy = Policy(shape=toy_loops.POLICIES[shape].shape, acceptance=acceptance)
+    policy = Policy(shape=POLICIES[shape].shape, acceptance=acceptance)
     requests = toy_requests(8, 16, sampling=SAMPLINGS[sampling])
     # Noise enough that second choices are drafted.
     return texts_of(decode(policy, requests, batch_size=8, noise=0.08).values())

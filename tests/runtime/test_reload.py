@@ -29,8 +29,7 @@ from specctl.runtime.reload import is_closed
 from specctl.runtime.requests import Request
 from tests.policy.scorers import steps
 from tests.runtime.captured import make_loop, ordinary, pair, requests, tape
-from tests.runtime.toy import toy_requests
-from tests.runtime.toy_loops import Failing, Kept, loop_of, texts_of
+from tests.runtime.toy import Failing, Kept, loop_of, texts_of, toy_requests
 
 LARGE = Policy(shape=StaticTree(depth=4, top_k=3, num_tokens=12))
 SMALL = Policy(shape=StaticTree(depth=2, top_k=2, num_tokens=4))

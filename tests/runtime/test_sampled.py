@@ -27,7 +27,7 @@ from specctl.runtime.requests import Request, RoundRecord, Sampling
 from specctl.runtime.round import Round
 from tests.policy.ratio_reference import text_of
 from tests.runtime import table
-from tests.runtime.toy_loops import Failing, decode, mixed_requests, texts_of
+from tests.runtime.toy import Failing, decode, mixed_requests, texts_of
 
 PROMPT, SIZE = (0, 2, 1), 12
 SEEDS = range(16)

@@ -16,7 +16,7 @@ from specctl.policy import Chain, Policy
 from specctl.runtime.requests import Request, Sampling
 from specctl.runtime.round import check_finite
 from specctl.runtime.sampling import SamplingTable, process_logits
-from tests.runtime.toy_loops import decode
+from tests.runtime.toy import decode
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
