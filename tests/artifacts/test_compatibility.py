@@ -23,7 +23,6 @@ def manifests(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Manifest]:
 
 
 def changed(manifest: Manifest, **fields: Any) -> Manifest:
-    """The manifest with other fields of its pair or its domain."""
     pair = {k: v for k, v in fields.items() if k in type(PAIR).model_fields}
     domain = {k: v for k, v in fields.items() if k in Domain.model_fields}
     parts = {

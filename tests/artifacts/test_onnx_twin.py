@@ -39,11 +39,7 @@ GATES = [
     SparseGates(gate_levels=(1, 4), thresholds=(0.3, 0.05)),
     SparseGates(gate_levels=(1, 2, 5, 8), thresholds=(0.0, 0.5, 1.0, 0.1)),
 ]
-SCORERS = {
-    "network": FFN,
-    "48 hidden": random_network(3, hidden=48),
-    "table": copy_table(),
-}
+SCORERS = {"network": FFN, "48 hidden": random_network(3, hidden=48), "table": copy_table()}
 TWINS = {
     **{name: Policy(shape=shape) for name, shape in BINS.items()},
     **{str(shape.gate_levels): Policy(shape=shape) for shape in GATES},
@@ -59,7 +55,6 @@ CPU = torch.device("cpu")
 
 
 def asked(shape: Any, port: Port, given: np.ndarray) -> np.ndarray:
-    """One output of a shape's twin."""
     model = twin_bytes(Policy(shape=shape))
     assert model is not None
     found: np.ndarray = TwinSession(model, port, CPU)(torch.from_numpy(given)).numpy()
@@ -67,7 +62,6 @@ def asked(shape: Any, port: Port, given: np.ndarray) -> np.ndarray:
 
 
 def planned(shape: EntropyBins, phi: np.ndarray) -> list[np.ndarray]:
-    """Bin, depth and size of each Φ, by the twin."""
     ports = (Port("phi", name, torch.int64) for name in ("bin", "depth", "num_tokens"))
     return [asked(shape, port, phi) for port in ports]
 
@@ -121,12 +115,10 @@ def test_gates_equal_the_rule(shape: SparseGates) -> None:
 
 
 def nodes(width: int) -> np.ndarray:
-    """Random nodes."""
     return np.random.default_rng(0).normal(0, 3, (4000, width)).astype(np.float32)
 
 
 def both(scorer: Scorer) -> tuple[np.ndarray, np.ndarray]:
-    """Log-odds by the twin and by the rule."""
     x = nodes(len(scorer.features))
     if isinstance(scorer, AcceptanceTable):
         on_edges = np.concatenate(around(np.float32(scorer.edges)))

@@ -19,7 +19,6 @@ LEARNED = EntropyBins | SparseGates | ScoredTree
 
 
 def varied(name: str, **changes: Any) -> Policy:
-    """An example with another shape."""
     policy = POLICIES[name]
     return policy.model_copy(update={"shape": policy.shape.model_copy(update=changes)})
 

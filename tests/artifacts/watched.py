@@ -61,7 +61,6 @@ def forget_peak() -> None:
 
 
 def load(asked: dict[str, Any]) -> dict[str, Any]:
-    """One load, and all that is to be known of it."""
     expect = asked["pair"] and Expectation(
         PairFingerprint.model_validate_json(json.dumps(asked["pair"])),
         Domain.model_validate_json(json.dumps(asked["domain"])),

@@ -23,7 +23,6 @@ STARTED = "started"
 
 
 def collect(arguments: list[str], acks: Connection) -> None:
-    """`specctl collect ARGUMENTS`."""
 
     @contextmanager
     def progress(label: str, total: int | None) -> Iterator[Any]:

@@ -86,13 +86,11 @@ def write_lines(path: Path, *lines: str) -> Path:
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
-    """All but the header of a trace set, which a live collection begins with."""
     paths = (path for path in folder.rglob("*") if path.is_file() and path.name != "trace.json")
     return {path: path.read_bytes() for path in paths}
 
 
 def copy_model(name: str, folder: Path) -> Path:
-    """A copy of an embedded model to break."""
     return Path(shutil.copytree(embedded_path(name), folder))
 
 

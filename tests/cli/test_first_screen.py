@@ -36,7 +36,10 @@ def test_no_verb_prints_three_commands_for_each_kind_of_engine() -> None:
     assert passes().out == FIRST_SCREEN
     assert max(map(len, FIRST_SCREEN.splitlines())) <= 100
     once, *engines = commands().items()
-    assert once[1][0].startswith("specctl profile")
+    [profile] = once[1]
+    command: Any = typer.main.get_command(load_all_verbs())
+    known = {name for param in command.commands["profile"].params for name in param.opts}
+    assert {word for word in profile.split() if word.startswith("-")} <= known
     assert [name for name, _ in engines] == ["vLLM", "SGLang", "llama.cpp", "Your own models"]
     assert all(len(lines) == 3 for _, lines in engines)
 
@@ -62,17 +65,14 @@ def test_its_commands_work(
     assert (tmp_path / "tuned" / "policy").is_dir()
 
 
-def test_the_other_commands_name_verbs_and_options_that_there_are() -> None:
-    [profile] = next(iter(commands().values()))
-    command: Any = typer.main.get_command(load_all_verbs())
-    known = {name for param in command.commands["profile"].params for name in param.opts}
-    assert {word for word in profile.split() if word.startswith("-")} <= known
-
-
 # --------------------------------------------------------------------------- doctor
 
 
-def test_doctor_says_ok_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_says_ok_and_what_to_do(
+    registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = {one["what"]: one["found"] for one in json.loads(passes("doctor", "--json").out)}
+    assert shown["registry"] == f"{registry}: 0 names"
     monkeypatch.delenv("SPECCTL_REGISTRY", raising=False)
     found = {one["what"]: one for one in json.loads(passes("doctor", "--json").out)}
     states = {what: one["state"] for what, one in found.items()}
@@ -94,11 +94,6 @@ def test_doctor_loads_the_models_that_are_named(tmp_path: Path) -> None:
     assert ended.code == 1
     assert "models wrong" in ended.err
     assert "models" in ended.out
-
-
-def test_doctor_finds_a_registry(registry: Path) -> None:
-    found = {one["what"]: one["found"] for one in json.loads(passes("doctor", "--json").out)}
-    assert found["registry"] == f"{registry}: 0 names"
 
 
 def test_the_readme_shows_commands_for_the_embedded_pair() -> None:

@@ -49,20 +49,7 @@ def test_live_traces_serve_too(traces: Path, tmp_path: Path) -> None:
     assert (config["depth"], config["first_top_k"]) == (6, 8)
 
 
-def test_an_interrupted_fit_writes_nothing(
-    nodes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("specctl.train.c2t.train_ffn", interrupted)
-    outcome = specctl("fit", "c2t", nodes, "-o", tmp_path / "policy", *C2T)
-    assert outcome.code == 130
-    assert "interrupted" in outcome.err
-    assert not (tmp_path / "policy").exists()
-
-
-def test_a_clip_is_certified_and_goes_on_where_it_stopped(sums: Path, tmp_path: Path) -> None:
+def test_a_clip_is_certified(sums: Path, tmp_path: Path) -> None:
     out, runs = tmp_path / "both", tmp_path / "runs"
     options = ("--clips", "0.2,0.4", "--min-samples", 2, "--max-new-tokens", 16, "--device", "cpu")
     easy = ("--max-loss", 0.6, "--confidence", 0.5, "--runs", runs)
@@ -72,12 +59,7 @@ def test_a_clip_is_certified_and_goes_on_where_it_stopped(sums: Path, tmp_path: 
     assert isinstance(policy.acceptance, JensenShannon)
     assert policy.acceptance.max_threshold in (0.2, 0.4)
     assert policy.acceptance.min_samples == 2
-    answered = sorted(path.stat().st_mtime_ns for path in runs.glob("*.jsonl"))
-    assert len(answered) == 3, "strict, and a file a clip"
-    again = ("fit", "adasd", sums, "-o", tmp_path / "again", *options, *easy)
-    assert "--resume" in refuses(USAGE, *again)
-    passes(*again, "--resume")
-    assert answered == sorted(path.stat().st_mtime_ns for path in runs.glob("*.jsonl"))
+    assert len([*runs.glob("*.jsonl")]) == 3, "strict, and a file a clip"
 
 
 def fit_mars(out: Path, *more: object) -> tuple[object, ...]:
@@ -106,19 +88,12 @@ def test_the_artifact_is_lossy_and_a_lossless_run_refuses_it(relaxed: Path) -> N
 def test_finished_runs_are_resumed_and_never_mixed(relaxed: Path) -> None:
     again = fit_mars(relaxed.with_name("again"), "--max-loss", 0.3, "--runs", f"{relaxed}.runs")
     assert "--resume" in refuses(USAGE, *again)
+    answered = [path.stat().st_mtime_ns for path in Path(f"{relaxed}.runs").glob("*.jsonl")]
     passes(*again, "--resume")
+    now = [path.stat().st_mtime_ns for path in Path(f"{relaxed}.runs").glob("*.jsonl")]
+    assert answered == now
     other = (*again, "--resume", "--max-new-tokens", 13)
     assert "another max_new_tokens" in refuses(INPUT, *other)
-
-
-def test_a_contract_that_cannot_hold_writes_no_artifact(relaxed: Path) -> None:
-    out = relaxed.with_name("refused")
-    line = refuses(
-        INPUT, *fit_mars(out, "--runs", f"{relaxed}.runs", "--resume", "--max-loss", 0.02)
-    )
-    assert "114" in line
-    assert not out.exists()
-    assert (relaxed.with_name("policy.runs") / "report.json").exists()
 
 
 def test_an_interrupted_sweep_keeps_what_is_finished(

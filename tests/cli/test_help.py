@@ -1,4 +1,4 @@
-"""`--help` says of every option what it means, its unit and its default."""
+"""`--help` says of every option what it means and its default."""
 
 from __future__ import annotations
 
@@ -13,43 +13,8 @@ from specctl.cli import load_all_verbs
 from tests.cli.command import passes, specctl
 from tests.cli.helps import VERBS, examples_of
 
-BY_UNIT = {
-    "prompts": "limit",
-    "tokens": (
-        "max_new_tokens, contexts, offered_depth, top_k, fit "
-        "c2t num_tokens, window, weights, min_samples, half_life"
-    ),
-    "nodes": (
-        "widths, second_top_k, negatives, max_rows, fit c2t batch_size, fit echo "
-        "width, fit echo max_width, fit echo num_tokens, fit echo max_tokens"
-    ),
-    "rounds": "fit cart max_rows",
-    "positions": "max_positions, fit echo max_rows",
-    "levels": "max_leaf_depth, fit c2t depth, fit echo depth, alpha",
-    "children": "children, first_top_k",
-    "requests": "batch_sizes",
-    "answers": "num_seeds",
-    "threads": "threads",
-    "units": "fit c2t hidden",
-    "steps": "min_steps",
-    "area": "delta",
-    "factor": "gammas",
-    "forward": "draft_cost",
-    "greedy": "temperature",
-    "seed": "seed",
-    "ms": "tpot_limit_ms",
-    "per second": "arrival_rate",
-    "[0, 1]": "max_misaligned",
-    "mass, in (0, 1]": "top_p",
-    "probability": "beta",
-    "share of prompts": "held_out",
-    "share of accepted tokens": "recall",
-}
-UNITS = {name: unit for unit, names in BY_UNIT.items() for name in names.split(", ")}
-
 
 def options() -> Iterator[tuple[str, Any]]:
-    """Every option of every verb."""
     root: Any = typer.main.get_command(load_all_verbs())
     for verb in VERBS:
         command = root
@@ -58,47 +23,12 @@ def options() -> Iterator[tuple[str, Any]]:
         yield from ((verb, param) for param in command.params if param.name != "help")
 
 
-def test_every_option_states_meaning_unit_and_default() -> None:
+def test_every_option_states_meaning_and_default() -> None:
     for verb, param in options():
         which, said = f"{verb} {param.name}", (param.help or "").lower()
         assert said, f"{which} has no help"
         stated = param.required or param.default not in (None, "") or "default" in said
         assert stated, f"{which} states no default"
-        assert UNITS.get(which, UNITS.get(param.name, "")) in said, which
-
-
-MEANINGS = {
-    "--allow-mismatch": "artifacts that were fitted elsewhere",
-    "--batch-size": "requests together", "--beta": "acceptance to prune below",
-    "--cost-model": "times of rounds", "--dense": "trees at every position",
-    "--dense-every": "a dense sample beside rounds",
-    "--depth": "levels drafted", "--drafter": "which drafter",
-    "--expect": "digest before the move",
-    "--family": "settings to search", "--format": "of a file",
-    "--key": "to sign with",
-    "--linear": "rates of rounds",
-    "--max-rows": "rows fitted to at most", "--min-rows": "fewest rows to judge by",
-    "--name": "name that a key signs for",
-    "--num-tokens": "submitted at most", "--offline": "ask no registry",
-    "--out": "place to write", "--policy": "policy to use",
-    "--preset": "settings of a paper", "--reason": "why",
-    "--registry": "a registry's place", "--resume": "go on with what is there",
-    "--seed": "of all that is drawn", "--target": "which target", "--temperature": "of sampling",
-    "--threads": "of the processor",
-    "--tokens": "treatment of token ids", "--top-k": "of sampling", "--top-p": "of sampling",
-    "--tpot-limit-ms": "of a good request", "--trace": "log of rounds",
-    "--width": "nodes of a level", "--workload": "kind of the requests",
-}  # fmt: skip
-"""The one meaning of each option that several verbs describe in words of their own."""
-
-
-def test_an_option_has_one_meaning_in_all_verbs() -> None:
-    """A new pair must say here what both mean, which is when two meanings would show."""
-    helps: dict[str, set[str]] = {}
-    for _, param in options():
-        if param.param_type_name == "option":
-            helps.setdefault(param.opts[0], set()).add(param.help)
-    assert {flag for flag, said in helps.items() if len(said) > 1} == set(MEANINGS)
 
 
 @pytest.mark.parametrize("verb", VERBS)

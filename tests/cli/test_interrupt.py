@@ -7,8 +7,6 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,13 +30,6 @@ from tests.cli.command import Outcome, passes, refuses, specctl, write_lines
 
 NUM_KILLS = 10
 NUM_PROMPTS = 48
-EAGER = """
-import functools
-from specctl.cli import main
-from specctl.collect import recorder
-recorder.RecorderConfig = functools.partial(recorder.RecorderConfig, flush_s=0.1)
-main()
-"""
 OPTIONS = ("--policy", "chain", "--max-new-tokens", "8", "--device", "cpu", "--threads", "1")
 
 
@@ -125,36 +116,6 @@ def check(folder: Path) -> int:
     return len(traces.prompt_ids)
 
 
-def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
-    many_prompts(tmp_path, 24)
-    process = subprocess.Popen(
-        [sys.executable, "-c", EAGER, "collect", *arguments(tmp_path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    wait_for_a_commit(tmp_path / "traces" / "rounds", process)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (130, "")
-    kept = check(tmp_path / "traces")
-    assert err == f"interrupted: {held(tmp_path / 'traces', kept)}\n"
-    assert 0 < kept < 24
-    assert "--resume" in refuses(6, "collect", *(a for a in arguments(tmp_path) if a != "--resume"))
-    assert f"{kept} were there before" in passes("collect", *arguments(tmp_path)).out
-    assert check(tmp_path / "traces") == 24
-
-
-def wait_for_a_commit(folder: Path, process: subprocess.Popen[str]) -> None:
-    """Returns when a first commit stands in the folder."""
-    deadline = time.monotonic() + 60
-    while not any(folder.glob("*.parquet")):
-        assert time.monotonic() < deadline
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("is_written", [True, False])
 def test_ctrl_c_keeps_the_policies_that_are_compared_and_promises_no_more(
     prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_written: bool
@@ -182,19 +143,17 @@ def test_ctrl_c_keeps_the_policies_that_are_compared_and_promises_no_more(
         assert [row["num_requests"] for row in rows] == [1, 1, 1]
 
 
-def held(folder: Path, count: int) -> str:
-    """What is said of a collection that has ended early."""
-    prompts = "1 finished prompt" if count == 1 else f"{count} finished prompts"
-    return f"{folder} holds {prompts}; the same command with --resume goes on"
-
-
 def terminate(*_: object, **__: object) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.parametrize(
+    ("number", "code", "word"),
+    [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interrupted")],
+)
 @pytest.mark.parametrize("mode", ["--live", "--dense"])
-def test_a_terminated_collection_keeps_what_is_finished(
-    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_collection_that_ends_early_keeps_what_is_finished(
+    mode: str, number: int, code: int, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The signal comes behind the third prompt, while others are being decoded."""
     prompts = many_prompts(tmp_path, 12)
@@ -202,22 +161,25 @@ def test_a_terminated_collection_keeps_what_is_finished(
     arguments = ("collect", prompts, "-o", tmp_path / "set", mode, *OPTIONS[2:], *shape)
 
     kind, name = (FinishedPrompts, "add") if mode == "--dense" else (TraceRecorder, "finish_prompt")
-    monkeypatch.setattr(kind, name, then_terminate(getattr(kind, name), at=3))
-    assert specctl(*arguments) == Outcome(143, "", f"terminated: {held(tmp_path / 'set', 3)}\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, name, then_signal(getattr(kind, name), number, at=3))
+        told = f"{word}: {tmp_path / 'set'} holds 3 finished prompts"
+        told += "; the same command with --resume goes on\n"
+        assert specctl(*arguments) == Outcome(code, "", told)
     assert check(tmp_path / "set") == 3
-    monkeypatch.undo()
-    passes(*arguments, "--resume")
+    assert "--resume" in refuses(6, *arguments)
+    assert "3 were there before" in passes(*arguments, "--resume").out
     assert check(tmp_path / "set") == 12
 
 
-def then_terminate(method: Callable[..., None], at: int) -> Callable[..., None]:
+def then_signal(method: Callable[..., None], number: int, at: int) -> Callable[..., None]:
     """The method, whose n-th call is followed by the signal."""
     calls = iter(range(1, at + 1))
 
     def called(*arguments: object) -> None:
         method(*arguments)
         if next(calls, None) == at:
-            terminate()
+            os.kill(os.getpid(), number)
 
     return called
 

@@ -66,25 +66,21 @@ def in_a_shell(
     )
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "utf-8"])
-def test_what_an_encoding_lacks_is_escaped(tmp_path: Path, encoding: str) -> None:
+def test_what_an_encoding_lacks_is_escaped(tmp_path: Path) -> None:
     """A terminal of Latin letters must not end a command that is done."""
     folder = write_artifact(tmp_path / "größe-λ-😀", "hetero")
-    options = {"HOME": str(tmp_path), "PYTHONIOENCODING": encoding}
-    shown = in_a_shell(f"specctl show {folder}", encoding, **options)
+    options = {"HOME": str(tmp_path), "PYTHONIOENCODING": "latin-1"}
+    shown = in_a_shell(f"specctl show {folder}", "latin-1", **options)
     assert (shown.returncode, shown.stderr) == (0, "")
-    assert ("Φ" if encoding == "utf-8" else r"\u03a6") in shown.stdout
-    if encoding == "utf-8":
-        return
+    assert r"\u03a6" in shown.stdout
     listed = in_a_shell(
-        f"specctl registry init --registry '{tmp_path}/ö-λ-😀' --json", encoding, **options
+        f"specctl registry init --registry '{tmp_path}/ö-λ-😀' --json", "latin-1", **options
     )
     assert json.loads(listed.stdout)["url"] == f"{tmp_path}/ö-λ-😀"
 
 
-@pytest.mark.parametrize("verb", ["trust list", "trust list --json"])
-def test_an_output_that_is_full_is_refused_in_one_line(tmp_path: Path, verb: str) -> None:
-    full = in_a_shell(f"specctl registry {verb} > /dev/full", HOME=str(tmp_path))
+def test_an_output_that_is_full_is_refused_in_one_line(tmp_path: Path) -> None:
+    full = in_a_shell("specctl registry trust list --json > /dev/full", HOME=str(tmp_path))
     assert full.returncode == 6
     assert full.stderr.count("\n") == 1
     assert full.stderr.startswith("error: standard output: ")
@@ -134,13 +130,6 @@ def test_decisions_by_onnx_are_told_and_change_no_text(prompts: Path, tmp_path: 
     rows = json.loads(passes("run", prompts, *options, "--json").out)
     assert rows[1]["equal_to_ar"] is True
     assert json.loads((tmp_path / "run.json").read_text())["decisions"] == "onnx"
-
-
-def test_run_json_is_one_list_of_rows(prompts: Path) -> None:
-    rows = json.loads(passes("run", prompts, "--limit", 2, "--json", *SMALL).out)
-    assert [row["policy"] for row in rows] == ["eagle2"]
-    assert rows[0]["num_requests"] == 2
-    assert rows[0]["equal_to_ar"] is None
 
 
 def test_stream_prints_the_text_of_every_prompt(prompts: Path, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,6 @@ LAYER = "model.layers.0.mlp.up_proj.weight"
 
 
 def changed(name: str, folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:
-    """An embedded model whose tensors were changed."""
     weights = copy_model(name, folder) / "model.safetensors"
     tensors = load_file(weights)
     change(tensors)
@@ -47,7 +45,6 @@ def changed(name: str, folder: Path, change: Callable[[dict[str, Any]], object])
 
 
 def configured(name: str, folder: Path, text: Callable[[dict[str, Any]], str]) -> Path:
-    """An embedded model with another configuration."""
     config = copy_model(name, folder) / "config.json"
     config.write_text(text(json.loads(config.read_text())))
     return folder
@@ -62,12 +59,6 @@ def small_vocabulary(folder: Path) -> Path:
 
 def new_folder(folder: Path) -> Path:
     folder.mkdir()
-    return folder
-
-
-def cut(folder: Path) -> Path:
-    tensors = write_artifact(folder, "hetero") / "policy.safetensors"
-    tensors.write_bytes(tensors.read_bytes()[:-1])
     return folder
 
 
@@ -92,9 +83,6 @@ def half(path: Path) -> Path:
 MADE: dict[str, Callable[[Path], Path]] = {
     "ABSENT": lambda path: path,
     "FILE": lambda path: write_lines(path, "x"),
-    "EMPTY.txt": lambda path: write_lines(path),
-    "BLANK.txt": lambda path: write_lines(path, "", " "),
-    "UTTERANCE.jsonl": lambda path: write_lines(path, '{"utterance": "a"}'),
     "LONG.txt": lambda path: write_lines(path, "short", "one two three " * 4000),
     "FOLDER": new_folder,
     "THESIS": lambda path: write_lines(new_folder(path) / "thesis.tex", "mine").parent,
@@ -103,20 +91,13 @@ MADE: dict[str, Callable[[Path], Path]] = {
     ),
     "NO_FC": lambda path: changed("eagle3", path, lambda tensors: tensors.pop("fc.weight")),
     "NO_TARGET_LAYER": lambda path: changed("target", path, lambda tensors: tensors.pop(LAYER)),
-    "NO_DRAFTER_LAYER": lambda path: changed("small", path, lambda tensors: tensors.pop(LAYER)),
-    "BROKEN_1": lambda path: configured("target", path, lambda _: "{"),
-    "BROKEN_2": lambda path: configured("target", path, lambda _: "[]"),
-    "BROKEN_3": lambda path: configured("target", path, lambda _: '{"model_type": "none-such"}'),
+    "BROKEN": lambda path: configured("target", path, lambda _: "{"),
     "OTHER_VOCABULARY": small_vocabulary,
     "OTHER_HEAD": lambda path: configured(
-        "eagle3",
-        path,
-        lambda it: json.dumps({**it, "target_hidden_size": 2 * it["hidden_size"]}),
+        "eagle3", path, lambda it: json.dumps({**it, "target_hidden_size": 2 * it["hidden_size"]})
     ),
-    "OTHER_TOKENIZER": lambda path: write_artifact(path, "hetero", tokenizer_digest=sha("e")),
     "OTHER_TARGET": lambda path: write_artifact(path, "hetero", target_digest=sha("e")),
     "LOSSY": lambda path: write_artifact(path, "mars"),
-    "CUT": cut,
     "TUNED": lambda path: write_artifact(new_folder(path) / "policy", "chain").parent,
     "CUT_MARKER": lambda path: write_lines(new_folder(path) / "registry.json", "{").parent,
     "CHAIN": lambda path: write_artifact(path, "chain"),
@@ -127,77 +108,47 @@ MADE: dict[str, Callable[[Path], Path]] = {
     "HALF": half,
 }
 """What stands at a path that a command names by one of these words."""
-GIVEN = {
-    "DENSE": "dense",
-    "NODES": "nodes",
-    "SUMS": "sums",
-    "COST": "cost",
-    "PROMPTS": "prompts",
-    "TRACES": "traces",
-    "BLIND": "blind_traces",
-    "SURE": "perfect_traces",
-}
+GIVEN = {name.upper(): name for name in ("cost", "dense", "nodes", "prompts", "traces")}
+GIVEN |= {"BLIND": "blind_traces", "SURE": "perfect_traces"}
 """Fixtures by such words."""
 SIGN = "registry sign CHAIN --name NAME --key"
 ADD = "registry trust add PUBLIC --name"
 CASES: list[tuple[int, str, str]] = [
     # Options.
     (USAGE, "run --nope", "--nope"),
-    (USAGE, "frobnicate", "frobnicate"),
     (USAGE, "collect", "prompts"),
-    (USAGE, "fit cart traces", "--out"),
     (USAGE, "run --batch-size 0", "--batch-size"),
-    (USAGE, "run --max-new-tokens 0", "--max-new-tokens"),
     (USAGE, "run --threads many", "--threads"),
-    (USAGE, "run --temperature -1", "temperature"),
     (USAGE, "run --temperature nan", "temperature"),
-    (USAGE, "run --top-p 0", "top_p"),
-    (USAGE, "run --top-k -2", "top_k"),
     (USAGE, "run --seed -1", "seed"),
-    (USAGE, "run --device tpu", "--device"),
     (USAGE, "run --device cuda", "CUDA"),
     (USAGE, "run --device cuda:7", "CUDA"),
-    (USAGE, "run --dtype int3", "--dtype"),
-    (USAGE, "run --format csv", "--format"),
     (USAGE, "run --compare ar --policy chain", "--compare --policy"),
     (USAGE, "run --target ABSENT --policy medusa", "'medusa'"),
-    (USAGE, "collect embedded -o OUT --target ABSENT --policy medusa", "'medusa'"),
     (USAGE, "traces snapshot OUT --list --skip-damaged", "--list --skip-damaged"),
     (USAGE, "run --stream --json", "--stream"),
     (USAGE, "run --stream --batch-size 2", "--stream"),
     (USAGE, "registry init --registry ''", "after '--registry'"),
     (USAGE, "registry list --registry=", "--registry: expected text, found an empty word"),
-    (USAGE, "registry keygen ''", "after 'keygen'"),
     (USAGE, "registry copy ''", "a shell variable that is not set"),
     (USAGE, "run --compare ''", "empty word"),
     *[
         (USAGE, f"fit cart TRACES -o OUT {options}", says)
         for options, says in [
             ("--label luck", "--label: expected tcr or accepted"),
-            ("--filter some", "filter"),
-            ("--algorithm magic", "algorithm"),
-            ("--max-leaf-depth 99", "--max-leaf-depth"),
             ("--gammas '0.3;0.6'", "--gammas: expected comma-separated numbers"),
             ("--held-out 1.5", "--held-out"),
             ("--alpha -1", "alpha"),
-            ("--index-base 2", "--index-base"),
         ]
     ],
     *[
         (USAGE, f"fit {verb} NODES -o OUT {option} {value}", f"{option}: expected .*{says}")
         for verb, option, value, says in [
             ("c2t", "--hidden", "1", "at least 2"),
-            ("c2t", "--hidden", "49", "at most 48"),
-            ("c2t", "--lr", "2", "at most 1"),
             ("c2t", "--lr", "nan", "a number"),
-            ("c2t", "--beta", "1.5", "at most 1"),
             ("c2t", "--recall", "0", "above 0"),
-            ("c2t", "--predicts", "luck", "conditional or joint|joint or conditional"),
             ("c2t", "--features", "joint_prob,colour", "different names among"),
             ("c2t", "--depth", "12", "at most 4"),
-            ("c2t", "--held-out", "1", "below 1"),
-            ("c2t", "--num-tokens", "1", "at least 2"),
-            ("c2t", "--max-rows", "5", "at least 1000"),
             ("c2t", "--negatives", "-1", "at least 0"),
             ("echo", "--delta", "2", "at most 1"),
         ]
@@ -206,36 +157,29 @@ CASES: list[tuple[int, str, str]] = [
         (USAGE, f"fit mars embedded -o OUT --max-new-tokens 12 --device cpu {options}", says)
         for options, says in [
             ("--thetas 0.2,0.5", "strictest"),
-            ("--thetas 0.5,nan", "--thetas: expected comma-separated"),
             ("--thetas high", "--thetas: expected comma-separated"),
-            ("--deny a", "--deny: expected comma-separated"),
             ("--deny -1", "--deny: expected at least 0"),
-            ("--mode alg2", "--mode: expected"),
             ("--num-seeds 2", "--num-seeds"),
             ("--max-loss 0", "--max-loss: expected above 0"),
             ("--loss half", "one-sided"),
-            ("--shape triangle", "triangle"),
         ]
     ],
     *[
         (USAGE, f"replay DENSE {options}", says)
         for options, says in [
             ("", "--policy"),
-            ("-p nonsense", "nonsense"),
             ("-p ar -p ar", "each of them once"),
             ("-p ar --baseline 2", "--baseline"),
             ("-p ar --batch-size 2", "specctl profile"),
             ("-p ar --batch-size 2 --by-category", "--by-category"),
             ("-p ar --tpot-limit-ms 5", "--tpot-limit-ms"),
             ("-p ar --engine vllm", "--in-order"),
-            ("-p ar --batch-size 2 --engine trtllm", "trtllm"),
-            ("-p ar --batch-size 0", "--batch-size"),
             ("-p schedule:from_batch=2/3:num_draft_tokens=3/4", "begin with 1"),
             ("-p ar --in-order --arrival-rate 3", "--arrival-rate"),
+            ("-p ar --cost-model COST --arrival-rate 0", "arrival_rate_per_s"),
             ("-p eagle2+survival --in-order", "cost model"),
         ]
     ],
-    (USAGE, "run PROMPTS --decisions triton SMALL", "auto, fused, torch or onnx, found 'triton'"),
     (USAGE, "run PROMPTS --decisions fused SMALL", "no graphs on cpu"),
     (
         USAGE,
@@ -246,11 +190,6 @@ CASES: list[tuple[int, str, str]] = [
     *[
         (USAGE, f"run PROMPTS --policy {policy} SMALL", says)
         for policy, says in [
-            ("medusa", "medusa"),
-            ("no/such/folder", "no/such/folder"),
-            ("chain:num_draft_tokens", "field=value"),
-            ("chain:num_draft_tokens=six", "num_draft_tokens is .six., but must be a whole number"),
-            ("chain:num_draft_tokens=0", "num_draft_tokens"),
             ("chain:width=3", "width"),
             ("eagle2:depth=6:num_tokens=6", "num_tokens"),
             ("eagle2:top_k=999999", "top_k"),
@@ -274,12 +213,7 @@ CASES: list[tuple[int, str, str]] = [
     (USAGE, "run PROMPTS --drafter none --policy chain SMALL", "--drafter"),
     (USAGE, "collect PROMPTS -o OUT --drafter none SMALL", ""),
     # Prompts.
-    (INPUT, "run ABSENT SMALL", "ABSENT"),
     (INPUT, "collect ABSENT -o OUT SMALL", "ABSENT"),
-    (INPUT, "run FOLDER SMALL", "a folder"),
-    (INPUT, "run EMPTY.txt SMALL", "at least one prompt"),
-    (INPUT, "run BLANK.txt SMALL", "at least one prompt"),
-    (INPUT, "run UTTERANCE.jsonl SMALL", "--format"),
     (INPUT, "run LONG.txt --on-long error SMALL", "line-2.*tokens"),
     (INPUT, "collect LONG.txt -o OUT --on-long error SMALL", "line-2.*tokens"),
     # Output.
@@ -288,21 +222,14 @@ CASES: list[tuple[int, str, str]] = [
     (OUTPUT, "collect PROMPTS -o THESIS --resume SMALL", "thesis.tex"),
     (OUTPUT, "collect PROMPTS -o TRACES SMALL", "--resume"),
     (INPUT, "fit cart TRACES -o THESIS", ""),
-    (INPUT, "fit cart SURE -o THESIS", ""),
     # What a collection cannot do, before its models are loaded.
-    (USAGE, "collect PROMPTS -o OUT --target ABSENT --shard 3/2", "--shard"),
+    (USAGE, "collect PROMPTS -o OUT --target ABSENT --shard 3/2", "--shard: expected I/N"),
     (USAGE, "collect PROMPTS -o OUT --target ABSENT --tokens none", "--tokens"),
     (OUTPUT, "collect PROMPTS -o THESIS --target ABSENT", "thesis.tex"),
     # The run that is resumed was another one.
     *[
         (INPUT, f"collect PROMPTS -o TRACES --resume SMALL {options}", says)
-        for options, says in [
-            ("--policy chain", "policy"),
-            ("--drafter embedded:small", "drafter"),
-            ("--temperature 0.5", "sampling.temperature"),
-            ("--max-new-tokens 9", "max_new_tokens"),
-            ("--target RETRAINED", "target"),
-        ]
+        for options, says in [("--policy chain", "policy"), ("--target RETRAINED", "target")]
     ],
     # Traces.
     (INPUT, "fit cart BLIND -o OUT", "not_fully_accepted"),
@@ -322,23 +249,16 @@ CASES: list[tuple[int, str, str]] = [
     (INPUT, "show FOLDER", "found an empty folder"),
     (INPUT, "show ABSENT", "no folder"),
     # Artifacts.
-    (ARTIFACT, "run PROMPTS --policy OTHER_TOKENIZER SMALL", "E_TOKENIZER"),
     (ARTIFACT, "run PROMPTS --policy OTHER_TARGET SMALL", "E_TARGET"),
-    (ARTIFACT, "run PROMPTS --policy CUT SMALL", "E_DIGEST"),
-    (ARTIFACT, "show CUT", "E_DIGEST"),
     (USAGE, "run PROMPTS --policy LOSSY SMALL", "--allow-lossy"),
     # Models.
     (MODEL, "run PROMPTS --target no-such-folder/no-such-model SMALL", "no-such-folder/no-such-m"),
     (MODEL, "run PROMPTS --drafter no-such-folder/no-such-model SMALL", "no-such-folder/no-such-m"),
     (USAGE, "run PROMPTS --drafter embedded:nano SMALL", "nano"),
     (MODEL, "run PROMPTS --target FOLDER SMALL", "config.json"),
-    (MODEL, "run PROMPTS --drafter FOLDER SMALL", "config.json"),
     (MODEL, "run PROMPTS --drafter NO_FC SMALL", "fc.weight"),
     (MODEL, "run PROMPTS --target NO_TARGET_LAYER SMALL", LAYER),
-    (MODEL, "run PROMPTS --drafter NO_DRAFTER_LAYER SMALL", LAYER),
-    (MODEL, "run PROMPTS --target BROKEN_1 SMALL", "BROKEN_1"),
-    (MODEL, "run PROMPTS --target BROKEN_2 SMALL", "BROKEN_2"),
-    (MODEL, "run PROMPTS --target BROKEN_3 SMALL", "BROKEN_3"),
+    (MODEL, "run PROMPTS --target BROKEN SMALL", "BROKEN"),
     (MODEL, "run PROMPTS --drafter OTHER_VOCABULARY SMALL", "300"),
     (MODEL, "run PROMPTS --drafter OTHER_HEAD SMALL", ""),
     # Registries and keys.
@@ -346,28 +266,20 @@ CASES: list[tuple[int, str, str]] = [
     (ARTIFACT, "registry push FOLDER NAME", "an empty folder"),
     (ARTIFACT, "registry push TUNED NAME", "name .*/TUNED/policy, which is one"),
     (ARTIFACT, "run --policy TUNED", "name .*/TUNED/policy, which is one"),
-    (REGISTRY, "registry push CHAIN NAME --alias PROD", "alias"),
     (USAGE, "registry push CHAIN NAME --key ABSENT", "key"),
     (REGISTRY, "registry push CHAIN NAME --reason 'two\nlines'", "E_ENTRY"),
-    (REGISTRY, f"registry push CHAIN NAME --actor {'x' * 300}", "E_ENTRY"),
-    (REGISTRY, "registry push CHAIN ../x", "E_NAME"),
     (REGISTRY, "registry push /nothing Capitals", "E_NAME"),  # before the artifact is looked at
     (ARTIFACT, "registry push REGISTRY NAME", "a registry \\(registry.json\\)"),
     (ARTIFACT, "registry push TRACES NAME", "a trace set \\(trace.json\\)"),
     (ARTIFACT, "registry promote NAME prod TRACES", "a trace set \\(trace.json\\)"),
     (REGISTRY, "registry promote NAME prod x --registry TRACES", "E_NO_REGISTRY"),
-    (REGISTRY, "registry list --registry TRACES", "E_NO_REGISTRY"),
     (REGISTRY, "registry init --registry TRACES", "a trace set \\(trace.json\\)"),
     (REGISTRY, "registry init", "E_EXISTS"),
-    (USAGE, "registry list --registry gs://bucket/x", "scheme 'gs'"),
-    (USAGE, "registry list --registry s3:/bucket/x", "write s3://"),
     (USAGE, "registry list --registry s3://key:hunter2@bucket/x", "not repeated"),
-    (REGISTRY, "registry log _gc", "E_NAME"),
     (OUTPUT, "registry keygen KEY", "never replaced"),
     (OUTPUT, "registry keygen HALF", "HALF.pub"),
     (OUTPUT, "registry keygen ABSENT/x", "make the folder .*/ABSENT"),
     (USAGE, "registry sign CHAIN --key KEY", "--name"),
-    (REGISTRY, "registry sign CHAIN --key KEY --name ../x", "E_NAME"),
     (USAGE, f"{SIGN} OPEN", "chmod 600"),
     (USAGE, f"{SIGN} CURVE", "is no Ed25519 key; make one with `specctl registry k"),
     (USAGE, f"{SIGN} PUBLIC", "is a public key; name "),
@@ -400,14 +312,6 @@ def test_bad_input_is_refused_and_nothing_is_written(
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize(
-    "bad", ['{"prompt": "b"', '["prompt"]', '{"prompt": 3}', '{"prompt": " "}', '{"text": "b"}']
-)
-def test_malformed_line_is_named_by_its_number(tmp_path: Path, bad: str) -> None:
-    path = write_lines(tmp_path / "p.jsonl", '{"prompt": "a"}', "", bad)
-    assert f"{path}, line 3" in refuses(INPUT, "run", path, *SMALL)
-
-
 def test_a_word_hides_a_folder_and_says_so(
     prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,19 +320,3 @@ def test_a_word_hides_a_folder_and_says_so(
     assert "./echo" not in refuses(USAGE, "run", prompts, "--policy", "echo", *SMALL)
     (tmp_path / "echo").mkdir()
     assert "./echo" in refuses(USAGE, "run", prompts, "--policy", "echo", *SMALL)
-
-
-def test_damaged_traces(traces: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(traces, tmp_path / "traces"))
-    rounds, nodes = (min((copy / kind).iterdir()) for kind in ("rounds", "nodes"))
-    whole, verbs = nodes.read_bytes(), (["show", copy], ["fit", "cart", copy, "-o", tmp_path / "p"])
-    nodes.write_bytes(whole[:-100])
-    for verb in verbs:
-        assert nodes.name in refuses(INPUT, *verb)
-    nodes.unlink()
-    assert nodes.name in refuses(INPUT, "show", copy)
-    nodes.write_bytes(whole)
-    altered = bytearray(rounds.read_bytes())
-    altered[len(altered) // 2] ^= 1
-    rounds.write_bytes(altered)
-    assert rounds.name in refuses(INPUT, "show", copy)

@@ -86,25 +86,6 @@ def test_a_push_under_a_name_that_contradicts_the_manifest_warns_and_goes_on(
     assert [row["name"] for row in said("list")] == ["embedded+h@cpu:chat"]
 
 
-def test_on_s3_the_same_round_trip(
-    s3_url: str, artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = f"{s3_url}/registry"
-    monkeypatch.setenv("SPECCTL_REGISTRY", place)
-    passes("registry", "init")
-    digest = publish(artifacts, "chain")
-    for version in ("prod", digest):
-        shown = json.loads(passes("show", f"{place}/{NAME}@{version}", "--json").out)
-        assert shown["digest"] == digest
-    [ran] = json.loads(passes("run", "--policy", f"{place}/{NAME}@prod", *SMALL).out)
-    assert ran["artifact_digest"] == digest
-    assert said("verify")["findings"] == []
-    for what in (place, f"{place}/{NAME}"):
-        assert "specctl registry show NAME" in refuses(INPUT, "show", what)
-    line = refuses(REGISTRY, "registry", "init", "--registry", s3_url)
-    assert "E_EXISTS" in line
-
-
 def test_offline_runs_from_the_cache_and_says_so(registry: Path, artifacts: Artifacts) -> None:
     digest = publish(artifacts, "chain")
     place = f"{registry}/{NAME}@prod"
@@ -138,14 +119,9 @@ def test_versions_are_given_as_digest_alias_or_folder(
     assert "E_ALIAS_CONFLICT" in line
     assert second in line
     assert "sha256:" in refuses(USAGE, *promote, first, "--expect", "canary")
-    passes("registry", "promote", NAME, "canary", first)
-    moved = said("rollback", NAME, "prod", "canary", "--reason", "slow")
-    assert (moved["digest"], moved["previous_digest"]) == (first, second)
-    again = said("rollback", NAME, "prod", "--expect", second, "--reason", "slow")
-    assert (again["changed"], again["generation"]) == (False, moved["generation"])
     monkeypatch.chdir(artifacts["chain"].parent)
     assert "write ./eagle2" in refuses(REGISTRY, *promote, "eagle2")
-    assert said("promote", NAME, "prod", "./eagle2", "--expect", first)["digest"] == second
+    assert said("promote", NAME, "prod", "./eagle2", "--expect", second)["digest"] == second
     assert "no such alias" in refuses(REGISTRY, *promote, "nothing")
     line = refuses(REGISTRY, "registry", "pull", f"{NAME}@sha256:2ac074cddc03")
     assert "none of the name's 2 versions" in line
@@ -160,9 +136,7 @@ def test_the_first_digits_of_a_digest_will_do(registry: Path, artifacts: Artifac
     assert said("pull", short)["digest"] == first
     assert first in specctl("registry", "pull", short, "--offline").out
     assert json.loads(passes("show", f"{registry}/{short}", "--json").out)["digest"] == first
-    passes("registry", "verify", short)
-    moved = said("promote", NAME, "prod", first[:19], "--expect", second[:19])
-    assert moved["digest"] == first
+    assert said("promote", NAME, "prod", first[:19], "--expect", second[:19])["digest"] == first
     alike = "sha256:" + first[7:20] + ("0" if first[20] != "0" else "1") * 51
     log: Any = SimpleNamespace(state=SimpleNamespace(versions={first: 0, alike: 1}))
     with pytest.raises(RegistryError, match=f"begin {first} and {alike}; give more of them"):
@@ -172,26 +146,12 @@ def test_the_first_digits_of_a_digest_will_do(registry: Path, artifacts: Artifac
 def test_versions_are_numbered_in_the_order_of_publication(artifacts: Artifacts) -> None:
     first, second = (publish(artifacts, kind) for kind in ("chain", "eagle2"))
     assert [row["version"] for row in said("show", NAME)] == ["v1", "v2"]
-    shown = passes("registry", "show", NAME).out
-    assert re.search(rf"v2 +prod +{second[:19]}", shown) or "version: v2" in shown
     assert said("promote", NAME, "prod", "v1")["digest"] == first
     assert said("rollback", NAME, "prod", "v2", "--reason", "slow")["digest"] == second
     assert said("pull", f"{NAME}@v1")["digest"] == first
-    assert first in specctl("registry", "pull", f"{NAME}@v1", "--offline").out
-    passes("registry", "verify", f"{NAME}@v1")
     assert "versions: 2" in refuses(REGISTRY, "registry", "promote", NAME, "prod", "v3")
     assert "did you mean prod?" in refuses(REGISTRY, "registry", "pull", f"{NAME}@prd")
     assert "the number of a version" in refuses(REGISTRY, "registry", "promote", NAME, "v7", "v1")
-
-
-def test_a_place_can_be_named_without_an_option(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("SPECCTL_REGISTRY", raising=False)
-    passes("registry", "init", tmp_path / "here")
-    assert passes("registry", "list", "--registry", tmp_path / "here").out.endswith(
-        "no names yet\n"
-    )
 
 
 def test_a_push_again_says_what_it_wrote(artifacts: Artifacts, tmp_path: Path) -> None:
@@ -231,25 +191,6 @@ def test_a_push_whose_alias_is_refused_says_what_was_published(
     line = refuses(REGISTRY, *push[:2], artifacts["eagle2"], *push[3:], "--key", key)
     assert re.search("E_ALIAS_CONFLICT.*was published as v2; next did not move", line)
     assert [row["version"] for row in said("show", NAME)] == ["v1", "v2"]
-
-
-def test_a_history_cut_short_is_refused_where_more_of_it_was_seen(
-    registry: Path, artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    first, _ = (publish(artifacts, kind) for kind in ("chain", "eagle2"))
-    newest = sorted((registry / "log").rglob("*.json"))[-1]
-    newest.unlink()
-    line = refuses(REGISTRY, "registry", "pull", f"{NAME}@prod")
-    assert "E_LOG" in line
-    assert "history up to generation 3, and this one ends at generation 2" in line
-    for verb in (("verify", f"{NAME}@prod"), ("promote", NAME, "prod", "v1"), ("show", NAME)):
-        assert "E_LOG" in refuses(REGISTRY, "registry", *verb)
-    outcome = specctl("registry", "verify", "--json")
-    assert (outcome.code, outcome.err.split()[1]) == (ARTIFACT, "E_LOG")
-    [found] = json.loads(outcome.out)["findings"]
-    assert "ends at generation 2" in found["found"]
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another-reader"))
-    assert said("pull", f"{NAME}@prod")["digest"] == first, "who never saw it cannot know"
 
 
 # ------------------------------------------------------------------ refusals
@@ -325,13 +266,6 @@ def test_damage_ends_with_a_code(registry: Path, artifacts: Artifacts) -> None:
     assert blob.read_bytes() == b"altered", "nothing is changed"
 
 
-def test_an_outage_is_no_damage(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    monkeypatch.setattr("specctl.stores.creating.FIRST_WAIT_S", 0.0)
-    line = refuses(OUTPUT, "registry", "verify", "--registry", s3_url)
-    assert "the store does not answer" in line
-
-
 # ------------------------------------------------------------------ words
 
 
@@ -394,9 +328,7 @@ def test_a_narrow_terminal_folds_prose_alone(
 
 @pytest.mark.parametrize("signalled", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_verb_says_where_to_look(
-    artifacts: Artifacts,
-    monkeypatch: pytest.MonkeyPatch,
-    signalled: signal.Signals,
+    artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch, signalled: signal.Signals
 ) -> None:
     """A writing one may have committed; a reading one promises nothing."""
     publish(artifacts, "chain")
@@ -474,47 +406,31 @@ def test_signed_trusted_verified_revoked(key: Path, tmp_path: Path) -> None:
     )
     verify = ("registry", "verify-signature", folder, "--name", NAME)
     assert "E_SIG" in refuses(ARTIFACT, *verify)
+    assert "no key is trusted yet" in passes("registry", "trust", "list").out
     passes("registry", "trust", "add", public, "--name", "embedded*")
     shown = json.loads(passes(*verify, "--json").out)
     assert shown["digest"] == made["digest"]
     key_id = shown["key_id"]
     assert "E_SIG" in refuses(ARTIFACT, *verify[:-1], "other")
-    assert key_id in passes("registry", "trust", "list").out.replace("\n", "")
+    assert " trusted " in " ".join(passes("registry", "trust", "list").out.split())
     passes("registry", "trust", "revoke", key_id, "--reason", "lost laptop")
+    assert "revoked: lost laptop" in " ".join(passes("registry", "trust", "list").out.split())
     assert "lost laptop" in refuses(ARTIFACT, *verify)
     [record] = json.loads(passes("registry", "trust", "list", "--json").out)["keys"]
     assert (record["key_id"], record["names"]) == (key_id, ["embedded*"])
     assert record["revoked"]["reason"] == "lost laptop"
 
 
-def test_a_passphrase_is_asked_for_where_the_key_has_one(
-    key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sign = ("registry", "sign", write_artifact(tmp_path / "policy", "chain"), "--name", NAME)
-    monkeypatch.setenv("SPECCTL_KEY_PASSPHRASE", "right")
-    unlike = refuses(USAGE, *sign, "--key", key)
-    assert "not encrypted; unset SPECCTL_KEY_PASSPHRASE" in unlike
-    passes("registry", "keygen", tmp_path / "closed")
-    closed = (*sign, "--key", tmp_path / "closed")
-    passes(*closed)
-    monkeypatch.setenv("SPECCTL_KEY_PASSPHRASE", "wrong")
-    assert "has another passphrase" in refuses(USAGE, *closed)
-    monkeypatch.delenv("SPECCTL_KEY_PASSPHRASE")
-    assert "to the passphrase of the key" in refuses(USAGE, *closed)
-
-
-@pytest.mark.parametrize(("part", "code"), [("drafter", "E_TARGET"), ("tokenizer", "E_TOKENIZER")])
 def test_a_policy_of_another_pair_runs_where_the_user_says_so(
-    tmp_path: Path, prompts: Path, part: str, code: str
+    tmp_path: Path, prompts: Path
 ) -> None:
     """The text is the target's all the same: that is what makes the flag harmless."""
-    changes = {f"{part}_digest": "sha256:" + "1" * 64}
-    folder = write_artifact(tmp_path / "policy", "chain", **changes)
+    folder = write_artifact(tmp_path / "policy", "chain", tokenizer_digest="sha256:" + "1" * 64)
     run = ("run", prompts, "--compare", f"ar,{folder}", *SMALL)
-    assert f"{code} {part}" in refuses(ARTIFACT, *run)
+    assert "E_TOKENIZER tokenizer" in refuses(ARTIFACT, *run)
     outcome = specctl(*run, "--allow-mismatch")
     assert outcome.code == 0
-    assert outcome.err.startswith(f"warning: {code} {part}: this run has sha256:")
+    assert outcome.err.startswith("warning: E_TOKENIZER tokenizer: this run has sha256:")
     rows = json.loads(outcome.out)
     assert [row["policy"] for row in rows] == ["ar", "chain"]
     assert rows[1]["equal_to_ar"] is True
@@ -526,14 +442,6 @@ def test_a_lossy_policy_of_another_pair_runs_under_no_flag(tmp_path: Path, promp
     line = refuses(ARTIFACT, *run, "--allow-mismatch", "--allow-lossy")
     assert "E_TARGET" in line
     assert "--allow-mismatch" not in line
-
-
-def test_the_list_says_who_is_trusted_now(key: Path) -> None:
-    assert "no key is trusted yet" in passes("registry", "trust", "list").out
-    key_id = trust(key)
-    assert " trusted " in " ".join(passes("registry", "trust", "list").out.split())
-    passes("registry", "trust", "revoke", key_id, "--reason", "lost")
-    assert "revoked: lost" in " ".join(passes("registry", "trust", "list").out.split())
 
 
 def test_a_pulled_folder_is_verified_elsewhere(artifacts: Artifacts, tmp_path: Path) -> None:

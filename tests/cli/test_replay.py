@@ -47,12 +47,6 @@ def test_json_for_scripts_and_a_file_of_the_same(dense: Path, tmp_path: Path) ->
     assert [figures["group"] for figures in chain["by_category"]] == ["arithmetic", "code", "prose"]
 
 
-def test_threads_change_nothing(dense: Path) -> None:
-    options = ("-p", "eagle2:depth=5:top_k=2:num_tokens=8", "-p", "svip", "--json")
-    one, two = (specctl("replay", dense, *options, "--threads", n).out for n in ("1", "2"))
-    assert one == two
-
-
 def test_what_the_log_lacks_is_said(dense: Path) -> None:
     """A figure that the log does not support is a range, and its row says why."""
     options = ("-p", "ar", "-p", "eagle2:depth=8:top_k=3:num_tokens=12")
@@ -66,15 +60,6 @@ def test_what_the_log_lacks_is_said(dense: Path) -> None:
     assert "[" not in row, "no interval where the figure itself is not known"
     first = passes("replay", dense, *options, "--baseline", 2).out
     assert "×" not in first.replace("nothing is compared", ""), "of a range no ratio is made"
-
-
-def test_fit_and_replay_of_the_fit(dense: Path, tmp_path: Path) -> None:
-    base = "eagle2:depth=3:top_k=3:num_tokens=8"
-    options = ("--filter", "all", "--max-leaf-depth", "2", "--held-out", "0.3", "--json")
-    fitted = specctl("fit", "cart", dense, "-o", tmp_path / "hetero", "--base", base, *options)
-    assert fitted.code == 0, fitted.err
-    document = replayed(dense, "-p", base, "-p", tmp_path / "hetero")
-    assert [found["policy"] for found in document["policies"]] == [base, "hetero"]
 
 
 def test_show_says_positions_of_dense_traces(dense: Path) -> None:
@@ -92,14 +77,6 @@ def test_a_cost_model_adds_times_and_says_whose_they_are(dense: Path, cost: Path
         json.loads(found.out)["clock"]
         == "the clock of made up (stated, not of this pair, decisions free)"
     )
-
-
-def test_a_schedule_is_the_chain_of_its_first_entry(dense: Path, cost: Path) -> None:
-    """One request at a time is a batch of one."""
-    options = ("-p", SCHEDULE, "-p", "chain:num_draft_tokens=3", "--cost-model", cost)
-    schedule, chain = by_label(replayed(dense, *options)).values()
-    same = {name for name in chain if name not in ("policy", "against")}
-    assert {name: schedule[name] for name in same} == {name: chain[name] for name in same}
 
 
 def test_engines_on_dense_traces(dense: Path, cost: Path) -> None:
@@ -124,27 +101,7 @@ def test_engines_on_dense_traces(dense: Path, cost: Path) -> None:
     assert "On the drafter's likeliest path alone, as in vLLM: eagle2" in words
 
 
-def test_what_is_printed_is_what_is_written(dense: Path, tmp_path: Path) -> None:
-    for load in ((), ("--in-order", "--batch-size", 2)):
-        document = replayed(dense, "-p", CHAIN, *load, "-o", tmp_path)
-        assert document == json.loads((tmp_path / "replay.json").read_text())
-
-
 TREE = "eagle2:depth=3:top_k=3:num_tokens=8"
-
-
-def test_rare_arrivals_are_served_alone(dense: Path, cost: Path) -> None:
-    """As in the replay, but for two texts that are served twice (`test_batch_laws` is exact)."""
-    options = ("-p", TREE, "--cost-model", cost)
-    alone = by_label(replayed(dense, *options))[TREE]["ratios"]["mean_acceptance_length"]
-    served = replayed(dense, *options, "--arrival-rate", 1e-3)["policies"][0]
-    assert served["num_requests"] == 8  # the log of six once, then two again
-    whole = served["whole"]["mean_acceptance_length"]["value"]
-    assert whole == pytest.approx(alone["value"], rel=0.1)
-    assert served["whole"]["requests_per_step"]["value"] == 1.0
-    never = specctl("replay", dense, *options, "--arrival-rate", 0.0)
-    assert (never.code, never.out) == (USAGE, "")
-    assert "arrival_rate_per_s" in never.err.splitlines()[-1]
 
 
 def test_a_batch_that_was_not_measured_is_refused_before_the_log_is_read(

@@ -39,11 +39,7 @@ REGISTRY = [
     "registry trust list",
     "registry keygen key",
 ]
-TRACES = [
-    "traces verify set",
-    "traces snapshot set",
-    "traces snapshot set --list",
-]
+TRACES = ["traces verify set", "traces snapshot set", "traces snapshot set --list"]
 BEGUN = ["registry init", f"registry push chain {NAME} --alias prod"]
 COLLECTED = ["collect embedded -o set --limit 1 --max-new-tokens 4 --policy chain --device cpu"]
 DENSE = ["collect embedded -o set --dense --limit 1 --depth 2 --children 2 --max-new-tokens 4"]

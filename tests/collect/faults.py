@@ -74,7 +74,6 @@ OnAck = Callable[[str], None]
 
 
 def publish(writer: TraceWriter, prompts: Sequence[str], on_ack: OnAck) -> None:
-    """Publishes each prompt in a segment of its own."""
     for prompt in prompts:
         writer.commit([prompt], tables_of([prompt]))
         on_ack(prompt)
@@ -119,7 +118,6 @@ def run_life(context: BaseContext, root: Path, mode: Mode, at: int) -> Life:
 
 
 def received(receiver: Connection) -> Iterator[Any]:
-    """Messages until the process is gone."""
     while True:
         try:
             yield receiver.recv()

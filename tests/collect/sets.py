@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from specctl import durable
-from specctl.collect.prompts import Prompt
 from specctl.collect.round_rows import join, to_tables
 from specctl.collect.trace_writer import TraceWriter
 from specctl.logs.trace_files import RECORD_KEY, Segment, SegmentRecord
@@ -27,7 +26,6 @@ from tests.collect.rounds import frame_of, header, random_record
 
 NUM_ROUNDS, NUM_NODES = 2, 2 * 22
 """Of each prompt of `tables_of`."""
-PROMPTS = [Prompt(name, "", (f"Say {name}.",)) for name in "abc"]
 
 
 def sorted_rows(out: str | Path, table: str) -> pl.DataFrame:
@@ -151,7 +149,6 @@ def equal(one: dict[str, pl.DataFrame], two: dict[str, pl.DataFrame]) -> bool:
 
 
 def count_calls(monkeypatch: pytest.MonkeyPatch, name: str, fail_at: int | None) -> list[int]:
-    """Counts `os.<name>`; the `fail_at`-th call, from 0, fails."""
     real, seen = getattr(os, name), [0]
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:

@@ -54,7 +54,6 @@ class Shim:
 
     @contextmanager
     def installed(self) -> Iterator[Shim]:
-        """While the writer runs."""
         try:
             with ExitStack() as patches:
                 for name in CALLS:

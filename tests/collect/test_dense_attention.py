@@ -79,7 +79,6 @@ LEVELS = [
 
 
 def paths() -> list[list[list[int]]]:
-    """Token path of every node, level by level."""
     found: list[list[list[int]]] = []
     for tokens, parents in LEVELS:
         above = found[-1] if found else [[]]

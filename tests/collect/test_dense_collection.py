@@ -21,7 +21,6 @@ from specctl.collect.prompts import Prompt, load_prompts
 from specctl.collect.responses import load_responses
 from specctl.collect.shipping import Shipping
 from specctl.errors import (
-    OutputError,
     PromptError,
     PromptLineError,
     PromptTooLongError,
@@ -91,32 +90,6 @@ def test_given_responses_become_rows(pair: Pair, tmp_path: Path) -> None:
     assert summary.num_trees == len(rounds)
     assert summary.num_nodes == len(nodes) == (rounds["num_drafted"] + 1).sum()
     assert summary.num_tokens == len(rounds) + 4  # one token of each text has no continuation
-
-
-def test_rows_are_as_the_format_says(pair: Pair, tmp_path: Path) -> None:
-    collect(pair, tmp_path)
-    rounds, nodes = tables(tmp_path)
-    tree = ["request_id", "round_idx"]
-    assert nodes.select(tree).unique(maintain_order=True).equals(rounds.select(tree))
-    within = nodes.with_columns(place=pl.int_range(pl.len()).over(tree))
-    assert (within["place"] == within["node_idx"]).all()
-    assert (nodes["depth"].diff() >= 0).filter(nodes["node_idx"] > 0).all()  # level order
-    siblings = nodes.filter(pl.col("node_idx") > 0).group_by(*tree, "parent_idx")
-    runs = siblings.agg(
-        pl.col("sibling_rank"), span=pl.col("node_idx").max() - pl.col("node_idx").min() + 1
-    )
-    assert all(ranks.to_list() == [0, 1, 2] for ranks in runs["sibling_rank"])
-    assert set(runs["span"]) == {3}
-    per_tree = nodes.group_by(tree, maintain_order=True).agg(
-        on_path=pl.col("path_accepted").sum(), verified=pl.col("verified").sum()
-    )
-    assert (per_tree["on_path"] - 1).to_list() == rounds["num_accepted"].to_list()
-    assert per_tree["verified"].to_list() == rounds["num_verified"].to_list()
-    parents = nodes.select(*tree, parent_idx="node_idx", seen="verified", has="expanded")
-    below = nodes.join(parents, on=[*tree, "parent_idx"], how="left", maintain_order="left")
-    assert below.filter(pl.col("depth") > 0)["has"].all()
-    known = below["target_logp"].is_not_null()
-    assert known.to_list() == below["seen"].fill_null(value=False).to_list()
 
 
 def test_the_header_states_the_support(pair: Pair, tmp_path: Path) -> None:
@@ -220,38 +193,6 @@ def _accepted(nodes: pl.DataFrame) -> int:
     return last.filter(pl.col("verified"))["token_id"].to_list()[-1]
 
 
-def test_interrupt_keeps_finished_prompts_and_resume_goes_on(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls, original = [], DenseDrafting.tables
-
-    def third_time(self: DenseDrafting, *args: Any) -> Any:
-        calls.append(args)
-        if len(calls) == 3:  # the second turn of b
-            raise KeyboardInterrupt
-        return original(self, *args)
-
-    monkeypatch.setattr(DenseDrafting, "tables", third_time)
-    with pytest.raises(KeyboardInterrupt):
-        collect(pair, tmp_path)
-    assert TraceSet.open(tmp_path / "traces").prompt_ids == ("a",)
-    with pytest.raises(OutputError, match="--resume"):
-        collect(pair, tmp_path)
-    summary = collect(pair, tmp_path, resume=True)
-    assert (summary.num_skipped, summary.num_committed) == (1, 2)
-    assert TraceSet.open(tmp_path / "traces").prompt_ids == ("a", "b", "c")
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    collect(pair, whole)
-    order = ["request_id", "round_idx"]
-    for mine, theirs in zip(tables(tmp_path), tables(whole), strict=True):
-        mine, theirs = (
-            rows.with_columns(pl.col("request_id").cast(pl.String)) for rows in (mine, theirs)
-        )
-        mine, theirs = (rows.sort(order, maintain_order=True) for rows in (mine, theirs))
-        assert_frame_equal(mine, theirs, categorical_as_str=True)
-
-
 def test_another_file_of_responses_is_another_run(pair: Pair, tmp_path: Path) -> None:
     collect(pair, tmp_path, ROWS)
     with pytest.raises(TraceMismatchError, match="responses_digest"):
@@ -347,12 +288,6 @@ def test_production_logs_are_prompts_and_responses_at_once(pair: Pair, tmp_path:
 def test_a_pair_without_a_drafter_is_refused(pair: Pair, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="a drafter"):
         collect(replace(pair, drafter=None), tmp_path)
-
-
-def test_options_have_their_defaults() -> None:
-    assert CollectConfig().dense_shape() == FullTree()
-    given = CollectConfig(depth=3, children=4, width=9, nested=False).dense_shape()
-    assert given == FullTree(depth=3, top_k=4, width=9, nested=False)
 
 
 EXCLUDED: list[tuple[dict[str, Any], str]] = [

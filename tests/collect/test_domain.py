@@ -52,12 +52,6 @@ def test_traces_know_where_they_are_from(pair: Pair, folders: tuple[Path, Path])
     assert found.context_tokens.low < found.context_tokens.high
 
 
-def test_what_differs_between_folders_is_unknown(folders: tuple[Path, Path]) -> None:
-    found = domain_of(TraceSet.open(*folders))
-    assert found.workload is None
-    assert found.dtype == "float32"
-
-
 def with_domain(folder: Path, domain: object) -> TraceSet:
     [part] = TraceSet.open(folder).parts
     collect = {**part.header.collect, "domain": domain}
@@ -65,15 +59,14 @@ def with_domain(folder: Path, domain: object) -> TraceSet:
     return TraceSet((replace(part, header=header),))
 
 
-def test_traces_of_several_machines_name_all_of_them(folders: tuple[Path, Path]) -> None:
-    second = TraceSet.open(folders[1])
-    traces = TraceSet(
-        (*with_domain(folders[0], {"hardware": ["NVIDIA H200"]}).parts, *second.parts)
-    )
-    mine = domain_of(second).hardware
-    assert mine is not None
-    assert domain_of(traces).hardware == tuple(sorted({"NVIDIA H200", *mine}))
-    assert domain_of(with_domain(folders[0], None)).hardware is None
+def test_several_folders_name_all_machines_and_nothing_in_which_they_differ(
+    folders: tuple[Path, Path],
+) -> None:
+    found, mine = domain_of(TraceSet.open(*folders)), domain_of(TraceSet.open(folders[1])).hardware
+    assert (found.workload, found.dtype) == (None, "float32")
+    far = with_domain(folders[0], {"hardware": ["NVIDIA H200"]})
+    both = domain_of(TraceSet((*far.parts, *TraceSet.open(folders[1]).parts)))
+    assert both.hardware == tuple(sorted({"NVIDIA H200", *(mine or ())}))
 
 
 def test_a_header_without_a_domain_is_unknown(folders: tuple[Path, Path]) -> None:

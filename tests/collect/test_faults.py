@@ -128,7 +128,6 @@ def test_mutants_that_do_not_sync_are_caught(tmp_path: Path, lies: str) -> None:
 
 @pytest.fixture
 def nodes_after_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A writer that publishes rounds first."""
     held: list[tuple[str, bytes]] = []
 
     def late(store: ObjectStore, key: str, content: bytes | Path) -> None:

@@ -124,7 +124,6 @@ def draft(drafting: None, text: Answered, summary: DenseSummary) -> list[dict[st
 
 
 def collect(root: Path, monkeypatch: pytest.MonkeyPatch, prompts: str) -> None:
-    """A dense collection of prompts without a model."""
     monkeypatch.setattr(collection, "_draft", draft)
     summary = DenseSummary(str(root), len(prompts), 0)
     texts = (Answered(prompt, (), is_cut=False, num_shortened=0) for prompt in prompts)

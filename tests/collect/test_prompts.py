@@ -97,16 +97,6 @@ def test_files_become_prompts(tmp_path: Path, name: str) -> None:
     assert load_prompts(tmp_path / name) == expected
 
 
-def test_ids_of_another_file_differ(tmp_path: Path) -> None:
-    """Or resuming with the wrong file would skip its lines as already collected."""
-    first, again, other = (
-        load_prompts(write(tmp_path, row, name=name))
-        for name, row in (("a.jsonl", GOOD), ("b.jsonl", GOOD), ("c.jsonl", {"prompt": "other"}))
-    )
-    assert first == again
-    assert first[0].prompt_id != other[0].prompt_id
-
-
 def test_a_limit_is_spread_over_categories_and_grows_by_adding() -> None:
     """The packaged set is sorted by category: its first prompts would be arithmetic alone."""
     every = load_prompts("embedded")

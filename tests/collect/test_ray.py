@@ -19,7 +19,7 @@ import ray
 
 from specctl.collect.workers import Driver, Summary
 from specctl.logs.trace_set import read_listing
-from tests.cli.command import INPUT, OUTPUT, USAGE, passes, refuses, specctl, write_lines
+from tests.cli.command import OUTPUT, USAGE, passes, refuses, specctl, write_lines
 from tests.collect.sets import sorted_rows
 from tests.servers import free_port
 
@@ -164,18 +164,6 @@ def test_what_cannot_run_is_refused_before_any_worker(
     assert "with --workers or --ray" in refuses(USAGE, *words[:-1], "--gpus-per-worker", 1)
     passes(*words[:-1], *SMALL, "--limit", 1)  # this process alone needs no Ray
     assert num_finished(str(tmp_path / "set")) == 1
-
-
-@pytest.mark.nightly
-def test_two_workers_write_what_one_process_does(tmp_path: Path) -> None:
-    out = tmp_path / "set"
-    words = ("collect", prompts_file(tmp_path, 12), "-o", out, *SMALL, "--ray", "auto")
-    said = passes(*words, *DENSE, "--workers", "2").out
-    assert said.startswith(f"12 prompts committed to {out} ")
-    check_equal_to_one_process(out, tmp_path, *DENSE)
-    passes("traces", "verify", out)
-    line = refuses(INPUT, *words, *DENSE, "--resume", "--seed", "1")  # said by a worker
-    assert "sampling" in line
 
 
 NODES = """

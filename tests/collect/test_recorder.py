@@ -78,23 +78,25 @@ def test_recorder_commits_while_decoding_goes_on(writer: TraceWriter) -> None:
 def test_error_of_the_thread_surfaces_in_the_decoding_thread(
     writer: TraceWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of its writer, and of the device that it reads."""
+
+    def fail() -> None:
+        raise RuntimeError("the device is gone")
+
     count_calls(monkeypatch, "fsync", 0)
-    recorder = TraceRecorder(writer, config())
-    recorder.on_round(random_record(["a"]))
-    recorder.finish_prompt("a")
-    recorder._thread.join(10)
-    with pytest.raises(OutputError, match="Input/output error"):
-        recorder.on_round(random_record(["b"]))
-    with pytest.raises(OutputError, match="Input/output error"):
-        recorder.close()
-    assert read_listing(writer.place.name).segments == ()
-
-
-def test_closed_recorder_takes_no_more(writer: TraceWriter) -> None:
-    recorder = TraceRecorder(writer)
-    recorder.close()
-    with pytest.raises(OutputError, match="closed"):
+    for lane, error, words in (
+        (FakeLane(), OutputError, "Input/output error"),
+        (FakeLane(on_copy=fail), RuntimeError, "the device is gone"),
+    ):
+        recorder = TraceRecorder(writer, config(), lane=lane)
+        recorder.on_round(random_record(["a"]))
         recorder.finish_prompt("a")
+        recorder._thread.join(10)
+        with pytest.raises(error, match=words):
+            recorder.on_round(random_record(["b"]))
+        with pytest.raises(error, match=words):
+            recorder.close()
+    assert read_listing(writer.place.name).segments == ()
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -247,17 +249,6 @@ def test_large_rounds_do_not_wait_for_each_other(writer: TraceWriter) -> None:
     recorder.finish_prompt("a")
     recorder.close()
     assert round_keys(writer) == [("a", 0), ("a", 1)]
-
-
-def test_a_failing_device_surfaces_in_the_decoding_thread(writer: TraceWriter) -> None:
-    def fail() -> None:
-        raise RuntimeError("the device is gone")
-
-    recorder = TraceRecorder(writer, config(), lane=FakeLane(on_copy=fail))
-    with pytest.raises(RuntimeError, match="the device is gone"):
-        decode(recorder, "a", 50)
-    with pytest.raises(RuntimeError, match="the device is gone"):
-        recorder.close()
 
 
 @pytest.mark.cuda

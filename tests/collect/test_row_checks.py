@@ -21,7 +21,7 @@ from specctl.logs.row_checks import RowError, check_rows, check_table
 from specctl.logs.trace_set import TraceSet, domain_of, read_listing
 from specctl.logs.tree_log import DenseLog
 from specctl.trace import TABLES
-from tests.cli.command import refuses, specctl
+from tests.cli.command import specctl
 from tests.collect.rounds import header
 from tests.collect.sets import replaced, tables_of
 from tests.replay.logs import random_traces
@@ -166,17 +166,21 @@ def test_every_reader_refuses(spoiled: Path, reader: str) -> None:
         READERS[reader](spoiled)
 
 
-def test_verbs_refuse_in_one_line(spoiled: Path, tmp_path: Path) -> None:
-    for verb in (["replay", spoiled, "-p", "chain"], ["show", spoiled]):
-        assert "Parquet" in refuses(4, *verb)
-    assert "Parquet" in refuses(4, "fit", "cart", spoiled, "-o", tmp_path / "fit")
-    assert not verify(spoiled).is_whole
+def test_a_file_without_a_column_or_with_nulls_in_it_is_refused(tmp_path: Path) -> None:
+    """pyarrow reads the columns that there are, and nulls where the file says that they may be."""
+    root, other = tmp_path / "set", tmp_path / "nulls"
+    for made in (root, other):
+        random_traces(made)
 
+    def empty(path: Path) -> None:
+        rows = pq.ParquetFile(path).read()
+        field = rows.schema.field("num_accepted").with_nullable(True)
+        index = rows.schema.get_field_index("num_accepted")
+        pq.write_table(rows.set_column(index, field, pa.nulls(len(rows), pa.int32())), path)
 
-def test_a_file_without_a_column_is_refused(tmp_path: Path) -> None:
-    """pyarrow reads the columns that there are, and says nothing of others."""
-    root = tmp_path / "set"
-    random_traces(root)
+    replaced(other, "rounds", empty)
+    with pytest.raises(TraceCorruptError, match="num_accepted"):
+        read_whole(other)
 
     def drop(path: Path) -> None:
         pq.write_table(pq.ParquetFile(path).read().drop_columns(["draft_logp"]), path)
@@ -188,22 +192,6 @@ def test_a_file_without_a_column_is_refused(tmp_path: Path) -> None:
         read_whole(root)
     with pytest.raises(TraceCorruptError, match="draft_logp"):
         collected(TraceSet.open(root).scan("nodes").select("draft_logp"))
-
-
-def test_nulls_that_no_writer_makes_are_named(tmp_path: Path) -> None:
-    """Parquet files say for themselves which columns may be null."""
-    root = tmp_path / "set"
-    random_traces(root)
-
-    def empty(path: Path) -> None:
-        rows = pq.ParquetFile(path).read()
-        field = rows.schema.field("num_accepted").with_nullable(True)
-        index = rows.schema.get_field_index("num_accepted")
-        pq.write_table(rows.set_column(index, field, pa.nulls(len(rows), pa.int32())), path)
-
-    replaced(root, "rounds", empty)
-    with pytest.raises(TraceCorruptError, match="num_accepted"):
-        read_whole(root)
 
 
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from specctl.collect.shipping import pack
 from specctl.runtime.requests import RoundRecord, RoundTimes
 from specctl.trace import TABLES, arrow_schema
 from specctl.tree import gather
-from tests.collect.rounds import frame_of, make_record, move, padded_tree, random_record, request
+from tests.collect.rounds import frame_of, make_record, move, padded_tree, random_record
 
 # Drafted, with the joint probability; a star marks what was submitted to the target.
 #
@@ -180,14 +180,6 @@ def test_rounds_of_different_sizes_join_without_changing_a_row() -> None:
     assert together == (apart[0][0] + apart[1][0], apart[0][1] + apart[1][1])
 
 
-def test_pick_keeps_the_rows_of_its_requests() -> None:
-    record = random_record(["a", "b", "c"], seed=4, vocabulary=5)
-    rounds, nodes = tables(record)
-    made = to_tables(frame_of(record).pick([0, 2]))
-    assert made["rounds"].to_pylist() == [rounds[0], rounds[2]]
-    assert made["nodes"].to_pylist() == [n for n in nodes if n["request_id"] != "b/0"]
-
-
 def test_tables_have_the_schema_of_the_format() -> None:
     made = to_tables(frame_of(cat_sat()))
     for name in TABLES:
@@ -272,19 +264,6 @@ def test_sampled_law_is_logged_not_the_raw_one() -> None:
     assert nodes[1]["target_logp"] == 0.0
     assert nodes[2]["target_logp"] == -math.inf
     assert nodes[2]["target_rank"] == 2  # ranks stay those of the raw logits
-
-
-def test_recording_works_on_inference_tensors() -> None:
-    with torch.inference_mode():
-        record = random_record(["a"], seed=7)
-    assert tables(record)[0][0]["request_id"] == "a/0"
-
-
-def test_turns_of_a_prompt_keep_their_keys() -> None:
-    record = replace(cat_sat(), requests=[request("p", turn=1)])
-    (row,), nodes = tables(record)
-    assert (row["prompt_id"], row["turn"], row["request_id"]) == ("p", 1, "p/1")
-    assert set(column(nodes, "request_id")) == {"p/1"}
 
 
 @pytest.mark.cuda

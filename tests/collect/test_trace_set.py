@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -145,12 +143,6 @@ def test_a_nodes_file_that_no_rounds_file_names_is_not_part_of_the_set(root: Pat
     found = verify(root)
     assert found.is_whole
     assert found.num_orphans == 1
-
-
-def test_reading_needs_no_torch() -> None:
-    code = "import sys, specctl.logs.trace_set as t; print('torch' in sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout == "False\n"
 
 
 # --------------------------------------------------------------------------- repeats
@@ -601,25 +593,3 @@ def test_copies_are_checked_on_their_way_and_at_home(s3_url: str, tmp_path: Path
         "rounds/stray",
         segment.key,
     ]
-
-
-@pytest.mark.usefixtures("_cache")
-def test_collect_and_replay_speak_s3(s3_url: str, tmp_path: Path) -> None:
-    options = (
-        "--dense",
-        "--depth",
-        "3",
-        "--children",
-        "3",
-        "--max-new-tokens",
-        "6",
-        "--limit",
-        "2",
-    )
-    machine = ("--device", "cpu", "--threads", "1")
-    passes("collect", "embedded", "-o", s3_url, *options, *machine)
-    passes("collect", "embedded", "-o", str(tmp_path / "local"), *options, *machine)
-    reference = passes("traces", "snapshot", s3_url).out.split()[-1]
-    there = passes("replay", reference, "-p", "chain:num_draft_tokens=2").out
-    here = passes("replay", str(tmp_path / "local"), "-p", "chain:num_draft_tokens=2").out
-    assert there == here

@@ -134,10 +134,5 @@ def test_a_raylet_that_dies_as_it_starts_is_one_line(monkeypatch: pytest.MonkeyP
 
 
 def test_batches_are_a_share_of_a_worker() -> None:
-    sizes = {
-        (30, 4, 1): 1,
-        (30, 4, 4): 16,
-        (10_000, 2, 1): 64,
-        (160, 2, 1): 10,
-    }
+    sizes = {(30, 4, 1): 1, (30, 4, 4): 16, (10_000, 2, 1): 64, (160, 2, 1): 10}
     assert {given: workers.batch_size(*given) for given in sizes} == sizes

@@ -48,6 +48,5 @@ def from_wheel(*names: str) -> Iterator[list[Any]]:
 
 @contextmanager
 def adaptive_module() -> Iterator[Any]:
-    """SGLang's module of adaptive lengths."""
     with from_wheel("sglang.srt.speculative.adaptive_spec_params") as [module]:
         yield module

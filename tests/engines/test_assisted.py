@@ -38,7 +38,6 @@ def pair() -> Pair:
 
 @pytest.fixture(scope="module")
 def prompts(pair: Pair) -> list[tuple[int, ...]]:
-    """Token ids of prompts of all categories."""
     loaded = load_prompts("embedded", format="auto", limit=None)
     spread = loaded[:: len(loaded) // NUM_PROMPTS][:NUM_PROMPTS]
     return [tuple(conversation_ids(pair.target.tokenizer, one, ())) for one in spread]
@@ -82,7 +81,6 @@ class Noted:
 
 
 def ours(pair: Pair, policy: Policy, prompt: tuple[int, ...]) -> tuple[tuple[int, ...], Rounds]:
-    """Our text of a prompt, and its rounds."""
     seen, size = Noted(), len(prompt) + NEW_TOKENS
     loop = DecodeLoop(
         pair.target.model,

@@ -38,14 +38,7 @@ from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import load_pair
 from specctl.runtime.words import resolve_policy
-from tests.engines.vllm_engine import (
-    MAX_NEW_TOKENS,
-    engine,
-    ids_of,
-    packaged,
-    rows_of,
-    specctl,
-)
+from tests.engines.vllm_engine import MAX_NEW_TOKENS, engine, ids_of, packaged, rows_of, specctl
 
 IS_ALL = os.environ.get("SPECCTL_TEST_ENGINES") == "all"
 COUNT, K = 60 if IS_ALL else 24, 5

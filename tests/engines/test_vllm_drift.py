@@ -80,7 +80,6 @@ class Service:
         return said.code, json.loads(said.out)
 
     def num_logged(self) -> int:
-        """Requests whose rounds are all written."""
         return len(TraceSet.open(str(self._live)).prompt_ids)
 
 

@@ -62,7 +62,6 @@ def pair() -> Pair:
 
 
 def given() -> tuple[Sequence[Prompt], Sequence[Prompt]]:
-    """Prompts to log and tune on, and others."""
     every = packaged(COUNT)
     return every[::2], every[1::2]
 

@@ -71,7 +71,6 @@ class Runner:
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Starts a session without vLLM."""
     monkeypatch.setattr(vllm_session, "pair_of", lambda *_: (PAIR, Domain()))
     monkeypatch.setattr(vllm_tracing, "Recorder", Kept)
 

@@ -76,13 +76,11 @@ class Engine:
 
     @property
     def runner(self) -> Any:
-        """vLLM's model runner."""
         executor = self.llm.llm_engine.engine_core.engine_core.model_executor
         return executor.driver_worker.worker.model_runner
 
     @property
     def session(self) -> Any:
-        """The plugin's part."""
         return self.runner._specctl
 
     def generate(
@@ -160,7 +158,6 @@ def engine(
 
 
 def speculative_config(drafter: str, num_speculative_tokens: int, **more: Any) -> dict[str, Any]:
-    """vLLM's `--speculative-config`."""
     return {
         "method": METHODS[drafter],
         "model": str(embedded_path(drafter)),
@@ -206,7 +203,6 @@ class Server:
             return list(json.load(answer)["choices"][0]["token_ids"])
 
     def metrics(self) -> str:
-        """Its page of metrics."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
             return str(answer.read().decode())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -186,7 +187,6 @@ def test_another_trust_file_is_another_verdict_on_the_same_history(store: Memory
 
 
 def seen_by(store: MemoryStore, home: Path) -> Registry:
-    """The registry as a user opens it."""
     registry = registry_on(store)
     registry.memory = Memory(home)
     return registry
@@ -256,6 +256,7 @@ def test_an_older_log_is_refused_until_it_is_whole_again(
 
 HARMS: dict[str, Callable[[Path], object]] = {
     "a link": lambda note: note.symlink_to(note.rename(note.with_name("elsewhere"))),
+    "a pipe": lambda note: (note.unlink(), os.mkfifo(note)),
     "open to all": lambda note: note.chmod(0o666),
     "another form": lambda note: note.write_bytes(b"{}"),
     "no text": lambda note: note.write_bytes(b"\xff"),

@@ -19,7 +19,7 @@ from specctl.registry import (
     pull,
     push,
 )
-from specctl.registry.content import Content, blob_key
+from specctl.registry.content import blob_key
 from specctl.registry.publishing import Writer
 from specctl.registry.trust import Trust
 from specctl.registry.verifying import verify
@@ -72,21 +72,6 @@ def test_a_copy_is_the_same_registry_and_comes_back(
     restored = open_registry(tmp_path / "restored")
     assert histories(restored) == histories(source)
     assert verify(restored, trusting(KEY)).findings == []
-
-
-def test_histories_follow_the_artifacts_that_they_name(
-    source: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def cut(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Content, "publish", cut)
-        with pytest.raises(KeyboardInterrupt):
-            copy_registry(source, tmp_path / "copy")
-    assert open_registry(tmp_path / "copy").names() == []
-    copy_registry(source, tmp_path / "copy")
-    assert histories(open_registry(tmp_path / "copy")) == histories(source)
 
 
 def test_a_copy_that_was_written_to_is_refused(

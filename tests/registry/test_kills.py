@@ -41,7 +41,6 @@ def promote_first(writer: Writer) -> None:
 
 
 def roll_back(writer: Writer) -> None:
-    """Repeated after a lost answer, it is done once (`expect`)."""
     rollback(writer, NAME, "prod", reason="why", expect=TWO.digest)
 
 

@@ -43,7 +43,6 @@ def replace_entry(store: MemoryStore, at: int, **changes: object) -> None:
 
 
 def refusal(store: MemoryStore) -> str:
-    """What a fresh reader says of the log."""
     with pytest.raises(RegistryError) as refused:
         registry_on(store).log(NAME)
     assert refused.value.code == "E_LOG"
@@ -82,7 +81,6 @@ def add_spaces(store: MemoryStore) -> None:
 
 
 def rebuilt(change: Callable[[bytes], bytes]) -> Callable[[MemoryStore], None]:
-    """The last envelope in another form."""
 
     def harm(store: MemoryStore) -> None:
         store.kept[entry_key(NAME, 2)] = change(store.kept[entry_key(NAME, 2)])

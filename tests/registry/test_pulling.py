@@ -25,7 +25,6 @@ from specctl.registry import (
     push,
 )
 from specctl.registry.listing import search
-from specctl.registry.pulling import MAX_NOTE_BYTES
 from specctl.registry.trust import Revocation, Trust
 from specctl.registry.verifying import verify
 from tests.artifacts.examples import PAIR
@@ -272,24 +271,10 @@ def test_the_trust_file_of_today_counts(signed: MemoryStore, tmp_path: Path) -> 
         assert code_of(pull_offline, URL, PROD, reader_in(tmp_path, record)) == "E_SIG"
 
 
-HARMS: dict[str, Callable[[Path], object]] = {
-    "a link": lambda note: note.symlink_to(note.rename(note.with_name("elsewhere.json"))),
-    "a pipe": lambda note: (note.unlink(), os.mkfifo(note)),
-    "open to all": lambda note: note.chmod(0o666),
-    "endless": lambda note: os.truncate(note, MAX_NOTE_BYTES + 1),
-}
-
-
-@pytest.mark.parametrize("harm", HARMS)
-def test_a_note_that_another_user_may_have_put_there_is_not_read(reader: Reader, harm: str) -> None:
-    assert pull_offline(URL, PROD, reader)
-    HARMS[harm](reader.cache._note(URL, PROD))
-    assert code_of(pull_offline, URL, PROD, reader) == "E_OFFLINE"
-
-
 def test_a_note_of_another_owner_or_without_the_signatures_of_today_is_not_read(
     reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """How such a file is read is a law of histories too: `test_again`."""
     assert code_of(pull_offline, URL, PROD, reader_in(tmp_path, RECORD)) == "E_SIG"
     monkeypatch.setattr(os, "getuid", lambda: 4711)
     assert code_of(pull_offline, URL, PROD, reader) == "E_OFFLINE"

@@ -43,7 +43,6 @@ LOG_TYPE = "application/vnd.test-log+json"
 
 
 def trusted(key: SigningKey, *names: str, revoked: Revocation | None = None) -> TrustedKey:
-    """The line of a key in a trust file, by default one for every name."""
     line = TrustedKey.of(key.public_key, names=names or ("*",))
     return line.model_copy(update={"revoked": revoked})
 
@@ -271,14 +270,6 @@ def test_signing_does_not_change_the_identity(folder: Path) -> None:
     before = load_artifact(folder).digest
     assert sign_folder(folder, KEY, NAME) == before == load_artifact(folder).digest
     assert verify_folder(folder, trust(trusted(KEY)), NAME) == (before, KEY.key_id)
-
-
-def test_a_second_signature_replaces_the_first(folder: Path) -> None:
-    sign_folder(folder, KEY, NAME)
-    sign_folder(folder, OTHER, NAME)
-    assert parse_envelope((folder / SIGNATURE).read_bytes()).key_id == OTHER.key_id
-    both = trust(trusted(KEY), trusted(OTHER))
-    assert verify_folder(folder, both, NAME)[1] == OTHER.key_id
 
 
 def test_a_folder_that_changed_is_not_vouched_for(folder: Path, tmp_path: Path) -> None:

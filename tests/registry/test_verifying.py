@@ -22,15 +22,7 @@ from specctl.registry.trust import Trust
 from specctl.registry.verifying import Finding
 from specctl.stores import LocalStore, TransientError, local
 from tests.artifacts.examples import PAIR
-from tests.registry.worlds import (
-    NAME,
-    PROD,
-    Wrapped,
-    package,
-    registry_on,
-    trusting,
-    writer_on,
-)
+from tests.registry.worlds import NAME, PROD, Wrapped, package, registry_on, trusting, writer_on
 from tests.stores.memory import MemoryStore
 
 ONE, TWO = package("one"), package("two")
@@ -94,14 +86,6 @@ def test_every_kind_of_damage_is_found_and_hides_no_other(store: MemoryStore, ki
     assert refused.value.code == findings(store)[0].code
 
 
-@pytest.mark.parametrize("key", [manifest_key(ONE.digest), BLOB])
-def test_the_missing_object_is_named(store: MemoryStore, key: str) -> None:
-    store.delete(key)
-    for reference in (None, PINNED):
-        found = verify(registry_on(store), Trust(), reference).findings
-        assert any(one.code == "E_MISSING" and one.found.endswith(key) for one in found)
-
-
 def test_one_reference_is_verified_alone(store: MemoryStore) -> None:
     flip(store, BLOB)
     registry = registry_on(store)
@@ -125,18 +109,6 @@ def test_signatures_are_verified_where_they_are_required(store: MemoryStore) -> 
     for stored in [name for name in store.kept if name.startswith("signatures/")]:
         flip(store, stored)
     assert {one.code for one in findings(store, trust)} == {"E_SIG", "E_DIGEST"}
-
-
-def test_every_alias_of_a_version_is_checked(store: MemoryStore) -> None:
-    """Two moves of one version, of which one is unsigned."""
-    key = SigningKey.generate()
-    for one in (ONE, TWO):
-        push(writer_on(store, key), one, NAME)
-    for alias in ("prod", "stable"):
-        promote(writer_on(store, key), NAME, alias, TWO.digest)
-    promote(writer_on(store), NAME, "canary", TWO.digest)
-    [found] = findings(store, trusting(key))
-    assert (found.code, "@canary" in found.place) == ("E_SIG", True)
 
 
 OUTAGES = (

@@ -110,11 +110,6 @@ def test_unfinished_files_are_neither_listed_nor_kept_forever(tmp_path: Path) ->
     assert store.clear_temporary(-1) == ["left"]
 
 
-def test_a_file_url_is_its_folder(tmp_path: Path) -> None:
-    open_store(tmp_path.as_uri()).put_new("a", b"1")
-    assert (tmp_path / "a").read_bytes() == b"1"
-
-
 def test_a_folder_too_deep_to_enter_is_listed_as_it_is(tmp_path: Path) -> None:
     """Else whoever may write there ends every listing: by Python's stack, or by open files."""
     store = open_store(tmp_path)

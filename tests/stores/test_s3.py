@@ -99,12 +99,12 @@ def test_a_key_that_hides_a_folder_is_named(s3_url: str, odd: str) -> None:
     assert list(store.objects("pins")) == []
 
 
-@pytest.mark.parametrize("odd", ODD, ids=ascii)
-def test_an_odd_key_in_one_history_stops_nobody(s3_url: str, odd: str) -> None:
+def test_an_odd_key_in_one_history_stops_nobody(s3_url: str) -> None:
     """A list passes over it, and `verify` reports nothing else."""
     at = ("--registry", s3_url)
     passes("registry", "init", *at)
-    put_raw(s3_url, odd)
+    for odd in ODD:
+        put_raw(s3_url, odd)
     assert open_store(s3_url).children("log") == ["a"]
     for verb in ("list", "verify"):
         passes("registry", verb, *at)

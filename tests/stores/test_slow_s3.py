@@ -109,7 +109,6 @@ def wire(s3_endpoint: str) -> Iterator[Wire]:
 
 @pytest.fixture
 def direct(s3_url: str) -> ObjectStore:
-    """The same store, without the wire."""
     return open_store(s3_url)
 
 

@@ -75,7 +75,6 @@ def unlisted(file: str, change: Callable[[bytes], bytes]) -> Make:
 
 
 def manifest_of(data: bytes) -> Make:
-    """Other bytes for `config.json`."""
     return unlisted("config.json", lambda _: data)
 
 
@@ -97,13 +96,11 @@ def telling(policy: Policy | str = "hetero", **changes: Any) -> Make:
 
 
 def family(name: str) -> int:
-    """Number of a family."""
     return int(name.split()[0])
 
 
 @cache
 def families() -> dict[str, Hostile]:
-    """The whole table."""
     from tests.artifacts.hostile import contents, files
 
     found = {**files.FAMILIES, **contents.FAMILIES}

@@ -35,16 +35,7 @@ from tests.artifacts.examples import (
     sha,
     write_manifest,
 )
-from tests.artifacts.hostile import (
-    Hostile,
-    Make,
-    broken,
-    given,
-    manifest_of,
-    sound,
-    telling,
-    told,
-)
+from tests.artifacts.hostile import Hostile, Make, broken, given, manifest_of, sound, telling, told
 from tests.policy.scorers import copy_table
 
 # ------------------------------------------------------------------ JSON and fields
@@ -194,7 +185,6 @@ TENSORS: dict[str, tuple[bytes, str]] = {
 
 
 def shape(policy: str = "hetero", **changes: Any) -> Make:
-    """A policy record whose shape says something else."""
     return told(
         lambda old: {"policy": {**old["policy"], "shape": {**old["policy"]["shape"], **changes}}},
         policy,
