@@ -6,7 +6,6 @@ rounds that it would have run, so the traces of a fit are a reference for the tr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +20,7 @@ from specctl.logs.positions import Floats, Longs
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, LiveLog, open_log, segment_files
 from specctl.policy import Policy, build_shape, policy_digest
+from specctl.progress import chunk_threads
 from specctl.replay.rounds import check_held, replay
 from specctl.stats import MIN_PROMPTS, sums_by
 from specctl.trace import token_mode
@@ -75,21 +75,14 @@ REST = "other"
 
 @dataclass(frozen=True)
 class Prompts:
-    """P prompts in the order in which they were finished.
-
-    Attributes:
-        sums: `[P, S]`, columns `COLUMNS`; NaN in `NODE_COLUMNS` where the log cannot tell.
-        context: `[P]` tokens of the prompt, with its first root.
-        finished: `[P]` UTC time of the segment that finished each, as text.
-        unit: `[P]` the unit of each, 0 to U - 1, in order; None: each is one by itself.
-    """
+    """P prompts in the order in which they were finished."""
 
     ids: NDArray[np.object_]
     category: NDArray[np.object_]
-    finished: NDArray[np.object_]
-    context: Floats
-    sums: Floats
-    unit: Longs | None = None
+    finished: NDArray[np.object_]  # UTC time of the segment that finished each, as text
+    context: Floats  # tokens of the prompt, with its first root
+    sums: Floats  # [P, S], columns `COLUMNS`; NaN where the log holds no nodes
+    unit: Longs | None = None  # 0 to U - 1, in order; None: each is one by itself
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -144,12 +137,6 @@ def over(terms: Floats) -> Floats:
         return np.where(below > 0, above / below, np.nan)
 
 
-def join(parts: Sequence[Prompts]) -> Prompts:
-    """Prompts one set behind another, each a unit."""
-    columns = zip(*([*vars(part).values()][:-1] for part in parts), strict=True)
-    return Prompts(*map(np.concatenate, columns))
-
-
 def watched(reference: Prompts, stream: Prompts) -> dict[str, dict[str, tuple[Floats, Floats]]]:
     """Terms `[U, 2]` of the reference and of the stream, by group and signal; of figures that
     neither has there are none."""
@@ -171,7 +158,7 @@ def watched(reference: Prompts, stream: Prompts) -> dict[str, dict[str, tuple[Fl
                 side.terms(~np.isin(side.category.astype(str), kept)) for side in sides
             ]
         }
-    told = {
+    known = {
         group: {
             name: (first, second)
             for name, (first, second) in signals.items()
@@ -179,7 +166,7 @@ def watched(reference: Prompts, stream: Prompts) -> dict[str, dict[str, tuple[Fl
         }
         for group, signals in found.items()
     }
-    return {group: signals for group, signals in told.items() if signals}
+    return {group: signals for group, signals in known.items() if signals}
 
 
 # --------------------------------------------------------------------------- units
@@ -230,7 +217,7 @@ def _conversations(prompts: Prompts) -> tuple[Longs, NDArray[np.bool_]]:
 # --------------------------------------------------------------------------- readers
 
 
-def read_prompts(traces: TraceSet, policy: Policy, *, num_threads: int = 1) -> Prompts:
+def read_prompts(traces: TraceSet, policy: Policy) -> Prompts:
     """The prompts of a set under a policy: as served, or replayed where the set is dense.
 
     Raises:
@@ -240,8 +227,10 @@ def read_prompts(traces: TraceSet, policy: Policy, *, num_threads: int = 1) -> P
     """
     log = open_log(traces)
     if isinstance(log, DenseLog):
-        return _in_time(_replayed(traces, log, policy, num_threads), traces)
-    return _in_time(_served(traces, policy), traces)
+        found, whole = _replayed(traces, log, policy)
+    else:
+        found, whole = _served(traces, policy)
+    return _in_time(_with_nodes(found, traces, policy, whole), traces)
 
 
 def _in_time(prompts: Prompts, traces: TraceSet) -> Prompts:
@@ -255,64 +244,75 @@ def _in_time(prompts: Prompts, traces: TraceSet) -> Prompts:
     return replace(prompts, finished=finished).take(order)
 
 
-def _served(traces: TraceSet, policy: Policy) -> Prompts:
-    """Segment by segment, so memory follows the prompts.
+def _served(traces: TraceSet, policy: Policy) -> tuple[Prompts, NDArray[np.bool_]]:
+    """The prompts, and the rows of the log that are rounds of the policy but for texts' last ones.
 
     A prompt is the policy's whose first round it decided: one during which an alias was moved would
     look as if the new policy had failed in it.
     """
     import polars as pl
 
-    digest, parts, others = policy_digest(policy), [], set()
-    whole_rounds = []
+    digest, names = policy_digest(policy), ("request_id", "prompt_id", "category", "policy_digest")
+    numbers = ("round_idx", "context_tokens", *COUNTS)
+    parts = []
     for files in segment_files(traces):
-        names = pl.col("request_id", "prompt_id", "category", "policy_digest").cast(pl.String)
-        columns = ("round_idx", "context_tokens", *COUNTS)
-        rounds = scan_files("rounds", [files["rounds"]]).select(names, *columns)
-        table = collected(rounds.with_columns(pl.col(columns).cast(pl.Int64)))
-        ours = table["policy_digest"] == digest
-        of_request = pl.col("round_idx").max().over("request_id")
-        whole = (pl.col("policy_digest") == digest) & (pl.col("round_idx") != of_request)
-        table = table.with_columns(whole=whole)
-        whole_rounds.append(table["whole"].to_numpy())
-        others |= set(table["policy_digest"].unique()) - {digest}
-        served = table.filter(ours & (table["round_idx"] == 0))["prompt_id"].unique()
-        table = table.filter(pl.col("prompt_id").is_in(served.implode()))
-        if len(table):
-            parts.append(_summed(table, digest))
-    if not parts:
+        rounds = scan_files("rounds", [files["rounds"]])
+        last = pl.col("round_idx").max().over("request_id")
+        part = rounds.select(
+            pl.col(names).cast(pl.String),
+            pl.col(numbers).cast(pl.Int64),
+            last=pl.col("round_idx") == last,
+        )
+        parts.append(collected(part))
+    table = pl.concat(parts)
+    ours = table["policy_digest"] == digest
+    begun = table.filter(ours & (table["round_idx"] == 0))["prompt_id"].unique()
+    if not len(begun):
+        others = sorted(name[:19] for name in table["policy_digest"].unique())
         raise TraceEmptyError(
-            f"live traces: expected rounds of the policy {digest[:19]}, found rounds of "
-            f"{', '.join(sorted(name[:19] for name in others)) or 'none'}",
+            f"the live traces hold no rounds of the policy {digest[:19]}, but of "
+            f"{', '.join(others)}",
             hint="name the policy that the traffic was served with: specctl show TRACES",
         )
-    return _with_nodes(join(parts), traces, policy, np.concatenate(whole_rounds))
+    whole = (ours & ~table["last"]).to_numpy()
+    rows = table["prompt_id"].is_in(begun.implode()).to_numpy()
+    numbered = [table[name].to_numpy()[rows] for name in numbers]
+    first, context, offered, verified, accepted, emitted = numbered
+    ids, category = (
+        table[name].to_numpy().astype(object)[rows] for name in ("prompt_id", "category")
+    )
+    found = _summed(
+        ids,
+        category,
+        context,
+        first == 0,
+        offered=offered,
+        verified=verified,
+        accepted=accepted,
+        emitted=emitted,
+        other=~ours.to_numpy()[rows],
+        whole=whole[rows],
+    )
+    return found, whole
 
 
 COUNTS = ("offered_depth", "num_verified", "num_accepted", "num_emitted")
 
 
-def _summed(table: Any, digest: str) -> Prompts:
-    names, codes = np.unique(table["prompt_id"].to_numpy().astype(object), return_inverse=True)
-    first = np.unique(codes, return_index=True)[1]
-    order = np.argsort(first)  # of the rows, not of the names
-    place = np.argsort(order)[codes]
-    counts = {name: table[name].to_numpy() for name in COUNTS}
-    sums = round_sums(
-        place,
-        len(names),
-        offered=counts["offered_depth"],
-        verified=counts["num_verified"],
-        accepted=counts["num_accepted"],
-        emitted=counts["num_emitted"],
-        other=(table["policy_digest"] != digest).to_numpy(),
-        whole=table["whole"].to_numpy(),
-    )
-    starts = np.flatnonzero(table["round_idx"].to_numpy() == 0)
-    context = np.full(len(names), np.nan)
-    context[place[starts][::-1]] = table["context_tokens"].to_numpy()[starts][::-1]
-    category = table["category"].to_numpy().astype(object)[first][order]
-    return Prompts(names[order], category, np.full(len(names), "", object), context, sums)
+def _summed(
+    ids: NDArray[np.object_],
+    category: NDArray[np.object_],
+    context: NDArray[Any],
+    starts: NDArray[np.bool_],
+    **counts: Any,
+) -> Prompts:
+    """Prompts of rounds `[M]`, in order of their first; `starts`: rounds that begin a request."""
+    names, first, codes = np.unique(ids, return_index=True, return_inverse=True)
+    begun = np.flatnonzero(starts)[np.unique(ids[starts], return_index=True)[1]]
+    order = np.argsort(first)
+    sums = round_sums(np.argsort(order)[codes], len(names), **counts)
+    texts = names[order], category[first[order]], np.full(len(names), "", object)
+    return Prompts(*texts, context[begun[order]].astype(float), sums)
 
 
 def round_sums(
@@ -326,7 +326,7 @@ def round_sums(
     whole: NDArray[np.bool_],
     other: NDArray[Any] | None = None,
 ) -> Floats:
-    """`[P, S]` sums of rounds `[M]`, given each round's prompt; NaN for what nodes tell.
+    """`[P, S]` sums of rounds `[M]`, given each round's prompt; NaN in `NODE_COLUMNS`.
 
     A path that the end of the text cut is not tried at the next level. `cut_short` is of chains.
     """
@@ -348,38 +348,29 @@ def _time_of(name: str) -> str:
     return f"{day[:4]}-{day[4:6]}-{day[6:]} {hour}:{minute}:{second}"
 
 
-def _replayed(traces: TraceSet, log: DenseLog, policy: Policy, num_threads: int) -> Prompts:
-    run = replay(log, [policy], with_bounds=False, num_threads=num_threads)[0]
+def _replayed(traces: TraceSet, log: DenseLog, policy: Policy) -> tuple[Prompts, NDArray[np.bool_]]:
+    [run] = replay(log, [policy], with_bounds=False, num_threads=chunk_threads())
     names = " + ".join(part.place.name for part in traces.parts)
     check_held(log, policy, run.outcomes.support, f"replay of {policy.name} on {names}")
-    positions = run.positions
-    counts = run.counts()
-    codes = positions.prompt
-    present, place = np.unique(codes, return_inverse=True)
-    sums = round_sums(
-        place[run.request],
-        len(present),
+    positions, counts = run.positions, run.counts()
+    found = _summed(
+        np.array(positions.prompt_ids, object)[positions.prompt[run.request]],
+        np.array(positions.categories, object)[positions.category[run.request]],
+        run.context_tokens,
+        np.ones(len(run.request), np.bool_),
         offered=counts["levels"],
         verified=counts["verified"],
         accepted=counts["accepted"],
         emitted=counts["tokens"],
         whole=~run.is_last,
     )
-    whole_rounds = run.visited.copy()
-    whole_rounds[run.visited] = ~run.is_last
-    first = np.unique(place, return_index=True)[1]
-    found = Prompts(
-        np.array(positions.prompt_ids, object)[present],
-        np.array(positions.categories, object)[positions.category[first]],
-        np.full(len(present), "", object),
-        positions.context_tokens[positions.start[:-1]][first].astype(float),
-        sums,
-    )
-    return _with_nodes(found, traces, policy, whole_rounds)
+    whole = run.visited.copy()
+    whole[run.visited] = ~run.is_last
+    return found, whole
 
 
 NODE_COLUMNS = ("judged", "surprise", "cut_short")
-"""Sums that nodes tell. Of chains counts tell the last one too."""
+"""Sums over nodes; of chains the last one is a sum over rounds."""
 
 
 def _with_nodes(
@@ -387,12 +378,12 @@ def _with_nodes(
 ) -> Prompts:
     by_prompt = _node_sums(traces, policy, whole_rounds)
     is_chain = build_shape(policy.shape).top_k == 1
-    told = NODE_COLUMNS[: 2 if is_chain else 3]
-    sums, places = prompts.sums.copy(), [COLUMNS.index(name) for name in told]
+    columns = NODE_COLUMNS[: 2 if is_chain else 3]
+    sums, places = prompts.sums.copy(), [COLUMNS.index(name) for name in columns]
     sums[:, places] = np.nan
     if by_prompt is not None:
         nothing = np.zeros(len(NODE_COLUMNS))
-        sums[:, places] = [by_prompt.get(name, nothing)[: len(told)] for name in prompts.ids]
+        sums[:, places] = [by_prompt.get(name, nothing)[: len(columns)] for name in prompts.ids]
     return replace(prompts, sums=sums)
 
 
@@ -421,14 +412,14 @@ def _node_sums(
         submitted = batch.submitted[:, 1:]
         at = submitted.clamp(min=0)
         scores = batch.pool.joint_logp if batch.scores is None else batch.scores
-        told = batch.known.gather(1, at) & (submitted >= 0)
+        known = batch.known.gather(1, at) & (submitted >= 0)
         promised = scores.gather(1, at).double().exp()
-        surprise = (batch.accepted.gather(1, at).double() - promised).masked_fill(~told, 0.0)
+        surprise = (batch.accepted.gather(1, at).double() - promised).masked_fill(~known, 0.0)
         slots = batch.submitted
         path = gather(batch.accepted, slots, 0)
         last = slots.gather(1, gather(batch.pool.depth, slots, 0).mul(path).argmax(1)[:, None])
-        asked = (gather(batch.pool.parent, slots, -1) == last).any(1)
-        columns = (told.sum(1).double(), surprise.sum(1), (~asked).double())
+        goes_on = (gather(batch.pool.parent, slots, -1) == last).any(1)
+        columns = (known.sum(1).double(), surprise.sum(1), (~goes_on).double())
         sums = torch.stack(columns, 1).numpy()
         rows = whole_rounds[index : index + len(sums)]
         for name, one in zip(batch.prompt_id[rows], sums[rows], strict=True):

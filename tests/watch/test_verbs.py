@@ -458,7 +458,7 @@ def test_one_prompt_in_four_is_logged_densely_beside_a_run(tmp_path: Path) -> No
 
 def test_what_cannot_be_sampled_is_refused(served: Path, tmp_path: Path) -> None:
     new = tmp_path / "new"
-    assert "--trace TRACES" in refuses(2, "run", "embedded", "--dense-every", 4)
+    assert "needs --trace" in refuses(2, "run", "embedded", "--dense-every", 4)
     refuses(2, "run", "embedded", "--compare", "ar,chain", "--trace", new)
     refuses(2, "collect", "embedded", "-o", new, "--dense", "--dense-every", 4)
     assert "found traces" in refuses(6, "run", "embedded", "--trace", served)
