@@ -22,8 +22,9 @@ from scripts.synthetic_trace import write
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, EntropyBins, FullTree, Policy, RootOnly, StaticTree
+from specctl.progress import set_chunk_threads
 from specctl.replay.rounds import replay
-from specctl.replay.summary import Summary, static_accepted, static_verified, summarise
+from specctl.replay.static import Summary, static_outcomes, summarise
 from specctl.replay.walk import walk
 from specctl.runtime.api import Decoder
 from specctl.runtime.load import load_pair
@@ -44,6 +45,7 @@ def main() -> None:
     options.add_argument("--repeats", type=int, default=3, help="the best of so many runs counts")
     given = options.parse_args()
     torch.set_num_threads(1)
+    set_chunk_threads(given.threads)
     with tempfile.TemporaryDirectory() as folder:
         traces = Path(folder) / "traces"
         write(traces, FullTree(nested=False), int(given.num_nodes), prompts_per_commit=8, seed=0)
@@ -90,12 +92,10 @@ def replay_rows(log: DenseLog, given: argparse.Namespace) -> Iterator[dict[str, 
     positions, nodes = sizes(log)
     for name, shape in POLICIES.items():
         policy = Policy(shape=shape)
-        seconds = best_of(
-            given.repeats, lambda p=policy: replay(log, [p], num_threads=given.threads)
-        )
+        seconds = best_of(given.repeats, lambda p=policy: replay(log, [p]))
         yield row(f"replay {name}", positions, nodes, seconds)
     together = [Policy(shape=shape) for shape in POLICIES.values()]
-    seconds = best_of(given.repeats, lambda: replay(log, together, num_threads=given.threads))
+    seconds = best_of(given.repeats, lambda: replay(log, together))
     yield row(f"replay all {len(together)} in one pass", positions, nodes, seconds)
 
 
@@ -110,7 +110,7 @@ def summary_rows(log: DenseLog, given: argparse.Namespace) -> Iterator[dict[str,
     found: list[Summary] = []
 
     def make() -> None:
-        found[:] = [summarise(log, top_k=8, num_threads=given.threads)]
+        found[:] = [summarise(log, top_k=8)]
 
     yield row("summary, top_k 8, 11 levels", positions, nodes, best_of(given.repeats, make))
     grid = [(d, n) for d in range(1, 12) for n in (4, 8, 16, 32, 60)]
@@ -122,8 +122,9 @@ def summary_rows(log: DenseLog, given: argparse.Namespace) -> Iterator[dict[str,
 
 def sweep(summary: Summary, depth: int, num_tokens: int) -> tuple[int, int]:
     """Calls and verified tokens of one static setting."""
-    visited = walk(summary.positions, static_accepted(summary, depth, num_tokens) + 1)
-    return int(visited.sum()), int(static_verified(summary, depth, num_tokens)[visited].sum())
+    outcomes = static_outcomes(summary, depth, num_tokens)
+    visited = walk(summary.positions, outcomes.accepted + 1)
+    return int(visited.sum()), int(outcomes.verified[visited].sum())
 
 
 def repeated(summary: Summary, num_positions: int) -> Summary:

@@ -114,6 +114,16 @@ def progress(label: str, total: int | None) -> Iterator[Ticker]:
 
 
 @contextmanager
+def no_warnings() -> Iterator[None]:
+    """Leaves out the warnings of work that is done again later."""
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@contextmanager
 def _written() -> Iterator[None]:
     """Writes what is shown at once, so that an output that is full is refused like any other.
 

@@ -172,3 +172,10 @@ HELD_OUT: float = option(
     HELD_OUT_FRAC, "Share of prompts held out", name="--held-out", gt=0, lt=1, group="common"
 )
 """Their option."""
+MAX_POSITIONS: int = option(
+    200_000,
+    "Positions read at most, a seeded sample of whole prompts",
+    name="--max-positions",
+    ge=1000,
+)
+"""The option of verbs that read whole logs: what they keep in memory is bounded by it."""

@@ -39,7 +39,7 @@ from specctl.policy import Chain, Policy, RootOnly
 from specctl.replay.batch_simulation import prompt_tokens
 from specctl.replay.cost.files import load_cost_model
 from specctl.replay.cost.model import CostModel, steps_of
-from specctl.replay.ladder.tally import LoadClock
+from specctl.replay.metrics import LoadClock
 from specctl.replay.outcomes import Outcomes
 from specctl.replay.rounds import Rounds, walk_outcomes
 from specctl.stats import Interval, ratio_of_sums

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from specctl import console
 from specctl.cli.app import app
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
@@ -100,8 +99,6 @@ def export(
         TraceSet.open(*log) if log else None,
         cost_model=cost_model,
         batch_size=max_batch_size,
-        progress=console.progress,
-        warn=console.warn,
     )
     parts = judged.shown()
     if judged.chosen is None or (judged.losses and not nearest):

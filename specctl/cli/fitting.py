@@ -148,7 +148,7 @@ def fit_echo(
 
     set_chunk_threads(threads)
     opened = open_to_fit(traces)
-    model = open_cost_model(cost_model, opened, console.warn, force=True)  # no verdict
+    model = open_cost_model(cost_model, opened, force=True)  # no verdict
     return _fit("echo", opened, out, config, cost_model=model)
 
 
@@ -300,7 +300,9 @@ def fit_auto(
     from specctl.train.fits import default_fit, write_fit
 
     opened = open_to_fit(traces)
-    prepare(opened, plain, cost_model, num_threads=threads)  # refuses before anything is fitted
+    set_chunk_threads(threads)
+    with console.no_warnings():  # refuses before anything is fitted, and warns at the end
+        prepare(opened, plain, cost_model)
     prepare_folder(out)
 
     def write(name: str, folder: Path) -> Any:
@@ -317,5 +319,5 @@ def fit_auto(
             advance("fits")
     families = families_of(tried, is_shared=plain.has_load)
     searched = plain.model_copy(update={"families": families})
-    tuning = prepare(opened, searched, cost_model, num_threads=threads, warn=console.warn)
+    tuning = prepare(opened, searched, cost_model)
     return tuned(tuning, opened, out, tuple(attempt.outcome for attempt in tried))

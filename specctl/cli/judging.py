@@ -18,6 +18,7 @@ from specctl.cli.options import (
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.errors import ClockError
+from specctl.progress import progress, set_chunk_threads
 from specctl.records import option
 from specctl.replay.config import (
     LadderConfig,
@@ -142,7 +143,8 @@ def replay(
     from specctl.runtime.output import prepare_folder
     from specctl.runtime.words import check_words
 
-    settings = config.build(policies=policy, num_threads=threads)
+    settings = config.build(policies=policy)
+    set_chunk_threads(threads)
     check_words(settings.specs)
     for folder in traces:
         read_header(open_place(split_reference(folder)[0]))
@@ -154,7 +156,7 @@ def replay(
     from specctl.replay.run import replay_traces
 
     opened = TraceSet.open(*traces)
-    result = replay_traces(opened, settings, progress=console.progress, warn=console.warn)
+    result = replay_traces(opened, settings)
     if out is not None:
         write_result(result, out)
     return Answer(result.to_json(), result.shown())
@@ -205,7 +207,7 @@ def ladder(
 
     from specctl.replay.run import choose_cost
 
-    model = choose_cost(cost_model, linear, opened, console.warn, force=settings.force)
+    model = choose_cost(cost_model, linear, opened, force=settings.force)
 
     from specctl.replay.ladder.build import run_ladder
     from specctl.replay.ladder.show import ladder_notes, ladder_table, write_ladder
@@ -217,8 +219,6 @@ def ladder(
         policy or (),
         batch_size=batch_size,
         config=settings,
-        progress=console.progress,
-        warn=console.warn,
     )
     write_ladder(result, out)
     parts = [ladder_table(result), *ladder_notes(result), f"wrote {out}"]
@@ -271,8 +271,8 @@ def tune(
         return Answer(grids, [grid_table(families)])
     engine = engine_options(settings)
     opened = open_to_fit(traces or [])
-    given = {"num_threads": threads, **engine}
-    tuning = prepare(opened, settings, cost_model, warn=console.warn, **given)
+    set_chunk_threads(threads)
+    tuning = prepare(opened, settings, cost_model, **engine)
     if out is not None:
         prepare_folder(out)
     return tuned(tuning, opened, out)
@@ -319,8 +319,8 @@ def report(
     figures = None
     if traces:
         opened = TraceSet.open(*traces)
-        with console.progress("positions", opened.num_rows("rounds")) as tick:
-            figures = trace_figures(opened, seed=seed, on_positions=tick)
+        with progress("positions", opened.num_rows("rounds")):
+            figures = trace_figures(opened, seed=seed)
     page = build_page(figures, given)
     write_page(page, out)
     return Answer(page.to_json(), [f"wrote {out}"])

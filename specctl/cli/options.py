@@ -108,8 +108,7 @@ def tuned(tuning: Tuning, opened: TraceSet, out: Path | None, fits: Any = None) 
     from specctl.logs.trace_set import domain_of
     from specctl.replay.tune.publish import POLICY_FOLDER, publish, result_table, tune_notes
 
-    with console.progress("scorings", tuning.num_scorings) as tick:
-        found = tuning.run(on_setting=tick)
+    found = tuning.run()
     result = found.result.model_copy(update={"fits": fits})
     parts, digest = [result_table(result), *tune_notes(result)], None
     if out is not None:

@@ -63,10 +63,10 @@ def import_(
         prepare_folder(out)
     clock, load = None, f"batch size {batch_size} and {context_tokens} tokens of context"
     if cost_model is not None or linear is not None:
-        from specctl.replay.ladder.tally import LoadClock
+        from specctl.replay.metrics import LoadClock
         from specctl.replay.run import choose_cost
 
-        chosen = choose_cost(cost_model, linear, None, console.warn, force=force)
+        chosen = choose_cost(cost_model, linear, None, force=force)
         model = LoadClock(chosen, batch_size)
         model.check()
         clock = partial(model.chain_us, context_tokens=context_tokens)

@@ -13,6 +13,7 @@ from specctl.cli.registry import WriterConfig
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.errors import UsageError, check_choice
+from specctl.progress import set_chunk_threads
 from specctl.records import option
 from specctl.replay.config import TuneConfig
 
@@ -180,7 +181,8 @@ def recalibrate(
     opened = open_to_fit(traces)
     named = resolve_policy(policy, opened.fingerprint, allow_lossy=True)
     prepare_folder(out)
-    found = room.recalibrate(opened, named, policy, settings, cost_model, out, num_threads=threads)
+    set_chunk_threads(threads)
+    found = room.recalibrate(opened, named, policy, settings, cost_model, out)
     data, parts = {**found.to_json(), "promoted": None}, found.shown()
     if found.is_better:
         parts.append(f"wrote {out / POLICY_FOLDER}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from specctl.engines.vllm_flags import VLLM
 from specctl.errors import EngineError, UsageError, check_choice
 from specctl.policy import PerRequest, Policy, RootOnly, Strict, as_chain, parse_policy
 from specctl.records import canonical_json
-from specctl.replay.config import ReplayConfig, ShowProgress, TuneConfig, no_progress
+from specctl.replay.config import ReplayConfig, TuneConfig
 from specctl.runtime.words import (
     NamedPolicy,
     names_artifact,
@@ -288,8 +288,6 @@ def judge(
     *,
     cost_model: Path | None = None,
     batch_size: int | None = None,
-    progress: ShowProgress = no_progress,
-    warn: Callable[[str], None] = lambda _: None,
 ) -> Judged:
     """Whether an engine runs a policy, and the nearest that it does.
 
@@ -325,7 +323,7 @@ def judge(
             batching = "specctl" if losses else engine.batching
             config = config.model_copy(update={"batch_size": batch_size, "engine": batching})
         score = serve_policies if is_load else replay_policies
-        figures = score(traces, config, named=told, progress=progress, warn=warn)
+        figures = score(traces, config, named=told)
     return Judged(engine, source, losses, chosen, label, figures)
 
 

@@ -1,18 +1,16 @@
-"""Every node of a chunk as plain columns, and a uniform sample of them from a log of any size."""
+"""Every node of a chunk as plain columns, and those of a log that have a label."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import torch
 
-from specctl.logs.node_sample import SmallestKeys, codes_of
-from specctl.logs.positions import Bools, Ints, Longs, Singles
+from specctl.logs.positions import Bools, Ints, Longs, Singles, join_rows
 from specctl.logs.row_checks import RowError, broken_rows
-from specctl.logs.tree_log import DenseLog, LogChunk
+from specctl.logs.tree_log import DenseLog, LogChunk, map_chunks
 from specctl.policy.budgets import draft_log_odds
 
 TABLE_COLUMNS = (
@@ -117,7 +115,7 @@ def node_table(chunk: LogChunk) -> NodeTable:
 
 
 @dataclass(frozen=True)
-class SampledNodes:
+class LabelledNodes:
     """Nodes that the text speaks about.
 
     Attributes:
@@ -130,22 +128,15 @@ class SampledNodes:
     prompt_ids: tuple[str, ...]
 
 
-def sample_labelled(
-    log: DenseLog,
-    *,
-    num_nodes: int,
-    seed: int,
-    on_positions: Callable[[int], None] = lambda _: None,
-) -> SampledNodes:
-    """Reads a log once; `num_nodes` at most are kept, every labelled node as likely as another."""
-    kept, prompt_ids = SmallestKeys(), dict[str, int]()
-    for index, chunk in enumerate(log.chunks(extra=TABLE_COLUMNS)):
-        nodes, positions = node_table(chunk), chunk.positions
-        key = np.random.default_rng([seed, index]).random(len(nodes.row))
-        chosen = nodes.labelled & (key < kept.below)
-        prompt = codes_of(positions.row_prompts, prompt_ids)[nodes.row[chosen]]
-        kept.add({**vars(nodes.take(chosen)), "prompt": prompt, "key": key[chosen]}, num_nodes)
-        on_positions(positions.num_rows)
-    rows = kept.cut(num_nodes)
-    table = NodeTable(**{field.name: rows[field.name] for field in fields(NodeTable)})
-    return SampledNodes(table, np.array(list(prompt_ids))[rows["prompt"]], tuple(prompt_ids))
+def labelled_nodes(log: DenseLog) -> LabelledNodes:
+    """Every labelled node of a log, in its order."""
+
+    def work(chunk: LogChunk) -> tuple[NodeTable, Any, tuple[str, ...]]:
+        nodes, prompts = node_table(chunk), chunk.positions.row_prompts
+        found = nodes.take(nodes.labelled)
+        return found, prompts[found.row], tuple(dict.fromkeys(prompts))
+
+    parts = list(map_chunks(log, work, extra=TABLE_COLUMNS))
+    tables, prompts, names = zip(*parts, strict=True)
+    ids = tuple(dict.fromkeys(name for of in names for name in of))
+    return LabelledNodes(join_rows(tables), np.concatenate(prompts), ids)

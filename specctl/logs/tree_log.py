@@ -11,6 +11,7 @@ what the target said of it are labels all the same. There every round stands for
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
@@ -27,12 +28,14 @@ from specctl.lazy import Tensor, torch
 from specctl.logs.parquet import read_columns
 from specctl.logs.positions import Bools, Longs, Positions, coded
 from specctl.logs.trace_set import TraceSet
+from specctl.progress import advance, chunk_threads
 from specctl.trace import token_mode
 
 if TYPE_CHECKING:  # slow to import
     import polars as pl
 
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 SegmentFiles = dict[str, Path]
 """Of each table, the file; both tell of the same rounds, in the same order."""
@@ -134,8 +137,7 @@ def open_log(traces: TraceSet) -> DenseLog | LiveLog:
     Raises:
         TraceMismatchError, TraceEmptyError: see `DenseLog.open`.
     """
-    is_dense = "dense" in traces.header.collect
-    return DenseLog.open(traces) if is_dense else LiveLog(segment_files(traces))
+    return DenseLog.open(traces) if "dense" in traces.header.collect else LiveLog.open(traces)
 
 
 def segment_files(traces: TraceSet) -> tuple[SegmentFiles, ...]:
@@ -146,29 +148,60 @@ def segment_files(traces: TraceSet) -> tuple[SegmentFiles, ...]:
     """
     files = tuple(traces.segment_files())
     if not files:
-        raise TraceEmptyError(
-            "traces: expected rounds or positions, found none", hint="collect some prompts"
-        )
+        raise TraceEmptyError("these traces hold no rounds", hint="collect some prompts")
     return files
 
 
-@dataclass(frozen=True)
-class DenseLog:
+@dataclass(frozen=True, kw_only=True)
+class TreeLog:
+    """A trace set, opened for reading.
+
+    Attributes:
+        num_positions: of the prompts that are read.
+        prompts: only their requests are read; None for all.
+    """
+
+    files: tuple[SegmentFiles, ...]
+    num_positions: int
+    prompts: frozenset[str] | None = None
+
+    def only(self, prompts: Iterable[str]) -> Self:
+        """The requests of some prompts: whoever holds this cannot look at the rest."""
+        return replace(self, prompts=frozenset(prompts))
+
+    def chunks(
+        self, *, with_entropy: bool = True, extra: tuple[str, ...] = ()
+    ) -> Iterator[LogChunk]:
+        """The log from front to back; chunks without any of the wanted prompts are left out.
+
+        Args:
+            extra: columns of numbers of the nodes table to read as well.
+        """
+        for chunk in self._chunks(with_entropy, extra):
+            if self.prompts is None:
+                yield chunk
+                continue
+            names = chunk.positions.prompt_ids
+            wanted = np.array([name in self.prompts for name in names])[chunk.positions.prompt]
+            if wanted.any():
+                yield chunk.take(wanted)
+
+    def _chunks(self, with_entropy: bool, extra: tuple[str, ...]) -> Iterator[LogChunk]:  # noqa: FBT001
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseLog(TreeLog):
     """A dense trace set, opened for replay.
 
     Attributes:
         digest: of the trace set.
         tokens: what became of token ids, see `specctl.trace.token_mode`.
-        num_positions: of the whole set.
-        prompts: only their requests are read; None for all.
     """
 
     support: Support
     digest: str
-    files: tuple[SegmentFiles, ...]
-    tokens: str = field(default="keep", kw_only=True)
-    num_positions: int = field(default=0, kw_only=True)
-    prompts: frozenset[str] | None = field(default=None, kw_only=True)
+    tokens: str
 
     @classmethod
     def open(cls, traces: TraceSet) -> DenseLog:
@@ -181,88 +214,35 @@ class DenseLog:
         """
         supports = [support_of(header) for header in traces.headers]
         if len(set(supports)) > 1:
+            other = next(s for s in supports if s != supports[0])
             raise TraceMismatchError(
-                f"dense traces: expected one support, {supports[0]}, found also "
-                f"{next(s for s in supports if s != supports[0])}",
+                f"these dense traces differ in their trees: {supports[0]} and {other}",
                 hint="replay these folders one at a time",
             )
         return cls(
-            supports[0],
-            traces.digest,
-            segment_files(traces),
+            support=supports[0],
+            digest=traces.digest,
+            files=segment_files(traces),
             tokens=token_mode(traces.headers[0].collect),
             num_positions=traces.num_rows("rounds"),
         )
 
-    def only(self, prompts: Iterable[str]) -> DenseLog:
-        """The requests of some prompts: whoever holds this cannot look at the rest."""
-        return replace(self, prompts=frozenset(prompts))
-
-    def chunks(
-        self, *, with_entropy: bool = True, extra: tuple[str, ...] = ()
-    ) -> Iterator[LogChunk]:
-        """The log from front to back; chunks without any of the wanted prompts are left out.
-
-        Args:
-            extra: columns of numbers of the nodes table to read as well.
-
-        Raises:
-            TraceError: token ids are wanted, and the traces were collected without.
-        """
+    def _chunks(self, with_entropy: bool, extra: tuple[str, ...]) -> Iterator[LogChunk]:  # noqa: FBT001
         if "token_id" in extra:
             self.check_tokens("features of the text")
-        for chunk in _read_chunks(self.files, self.support, with_entropy, extra):
-            if self.prompts is None:
-                yield chunk
-                continue
-            names = chunk.positions.prompt_ids
-            wanted = np.array([name in self.prompts for name in names])[chunk.positions.prompt]
-            if wanted.any():
-                yield chunk.take(wanted)
-
-    def each(
-        self,
-        work: Callable[[LogChunk], T],
-        *,
-        with_entropy: bool = True,
-        extra: tuple[str, ...] = (),
-        num_threads: int = 1,
-        on_positions: Callable[[int], None] | None = None,
-    ) -> Iterator[T]:
-        """The result of `work` for every chunk, in order.
-
-        Args:
-            num_threads: chunks in work at a time; results do not depend on it.
-            on_positions: called with the positions of each finished chunk.
-        """
-
-        def done(chunk: LogChunk) -> tuple[int, T]:
-            return chunk.positions.num_rows, work(chunk)
-
-        chunks = self.chunks(with_entropy=with_entropy, extra=extra)
-        for num_rows, found in map_ordered(done, chunks, num_threads):
-            yield found
-            if on_positions is not None:
-                on_positions(num_rows)
+        return _read_chunks(self.files, self.support, with_entropy, extra)
 
     def check_tokens(self, what: str) -> None:
-        """Refuses traces without token ids.
-
-        Args:
-            what: needs them.
-
-        Raises:
-            TraceError: they were left out.
-        """
+        """Refuses traces without token ids (TraceError), naming what needs them."""
         if self.tokens == "drop":
             raise TraceError(
-                f"{what}: expected traces collected with --tokens keep, found --tokens drop",
+                f"{what} need token ids, and these traces were collected with --tokens drop",
                 hint="collect again, or leave out what needs token ids (a fit: with --features)",
             )
 
 
-@dataclass(frozen=True)
-class LiveLog:
+@dataclass(frozen=True, kw_only=True)
+class LiveLog(TreeLog):
     """A live trace set, opened for fits and reports.
 
     Attributes:
@@ -270,8 +250,12 @@ class LiveLog:
             asked for.
     """
 
-    files: tuple[SegmentFiles, ...]
     reads_text: bool = False
+
+    @classmethod
+    def open(cls, traces: TraceSet) -> LiveLog:
+        """Raises `TraceEmptyError` where there are no rounds."""
+        return cls(files=segment_files(traces), num_positions=traces.num_rows("rounds"))
 
     @cached_property
     def support(self) -> Support:
@@ -285,23 +269,19 @@ class LiveLog:
         drafted = [values for values in offered if values[2].max(initial=0) > 0]
         if not drafted:
             raise TraceEmptyError(
-                "live traces: expected drafted rounds, found none", hint="collect with a drafter"
+                "no round of these live traces drafted", hint="collect with a drafter"
             )
         whole = np.concatenate(drafted, 1)
         if len(top_ks := np.unique(whole[0])) > 1:
             raise TraceMismatchError(
-                "live traces: expected one number of children per node, found top_k "
-                f"{top_ks.tolist()}",
+                f"these live traces differ in children per node: top_k {top_ks.tolist()}",
                 hint="fit to these folders one at a time",
             )
         top_k, width, depth = whole.max(1).tolist()
         return Support(top_k, width, depth, nested=False)
 
-    def chunks(
-        self, *, with_entropy: bool = True, extra: tuple[str, ...] = ()
-    ) -> Iterator[LogChunk]:
-        """As of `DenseLog`. Token ids are left out unless the text is read: rounds stand alone."""
-        if not self.reads_text:
+    def _chunks(self, with_entropy: bool, extra: tuple[str, ...]) -> Iterator[LogChunk]:  # noqa: FBT001
+        if not self.reads_text:  # rounds stand alone
             extra = tuple(name for name in extra if name not in TEXT_COLUMNS)
         return _read_chunks(self.files, None, with_entropy, extra)
 
@@ -322,11 +302,30 @@ def support_of(header: Any) -> Support:
     return Support(**stated)
 
 
-def map_ordered(work: Callable[[Any], T], items: Iterable[Any], num_threads: int) -> Iterator[T]:
-    """`map` over threads, in order, holding no more than `num_threads + 1` items at a time.
+def map_chunks(
+    log: TreeLog,
+    work: Callable[[LogChunk], T],
+    *,
+    with_entropy: bool = True,
+    extra: tuple[str, ...] = (),
+) -> Iterator[T]:
+    """The result of `work` for every chunk of a log, in order; `positions` progress.
 
-    Tensor operations release the interpreter lock, so threads do share the work.
+    As many threads work as `chunk_threads` says, since tensor operations release the interpreter
+    lock; one chunk more than these is in memory.
     """
+
+    def done(chunk: LogChunk) -> tuple[int, T]:
+        return chunk.positions.num_rows, work(chunk)
+
+    for num_rows, found in _map_ordered(
+        done, log.chunks(with_entropy=with_entropy, extra=extra), chunk_threads()
+    ):
+        yield found
+        advance("positions", num_rows)
+
+
+def _map_ordered(work: Callable[[Any], T], items: Iterable[Any], num_threads: int) -> Iterator[T]:
     if num_threads == 1:
         yield from map(work, items)
         return
@@ -527,23 +526,23 @@ def _first_child(parent: Any, root: Longs) -> Longs:
     return found
 
 
-# ----------------------------------------------------------------- samples
+# ----------------------------------------------------------------- the door
+
+LogT = TypeVar("LogT", bound=TreeLog)
 
 
-def sampled_prompts(
-    log: DenseLog, max_positions: int, seed: int, warn: Callable[[str], None]
-) -> DenseLog:
-    """The log, or a sample of its prompts, ordered by a hash of seed and id, with so many positions
-    at most; two prompts at least.
+def sampled(log: LogT, max_positions: int, seed: int) -> LogT:
+    """The log, or a seeded sample of its prompts with so many positions at most.
 
-    Args:
-        warn: called with a line where it is a sample.
+    Prompts are ordered by a hash of seed and id; two are taken at least. A warning counts them.
     """
     if log.num_positions <= max_positions:
         return log
     sizes = Counter[str]()
     for files in log.files:
         sizes.update(read_columns(files["rounds"], ("prompt_id",))["prompt_id"].to_pylist())
+    if log.prompts is not None:
+        sizes = Counter({name: sizes[name] for name in log.prompts})
     chosen, num_positions = list[str](), 0
     # Other hashes than those of `split_prompts`, which would put the whole sample on one side.
     for name in sorted(sizes, key=lambda n: sha256(f"sample {seed}:{n}".encode()).digest()):
@@ -551,8 +550,9 @@ def sampled_prompts(
             break
         chosen.append(name)
         num_positions += sizes[name]
-    warn(
-        f"a seeded sample of whole prompts is read, {len(chosen):,} of {len(sizes):,}, with "
-        f"{num_positions:,} of {log.num_positions:,} positions; see --max-positions"
+    logger.warning(
+        "a seeded sample of whole prompts is read, %s of %s, with %s of %s positions; see "
+        "--max-positions",
+        *(f"{n:,}" for n in (len(chosen), len(sizes), num_positions, log.num_positions)),
     )
     return replace(log.only(chosen), num_positions=num_positions)

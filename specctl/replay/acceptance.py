@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from specctl.errors import TraceEmptyError
-from specctl.logs.positions import Bools, Floats, Ints, join_rows
+from specctl.logs.positions import Bools, Floats, Ints
 from specctl.logs.round_table import RoundTable, read_round_table
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, Support
 from specctl.policy import Policy, StaticTree
 from specctl.replay.facts import PairFacts, ResultRecord
-from specctl.replay.ladder.static import spec_of
-from specctl.replay.rounds import replay_parts
+from specctl.replay.rounds import replay
 from specctl.stats import Interval, Resamples, first_over_second, sums_by
-
-OnPositions = Callable[[int], None]
 
 
 class DepthAcceptance(ResultRecord):
@@ -78,14 +75,11 @@ class TraceFigures(PairFacts):
     categories: tuple[CategoryFigures, ...]
 
 
-def trace_figures(
-    traces: TraceSet, *, seed: int = 0, on_positions: OnPositions = lambda _: None
-) -> TraceFigures:
+def trace_figures(traces: TraceSet, *, seed: int = 0) -> TraceFigures:
     """Reads a trace set, dense or live.
 
     Args:
         seed: of the resamples of prompts behind every interval.
-        on_positions: called with the positions of each part of dense traces.
 
     Raises:
         TraceError: see `specctl.errors`.
@@ -102,7 +96,7 @@ def trace_figures(
     if log is None or tree is None:
         reference = _live_rounds(rounds)
     else:
-        reference = _replayed_rounds(log, tree, rounds, on_positions)
+        reference = _replayed_rounds(log, tree, rounds)
     header = traces.header
     return TraceFigures(
         kind="dense" if rounds.is_dense else "live",
@@ -215,6 +209,12 @@ def reference_tree(support: Support) -> StaticTree:
     return StaticTree(depth=depth, top_k=top_k, num_tokens=min(default.num_tokens, most))
 
 
+def spec_of(tree: StaticTree) -> str:
+    """The tree as `--policy` takes it."""
+    settings = tree.model_dump(exclude={"kind"}).items()
+    return ":".join([tree.kind, *(f"{name}={value}" for name, value in settings)])
+
+
 def _live_rounds(rounds: RoundTable) -> ReferenceRounds:
     drafted = rounds.offered_depth > 0
     accepted = rounds.num_accepted[drafted]
@@ -222,18 +222,14 @@ def _live_rounds(rounds: RoundTable) -> ReferenceRounds:
     return ReferenceRounds(rounds.prompt[drafted], rounds.category[drafted], accepted, lacks)
 
 
-def _replayed_rounds(
-    log: DenseLog, tree: StaticTree, rounds: RoundTable, on_positions: OnPositions
-) -> ReferenceRounds:
+def _replayed_rounds(log: DenseLog, tree: StaticTree, rounds: RoundTable) -> ReferenceRounds:
     """The rounds that the tree would run over a dense log; codes are those of `rounds`."""
-    policies, parts = [Policy(shape=tree)], []
-    for [run] in replay_parts(log, policies, with_bounds=False, on_positions=on_positions):
-        positions, request = run.positions, run.request
-        prompt = _recoded(positions.prompt_ids, rounds.prompt_ids)[positions.prompt]
-        category = _recoded(positions.categories, rounds.categories)[positions.category]
-        lacks, accepted = run.outcomes.missing > 0, run.outcomes.accepted
-        parts.append(ReferenceRounds(prompt[request], category[request], accepted, lacks))
-    return join_rows(parts)
+    [run] = replay(log, [Policy(shape=tree)], with_bounds=False)
+    positions, request = run.positions, run.request
+    prompt = _recoded(positions.prompt_ids, rounds.prompt_ids)[positions.prompt]
+    category = _recoded(positions.categories, rounds.categories)[positions.category]
+    lacks = run.outcomes.missing > 0
+    return ReferenceRounds(prompt[request], category[request], run.outcomes.accepted, lacks)
 
 
 def _recoded(names: Sequence[str], known: Sequence[str]) -> Ints:

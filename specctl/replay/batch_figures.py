@@ -3,55 +3,28 @@ of one run in the order of the log."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from specctl.errors import UsageError
-from specctl.logs.positions import Bools, Floats
+from specctl.logs.positions import Bools
 from specctl.policy import policy_digest
 from specctl.replay.batch_simulation import Simulation
 from specctl.replay.facts import MARKED_BELOW, ResultRecord
-from specctl.stats import Interval, Resamples, figure_of, with_time_error
+from specctl.replay.metrics import PERCENTILES, Measure, Sums, Totals, ratio
+from specctl.stats import Interval, Resamples
 
-PERCENTILES = (50, 90, 99)
-Sums = dict[str, Any]
-STEP_RATIOS: dict[str, Callable[[Sums], Any]] = {
-    "tokens_per_s": lambda s: 1e6 * s["tokens"] / s["time_us"],
-    "mean_acceptance_length": lambda s: 1 + s["accepted"] / s["calls"],
-    "verified_per_step": lambda s: s["verified"] / s["steps"],
-    "padding_share": lambda s: 1 - s["verified"] / s["processed"],
-    "requests_per_step": lambda s: s["calls"] / s["steps"],
-    "occupancy": lambda s: s["busy_us"] / s["slot_us"],
-}
-"""Ratios of sums over steps. `padding_share` is of the target's forward; `occupancy` the share of
-slot time that a request holds, the reading of prompts included."""
-REQUEST_RATIOS: dict[str, Callable[[Sums], Any]] = {
-    "tpot_us": lambda s: s["decode_us"] / s["decoded"],
-    "ttft_us": lambda s: s["wait_us"] / s["requests"],
-}
-"""Time per output token after the first, and time to the first from arrival: Σ time / Σ count."""
-GOODPUT_RATIOS: dict[str, Callable[[Sums], Any]] = {
-    "goodput_share": lambda s: s["good"] / s["requests"],
-    "goodput_tokens_per_s": lambda s: (
-        STEP_RATIOS["tokens_per_s"](s) * s["good_tokens"] / s["request_tokens"]
-    ),
-}
-"""Requests whose own time per output token is within the limit: their share, and the rate of their
-tokens, which is the rate of all tokens times the share that is theirs."""
-
-
-def _percentile(name: str) -> Callable[[Sums], Any]:
-    """The mean over runs of each run's percentile."""
-    return lambda s: s[name] / s["runs"]
-
-
-PERCENTILE_RATIOS = {
-    name: _percentile(name)
-    for name in (f"{kind}_p{level}_us" for kind in ("tpot", "ttft") for level in PERCENTILES)
-}
-RATIOS = STEP_RATIOS | REQUEST_RATIOS | PERCENTILE_RATIOS | GOODPUT_RATIOS
+GOODPUT = ("goodput_share", "goodput_tokens_per_s")
+"""Figures that need a limit: requests whose own time per output token is within it, and the rate of
+their tokens, which is the rate of all tokens times the share that is theirs."""
+SHOWN = (
+    *("tokens_per_s", "mean_acceptance_length", "verified_per_step", "padding_share"),
+    *("requests_per_step", "occupancy", "tpot_us", "ttft_us"),
+    *(f"{kind}_p{level}_us" for kind in ("tpot", "ttft") for level in PERCENTILES),
+    *GOODPUT,
+)
 COMPARED = ("tokens_per_s", "tpot_us", "tpot_p50_us", "tpot_p99_us", "ttft_us")
 
 
@@ -64,7 +37,7 @@ class BatchFigures(ResultRecord):
 
     Attributes:
         num_runs: R. num_requests: of each run.
-        steady: figures without ramp-up and drain (`steady_window`), by the names of `RATIOS`;
+        steady: figures without ramp-up and drain (`steady_window`), by the names of `SHOWN`;
             None where a run has no such part. whole: of all steps and requests.
         tpot_limit_us: of goodput; None where there are no goodput figures.
         against: ratios to the baseline's, paired by run; None without one, or where one of the
@@ -106,12 +79,11 @@ def figures_of(
         seed: of the resamples.
     """
     first = runs[0]
-    resamples = Resamples.draw(len(runs), seed=seed, least=2)  # one run says nothing of others
-    names = [name for name in RATIOS if tpot_limit_us is not None or name not in GOODPUT_RATIOS]
+    names = [name for name in SHOWN if tpot_limit_us is not None or name not in GOODPUT]
+    measure = _measure(runs, time_error, seed)
 
     def figures(windows: Sequence[Window]) -> dict[str, Interval]:
-        sums, drawn = _drawn(runs, windows, resamples, time_error, seed, tpot_limit_us)
-        return {n: resamples.read(figure_of(sums, RATIOS[n])(drawn)) for n in names}
+        return measure.figures(names, _drawn(runs, windows, measure, tpot_limit_us))
 
     def total(name: str) -> float:
         return float(sum(getattr(run.outcomes, name).sum() for run in runs))
@@ -160,11 +132,10 @@ def compare_runs(
             f"found {'none that is steady' if same else 'others'}",
             hint="simulate both with the same load and seeds, and more requests",
         )
-    resamples = Resamples.draw(len(ours), seed=seed, least=2)
-    sums, mine = _drawn(ours, windows[0], resamples, time_error, seed)
-    _, others = _drawn(theirs, windows[1], resamples, time_error, seed)
-    figures = {name: figure_of(sums, RATIOS[name]) for name in COMPARED}
-    return {name: resamples.read(of(mine) / of(others)) for name, of in figures.items()}
+    measure = _measure(ours, time_error, seed)
+    mine = _drawn(ours, windows[0], measure)
+    others = _drawn(theirs, windows[1], measure)
+    return {name: measure.against(ratio(name, mine), ratio(name, others)) for name in COMPARED}
 
 
 class Window(NamedTuple):
@@ -206,34 +177,29 @@ def _steady_windows(runs: Sequence[Simulation]) -> list[Window] | None:
     return found if len(found) == len(runs) else None
 
 
+def _measure(runs: Sequence[Simulation], time_error: float | None, seed: int) -> Measure:
+    """One run says nothing of others."""
+    return Measure(Resamples.draw(len(runs), seed=seed, least=2), time_error, seed)
+
+
 def _drawn(
     runs: Sequence[Simulation],
     windows: Sequence[Window],
-    resamples: Resamples,
-    time_error: float | None,
-    seed: int,
+    measure: Measure,
     tpot_limit_us: float | None = None,
-) -> tuple[tuple[str, ...], Floats]:
-    """Names of sums, and the sums drawn over runs with the clock's error in all times, `[1 + B,
-    S]`."""
-    names, table = _table(runs, windows, tpot_limit_us)
-    times = [place for place, name in enumerate(names) if name.endswith("_us")]
-    policy = policy_digest(runs[0].submissions.policy)
-    return names, with_time_error(resamples.drawn(table), times, time_error, policy, seed)
-
-
-def _table(
-    runs: Sequence[Simulation], windows: Sequence[Window], tpot_limit_us: float | None
-) -> tuple[tuple[str, ...], Floats]:
-    """Names of sums, and `[R, S]` what each run adds to them."""
+) -> Totals:
+    """Totals by name over runs and their resamples."""
     rows = [
         {**_step_sums(run, window.steps), **_request_sums(run, window.requests, tpot_limit_us)}
         for run, window in zip(runs, windows, strict=True)
     ]
-    return tuple(rows[0]), np.array([list(row.values()) for row in rows], np.float64)
+    numbers = tuple(map(str, range(len(runs))))
+    columns = {name: np.array([row[name] for row in rows], np.float64) for name in rows[0]}
+    sums = Sums.of(numbers, ("",) * len(runs), columns)
+    return measure.drawn(sums, policy_digest(runs[0].submissions.policy))
 
 
-def _step_sums(run: Simulation, steps: slice) -> Sums:
+def _step_sums(run: Simulation, steps: slice) -> Totals:
     """Whole steps; tokens include the first ones, which reading the prompts gives."""
     rounds, times = run.rounds, run.timeline
     start, end = times.start_us[steps], times.end_us[steps]
@@ -251,7 +217,7 @@ def _step_sums(run: Simulation, steps: slice) -> Sums:
     }
 
 
-def _request_sums(run: Simulation, requests: slice, tpot_limit_us: float | None) -> Sums:
+def _request_sums(run: Simulation, requests: slice, tpot_limit_us: float | None) -> Totals:
     times, num_tokens = run.timeline, run.num_tokens[requests]
     decode = (times.finish_us - times.first_token_us)[requests]
     wait = (times.first_token_us - times.arrival_us)[requests]
@@ -264,7 +230,7 @@ def _request_sums(run: Simulation, requests: slice, tpot_limit_us: float | None)
     }
     return percentiles | {
         "requests": len(num_tokens),
-        "decode_us": decode.sum(),
+        "request_us": decode.sum(),
         "decoded": (num_tokens - 1).sum(),
         "wait_us": wait.sum(),
         "good": is_good.sum(),

@@ -21,6 +21,7 @@ import numpy as np
 from specctl.errors import UsageError
 from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions, join_rows
 from specctl.policy import Budget
+from specctl.progress import advance
 from specctl.replay.config import Engine
 from specctl.replay.cost.model import CostModel, Steps, decider_of
 from specctl.replay.outcomes import Outcomes
@@ -438,17 +439,13 @@ def simulate_runs(
     seed: int = 0,
     budget: Budget | None = None,
     packing: Packing = "ragged",
-    on_run: Callable[[], None] = lambda: None,
 ) -> list[Simulation]:
-    """Independent runs, for intervals; equal seeds serve any policy the same requests.
-
-    Args:
-        on_run: called after each run. Others, and errors, as for `simulate`.
-    """
+    """Independent runs, for intervals; equal seeds serve any policy the same requests. `simulated
+    runs` progress; arguments and errors as of `simulate`."""
     runs = []
     for number in range(num_runs):
         runs.append(
             simulate(submissions, load, clock, budget=budget, seed=(seed, number), packing=packing)
         )
-        on_run()
+        advance("simulated runs")
     return runs

@@ -1,9 +1,7 @@
-"""Options of `specctl replay`, `ladder` and `tune`, and how their progress is shown."""
+"""Options of `specctl profile`, `replay`, `ladder` and `tune`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,20 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from specctl.errors import UsageError
-from specctl.records import HELD_OUT, increasing, option, require
-
-Tick = Callable[..., None]
-"""Called with how much was done, by default 1."""
-ShowProgress = Callable[[str, int], AbstractContextManager[Tick]]
-"""From what is counted and how many there are; `console.progress` is one."""
-
-
-@contextmanager
-def no_progress(label: str, total: int) -> Iterator[Tick]:
-    """Shows nothing."""
-    del label, total
-    yield lambda _=1: None
-
+from specctl.records import HELD_OUT, MAX_POSITIONS, increasing, option, require
 
 Engine = Literal["specctl", "vllm"]
 """Whose batching is simulated; both read a prompt whole.
@@ -60,7 +45,6 @@ class ReplayConfig(BaseModel):
         policies: names with settings, or artifact folders; an entry may hold several, separated
             by commas.
         cost_model: a load needs it.
-        num_threads: chunks of a log in flight; each computes with one thread.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -94,8 +78,8 @@ class ReplayConfig(BaseModel):
     allow_mismatch: bool = option(False, "Accept lossless artifacts of another pair")
     all_prompts: bool = ALL_PROMPTS
     force: bool = FORCE
-    seed: int = option(0, "Seed of the bootstrap and of the load", ge=0)
-    num_threads: int = 1
+    max_positions: int = MAX_POSITIONS
+    seed: int = option(0, "Seed of the bootstrap, of the load and of the sample", ge=0)
 
     @property
     def specs(self) -> list[str]:
@@ -228,8 +212,7 @@ class LadderConfig(BaseModel):
     """Settings of a ladder.
 
     Attributes:
-        num_kept: draft nodes of a tuned tree at most. num_nodes: labelled nodes of the estimates
-            at most. num_folds: of the oracle's cross-fitting.
+        num_kept: draft nodes of a limit's tree at most. num_folds: of the oracle's cross-fitting.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -238,13 +221,10 @@ class LadderConfig(BaseModel):
     seed: int = option(
         0, "Seed of the split by prompt, the fits and the bootstrap", ge=0, group="common"
     )
-    max_positions: int = option(
-        50_000, "Positions read at most, a seeded sample of whole prompts; 7 kB each", ge=1000
-    )
+    max_positions: int = MAX_POSITIONS
     all_prompts: bool = ALL_PROMPTS
     force: bool = FORCE
     num_kept: int = Field(63, ge=1)
-    num_nodes: int = Field(200_000, ge=1)
     num_folds: int = Field(4, ge=2)
 
 
@@ -294,6 +274,7 @@ class TuneConfig(BaseModel):
     held_out_frac: float = HELD_OUT
     all_prompts: bool = ALL_PROMPTS
     force: bool = FORCE
+    max_positions: int = MAX_POSITIONS
     seed: int = option(0, "Seed of the split by prompt and of all that draws", ge=0)
     factor: int = option(3, "Halving: prompts grow and settings shrink by it", ge=2)
     drops_unsupported: bool = False

@@ -9,7 +9,8 @@ were fitted on some of them are marked and cannot win.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+import logging
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from specctl.records import HELD_OUT_FRAC
 from specctl.runtime.words import NamedPolicy, names_artifact, pieces
 from specctl.stats import MIN_PROMPTS, split_prompts
 
+logger = logging.getLogger(__name__)
 SplitOptions = tuple[float, int]
 """`--held-out` and `--seed`."""
 
@@ -70,15 +72,15 @@ def choose_prompts(
     *,
     split: SplitOptions | None = None,
     all_prompts: bool = False,
-    warn: Callable[[str], None] = lambda _: None,
 ) -> ScoredPrompts:
     """The prompts that policies are scored on, of those that a verb would score.
+
+    Unless all are asked for, a warning names the policies that cannot win, and the command after
+    which they can.
 
     Args:
         split: the verb's own; None where it scores all prompts of the traces.
         all_prompts: leave none out.
-        warn: called, unless all are asked for, with the policies that cannot win, and with the
-            command after which they can.
     """
     prompts, named = tuple(sorted(set(prompt_ids))), list(named)
     fitted = {one.label: trained_on(one, prompts) for one in named}
@@ -89,9 +91,12 @@ def choose_prompts(
         return ScoredPrompts(tuple(sorted(others)), len(prompts) - len(others))
     trained = tuple(label for label, of in fitted.items() if of)
     if not all_prompts:
-        warn(
-            f"{', '.join(trained)}: fitted on {len(prompts) - len(others)} of the {len(prompts)} "
-            f"prompts that are scored, so it cannot win; {_remedy(named, trained, traces, split)}"
+        logger.warning(
+            "%s: fitted on %s of the %s prompts that are scored, so it cannot win; %s",
+            ", ".join(trained),
+            len(prompts) - len(others),
+            len(prompts),
+            _remedy(named, trained, traces, split),
         )
     return ScoredPrompts(prompts, trained=trained)
 

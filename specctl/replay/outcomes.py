@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,29 +18,25 @@ from specctl.errors import UsageError
 from specctl.lazy import inference, torch
 from specctl.logs.logged_draft import LoggedDraft, logged_draft
 from specctl.logs.positions import Bools, Ints, Longs, join_rows
-from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog, LogChunk
+from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog, LogChunk, map_chunks
 from specctl.policy import PerRequest, Policy, Ratio, Strict, build_shape
 from specctl.policy.families import shape_family
 from specctl.policy.rules import RoundStart, ShapeRule
 from specctl.policy.verification import Outcome
 from specctl.tree import take
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-DecidedT = TypeVar("DecidedT", bound="DataclassInstance")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Outcomes:
-    """One policy at R positions; int32 arrays `[R]`, 28 bytes a position.
+    """One policy at R positions; int32 arrays `[R]`, 24 bytes a position.
 
     Attributes:
         accepted: draft tokens accepted and emitted.
         verified: nodes submitted, root included. levels: drafted.
         wanted, missing: expansions that the policy wanted, and those that the log lacks.
         censored: 1 where the accepted path reaches what the log lacks.
-        tcr: terminal confidence rank, 1-based; 0 where nothing was accepted.
     """
 
     accepted: Ints
@@ -49,7 +45,6 @@ class Outcomes:
     wanted: Ints
     missing: Ints
     censored: Ints
-    tcr: Ints
 
     @classmethod
     def of(cls, accepted: Ints, **known: ArrayLike) -> Outcomes:
@@ -130,49 +125,34 @@ def is_online(policy: Policy) -> bool:
     return build_shape(policy.shape).memory_size > 0
 
 
-def decide_log(
+def map_policies(
     log: DenseLog,
     policies: Sequence[Policy],
-    decide: Callable[[Policy, LogChunk], DecidedT],
+    work: Callable[[Policy, LogChunk], T],
     *,
     with_entropy: bool = False,
-    num_threads: int = 1,
-    on_positions: Callable[[int], None] | None = None,
-) -> Iterator[list[DecidedT]]:
-    """Decides about every chunk under every policy, in one pass over the files.
+) -> Iterator[list[T]]:
+    """The results of `work` for every policy, chunk by chunk, in one pass over the files.
 
     Args:
-        decide: gives dataclasses that `join_rows` joins.
-        with_entropy: also where no policy looks at entropies.
-        num_threads: chunks decided at a time; results do not depend on it.
-        on_positions: called with the positions of each finished chunk.
-
-    Returns:
-        One a policy, chunk by chunk.
+        with_entropy: also where no policy reads entropies.
     """
-    return log.each(
-        lambda chunk: [decide(policy, chunk) for policy in policies],
-        with_entropy=with_entropy
-        or any(shape_family(policy.shape).reads_entropy for policy in policies),
+    reads_entropy = any(shape_family(policy.shape).reads_entropy for policy in policies)
+    return map_chunks(
+        log,
+        lambda chunk: [work(policy, chunk) for policy in policies],
+        with_entropy=with_entropy or reads_entropy,
         extra=text_columns(policies),
-        num_threads=num_threads,
-        on_positions=on_positions,
     )
-
-
-def join_parts(parts: Iterable[list[DecidedT]]) -> list[DecidedT]:
-    """One a policy, of the whole log."""
-    return [join_rows(of) for of in zip(*parts, strict=True)]
 
 
 # ----------------------------------------------------------------- positions by themselves
 
 
 @inference
-def outcomes_at(draft: LoggedDraft, *, with_rank: bool = True) -> Outcomes:
-    """The outcome of a draft; without its rank `tcr` is 0."""
+def outcomes_at(draft: LoggedDraft) -> Outcomes:
+    """The outcomes of a draft."""
     tree, lacking = draft.pool, draft.expansions
-    rank = draft.terminal_rank if with_rank else torch.zeros_like(lacking.wanted)
     columns = (
         torch.minimum(draft.num_accepted, draft.remaining),
         (draft.submitted >= 0).sum(1),
@@ -180,7 +160,6 @@ def outcomes_at(draft: LoggedDraft, *, with_rank: bool = True) -> Outcomes:
         lacking.wanted,
         lacking.missing,
         lacking.is_open,
-        rank,
     )
     return Outcomes(*(column.to(torch.int32).numpy() for column in columns))
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specctl.errors import TraceMismatchError
 from specctl.logs.logged_draft import logged_drafts
@@ -21,8 +19,7 @@ from specctl.replay.outcomes import (
     Outcomes,
     accepted_bounds,
     check_replayable,
-    decide_log,
-    join_parts,
+    map_policies,
     outcomes_at,
     walk_online,
 )
@@ -47,15 +44,16 @@ class Rounds:
         visited: `[R]` bool, a round starts at the position.
         outcomes: of these M rows, in order, so memory follows the rounds.
         bounds: of each request; None if they were not computed.
-        max_tokens: that a round of the policy verifies at most, root counted.
+        policy: None of rounds that no policy decides.
+        max_tokens: that a round of the policy verifies at most, root counted; None: unknown.
     """
 
-    policy: Policy
+    policy: Policy | None
     positions: Positions
     visited: Bools
     outcomes: Outcomes
-    bounds: RequestBounds | None
-    max_tokens: int
+    bounds: RequestBounds | None = None
+    max_tokens: int | None = None
 
     @cached_property
     def request(self) -> Longs:
@@ -82,54 +80,24 @@ class Rounds:
         """`[M]`: the response ends in this round, so its path may be cut short."""
         return self.remaining <= self.outcomes.accepted + 1
 
-    def counts(self, clock: Clock | None = None) -> dict[str, NDArray[Any]]:
-        """What every round adds, `[M]` by name: calls, tokens, outcomes, and `time_us`.
-
-        Args:
-            clock: gives the time; without one it is NaN.
-        """
-        outcomes = {field.name: getattr(self.outcomes, field.name) for field in fields(Outcomes)}
-        ones = np.ones(len(self.request))
-        time_us = np.nan * ones if clock is None else clock(self)
-        return {"calls": ones, "tokens": self.emitted, **outcomes, "time_us": time_us}
-
 
 Clock = Callable[[Rounds], Floats]
-"""Wall time of every round, `[M]` us, e.g. `CostModel.replayed_us`."""
+"""Machine time of every round, `[M]` us, e.g. a `LoadClock`."""
 
 
-def replay_parts(
-    log: DenseLog,
-    policies: Sequence[Policy],
-    *,
-    with_bounds: bool = True,
-    num_threads: int = 1,
-    on_positions: Callable[[int], None] | None = None,
-) -> Iterator[list[Rounds]]:
+def replay(log: DenseLog, policies: Sequence[Policy], *, with_bounds: bool = True) -> list[Rounds]:
     """Runs every policy over every request of a log, in one pass over the files.
 
     Args:
         with_bounds: a third of the time where the log lacks something.
-        num_threads, on_positions: see `decide_log`.
-
-    Returns:
-        The rounds of every policy, some requests at a time: nothing of a log is kept.
 
     Raises:
         UsageError: a policy that a log cannot tell. TraceError: see `DenseLog`.
     """
     for policy in policies:
         check_replayable(policy)
-
-    def decide(policy: Policy, chunk: LogChunk) -> Rounds:
-        return replay_chunk(policy, chunk, with_bounds=with_bounds)
-
-    return decide_log(log, policies, decide, num_threads=num_threads, on_positions=on_positions)
-
-
-def replay(log: DenseLog, policies: Sequence[Policy], **options: Any) -> list[Rounds]:
-    """The same with all rounds in memory, one a policy; options of `replay_parts`."""
-    return join_parts(replay_parts(log, policies, **options))
+    parts = map_policies(log, policies, partial(replay_chunk, with_bounds=with_bounds))
+    return [join_rows(of) for of in zip(*parts, strict=True)]
 
 
 def check_held(log: DenseLog, policy: Policy, support: float, what: str) -> None:
@@ -172,28 +140,25 @@ def replay_chunk(policy: Policy, chunk: LogChunk, *, with_bounds: bool = True) -
         parts.append(outcomes_at(draft))
         if with_bounds:
             spans.append(accepted_bounds(draft, by_rank=by_rank))
-    low, high = np.concatenate(spans, 1) if with_bounds else (None, None)
-    return walk_outcomes(policy, positions, join_rows(parts), rule.max_tokens, low, high)
+    outcomes = join_rows(parts)
+    run = walk_outcomes(policy, positions, outcomes, rule.max_tokens)
+    if not with_bounds:
+        return run
+    low, high = np.concatenate(spans, 1)
+    of = (policy, positions, run.visited, outcomes, low, high, rule.max_tokens)
+    return replace(run, bounds=_walk_bounds(*of))
 
 
 def walk_outcomes(
-    policy: Policy,
-    positions: Positions,
-    outcomes: Outcomes,
-    max_tokens: int,
-    low: Ints | None = None,
-    high: Ints | None = None,
+    policy: Policy | None, positions: Positions, outcomes: Outcomes, max_tokens: int | None = None
 ) -> Rounds:
-    """The rounds of a policy that was decided at every position.
+    """The rounds of what was decided at every position.
 
     Args:
         max_tokens: that a round verifies at most.
-        low, high: `[R]` bounds of the draft tokens accepted; without them requests have no bounds.
     """
-    visited, bounds = walk(positions, outcomes.accepted + 1), None
-    if low is not None and high is not None:
-        bounds = _walk_bounds(policy, positions, visited, outcomes, low, high, max_tokens)
-    return Rounds(policy, positions, visited, outcomes.at(visited), bounds, max_tokens)
+    visited = walk(positions, outcomes.accepted + 1)
+    return Rounds(policy, positions, visited, outcomes.at(visited), max_tokens=max_tokens)
 
 
 def _walk_bounds(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import reduce
 from operator import add
 from pathlib import Path
 
@@ -12,25 +14,28 @@ from specctl.errors import UsageError
 from specctl.lazy import torch
 from specctl.logs.parquet import collected
 from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import DenseLog
+from specctl.logs.tree_log import DenseLog, LogChunk, sampled
 from specctl.policy import Policy, ScoredTree, Shape, as_chain, build_shape
 from specctl.policy.budgets import StepCost
 from specctl.policy.c2t import nothing_kept
+from specctl.progress import progress
 from specctl.replay.batch_figures import figures_of, totals_of
 from specctl.replay.batch_simulation import Load, Simulation, simulate, simulate_runs
-from specctl.replay.config import ReplayConfig, ShowProgress, no_progress, refuse_ignored
+from specctl.replay.config import ReplayConfig, refuse_ignored
 from specctl.replay.cost.files import (
     AnyCost,
     check_clock,
     doubts,
     load_cost_model,
+    outside_of,
     parse_linear,
-    warn_beyond,
     warn_outside,
 )
-from specctl.replay.cost.model import Beyond, CostModel, Steps, require_slope, steps_of
+from specctl.replay.cost.model import CostModel, OutOfRange, Steps, require_slope, steps_of
 from specctl.replay.cost.rates import LinearCost
 from specctl.replay.held_out import ScoredPrompts, choose_prompts, logged_prompts
+from specctl.replay.metrics import LoadClock, Sums, join_sums
+from specctl.replay.outcomes import check_replayable, map_policies
 from specctl.replay.results import (
     BatchScores,
     ReplayScores,
@@ -42,31 +47,21 @@ from specctl.replay.results import (
     serving_result,
     totals_result,
 )
-from specctl.replay.rounds import replay_parts
-from specctl.replay.score import PolicyScores, Scoring
+from specctl.replay.rounds import replay_chunk
+from specctl.replay.score import PolicyScores, score, sums_to_score
 from specctl.replay.submissions import submissions_of
 from specctl.runtime.identity import processor_name
 from specctl.runtime.words import NamedPolicy, resolve_policies
 
 NUM_RUNS = 8
 """Independent orders of the requests, and of their arrivals, behind an interval."""
-Warn = Callable[[str], None]
-"""Called with each reason why a cost model may not fit: its pair, machine or age."""
+logger = logging.getLogger(__name__)
 
 
-def no_warning(line: str) -> None:
-    """Says nothing."""
-    del line
-
-
-def replay_traces(
-    traces: TraceSet,
-    config: ReplayConfig,
-    *,
-    progress: ShowProgress = no_progress,
-    warn: Warn = no_warning,
-) -> Result:
+def replay_traces(traces: TraceSet, config: ReplayConfig) -> Result:
     """Scores policies on dense traces, one request at a time or at the load of the configuration.
+
+    Warnings name each reason why a cost model may not fit: its pair, machine or age.
 
     Raises:
         UsageError: a policy that a log cannot tell, a baseline that is not there, a batch that the
@@ -76,44 +71,49 @@ def replay_traces(
     config.check_baseline()
     config.check_load()
     torch.set_num_threads(1)  # chunks are the parallelism
-    if config.has_load:
-        return serve_policies(traces, config, progress=progress, warn=warn)
-    return replay_policies(traces, config, progress=progress, warn=warn)
+    return serve_policies(traces, config) if config.has_load else replay_policies(traces, config)
 
 
 def replay_policies(
-    traces: TraceSet,
-    config: ReplayConfig,
-    *,
-    named: Sequence[NamedPolicy] | None = None,
-    progress: ShowProgress = no_progress,
-    warn: Warn = no_warning,
+    traces: TraceSet, config: ReplayConfig, *, named: Sequence[NamedPolicy] | None = None
 ) -> Result:
     """Scores policies on dense traces, one request at a time.
 
     Args:
         named: the policies, where they are resolved already; None: those of the configuration.
     """
-    model = open_cost_model(config.cost_model, traces, warn, force=config.force)
-    log = DenseLog.open(traces)
+    model = open_cost_model(config.cost_model, traces, force=config.force)
+    log = sampled(DenseLog.open(traces), config.max_positions, config.seed)
     if named is None:
-        named = named_policies(traces, config, warn)
-    log, scored = scored_log(log, traces, config, named, warn)
+        named = named_policies(traces, config)
+    log, scored = scored_log(log, traces, config, named)
     labels, policies = [item.label for item in named], [item.policy for item in named]
-    clock, error = (None, None) if model is None else (model.replayed_us, model.time_error)
-    scoring = Scoring(labels, clock, error)
-    beyond: dict[str, list[Beyond]] = {}
-    with progress("positions", log.num_positions) as tick:
-        for runs in replay_parts(log, policies, num_threads=config.num_threads, on_positions=tick):
-            scoring.add(runs)
-            for label, run in zip(labels, runs, strict=True):
-                outside = [] if model is None else model.outside(steps_of(run))
-                known = beyond.get(label)
-                beyond[label] = outside if known is None else [*map(add, known, outside)]
-    found = scoring.scores(baseline=config.baseline - 1, seed=config.seed)
-    refuse_in_vain(policies, found)
-    for label, of in beyond.items():
-        warn_beyond(label, of, warn)
+    clock = None if model is None else LoadClock(model)
+
+    def work(policy: Policy, chunk: LogChunk) -> tuple[Sums, list[OutOfRange]]:
+        run = replay_chunk(policy, chunk)
+        return sums_to_score(run, clock), [] if model is None else model.outside(steps_of(run))
+
+    for policy in policies:
+        check_replayable(policy)
+    with progress("positions", log.num_positions):
+        parts = list(map_policies(log, policies, work))
+    sums, outside = [], {}
+    for label, of_policy in zip(labels, zip(*parts, strict=True), strict=True):
+        sums.append(join_sums(of for of, _ in of_policy))
+        outside[label] = [
+            reduce(add, of) for of in zip(*(far for _, far in of_policy), strict=True)
+        ]
+    found = score(
+        labels,
+        policies,
+        sums,
+        baseline=config.baseline - 1,
+        time_error=None if model is None else model.time_error,
+        seed=config.seed,
+    )
+    check_keeps_something(policies, found)
+    warn_outside(outside)
     facts = facts_of(traces, log, model, named, scored)
     baseline = labels[config.baseline - 1]
     scores = ReplayScores(kind="replay", **facts, baseline=baseline, policies=tuple(found))
@@ -123,7 +123,6 @@ def replay_policies(
 def named_policies(
     traces: TraceSet,
     config: ReplayConfig,
-    warn: Warn,
     step_cost: Callable[[Shape], StepCost] | None = None,
 ) -> list[NamedPolicy]:
     """The policies of the configuration, fitted to the traces' pair unless it accepts others. That
@@ -134,15 +133,15 @@ def named_policies(
 
 
 def scored_log(
-    log: DenseLog, traces: TraceSet, config: ReplayConfig, named: Sequence[NamedPolicy], warn: Warn
+    log: DenseLog, traces: TraceSet, config: ReplayConfig, named: Sequence[NamedPolicy]
 ) -> tuple[DenseLog, ScoredPrompts]:
     """The part of a log that the policies are scored on."""
-    prompts = logged_prompts(traces)
-    scored = choose_prompts(prompts, named, traces, all_prompts=config.all_prompts, warn=warn)
+    prompts = log.prompts or logged_prompts(traces)
+    scored = choose_prompts(prompts, named, traces, all_prompts=config.all_prompts)
     return (log.only(scored.prompts) if scored.num_left_out else log), scored
 
 
-def refuse_in_vain(policies: Sequence[Policy], scored: Sequence[PolicyScores]) -> None:
+def check_keeps_something(policies: Sequence[Policy], scored: Sequence[PolicyScores]) -> None:
     """Refuses a scorer whose beta kept no node of any round: it drafts, and verifies nothing."""
     for policy, found in zip(policies, scored, strict=True):
         shape, calls = policy.shape, found.pooled.calls
@@ -155,8 +154,6 @@ def serve_policies(
     config: ReplayConfig,
     *,
     named: Sequence[NamedPolicy] | None = None,
-    progress: ShowProgress = no_progress,
-    warn: Warn = no_warning,
 ) -> Result:
     """Simulates policies on dense traces at a load, every one under the same requests: shuffled
     runs, or one in the order of the log.
@@ -171,13 +168,13 @@ def serve_policies(
 
     refuse_ignored({"--by-category": config.by_category}, "a load mixes the categories")
     if config.in_order:
-        model = open_cost_model(config.cost_model, traces, warn, force=config.force)
+        model = open_cost_model(config.cost_model, traces, force=config.force)
     else:
-        expected = "the times that a load is simulated with"
-        model = require_cost_model(config.cost_model, traces, warn, expected, force=config.force)
+        expected = "a load is simulated with its times"
+        model = require_cost_model(config.cost_model, traces, expected, force=config.force)
     if model is not None:  # a batch that was not measured is refused before the log is read
         model.round_us(Steps(config.batch_size, config.batch_size, 1, 0, 1, 0))
-    log = DenseLog.open(traces)
+    log = sampled(DenseLog.open(traces), config.max_positions, config.seed)
     mean = traces.scan("rounds").select(pl.col("context_tokens").mean())
     cached = float(collected(mean).item()) - 1  # the root is not cached yet
 
@@ -185,8 +182,8 @@ def serve_policies(
         return require_slope(model).full_batch_cost(build_shape(shape), config.batch_size, cached)
 
     if named is None:
-        named = named_policies(traces, config, warn, step_cost)
-    log, scored = scored_log(log, traces, config, named, warn)
+        named = named_policies(traces, config, step_cost)
+    log, scored = scored_log(log, traces, config, named)
     policies = {item.label: item.policy for item in named}
     baseline = named[config.baseline - 1].label
     facts = facts_of(traces, log, model, named, scored)
@@ -197,10 +194,8 @@ def serve_policies(
             line = f"On the drafter's likeliest path alone, as in vLLM: {', '.join(changed)}."
             caption = replace(caption, remarks=(line,))
         policies = chains
-    with progress("positions", log.num_positions) as tick:
-        found = submissions_of(
-            log, list(policies.values()), num_threads=config.num_threads, on_positions=tick
-        )
+    with progress("positions", log.num_positions):
+        found = submissions_of(log, list(policies.values()))
     prepared = dict(zip(policies, found, strict=True))
     load = Load(
         config.batch_size,
@@ -211,17 +206,15 @@ def serve_policies(
     facts |= {"load": vars(load).copy(), "baseline": baseline}
     if config.in_order:
         once = {label: simulate(of, load, model) for label, of in prepared.items()}
-        warn_outside(model, {label: run.steps for label, run in once.items()}, warn)
+        warn_outside(outside_of(model, {label: run.steps for label, run in once.items()}))
         totals = totals_of(once, baseline, has_time=model is not None)
         batch = BatchScores(kind="replay-batch", **facts, policies=totals)
         return totals_result(batch, caption)
     runs: dict[str, list[Simulation]] = {}
-    with progress("simulated runs", NUM_RUNS * len(prepared)) as tick:
+    with progress("simulated runs", NUM_RUNS * len(prepared)):
         for label, of in prepared.items():
-            runs[label] = simulate_runs(
-                of, load, model, num_runs=NUM_RUNS, seed=config.seed, on_run=tick
-            )
-    warn_outside(model, {label: of[0].steps for label, of in runs.items()}, warn)
+            runs[label] = simulate_runs(of, load, model, num_runs=NUM_RUNS, seed=config.seed)
+    warn_outside(outside_of(model, {label: of[0].steps for label, of in runs.items()}))
     limit_us = None if config.tpot_limit_ms is None else 1e3 * config.tpot_limit_ms
     figures = tuple(
         figures_of(
@@ -237,12 +230,9 @@ def serve_policies(
     return serving_result(ServingScores(kind="replay-serving", **facts, policies=figures), caption)
 
 
-def open_cost_model(
-    path: Path | None, traces: TraceSet | None, warn: Warn, *, force: bool
-) -> AnyCost | None:
-    """The cost model, after saying what about it does not fit.
-
-    Times of another machine are usual on a laptop, but never unsaid.
+def open_cost_model(path: Path | None, traces: TraceSet | None, *, force: bool) -> AnyCost | None:
+    """The cost model, with warnings of what about it does not fit: times of another machine are
+    usual on a laptop.
 
     Args:
         traces: None for a server's log, which names neither its models nor its machine.
@@ -253,31 +243,31 @@ def open_cost_model(
     model = load_cost_model(path)
     check_clock(model, force=force)
     if traces is None and not isinstance(model, LinearCost):
-        warn(
+        logger.warning(
             f"cost model: measured for target {model.pair.target!r} and drafter "
             f"{model.pair.drafter!r}; the log does not name its own"
         )
     here = {"device": processor_name()}
     for line in doubts(model, pair=None if traces is None else traces.fingerprint, here=here):
-        warn(line)
+        logger.warning("%s", line)
     return model
 
 
 def require_cost_model(
-    path: Path | None, traces: TraceSet, warn: Warn, expected: str, *, force: bool
+    path: Path | None, traces: TraceSet, expected: str, *, force: bool
 ) -> AnyCost:
-    """The same where nothing can be done without one."""
-    model = open_cost_model(path, traces, warn, force=force)
+    """The cost model where nothing can be done without one."""
+    model = open_cost_model(path, traces, force=force)
     if model is None:
         raise UsageError(
-            f"--cost-model: expected {expected}, found none",
+            f"--cost-model is required: {expected}",
             hint="measure them with `specctl profile`, or name a clock (docs/cost-model.md)",
         )
     return model
 
 
 def choose_cost(
-    path: Path | None, linear: str | None, traces: TraceSet | None, warn: Warn, *, force: bool
+    path: Path | None, linear: str | None, traces: TraceSet | None, *, force: bool
 ) -> CostModel:
     """The cost model of a file or of stated rates.
 
@@ -296,4 +286,4 @@ def choose_cost(
         )
     if linear is not None:
         return require_slope(parse_linear(linear))
-    return require_slope(open_cost_model(path, traces, warn, force=force))
+    return require_slope(open_cost_model(path, traces, force=force))

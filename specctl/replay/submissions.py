@@ -33,9 +33,8 @@ from specctl.policy.rules import Plan
 from specctl.replay.outcomes import (
     Outcomes,
     check_replayable,
-    decide_log,
     is_online,
-    join_parts,
+    map_policies,
     outcomes_at,
     walk_online,
 )
@@ -212,19 +211,13 @@ def shares(policy: Policy) -> bool:
 
 
 def submissions_of(
-    log: DenseLog,
-    policies: Sequence[Policy],
-    *,
-    keep_nodes: bool = False,
-    num_threads: int = 1,
-    on_positions: Callable[[int], None] | None = None,
+    log: DenseLog, policies: Sequence[Policy], *, keep_nodes: bool = False
 ) -> list[Submissions]:
     """Decides for every position under every policy, in one pass over the log.
 
     Args:
         keep_nodes: also where the policy's own budget does not need them, so that other budgets
             can be tried over the same shape.
-        num_threads, on_positions: see `decide_log`.
 
     Raises:
         UsageError: a lossy policy, or a budget over a shape whose rounds would then depend on
@@ -236,13 +229,13 @@ def submissions_of(
         if (learns or isinstance(policy.shape, ChainSchedule)) and (keep_nodes or shares(policy)):
             found = "learns from what the budget lets it verify" if learns else "asks for the batch"
             raise UsageError(
-                f"replay of {policy.name} under a shared budget: expected a shape that decides "
-                f"by the position alone, found {policy.shape.kind}, which {found}",
+                f"{policy.name} cannot be replayed under a shared budget: its shape, "
+                f"{policy.shape.kind}, {found}",
                 hint="compare it live: specctl run --compare, or leave the budget out",
             )
 
     @inference
-    def decide(policy: Policy, chunk: LogChunk) -> Submissions:
+    def submit(policy: Policy, chunk: LogChunk) -> Submissions:
         positions, shape = chunk.positions, policy.shape
         if isinstance(shape, ChainSchedule):
             shape = Chain(num_draft_tokens=max(shape.num_draft_tokens))
@@ -252,19 +245,12 @@ def submissions_of(
             return Submissions(policy, positions, found.spread(visited), rule.max_tokens)
         outcomes, nodes, keeps = [], [], keep_nodes or shares(policy)
         for draft in logged_drafts(rule, chunk):
-            outcomes.append(outcomes_at(draft, with_rank=False))
+            outcomes.append(outcomes_at(draft))
             if keeps:
                 nodes.append(SubmittedNodes.of(draft))
         trees = join_rows(nodes) if keeps else None
         return Submissions(policy, positions, join_rows(outcomes), rule.max_tokens, trees)
 
-    return join_parts(
-        decide_log(
-            log,
-            policies,
-            decide,
-            with_entropy=keep_nodes or any(shares(policy) for policy in policies),
-            num_threads=num_threads,
-            on_positions=on_positions,
-        )
-    )
+    with_entropy = keep_nodes or any(shares(policy) for policy in policies)
+    parts = map_policies(log, policies, submit, with_entropy=with_entropy)
+    return [join_rows(of) for of in zip(*parts, strict=True)]

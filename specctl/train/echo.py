@@ -30,10 +30,10 @@ from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import ElasticBudget, Policy, SparseGates, build_shape
 from specctl.policy.echo import stop_levels
-from specctl.progress import chunk_threads
 from specctl.records import Record
 from specctl.replay.cost.files import AnyCost
-from specctl.replay.rounds import Clock, replay_parts
+from specctl.replay.metrics import LoadClock, request_sums
+from specctl.replay.rounds import Clock, replay
 from specctl.runtime.twins import Port
 from specctl.stats import UNKNOWN, Floats, Interval, Resamples, auc, split_prompts
 from specctl.train.configs import EchoConfig
@@ -227,11 +227,10 @@ class Replays:
         """Sums over each policy's rounds, and of the utilisation of each round."""
         found = np.zeros((len(policies), len(SUMS)))
         part = self.log.only(prompts)
-        for runs in replay_parts(part, policies, with_bounds=False, num_threads=chunk_threads()):
-            for row, run in zip(found, runs, strict=True):
-                counts = run.counts(self.clock)
-                counts["utilisation"] = counts["accepted"] / np.maximum(counts["levels"], 1)
-                row += [counts[name].sum() for name in SUMS]
+        for row, run in zip(found, replay(part, policies, with_bounds=False), strict=True):
+            sums, of = request_sums(run, self.clock), run.outcomes
+            sums["utilisation"] = of.accepted / np.maximum(of.levels, 1)
+            row += [sums[name].sum() for name in SUMS]
         return [dict(zip(SUMS, row, strict=True)) for row in found.tolist()]
 
 
@@ -303,7 +302,7 @@ def fit_echo(
         )
     found = gate_rows(log, config.open_shape, max_rows=config.max_rows, seed=config.seed)
     notes += sample_note("positions", found.rows.height, found.num_rows)
-    replays = Replays(log, None if cost_model is None else cost_model.replayed_us)
+    replays = Replays(log, None if cost_model is None else LoadClock(cost_model))
     fitted = fit_gates(found, config, replays)
     warn_left_out(found.num_left_out)
     return replace(fitted, notes=notes)

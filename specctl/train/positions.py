@@ -6,7 +6,6 @@ import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,9 +13,8 @@ import torch
 from torch import Tensor
 
 from specctl.logs.logged_draft import LoggedDraft, logged_drafts
-from specctl.logs.tree_log import DenseLog, LogChunk
+from specctl.logs.tree_log import DenseLog, LogChunk, map_chunks
 from specctl.policy.rules import ShapeRule
-from specctl.progress import advance, chunk_threads
 
 if TYPE_CHECKING:  # slow to import
     import polars as pl
@@ -111,9 +109,8 @@ def position_rows(
     def label(chunk: LogChunk) -> pl.DataFrame:
         return _labelled(chunk, rule, columns)
 
-    reads: Any = {"num_threads": chunk_threads(), "on_positions": partial(advance, "positions")}
     num_positions, sample = 0, RowSample(max_rows, seed)
-    for frame in traces.each(label, with_entropy=with_entropy, **reads):
+    for frame in map_chunks(traces, label, with_entropy=with_entropy):
         sample.add(frame.filter("is_whole").drop("is_whole"))
         num_positions += frame.height
     return PositionRows(sample.rows(), sample.num_rows, num_positions - sample.num_rows)

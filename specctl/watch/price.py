@@ -19,7 +19,7 @@ from specctl.errors import ClockError, TraceMismatchError
 from specctl.formatting import count
 from specctl.logs.positions import Positions
 from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import DenseLog, LogChunk
+from specctl.logs.tree_log import DenseLog, LogChunk, map_chunks
 from specctl.policy import Policy
 from specctl.policy.families import shape_family
 from specctl.replay.config import TuneConfig
@@ -156,7 +156,7 @@ def _in_time(
     """The fields of a `Price` that times tell: half of the prompts choose a static setting, the
     others judge it."""
     try:
-        tuning = prepare(traces, TuneConfig(held_out_frac=HELD_OUT), cost, warn=log.warning)
+        tuning = prepare(traces, TuneConfig(held_out_frac=HELD_OUT), cost)
     except ClockError as error:
         return {"why_not": f"Nothing is said of time: {error}."}
     split = split_prompts(names, held_out_frac=HELD_OUT, seed=0)
@@ -166,10 +166,14 @@ def _in_time(
         return {"why_not": f"No price in time: {static.lacking}."}
     kept = None
     if before is not None:
-        rate, evaluate = tuning.search.objective.rate, tuning.evaluator
-        [now] = evaluate([policy], names)
-        [then] = replace(evaluate, log=DenseLog.open(before))([policy], before.prompt_ids)
-        kept = _over(now.sums, then.sums, rate)
+        [now] = tuning.evaluator([policy], names)
+        known = replace(tuning.evaluator, log=DenseLog.open(before))
+        [then] = known([policy], before.prompt_ids)
+        ours, theirs = (
+            np.stack([sums.columns["decoded"], sums.columns["request_us"]], 1)
+            for sums in (now, then)
+        )
+        kept = _over(ours, theirs, first_over_second)
     return {
         "rate_kept": kept,
         "static": static.static,
@@ -217,7 +221,7 @@ def _recall(traces: TraceSet, policy: Policy, prompts: Sequence[str]) -> Interva
         "with_entropy": shape_family(policy.shape).reads_entropy,
         "extra": text_columns([policy]),
     }
-    for positions, rows in part.each(counted, **reads):
+    for positions, rows in map_chunks(part, counted, **reads):
         for name, row in zip(positions.prompt_ids, rows, strict=True):
             sums[name] = sums.get(name, 0.0) + row
     if not sums:

@@ -10,11 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from specctl.artifacts.manifest import Manifest
 from specctl.engines.export import engine_options
@@ -23,12 +20,12 @@ from specctl.formatting import Table
 from specctl.logs.trace_set import TraceSet, domain_of
 from specctl.policy import JensenShannon, Mars, Policy, Strict, as_chain, policy_digest
 from specctl.policy.families import family_of, parse_policy
-from specctl.progress import advance, progress
 from specctl.records import Record, canonical_json
 from specctl.replay.config import TuneConfig
 from specctl.replay.facts import MARKED_BELOW, PLAIN, to_time
-from specctl.replay.ladder.static import is_static
+from specctl.replay.metrics import Measure
 from specctl.replay.rounds import check_held, replay
+from specctl.replay.static import is_static
 from specctl.replay.tune.candidates import STATIC
 from specctl.replay.tune.publish import publish
 from specctl.replay.tune.search import resample
@@ -148,8 +145,6 @@ def recalibrate(
     config: TuneConfig,
     cost_model: Path,
     out: Path,
-    *,
-    num_threads: int = 1,
 ) -> Recalibration:
     """Fits or tunes a deployed policy again on recent traces; a better one is written.
 
@@ -171,9 +166,9 @@ def recalibrate(
             families = (str(out / "fit"),)
     served_by: Any = config.for_engine or fit.get("for_engine")
     searched = config.model_copy(update={"families": families, "for_engine": served_by})
-    options = engine_options(searched) | {"num_threads": num_threads}
+    options = engine_options(searched)
     beside = [replace(named, label=label)]
-    tuning = prepare(traces, searched, cost_model, warn=log.warning, beside=beside, **options)
+    tuning = prepare(traces, searched, cost_model, beside=beside, **options)
     found = compare(tuning, as_chain(named.policy) if served_by == "vllm" else named.policy, label)
     if found.is_better:
         publish(found.tuned, out, traces.fingerprint, domain_of(traces), traces.snapshots)
@@ -244,8 +239,7 @@ def compare(tuning: Tuning, deployed: Policy, label: str) -> Recalibration:
     part, what = tuning.evaluator.log.only(tuning.search.split.held_out), f"replay of {label}"
     [rounds] = replay(part, [Policy(shape=deployed.shape)], with_bounds=False)
     check_held(part, deployed, rounds.outcomes.support, what)
-    with progress("scorings", tuning.num_scorings):
-        tuned = tuning.run(on_setting=partial(advance, "scorings"))
+    tuned = tuning.run()
     result = tuned.result
     chosen, static = (
         next(one for one in result.policies if one.policy == name)
@@ -259,10 +253,10 @@ def compare(tuning: Tuning, deployed: Policy, label: str) -> Recalibration:
     found = tuning.evaluator(policies, prompts, search.num_runs)
     check_held(part, deployed, found[0].support, what)
     resamples = resample(len(prompts), search.num_runs, search.seed)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        drawn = [search.drawn(resamples, *pair) for pair in zip(policies, found, strict=True)]
-        rates = [search.objective.rate(sums) for sums in drawn]
-        ratios = [resamples.read(rates[1] / rates[place]) for place in (0, 2)]
+    measure = Measure(resamples, search.time_error, search.seed)
+    drawn = [measure.drawn(s, policy_digest(p)) for p, s in zip(policies, found, strict=True)]
+    rates = [search.objective.rate(totals) for totals in drawn]
+    ratios = [measure.against(rates[1], rates[place]) for place in (0, 2)]
     ours = [label] if label in search.barred else []
     untimed = {} if search.is_timed(deployed) else {label: label}
     return Recalibration(

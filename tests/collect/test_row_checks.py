@@ -223,7 +223,7 @@ def test_too_little_memory_is_no_files_fault(
     def starve(*_: object, **__: object) -> None:
         raise starved
 
-    for place in ("pyarrow.parquet.ParquetFile", "specctl.replay.score.Scoring.add"):
+    for place in ("pyarrow.parquet.ParquetFile", "specctl.replay.run.sums_to_score"):
         with monkeypatch.context() as patch:
             patch.setattr(place, starve)
             ended = specctl("replay", tmp_path / "traces", "-p", "chain", "--json")

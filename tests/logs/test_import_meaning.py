@@ -29,7 +29,7 @@ from specctl.logs.acceptance_figures import (
 from specctl.logs.importing import import_file
 from specctl.logs.sources import Source
 from specctl.replay.cost.files import parse_linear
-from specctl.replay.ladder.tally import LoadClock
+from specctl.replay.metrics import LoadClock
 from tests.cli.command import OUTPUT, USAGE, refuses, specctl
 from tests.logs.import_cases import (
     COUNTERS,

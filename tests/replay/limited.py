@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from specctl.logs import logged_draft, tree_log
-from specctl.replay import summary
+from specctl.replay import static
 from tests.cli.command import COST, specctl
 
 DATA = resource.RLIMIT_DATA
@@ -48,7 +48,7 @@ def main() -> None:
     work, allowed, verb = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     # Parts so small that a small set is many of them.
     tree_log.CHUNK_NODES = 1 << 13
-    logged_draft.BATCH_POSITIONS = summary.BATCH_POSITIONS = 16
+    logged_draft.BATCH_POSITIONS = static.BATCH_POSITIONS = 16
     answer(verb, work / "warm", work / "warm-out")
     np.ones((2000, 400)) @ np.ones((400, 12))  # OpenBLAS takes room for itself once
     most = resource.getrlimit(DATA)[1]

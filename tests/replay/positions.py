@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from specctl.logs.positions import Positions
 from specctl.replay.cost.rates import LinearCost
-from specctl.replay.ladder.tally import LoadClock
+from specctl.replay.metrics import LoadClock
 
 
 def positions_of(lengths: list[int], prompt: int = 0) -> Positions:

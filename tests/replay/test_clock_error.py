@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -314,21 +313,24 @@ def test_the_ladder_and_the_page_do_not_call_it_the_fastest(monkeypatch: Any) ->
 RUNNABLE = ("plain", "chain", "tree", "policy")
 
 
-def judged(traces: TraceSet, clock: str, warn: Callable[[str], None] = lambda _: None) -> Any:
+def judged(traces: TraceSet, clock: str) -> Any:
     """A search in which stops are always twice as fast, by any clock."""
 
     def time_us(policy: Policy, prompt: str) -> float:
         return 500.0 if is_stop(policy) else statics(policy, prompt)
 
     config = TuneConfig(families=("svip",), grids=("window=2,3",))
-    tuning = prepare(traces, config, Path(f"{clock}.json"), warn=warn)
+    tuning = prepare(traces, config, Path(f"{clock}.json"))
     assert isinstance(tuning.search, TuneSearch)
-    return tuning.judged(Stated(time_us)).result
+    return tuning.run(Stated(time_us)).result
 
 
-def test_tune_chooses_no_family_whose_decisions_cost_nothing(pair: Pair) -> None:
-    traces, lines = TraceSet.open("traces"), list[str]()
-    untimed, timed = judged(traces, "exact", lines.append), judged(traces, "timed")
+def test_tune_chooses_no_family_whose_decisions_cost_nothing(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    traces = TraceSet.open("traces")
+    untimed, timed = judged(traces, "exact"), judged(traces, "timed")
+    lines = caplog.messages
     assert (timed.beats_static, timed.untimed) == (True, None)
     assert (untimed.beats_static, untimed.chosen) == (False, untimed.baseline)
     [(label, words)] = untimed.untimed.items()

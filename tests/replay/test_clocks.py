@@ -128,7 +128,7 @@ def test_they_are_read_like_any_file(name: str, tmp_path: Path) -> None:
 
 
 def said(model: CostModel, steps: Steps) -> list[str]:
-    return [str(one) for one in model.outside(steps) if one.num_far]
+    return [str(one) for one in model.outside(steps) if one.num_outside]
 
 
 def test_shapes_that_a_clock_does_not_know() -> None:

@@ -12,23 +12,23 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specctl import progress
 from specctl.errors import UsageError
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, ChainSchedule, Policy, StaticTree, SurvivalBudget
 from specctl.replay.config import LadderConfig
 from specctl.replay.ladder import build
-from specctl.replay.ladder.estimates import Estimates
 from specctl.replay.ladder.result import Ladder, LadderResult, LossSplit, Rung
-from specctl.replay.ladder.static import chains, fastest, static_submissions, tally_static, trees
-from specctl.replay.ladder.tally import LoadClock, column, tally_rounds, tokens_per_us
+from specctl.replay.metrics import LoadClock, Sums
 from specctl.replay.rounds import replay
+from specctl.replay.tune.candidates import PolicyCandidate, static_settings
 from specctl.stats import Interval, Split, split_prompts
 from tests.cli.command import passes, refuses
 from tests.replay.costs import DRAFT, grid, table_model
 from tests.replay.logs import log_fixtures, random_traces, target_log
 from tests.replay.positions import linear_clock
 
-CONFIG = LadderConfig(held_out_frac=0.5, num_kept=15, num_nodes=4000, num_folds=2)
+CONFIG = LadderConfig(held_out_frac=0.5, num_folds=2)
 POLICIES = [
     ("wide", Policy(shape=StaticTree(depth=4, top_k=3, num_tokens=12))),
     ("short", Policy(shape=Chain(num_draft_tokens=1))),
@@ -81,27 +81,25 @@ def test_the_rungs_stand_in_order(ladder: Ladder) -> None:
 
 def test_on_every_request_the_bounds_hold(log: DenseLog) -> None:
     sides = sides_of(log)
-    tallied = build.tally_rungs(log, sides, CLOCK, POLICIES, is_sampled=False, config=CONFIG)
-    time_us = {rung.label: column(rung.sums, "time_us") for rung in tallied.rungs}
+    rungs, _, _ = build.sum_rungs(log, sides, CLOCK, POLICIES, is_sampled=False, config=CONFIG)
+    time_us = {rung.label: rung.sums.columns["time_us"] for rung in rungs}
     for label in time_us.keys() - {"R_clair", "R_ceil"}:
         assert (time_us[label] >= time_us["R_clair"] - 1e-6).all(), label
     assert (time_us["R_clair"] >= time_us["R_ceil"] - 1e-6).all()
 
 
 @pytest.mark.parametrize("clock", [CLOCK, MEASURED], ids=["linear", "table"])
-@pytest.mark.parametrize("kind", ["chain", "tree"])
+@pytest.mark.parametrize(("kind", "word"), [("chain", "chain"), ("tree", "eagle2")])
 def test_the_static_rung_is_the_best_of_its_grid_charged_as_replayed(
-    log: DenseLog, kind: str, clock: LoadClock
+    log: DenseLog, kind: Any, word: str, clock: LoadClock
 ) -> None:
     """Against replaying every setting on its own, trees of one level among them."""
-    shapes = chains(log.support) if kind == "chain" else trees(log.support, 15)[::3]
-    policies = [Policy(shape=shape) for shape in shapes]
-    sums = [tally_rounds(run, clock) for run in replay(log, policies)]
-    for index, of in static_submissions(log, policies):
-        assert tally_static(of, clock)[0] == pytest.approx(sums[index])
-    rates = [float(tokens_per_us(found.sum(0))) for found in sums]
-    best, rate, num_settings = fastest(log, shapes, clock, lambda: None)
-    assert (best, num_settings) == (shapes[int(np.argmax(rates))], len(shapes))
+    settings = static_settings(word, log.support)
+    runs = replay(log, [one.policy for one in settings], with_bounds=False)
+    rates = [1e6 * run.emitted.sum() / clock(run).sum() for run in runs]
+    rate, rung = build._static_rung(kind, word, log, log, clock)
+    assert rung.label == settings[int(np.argmax(rates))].label
+    assert rung.setting == f"fastest of {len(settings)} on training prompts"
     assert rate == pytest.approx(max(rates), rel=1e-12)
 
 
@@ -129,16 +127,15 @@ def test_a_schedule_is_the_chain_of_the_load(log: DenseLog) -> None:
 @pytest.mark.usefixtures("two_prompts_are_enough")
 def test_an_estimate_that_is_right_is_worth_what_it_should_be(log: DenseLog) -> None:
     """The target draws by the drafter, so trees at the settled price are the best there are."""
-    assert built(log).rung("R_feat").against_static.low > 1.0
+    assert built(log).rung("R_feat").against_static.value > 1.0
 
 
 def test_tuning_never_sees_held_out_prompts(log: DenseLog) -> None:
     """The texts of held-out prompts leave every tree at once: what was tuned does not move."""
     sides = sides_of(log)
-    every = CONFIG.model_copy(update={"num_nodes": 10**6})  # a cut sample shares its size
 
     def without(*names: str) -> Ladder:
-        return built(target_log(log, without_path=frozenset(names)), config=every)
+        return built(target_log(log, without_path=frozenset(names)))
 
     first, second, third = without(), without(*sides.held_out[:-1]), without(*sides.train[:-1])
     assert first.best_static == second.best_static
@@ -171,15 +168,26 @@ TIMES: dict[str, tuple[Any, tuple[float, float]]] = {
 }
 
 
+COUNTS = {
+    "calls": 10,
+    "tokens": 100,
+    "accepted": 90,
+    "verified": 50,
+    "levels": 40,
+    "wanted": 1,
+    "missing": 0,
+    "censored": 0,
+}
+
+
 def measured(**others: tuple[float, float]) -> tuple[dict[str, Rung], LossSplit]:
     """Two prompts of 100 tokens, in so many us each."""
     rungs = []
     for label, (kind, usual) in TIMES.items():
-        sums = [[10, 100, 90, 50, 40, us] for us in others.get(label, usual)]
-        rungs.append(build.TalliedRung(kind, label, "", np.array(sums, float)))
-    prompt = np.array([0, 1], np.int32)
-    tallied = build.TalliedLadder(rungs, "static", prompt, Estimates({}, {}, (), {}))
-    found, split = build.measure(tallied, seed=0)
+        columns = {name: np.full(2, float(count)) for name, count in COUNTS.items()}
+        columns["time_us"] = np.array(others.get(label, usual))
+        rungs.append(build.SummedRung(kind, label, "", Sums.of(("a", "b"), ("", ""), columns)))
+    found, split = build.measure(rungs, "static", seed=0)
     return {rung.label: rung for rung in found}, split
 
 
@@ -228,11 +236,21 @@ def test_policies_are_refused(log: DenseLog) -> None:
             built(log, (taken, Policy(shape=Chain())))
 
 
-def test_a_log_without_static_trees_is_refused(tmp_path: Path) -> None:
+def test_a_log_without_static_trees_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the 5 best of a level grow need not contain what the 2 best of a narrow one grow."""
     narrow = random_traces(tmp_path / "t", num_prompts=4, depth=5, top_k=5, nested=False)
+    log = DenseLog.open(narrow)
+    monkeypatch.setattr(
+        build,
+        "static_settings",
+        lambda word, support: [
+            PolicyCandidate(word, word, Policy(shape=StaticTree(depth=5, top_k=2)))
+        ],
+    )
     with pytest.raises(UsageError, match="--nested"):
-        fastest(DenseLog.open(narrow), [StaticTree(depth=5, top_k=2)], CLOCK, lambda: None)
+        build._static_rung("tree", "eagle2", log, log, CLOCK)
 
 
 def test_a_policy_beyond_the_log_is_marked(log: DenseLog) -> None:
@@ -282,18 +300,19 @@ def test_time_is_never_guessed_and_both_sides_hold_prompts(
     assert named in refuses(2, "ladder", folder, "-o", tmp_path / "out", *options)
 
 
-def test_a_load_that_was_not_measured_is_refused_before_reading(log: DenseLog) -> None:
+def test_a_load_that_was_not_measured_is_refused_before_reading(
+    log: DenseLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Narrow:
         def round_us(self, steps: Any) -> Any:
             raise UsageError("batch: expected at most 4, found 8", hint="measure it")
 
-    @contextmanager
-    def never(label: str, total: int) -> Iterator[Any]:
-        raise AssertionError(label)
-        yield
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("the log was read")
 
+    monkeypatch.setattr(DenseLog, "chunks", never)
     with pytest.raises(UsageError, match="at most 4"):
-        built(log, clock=replace(CLOCK, model=Narrow()), progress=never)
+        build.build_ladder(log, Split((), ()), replace(CLOCK, model=Narrow()), config=CONFIG)  # type: ignore[arg-type]
 
 
 def test_a_place_that_cannot_be_written_is_refused_first(folder: Path, tmp_path: Path) -> None:
@@ -302,15 +321,16 @@ def test_a_place_that_cannot_be_written_is_refused_first(folder: Path, tmp_path:
     assert "choose another --out" in refuses(6, "ladder", folder, *options)
 
 
-def test_progress_counts_what_it_promised(log: DenseLog) -> None:
-    shown: dict[str, list[int]] = {}
+def test_progress_counts_what_it_promised(log: DenseLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[str, int | None, int]] = []
 
     @contextmanager
-    def count(label: str, total: int) -> Iterator[Any]:
+    def count(label: str, total: int | None) -> Iterator[Any]:
         done: list[int] = []
-        yield lambda num=1: done.append(num)
-        shown[label] = [total, sum(done)]
+        yield done.append
+        shown.append((label, total, sum(done)))
 
-    built(log, *POLICIES, progress=count)
-    assert list(shown) == ["positions read", "policies replayed", "settings tuned"]
-    assert all(total == done for total, done in shown.values()), shown
+    monkeypatch.setattr(progress, "_show_bar", count)
+    built(log, *POLICIES)
+    assert [label for label, *_ in shown] == ["positions", *3 * ["settings"], "prices"]
+    assert all(total == done for _, total, done in shown), shown

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from specctl.replay.cost.model import Steps
 from specctl.replay.ladder import limits
-from specctl.replay.ladder.tally import column, tally
+from specctl.replay.metrics import request_sums
 from specctl.replay.outcomes import Outcomes
+from specctl.replay.rounds import walk_outcomes
 from specctl.replay.walk import fewest, most
 from tests.replay.positions import LENGTHS, linear_clock, positions_of
 
@@ -55,9 +56,9 @@ def test_the_clairvoyant_by_hand() -> None:
     reach = np.array([0, 3, 2, 1, 0], np.int32)
     decided = limits.clairvoyant(positions, reach, linear_clock())
     assert decided.accepted.tolist()[:2] == [0, 3]
-    found = tally(positions, decided, linear_clock(), level_width=1).sum(0)
-    assert [column(found, name) for name in ("calls", "verified", "tokens")] == [2, 5, 5]
-    assert column(found, "time_us") == 111 + (1 + 100 + 40 + 20 + 15)
+    found = request_sums(walk_outcomes(None, positions, decided), linear_clock())
+    assert [found[name].sum() for name in ("calls", "verified", "tokens")] == [2, 5, 5]
+    assert found["time_us"].sum() == 111 + (1 + 100 + 40 + 20 + 15)
 
 
 def test_of_equal_ways_the_one_that_drafts_less_is_taken() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from specctl import progress
 from specctl.errors import TraceError, UsageError
 from specctl.logs import tree_log
 from specctl.logs.trace_set import TraceSet
@@ -26,10 +27,10 @@ from specctl.policy import (
     SurvivalBudget,
 )
 from specctl.replay.rounds import Rounds, replay, replay_chunk
-from specctl.replay.run import refuse_in_vain
-from specctl.replay.score import score
+from specctl.replay.run import check_keeps_something
+from specctl.replay.score import score, sums_to_score
+from specctl.replay.static import static_outcomes, summarise
 from specctl.replay.submissions import submissions_of
-from specctl.replay.summary import static_accepted, static_verified, summarise
 from specctl.replay.walk import walk
 from tests.policy.scorers import random_network, steps
 from tests.replay.logs import log_fixtures, plain_trees, random_log
@@ -38,9 +39,9 @@ from tests.replay.reports import live_traces
 traces, log = log_fixtures(num_prompts=2, depth=5, top_k=4)
 
 
-def told(rounds: Rounds) -> list[tuple[int, int, int]]:
+def counted(rounds: Rounds) -> list[tuple[int, int]]:
     o = rounds.outcomes
-    return list(zip(o.accepted.tolist(), o.verified.tolist(), o.tcr.tolist(), strict=True))
+    return list(zip(o.accepted.tolist(), o.verified.tolist(), strict=True))
 
 
 def test_the_text_is_emitted_exactly_once(log: DenseLog) -> None:
@@ -58,8 +59,9 @@ def test_threads_and_chunks_change_nothing(log: DenseLog, monkeypatch: pytest.Mo
     policies = [Policy(shape=shape) for shape in shapes]
     whole = replay(log, policies)
     monkeypatch.setattr(tree_log, "CHUNK_NODES", 1000)  # a chunk a request
-    for one, two in zip(whole, replay(log, policies, num_threads=2), strict=True):
-        assert told(one) == told(two)
+    monkeypatch.setattr(progress, "_num_threads", 2)
+    for one, two in zip(whole, replay(log, policies), strict=True):
+        assert counted(one) == counted(two)
         assert one.request.tolist() == two.request.tolist()
         assert one.positions.row_prompts.tolist() == two.positions.row_prompts.tolist()
 
@@ -166,10 +168,11 @@ def test_a_beta_that_keeps_nothing_is_refused(plain_log: DenseLog) -> None:
     keeps, does_not = replay(plain_log, [tree(0.1), tree(1.0)])
     assert keeps.outcomes.verified.max() > 4
     assert set(does_not.outcomes.verified.tolist()) == {1}
-    refuse_in_vain([keeps.policy], score(["keeps"], [keeps]))
-    both = score(["keeps", "does not"], [keeps, does_not])
+    policies = [tree(0.1), tree(1.0)]
+    both = score(["yes", "no"], policies, [sums_to_score(run) for run in (keeps, does_not)])
+    check_keeps_something(policies[:1], both[:1])
     with pytest.raises(UsageError, match=r"beta 1: .* found no node in \d+ rounds"):
-        refuse_in_vain([keeps.policy, does_not.policy], both)
+        check_keeps_something(policies, both)
 
 
 def test_a_frontier_of_its_own_meets_what_the_log_lacks(plain_log: DenseLog) -> None:
@@ -192,16 +195,15 @@ def test_a_summary_scores_static_settings_as_replay_does(
     [wanted] = replay(
         log, [Policy(shape=StaticTree(depth=depth, top_k=top_k, num_tokens=num_tokens))]
     )
-    accepted = static_accepted(summary, depth, num_tokens)
-    visited = walk(summary.positions, accepted + 1)
-    assert accepted[visited].tolist() == wanted.outcomes.accepted.tolist()
-    verified = static_verified(summary, depth, num_tokens)[visited]
-    assert verified.tolist() == wanted.outcomes.verified.tolist()
+    outcomes = static_outcomes(summary, depth, num_tokens)
+    visited = walk(summary.positions, outcomes.accepted + 1)
+    assert outcomes.accepted[visited].tolist() == wanted.outcomes.accepted.tolist()
+    assert outcomes.verified[visited].tolist() == wanted.outcomes.verified.tolist()
 
 
 def test_summaries_beyond_the_log_are_refused(log: DenseLog) -> None:
     for asked in ({"top_k": 5}, {"top_k": 2, "depth": 6}):
-        with pytest.raises(UsageError, match="expected at most what the log holds"):
+        with pytest.raises(UsageError, match="larger than the log's"):
             summarise(log, **asked)
-    with pytest.raises(UsageError, match="depth 1 to 5"):
-        static_accepted(summarise(log, top_k=3), 6, 42)
+    with pytest.raises(UsageError, match="summary of depth 5"):
+        static_outcomes(summarise(log, top_k=3), 6, 42)

@@ -9,8 +9,9 @@ import pytest
 
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, Policy, RootOnly, StaticTree
-from specctl.replay.rounds import Rounds, replay
-from specctl.replay.score import PolicyScores, Scoring, score
+from specctl.replay.metrics import join_sums
+from specctl.replay.rounds import Clock, Rounds, replay
+from specctl.replay.score import PolicyScores, score, sums_to_score
 from tests.replay.logs import log_fixtures, random_traces
 
 POLICIES = {
@@ -27,9 +28,14 @@ def runs(log: DenseLog) -> list[Rounds]:
     return replay(log, list(POLICIES.values()))
 
 
+def scores(labels: list[str], runs: list[Rounds], clock: Clock | None = None) -> list[PolicyScores]:
+    policies = [run.policy or POLICIES["ar"] for run in runs]
+    return score(labels, policies, [sums_to_score(run, clock) for run in runs])
+
+
 @pytest.fixture(scope="module")
 def scored(runs: list[Rounds]) -> list[PolicyScores]:
-    return score(list(POLICIES), runs, clock=lambda run: 100.0 + run.outcomes.verified)
+    return scores(list(POLICIES), runs, clock=lambda run: 100.0 + run.outcomes.verified)
 
 
 def test_pooled_figures_are_sums_of_rounds(runs: list[Rounds], scored: list[PolicyScores]) -> None:
@@ -53,17 +59,20 @@ def test_pooled_figures_are_sums_of_rounds(runs: list[Rounds], scored: list[Poli
 
 
 def test_scores_do_not_depend_on_how_rounds_are_grouped(log: DenseLog) -> None:
-    """Bit for bit, times included: a request at a time, the prompts of the log one after another
-    and twice over, so that what was added before goes on."""
-    scoring = {size: Scoring(list(POLICIES), lambda run: run.context_tokens / 3) for size in (1, 6)}
-    names = [f"p{number:06d}" for number in range(6)]
-    for size, one in scoring.items():
-        for prompts in 2 * [names[at : at + size] for at in range(0, 6, size)]:
-            one.add(replay(log.only(prompts), list(POLICIES.values())))
-    single, whole = (one.scores(baseline=1) for one in scoring.values())
+    """Bit for bit, times included: a prompt at a time, or all together."""
+    names, policies = [f"p{number:06d}" for number in range(6)], list(POLICIES.values())
+
+    def scored_by(size: int) -> list[PolicyScores]:
+        parts = [replay(log.only(names[at : at + size]), policies) for at in range(0, 6, size)]
+        sums = [
+            join_sums(sums_to_score(run, lambda run: run.context_tokens / 3) for run in of)
+            for of in zip(*parts, strict=True)
+        ]
+        return score(list(POLICIES), policies, sums, baseline=1)
+
+    single, whole = scored_by(1), scored_by(6)
     assert [one.model_dump_json() for one in single] == [one.model_dump_json() for one in whole]
-    assert single[0].pooled.num_requests == 12
-    assert single[0].pooled.num_prompts == 6
+    assert single[0].pooled.num_requests == single[0].pooled.num_prompts == 6
 
 
 def test_categories_add_up(scored: list[PolicyScores]) -> None:
@@ -76,7 +85,7 @@ def test_categories_add_up(scored: list[PolicyScores]) -> None:
 
 def test_a_category_without_scored_prompts_does_not_appear(log: DenseLog) -> None:
     prompts = [f"p{number:06d}" for number in range(6) if number % 3 != 1]
-    [found] = score(["ar"], replay(log.only(prompts), [POLICIES["ar"]]))
+    [found] = scores(["ar"], replay(log.only(prompts), [POLICIES["ar"]]))
     assert len(found.by_category) == 2
     assert sum(figures.num_prompts for figures in found.by_category) == 4
 
@@ -91,7 +100,7 @@ def test_the_baseline_against_itself_is_exactly_one(scored: list[PolicyScores]) 
 
 @pytest.mark.usefixtures("two_prompts_are_enough")
 def test_intervals_lie_around_their_figures(runs: list[Rounds]) -> None:
-    scored = score(list(POLICIES), runs, clock=lambda run: 100.0 + run.outcomes.verified)
+    scored = scores(list(POLICIES), runs, clock=lambda run: 100.0 + run.outcomes.verified)
     plain, other = scored[0], scored[2]
     for interval in plain.pooled.against.values():
         assert (interval.value, interval.low, interval.high) == (1.0, 1.0, 1.0)
@@ -99,18 +108,8 @@ def test_intervals_lie_around_their_figures(runs: list[Rounds]) -> None:
     assert calls.low < calls.value < calls.high
 
 
-def test_terminal_ranks_leave_out_paths_cut_by_the_end(runs: list[Rounds]) -> None:
-    [found] = score(["tree"], [runs[2]])
-    o, remaining = runs[2].outcomes, 129 + 32 - runs[2].context_tokens
-    cut = (o.accepted == remaining) & (o.accepted < 4)
-    assert cut.any()
-    ranks = sorted(o.tcr[~cut & (o.tcr > 0)].tolist())
-    assert found.pooled.tcr_quantiles["p50"] == ranks[(len(ranks) - 1) // 2]
-    assert found.pooled.ratios["mean_tcr"].value == pytest.approx(np.mean(ranks))
-
-
 def test_without_a_clock_there_are_no_times(runs: list[Rounds]) -> None:
-    [found] = score(["chain"], runs[1:2])
+    [found] = scores(["chain"], runs[1:2])
     assert found.pooled.time_us is None
     assert "tokens_per_s" not in found.pooled.ratios
     assert "time_us" not in found.pooled.against
@@ -122,7 +121,7 @@ def test_unsupported_policies_are_marked(tmp_path: Path) -> None:
     random_traces(tmp_path / "traces", depth=3, top_k=3)
     log = DenseLog.open(TraceSet.open(tmp_path / "traces"))
     deep = Policy(shape=StaticTree(depth=5, top_k=3, num_tokens=12))
-    [found] = score(["deep"], replay(log, [deep]))
+    [found] = scores(["deep"], replay(log, [deep]))
     assert found.pooled.is_marked
     assert 0 < found.pooled.censored_share < 1
     bounds = found.pooled.bounds["calls"]

@@ -15,9 +15,9 @@ from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, Policy, RootOnly, SignalStop, StaticTree, SurvivalBudget
 from specctl.replay.batch_simulation import Load, simulate
 from specctl.replay.config import Engine, TuneConfig
-from specctl.replay.ladder.tally import column
+from specctl.replay.metrics import LoadClock, Sums, by_prompt, ratio
 from specctl.replay.rounds import replay
-from specctl.replay.score import score
+from specctl.replay.score import score, sums_to_score
 from specctl.replay.submissions import submissions_of
 from specctl.replay.tune import evaluators
 from specctl.replay.tune.tuning import prepare
@@ -45,33 +45,34 @@ def test_sums_are_those_of_replay(log: DenseLog, traces: TraceSet) -> None:
     """The sweep of static settings included: every figure is the one that `replay` prints."""
     policies = [*STATICS, *OTHERS]
     found = sequential(log)(policies, traces.prompt_ids)
-    runs = replay(log, policies)
-    scored = score([str(i) for i in range(len(runs))], runs, clock=linear().replayed_us)
+    clock = LoadClock(linear())
+    sums = [sums_to_score(run, clock) for run in replay(log, policies)]
+    scored = score([str(i) for i in range(len(sums))], policies, sums)
     for ours, theirs in zip(found, scored, strict=True):
-        pooled, sums = theirs.pooled, ours.sums.sum(0)
+        pooled, total = theirs.pooled, ours.totals
         counts = pooled.calls, pooled.num_tokens, pooled.num_accepted, pooled.verified_tokens
-        assert tuple(column(sums, name) for name in COUNTS) == counts
-        assert ours.num_rounds == pooled.calls
-        assert column(sums, "time_us") == pytest.approx(pooled.time_us)
+        assert tuple(total[name] for name in COUNTS) == counts
+        assert total["time_us"] == pytest.approx(pooled.time_us)
         rate = pooled.ratios["tokens_per_s"].value
-        assert evaluators.Objective().rate(sums) == pytest.approx(rate)
-        assert evaluators.FIGURES["tokens_per_s"](sums) == pytest.approx(rate)
+        assert evaluators.Objective().rate(total) == pytest.approx(rate)
+        assert ratio("tokens_per_s", total) == pytest.approx(rate)
         assert ours.support == 1.0
 
 
 def test_prompts_come_in_the_order_asked(log: DenseLog) -> None:
-    one, other = (sequential(log)([STOP], [p])[0].sums for p in ("p000002", "p000009"))
+    one, other = (sequential(log)([STOP], [p])[0] for p in ("p000002", "p000009"))
     [both] = sequential(log)([STOP], ["p000009", "p000002"])
-    np.testing.assert_array_equal(both.sums, np.concatenate([other, one]))
+    for name, column in both.columns.items():
+        assert column.tolist() == [other.columns[name][0], one.columns[name][0]]
 
 
 def test_good_tokens_are_of_whole_requests(log: DenseLog, traces: TraceSet) -> None:
     evaluate = replace(sequential(log), objective=evaluators.Objective("goodput", 700.0))
-    [found] = evaluate(STATICS[1:2], traces.prompt_ids)
-    tpot = column(found.sums, "request_us") / column(found.sums, "tokens")
-    good = column(found.sums, "good_tokens")
+    columns = evaluate(STATICS[1:2], traces.prompt_ids)[0].columns
+    tokens, good = columns["tokens"], columns["good_tokens"]
+    tpot = columns["request_us"] / tokens
     assert 0 < (tpot <= 700).sum() < 24, "the case needs both kinds"
-    np.testing.assert_array_equal(good, np.where(tpot <= 700, column(found.sums, "tokens"), 0))
+    np.testing.assert_array_equal(good, np.where(tpot <= 700, tokens, 0))
 
 
 def test_a_log_that_lacks_expansions_says_so(tmp_path: Path) -> None:
@@ -106,8 +107,8 @@ def test_the_planted_optimum_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
     assert chosen.held_out.mean_acceptance_length.value == pytest.approx(1 + 86 / 43)
 
 
-def by_name(found: evaluators.Evaluation, names: tuple[str, ...]) -> list[list[float]]:
-    return [column(found.sums, name).tolist() for name in names]
+def by_name(found: Sums, names: tuple[str, ...]) -> list[list[float]]:
+    return [found.columns[name].tolist() for name in names]
 
 
 COUNTS = ("calls", "tokens", "accepted", "verified")
@@ -119,10 +120,11 @@ def test_static_settings_are_simulated_as_any_other(log: DenseLog, traces: Trace
     submitted = submissions_of(log.only(prompts), STATICS)
     for ours, of in zip(found, submitted, strict=True):
         run = simulate(of, load, linear())
-        sums = evaluators.request_sums(run, evaluators.Objective())
-        names = np.array(of.positions.prompt_ids)[of.positions.prompt[run.logged]]
-        theirs = np.stack([sums[names == prompt].sum(0) for prompt in prompts])
-        np.testing.assert_allclose(ours.sums, theirs)
+        sums = evaluators.simulated_sums(run, evaluators.Objective())
+        theirs = by_prompt(of.positions, sums, run.logged).select(prompts)
+        for name, column in ours.columns.items():
+            if name not in ("wanted", "missing"):  # a summary counts what any setting would want
+                np.testing.assert_allclose(column, theirs.columns[name], err_msg=name)
 
 
 @pytest.mark.parametrize("engine", ["specctl", "vllm", "sglang"])
@@ -133,16 +135,16 @@ def test_shares_add_up_to_the_run(log: DenseLog, load: Load, engine: Engine) -> 
     [of] = submissions_of(part, [STOP])
     run = simulate(of, load, linear())
     times, goodput = run.timeline, evaluators.Objective("goodput", 900.0)
-    sums = evaluators.request_sums(run, goodput).sum(0)
+    sums = {name: of.sum() for name, of in evaluators.simulated_sums(run, goodput).items()}
     busy_us = float((times.end_us - times.start_us).sum())
-    assert column(sums, "time_us") == pytest.approx(busy_us)
+    assert sums["time_us"] == pytest.approx(busy_us)
     duration_us = times.end_us[-1] - times.start_us[0]
-    assert column(sums, "wall_us") == pytest.approx(duration_us)
+    assert sums["wall_us"] == pytest.approx(duration_us)
     assert (duration_us > 1.01 * busy_us) == (not load.is_closed)
-    assert column(sums, "tokens") == 128 * len(run.logged)
+    assert sums["tokens"] == 128 * len(run.logged)
     waited = times.finish_us - times.first_token_us
-    assert column(sums, "request_us") == pytest.approx(waited.sum())
-    assert column(sums, "good_tokens") == 128 * (waited / 128 <= 900).sum()
+    assert sums["request_us"] == pytest.approx(waited.sum())
+    assert sums["good_tokens"] == 128 * (waited / 128 <= 900).sum()
 
 
 def test_all_settings_meet_the_same_requests(log: DenseLog, traces: TraceSet) -> None:
@@ -153,30 +155,27 @@ def test_all_settings_meet_the_same_requests(log: DenseLog, traces: TraceSet) ->
     assert sum(tokens[0][0]) == 128 * 4 * 8, "turns per slot"
     again = batched(log, Load(4), seed=5)(policies, traces.prompt_ids[:9])
     for one, other in zip(found, again, strict=True):
-        np.testing.assert_array_equal(one.sums, other.sums)
+        np.testing.assert_equal(one.columns, other.columns)
 
 
 def test_budgets_over_one_shape_share_its_draft(log: DenseLog, traces: TraceSet) -> None:
     shape = StaticTree(depth=3, top_k=3, num_tokens=10)
     budgets = [SurvivalBudget(max_tokens=n) for n in (3, 12, 30)]
     policies = [Policy(shape=shape, budget=budget) for budget in budgets]
-    scored: list[int] = []
-    evaluate = batched(log, Load(3), on_setting=lambda: scored.append(1))
+    evaluate = batched(log, Load(3))
     small, middle, whole = evaluate(policies, traces.prompt_ids[:4])
     [free] = evaluate([Policy(shape=shape)], traces.prompt_ids[:4])
     assert by_name(whole, COUNTS) == by_name(free, COUNTS)
-    assert column(small.sums, "accepted").sum() == 0, "three roots and nothing else"
-    assert column(small.sums, "calls").sum() > column(middle.sums, "calls").sum()
-    assert len(scored) == 4
+    assert small.columns["accepted"].sum() == 0, "three roots and nothing else"
+    assert small.columns["calls"].sum() > middle.columns["calls"].sum()
 
 
 def test_runs_are_orders_of_their_own(log: DenseLog, traces: TraceSet) -> None:
     prompts = traces.prompt_ids[:9]
     [one] = batched(log, Load(4))([STOP], prompts)
     [three] = batched(log, Load(4))([STOP], prompts, 3)
-    runs = three.sums.reshape(3, len(prompts), -1)
-    np.testing.assert_array_equal(runs[0], one.sums)
-    times = column(runs, "request_us")
+    times, tokens = (three.columns[n].reshape(3, len(prompts)) for n in ("request_us", "tokens"))
+    np.testing.assert_array_equal(times[0], one.columns["request_us"])
     assert (times[0] != times[1]).any()
     assert (times[1] != times[2]).any()
-    assert len(set(column(runs, "tokens").sum(1))) == 1
+    assert len(set(tokens.sum(1))) == 1

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from specctl.errors import UsageError
 from specctl.policy import Policy, RootOnly
-from specctl.replay.ladder.tally import SUMS
 from specctl.replay.tune.evaluators import Evaluator, Objective, make_objective
 from specctl.replay.tune.search import FEWEST_KEPT, num_kept, resample, rung_sizes
 from specctl.replay.tune.verdict import TuneVerdict
@@ -51,13 +50,13 @@ def flat(policy: Policy, prompt: str) -> float:
 
 
 def test_rates_by_hand() -> None:
-    named = {"tokens": 300, "time_us": 1e6, "request_us": 4e6, "wall_us": 2e6, "good_tokens": 100}
-    sums = np.array([named.get(name, 0.0) for name in SUMS])
+    sums = {"tokens": 300, "decoded": 300, "time_us": 1e6, "request_us": 4e6, "wall_us": 2e6}
+    sums |= {"good_tokens": 100}
     goodput = make_objective("goodput", 5.0)
     objectives = (make_objective("throughput", None), make_objective("latency", None), goodput)
     assert [objective.rate(sums) for objective in objectives] == [300, 75, 50]
-    good = goodput.is_good(np.array([10.0, 10.0]), np.array([50_000.0, 50_001.0]))
-    assert good.tolist() == [1, 0]
+    columns = {"tokens": np.array([10.0, 10.0]), "time_us": np.array([50_000.0, 50_001.0])}
+    assert goodput.complete(columns)["good_tokens"].tolist() == [10, 0]
 
 
 @pytest.mark.parametrize(

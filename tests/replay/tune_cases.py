@@ -15,9 +15,9 @@ from specctl.policy import Chain, Policy, StaticTree, StepCost
 from specctl.replay.cost.files import save_cost_model
 from specctl.replay.cost.model import CostModel
 from specctl.replay.cost.rates import LinearCost
-from specctl.replay.ladder.tally import SUMS
+from specctl.replay.metrics import Sums
 from specctl.replay.tune.candidates import Conditions, parse_families
-from specctl.replay.tune.evaluators import Evaluation, Evaluator, Objective
+from specctl.replay.tune.evaluators import Evaluator, Objective
 from specctl.replay.tune.search import TuneSearch
 from specctl.stats import Split
 from specctl.tree import DraftPool
@@ -66,7 +66,7 @@ class Recording:
 
     def __call__(
         self, policies: Sequence[Policy], prompts: Sequence[str], num_runs: int = 1
-    ) -> list[Evaluation]:
+    ) -> list[Sums]:
         self.calls.append((len(policies), tuple(prompts)))
         return self.inner(policies, prompts, num_runs)
 
@@ -82,19 +82,19 @@ class Stated:
 
     def __call__(
         self, policies: Sequence[Policy], prompts: Sequence[str], num_runs: int = 1
-    ) -> list[Evaluation]:
+    ) -> list[Sums]:
         rows = [(prompt, run) for run in range(num_runs) for prompt in prompts]
-        return [
-            Evaluation(np.stack([self._sums(policy, *row) for row in rows]), self.support(policy))
-            for policy in policies
-        ]
+        return [self._sums(policy, rows) for policy in policies]
 
-    def _sums(self, policy: Policy, prompt: str, run: int) -> np.ndarray:
-        time_us = self.time_us(policy, prompt) + self.luck_us(policy, run, prompt)
-        figures = dict.fromkeys(("time_us", "request_us", "wall_us"), time_us)
-        figures |= {"calls": 40, "tokens": 100, "accepted": 60, "verified": 160}
-        figures |= {"good_tokens": 100 * self.is_good(policy)}
-        return np.array([figures.get(name, 0) for name in SUMS], np.float64)
+    def _sums(self, policy: Policy, rows: list[tuple[str, int]]) -> Sums:
+        ones, names = np.ones(len(rows)), tuple(prompt for prompt, _ in rows)
+        time_us = [self.time_us(policy, p) + self.luck_us(policy, run, p) for p, run in rows]
+        columns = dict.fromkeys(("time_us", "request_us", "wall_us"), np.array(time_us, float))
+        counts = {"calls": 40, "tokens": 100, "decoded": 100, "accepted": 60, "verified": 160}
+        counts |= {"good_tokens": 100 * self.is_good(policy), "levels": 0, "censored": 0}
+        counts |= {"wanted": 100, "missing": 100 * (1 - self.support(policy))}
+        columns |= {name: count * ones for name, count in counts.items()}
+        return Sums.of(names, ("",) * len(rows), columns)
 
 
 def names(prefix: str, count: int) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,9 +26,9 @@ from specctl.policy import Policy
 from specctl.records import describe_violation
 from specctl.replay.cost.model import (
     LARGEST_ERROR,
-    Beyond,
     CostModel,
     LiveCheck,
+    OutOfRange,
     Steps,
     TableCost,
     decider_of,
@@ -35,6 +36,7 @@ from specctl.replay.cost.model import (
 from specctl.replay.cost.rates import EngineCost, LinearCost
 from specctl.runtime.output import write_whole
 
+logger = logging.getLogger(__name__)
 COST_MODEL = "cost model"
 VALID_DAYS = 90
 """Drivers and libraries move; an older table draws a warning, no refusal."""
@@ -204,19 +206,17 @@ def _off_by(check: LiveCheck) -> str:
     return f"off by {check.error:+.0%} in its own check ({check.policy})"
 
 
-def warn_outside(
-    model: CostModel | None, asked: Mapping[str, Steps], warn: Callable[[str], None]
-) -> None:
-    """Says which policies, by label, run rounds unlike any that the model was fitted to."""
-    for label, steps in asked.items():
-        warn_beyond(label, [] if model is None else model.outside(steps), warn)
+def outside_of(model: CostModel | None, steps: Mapping[str, Steps]) -> dict[str, list[OutOfRange]]:
+    """By label, the rounds of policies that are unlike any that the model was fitted to."""
+    return {label: [] if model is None else model.outside(of) for label, of in steps.items()}
 
 
-def warn_beyond(label: str, found: Sequence[Beyond], warn: Callable[[str], None]) -> None:
-    """Says of one policy what `CostModel.outside` found."""
-    for one in found:
-        if one.num_far:
-            warn(f"cost model, {label}: {one}")
+def warn_outside(outside: Mapping[str, Sequence[OutOfRange]]) -> None:
+    """Warns of every policy, by label, with rounds outside the model's range."""
+    for label, found in outside.items():
+        for one in found:
+            if one.num_outside:
+                logger.warning("cost model, %s: %s", label, one)
 
 
 def untimed(

@@ -87,7 +87,7 @@ def steps_of(run: Rounds) -> Steps:
         level_width=outcomes.expanded / np.maximum(outcomes.levels - 1, 1),
         num_emitted=np.where(run.is_last, 0, run.emitted),
         max_tokens=run.max_tokens,
-        decider=decider_of(run.policy),
+        decider="" if run.policy is None else decider_of(run.policy),
     )
 
 
@@ -112,35 +112,35 @@ def width_of(steps: Steps) -> Floats:
 
 
 @dataclass(frozen=True)
-class Beyond:
-    """Steps that lie outside of what times are known for, in one dimension.
+class OutOfRange:
+    """Steps outside the range that a cost model was fitted to, along one dimension.
 
     Attributes:
         words: the dimension. low, high: the least and the most that is known; None for no end.
-        num_far: of `num` steps. least, most: of these.
+        num_outside: of `num` steps. least, most: of these.
     """
 
     words: str
     low: float
     high: float | None
-    num_far: int
+    num_outside: int
     num: int
     least: float
     most: float
 
     @classmethod
-    def of(cls, words: str, values: ArrayLike, low: float | None, high: float | None) -> Beyond:
+    def of(cls, words: str, values: ArrayLike, low: float | None, high: float | None) -> OutOfRange:
         """Those among some values."""
         found, low = _f(values), low or 0.0
-        far = found[(found < low) | (found > (np.inf if high is None else high))]
-        ends = far.min(initial=np.inf), far.max(initial=-np.inf)
-        return cls(words, low, high, far.size, found.size, *map(float, ends))
+        outside = found[(found < low) | (found > (np.inf if high is None else high))]
+        ends = outside.min(initial=np.inf), outside.max(initial=-np.inf)
+        return cls(words, low, high, outside.size, found.size, *map(float, ends))
 
-    def __add__(self, more: Beyond) -> Beyond:
+    def __add__(self, more: OutOfRange) -> OutOfRange:
         """Those among these steps and more."""
         return replace(
             self,
-            num_far=self.num_far + more.num_far,
+            num_outside=self.num_outside + more.num_outside,
             num=self.num + more.num,
             least=min(self.least, more.least),
             most=max(self.most, more.most),
@@ -150,8 +150,8 @@ class Beyond:
         ends = sorted({f"{end:.4g}" for end in (self.least, self.most)}, key=float)
         known = f"{self.low:.4g} to " if self.low else "at most "
         return (
-            f"{self.num_far / self.num:.0%} of the steps have {' to '.join(ends)} {self.words}, "
-            f"and its times are of {known}{self.high:.4g}"
+            f"{self.num_outside / self.num:.0%} of the steps have {' to '.join(ends)} "
+            f"{self.words}, and its times are of {known}{self.high:.4g}"
         )
 
 
@@ -172,7 +172,7 @@ class CostModel(Record, ABC):
         """Canonical JSON: the content of `cost_model.json`."""
         return canonical_json(self.model_dump(mode="json")).encode()
 
-    def outside(self, steps: Steps) -> list[Beyond]:
+    def outside(self, steps: Steps) -> list[OutOfRange]:
         """Rounds unlike any that the times were fitted to, dimension by dimension; nothing where
         that is not known."""
         del steps
@@ -279,10 +279,6 @@ class CostModel(Record, ABC):
         counts = (steps.num_tokens, steps.batch_size, steps.context_tokens)
         verify = self.verify_us(*counts, steps.max_tokens)
         return self.draft_us(steps) + verify + self.loop_us(steps)
-
-    def replayed_us(self, run: Rounds) -> Floats:
-        """Wall time of every replayed round, the clock of `replay.score`."""
-        return self.round_us(steps_of(run))
 
     def prefill_us(self, num_tokens: ArrayLike, *, drafts: bool) -> Floats:
         """Reading prompts of these lengths, one at a time; with the drafter where it drafts."""
@@ -600,12 +596,12 @@ class TableCost(CostModel):
             return super().decider_us(decider, batch)
         return np.interp(_f(batch), found.batch_sizes, found.level_us)
 
-    def outside(self, steps: Steps) -> list[Beyond]:
+    def outside(self, steps: Steps) -> list[OutOfRange]:
         sizes = _f(steps.num_tokens) / _f(steps.batch_size)
         widest = self.draft.level.sizes[-1] if self.draft is not None else None
         return [
-            Beyond.of("tokens verified a request", sizes, None, self.verify.sizes[-1]),
-            Beyond.of("nodes a level", width_of(steps), None, widest),
+            OutOfRange.of("tokens verified a request", sizes, None, self.verify.sizes[-1]),
+            OutOfRange.of("nodes a level", width_of(steps), None, widest),
         ]
 
     def _padded(self, tokens: Floats, batch: Floats, most: Floats | None) -> tuple[Floats, Floats]:

@@ -17,9 +17,9 @@ from specctl.policy.budgets import Microseconds
 from specctl.records import PositiveInt, Record
 from specctl.replay.cost.model import (
     SD_OF_MEAN,
-    Beyond,
     CostModel,
     Floats,
+    OutOfRange,
     Spread,
     Steps,
     width_of,
@@ -113,10 +113,10 @@ class LinearCost(RateCost):
             "draft.level": Rates(self.draft_level_us, 0.0, token, 0.0),
         }
 
-    def outside(self, steps: Steps) -> list[Beyond]:
+    def outside(self, steps: Steps) -> list[OutOfRange]:
         return [
-            Beyond.of("requests a step", steps.batch_size, None, self.largest_batch_size),
-            Beyond.of("nodes a level", width_of(steps), None, self.largest_level_width),
+            OutOfRange.of("requests a step", steps.batch_size, None, self.largest_batch_size),
+            OutOfRange.of("nodes a level", width_of(steps), None, self.largest_level_width),
         ]
 
 
@@ -265,7 +265,7 @@ class EngineCost(RateCost):
         also_us = np.where(np.asarray(steps.levels) > 0, self.draft_prompt_token_us, 0.0)
         return super().round_us(steps) + prompt * (more_us + also_us)
 
-    def outside(self, steps: Steps) -> list[Beyond]:
+    def outside(self, steps: Steps) -> list[OutOfRange]:
         batch = np.asarray(steps.batch_size, np.float64)
         tokens = np.asarray(steps.num_tokens, np.float64) - np.asarray(steps.prompt_tokens)
         asked: dict[str, tuple[str, ArrayLike]] = {
@@ -276,4 +276,4 @@ class EngineCost(RateCost):
             "prompt_tokens": ("tokens of prompts", steps.prompt_tokens),
         }
         spans: dict[str, Span] = {name: getattr(self.support, name) for name in asked}
-        return [Beyond.of(*asked[name], of.low, of.high) for name, of in spans.items()]
+        return [OutOfRange.of(*asked[name], of.low, of.high) for name, of in spans.items()]

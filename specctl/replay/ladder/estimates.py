@@ -30,7 +30,7 @@ from itertools import pairwise
 import numpy as np
 
 from specctl.errors import TraceEmptyError, TraceError
-from specctl.logs.node_table import NodeTable, SampledNodes
+from specctl.logs.node_table import LabelledNodes, NodeTable
 from specctl.logs.positions import Bools, Floats, Longs, Singles
 from specctl.replay.facts import ResultRecord
 from specctl.stats import boosted_trees, calibration_errors
@@ -157,7 +157,7 @@ class Estimates:
 
 
 def fit_estimates(
-    sample: SampledNodes, train: frozenset[str], *, num_folds: int, is_sampled: bool, seed: int
+    sample: LabelledNodes, train: frozenset[str], *, num_folds: int, is_sampled: bool, seed: int
 ) -> Estimates:
     """Fits the features on training prompts, the oracle across all of them."""
     trained = np.isin(sample.prompt, sorted(train))

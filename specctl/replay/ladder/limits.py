@@ -36,12 +36,14 @@ from torch import Tensor
 from specctl.logs.logged_draft import batches, logged_drafts
 from specctl.logs.node_table import TABLE_COLUMNS, node_table
 from specctl.logs.positions import Bools, Floats, Ints, Longs, Positions, Singles, join_positions
-from specctl.logs.tree_log import DenseLog, LogChunk
+from specctl.logs.tree_log import DenseLog, LogChunk, Support
 from specctl.policy.rules import BaseShape, top_order
+from specctl.progress import advance
 from specctl.replay.cost.model import Steps
 from specctl.replay.ladder.estimates import Estimates, joint_acceptance
-from specctl.replay.ladder.tally import LoadClock, tally, tokens_per_us
+from specctl.replay.metrics import LoadClock
 from specctl.replay.outcomes import Outcomes
+from specctl.replay.rounds import Rounds, walk_outcomes
 from specctl.replay.walk import cost_after
 
 BATCH_POSITIONS, BATCH_DECISIONS = 256, 2048
@@ -54,6 +56,15 @@ CLOSE, MAX_STEPS = 1e-4, 12
 
 
 # --------------------------------------------------------------------------------- ranked trees
+
+WIDTHS = (1, 2, 4, 8)
+"""Of the trees whose nodes are ranked, with the log's own top_k."""
+
+
+def ranked_widths(support: Support) -> tuple[int, ...]:
+    """Tree widths whose growth the log contains."""
+    narrower = WIDTHS if support.nested else (1,)
+    return tuple(sorted({*(w for w in narrower if w < support.top_k), 1, support.top_k}))
 
 
 @dataclass(frozen=True)
@@ -97,15 +108,15 @@ def rank_log(
     widths: Sequence[int],
     *,
     num_kept: int,
-    on_positions: Callable[[int], None] = lambda _: None,
 ) -> Iterator[tuple[tuple[str, int], Ranked]]:
     """Reads a log once: the ranked trees by name of the estimate and width, one after another."""
     read: list[Positions] = []
     matched, end = np.empty(log.num_positions, np.int32), 0
-    shape, kinds = (log.num_positions, num_kept), (np.float32, np.int8, np.bool_)
+    kinds, most = (np.float32, np.int8, np.bool_), log.support.depth
+    sizes = {width: min(num_kept, width + (most - 1) * width**2) for width in widths}
     wholes: dict[tuple[str, int], list[Any]] = {  # small arrays would leave holes
-        key: [np.empty(shape, kind) for kind in kinds]
-        for key in product(estimates.conditionals, widths)
+        (name, width): [np.empty((log.num_positions, sizes[width]), kind) for kind in kinds]
+        for name, width in product(estimates.conditionals, widths)
     }
     for chunk in log.chunks(extra=TABLE_COLUMNS):
         nodes, positions = node_table(chunk), chunk.positions
@@ -120,10 +131,10 @@ def rank_log(
         for name, conditional in estimates.conditionals.items():
             joint = joint_acceptance(conditional, nodes, fold, wanted[:-1])
             for width, pool in pools.items():
-                columns = _rank_pools(chunk, pool, joint, num_kept)
+                columns = _rank_pools(chunk, pool, joint, sizes[width])
                 for whole, column in zip(wholes[name, width], columns, strict=True):
                     whole[start:end] = column
-        on_positions(positions.num_rows)
+        advance("positions", positions.num_rows)
     together = join_positions(read)
     for key in list(wholes):
         yield key, Ranked(together, key[1], matched[:end], *(c[:end] for c in wholes.pop(key)))
@@ -214,7 +225,8 @@ def best_trees(ranked: Ranked, times: TreeTimes, tokens_per_us: float) -> Outcom
             size = np.where(better, np.take_along_axis(count, place, 1)[:, 0], size)
         parts.append((accepted, size, levels))
     accepted, size, levels = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return Outcomes.of(accepted.astype(np.int32), verified=size + 1, levels=levels)
+    wanted = np.where(levels > 0, 1 + (levels - 1) * ranked.width, 0)
+    return Outcomes.of(accepted.astype(np.int32), verified=size + 1, levels=levels, wanted=wanted)
 
 
 def settle(rate_of: Callable[[float], float], start: float) -> tuple[float, float]:
@@ -238,14 +250,18 @@ def settle(rate_of: Callable[[float], float], start: float) -> tuple[float, floa
     return price, found
 
 
+def rate_of_rounds(run: Rounds, clock: LoadClock) -> float:
+    """Tokens per us of rounds."""
+    return float(run.emitted.sum() / clock(run).sum())
+
+
 def tune_price(ranked: Ranked, clock: LoadClock, start: float) -> tuple[float, float]:
     """The price at which these requests settle, and the rate that it achieves on them."""
     times = tree_times(ranked, clock)
 
     def rate_of(price: float) -> float:
-        decided = best_trees(ranked, times, price)
-        sums = tally(ranked.positions, decided, clock, level_width=ranked.width)
-        return float(tokens_per_us(sums.sum(0)))
+        run = walk_outcomes(None, ranked.positions, best_trees(ranked, times, price))
+        return rate_of_rounds(run, clock)
 
     return settle(rate_of, start)
 
@@ -261,7 +277,7 @@ def clairvoyant(positions: Positions, reach: Ints, clock: LoadClock) -> Outcomes
     """
     limit = np.minimum(reach, positions.remaining - 1)  # the bonus token emits the last one
     _, taken = cheapest(positions, round_costs(positions, limit, clock), limit)
-    return Outcomes.of(taken, verified=taken + 1, levels=taken)
+    return Outcomes.of(taken, verified=taken + 1, levels=taken, wanted=taken)  # one path
 
 
 def round_costs(positions: Positions, limit: Ints, clock: LoadClock) -> Floats:

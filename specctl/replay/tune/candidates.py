@@ -164,6 +164,17 @@ def static_families(top_k: int) -> list[SearchedFamily]:
     return families
 
 
+def static_settings(word: str, support: Support) -> list[PolicyCandidate]:
+    """The settings of a static family that a log supports."""
+    [family] = (one for one in static_families(support.top_k) if one.word == word)
+
+    def no_costs(rule: ShapeRule) -> StepCost:
+        raise AssertionError(f"a static setting asked for the costs of {rule}")
+
+    conditions = Conditions(None, support, 1, no_costs)
+    return grow(family, conditions, may_be_empty=True).candidates
+
+
 def _family(name: str, pair: PairFingerprint | None) -> SearchedFamily:
     shape, *budgets = pieces(name)
     if len(budgets) > 1:
@@ -304,7 +315,7 @@ class Conditions:
             every one.
     """
 
-    pair: PairFingerprint
+    pair: PairFingerprint | None
     support: Support
     batch_size: int
     step_costs: StepCosts

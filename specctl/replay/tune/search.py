@@ -30,7 +30,7 @@ from specctl.errors import UsageError
 from specctl.policy import Policy, RootOnly, policy_digest
 from specctl.replay.facts import MARKED_BELOW, PLAIN
 from specctl.replay.ladder.result import SideSizes
-from specctl.replay.ladder.tally import SUMS
+from specctl.replay.metrics import Measure, Sums, ratio
 from specctl.replay.tune.candidates import (
     Conditions,
     Grown,
@@ -41,8 +41,6 @@ from specctl.replay.tune.candidates import (
 )
 from specctl.replay.tune.evaluators import (
     FIGURES,
-    POLICIES_A_PASS,
-    Evaluation,
     Evaluator,
     Objective,
 )
@@ -54,26 +52,23 @@ from specctl.replay.tune.verdict import (
     TunedObjective,
     TuneVerdict,
 )
-from specctl.stats import Floats, Resamples, Split, with_time_error
+from specctl.stats import Resamples, Split
 
 FACTOR = 3
 """Growth of prompts, and share of settings that goes on, from rung to rung."""
 SMALLEST_RUNG = 8
 """Prompts below which a ranking is mostly luck."""
 FEWEST_KEPT = 2
-SUMS_BYTES = 256 << 20
-"""Sums by prompt of the settings that are scored in one pass, where that is enough for
-`POLICIES_A_PASS` of them."""
 SHORTLISTED = 4
 """Settings that are compared again over several runs, where one run has luck of its own."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A setting that was scored, and its rate there, tokens/s."""
+    """A setting that was scored: its sums, and its rate there, tokens/s."""
 
     candidate: PolicyCandidate
-    evaluation: Evaluation
+    sums: Sums
     rate: float
 
     @property
@@ -185,7 +180,7 @@ class TuneSearch:
         num_train = len(self.split.train)
         found, _, lacking = self.halve(self.statics, evaluate, (num_train,))
         baseline = self._best(found, evaluate)
-        grown = self.adaptive(float(FIGURES["tokens_per_s"](baseline.evaluation.sums.sum(0))))
+        grown = self.adaptive(float(ratio("tokens_per_s", baseline.sums.totals)))
         found, rungs, lacked = self.halve(grown, evaluate, rung_sizes(num_train, self.factor))
         groups = by_family(found)
         left_out = tuple(name for one in grown if (name := one.searched.family) not in groups)
@@ -257,8 +252,8 @@ class TuneSearch:
         for size in sizes if left else ():
             found = self._score(left, evaluate, order[:size])
             rungs.append(HalvingRung(num_prompts=size, num_settings=len(found)))
-            unsupported.update(t.family for t in found if not t.evaluation.is_supported)
-            trials = [trial for trial in found if trial.evaluation.is_supported]
+            unsupported.update(t.family for t in found if not t.sums.is_supported)
+            trials = [trial for trial in found if trial.sums.is_supported]
             left = [
                 trial.candidate
                 for group in by_family(trials).values()
@@ -273,17 +268,11 @@ class TuneSearch:
         prompts: Sequence[str],
         num_runs: int = 1,
     ) -> list[Trial]:
-        """Scores settings on the same prompts; of training prompts only totals are kept."""
-        policies, is_train = [one.policy for one in candidates], prompts is not self.split.held_out
-        size = max(POLICIES_A_PASS, SUMS_BYTES // (8 * len(SUMS) * num_runs * len(prompts)))
-        found = [
-            evaluation.pooled if is_train else evaluation
-            for at in range(0, len(policies), size)
-            for evaluation in evaluate(policies[at : at + size], prompts, num_runs)
-        ]
+        """Scores settings on the same prompts."""
+        found = evaluate([one.policy for one in candidates], prompts, num_runs)
         return [
-            Trial(candidate, evaluation, float(self.objective.rate(evaluation.sums.sum(0))))
-            for candidate, evaluation in zip(candidates, found, strict=True)
+            Trial(candidate, sums, float(self.objective.rate(sums.totals)))
+            for candidate, sums in zip(candidates, found, strict=True)
         ]
 
     def _best(self, trials: Sequence[Trial], evaluate: Evaluator) -> Trial:
@@ -298,7 +287,7 @@ class TuneSearch:
         """Refuses a limit that no setting meets."""
         if max(trial.rate for trial in finalists) > 0:
             return
-        tpot_us = [FIGURES["tpot_us"](trial.evaluation.sums.sum(0)) for trial in finalists]
+        tpot_us = [float(ratio("tpot_us", trial.sums.totals)) for trial in finalists]
         raise UsageError(
             "--tpot-limit-ms: expected a limit that some request meets under some setting, found "
             f"{(self.objective.tpot_limit_us or 0) / 1000.0:g}, while the fastest setting's mean "
@@ -306,27 +295,18 @@ class TuneSearch:
             hint="raise it, or offer a smaller load",
         )
 
-    def drawn(self, resamples: Resamples, policy: Policy, evaluation: Evaluation) -> Floats:
-        """Sums of a policy over resamples `[1 + B, S]`, the clock's error in their times."""
-        drawn, name = resamples.drawn(evaluation.sums), policy_digest(policy)
-        return with_time_error(drawn, TIMES, self.time_error, name, self.seed)
-
     def _standings(self, train: Sequence[Trial], held_out: Sequence[Trial]) -> tuple[Standing, ...]:
         """Figures of all finalists, on the same resamples of the held-out prompts and runs."""
         resamples = resample(len(self.split.held_out), self.num_runs, self.seed)
-        names = list(FIGURES)
-        if self.objective.tpot_limit_us is None:
-            names.remove("good_share")
-        evaluations, static_rate = [one.evaluation for one in held_out], train[0].rate
-        tables = [self.drawn(resamples, one.candidate.policy, one.evaluation) for one in held_out]
-        with np.errstate(divide="ignore", invalid="ignore"):  # there may be no good token
-            rates = [self.objective.rate(drawn) for drawn in tables]
+        measure = Measure(resamples, self.time_error, self.seed)
+        names = [
+            n for n in FIGURES if n != "good_share" or self.objective.tpot_limit_us is not None
+        ]
+        drawn = [measure.drawn(one.sums, policy_digest(one.candidate.policy)) for one in held_out]
+        rates, static_rate = [self.objective.rate(totals) for totals in drawn], train[0].rate
         [plain] = [i for i, one in enumerate(held_out) if one.candidate.label == PLAIN]
         standings = []
-        for trial, evaluation, drawn, rate in zip(train, evaluations, tables, rates, strict=True):
-            with np.errstate(divide="ignore", invalid="ignore"):
-                against, against_plain = rate / rates[0], rate / rates[plain]
-                figures = {name: resamples.read(FIGURES[name](drawn)) for name in names}
+        for trial, scored, totals, rate in zip(train, held_out, drawn, rates, strict=True):
             lead = resamples.read(rate - rates[0])
             standings.append(
                 Standing(
@@ -337,24 +317,21 @@ class TuneSearch:
                     train=TrainStanding(
                         rate=trial.rate,
                         against=trial.rate / static_rate if static_rate else float("nan"),
-                        num_rounds=trial.evaluation.num_rounds,
-                        support=trial.evaluation.support,
+                        num_rounds=int(trial.sums.totals["calls"]),
+                        support=trial.sums.support,
                     ),
                     held_out=HeldOutStanding(
                         rate=resamples.read(rate),
-                        against=resamples.read(against),
-                        against_plain=resamples.read(against_plain),
+                        against=measure.against(rate, rates[0]),
+                        against_plain=measure.against(rate, rates[plain]),
                         lead=lead,
-                        **figures,
-                        num_rounds=evaluation.num_rounds,
-                        support=evaluation.support,
+                        **measure.figures(names, totals),
+                        num_rounds=int(scored.sums.totals["calls"]),
+                        support=scored.sums.support,
                     ),
                 )
             )
         return tuple(standings)
-
-
-TIMES = [place for place, name in enumerate(SUMS) if name.endswith("_us")]
 
 
 def resample(num_prompts: int, num_runs: int, seed: int) -> Resamples:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,15 @@ from specctl.artifacts.manifest import prompt_marks
 from specctl.errors import OutputError, SpecctlError, TraceEmptyError
 from specctl.logs.parquet import collected
 from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import DenseLog
+from specctl.logs.tree_log import DenseLog, sampled
 from specctl.policy import Policy, StepCost, build_shape
 from specctl.policy.families import parse_policy
 from specctl.policy.rules import ShapeRule, is_fixed
+from specctl.progress import progress
 from specctl.records import canonical_json
 from specctl.replay.batch_simulation import Load
 from specctl.replay.config import Engine, TuneConfig
-from specctl.replay.cost.files import device_of, untimed, warn_outside
+from specctl.replay.cost.files import device_of, outside_of, untimed, warn_outside
 from specctl.replay.cost.model import Steps, require_slope
 from specctl.replay.facts import to_time
 from specctl.replay.held_out import ScoredPrompts, choose_prompts
@@ -38,6 +40,7 @@ from specctl.replay.tune.verdict import FitOutcome, Standing, TunedLoad, TuneRes
 from specctl.runtime.words import NamedPolicy
 from specctl.stats import MIN_PROMPTS, Split, split_prompts
 
+logger = logging.getLogger(__name__)
 NUM_RUNS = 12
 """Simulated runs behind a finalist's figures; a bootstrap over fewer is too narrow."""
 EXACT = (
@@ -81,19 +84,15 @@ class Tuning:
     conditions: dict[str, Any]
     doubt: Callable[[Sequence[Standing]], dict[str, str] | None]
 
-    @property
-    def num_scorings(self) -> int:
-        """Settings that are scored at most, each as often as it is run."""
-        return self.search.num_scorings
+    def run(self, evaluate: Evaluator | None = None) -> Tuned:
+        """The search and the verdict; minutes, most of them static settings.
 
-    def run(self, on_setting: Callable[[], None] = lambda: None) -> Tuned:
-        """The search and the verdict; minutes, most of them static settings."""
+        Args:
+            evaluate: in place of the search's own evaluator.
+        """
         torch.set_num_threads(1)  # chunks are the parallelism
-        return self.judged(replace(self.evaluator, on_setting=on_setting))
-
-    def judged(self, evaluate: Evaluator) -> Tuned:
-        """The same by any evaluator."""
-        verdict, chosen = self.search.run(evaluate)
+        with progress("settings", self.search.num_scorings):
+            verdict, chosen = self.search.run(evaluate or self.evaluator)
         trained = [one.policy for one in verdict.policies if one.family in self.search.barred]
         conditions = self.conditions | {
             "untimed": self.doubt(verdict.policies),
@@ -114,19 +113,18 @@ def prepare(
     config: TuneConfig,
     cost_model: Path | None,
     *,
-    num_threads: int = 1,
-    warn: Callable[[str], None] = lambda _: None,
     runs: Callable[[Policy], bool] | None = None,
     batching: Engine = "specctl",
     beside: Sequence[NamedPolicy] = (),
 ) -> Tuning:
     """Opens everything and refuses a search that cannot be made.
 
+    Warnings name what does not fit, and families that cannot win.
+
     Args:
         runs: whether the engine of the configuration runs a policy; None without one.
         batching: its batches, where a load is simulated.
         beside: policies that will be compared with the chosen one, on the held-out prompts.
-        warn: called with what does not fit, and with families that cannot win.
 
     Raises:
         UsageError: no cost model, or a flat one where a budget weighs tokens against it; a
@@ -138,9 +136,10 @@ def prepare(
 
     objective = make_objective(config.objective, config.tpot_limit_ms)
     load = Load(config.batch_size, arrival_rate_per_s=config.arrival_rate_per_s, engine=batching)
-    log = DenseLog.open(traces)
-    expected = "the times to tune for"
-    model = require_cost_model(cost_model, traces, warn, expected, force=config.force)
+    log = sampled(DenseLog.open(traces), config.max_positions, config.seed)
+    model = require_cost_model(
+        cost_model, traces, "settings are tuned for its times", force=config.force
+    )
     families = parse_families(config.families, config.grids, traces.fingerprint)
     is_shared = any(family.is_shared for family in families)
     if is_shared:
@@ -149,8 +148,8 @@ def prepare(
     by_prompt = traces.scan("rounds").group_by(prompt).agg(pl.len(), context.sum())
     contexts = collected(by_prompt.sort("prompt_id"))
     named = [replace(one.artifact, label=one.name) for one in families if one.artifact is not None]
-    names = contexts["prompt_id"].to_list()
-    split, scored = _sides(names, [*named, *beside], traces, config, warn)
+    names = log.prompts or contexts["prompt_id"].to_list()
+    split, scored = _sides(names, [*named, *beside], traces, config)
     of_train = contexts.filter(pl.col("prompt_id").is_in(split.train))
     mean = of_train.select(pl.sum("context_tokens") / pl.sum("len")).item()
     cached = float(mean) - 1  # the root is not cached yet
@@ -186,9 +185,10 @@ def prepare(
     ]
     if lacking:
         words = {one.family: one.family if one.family in fitted else one.label for one in lacking}
-        warn(
-            f"{', '.join(words)}: the clock lacks the time of its own decisions, so it cannot win; "
-            f"{to_time(words)}"
+        logger.warning(
+            "%s: the clock lacks the time of its own decisions, so it cannot win; %s",
+            ", ".join(words),
+            to_time(words),
         )
     evaluator = LogEvaluator(
         log,
@@ -197,7 +197,6 @@ def prepare(
         load if is_simulated else None,
         packing=config.packing,
         seed=config.seed,
-        num_threads=num_threads,
     )
     of = "" if batching == "specctl" else f", batches as in {batching}"
     how = SIMULATED.format(packing=config.packing, seed=config.seed, num_runs=NUM_RUNS, of=of)
@@ -230,7 +229,7 @@ def prepare(
             # What a rule verifies that decides by its drafts is known to replay alone.
             most = rule.max_tokens if is_fixed(rule) else 1
             asked[label] = Steps(batch, batch * most, cached, rule.max_depth, rule.width, 1)
-        warn_outside(model, asked, warn)
+        warn_outside(outside_of(model, asked))
         words = {o.policy: o.family if o.family in fitted else o.policy for o in finalists}
         return untimed(model, policies, words)
 
@@ -238,11 +237,10 @@ def prepare(
 
 
 def _sides(
-    names: Sequence[str],
+    names: Collection[str],
     named: Sequence[NamedPolicy],
     traces: TraceSet,
     config: TuneConfig,
-    warn: Callable[[str], None],
 ) -> tuple[Split, ScoredPrompts]:
     """Prompts to choose on, and others to report on, which none of these policies was fitted on
     where enough are left.
@@ -260,7 +258,7 @@ def _sides(
     share, seed = config.held_out_frac, config.seed
     split = split_prompts(names, held_out_frac=share, seed=seed)
     choice: dict[str, Any] = {"split": (share, seed), "all_prompts": config.all_prompts}
-    scored = choose_prompts(split.held_out, named, traces, **choice, warn=warn)
+    scored = choose_prompts(split.held_out, named, traces, **choice)
     return Split(split.train, scored.prompts), scored
 
 

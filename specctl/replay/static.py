@@ -1,17 +1,16 @@
-"""Where the accepted path stands in the confidence order: a per-position summary of one growth.
-
-One pass over the nodes makes it; after that, every static tree (a depth and a size, of the
-likeliest nodes) is scored from about a hundred bytes a position, without the trees.
+"""Static settings, chains and EAGLE-2 trees: one pass over the nodes a width, then none.
 
 For position r, of the pool that the static tree of (top_k, width) grows there,
 `path_rank[r, d-1, j-1]` is the place, 1-based, of the j-th node of the accepted path among the
-draft nodes of depth <= d, by joint probability.
+draft nodes of depth <= d, by joint probability. Every depth and size of that width is scored from
+it, in about a hundred bytes a position, without the trees.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,14 +21,46 @@ from torch import Tensor
 from specctl.errors import UsageError
 from specctl.logs.logged_draft import LoggedDraft, logged_drafts
 from specctl.logs.positions import Bools, Ints, Positions, join_rows
-from specctl.logs.tree_log import DenseLog, LogChunk
+from specctl.logs.tree_log import DenseLog, LogChunk, map_chunks
+from specctl.policy import Chain, Policy, StaticTree, build_shape
 from specctl.policy.rules import BaseShape, rank_order
+from specctl.replay.outcomes import Outcomes
+from specctl.replay.submissions import Submissions
 
 BATCH_POSITIONS = 256
-PART_POSITIONS = 1 << 16
-"""Positions that are walked together, about a hundred bytes each."""
 NOT_THERE = np.iinfo(np.int16).max
 """`path_rank` of a node that is not on the path, or deeper than d."""
+
+
+def is_static(policy: Policy) -> bool:
+    """Whether a summary of a log that is large enough says all about it."""
+    return isinstance(policy.shape, Chain | StaticTree) and not policy.additions
+
+
+def static_submissions(
+    log: DenseLog, policies: Sequence[Policy]
+) -> Iterator[tuple[int, Submissions]]:
+    """Places of the static ones of policies within the log's trees, with what they submit at every
+    position.
+
+    Width by width, so that one summary is in memory at a time. A round that lacks anything counts
+    as open.
+    """
+    held = log.support
+    rules = {i: build_shape(one.shape) for i, one in enumerate(policies) if is_static(one)}
+    rules = {
+        index: rule
+        for index, rule in rules.items()
+        if rule.max_depth <= held.depth and rule.top_k <= held.top_k
+    }
+    for top_k in sorted({rule.top_k for rule in rules.values()}):
+        same = {index: rule for index, rule in rules.items() if rule.top_k == top_k}
+        depth = max(rule.max_depth for rule in same.values())
+        summary = summarise(log, top_k=top_k, depth=depth)
+        for index, rule in same.items():
+            outcomes = static_outcomes(summary, rule.max_depth, rule.max_tokens)
+            of = (summary.positions, outcomes, rule.max_tokens)
+            yield index, Submissions(policies[index], *of)
 
 
 @dataclass(frozen=True)
@@ -55,19 +86,8 @@ class Summary:
         return int(self.path_rank.shape[1])
 
 
-def summarise(log: DenseLog, **options: Any) -> Summary:
-    """The summary of a whole log; options of `summaries`."""
-    return join_rows(list(summaries(log, **options)))
-
-
-def summaries(
-    log: DenseLog,
-    *,
-    top_k: int,
-    depth: int | None = None,
-    num_threads: int = 1,
-) -> Iterator[Summary]:
-    """Reads a log once: summaries of about `PART_POSITIONS` each.
+def summarise(log: DenseLog, *, top_k: int, depth: int | None = None) -> Summary:
+    """Reads a log once.
 
     Args:
         top_k: K and width of the static tree; 1 is the chain.
@@ -76,50 +96,37 @@ def summaries(
     levels = depth or log.support.depth
     if top_k > log.support.top_k or levels > log.support.depth:
         raise UsageError(
-            f"a static tree of depth {levels} and top_k {top_k}: expected at most what the log "
-            f"holds, depth {log.support.depth} and top_k {log.support.top_k}, found more",
+            f"a static tree of depth {levels} and top_k {top_k} is larger than the log's, depth "
+            f"{log.support.depth} and top_k {log.support.top_k}",
             hint=f"collect with --dense --depth {levels} --children {top_k}, or lower them",
         )
     rule = BaseShape(levels, top_k, top_k, max_tokens=1)
-
-    def work(chunk: LogChunk) -> Summary:
-        return _of_chunk(rule, chunk)
-
-    found: list[Summary] = []
-    for part in log.each(work, with_entropy=False, num_threads=num_threads):
-        found.append(part)
-        if sum(one.positions.num_rows for one in found) >= PART_POSITIONS:
-            yield join_rows(found)
-            found = []
-    if found:
-        yield join_rows(found)
+    return join_rows(list(map_chunks(log, partial(_of_chunk, rule), with_entropy=False)))
 
 
-def static_accepted(summary: Summary, depth: int, num_tokens: int) -> Ints:
-    """`[R]` draft tokens that the static tree of that depth and size accepts.
+def static_outcomes(summary: Summary, depth: int, num_tokens: int) -> Outcomes:
+    """The outcomes of the static tree of that depth and size at every position.
 
-    The path nodes inside the `num_tokens - 1` best of depth <= depth; ranks rise along a path, so
-    counting them is enough.
+    Accepted are the path nodes inside the `num_tokens - 1` best of depth <= depth; ranks rise along
+    a path, so counting them is enough.
     """
-    _check_size(summary, depth, num_tokens)
-    inside = summary.path_rank[:, depth - 1, :depth] < num_tokens
-    accepted: Ints = np.minimum(inside.sum(1), summary.positions.remaining).astype(np.int32)
-    return accepted
-
-
-def static_verified(summary: Summary, depth: int, num_tokens: int) -> Ints:
-    """`[R]` nodes that it submits, root included."""
-    _check_size(summary, depth, num_tokens)
-    return np.minimum(summary.num_nodes[:, depth - 1] + 1, num_tokens)
-
-
-def _check_size(summary: Summary, depth: int, num_tokens: int) -> None:
     if not (1 <= depth <= summary.depth and num_tokens >= 2):
         raise UsageError(
-            f"static tree of depth {depth}, num_tokens {num_tokens}: expected depth 1 to "
-            f"{summary.depth}, num_tokens at least 2, found others",
+            f"a static tree of depth {depth} and {num_tokens} tokens is not in a summary of depth "
+            f"{summary.depth}",
             hint="summarise a deeper log, or lower the depth",
         )
+    inside = summary.path_rank[:, depth - 1, :depth] < num_tokens
+    accepted: Ints = np.minimum(inside.sum(1), summary.positions.remaining).astype(np.int32)
+    missing = summary.missing[:, depth - 1]
+    return Outcomes.of(
+        accepted,
+        verified=np.minimum(summary.num_nodes[:, depth - 1] + 1, num_tokens),
+        levels=depth,
+        wanted=1 + (depth - 1) * summary.top_k,
+        missing=missing,
+        censored=missing,
+    )
 
 
 @torch.inference_mode()

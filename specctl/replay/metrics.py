@@ -1,0 +1,258 @@
+"""Sums a prompt, ratios of sums, figures with intervals: all that stands behind rounds.
+
+    Rounds ─prompt_sums─► Sums ─drawn─► sums of resamples ─RATIOS─► Interval
+
+Nothing here looks at a round twice, so a log of any size leaves a row a prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from specctl.logs.positions import Bools, Floats, Longs, Positions
+from specctl.replay.cost.model import CostModel, Steps, steps_of
+from specctl.replay.facts import MARKED_BELOW
+from specctl.replay.outcomes import Outcomes
+from specctl.replay.rounds import Clock, Rounds
+from specctl.stats import Interval, Resamples, sums_by, with_time_error
+
+Columns = dict[str, Floats]
+"""By name, `[Q]` of requests or `[P]` of prompts."""
+Totals = dict[str, Any]
+"""Sums by name, `[...]` each."""
+
+# --------------------------------------------------------------------------- ratios
+
+
+def _mean_over_runs(name: str) -> Callable[[Totals], Any]:
+    return lambda s: s[name] / s["runs"]
+
+
+PERCENTILES = (50, 90, 99)
+RATIOS: dict[str, Callable[[Totals], Any]] = {
+    "mean_acceptance_length": lambda s: 1 + s["accepted"] / s["calls"],
+    "calls_per_token": lambda s: s["calls"] / s["tokens"],
+    "verified_per_token": lambda s: s["verified"] / s["tokens"],
+    "verified_per_call": lambda s: s["verified"] / s["calls"],
+    "levels_per_call": lambda s: s["levels"] / s["calls"],
+    "draft_utilisation": lambda s: s["accepted"] / (s["verified"] - s["calls"]),
+    "tokens_per_s": lambda s: 1e6 * s["tokens"] / s["time_us"],
+    "tpot_us": lambda s: s["request_us"] / s["decoded"],
+    # of a load
+    "request_tokens_per_s": lambda s: 1e6 * s["decoded"] / s["request_us"],
+    "good_tokens_per_s": lambda s: 1e6 * s["good_tokens"] / s["wall_us"],
+    "good_share": lambda s: s["good_tokens"] / s["decoded"],
+    "verified_per_step": lambda s: s["verified"] / s["steps"],
+    "padding_share": lambda s: 1 - s["verified"] / s["processed"],
+    "requests_per_step": lambda s: s["calls"] / s["steps"],
+    "occupancy": lambda s: s["busy_us"] / s["slot_us"],
+    "ttft_us": lambda s: s["wait_us"] / s["requests"],
+    "goodput_share": lambda s: s["good"] / s["requests"],
+    "goodput_tokens_per_s": lambda s: (
+        1e6 * s["tokens"] / s["time_us"] * s["good_tokens"] / s["request_tokens"]
+    ),
+    **{
+        name: _mean_over_runs(name)
+        for name in (f"{kind}_p{level}_us" for kind in ("tpot", "ttft") for level in PERCENTILES)
+    },
+}
+"""Ratios of sums, by the name of the figure.
+
+`draft_utilisation` is accepted over submitted draft tokens; `tpot_us` the time per output token
+after the first, of whole requests; `padding_share` of the target's forward; `occupancy` the share
+of slot time that a request holds, the reading of prompts included. Percentiles are means over runs
+of each run's own."""
+
+
+def ratio(name: str, totals: Totals) -> Floats:
+    """A figure of sums; NaN where it is not defined."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(RATIOS[name](totals), np.float64)
+
+
+# --------------------------------------------------------------------------- sums
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums of one policy, a row a prompt (of serving figures: a simulated run).
+
+    Attributes:
+        rows: ids of the prompts, or numbers of the runs. groups: category of each, empty for none.
+        names: of the columns, see docs/architecture.md. table: `[P, S]`.
+    """
+
+    rows: tuple[str, ...]
+    groups: tuple[str, ...]
+    names: tuple[str, ...]
+    table: Floats
+
+    @classmethod
+    def of(cls, rows: Sequence[str], groups: Sequence[str], columns: Columns) -> Sums:
+        """Columns `[P]` side by side."""
+        return cls(tuple(rows), tuple(groups), tuple(columns), np.column_stack([*columns.values()]))
+
+    @property
+    def columns(self) -> Columns:
+        """`[P]` by name."""
+        return dict(zip(self.names, self.table.T, strict=True))
+
+    @cached_property
+    def totals(self) -> Totals:
+        """Over all rows."""
+        return {name: float(column.sum()) for name, column in self.columns.items()}
+
+    @property
+    def support(self) -> float:
+        """The share of the wanted expansions or of the rounds, the lesser, that the log holds."""
+        total = self.totals
+        return min(expansion_support(total), 1 - float(total["censored"] / total["calls"]))
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether the log holds enough to score the policy."""
+        return self.support >= MARKED_BELOW
+
+    def take(self, chosen: Bools | Longs) -> Sums:
+        """Some rows, by index or mask; -1 is a row of zeros."""
+        index = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen
+        rows, groups = ([of[i] for i in index.tolist()] for of in (self.rows, self.groups))
+        table = np.where(index[:, None] < 0, 0.0, self.table[index])
+        return Sums(tuple(rows), tuple(groups), self.names, table)
+
+    def select(self, prompts: Sequence[str]) -> Sums:
+        """The rows of some prompts, in their order; zeros for one without rounds."""
+        place = {name: index for index, name in enumerate(self.rows)}
+        found = self.take(np.array([place.get(name, -1) for name in prompts], np.int64))
+        return replace(found, rows=tuple(prompts))
+
+
+def expansion_support(totals: Totals) -> float:
+    """The share of the wanted expansions that the log holds."""
+    return 1 - float(totals["missing"] / max(1.0, totals["wanted"]))
+
+
+def request_sums(run: Rounds, clock: Clock | None = None) -> Columns:
+    """`[Q]` sums of every request: rounds, tokens, outcomes and time, NaN without a clock."""
+    of_round = {field.name: getattr(run.outcomes, field.name) for field in fields(Outcomes)}
+    ones = np.ones(len(run.request))
+    time_us = np.full(len(ones), np.nan) if clock is None else clock(run)
+    of_round = {"calls": ones, "tokens": run.emitted, **of_round, "time_us": time_us}
+    table = sums_by(run.request, run.positions.num_requests, [*of_round.values()])
+    return dict(zip(of_round, table.T, strict=True))
+
+
+def by_prompt(positions: Positions, columns: Columns, requests: Longs | None = None) -> Sums:
+    """A row for every prompt that has requests.
+
+    Args:
+        columns: `[M]` sums of requests. requests: `[M]`, which of the positions' each is; None:
+            these, in order.
+    """
+    logged = np.arange(positions.num_requests) if requests is None else requests
+    codes, first, place = np.unique(
+        positions.prompt[logged], return_index=True, return_inverse=True
+    )
+    category = positions.category[logged[first]]
+    return Sums(
+        tuple(positions.prompt_ids[code] for code in codes.tolist()),
+        tuple(positions.categories[code] for code in category.tolist()),
+        tuple(columns),
+        sums_by(place, len(codes), [*columns.values()]),
+    )
+
+
+def join_sums(parts: Iterable[Sums]) -> Sums:
+    """The sums of parts of a log, prompts in order of appearance; a column that a part lacks is 0
+    there."""
+    parts = list(parts)
+    names = tuple(dict.fromkeys(name for part in parts for name in part.names))
+    groups: dict[str, str] = {}
+    for part in parts:
+        groups = dict(zip(part.rows, part.groups, strict=True)) | groups
+    rows = tuple(dict.fromkeys(row for part in parts for row in part.rows))
+    place = {row: index for index, row in enumerate(rows)}
+    table = np.zeros((len(rows), len(names)))
+    for part in parts:
+        at = np.array([place[row] for row in part.rows], np.int64)
+        column = np.array([names.index(name) for name in part.names], np.int64)
+        table[np.ix_(at, column)] += part.table
+    return Sums(rows, tuple(groups[row] for row in rows), names, table)
+
+
+# --------------------------------------------------------------------------- figures
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Figures over the same resamples of rows, so that all comparisons are paired.
+
+    Attributes:
+        time_error: of the clock, see `stats.with_time_error`. seed: of its draws.
+    """
+
+    resamples: Resamples
+    time_error: float | None = None
+    seed: int = 0
+
+    def drawn(self, sums: Sums, policy: str) -> Totals:
+        """`[1 + B]` totals by name, of all rows and of every resample, with the clock's error.
+
+        Args:
+            policy: name of what draws the error, the same for one policy.
+        """
+        times = [place for place, name in enumerate(sums.names) if name.endswith("_us")]
+        table = self.resamples.drawn(sums.table)
+        table = with_time_error(table, times, self.time_error, policy, self.seed)
+        return dict(zip(sums.names, table.T, strict=True))
+
+    def figures(self, names: Iterable[str], drawn: Totals) -> dict[str, Interval]:
+        """Figures by name."""
+        return {name: self.resamples.read(ratio(name, drawn)) for name in names}
+
+    def against(self, ours: Floats, theirs: Floats) -> Interval:
+        """One figure over another."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return self.resamples.read(ours / theirs)
+
+
+# --------------------------------------------------------------------------- the clock
+
+
+@dataclass(frozen=True)
+class LoadClock:
+    """A request's share of a batch of `batch_size` requests that run rounds of one kind.
+
+    At batch size 1 this is the round's own time. Above, the batch is taken to be B copies of the
+    round at hand, and each copy pays one B-th: exact where time is linear in the tokens, and a
+    mean-field statement elsewhere, because a real batch waits for its deepest draft
+    (`replay.batch_simulation` simulates that).
+    """
+
+    model: CostModel
+    batch_size: int = 1
+
+    def __call__(self, run: Rounds) -> Floats:
+        """`[M]` us of machine time of every round."""
+        return self.share_us(steps_of(run))
+
+    def share_us(self, steps: Steps) -> Floats:
+        """us of machine time per request, of rounds of one request each."""
+        tokens = np.asarray(steps.num_tokens) * self.batch_size
+        batch = replace(steps, batch_size=self.batch_size, num_tokens=tokens)
+        return self.model.round_us(batch) / self.batch_size
+
+    def chain_us(self, num_draft_tokens: int, num_emitted: float, *, context_tokens: int) -> float:
+        """us of machine time per request, of a round of a chain that emits so many tokens."""
+        verified = num_draft_tokens + 1
+        steps = Steps(1, verified, context_tokens, num_draft_tokens, 1, num_emitted, verified)
+        return float(self.share_us(steps))
+
+    def check(self) -> None:
+        """Refuses a load that was not measured, before minutes of reading."""
+        self.share_us(Steps(1, 2, 1, 1, 1, 1))
