@@ -10,7 +10,7 @@ from specctl.logs.tree_log import DenseLog, Support
 from specctl.policy import Policy, StaticTree
 from specctl.replay.acceptance import TraceFigures, reference_tree, trace_figures
 from specctl.replay.rounds import replay
-from specctl.replay.score import score
+from specctl.replay.score import score, sums_to_score
 from tests.replay.logs import random_traces
 from tests.replay.reports import TWO_PROMPTS, Prompt, close, live_traces, write_log
 
@@ -57,8 +57,9 @@ def test_live_rounds_with_a_draft_are_their_own_reference(tmp_path: Path) -> Non
 def test_reference_rounds_equal_replay(tmp_path: Path) -> None:
     traces = random_traces(tmp_path / "log", num_prompts=4, depth=5, top_k=4, nested=False)
     log, found = DenseLog.open(traces), trace_figures(traces)
-    runs = replay(log, [Policy(shape=reference_tree(log.support))])
-    [scored] = score(["-"], runs)
+    policies = [Policy(shape=reference_tree(log.support))]
+    runs = replay(log, policies)
+    [scored] = score(["-"], policies, [sums_to_score(run) for run in runs])
     assert found.num_reference == scored.pooled.calls
     assert found.num_unsupported == int((runs[0].outcomes.missing > 0).sum())
     assert close(found.tau.value, scored.pooled.tau.value)

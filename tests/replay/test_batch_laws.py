@@ -25,6 +25,7 @@ from specctl.policy import (
     SurvivalBudget,
 )
 from specctl.replay.batch_simulation import Load, Packing, Simulation, simulate
+from specctl.replay.metrics import LoadClock
 from specctl.replay.rounds import Rounds, replay
 from specctl.replay.submissions import Submissions, submissions_of
 from tests.replay.logs import PlainTree, log_fixtures, plain_trees, random_traces, static_tree
@@ -92,7 +93,7 @@ def test_rounds_do_not_depend_on_the_batch(
 def test_one_slot_takes_the_time_of_replay(name: str, prepared: Made, replayed: Alone) -> None:
     clock = linear(verify_cached_token_us=0.5, draft_fixed_us=30.0, draft_token_us=2.0)
     run = simulate(prepared[name], LOADS["one"], clock)
-    wanted = clock.replayed_us(replayed[name]).sum()
+    wanted = LoadClock(clock)(replayed[name]).sum()
     prompts = NUM_PROMPTS * clock.prefill_us(PROMPT_TOKENS, drafts=name != "ar")
     assert run.timeline.end_us[-1] == pytest.approx(wanted + prompts)
 
@@ -127,10 +128,10 @@ def test_equal_seeds_give_equal_runs_and_others_do_not(prepared: Made) -> None:
         assert len({str(run(seed, load)) for seed in range(6)}) == 6
 
 
-def test_threads_and_separate_passes_change_nothing(log: DenseLog, prepared: Made) -> None:
+def test_separate_passes_change_nothing(log: DenseLog, prepared: Made) -> None:
     load = Load(4, num_requests=9)
     for name, policy in POLICIES.items():
-        [alone] = submissions_of(log, [policy], keep_nodes=True, num_threads=2)
+        [alone] = submissions_of(log, [policy], keep_nodes=True)
         runs = [
             simulate(made, load, linear(), budget=SurvivalBudget(max_tokens=12))
             for made in (alone, prepared[name])

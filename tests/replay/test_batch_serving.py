@@ -226,11 +226,11 @@ def test_intervals_come_from_independent_runs() -> None:
     assert [run.seed for run in runs] == [(2, number) for number in range(6)]
     found = batch_figures.figures_of("hand", runs, tpot_limit_us=150.0)
     assert found.steady is not None
-    assert set(found.steady) == set(found.whole) == set(batch_figures.RATIOS)
+    assert set(found.steady) == set(found.whole) == set(batch_figures.SHOWN)
     rate = found.steady["tokens_per_s"]
     assert rate.low < rate.value < rate.high
     assert found == batch_figures.figures_of("hand", runs, tpot_limit_us=150.0)
-    assert not set(batch_figures.GOODPUT_RATIOS) & set(batch_figures.figures_of("hand", runs).whole)
+    assert not set(batch_figures.GOODPUT) & set(batch_figures.figures_of("hand", runs).whole)
     json.dumps(found.to_json(), allow_nan=False)
 
 

@@ -16,7 +16,7 @@ from specctl.errors import TraceMismatchError, UsageError
 from specctl.logs.trace_set import TraceSet
 from specctl.replay.cost import EngineCost, Steps, load_cost_model, save_cost_model
 from specctl.replay.cost.engine import fit_engine, least_absolute
-from specctl.replay.cost.files import clock_of, cost_facts, doubts, warn_outside
+from specctl.replay.cost.files import clock_of, cost_facts, doubts, outside_of, warn_outside
 from specctl.trace import arrow_schema
 from tests.cli.command import USAGE, passes, refuses
 from tests.collect.rounds import header
@@ -204,7 +204,7 @@ def test_least_absolute_error_by_hand() -> None:
     assert least_absolute(table, falling, np.ones(20))[1] == 0
 
 
-def test_outside_of_what_was_seen_is_said(tmp_path: Path) -> None:
+def test_steps_out_of_range_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = fitted(log_steps(tmp_path / "a", served(100, step_levels=3)))
     asked = Steps(
         batch_size=np.array([2, 2, 4, 8]),
@@ -214,9 +214,8 @@ def test_outside_of_what_was_seen_is_said(tmp_path: Path) -> None:
         level_width=1,
         num_emitted=1,
     )
-    said: list[str] = []
-    warn_outside(model, {"it": asked}, said.append)
-    tokens, levels = said
+    warn_outside(outside_of(model, {"it": asked}))
+    tokens, levels = caplog.messages
     assert tokens.startswith("cost model, it: 25% of the steps have 10 tokens verified")
     assert tokens.endswith("its times are of 1 to 6")
     assert "50% of the steps have 0 to 5 passes of the drafter" in levels

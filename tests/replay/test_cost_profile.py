@@ -26,6 +26,7 @@ from specctl.replay.cost.check import StepRecorder, checked_policies, predict
 from specctl.replay.cost.model import LiveCheck
 from specctl.replay.cost.probe import RoundProbe, Samples, own_clock, probed_tree
 from specctl.replay.cost.profile import check_grid, check_lines, num_steps, profile
+from specctl.replay.metrics import LoadClock
 from specctl.runtime import compare
 from specctl.runtime.cached_model import SlotCache
 from specctl.runtime.capture import GraphSettings, Recording, bucket_of, token_tiers
@@ -303,7 +304,7 @@ def test_replayed_rounds_have_a_clock() -> None:
         fixed + 10 * 21.0103129 + 64 * per_cached + 7 * 0.841429603,
         fixed + 4 * 21.0103129 + 69 * per_cached + 4 * 0.841429603,
     ]
-    assert PUBLISHED.replayed_us(run) == pytest.approx(expected)
+    assert LoadClock(PUBLISHED)(run) == pytest.approx(expected)
 
 
 SLOPE = grid([[[10, 74]], [[20, 84]], [[40, 104]]], batch=(1, 2, 4), sizes=(1, 65))

@@ -27,6 +27,7 @@ from specctl.replay.batch_simulation import Load, simulate
 from specctl.replay.cost.deciding import deciding_policies, time_decider
 from specctl.replay.cost.files import untimed
 from specctl.replay.cost.model import DeciderCost, Steps, decider_of, steps_of
+from specctl.replay.metrics import LoadClock
 from specctl.replay.rounds import replay
 from specctl.replay.submissions import submissions_of
 from specctl.runtime.load import Pair
@@ -77,7 +78,7 @@ def test_replayed_and_simulated_rounds_are_charged(tmp_path: Path) -> None:
     for policy in (THRESHOLD, Policy(shape=StaticTree(depth=3, top_k=2, num_tokens=6))):
         [run] = replay(log, [policy])
         charge = 7.0 if policy is THRESHOLD else 0.0
-        more = TIMED.replayed_us(run) - table_model().replayed_us(run)
+        more = LoadClock(TIMED)(run) - LoadClock(table_model())(run)
         assert more == pytest.approx(charge * run.outcomes.levels)
         assert steps_of(run).decider == decider_of(policy)
         [submissions] = submissions_of(log, [policy])

@@ -169,7 +169,7 @@ def test_a_winning_budget_takes_its_costs(traces: TraceSet, costs: Path, tmp_pat
 
     families = ("eagle2:depth=2:top_k=2+survival",)
     config = TuneConfig(families=families, batch_size=2, held_out_frac=0.5)
-    tuned = prepare(traces, config, costs).judged(Stated(time_us))
+    tuned = prepare(traces, config, costs).run(Stated(time_us))
     assert tuned.result.beats_static
     artifact = publish(tuned, tmp_path, traces.fingerprint, Domain())
     budget = artifact.policy.budget

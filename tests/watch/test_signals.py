@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -84,7 +85,7 @@ def test_a_scorer_that_reads_the_text_is_watched_on_rounds_alone(
     for name in COLUMNS:
         expected = replayed.column(name)[same]
         assert served.column(name)[same] == pytest.approx(expected, abs=1e-4), name
-    log = LiveLog(tuple(TraceSet.open(str(live)).segment_files()), reads_text=True)
+    log = replace(LiveLog.open(TraceSet.open(str(live))), reads_text=True)
     texts, chunks = {}, [*DenseLog.open(dense).chunks(extra=TEXT_COLUMNS)]
     for chunk in chunks:
         positions = zip(chunk.positions.row_prompts, chunk.positions.context_tokens, strict=True)
