@@ -205,39 +205,12 @@ def with_time_error(
     return timed
 
 
-def figure_of(names: Sequence[str], ratio: Callable[[dict[str, Any]], Any]) -> Figure:
-    """A figure of named sums, e.g. `lambda s: s["tokens"] / s["calls"]`; NaN where it has none."""
-
-    def figure(sums: Floats) -> Floats:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            found = ratio(dict(zip(names, np.moveaxis(sums, -1, 0), strict=True)))
-        return np.asarray(found, np.float64)
-
-    return figure
-
-
 def sums_by(
     codes: NDArray[np.integer], num_groups: int, values: Floats | Sequence[NDArray[Any]]
 ) -> Floats:
     """`[G, S]` sums of `values` per group: `[M, S]`, or S columns `[M]`."""
     columns = values.T if isinstance(values, np.ndarray) else values
     return np.stack([np.bincount(codes, column, num_groups) for column in columns], 1).astype(float)
-
-
-def add_by(sums: Floats, codes: NDArray[np.integer], values: Sequence[NDArray[Any]]) -> None:
-    """Adds S columns `[M]` to sums per group `[G, S]`, one after another, so that the last bits are
-    those of `sums_by` of all rows together."""
-    rows, place = np.unique(codes, return_inverse=True)
-    codes = np.concatenate([np.arange(len(rows)), place])
-    columns = zip(sums[rows].T, values, strict=True)
-    sums[rows] = sums_by(codes, len(rows), [*map(np.concatenate, columns)])
-
-
-def lengthened(rows: Floats, num_rows: int) -> Floats:
-    """Rows, and zeros behind them for `num_rows` at least; twice as many, so that it is rare."""
-    more = num_rows - len(rows)
-    zeros = np.zeros((max(more, len(rows)), rows.shape[1]))
-    return np.concatenate([rows, zeros]) if more > 0 else rows
 
 
 def first_over_second(sums: Floats) -> Floats:

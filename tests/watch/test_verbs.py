@@ -147,7 +147,7 @@ def test_a_set_that_is_being_written_is_watched_as_far_as_it_is_finished(
     rows, names = join_tables([part.tables(one) for one in part.segments]), part.prompt_ids
     with TraceWriter.open(tmp_path / "open", part.header) as writer:
         words = ("drift", tmp_path / "open", "-p", SERVED, "--reference-prompts", 20)
-        assert "found none" in refuses(4, *words)
+        assert "no rounds" in refuses(4, *words)
         writer.commit(names[:30], drop_prompts(rows, names[30:]))
         (tmp_path / "open" / "tmp").mkdir(exist_ok=True)
         (tmp_path / "open" / "tmp" / "half.parquet").write_bytes(b"PAR1")
