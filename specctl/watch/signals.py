@@ -20,7 +20,6 @@ from specctl.logs.positions import Floats, Longs
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, LiveLog, open_log, segment_files
 from specctl.policy import Policy, build_shape, policy_digest
-from specctl.progress import chunk_threads
 from specctl.replay.rounds import check_held, replay
 from specctl.stats import MIN_PROMPTS, sums_by
 from specctl.trace import token_mode
@@ -227,15 +226,10 @@ def read_prompts(traces: TraceSet, policy: Policy) -> Prompts:
     """
     log = open_log(traces)
     if isinstance(log, DenseLog):
-<<<<<<< HEAD
         found, whole = _replayed(traces, log, policy)
     else:
         found, whole = _served(traces, policy)
     return _in_time(_with_nodes(found, traces, policy, whole), traces)
-=======
-        return _in_time(_replayed(traces, log, policy), traces)
-    return _in_time(_served(traces, policy), traces)
->>>>>>> 20e536b8 (One metrics.py: sums a prompt, one table of ratios, figures with intervals; chunks are mapped, prompts sampled at the door (moves 13, 14, 16))
 
 
 def _in_time(prompts: Prompts, traces: TraceSet) -> Prompts:
@@ -353,37 +347,20 @@ def _time_of(name: str) -> str:
     return f"{day[:4]}-{day[4:6]}-{day[6:]} {hour}:{minute}:{second}"
 
 
-<<<<<<< HEAD
 def _replayed(traces: TraceSet, log: DenseLog, policy: Policy) -> tuple[Prompts, NDArray[np.bool_]]:
-    [run] = replay(log, [policy], with_bounds=False, num_threads=chunk_threads())
+    [run] = replay(log, [policy], with_bounds=False)
     names = " + ".join(part.place.name for part in traces.parts)
     check_held(log, policy, run.outcomes.support, f"replay of {policy.name} on {names}")
-    positions, counts = run.positions, run.counts()
+    positions = run.positions
     found = _summed(
         np.array(positions.prompt_ids, object)[positions.prompt[run.request]],
         np.array(positions.categories, object)[positions.category[run.request]],
         run.context_tokens,
         np.ones(len(run.request), np.bool_),
-        offered=counts["levels"],
-        verified=counts["verified"],
-        accepted=counts["accepted"],
-        emitted=counts["tokens"],
-=======
-def _replayed(traces: TraceSet, log: DenseLog, policy: Policy) -> Prompts:
-    run = replay(log, [policy], with_bounds=False)[0]
-    names = " + ".join(part.place.name for part in traces.parts)
-    check_held(log, policy, run.outcomes.support, f"replay of {policy.name} on {names}")
-    positions = run.positions
-    codes = positions.prompt
-    present, place = np.unique(codes, return_inverse=True)
-    sums = round_sums(
-        place[run.request],
-        len(present),
         offered=run.outcomes.levels,
         verified=run.outcomes.verified,
         accepted=run.outcomes.accepted,
         emitted=run.emitted,
->>>>>>> 20e536b8 (One metrics.py: sums a prompt, one table of ratios, figures with intervals; chunks are mapped, prompts sampled at the door (moves 13, 14, 16))
         whole=~run.is_last,
     )
     whole = run.visited.copy()
