@@ -51,14 +51,10 @@ class Copy(NamedTuple):
 
     A node of the draft is given the length of the match, positive where its whole path copies,
     negative where its parent's does and the node itself goes another way, 0 elsewhere.
-
-    Attributes:
-        token_ids: `[B, COPIED_LEVELS]` int64.
-        length: `[B]` int64, tokens that agree, at most `SUFFIX_TOKENS`; 0 for none.
     """
 
-    token_ids: Tensor
-    length: Tensor
+    token_ids: Tensor  # `[B, COPIED_LEVELS]` int64
+    length: Tensor  # `[B]` int64, tokens that agree, at most `SUFFIX_TOKENS`; 0 for none
 
     def of_level(self, depth: int, token_ids: Tensor, of_parent: Tensor) -> Tensor:
         """`[B, W, K]` int64 of a level's nodes.
@@ -103,21 +99,15 @@ def recent_tokens(texts: list[list[int]], device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class Feature:
-    """One named column.
-
-    Attributes:
-        compute: `[B, C]` of the nodes of a pool from an index on.
-        reads_text: it compares tokens with the recent text.
-        version: raised when its meaning changes under the same name.
-    """
+    """One named column."""
 
     name: str
     unit: str
     meaning: str
-    compute: Callable[[DraftPool, int], Tensor]
+    compute: Callable[[DraftPool, int], Tensor]  # `[B, C]` of the nodes of a pool from an index on
     dtype: str = "float32"
-    reads_text: bool = False
-    version: int = 1
+    reads_text: bool = False  # it compares tokens with the recent text
+    version: int = 1  # raised when its meaning changes under the same name
 
 
 def _drafted(name: str, unit: str, meaning: str, column: str = "") -> Feature:

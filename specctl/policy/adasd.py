@@ -53,16 +53,13 @@ from specctl.tree import DraftPool, TokenTree, gather
 
 
 class RunningMeans(Record):
-    """Start and forgetting of the means.
-
-    Attributes:
-        min_samples: accepted and rejected tokens to see before the rule acts.
-        half_life: tokens of a class after which one of them weighs half. None never forgets, as
-            in the paper.
-    """
+    """Start and forgetting of the means."""
 
     min_samples: Annotated[int, Field(ge=0)] = 8
+    """Accepted and rejected tokens to see before the rule acts."""
     half_life: Annotated[float, Field(gt=0)] | None = None
+    """Tokens of a class after which one of them weighs half. None never forgets, as in the
+    paper."""
 
 
 MEMORY_SIZE = 6
@@ -138,25 +135,22 @@ class EntropyStop(RunningMeans, Shape):
 
     The threshold is the request's own, in nats, from the entropies that verification accepted and
     rejected in its earlier rounds; it is infinite until `min_samples` of each were seen.
-
-    Attributes:
-        window: draft levels at most (the paper: 20).
-        top_k: 1 for chains. More grows an EAGLE-2 tree, whose rows stop by the entropy that the
-            best node of a level was drawn with.
-        num_tokens: nodes submitted, root counted; all of a chain, and needed by a tree.
-        between: `midpoint` of mean accepted and mean rejected entropy, or `rejected`, the mean
-            rejected entropy itself (the paper's section 4.3).
-        keep_last: submit the uncertain token too and stop behind it (paper text); false leaves it
-            out, but never the first token of a round.
     """
 
     always_reads: ClassVar = ("parent_entropy",)
     kind: Literal["adasd_stop"] = "adasd_stop"
-    window: Depth = 20
+    window: Depth = 20  # draft levels at most (the paper: 20)
     top_k: TopK = 1
+    """1 for chains. More grows an EAGLE-2 tree, whose rows stop by the entropy that the best node
+    of a level was drawn with."""
     num_tokens: NumTokens | None = None
+    """Nodes submitted, root counted; all of a chain, and needed by a tree."""
     between: Literal["midpoint", "rejected"] = "midpoint"
+    """`midpoint` of mean accepted and mean rejected entropy, or `rejected`, the mean rejected
+    entropy itself (the paper's section 4.3)."""
     keep_last: bool = True
+    """Submit the uncertain token too and stop behind it (paper text); false leaves it out, but
+    never the first token of a round."""
 
     @model_validator(mode="after")
     def _sized(self) -> Self:
@@ -265,20 +259,18 @@ class JensenShannon(RunningMeans, Acceptance):
 
     The threshold is the request's own, from the distances of accepted and first rejected tokens in
     its earlier rounds; until `min_samples` of each were seen only matches are accepted.
-
-    Attributes:
-        max_threshold: certified clip, square root of bits, in [0, 1]; 0 accepts matches alone.
-        variant: with means a and r of accepted and rejected distances, N tokens and C sequences
-            of each kind: `base` (a + r) / 2; `A` a; `B` (N_a a + N_r r) / (N_a + N_r); `C` the
-            same with C for N (the paper's appendix B).
-        deny_token_ids: neither accepted nor skipped on a distance (digits, tool-call marks); the
-            ids that end a text are always among them.
     """
 
     kind: Literal["adasd_accept"] = "adasd_accept"
     max_threshold: Probability = 1.0
+    """Certified clip, square root of bits, in [0, 1]; 0 accepts matches alone."""
     variant: Literal["base", "A", "B", "C"] = "base"
+    """With means a and r of accepted and rejected distances, N tokens and C sequences of each
+    kind: `base` (a + r) / 2; `A` a; `B` (N_a a + N_r r) / (N_a + N_r); `C` the same with C for N
+    (the paper's appendix B)."""
     deny_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """Neither accepted nor skipped on a distance (digits, tool-call marks); the ids that end a
+    text are always among them."""
 
 
 Pull = Callable[[Tensor, Tensor, Tensor], Tensor]

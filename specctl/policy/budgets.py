@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from specctl.errors import UsageError
 from specctl.lazy import Tensor, torch
 from specctl.policy.family import MAX_DEPTH, Budget, Family, Scaled
-from specctl.policy.rules import Plan, top_order
+from specctl.policy.rules import Plan, in_pool_order, top_order
 from specctl.records import Array, PositiveInt, Record, increasing, require
 from specctl.tree import DraftPool, TokenTree, path_sum, take
 
@@ -58,15 +58,12 @@ class Ranking:
     """The M draft nodes that a batch could verify, likeliest first.
 
     Every prefix is closed in each request and is the best choice of its size.
-
-    Attributes:
-        order: `[M]` int64, places in the slot-major `[N, B]` table of submitted nodes.
-        expected_tokens: `[M + 1]` float64, tokens that verifying the first m is expected to
-            emit over the batch, the token that every request gets anyway included.
     """
 
-    order: Tensor
+    order: Tensor  # `[M]` int64, places in the slot-major `[N, B]` table of submitted nodes
     expected_tokens: Tensor
+    """`[M + 1]` float64, tokens that verifying the first m is expected to emit over the batch, the
+    token that every request gets anyway included."""
 
 
 def keep_first(submitted: Tensor, order: Tensor, num_nodes: Tensor | int) -> Tensor:
@@ -81,10 +78,7 @@ def keep_first(submitted: Tensor, order: Tensor, num_nodes: Tensor | int) -> Ten
     chosen = torch.zeros(num_slots * num_rows, dtype=torch.bool, device=submitted.device)
     chosen = chosen.scatter(0, order, first).view(num_slots, num_rows).T
     is_root = torch.arange(num_slots, device=submitted.device) == 0
-    beyond = torch.iinfo(submitted.dtype).max
-    kept = (chosen | is_root) & (submitted >= 0)
-    ordered = submitted.masked_fill(~kept, beyond).sort(1).values
-    return ordered.masked_fill(ordered == beyond, -1)
+    return in_pool_order(submitted, (chosen | is_root) & (submitted >= 0))
 
 
 def rank_batch(pool: DraftPool, submitted: Tensor, calibration: CalibrationTable | None) -> Ranking:
@@ -128,16 +122,13 @@ Microseconds = Annotated[float, Field(gt=0)]
 
 
 class StepCost(Record):
-    """Time of one verification round by its size, at one batch size and context.
-
-    Attributes:
-        token_counts: strictly increasing, nodes the target verifies over the batch, roots
-            counted; two or more.
-        step_us: us, as many, never falling: time of a whole round of that size.
-    """
+    """Time of one verification round by its size, at one batch size and context."""
 
     token_counts: Annotated[tuple[PositiveInt, ...], Field(min_length=2)]
+    """Strictly increasing, nodes the target verifies over the batch, roots counted; two or
+    more."""
     step_us: tuple[Microseconds, ...]
+    """Us, as many, never falling: time of a whole round of that size."""
 
     @model_validator(mode="after")
     def _laws(self) -> StepCost:
@@ -154,10 +145,6 @@ class StepCost(Record):
         A staircase up to the last count, where a batch is padded to the next captured size (a
         size between two counts costs what the larger one does, and size 0 what the smallest
         does); beyond it the line through the last two.
-
-        Raises:
-            UsageError: a flat table, or a flat end beyond which sizes are needed: every
-                token would seem free.
         """
         counts = torch.tensor(self.token_counts, dtype=torch.float64)
         times = torch.tensor(self.step_us, dtype=torch.float64)
@@ -186,15 +173,13 @@ class Calibration(Record):
     P(accepted | parent accepted) = sigmoid(slope · logit(draft_prob) + intercept), multiplied
     along the path, so that no child is likelier than its parent whatever was fitted
     (temperatures per position are the slopes alone).
-
-    Attributes:
-        slopes, intercepts: entry i is for depth i + 1, the last one for all deeper levels;
-            slopes have no unit, intercepts are log-odds in nats.
     """
 
     learned: ClassVar = ("slopes", "intercepts")
     slopes: Annotated[Array, Field(min_length=1, max_length=MAX_DEPTH)]
     intercepts: Array
+    """`slopes`, `intercepts`: entry i is for depth i + 1, the last one for all deeper levels;
+    slopes have no unit, intercepts are log-odds in nats."""
 
     @model_validator(mode="after")
     def _paired(self) -> Self:
@@ -208,15 +193,11 @@ MAX_LOG_ODDS = 16.0
 
 @dataclass(frozen=True)
 class CalibrationTable:
-    """A calibration on the device, `[D]` float64 each.
-
-    Attributes:
-        max_depth: of the trees; None reads it from the device.
-    """
+    """A calibration on the device, `[D]` float64 each."""
 
     slopes: Tensor
     intercepts: Tensor
-    max_depth: int | None = None
+    max_depth: int | None = None  # of the trees; None reads it from the device
 
     def acceptance_logp(self, tree: TokenTree) -> Tensor:
         """`[B, N]` float64, nats: log-probability that the whole path to a node is accepted."""
@@ -246,16 +227,12 @@ def draft_log_odds(draft_logp: Tensor) -> Tensor:
 
 
 class CostedBudget(Budget):
-    """A choice of the likeliest nodes of a batch, as many as their time is worth.
+    """A choice of the likeliest nodes of a batch, as many as their time is worth."""
 
-    Attributes:
-        costs: time of a round by its size.
-        calibration: from draft probability to acceptance; where absent, the draft probability
-            is taken as it is.
-    """
-
-    costs: StepCost | None = None
+    costs: StepCost | None = None  # time of a round by its size
     calibration: Calibration | None = None
+    """From draft probability to acceptance; where absent, the draft probability is taken as it
+    is."""
 
     @property
     def lacks_costs(self) -> bool:
@@ -290,28 +267,22 @@ class MarginalBudget(CostedBudget):
     With the long-run rate of the load as the price of time this maximises long-run tokens per
     time, where the rate of the single step (`SurvivalBudget`) speculates too much in hard
     contexts and too little in easy ones (Dinkelbach's method).
-
-    Attributes:
-        tokens_per_s: λ, the long-run rate of the whole batch at this load; the fixed point is
-            where the rate that the rule achieves is the one it was given.
     """
 
     kind: Literal["marginal"] = "marginal"
     tokens_per_s: Annotated[float, Field(gt=0)]
+    """Λ, the long-run rate of the whole batch at this load; the fixed point is where the rate that
+    the rule achieves is the one it was given."""
 
 
 @dataclass(frozen=True)
 class CostedRule:
-    """The likeliest nodes of a batch, of the size that pays best.
-
-    Attributes:
-        step_us: `[S + 1]` float64, us of a round that verifies so many; None for `max_tokens`.
-        tokens_per_us: the price of time; None maximises the rate of the step.
-    """
+    """The likeliest nodes of a batch, of the size that pays best."""
 
     max_tokens: int | None
     step_us: Tensor | None
-    tokens_per_us: float | None
+    """`[S + 1]` float64, us of a round that verifies so many; None for `max_tokens`."""
+    tokens_per_us: float | None  # the price of time; None maximises the rate of the step
     calibration: CalibrationTable | None
 
     def share(self, plan: Plan, pool: DraftPool, submitted: Tensor) -> Tensor:

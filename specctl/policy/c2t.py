@@ -44,32 +44,24 @@ class ScoredTree(Shape):
 
     A chain that stops at its first node below beta is `first_top_k` and `second_top_k` of 1
     (section 5.5); with a wider first Top-K the chain follows the best scored child instead.
-
-    Attributes:
-        scorer: what predicts acceptance of a node.
-        predicts: the joint acceptance of the paper, or the conditional one, multiplied along
-            the path.
-        beta: a node below this probability is neither expanded nor submitted.
-        depth: drafted levels at most (the paper: 11).
-        first_top_k: likeliest children of an expanded node that are scored at all.
-        second_top_k: nodes kept per level, best score first.
-        keep_leaves: submit also what reaches beta and found no place among the second Top-K,
-            so that one threshold decides alone; false is the paper's, section 4.2.2.
-        num_tokens: cap on submitted nodes, root counted; none as in the paper.
-        min_level_prob: of all nodes together that would be expanded, below which drafting stops:
-            the marginal rule of a level, see `JointThreshold`.
     """
 
     kind: Literal["c2t"] = "c2t"
-    scorer: Scorer
+    scorer: Scorer  # what predicts acceptance of a node
     predicts: Literal["joint", "conditional"] = "joint"
-    beta: Probability
-    depth: Depth = 11
-    first_top_k: TopK = 10
-    second_top_k: TopK = 10
+    """The joint acceptance of the paper, or the conditional one, multiplied along the path."""
+    beta: Probability  # a node below this probability is neither expanded nor submitted
+    depth: Depth = 11  # drafted levels at most (the paper: 11)
+    first_top_k: TopK = 10  # likeliest children of an expanded node that are scored at all
+    second_top_k: TopK = 10  # nodes kept per level, best score first
     keep_leaves: bool = True
+    """Submit also what reaches beta and found no place among the second Top-K, so that one
+    threshold decides alone; false is the paper's, section 4.2.2."""
     num_tokens: NumTokens | None = None
+    """Cap on submitted nodes, root counted; none as in the paper."""
     min_level_prob: Probability = 0.0
+    """Of all nodes together that would be expanded, below which drafting stops: the marginal rule
+    of a level, see `JointThreshold`."""
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -121,11 +113,7 @@ class ScoredShape(PrunedShape):
 
 
 def scored_shape(record: ScoredTree, device: torch.device) -> ScoredShape:
-    """The rule of a fitted record, its scorer's tables on the device.
-
-    Raises:
-        UsageError: features that are not registered, or a beta that no node can reach.
-    """
+    """The rule of a fitted record, its scorer's tables on the device."""
     highest = torch.tensor(highest_log_odds(record.scorer))
     if float(torch.nn.functional.logsigmoid(highest)) < lowest_logp(record.beta):
         raise nothing_kept(record.beta, f"{float(highest.sigmoid()):.6g} as the highest possible")
@@ -178,7 +166,7 @@ def score_by(names: Sequence[str], log_odds: LogOdds) -> Score:
 
 
 def nothing_kept(beta: float, found: str) -> UsageError:
-    """The refusal of a beta that keeps nothing: such a policy only drafts in vain."""
+    """The refusal of a beta that keeps nothing."""
     return UsageError(
         f"beta {beta:g} is reached by no node: {found}",
         hint="lower beta, or fit it from these traces",

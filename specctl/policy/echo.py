@@ -34,6 +34,7 @@ from specctl.policy.rules import (
     RoundStart,
     best_nodes,
     best_of_level,
+    in_pool_order,
     rank_order,
     rows_below,
     stop_rows,
@@ -50,29 +51,23 @@ from specctl.tree import DraftPool, take
 
 
 class SparseGates(Shape):
-    """ECHO's sparse confidence gates (arXiv:2604.09603, section 3.2).
-
-    Attributes:
-        depth: levels at most; the paper has no cap, our reading adds one.
-        width: W_dflt, nodes kept and expanded per level.
-        max_width: W_max, nodes kept of a level whose gate closed; children per expanded node.
-        gate_levels: levels with a gate, 1-based (the paper's d = 0 is level 1).
-        thresholds: joint probability of the level's best node below which its gate closes.
-        num_tokens: nodes submitted, root counted; levels are filled from the root on.
-        rerank: submit the likeliest of all drafted nodes instead, as EAGLE-2 does: the paper's
-            tree of one request is EAGLE-3's own (section C.4), ended by the gates.
-    """
+    """ECHO's sparse confidence gates (arXiv:2604.09603, section 3.2)."""
 
     learned: ClassVar = ("thresholds",)
     always_reads: ClassVar = ("joint_prob",)
     kind: Literal["echo"] = "echo"
-    depth: Depth = 8
-    width: TopK = 3
+    depth: Depth = 8  # levels at most; the paper has no cap, our reading adds one
+    width: TopK = 3  # W_dflt, nodes kept and expanded per level
     max_width: TopK = 10
+    """W_max, nodes kept of a level whose gate closed; children per expanded node."""
     gate_levels: tuple[Depth, ...] = Field(min_length=1)
+    """Levels with a gate, 1-based (the paper's d = 0 is level 1)."""
     thresholds: tuple[Annotated[Probability, AfterValidator(ceil_float32)], ...]
-    num_tokens: NumTokens = 48
+    """Joint probability of the level's best node below which its gate closes."""
+    num_tokens: NumTokens = 48  # nodes submitted, root counted; levels are filled from the root on
     rerank: bool = False
+    """Submit the likeliest of all drafted nodes instead, as EAGLE-2 does: the paper's tree of one
+    request is EAGLE-3's own (section C.4), ended by the gates."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -112,15 +107,12 @@ class SparseGatesShape(BaseShape):
 
     Eq. 5 to 7 and Algorithm 1 with our repairs: d = 0 is the first drafted level, there is a depth
     cap, and a capped size fills the levels from the root on, the widened one last.
-
-    Attributes:
-        gates: log-probability of a level's likeliest node below which its gate closes, by level.
-        rerank: submits the likeliest nodes of all levels.
     """
 
     max_width: int
     gates: dict[int, float]
-    rerank: bool = False
+    """Log-probability of a level's likeliest node below which its gate closes, by level."""
+    rerank: bool = False  # submits the likeliest nodes of all levels
 
     def begin(self, start: RoundStart) -> Plan:
         plan = super().begin(start)
@@ -141,11 +133,9 @@ class SparseGatesShape(BaseShape):
         exists = pool.joint_logp.gather(1, kept.clamp(min=0)) > -math.inf
         exists = exists & (kept >= 0)
         exists = exists & (exists.cumsum(1) < self.max_tokens)
-        beyond = pool.joint_logp.shape[1]
-        root = torch.zeros_like(kept[:, :1])
-        ordered = torch.cat([root, kept.masked_fill(~exists, beyond)], 1).sort(1).values
-        ordered = ordered[:, : self.max_tokens]
-        return ordered.masked_fill(ordered == beyond, -1)
+        chosen = torch.nn.functional.pad(kept, (1, 0))  # the root
+        exists = torch.nn.functional.pad(exists, (1, 0), value=True)
+        return in_pool_order(chosen, exists)[:, : self.max_tokens]
 
     def _decide(self, plan: GatedPlan, level: Level) -> Tensor:
         """`[B, W']` the level's likeliest nodes, after its gate; notes which of them it keeps."""
@@ -245,22 +235,17 @@ ECHO = ShapeFamily(
 
 
 class ElasticBudget(Budget):
-    """ECHO's batch budget (Algorithm 1, repaired: never negative, fair order, root counted).
-
-    Attributes:
-        max_tokens: K_max, nodes verified per round over the batch, roots counted, hence at least
-            the batch size.
-        default_width: W_dflt, nodes that a request gets of a level when it deepens.
-        max_width: W_max, nodes that a request gets at a time when it is widened.
-        order: requests of a level by their confidence, or by row, as the paper's loop has it,
-            which starves the late rows.
-    """
+    """ECHO's batch budget (Algorithm 1, repaired: never negative, fair order, root counted)."""
 
     kind: Literal["echo_budget"] = "echo_budget"
     max_tokens: PositiveInt
-    default_width: TopK = 3
-    max_width: TopK = 10
+    """K_max, nodes verified per round over the batch, roots counted, hence at least the batch
+    size."""
+    default_width: TopK = 3  # W_dflt, nodes that a request gets of a level when it deepens
+    max_width: TopK = 10  # W_max, nodes that a request gets at a time when it is widened
     order: Literal["confidence", "row"] = "confidence"
+    """Requests of a level by their confidence, or by row, as the paper's loop has it, which
+    starves the late rows."""
 
 
 @dataclass(frozen=True)
@@ -274,13 +259,10 @@ class ElasticRule:
     their likeliest node there; ties go to the earlier row. The batch verifies its roots and the
     first `max_tokens - B` nodes of that order. So nothing is widened before all have deepened,
     no budget is overdrawn, and more budget never takes a node away.
-
-    Attributes:
-        max_depth: of the trees; None reads it from the device.
     """
 
     record: ElasticBudget
-    max_depth: int | None = None
+    max_depth: int | None = None  # of the trees; None reads it from the device
 
     def share(self, plan: Plan, pool: DraftPool, submitted: Tensor) -> Tensor:
         tree, score = take(pool, submitted), acceptance_logp(pool, submitted, None)

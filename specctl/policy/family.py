@@ -25,13 +25,10 @@ NumTokens = Annotated[int, Field(ge=2, le=MAX_TOKENS)]
 
 
 class Shape(Record):
-    """The growth of a tree, and the choice of its submitted nodes.
-
-    Attributes:
-        always_reads: names of the features that every record of the kind decides by.
-    """
+    """The growth of a tree, and the choice of its submitted nodes."""
 
     always_reads: ClassVar[tuple[str, ...]] = ()
+    """Names of the features that every record of the kind decides by."""
     kind: str
 
     @property
@@ -70,37 +67,27 @@ PROBS = "0.05 0.1 0.2 0.3 0.4 0.5 0.6 0.7 0.8 0.9"
 
 @dataclass(frozen=True)
 class Scaled:
-    """Values that only a load makes absolute.
+    """Values that only a load makes absolute."""
 
-    Attributes:
-        factors: times `unit`. unit: `batch size`, or `best static rate`, its tokens/s over the
-            training prompts.
-        as_is: values that are not scaled.
-    """
-
-    factors: tuple[float, ...]
-    unit: str
-    as_is: tuple[str, ...] = ()
+    factors: tuple[float, ...]  # times `unit`
+    unit: str  # `batch size`, or `best static rate`, its tokens/s over the training prompts
+    as_is: tuple[str, ...] = ()  # values that are not scaled
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One kind of a policy's part. A fact without a default has to be stated by every family.
+    """One kind of a policy's part. A fact without a default has to be stated by every family."""
 
-    Attributes:
-        record: its parameters; the default of field `kind` names it in JSON.
-        rule: from a record to the rule that decides. Shapes: `(record, device)`; acceptances:
-            `(record, device, eos_ids)`; budgets: `(record, batch_size, max_tokens, device)`.
-        words: its names on the command line, with settings that they imply; none for a family
-            that needs a fit.
-        grids: values that tuning searches, by word; `stop:signal=entropy` is a word with a fixed
-            setting. A budget's may be `Scaled`.
-    """
-
-    record: type[Record]
+    record: type[Record]  # its parameters; the default of field `kind` names it in JSON
     rule: Callable[..., Any]
+    """From a record to the rule that decides. Shapes: `(record, device)`; acceptances: `(record,
+    device, eos_ids)`; budgets: `(record, batch_size, max_tokens, device)`."""
     words: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Its names on the command line, with settings that they imply; none for a family that needs a
+    fit."""
     grids: Mapping[str, Mapping[str, tuple[str, ...] | Scaled]] = field(default_factory=dict)
+    """Values that tuning searches, by word; `stop:signal=entropy` is a word with a fixed setting.
+    A budget's may be `Scaled`."""
 
     @property
     def kind(self) -> str:
@@ -110,51 +97,40 @@ class Family:
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeFamily(Family):
-    """A family of shapes, with the facts that other rooms rely on.
+    """A family of shapes, with the facts that other rooms rely on."""
 
-    Attributes:
-        is_static: every round drafts and submits a tree of one size, and nothing is learned.
-        is_deep: a record demands more nodes than levels.
-        is_timed: the rule works between levels, so that a profile times it.
-        reads_entropy: the rule may look at entropies, which a log then has to hold.
-        is_ranked: of a record: its known nodes stand whatever is unknown below less likely ones,
-            so that replay's bounds are close. True of shapes that expand and submit by joint
-            probability alone, and of chains, which end where the log does.
-        kernel: the kind of parameter buffer by which kernels decide in captured rounds; None where
-            the torch rule decides between graphs.
-        chain: of a record: the record whose rule grows and cuts the drafter's likeliest path
-            alone, as engines do that draft chains; None where every record is such a chain.
-        withholds: of a record: the reason why its drafts may not be drawn from the drafter, as a
-            clause: the rule may keep a drafted token from verification for what it is. None if it
-            never does.
-        shared_grid: coarser values where a budget trims the tree anyway.
-        fitted_grid, shared_fitted_grid: the same of fitted artifacts, whose other settings stay.
-        places: where a setting of the fitted grid stands in the record, if not at the top.
-    """
-
-    is_static: bool
-    is_deep: bool
-    is_timed: bool
-    reads_entropy: bool
+    is_static: bool  # every round drafts and submits a tree of one size, and nothing is learned
+    is_deep: bool  # a record demands more nodes than levels
+    is_timed: bool  # the rule works between levels, so that a profile times it
+    reads_entropy: bool  # the rule may look at entropies, which a log then has to hold
     is_ranked: Callable[[Any], bool]
+    """Of a record: its known nodes stand whatever is unknown below less likely ones, so that
+    replay's bounds are close. True of shapes that expand and submit by joint probability alone,
+    and of chains, which end where the log does."""
     kernel: Literal["static", "bins", "gates", "pruned"] | None
+    """The kind of parameter buffer by which kernels decide in captured rounds; None where the
+    torch rule decides between graphs."""
     chain: Callable[[Any], Record] | None
+    """Of a record: the record whose rule grows and cuts the drafter's likeliest path alone, as
+    engines do that draft chains; None where every record is such a chain."""
     withholds: Callable[[Any], str | None]
+    """Of a record: the reason why its drafts may not be drawn from the drafter, as a clause: the
+    rule may keep a drafted token from verification for what it is. None if it never does."""
     shared_grid: Grid = field(default_factory=dict)
+    """Coarser values where a budget trims the tree anyway."""
     fitted_grid: Grid = field(default_factory=dict)
     shared_fitted_grid: Grid = field(default_factory=dict)
+    """`fitted_grid`, `shared_fitted_grid`: the same of fitted artifacts, whose other settings
+    stay."""
     places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Where a setting of the fitted grid stands in the record, if not at the top."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptanceFamily(Family):
-    """A family of acceptances.
+    """A family of acceptances."""
 
-    Attributes:
-        is_lossless: the emitted text follows the target's own distribution, whatever the shape.
-    """
-
-    is_lossless: bool
+    is_lossless: bool  # the emitted text follows the target's own distribution, whatever the shape
 
 
 def always(record: Record) -> bool:

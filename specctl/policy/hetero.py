@@ -33,27 +33,23 @@ class EntropyBins(Shape):
 
     With Δ = alpha - r in the r-th low-entropy bin (0 elsewhere), depth becomes depth + Δ and
     size becomes ceil(gamma_r · num_tokens + Δ), never below depth + 1 nodes.
-
-    Attributes:
-        base: the tree that is extended and pruned.
-        edges: ascending Φ thresholds, nats; bin i holds Φ in (edges[i-1], edges[i]].
-        gammas: one factor per low-entropy bin, lowest entropy first (0.3, 0.6, 1.0).
-        alpha: depth extension of the first bin; the paper's best is ceil(depth / 2).
-        index_base: what the paper's i starts from in Δ = alpha - i; 0 is our reading.
-        cap_tokens: never submit more than `base.num_tokens` (gamma 1.0 would add Δ).
-        path: how P* is chosen, by cumulative score or by the last token's own probability.
     """
 
     learned: ClassVar = ("edges",)
     always_reads: ClassVar = ("phi",)
     kind: Literal["hetero"] = "hetero"
-    base: StaticTree
+    base: StaticTree  # the tree that is extended and pruned
     edges: Array = Field(min_length=1, max_length=MAX_EDGES)
+    """Ascending Φ thresholds, nats; bin i holds Φ in (edges[i-1], edges[i]]."""
     gammas: tuple[Annotated[float, Field(gt=0.0, le=4.0)], ...] = (0.3, 0.6, 1.0)
+    """One factor per low-entropy bin, lowest entropy first (0.3, 0.6, 1.0)."""
     alpha: Annotated[int, Field(ge=0, le=MAX_DEPTH)] | None = None
+    """Depth extension of the first bin; the paper's best is ceil(depth / 2)."""
     index_base: Literal[0, 1] = 0
-    cap_tokens: bool = False
+    """What the paper's i starts from in Δ = alpha - i; 0 is our reading."""
+    cap_tokens: bool = False  # never submit more than `base.num_tokens` (gamma 1.0 would add Δ)
     path: Literal["cumulative", "conditional"] = "cumulative"
+    """How P* is chosen, by cumulative score or by the last token's own probability."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -95,7 +91,7 @@ class EntropyBins(Shape):
 class EntropyBinsShape(BaseShape):
     """Drafts the base depth, reads Φ, then extends and prunes by bin (sections 4.1 to 4.3).
 
-    Bins are told by `edges`, `[E]` float32 nats; of each bin there are levels and size.
+    `edges` are `[E]` float32 nats; each bin has its levels and size.
     """
 
     base_depth: int

@@ -33,22 +33,19 @@ from specctl.records import require
 
 
 class Mars(Acceptance):
-    """MARS: also accept the target's second choice where its margin is low. Lossy.
-
-    Attributes:
-        mode: `alg1` (greedy, the paper), `sound` (sampling by coupling, strict child first).
-        form: `ratio` z2/z1 of raw logits, where both are positive; `margin` z1 - z2, nats;
-            `prob_ratio` p2/p1 before temperature.
-        theta: relax above it (below it for `margin`); 1 (0 for `margin`) relaxes nothing.
-        deny_token_ids: never relaxed, to or from (digits, tool-call marks); the ids that end a
-            text are always among them.
-    """
+    """MARS: also accept the target's second choice where its margin is low. Lossy."""
 
     kind: Literal["mars"] = "mars"
     mode: Literal["alg1", "sound"] = "sound"
+    """`alg1` (greedy, the paper), `sound` (sampling by coupling, strict child first)."""
     form: Literal["ratio", "margin", "prob_ratio"] = "ratio"
+    """`ratio` z2/z1 of raw logits, where both are positive; `margin` z1 - z2, nats; `prob_ratio`
+    p2/p1 before temperature."""
     theta: Annotated[float, Field(ge=0)] = 0.9
+    """Relax above it (below it for `margin`); 1 (0 for `margin`) relaxes nothing."""
     deny_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """Never relaxed, to or from (digits, tool-call marks); the ids that end a text are always
+    among them."""
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:

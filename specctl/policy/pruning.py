@@ -48,18 +48,15 @@ its parent's. A result that is never above the parent's keeps a capped tree clos
 
 @dataclass
 class PrunedPlan(Plan):
-    """Also remembers the scores of what was drafted so far.
-
-    Attributes:
-        levels: `[B, C]` float32 of each level, combined along the path; -inf in empty slots, and
-            inf at the root, which is always submitted.
-        of_frontier: `[B, W]` float32, scores of the nodes whose children come next.
-        scores: `[B, P']` of all that was scored; empty before `select`.
-    """
+    """Also remembers the scores of what was drafted so far."""
 
     levels: list[Tensor] = field(default_factory=list)
+    """`[B, C]` float32 of each level, combined along the path; -inf in empty slots, and inf at the
+    root, which is always submitted."""
     of_frontier: Tensor = field(default_factory=lambda: torch.empty(0))
+    """`[B, W]` float32, scores of the nodes whose children come next."""
     scores: Tensor = field(default_factory=lambda: torch.empty(0))
+    """`[B, P']` of all that was scored; empty before `select`."""
     num_scored: int = 1
 
 
@@ -69,21 +66,15 @@ class PrunedShape(BaseShape):
 
     A round scores once a level, so on a CPU it costs its number of operations: scores are
     kept by level, and a child's parent is known by its place, W-major below the last frontier.
-
-    Attributes:
-        score: of nodes as they are drafted, natural log of their acceptance. combine: with the
-            parent's; None leaves a node its own, for scores that cannot rise along a path or need
-            no closing.
-        min_score: below it a node is neither expanded nor submitted.
-        root_score: what `combine` gets for the parent of the first level.
-        min_level_prob: of a level's nodes together, below which none is expanded.
     """
 
-    score: Score
-    min_score: float
+    score: Score  # of nodes as they are drafted, natural log of their acceptance
+    min_score: float  # below it a node is neither expanded nor submitted
     combine: Combine | None = None
-    root_score: float = float("inf")
-    min_level_prob: float = 0.0
+    """With the parent's; None leaves a node its own, for scores that cannot rise along a path or
+    need no closing."""
+    root_score: float = float("inf")  # what `combine` gets for the parent of the first level
+    min_level_prob: float = 0.0  # of a level's nodes together, below which none is expanded
 
     def begin(self, start: RoundStart) -> Plan:
         plan = super().begin(start)
@@ -162,22 +153,17 @@ class JointThreshold(Shape):
     adds is at least λ · (us to draft it); what it adds grows with the probability that the text
     goes through one of the nodes that are expanded, which is the sum of theirs, as at most one of
     a level is on the path.
-
-    Attributes:
-        depth: drafted levels at most.
-        top_k: children per expanded node and nodes expanded per level.
-        min_prob: of the whole path.
-        num_tokens: cap on submitted nodes, root counted; none leaves it to `min_prob`.
-        min_level_prob: of all nodes together that would be expanded, below which drafting stops.
     """
 
     always_reads: ClassVar = ("joint_prob",)
     kind: Literal["threshold"] = "threshold"
-    depth: Depth = 8
-    top_k: TopK = 10
-    min_prob: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    depth: Depth = 8  # drafted levels at most
+    top_k: TopK = 10  # children per expanded node and nodes expanded per level
+    min_prob: Annotated[float, Field(ge=0, lt=1)] = 0.05  # of the whole path
     num_tokens: NumTokens | None = None
+    """Cap on submitted nodes, root counted; none leaves it to `min_prob`."""
     min_level_prob: Probability = 0.0
+    """Of all nodes together that would be expanded, below which drafting stops."""
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:

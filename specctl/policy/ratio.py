@@ -41,19 +41,15 @@ class Ratio(Acceptance):
 
 @dataclass(frozen=True)
 class Chances:
-    """The probabilities of a verification of chains, float64.
-
-    Attributes:
-        accept: `[B, N]`, of each draft token if the ones before it are accepted; 0 at the root and
-            in empty slots.
-        rest: `[B, N, V]`, distribution of the token emitted behind each node if its draft token is
-            refused; behind the last node of a chain the target's own.
-        draft_prob: `[B, N]`, q of each draft token; meaningless where there is none.
-    """
+    """The probabilities of a verification of chains, float64."""
 
     accept: Tensor
+    """`[B, N]`, of each draft token if the ones before it are accepted; 0 at the root and in empty
+    slots."""
     rest: Tensor
-    draft_prob: Tensor
+    """`[B, N, V]`, distribution of the token emitted behind each node if its draft token is
+    refused; behind the last node of a chain the target's own."""
+    draft_prob: Tensor  # `[B, N]`, q of each draft token; meaningless where there is none
 
 
 @dataclass(frozen=True)

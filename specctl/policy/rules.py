@@ -7,7 +7,7 @@ The round calls, in order: `begin`, then `grow` after every drafted level, `sele
 budget's `share`, the acceptance's `judge` on the target's answer, `observe` on the outcome.
 
 Rules hold parameters and no state. What a rule wants to remember of a request from round to
-round is a row of numbers, its *memory*, which whoever runs it keeps: the runtime by slot, replay
+round is a row of numbers, its *memory*, which the runtime keeps by slot, replay
 by request. It is zero in a request's first round.
 """
 
@@ -23,17 +23,13 @@ from specctl.tree import DraftPool
 
 @dataclass(frozen=True)
 class RoundStart:
-    """The state of B requests when a round begins.
-
-    Attributes:
-        memory: `[B, M]` float64, what the shape noted of each request in its earlier rounds.
-        batch_size: requests that decode together. Not `num_rows` in replay, whose rows are
-            positions of a log, each of a request by itself.
-    """
+    """The state of B requests when a round begins."""
 
     num_rows: int
-    memory: Tensor
+    memory: Tensor  # `[B, M]` float64, what the shape noted of each request in its earlier rounds
     batch_size: int = 1
+    """Requests that decode together. Not `num_rows` in replay, whose rows are positions of a log,
+    each of a request by itself."""
 
 
 def fresh_start(
@@ -46,22 +42,19 @@ def fresh_start(
 
 @dataclass
 class Plan:
-    """A shape's memory within one round.
-
-    Attributes:
-        max_depth: `[B]` int64, levels this round drafts for each row; deeper ones are drafted only
-            where another row of the batch wants them, and are never submitted.
-        bins: `[B]` int64 or None, the regime that a shape chose, -1 while unknown.
-        stopped_at: `[B]` int64 or None, the level where a gate closed, 0 for none: its nodes are
-            there for a budget that has some to spare.
-        deepest: levels that no row goes beyond, where the host knows it; None: the rule's own.
-    """
+    """A shape's memory within one round."""
 
     num_rows: int
     max_depth: Tensor
+    """`[B]` int64, levels this round drafts for each row; deeper ones are drafted only where
+    another row of the batch wants them, and are never submitted."""
     bins: Tensor | None = None
+    """`[B]` int64 or None, the regime that a shape chose, -1 while unknown."""
     stopped_at: Tensor | None = None
+    """`[B]` int64 or None, the level where a gate closed, 0 for none: its nodes are there for a
+    budget that has some to spare."""
     deepest: int | None = None
+    """The deepest level of any row, where the host knows it; None: the rule's own."""
 
 
 @dataclass(frozen=True)
@@ -81,36 +74,23 @@ class Level:
 
 @dataclass(frozen=True)
 class Frontier:
-    """The candidates to expand next.
+    """The candidates to expand next."""
 
-    Attributes:
-        index: `[B, W]` int64 pool indices, likeliest first.
-        keep: `[B, W]` bool: expand this one; those that are kept stand first. When none is kept,
-            drafting ends; a row without any has stopped.
-    """
-
-    index: Tensor
+    index: Tensor  # `[B, W]` int64 pool indices, likeliest first
     keep: Tensor
+    """`[B, W]` bool: expand this one; those that are kept stand first. When none is kept, drafting
+    ends; a row without any has stopped."""
 
 
 class ShapeRule(Protocol):
-    """The growth of a tree, and the choice of its submitted nodes.
+    """The growth of a tree, and the choice of its submitted nodes."""
 
-    Attributes:
-        max_depth: levels at most, in any round.
-        top_k: children per expanded node.
-        width: nodes expanded per level at most.
-        max_tokens: nodes submitted at most, root counted.
-        memory_size: M, numbers that the rule keeps of a request; 0 for most.
-        needs_text: it reads features that compare tokens with the recent text.
-    """
-
-    max_depth: int
-    top_k: int
-    width: int
-    max_tokens: int
-    memory_size: int
-    needs_text: bool
+    max_depth: int  # levels at most, in any round
+    top_k: int  # children per expanded node
+    width: int  # nodes expanded per level at most
+    max_tokens: int  # nodes submitted at most, root counted
+    memory_size: int  # M, numbers that the rule keeps of a request; 0 for most
+    needs_text: bool  # it reads features that compare tokens with the recent text
 
     def begin(self, start: RoundStart) -> Plan:
         """Starts a round of B rows."""
@@ -268,6 +248,11 @@ def best_nodes(pool: DraftPool, num_tokens: int, limit: Tensor | None = None) ->
     empty = pool.joint_logp.gather(1, chosen) == float("-inf")
     if limit is not None:
         empty = empty | (slots >= limit[:, None])
-    beyond = pool.joint_logp.shape[1]
-    ordered = chosen.masked_fill(empty, beyond).sort(1).values
-    return ordered.masked_fill(ordered == beyond, -1)
+    return in_pool_order(chosen, ~empty)
+
+
+def in_pool_order(index: Tensor, keep: Tensor) -> Tensor:
+    """`[B, N]` int64: the kept pool indices in ascending order, -1 padded at the end."""
+    last = torch.iinfo(index.dtype).max
+    ordered = index.masked_fill(~keep, last).sort(1).values
+    return ordered.masked_fill(ordered == last, -1)

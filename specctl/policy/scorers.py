@@ -23,23 +23,17 @@ MAX_HIDDEN, MAX_CELLS = 64, 256
 
 
 class FfnScorer(Record):
-    """C2T's two-layer ReLU network (arXiv:2502.13652, section 3.2), sigmoid output.
-
-    Attributes:
-        features: names of the node features it reads, in order.
-        mean, scale: standardisation of each feature.
-        w1, b1: `[H, F]`, `[H]`. w2, b2: `[H]`, `[1]`.
-    """
+    """C2T's two-layer ReLU network (arXiv:2502.13652, section 3.2), sigmoid output."""
 
     learned: ClassVar = ("mean", "scale", "w1", "b1", "w2", "b2")
     kind: Literal["ffn"] = "ffn"
-    features: tuple[str, ...] = Field(min_length=1)
+    features: tuple[str, ...] = Field(min_length=1)  # names of the node features it reads, in order
     mean: Array
-    scale: Array
+    scale: Array  # `mean`, `scale`: standardisation of each feature
     w1: Matrix
-    b1: Array
+    b1: Array  # `w1`, `b1`: `[H, F]`, `[H]`
     w2: Array
-    b2: Array
+    b2: Array  # `w2`, `b2`: `[H]`, `[1]`
 
     @model_validator(mode="after")
     def _shapes(self) -> Self:
@@ -55,21 +49,18 @@ class FfnScorer(Record):
 
 
 class AcceptanceTable(Record):
-    """Acceptance given the parent's, by the drafter's probability and what the text repeats.
-
-    Attributes:
-        features: names of the two node features that it reads.
-        edges: natural logs of draft probabilities, ascending, E of them: bin i holds those above
-            edge i - 1 up to edge i.
-        log_odds: `[2 · SUFFIX_TOKENS + 1, E + 1]`, a row for each value of `copy_length`, from
-            -SUFFIX_TOKENS on.
-    """
+    """Acceptance given the parent's, by the drafter's probability and what the text repeats."""
 
     learned: ClassVar = ("edges", "log_odds")
     kind: Literal["table"] = "table"
     features: tuple[Literal["draft_logp"], Literal["copy_length"]] = ("draft_logp", "copy_length")
+    """Names of the two node features that it reads."""
     edges: Array
+    """Natural logs of draft probabilities, ascending, E of them: bin i holds those above edge i -
+    1 up to edge i."""
     log_odds: Matrix
+    """`[2 · SUFFIX_TOKENS + 1, E + 1]`, a row for each value of `copy_length`, from -SUFFIX_TOKENS
+    on."""
 
     @model_validator(mode="after")
     def _shapes(self) -> Self:

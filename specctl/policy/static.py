@@ -46,31 +46,22 @@ class RootOnly(Shape):
 
 
 class Chain(Shape):
-    """A fixed chain of the drafter's likeliest tokens.
-
-    Attributes:
-        num_draft_tokens: K, draft tokens a round (vLLM's `num_speculative_tokens`).
-    """
+    """A fixed chain of the drafter's likeliest tokens."""
 
     kind: Literal["chain"] = "chain"
-    num_draft_tokens: Depth = 4
+    num_draft_tokens: Depth = 4  # K, draft tokens a round (vLLM's `num_speculative_tokens`)
 
 
 class StaticTree(Shape):
-    """EAGLE-2's dynamic tree with fixed size (arXiv:2406.16858).
-
-    Attributes:
-        depth: drafted levels. EAGLE's own `depth` d drafts d + 1 of them; SGLang's
-            `num_steps` is this number.
-        top_k: children per expanded node and nodes expanded per level.
-        num_tokens: nodes submitted, **root counted** (EAGLE's `total_token`, SGLang's
-            `num_draft_tokens`).
-    """
+    """EAGLE-2's dynamic tree with fixed size (arXiv:2406.16858)."""
 
     kind: Literal["eagle2"] = "eagle2"
     depth: Depth = 6
-    top_k: TopK = 8
+    """Drafted levels. EAGLE's own `depth` d drafts d + 1 of them; SGLang's `num_steps` is this
+    number."""
+    top_k: TopK = 8  # children per expanded node and nodes expanded per level
     num_tokens: NumTokens = 48
+    """Nodes submitted, **root counted** (EAGLE's `total_token`, SGLang's `num_draft_tokens`)."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -85,16 +76,13 @@ class ChainSchedule(Shape):
     """A chain whose length follows the size of the batch: fewer draft tokens, the more requests
     share the target's pass. vLLM's `num_speculative_tokens_per_batch_size`, SGLang's keys by batch
     size.
-
-    Attributes:
-        from_batch: batch sizes from which an entry holds, ascending, the first one 1; an entry
-            holds up to the next, the last one for all larger batches.
-        num_draft_tokens: K of each entry; 0 is plain decoding.
     """
 
     kind: Literal["schedule"] = "schedule"
     from_batch: tuple[PositiveInt, ...]
-    num_draft_tokens: tuple[Length, ...]
+    """Batch sizes from which an entry holds, ascending, the first one 1; an entry holds up to the
+    next, the last one for all larger batches."""
+    num_draft_tokens: tuple[Length, ...]  # K of each entry; 0 is plain decoding
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -221,19 +209,16 @@ class FullTree(Shape):
     """All that a dense log holds: the policy of dense collection (design.md, section 1).
 
     Everything drafted is submitted, so as a live policy it is a reference for tests, not for use.
-
-    Attributes:
-        depth: drafted levels. top_k: children per expanded node (C2T's superset: 11 and 10).
-        width: nodes expanded per level for their joint probability; none means `top_k`.
-        nested: expand also what the static trees of every smaller top_k would, so that each of
-            them is contained exactly.
     """
 
     kind: Literal["full"] = "full"
-    depth: Depth = 11
-    top_k: TopK = 10
+    depth: Depth = 11  # drafted levels
+    top_k: TopK = 10  # children per expanded node (C2T's superset: 11 and 10)
     width: TopK | None = None
+    """Nodes expanded per level for their joint probability; none means `top_k`."""
     nested: bool = True
+    """Expand also what the static trees of every smaller top_k would, so that each of them is
+    contained exactly."""
 
 
 @dataclass

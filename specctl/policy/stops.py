@@ -57,27 +57,22 @@ class SignalStop(Shape):
     - `sqrt_entropy`: the square root of that is above (SVIP, arXiv:2411.18462, Eq. 7, 0.3);
     - `entropy_bound`: 1 - sqrt(entropy_factor · entropy) is below (AdaEDL, arXiv:2410.18351,
       with a fixed λ).
-
-    Attributes:
-        threshold: as above.
-        window: draft levels at most (transformers: 20).
-        top_k: 1 for chains. More grows an EAGLE-2 tree, whose rows stop by the best node of a
-            level, as HeteroSpec puts AdaEDL on EAGLE-3's (arXiv:2505.13254, appendix A.10).
-        num_tokens: nodes submitted, root counted; all of a chain, and needed by a tree.
-        entropy_factor: AdaEDL's γ, 0.2 in all its experiments; read by `entropy_bound` alone.
-        keep_last: submit the uncertain token and stop after it, as transformers does; false
-            stops before it and leaves the first token untested, as SVIP's Algorithm 1 does; of
-            chains alone.
     """
 
     kind: Literal["stop"] = "stop"
     signal: Literal["confidence", "survival", "entropy", "sqrt_entropy", "entropy_bound"]
-    threshold: Annotated[float, Field(ge=0)]
-    window: Depth = 20
+    threshold: Annotated[float, Field(ge=0)]  # as above
+    window: Depth = 20  # draft levels at most (transformers: 20)
     top_k: TopK = 1
+    """1 for chains. More grows an EAGLE-2 tree, whose rows stop by the best node of a level, as
+    HeteroSpec puts AdaEDL on EAGLE-3's (arXiv:2505.13254, appendix A.10)."""
     num_tokens: NumTokens | None = None
+    """Nodes submitted, root counted; all of a chain, and needed by a tree."""
     entropy_factor: Annotated[float, Field(gt=0)] = 0.2
+    """AdaEDL's γ, 0.2 in all its experiments; read by `entropy_bound` alone."""
     keep_last: bool = True
+    """Submit the uncertain token and stop after it, as transformers does; false stops before it
+    and leaves the first token untested, as SVIP's Algorithm 1 does; of chains alone."""
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -211,22 +206,17 @@ class DynamicDepth(Shape):
 
     The heuristic H is the log of the summed path probabilities of the beam, the nodes that
     would be expanded next. All that was drafted may be submitted.
-
-    Attributes:
-        depth: drafted levels at most (the paper's n).
-        top_k: children per expanded node and nodes expanded per level (its w).
-        num_tokens: nodes submitted, root counted.
-        check_levels: levels after which H is compared (its S); each check waits for the device.
-        min_beam_logp: nats; drafting stops where H is below it (its x).
     """
 
     always_reads: ClassVar = ("joint_prob",)
     kind: Literal["ddd"] = "ddd"
-    depth: Depth = 11
-    top_k: TopK = 10
-    num_tokens: NumTokens = 60
+    depth: Depth = 11  # drafted levels at most (the paper's n)
+    top_k: TopK = 10  # children per expanded node and nodes expanded per level (its w)
+    num_tokens: NumTokens = 60  # nodes submitted, root counted
     check_levels: tuple[Depth, ...] = (5, 7, 9)
+    """Levels after which H is compared (its S); each check waits for the device."""
     min_beam_logp: Annotated[float, Field(le=0)] = -0.3
+    """Nats; drafting stops where H is below it (its x)."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -289,22 +279,18 @@ class OptTree(Shape):
     After every level the best tree of what is drafted is known, the `num_tokens` nodes of
     highest path probability, and so is its expected acceptance length, their sum. Drafting goes
     on while the last level raised it by more than `min_gain`.
-
-    Attributes:
-        depth: drafted levels at most (the released code: 10).
-        top_k: children per expanded node and nodes expanded per level. The paper's is
-            `num_tokens - 1`, which leaves out nothing; a log holds less.
-        num_tokens: nodes submitted, root counted.
-        min_gain: δ, tokens; the paper suggests about the cost of a draft step over that of a
-            target step, between 0 and 1.
     """
 
     always_reads: ClassVar = ("joint_prob",)
     kind: Literal["opt_tree"] = "opt_tree"
-    depth: Depth = 10
+    depth: Depth = 10  # drafted levels at most (the released code: 10)
     top_k: TopK = 10
-    num_tokens: NumTokens = 51
+    """Children per expanded node and nodes expanded per level. The paper's is `num_tokens - 1`,
+    which leaves out nothing; a log holds less."""
+    num_tokens: NumTokens = 51  # nodes submitted, root counted
     min_gain: Annotated[float, Field(ge=0)] = 0.5
+    """Δ, tokens; the paper suggests about the cost of a draft step over that of a target step,
+    between 0 and 1."""
 
 
 @dataclass(kw_only=True)

@@ -22,66 +22,43 @@ class DraftLaw:
 
 @dataclass(frozen=True)
 class Verification:
-    """The target's answer: the inputs of an acceptance.
+    """The target's answer: the inputs of an acceptance."""
 
-    Attributes:
-        tree: submitted nodes, `[B, N]`.
-        target_ids: `[B, N]` int64, the target's own token after each node, drawn or argmax.
-        logits: `[B, N, V]`, raw, after each node; the law of a child stands at its parent.
-        law: `[B, N, V]` logits after temperature, top-k and top-p; `logits` itself if all rows
-            are greedy.
-        greedy: `[B]` bool.
-        seeds: `[B]` int64, of each request's stream. positions: `[B, N]` int64, output position
-            of the token in `target_ids`.
-        memory: `[B, M]` float64, what the acceptance noted of each request in earlier rounds.
-        draft_law: None unless the rule needs it.
-    """
-
-    tree: TokenTree
-    target_ids: Tensor
-    logits: Tensor
+    tree: TokenTree  # submitted nodes, `[B, N]`
+    target_ids: Tensor  # `[B, N]` int64, the target's own token after each node, drawn or argmax
+    logits: Tensor  # `[B, N, V]`, raw, after each node; the law of a child stands at its parent
     law: Tensor
-    greedy: Tensor
-    seeds: Tensor
-    positions: Tensor
-    memory: Tensor
-    draft_law: DraftLaw | None = None
+    """`[B, N, V]` logits after temperature, top-k and top-p; `logits` itself if all rows are
+    greedy."""
+    greedy: Tensor  # `[B]` bool
+    seeds: Tensor  # `[B]` int64, of each request's stream
+    positions: Tensor  # `[B, N]` int64, output position of the token in `target_ids`
+    memory: Tensor  # `[B, M]` float64, what the acceptance noted of each request in earlier rounds
+    draft_law: DraftLaw | None = None  # None unless the rule needs it
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """An acceptance's decision on a verification.
+    """An acceptance's decision on a verification."""
 
-    Attributes:
-        admitted: `[B, N]` bool, the node may follow its parent; at most one child per node.
-        target_ids: `[B, N]` int64, what is emitted behind the last admitted node: the target's
-            own token unless the rule draws another.
-        evidence: `[B, N]` float32, what the rule measured at each node, for its `observe`.
-    """
-
-    admitted: Tensor
+    admitted: Tensor  # `[B, N]` bool, the node may follow its parent; at most one child per node
     target_ids: Tensor
+    """`[B, N]` int64, what is emitted behind the last admitted node: the target's own token unless
+    the rule draws another."""
     evidence: Tensor | None = None
+    """`[B, N]` float32, what the rule measured at each node, for its `observe`."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a round of B requests.
+    """The outcome of a round of B requests."""
 
-    Attributes:
-        pool: all candidates, `[B, P]`.
-        submitted: `[B, N]` int64, pool index of every verified node, root first, -1 padded.
-        tree: the verified nodes, `[B, N]`.
-        path: `[B, D + 1]` int64, tree indices of root and accepted nodes, -1 padded.
-        target_ids, evidence: as in `Judgement`.
-    """
-
-    pool: DraftPool
-    submitted: Tensor
-    tree: TokenTree
-    path: Tensor
+    pool: DraftPool  # all candidates, `[B, P]`
+    submitted: Tensor  # `[B, N]` int64, pool index of every verified node, root first, -1 padded
+    tree: TokenTree  # the verified nodes, `[B, N]`
+    path: Tensor  # `[B, D + 1]` int64, tree indices of root and accepted nodes, -1 padded
     target_ids: Tensor
-    evidence: Tensor | None = None
+    evidence: Tensor | None = None  # `target_ids`, `evidence`: as in `Judgement`
 
     @property
     def num_accepted(self) -> Tensor:
@@ -90,17 +67,11 @@ class Outcome:
 
 
 class AcceptanceRule(Protocol):
-    """The rule of the draft tokens that the target's logits admit.
+    """The rule of the draft tokens that the target's logits admit."""
 
-    Attributes:
-        memory_size: as in `ShapeRule`.
-        needs_draft_law: whether `Verification.draft_law` must be given.
-        samples_drafts: draft tokens must be draws from the drafter, not its likeliest ones.
-    """
-
-    memory_size: int
-    needs_draft_law: bool
-    samples_drafts: bool
+    memory_size: int  # as in `ShapeRule`
+    needs_draft_law: bool  # whether `Verification.draft_law` must be given
+    samples_drafts: bool  # draft tokens must be draws from the drafter, not its likeliest ones
 
     def judge(self, given: Verification) -> Judgement:
         """Decides which nodes may follow their parents."""

@@ -49,17 +49,12 @@ LEAST_TEXT = 256
 
 @dataclass(frozen=True)
 class Generation:
-    """The answer to one prompt.
+    """The answer to one prompt."""
 
-    Attributes:
-        text: without special tokens. token_ids: all emitted ones.
-        finish_reason: `eos`, `length` or `context`. metrics: of this prompt alone.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str
-    metrics: Metrics
+    text: str  # without special tokens
+    token_ids: tuple[int, ...]  # all emitted ones
+    finish_reason: str  # `eos`, `length` or `context`
+    metrics: Metrics  # of this prompt alone
 
     def __repr__(self) -> str:
         return f"Generation({self.text!r}, {self.finish_reason!r}, {self.metrics!r})"

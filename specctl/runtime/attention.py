@@ -39,32 +39,26 @@ class Pass:
 
     Request b lives in slot b. Its tokens see all of the slot's first `prefixes[b]` entries, and of
     the entries behind them, the tail, those that `words` or `seen` say.
-
-    Attributes:
-        token_ids, position_ids, row, place: `[T]` int64; `row` is the request of a token, `place`
-            the entry of the slot that it writes.
-        prefixes: `[B]` int64. offsets: `[B + 1]` int64, where each request's tokens start.
-        max_nodes: tokens of the largest request. behind: tail entries that earlier passes wrote.
-        width: entries of a slot that attention may cover; of an exact pass of one request, those
-            up to the end of its tail.
-        words: `[T, W]` int32, see `kernels.tree_attention.pack_ancestors`.
-        seen: `[T, behind + max_nodes]` bool, in place of `words`.
-        exact: the host knows all sizes, so torch's attention may run; a captured pass leaves
-            them to the device.
     """
 
     token_ids: Tensor
     position_ids: Tensor
     row: Tensor
     place: Tensor
-    prefixes: Tensor
-    offsets: Tensor
-    max_nodes: int
-    behind: int
+    """`token_ids`, `position_ids`, `row`, `place`: `[T]` int64; `row` is the request of a token,
+    `place` the entry of the slot that it writes."""
+    prefixes: Tensor  # `[B]` int64
+    offsets: Tensor  # `[B + 1]` int64, where each request's tokens start
+    max_nodes: int  # tokens of the largest request
+    behind: int  # tail entries that earlier passes wrote
     width: int
-    words: Tensor | None = None
-    seen: Tensor | None = None
+    """Entries of a slot that attention may cover; of an exact pass of one request, those up to the
+    end of its tail."""
+    words: Tensor | None = None  # `[T, W]` int32, see `kernels.tree_attention.pack_ancestors`
+    seen: Tensor | None = None  # `[T, behind + max_nodes]` bool, in place of `words`
     exact: bool = False
+    """The host knows all sizes, so torch's attention may run; a captured pass leaves them to the
+    device."""
     _elsewhere: dict[torch.device, Pass] = field(default_factory=dict, repr=False)
 
     def on(self, device: torch.device) -> Pass:
@@ -232,10 +226,6 @@ def attention(
 
     Returns:
         `[1, T, Hq, D]` contiguous, and None for weights.
-
-    Raises:
-        ModelConfigError: the model asks for attention sinks, score capping or a bias.
-        InvariantError: the model dropped `reads` on the way.
     """
     del dropout, attention_mask
     for name in _UNSUPPORTED:

@@ -54,11 +54,7 @@ class SlotCache(Cache):
         self._reads: Pass | Prompt = Prompt()
 
     def stage(self, reads: Pass | Prompt, num_new: int, slot: int = 0) -> None:
-        """Prepares the next forward: a pass over slots 0..B-1, or a prompt into one slot.
-
-        Raises:
-            ModelConfigError: more entries than a slot has.
-        """
+        """Prepares the next forward: a pass over slots 0..B-1, or a prompt into one slot."""
         width = reads.before + num_new if isinstance(reads, Prompt) else reads.width
         if width > self.capacity:
             raise ModelConfigError(
@@ -207,11 +203,7 @@ class CachedModel:
         ]
 
     def allocate(self, num_slots: int, capacity: int) -> None:
-        """A fresh cache of `num_slots` requests of up to `capacity` tokens, its memory taken now.
-
-        Raises:
-            ModelConfigError: a context beyond the model's sliding window.
-        """
+        """A fresh cache of `num_slots` requests of up to `capacity` tokens, allocated now."""
         if self.window is not None and capacity > self.window:
             raise ModelConfigError(
                 f"prompt, new tokens and draft take {capacity} tokens, more than the sliding "
@@ -281,11 +273,7 @@ def decoder_layers(model: PreTrainedModel, num_layers: int) -> nn.ModuleList:
 
 
 def check_model(config: Any) -> None:
-    """Refuses architectures whose state is not a plain key-value cache.
-
-    Raises:
-        ModelConfigError: recurrent layers, an encoder, or no position ids.
-    """
+    """Refuses architectures whose state is not a plain key-value cache."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     unknown = sorted(kinds - {"full_attention", "sliding_attention"})
     if getattr(config, "is_encoder_decoder", False):

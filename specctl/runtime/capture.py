@@ -28,17 +28,11 @@ twentieth of a drafted level of an 8B pair's head, and all requests must stop fo
 
 
 class Recording(NamedTuple):
-    """The result of a capture.
+    """The result of a capture."""
 
-    Attributes:
-        replay: does the recorded work again, at the same addresses.
-        found: what the function returned: tensors that every replay fills anew.
-        num_bytes: memory that it holds as long as it lives.
-    """
-
-    replay: Callable[[], None]
-    found: Any
-    num_bytes: int
+    replay: Callable[[], None]  # does the recorded work again, at the same addresses
+    found: Any  # what the function returned: tensors that every replay fills anew
+    num_bytes: int  # memory that it holds as long as it lives
 
 
 class Capture(Protocol):
@@ -144,23 +138,19 @@ def load_libraries(device: torch.device, stream: torch.cuda.Stream, thread: int)
 
 @dataclass(frozen=True)
 class GraphSettings:
-    """Settings of a loop's captures.
-
-    Attributes:
-        capture: `auto` makes CUDA graphs on a CUDA device, `none` runs the same work without;
-            or another object that records.
-        limit_bytes: memory that all graphs may hold together.
-        stop_waits: whether the host asks, where a policy may stop, if any request goes on.
-            `auto` in batches of up to 4; `never` drafts every level in one graph and drops on the
-            device what is not wanted; `always` also has a graph for every level of other policies.
-        flat_tokens: verifications of up to so many tokens take equal time, as reading the weights
-            does; smaller tiers are not made, so that no tree is cut for nothing.
-    """
+    """Settings of a loop's captures."""
 
     capture: Capture | Literal["auto", "none"] = "auto"
-    limit_bytes: int = 4 << 30
+    """`auto` makes CUDA graphs on a CUDA device, `none` runs the same work without; or another
+    object that records."""
+    limit_bytes: int = 4 << 30  # memory that all graphs may hold together
     stop_waits: Literal["auto", "always", "never"] = "auto"
+    """Whether the host asks, where a policy may stop, if any request goes on. `auto` in batches of
+    up to 4; `never` drafts every level in one graph and drops on the device what is not wanted;
+    `always` also has a graph for every level of other policies."""
     flat_tokens: int = 64
+    """Verifications of up to so many tokens take equal time, as reading the weights does; smaller
+    tiers are not made, so that no tree is cut for nothing."""
 
     def __post_init__(self) -> None:
         known = self.stop_waits in ("auto", "always", "never")
@@ -189,26 +179,20 @@ class GraphSettings:
 
 @dataclass
 class GraphCounters:
-    """Counts of the parts of rounds that may be graphs.
+    """Counts of the parts of rounds that may be graphs."""
 
-    Attributes:
-        captures: graphs recorded. replays: parts that a graph did.
-        eager_parts: parts done without one; the first of every key is, to warm up.
-        eager_rounds: rounds in which some part was done without one, though graphs were wanted.
-        failed_captures: keys that stay eager: memory ran out, the limit was reached, or the work
-            cannot be captured.
-        planned_waits: times that the host waited for the device, all of them planned: once a
-            round for the emitted tokens, and where drafting may stop.
-        graph_bytes: memory that the graphs hold.
-    """
-
-    captures: int = 0
-    replays: int = 0
-    eager_parts: int = 0
+    captures: int = 0  # graphs recorded
+    replays: int = 0  # parts that a graph did
+    eager_parts: int = 0  # parts done without one; the first of every key is, to warm up
     eager_rounds: int = 0
+    """Rounds in which some part was done without one, though graphs were wanted."""
     failed_captures: int = 0
+    """Keys that stay eager: memory ran out, the limit was reached, or the work cannot be
+    captured."""
     planned_waits: int = 0
-    graph_bytes: int = 0
+    """Times that the host waited for the device, all of them planned: once a round for the emitted
+    tokens, and where drafting may stop."""
+    graph_bytes: int = 0  # memory that the graphs hold
 
 
 @dataclass
@@ -222,14 +206,10 @@ class GraphCache:
     A key stays eager if its graph finds no memory or passes the limit. A graph's size is known
     only after its capture, and memory of a shared pool is given back only with all of its graphs:
     so the others go too, and those still used are captured again. That happens once a key at most.
-
-    Attributes:
-        capture: how; None for never.
-        limit_bytes: of all graphs together; halved to what they held when memory ran out.
     """
 
-    capture: Capture | None
-    limit_bytes: int
+    capture: Capture | None  # how; None for never
+    limit_bytes: int  # of all graphs together; halved to what they held when memory ran out
     counters: GraphCounters = field(default_factory=GraphCounters)
     _graphs: dict[Hashable, Recording] = field(default_factory=dict)
     _warm: set[Hashable] = field(default_factory=set)

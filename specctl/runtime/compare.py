@@ -68,32 +68,23 @@ def waited_us() -> float | None:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where a text first differs from plain decoding's.
-
-    Attributes:
-        position: output tokens that agree.
-        top2_gap: logits between the target's two best tokens there, in a fresh forward; a tie
-            within the dtype's rounding explains it. None where tokens were sampled: there the
-            noise of the race decides as well.
-    """
+    """Where a text first differs from plain decoding's."""
 
     request_id: str
-    position: int
+    position: int  # output tokens that agree
     top2_gap: float | None
+    """Logits between the target's two best tokens there, in a fresh forward; a tie within the
+    dtype's rounding explains it. None where tokens were sampled: there the noise of the race
+    decides as well."""
 
 
 @dataclass(frozen=True)
 class Paired:
-    """One policy's speed beside another's, on the same prompts.
+    """One policy's speed beside another's, on the same prompts."""
 
-    Attributes:
-        speedup: tokens a second over the other's, with its 95 % interval over turns.
-        p_value: of the test that swaps the two in every turn, `stats.swap_p_value`.
-    """
-
-    speedup: Interval
+    speedup: Interval  # tokens a second over the other's, with its 95 % interval over turns
     num_turns: int
-    p_value: float
+    p_value: float  # of the test that swaps the two in every turn, `stats.swap_p_value`
 
     @property
     def verdict(self) -> Verdict:
@@ -119,24 +110,18 @@ def paired(ours: Floats, theirs: Floats) -> Paired:
 
 @dataclass(frozen=True)
 class RunResult:
-    """One policy's run.
-
-    Attributes:
-        conversations: in prompt order.
-        turns: `[T, 2]` tokens and seconds of each turn: of a prompt, or of a batch of prompts.
-        paired: against plain decoding; None where that is not among the policies, or is this one.
-        divergences: against `ar`; None when `ar` was not part of the comparison, or drafts were
-            drawn.
-        graphs: what became of the rounds' graphs, the warm-up's among them.
-    """
+    """One policy's run."""
 
     named: NamedPolicy
-    conversations: list[Conversation]
+    conversations: list[Conversation]  # in prompt order
     metrics: Metrics
-    turns: Floats
+    turns: Floats  # `[T, 2]` tokens and seconds of each turn: of a prompt, or of a batch of prompts
     paired: Paired | None = None
+    """Against plain decoding; None where that is not among the policies, or is this one."""
     divergences: list[Divergence] | None = None
+    """Against `ar`; None when `ar` was not part of the comparison, or drafts were drawn."""
     graphs: GraphCounters = field(default_factory=GraphCounters)
+    """What became of the rounds' graphs, the warm-up's among them."""
 
     def summary(self) -> dict[str, Any]:
         """One row of `results.json`."""
@@ -156,16 +141,13 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs on the prompts that all policies finished, in the order asked for.
-
-    Attributes:
-        waiting_frac: of the time of decoding, for which the decoding thread was ready to run and
-            had no processor; None where the system does not count it.
-    """
+    """Runs on the prompts that all policies finished, in the order asked for."""
 
     results: list[RunResult]
     is_interrupted: bool
     waiting_frac: float | None
+    """Of the time of decoding, for which the decoding thread was ready to run and had no
+    processor; None where the system does not count it."""
 
 
 def compare_policies(
@@ -370,11 +352,7 @@ def write_results(
     batch_size: int,
     decisions: Decisions = "auto",
 ) -> None:
-    """Writes `results.json` (a list, one object a policy), `run.json` and `<policy>.jsonl`.
-
-    Raises:
-        OutputError: a file cannot be written.
-    """
+    """Writes `results.json` (a list, one object a policy), `run.json` and `<policy>.jsonl`."""
     results = comparison.results
     num_prompts = max((len(result.conversations) for result in results), default=0)
     facts = {

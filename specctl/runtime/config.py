@@ -52,11 +52,7 @@ class ModelsConfig(Record):
     )
 
     def check(self) -> None:
-        """Refuses words that no model, device or number format has, before anything is loaded.
-
-        Raises:
-            ModelError, UsageError: naming the first of them.
-        """
+        """Refuses words that no model, device or number format has, before anything is loaded."""
         from specctl.runtime.identity import check_device, check_dtype, check_model
 
         check_device(self.device)
@@ -104,11 +100,7 @@ class DecodingConfig(ModelsConfig):
 
     @property
     def settings(self) -> DecodeSettings:
-        """The decoding settings of the loop.
-
-        Raises:
-            UsageError: a setting of sampling out of range.
-        """
+        """The decoding settings of the loop."""
         from specctl.runtime.conversations import DecodeSettings
         from specctl.runtime.requests import Sampling
 

@@ -25,9 +25,6 @@ def encode_prompt(tokenizer: Any, prompt: str | Messages) -> list[int]:
     Args:
         prompt: a string is raw text to be continued; a list of `{"role", "content"}` goes
             through the tokenizer's chat template.
-
-    Raises:
-        PromptError: nothing to encode, or messages for a tokenizer without a template.
     """
     if isinstance(prompt, str):
         ids = tokenizer(prompt)["input_ids"]
@@ -87,29 +84,21 @@ class ConversationPrompt(Protocol):
 
 @dataclass
 class Conversation:
-    """A prompt and the answers so far.
-
-    Attributes:
-        completions: one per answered turn. texts: their text.
-        is_cut: a later turn found no room in the context and was left out.
-    """
+    """A prompt and the answers so far."""
 
     prompt: ConversationPrompt
-    completions: list[Completion] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    is_cut: bool = False
+    completions: list[Completion] = field(default_factory=list)  # one per answered turn
+    texts: list[str] = field(default_factory=list)  # their text
+    is_cut: bool = False  # a later turn found no room in the context and was left out
 
 
 @dataclass(frozen=True)
 class DecodeSettings:
-    """Settings for decoding prompts.
+    """Settings for decoding prompts."""
 
-    Attributes:
-        max_new_tokens: per turn. sampling: its seed is the run's; each request gets its own.
-    """
-
-    max_new_tokens: int = 128
+    max_new_tokens: int = 128  # per turn
     sampling: Sampling = field(default_factory=Sampling)
+    """Its seed is the run's; each request gets its own."""
 
 
 def next_request(tokenizer: Any, conversation: Conversation, settings: DecodeSettings) -> Request:

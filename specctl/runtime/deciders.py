@@ -57,27 +57,21 @@ nodes of a tree, children of a node."""
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes of a growing tree, all known beforehand.
+    """Sizes of a growing tree, all known beforehand."""
 
-    Attributes:
-        widths: nodes expanded at each level from 1 on: the root, then the frontier's.
-        starts: first pool slot of each level from 1 on, and the end of the last.
-        behind: nodes evaluated before each level from 1 on; the root is none of them.
-    """
-
-    widths: tuple[int, ...]
-    starts: tuple[int, ...]
-    behind: tuple[int, ...]
+    widths: tuple[int, ...]  # nodes expanded at each level from 1 on: the root, then the frontier's
+    starts: tuple[int, ...]  # first pool slot of each level from 1 on, and the end of the last
+    behind: tuple[int, ...]  # nodes evaluated before each level from 1 on; the root is none of them
 
     @classmethod
     def of(cls, rule: ShapeRule) -> Geometry:
         """The geometry of a rule's trees."""
         widths, starts, behind = [], [1], []
-        width, seen = 1, 0
+        width, before = 1, 0
         for depth in range(1, rule.max_depth + 1):
             widths.append(width)
-            behind.append(seen)
-            seen += width if depth > 1 else 0
+            behind.append(before)
+            before += width if depth > 1 else 0
             starts.append(starts[-1] + width * rule.top_k)
             width = min(rule.width, width * rule.top_k)
         return cls(tuple(widths), tuple(starts), tuple(behind))
@@ -99,18 +93,13 @@ class Geometry:
 
 
 class Grown(NamedTuple):
-    """One drafted level of B rows.
+    """One drafted level of B rows."""
 
-    Attributes:
-        pool: written up to this level. best: candidates of the level, best first.
-        start: first slot of the level. depth: of it. num_parents: nodes it was drafted below.
-    """
-
-    pool: DraftPool
-    best: Best
-    start: int
-    depth: int
-    num_parents: int
+    pool: DraftPool  # written up to this level
+    best: Best  # candidates of the level, best first
+    start: int  # first slot of the level
+    depth: int  # of it
+    num_parents: int  # nodes it was drafted below
 
 
 class Chosen(NamedTuple):

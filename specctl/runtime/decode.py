@@ -49,16 +49,12 @@ Found = TypeVar("Found")
 
 @dataclass
 class SharedMemory:
-    """Memory of a pair's models that loops use in turns.
+    """Memory of a pair's models that loops use in turns."""
 
-    Attributes:
-        room: for trees. cache: of the target, which tells this memory from another one.
-        user: the loop that used it last.
-    """
-
-    room: TreeRoom
+    room: TreeRoom  # for trees
     cache: weakref.ref[SlotCache] | None = None
-    user: weakref.ref[DecodeLoop] | None = None
+    """Of the target, which tells this memory from another one."""
+    user: weakref.ref[DecodeLoop] | None = None  # the loop that used it last
 
 
 class DecodeLoop:
@@ -132,7 +128,7 @@ class DecodeLoop:
         self._active: list[Active] = []
         self._waiting: deque[Request] = deque()
         self._finished: list[Completion] = []
-        self._changed = True  # a request joined, left or moved since the device was told
+        self._changed = True  # a request joined, left or moved since the last upload
         self._untimed: tuple[Stopwatch, list[Active]] | None = None
 
     @property
@@ -164,11 +160,7 @@ class DecodeLoop:
         return Round(self.setting, self.policy, rules)
 
     def _take_turn(self) -> None:
-        """Uses the memory from here on.
-
-        Raises:
-            InvariantError: another loop has it, or decodes requests in it.
-        """
+        """Uses the memory from here on."""
         user = None if self._memory.user is None else self._memory.user()
         is_taken = user is not None and user is not self and bool(user._active)
         if not self.owns_memory or is_taken:
@@ -350,10 +342,10 @@ class DecodeLoop:
                 is_fallback=found.is_static_plan or bool(row.faulty),
             )
         self._untimed = watch, actives
-        if self.observer is not None and found.seen is not None:
+        if self.observer is not None and found.record is not None:
             numbers = torch.tensor([calls, [len(tokens) for _, tokens in emitted]])
             round_idx, num_emitted = numbers.to(self.target.device, non_blocking=True)
-            record = found.seen(
+            record = found.record(
                 requests=[active.request for active in actives],
                 round_idx=round_idx,
                 num_emitted=num_emitted,

@@ -22,7 +22,7 @@ from specctl.tree import PAD, Children, DraftPool
 
 
 class DraftBuffers:
-    """The drafts of up to S requests at fixed addresses, whoever makes them.
+    """The drafts of up to S requests at fixed addresses, by kernels or by rules.
 
     Attributes:
         pool: columns `[S, P]`. submitted: `[S, N]` int64 pool slots, ascending, -1 padded; of

@@ -37,9 +37,6 @@ def load_eagle3(
         folder: has `config.json`, and `model.safetensors` or `pytorch_model.bin`.
         target_embedding: `[V, Ht]`; used unless the file brings its own.
         target_config: the target's config, for its widths and context.
-
-    Raises:
-        CheckpointKeyError, CheckpointShapeError, ModelConfigError: see `specctl.errors`.
     """
     config = Eagle3Config.from_folder(folder)
     widths = {"hidden_size": config.target_hidden_size, "vocab_size": config.vocab_size}

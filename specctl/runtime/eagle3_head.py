@@ -32,31 +32,26 @@ _REFUSED_FLAGS = ("norm_before_fc", "fc_norm", "norm_output", "bias", "attention
 
 
 class Eagle3Config(BaseModel):
-    """Shape of an EAGLE-3 head.
-
-    Attributes:
-        hidden_size: width of the head. target_hidden_size: width of one fused target state.
-        head_dim: width of an attention head; the config's own value wins over hidden / heads.
-        rope_parameters: in transformers' form; theta is 10000 unless the head says otherwise.
-        aux_layer_ids: target layers whose *input* is fused, or None for the default three.
-        norm_before_residual: the residual is the normed hidden state (speculators' option).
-    """
+    """Shape of an EAGLE-3 head."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    hidden_size: int
-    target_hidden_size: int
+    hidden_size: int  # width of the head
+    target_hidden_size: int  # width of one fused target state
     num_attention_heads: int
     num_key_value_heads: int
-    head_dim: int
+    head_dim: int  # width of an attention head; the config's own value wins over hidden / heads
     intermediate_size: int
     vocab_size: int
     draft_vocab_size: int
     max_position_embeddings: int = 2048
     rms_norm_eps: float = 1e-6
     rope_parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
+    """In transformers' form; theta is 10000 unless the head says otherwise."""
     aux_layer_ids: tuple[int, ...] | None = None
+    """Target layers whose *input* is fused, or None for the default three."""
     norm_before_residual: bool = False
+    """The residual is the normed hidden state (speculators' option)."""
 
     @classmethod
     def from_folder(cls, folder: Path) -> Eagle3Config:
@@ -72,11 +67,7 @@ class Eagle3Config(BaseModel):
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any], source: str = "config.json") -> Eagle3Config:
-        """Reads either layout.
-
-        Raises:
-            ModelConfigError: a field is missing or asks for arithmetic that is not implemented.
-        """
+        """Reads either layout."""
         flat = {**raw, **(raw.get("transformer_layer_config") or {})}
         unknown = [f"{name}=true" for name in _REFUSED_FLAGS if flat.get(name)]
         only = {"num_hidden_layers": 1, "hidden_act": "silu"}
@@ -136,11 +127,7 @@ class Eagle3Config(BaseModel):
         return {"architectures": ["LlamaForCausalLMEagle3"], **llama, **extra}
 
     def resolve_aux_layers(self, num_target_layers: int) -> tuple[int, ...]:
-        """The three target layers whose inputs are fused, low to high.
-
-        Raises:
-            ModelConfigError: not three distinct rising layers of this target.
-        """
+        """The three target layers whose inputs are fused, low to high."""
         num = num_target_layers
         ids = (2, num // 2, num - 3) if self.aux_layer_ids is None else self.aux_layer_ids
         rises = all(low < high for low, high in pairwise(ids))

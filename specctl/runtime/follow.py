@@ -54,20 +54,16 @@ class Version(NamedTuple):
 
 @dataclass(frozen=True)
 class FolderSource:
-    """An artifact folder that may be replaced, or made, while a loop runs.
-
-    Attributes:
-        expect: what the loop runs; artifacts for anything else are refused.
-    """
+    """An artifact folder that may be replaced, or made, while a loop runs."""
 
     folder: Path
-    expect: Expectation
+    expect: Expectation  # what the loop runs; artifacts for anything else are refused
 
     def __str__(self) -> str:
         return str(self.folder)
 
     def newest(self) -> Version | None:
-        """The version there now, told by a few file stats; None for none."""
+        """The version there now, by a few file stats; None for none."""
         stamp = stamp_of(self.folder)
         return Version(stamp, self._load) if stamp else None
 
@@ -96,20 +92,12 @@ def stamp_of(folder: Path) -> tuple[tuple[str | int, ...], ...]:
 
 @dataclass(frozen=True)
 class AliasSource:
-    """An alias of a registry. Moves between two looks are skipped: the newest counts.
-
-    Attributes:
-        reference: `NAME@ALIAS`. reader: the keys it trusts, and the cache.
-        expect: what the loop runs; artifacts for anything else are refused.
-
-    Raises:
-        UsageError: a reference without an alias, which nobody moves.
-    """
+    """An alias of a registry. Moves between two looks are skipped: the newest counts."""
 
     registry: Registry
-    reference: Reference
-    reader: Reader
-    expect: Expectation
+    reference: Reference  # `NAME@ALIAS`
+    reader: Reader  # the keys it trusts, and the cache
+    expect: Expectation  # what the loop runs; artifacts for anything else are refused
 
     def __post_init__(self) -> None:
         if self.reference.alias is None:
@@ -259,11 +247,7 @@ class Follower:
             stop.wait(self.interval_s)
 
     def __enter__(self) -> Self:
-        """Starts the thread.
-
-        Raises:
-            UsageError: it runs already.
-        """
+        """Starts the thread."""
         if self._thread is not None:
             raise UsageError(
                 f"the follower of {self.source} is already running; make one for each loop"

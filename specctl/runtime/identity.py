@@ -1,4 +1,4 @@
-"""Identity of models, tokenizers and machines, told without loading a model: what fingerprints of
+"""Identity of models, tokenizers and machines, without loading a model: what fingerprints of
 traces and artifacts are made of.
 
 Nothing here imports torch or transformers before it is used.
@@ -76,9 +76,6 @@ def weights_digest(folder: Path) -> str:
     Files up to 256 MiB are read whole. Of larger ones the size, the header and 256 evenly
     spread blocks of 64 KiB are read: seconds instead of minutes, and any retraining changes
     practically every block.
-
-    Raises:
-        ModelError: no config or no weights in the folder.
     """
     config, files = folder / "config.json", weight_files(folder)
     if not config.is_file() or not files:
@@ -101,11 +98,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def config_digest(folder: Path) -> str:
-    """`sha256:<hex>` of a checkpoint's config alone: the same for two trainings of one shape.
-
-    Raises:
-        ModelError: no config that can be read.
-    """
+    """`sha256:<hex>` of a checkpoint's config alone: the same for two trainings of one shape."""
     return "sha256:" + hashlib.sha256(_canonical_config(folder / "config.json")).hexdigest()
 
 
@@ -188,22 +181,14 @@ def processor_name() -> str:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a checkpoint.
-
-    Raises:
-        ModelError: there is none that transformers can load.
-    """
+    """The tokenizer of a checkpoint."""
     from transformers import AutoTokenizer
 
     return quietly(AutoTokenizer, folder)
 
 
 def quietly(factory: Any, folder: Path, **options: Any) -> Any:
-    """Loads a folder by a factory of transformers, its progress bars and reports off.
-
-    Raises:
-        ModelError: it cannot.
-    """
+    """Loads a folder by a factory of transformers, its progress bars and reports off."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()

@@ -57,37 +57,27 @@ _WORKLOAD = re.compile(r"[a-z0-9._-]{1,64}")
 
 @dataclass(frozen=True)
 class Target:
-    """The model whose text is emitted, its tokenizer and their identity.
-
-    Attributes:
-        name, folder: what was asked for, and where it lies.
-        eos_ids: tokens that end a text.
-        digest: of config and weights. tokenizer_digest: of all that maps text to ids.
-    """
+    """The model whose text is emitted, its tokenizer and their identity."""
 
     name: str
-    folder: Path
+    folder: Path  # `name`, `folder`: what was asked for, and where it lies
     model: CachedModel
     tokenizer: Any
-    eos_ids: tuple[int, ...]
-    digest: str
-    tokenizer_digest: str
+    eos_ids: tuple[int, ...]  # tokens that end a text
+    digest: str  # of config and weights
+    tokenizer_digest: str  # of all that maps text to ids
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A target and, unless only plain decoding is wanted, its drafter.
-
-    Attributes:
-        drafter_name, drafter_folder: as the target's; `none` and None without a drafter.
-        drafter_digest: as the target's; all zeros without a drafter.
-    """
+    """A target and, unless only plain decoding is wanted, its drafter."""
 
     target: Target
     drafter: Drafter | None
     drafter_name: str
-    drafter_digest: str
+    drafter_digest: str  # as the target's; all zeros without a drafter
     drafter_folder: Path | None = None
+    """`drafter_name`, `drafter_folder`: as the target's; `none` and None without a drafter."""
 
     def __repr__(self) -> str:
         model = self.target.model
@@ -162,7 +152,7 @@ def load_target(
 
 
 def load_drafter(folder: Path, target: Target, device: torch.device, dtype: torch.dtype) -> Drafter:
-    """An EAGLE-3 head or a small model, told apart by `config.json`."""
+    """An EAGLE-3 head or a small model, by `config.json`."""
     if is_eagle3(folder):
         embedding: Any = target.model.model.get_input_embeddings().weight
         config = target.model.config
@@ -275,12 +265,7 @@ def parse_dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 
 def check_loadable(folder: Path, devices: Devices) -> None:
-    """Refuses, before weights are read, models that cannot be loaded on devices here.
-
-    Raises:
-        ModelConfigError: a quantised checkpoint whose libraries are missing or that does not run
-            on the devices, weights beyond their memory, or no accelerate for several of them.
-    """
+    """Refuses, before weights are read, models that cannot be loaded on devices here."""
     names = ", ".join(map(str, devices))
     if len(devices) > 1 and find_spec("accelerate") is None:
         raise ModelConfigError(
@@ -394,7 +379,7 @@ def domain_at(
     batch_size: int | None = None,
     workload: str | None = None,
 ) -> Domain:
-    """The same of the models in two folders, whoever has loaded them."""
+    """The same of the models in two folders."""
     if workload is not None and not _WORKLOAD.fullmatch(workload):
         raise UsageError(
             f"workload {ascii(workload)[:80]} is no short word of [a-z0-9._-], such as chat"

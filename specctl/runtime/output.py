@@ -30,22 +30,14 @@ def json_bytes(value: Any) -> bytes:
 
 
 def prepare_folder(folder: Path, what: str = "results folder") -> None:
-    """Creates a folder, where it is missing, and tries whether it can be written to.
-
-    Raises:
-        OutputError: it cannot.
-    """
+    """Creates a folder, where it is missing, and tries whether it can be written to."""
     with _refusing(f"{what} {folder}", "a folder"):
         folder.mkdir(parents=True, exist_ok=True)
         _probe(folder / "probe")
 
 
 def check_place(path: Path, what: str) -> None:
-    """Refuses a file that cannot be written, before minutes are spent on its content.
-
-    Raises:
-        OutputError: no such folder, no permission, or a folder in the file's place.
-    """
+    """Refuses a file that cannot be written, before minutes are spent on its content."""
     with _refusing(f"{what} {path}", "a file"):
         if path.is_dir():
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -53,11 +45,7 @@ def check_place(path: Path, what: str) -> None:
 
 
 def write_whole(path: Path, content: bytes, what: str) -> None:
-    """Writes a file whole or not at all; an older one is replaced.
-
-    Raises:
-        OutputError: a place that cannot be written.
-    """
+    """Writes a file whole or not at all; an older one is replaced."""
     staged = beside(path)
     with _refusing(f"{what} {path}", "a file"):
         try:

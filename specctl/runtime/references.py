@@ -85,11 +85,7 @@ def _is_versioned(found: tuple[str, Reference] | None) -> bool:
 
 
 def place_asked(piece: str) -> tuple[str, Reference]:
-    """The registry and the reference of text of which `is_meant_as_artifact`.
-
-    Raises:
-        UsageError: neither the text nor the user's environment names a registry.
-    """
+    """The registry and the reference of text of which `is_meant_as_artifact`."""
     found = split_reference(piece) or _by_its_look(piece)
     assert found is not None
     place = found[0] or os.environ.get(REGISTRY, "")
@@ -104,11 +100,8 @@ def check_is_no_reference(piece: str) -> None:
     """Rejects a folder inside a registry, and one whose name looks like a registry reference.
 
     The second, since who may add to a registry's folder may perhaps remove its marker, too.
-
-    Raises:
-        UsageError: it is one of them.
     """
-    # Not `realpath`: a link is the choice of whoever made it, elsewhere.
+    # Not `realpath`: a link was chosen by its maker, elsewhere.
     place, _, last = os.path.abspath(piece).rpartition("/")
     if os.path.lexists(f"{place}/{MARKER}") or split_reference(piece) is not None:
         found = f"a registry at {place} and a folder {last} in it"

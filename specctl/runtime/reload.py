@@ -23,16 +23,12 @@ TYPICAL_PROBS = (0.6, 0.15)
 
 @dataclass(frozen=True)
 class TreeRoom:
-    """Room for trees that memory was allocated for.
-
-    Attributes:
-        drafted, submitted: slots behind a text, of the largest draft and the largest tree.
-        width: nodes of a level.
-    """
+    """Room for trees that memory was allocated for."""
 
     drafted: int
     submitted: int
-    width: int
+    """`drafted`, `submitted`: slots behind a text, of the largest draft and the largest tree."""
+    width: int  # nodes of a level
 
     def __or__(self, other: TreeRoom) -> TreeRoom:
         """Room for both."""
@@ -41,13 +37,13 @@ class TreeRoom:
 
 def tree_room(shape: ShapeRule) -> TreeRoom:
     """The room that trees of a shape need."""
-    # Reading pads a batch to its longest accepted path, beyond a row's own end.
+    # Reading pads a batch to its longest accepted path, past a row's own end.
     drafted = shape.max_depth * shape.width + shape.max_depth + 1
     return TreeRoom(drafted, shape.max_tokens, shape.width)
 
 
 def check_lossless(old: Policy, new: Policy) -> None:
-    """Refuses to make a lossless loop lossy: whoever began it was promised the target's text."""
+    """Refuses to make a lossless loop lossy: its user was promised the target's text."""
     if old.lossless and not new.lossless:
         raise LossyPolicyError(
             f"reload: acceptance {new.acceptance.kind} is lossy, and the loop began with a "
@@ -57,7 +53,7 @@ def check_lossless(old: Policy, new: Policy) -> None:
 
 
 def check_fits(rules: Runnable, drafter: Drafter | None, room: TreeRoom) -> None:
-    """Refuses trees beyond the memory that the loop has, and a drafter that it did not load."""
+    """Refuses trees larger than the loop's memory, and a drafter that it did not load."""
     if rules.drafter is not None and drafter is None:
         raise UsageError(
             f"reload: the policy drafts {rules.shape.max_depth} levels, and the loop began "
@@ -89,11 +85,7 @@ class StageDrafter:
 
 @torch.inference_mode()
 def rehearse(rules: Runnable) -> None:
-    """Has the rules decide two rounds that nobody sees.
-
-    Raises:
-        UsageError: they fail, or submit what is no tree of theirs.
-    """
+    """Has the rules decide two made-up rounds."""
     shape, rows = rules.shape, len(TYPICAL_PROBS)
     if shape.max_depth == 0:
         return

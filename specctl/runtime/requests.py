@@ -25,17 +25,12 @@ PHASES = ("draft", "verify", "policy", "other")
 
 @dataclass(frozen=True)
 class Sampling:
-    """Choice of the target's tokens; `temperature` 0 is greedy.
+    """Choice of the target's tokens; `temperature` 0 is greedy."""
 
-    Attributes:
-        temperature: divides the logits. top_k: 0 keeps all. top_p: nucleus mass in (0, 1].
-        seed: of this request's own noise; nothing else shares it.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
+    temperature: float = 0.0  # divides the logits
+    top_k: int = 0  # 0 keeps all
+    top_p: float = 1.0  # nucleus mass in (0, 1]
+    seed: int = 0  # of this request's own noise; nothing else shares it
 
     def __post_init__(self) -> None:
         for name, holds, expected in (
@@ -58,22 +53,15 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Request:
-    """One text to decode.
+    """One text to decode."""
 
-    Attributes:
-        request_id: unique within a run. prompt_id: shared by the turns of one prompt.
-        prompt_ids: token ids, special tokens included, at least one.
-        max_new_tokens: tokens to emit at most; decoding stops there exactly.
-        category, turn: of the prompt, for reports. sampling: greedy by default.
-    """
-
-    request_id: str
-    prompt_ids: tuple[int, ...]
-    max_new_tokens: int
-    prompt_id: str = ""
+    request_id: str  # unique within a run
+    prompt_ids: tuple[int, ...]  # token ids, special tokens included, at least one
+    max_new_tokens: int  # tokens to emit at most; decoding stops there exactly
+    prompt_id: str = ""  # shared by the turns of one prompt
     category: str = ""
-    turn: int = 0
-    sampling: Sampling = field(default_factory=Sampling)
+    turn: int = 0  # `category`, `turn`: of the prompt, for reports
+    sampling: Sampling = field(default_factory=Sampling)  # greedy by default
 
     def __post_init__(self) -> None:
         if not self.prompt_ids or self.max_new_tokens < 1:
@@ -83,11 +71,7 @@ class Request:
             )
 
     def check_room(self, max_text_tokens: int) -> None:
-        """Refuses a prompt that leaves no room for one new token.
-
-        Raises:
-            PromptTooLongError: it does.
-        """
+        """Refuses a prompt that leaves no room for one new token."""
         if len(self.prompt_ids) >= max_text_tokens:
             raise PromptTooLongError(
                 f"prompt {self.request_id} has {len(self.prompt_ids)} tokens, of at most "
@@ -166,37 +150,26 @@ class Stopwatch:
 
 @dataclass
 class Metrics:
-    """Counts and times that add up: pooled metrics are sums of requests' metrics.
+    """Counts and times that add up: pooled metrics are sums of requests' metrics."""
 
-    Attributes:
-        num_requests: requests counted.
-        num_tokens: tokens emitted, the one that prefill gives included.
-        calls: target verification forwards that the requests took part in. A batched forward
-            counts once per request, so that the number does not depend on the batch.
-        verified_tokens: tokens the target processed in verification, roots included.
-        num_accepted: draft tokens accepted and emitted.
-        drafted_levels: levels drafted for the requests.
-        fallback_calls: of the calls, those whose tree a static plan chose because the policy
-            failed.
-        draft_us, verify_us, policy_us, other_us: wall time of rounds, shared equally by the
-            requests of a batch.
-        prefill_us: wall time of reading prompts, target and drafter together.
-        accepted_lengths: draft tokens accepted, call by call.
-    """
-
-    num_requests: int = 0
-    num_tokens: int = 0
+    num_requests: int = 0  # requests counted
+    num_tokens: int = 0  # tokens emitted, the one that prefill gives included
     calls: int = 0
-    verified_tokens: int = 0
-    num_accepted: int = 0
-    drafted_levels: int = 0
+    """Target verification forwards that the requests took part in. A batched forward counts once
+    per request, so that the number does not depend on the batch."""
+    verified_tokens: int = 0  # tokens the target processed in verification, roots included
+    num_accepted: int = 0  # draft tokens accepted and emitted
+    drafted_levels: int = 0  # levels drafted for the requests
     fallback_calls: int = 0
+    """Of the calls, those whose tree a static plan chose because the policy failed."""
     draft_us: float = 0.0
     verify_us: float = 0.0
     policy_us: float = 0.0
     other_us: float = 0.0
-    prefill_us: float = 0.0
-    accepted_lengths: list[int] = field(default_factory=list)
+    """`draft_us`, `verify_us`, `policy_us`, `other_us`: wall time of rounds, shared equally by the
+    requests of a batch."""
+    prefill_us: float = 0.0  # wall time of reading prompts, target and drafter together
+    accepted_lengths: list[int] = field(default_factory=list)  # draft tokens accepted, call by call
 
     def __repr__(self) -> str:
         length = f"τ {self.mean_acceptance_length:.2f}"
@@ -262,33 +235,24 @@ def pooled(parts: Iterable[Metrics]) -> Metrics:
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished request.
-
-    Attributes:
-        token_ids: emitted tokens; the end-of-text token, where it was reached, is the last.
-        finish_reason: `eos`, `length` (max_new_tokens) or `context` (the model's positions).
-        metrics: of this request alone.
-    """
+    """A finished request."""
 
     request: Request
     token_ids: tuple[int, ...]
-    finish_reason: str
-    metrics: Metrics
+    """Emitted tokens; the end-of-text token, where it was reached, is the last."""
+    finish_reason: str  # `eos`, `length` (max_new_tokens) or `context` (the model's positions)
+    metrics: Metrics  # of this request alone
 
 
 @dataclass
 class Active:
-    """A request in a slot.
-
-    Attributes:
-        limit: tokens that it may emit. reason: why it is finished; empty while it is not.
-    """
+    """A request in a slot."""
 
     request: Request
-    limit: int
+    limit: int  # tokens that it may emit
     output: list[int] = field(default_factory=list)
     metrics: Metrics = field(default_factory=lambda: Metrics(num_requests=1))
-    reason: str = ""
+    reason: str = ""  # why it is finished; empty while it is not
 
     @property
     def text_tokens(self) -> int:
@@ -323,45 +287,29 @@ class RoundRecord:
     Tensors belong to the round and are never written again, so an observer may keep them and
     work on them later in another thread. On CUDA they are ready in the stream that is current on
     the thread that calls `on_round`: work in another stream has to wait for an event of that one.
-
-    Attributes:
-        requests: the B requests, row by row.
-        round_idx: `[B]` int64, 0-based within each request.
-        position: `[B]` int64, output tokens emitted before this round.
-        context_tokens: `[B]` int64, text length up to and with the root.
-        pool: all drafted candidates, `[B, P]`, root at 0; for `ar` the root alone.
-        offered_depth: `[B]` int64, levels drafted for the row.
-        offered_width: nodes expanded per level at most.
-        top_k: children per expanded node at most; every `pool.sibling_rank` is below it.
-        submitted: `[B, N]` int64, pool index of every verified node, root first, -1 padded.
-        tree: the verified nodes themselves, `[B, N]`.
-        target_logits: `[B, N, V]` raw logits after each verified node.
-        target_logp_source: `[B, N, V]` logits after temperature, top-k and top-p, which tokens
-            were drawn from; the same tensor as `target_logits` when greedy.
-        target_ids: `[B, N]` int64, the target's token after each verified node.
-        path: `[B, D + 1]` int64, tree indices of root and accepted nodes, -1 padded; what
-            verification admitted, before EOS and length cut it.
-        num_emitted: `[B]` int64, tokens emitted, bonus included, after EOS and length.
-        times: wall time of the round. policy_digest: identity of the deciding policy.
     """
 
-    requests: list[Request]
-    round_idx: Tensor
-    position: Tensor
-    context_tokens: Tensor
-    pool: DraftPool
-    offered_depth: Tensor
-    offered_width: int
-    top_k: int
-    submitted: Tensor
-    tree: TokenTree
-    target_logits: Tensor
+    requests: list[Request]  # the B requests, row by row
+    round_idx: Tensor  # `[B]` int64, 0-based within each request
+    position: Tensor  # `[B]` int64, output tokens emitted before this round
+    context_tokens: Tensor  # `[B]` int64, text length up to and with the root
+    pool: DraftPool  # all drafted candidates, `[B, P]`, root at 0; for `ar` the root alone
+    offered_depth: Tensor  # `[B]` int64, levels drafted for the row
+    offered_width: int  # nodes expanded per level at most
+    top_k: int  # children per expanded node at most; every `pool.sibling_rank` is below it
+    submitted: Tensor  # `[B, N]` int64, pool index of every verified node, root first, -1 padded
+    tree: TokenTree  # the verified nodes themselves, `[B, N]`
+    target_logits: Tensor  # `[B, N, V]` raw logits after each verified node
     target_logp_source: Tensor
-    target_ids: Tensor
+    """`[B, N, V]` logits after temperature, top-k and top-p, which tokens were drawn from; the
+    same tensor as `target_logits` when greedy."""
+    target_ids: Tensor  # `[B, N]` int64, the target's token after each verified node
     path: Tensor
-    num_emitted: Tensor
-    times: RoundTimes
-    policy_digest: str
+    """`[B, D + 1]` int64, tree indices of root and accepted nodes, -1 padded; what verification
+    admitted, before EOS and length cut it."""
+    num_emitted: Tensor  # `[B]` int64, tokens emitted, bonus included, after EOS and length
+    times: RoundTimes  # wall time of the round
+    policy_digest: str  # identity of the deciding policy
 
     @property
     def path_length(self) -> Tensor:

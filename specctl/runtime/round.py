@@ -51,9 +51,9 @@ from specctl.runtime.runnable import Faults, Runnable, not_a_number, selected
 from specctl.runtime.sampling import Draw, SamplingTable, gumbel_draw
 from specctl.runtime.state import HostCopy, Rows, SlotFacts, SlotMemory, SlotState
 from specctl.runtime.verifying import (
-    Asked,
     Draft,
     RowOutcome,
+    TargetOutput,
     Verdict,
     Verifier,
     outcome_of,
@@ -65,40 +65,31 @@ log = logging.getLogger("specctl.graphs")
 
 @dataclass(frozen=True)
 class RoundSetting:
-    """The parts of a loop that stay while its policies change.
-
-    Attributes:
-        drafter: the loop's; it reads on under plain decoding, too.
-        graphs: how rounds are captured. num_slots: requests at most.
-        eos_ids: tokens that end a text. observed: whether rounds are recorded for someone.
-        faults, counters: where rounds note what a static plan decided, and what became of graphs.
-    """
+    """The parts of a loop that stay while its policies change."""
 
     target: CachedModel
-    drafter: Drafter | None
-    graphs: GraphSettings
-    num_slots: int
-    eos_ids: Collection[int]
+    drafter: Drafter | None  # the loop's; it reads on under plain decoding, too
+    graphs: GraphSettings  # how rounds are captured
+    num_slots: int  # requests at most
+    eos_ids: Collection[int]  # tokens that end a text
     decisions: Decisions
     faults: Faults
     counters: GraphCounters
+    """`faults`, `counters`: where rounds note what a static plan decided, and what became of
+    graphs."""
     draw: Draw = gumbel_draw
-    observed: bool = False
+    observed: bool = False  # whether rounds are recorded for someone
 
 
 @dataclass(frozen=True)
-class Played:
-    """A round on the host.
+class RoundResult:
+    """A round on the host."""
 
-    Attributes:
-        rows: of the requests. is_static_plan: the policy failed, so a static plan chose the nodes.
-        seen: makes the record for observers of `requests`, `round_idx`, `num_emitted` and `times`;
-            None unless the round is observed.
-    """
-
-    rows: list[RowOutcome]
-    is_static_plan: bool
-    seen: Callable[..., RoundRecord] | None
+    rows: list[RowOutcome]  # of the requests
+    is_static_plan: bool  # the policy failed, so a static plan chose the nodes
+    record: Callable[..., RoundRecord] | None
+    """Makes the record for observers of `requests`, `round_idx`, `num_emitted` and `times`; None
+    unless the round is observed."""
 
 
 class Round:
@@ -112,9 +103,6 @@ class Round:
 
     Attributes:
         is_static: rounds are captured, hence of fixed sizes.
-
-    Raises:
-        UsageError: fused decisions are wanted and not to be had.
     """
 
     def __init__(self, setting: RoundSetting, policy: Policy, rules: Runnable) -> None:
@@ -191,9 +179,6 @@ class Round:
 
         Args:
             texts: tokens that each emitted, the lists that grow; for policies that read them.
-
-        Raises:
-            InvariantError: more of them than slots, or a text beyond the cache.
         """
         longest = max((f.prefix for f in facts), default=0) + self.rules.shape.max_tokens + 1
         assert self.setting.target.cache is not None
@@ -209,18 +194,14 @@ class Round:
         self._lengths = [[of.prefix, of.stable] for of in facts]
 
     def first_token(self, logits: Tensor, sampling: Sampling) -> Tensor:
-        """`[1]` int64, the token after a prompt, whose last logits are `[1, V]`.
-
-        Raises:
-            ModelError: logits from which no token may be drawn.
-        """
+        """`[1]` int64, the token after a prompt, whose last logits are `[1, V]`."""
         best, row = logits.max(-1), torch.zeros_like(logits[:, 0], dtype=torch.int64)
         check_finite(best.values)
         table = SamplingTable.of([sampling], logits.device)
         processed = table.process(logits, row)
         return table.draw(processed, best.indices, row, row, self.setting.draw)
 
-    def play(self, watch: Stopwatch) -> Played:
+    def play(self, watch: Stopwatch) -> RoundResult:
         """One round of the requests that were uploaded, up to the tokens that it emits.
 
         Captured rounds are committed by then; others wait for `finish`. Laps: `draft` a level or
@@ -234,12 +215,12 @@ class Round:
         bucket = bucket_of(num_rows, self.setting.num_slots) if self.is_static else num_rows
         rows = self.state.rows(bucket)
         draft = self._draft(rows, watch)
-        asked = self._ask(draft, rows, self._tier(draft, bucket))
+        output = self._ask(draft, rows, self._tier(draft, bucket))
         memory = self.memories[1].read(bucket)
-        verdict = self.verifier.judge(rows, draft, asked, self.state.samplings, memory)
+        verdict = self.verifier.judge(rows, draft, output, self.state.samplings, memory)
         self._outcomes.post(self.verifier.settled.outcome)
-        seen = self._seen(draft, asked, verdict, rows) if self.setting.observed else None
-        self._learn(draft, asked, verdict, num_rows)  # before the commit, which overwrites logits
+        record = self._record(draft, output, verdict, rows) if self.setting.observed else None
+        self._learn(draft, output, verdict, num_rows)  # before the commit, which overwrites logits
         watch.lap("verify")
         if self.is_static:
             self.graphs.run(("commit", bucket), partial(self.verifier.commit, rows))
@@ -254,7 +235,7 @@ class Round:
             self._advance(counts)
         else:
             self._counts = counts
-        return Played(found, draft.rules is not self.rules, seen)
+        return RoundResult(found, draft.rules is not self.rules, record)
 
     def finish(self, watch: Stopwatch, counts: list[int] | None = None) -> None:
         """Commits the round that was played, unless that is under way.
@@ -300,9 +281,9 @@ class Round:
             if self.kernels is not None:
                 draft = self._draft_by_kernels(self.kernels, rows, Stopwatch())
             for tier in self._tiers_of(bucket):
-                asked = self._ask(draft, rows, tier)
+                output = self._ask(draft, rows, tier)
             memory = self.memories[1].read(bucket)
-            self.verifier.judge(rows, draft, asked, self.state.samplings, memory)
+            self.verifier.judge(rows, draft, output, self.state.samplings, memory)
             self.graphs.run(("commit", bucket), partial(self.verifier.commit, rows))
 
     # drafting
@@ -414,11 +395,7 @@ class Round:
     def _draft_distribution(
         self, rules: Runnable, source: DrafterSource, submitted: Tensor
     ) -> DraftLaw:
-        """The drafter's distribution where each submitted node was drawn, after the processors.
-
-        Raises:
-            ModelError: it is none, and drafts were drawn from it.
-        """
+        """The drafter's distribution where each submitted node was drawn, after the processors."""
         drafter, num_rows = source.drafter, len(submitted)
         processed = logits = source.parent_logits(submitted).float()
         if rules.acceptance.samples_drafts:
@@ -440,7 +417,7 @@ class Round:
             tiers = self._tiers[bucket] = self._tiers_of(bucket)
         return self.choice.choose(tiers, self._num_rows, draft.known)
 
-    def _ask(self, draft: Draft, rows: Rows, tier: int | None) -> Asked:
+    def _ask(self, draft: Draft, rows: Rows, tier: int | None) -> TargetOutput:
         if tier is None:
             return self.verifier.ask(rows, draft, None, self._longest(0))
         work = partial(self.verifier.ask, rows, draft, tier, None)
@@ -455,13 +432,13 @@ class Round:
             return (most,)
         return token_tiers(most, self.setting.graphs.flat_tokens)
 
-    def _learn(self, draft: Draft, asked: Asked, verdict: Verdict, num_rows: int) -> None:
+    def _learn(self, draft: Draft, output: TargetOutput, verdict: Verdict, num_rows: int) -> None:
         """Lets the rules note what they want to know of these requests in the next round."""
         rules: tuple[ShapeRule | AcceptanceRule, ...] = (self.rules.shape, self.rules.acceptance)
         for rule, memory in zip(rules, self.memories, strict=True):
             if rule.memory_size:
                 with self._caught():  # then it knows what it knew
-                    outcome = outcome_of(draft, asked, verdict, num_rows)
+                    outcome = outcome_of(draft, output, verdict, num_rows)
                     memory.write(rule.observe(memory.read(num_rows), outcome))
 
     def _note(self, found: list[RowOutcome], num_rows: int, eager: int) -> None:
@@ -476,19 +453,19 @@ class Round:
         if num_faulty:
             self.setting.faults.note(not_a_number(num_faulty))
 
-    def _seen(
-        self, draft: Draft, asked: Asked, verdict: Verdict, rows: Rows
+    def _record(
+        self, draft: Draft, output: TargetOutput, verdict: Verdict, rows: Rows
     ) -> Callable[..., RoundRecord]:
         """The round's tensors as they are before the commit, in memory of their own."""
         num_rows = self._num_rows
-        tree = asked.token_tree(num_rows)
-        logits = asked.by_node(asked.logits, num_rows)
-        if self.is_static and asked.is_even:  # a view of memory that the next graph overwrites
+        tree = output.token_tree(num_rows)
+        logits = output.by_node(output.logits, num_rows)
+        if self.is_static and output.is_even:  # a view of memory that the next graph overwrites
             logits = logits.clone()
         processed = logits
-        if verdict.processed is not asked.logits:
-            processed = asked.by_node(verdict.processed, num_rows)
-        submitted, view = asked.tree.submitted[:num_rows], draft.view
+        if verdict.processed is not output.logits:
+            processed = output.by_node(verdict.processed, num_rows)
+        submitted, view = output.tree.submitted[:num_rows], draft.view
         if view is None:
             view = draft.pool.each(lambda column: column[:num_rows].clone())
         if self.is_static:  # a graph's memory is scratch to the one that is replayed next
@@ -532,9 +509,6 @@ def check_finite(best: Tensor, whose: str = "target") -> None:
     """Refuses logits from which no token may be drawn, given each row's largest.
 
     NaN and +inf show in the maximum; a row of nothing but -inf does too.
-
-    Raises:
-        ModelError: there are such.
     """
     if not bool(torch.isfinite(best).all()):
         raise _logits_not_finite(whose)

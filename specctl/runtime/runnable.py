@@ -46,20 +46,15 @@ log = logging.getLogger("specctl.policy")
 
 @dataclass(frozen=True)
 class Runnable:
-    """The rules of a policy.
-
-    Attributes:
-        drafter: that it needs: none for plain decoding.
-        digest: of the policy.
-        fallback: takes a round over if these rules fail; None where failures are not caught.
-    """
+    """The rules of a policy."""
 
     shape: ShapeRule
     budget: BudgetRule
     acceptance: AcceptanceRule
-    drafter: Drafter | None
-    digest: str
+    drafter: Drafter | None  # that it needs: none for plain decoding
+    digest: str  # of the policy
     fallback: Runnable | None = None
+    """Takes a round over if these rules fail; None where failures are not caught."""
 
 
 def runnable(
@@ -105,21 +100,13 @@ def runnable(
 
 
 def check_decisions(word: str) -> Decisions:
-    """One of the words of `Decisions`.
-
-    Raises:
-        UsageError: another word.
-    """
+    """One of the words of `Decisions`."""
     check_choice("decisions", word, get_args(Decisions))
     return word  # type: ignore[return-value]
 
 
 def selected(shape: ShapeRule, plan: Plan, pool: DraftPool) -> Tensor:
-    """The nodes that a shape submits.
-
-    Raises:
-        ArithmeticError: it decided by a score that is not a number.
-    """
+    """The nodes that a shape submits."""
     submitted, unsound = shape.select(plan, pool), shape.unsound(plan)
     if unsound is not None and bool(unsound.any()):
         raise ArithmeticError(not_a_number(int(unsound.sum())))
@@ -133,14 +120,10 @@ def not_a_number(num_requests: int) -> str:
 
 @dataclass
 class Faults:
-    """Failures of a loop's policies, in place of which a static plan went on.
+    """Failures of a loop's policies, in place of which a static plan went on."""
 
-    Attributes:
-        total: how many there were. last: the last one in words.
-    """
-
-    total: int = 0
-    last: str | None = None
+    total: int = 0  # how many there were
+    last: str | None = None  # the last one in words
 
     @contextmanager
     def caught(self, *but: type[Exception]) -> Iterator[None]:

@@ -31,19 +31,14 @@ Draw = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class SamplingTable:
-    """Sampling settings of B requests, as tensors; `choices` are the same for the host.
-
-    Attributes:
-        seeds, top_k: `[B]` int64; the seed's highest bit is the sign. greedy: `[B]` bool.
-        temperature, top_p: `[B]` float64; 1 in greedy rows.
-    """
+    """Sampling settings of B requests, as tensors; `choices` are the same for the host."""
 
     choices: tuple[Sampling, ...]
     seeds: Tensor
-    top_k: Tensor
-    greedy: Tensor
+    top_k: Tensor  # `seeds`, `top_k`: `[B]` int64; the seed's highest bit is the sign
+    greedy: Tensor  # `[B]` bool
     temperature: Tensor
-    top_p: Tensor
+    top_p: Tensor  # `temperature`, `top_p`: `[B]` float64; 1 in greedy rows
 
     @classmethod
     def of(cls, choices: Sequence[Sampling], device: torch.device | str) -> SamplingTable:

@@ -19,34 +19,24 @@ COLUMNS = ("prefix", "stable", "positions", "root_ids")
 
 @dataclass(frozen=True)
 class SlotFacts:
-    """The host's state of one request.
+    """The host's state of one request."""
 
-    Attributes:
-        root_id: last committed token. prefix: text length without it, entries in the target's
-            cache. stable: entries that the drafter has read. position: tokens emitted.
-    """
-
-    root_id: int
-    prefix: int
-    stable: int
-    position: int
+    root_id: int  # last committed token
+    prefix: int  # text length without it, entries in the target's cache
+    stable: int  # entries that the drafter has read
+    position: int  # tokens emitted
     sampling: Sampling
 
 
 class Rows(NamedTuple):
-    """`[B]` int64 columns of the first B slots; see `SlotFacts`.
+    """`[B]` int64 columns of the first B slots; see `SlotFacts`."""
 
-    Attributes:
-        advancing: `[3, B]`, prefix, stable and positions together. vacant: `[B]` bool, rows
-            without a request.
-    """
-
-    advancing: Tensor
+    advancing: Tensor  # `[3, B]`, prefix, stable and positions together
     prefix: Tensor
     stable: Tensor
     positions: Tensor
     root_ids: Tensor
-    vacant: Tensor
+    vacant: Tensor  # `[B]` bool, rows without a request
 
     def advance(self, root_ids: Tensor, counts: Tensor) -> None:
         """After a round that committed `counts` `[B]` tokens, the last of them the new root."""
@@ -70,9 +60,6 @@ class SlotState:
         """Sets the first rows and empties the others, in stream order.
 
         Not while a round whose outcome was not read yet may still read the last upload.
-
-        Raises:
-            InvariantError: more requests than slots.
         """
         if len(facts) > self.num_slots:
             raise InvariantError(

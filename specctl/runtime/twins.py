@@ -43,15 +43,10 @@ ELEMENTS = {torch.float32: np.float32, torch.int64: np.int64}
 
 @dataclass(frozen=True)
 class Port:
-    """The one input and the one output of a twin that are bound.
+    """The one input and the one output of a twin that are bound."""
 
-    Attributes:
-        given: name of the input, float32 `[n]` or `[n, F]`.
-        found: name of the output, `[n]` of `dtype`.
-    """
-
-    given: str
-    found: str
+    given: str  # name of the input, float32 `[n]` or `[n, F]`
+    found: str  # name of the output, `[n]` of `dtype`
     dtype: torch.dtype
 
 
@@ -60,9 +55,6 @@ class TwinSession:
 
     Args:
         model: bytes of the twin.
-
-    Raises:
-        UsageError: a device that onnxruntime does not compute all of it on.
     """
 
     def __init__(self, model: bytes, port: Port, device: torch.device) -> None:

@@ -37,42 +37,30 @@ from specctl.tree import DraftPool, TokenTree
 
 @dataclass(frozen=True)
 class Draft:
-    """The drafts of B requests.
+    """The drafts of B requests."""
 
-    Attributes:
-        pool: all candidates. submitted: `[B, N]` pool slots, ascending, -1 padded.
-        faulty: `[B]` bool, rows that decided by NaN, so that the likeliest nodes are submitted.
-        rules: who drafted. known: tokens that will be verified at most, where the host knows.
-        view: the pool of a rule, in memory of its own; None where kernels drafted.
-        distribution: the drafter's own, where the acceptance wants it.
-    """
-
-    pool: DraftPool
-    submitted: Tensor
+    pool: DraftPool  # all candidates
+    submitted: Tensor  # `[B, N]` pool slots, ascending, -1 padded
     faulty: Tensor
-    rules: Runnable
-    known: int | None = None
+    """`[B]` bool, rows that decided by NaN, so that the likeliest nodes are submitted."""
+    rules: Runnable  # who drafted
+    known: int | None = None  # tokens that will be verified at most, where the host knows
     view: DraftPool | None = None
-    distribution: DraftLaw | None = None
+    """The pool of a rule, in memory of its own; None where kernels drafted."""
+    distribution: DraftLaw | None = None  # the drafter's own, where the acceptance wants it
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The target's answer, on T places.
-
-    Attributes:
-        logits: `[T, V]`. best, best_ids: `[T]`, the largest and its token.
-        features: `[T, F]`, the target's states, or None.
-        is_even: all B requests fill all N columns, so that places need no gathering.
-    """
+class TargetOutput:
+    """The target's answer, on T places."""
 
     tree: BuiltTree
     laid: Laid
-    logits: Tensor
+    logits: Tensor  # `[T, V]`
     best: Tensor
-    best_ids: Tensor
-    features: Tensor | None
-    is_even: bool = False
+    best_ids: Tensor  # `best`, `best_ids`: `[T]`, the largest and its token
+    features: Tensor | None  # `[T, F]`, the target's states, or None
+    is_even: bool = False  # all B requests fill all N columns, so that places need no gathering
 
     def token_tree(self, num_rows: int) -> TokenTree:
         """The verified nodes of the first rows."""
@@ -82,7 +70,7 @@ class Asked:
 
     def by_node(self, values: Tensor, num_rows: int) -> Tensor:
         """`[B, N, V]` of `[T, V]`, a view where all trees are equally large, else a copy; columns
-        beyond a tree's nodes mean nothing."""
+        behind a tree's nodes mean nothing."""
         at = self.laid.node_at[:num_rows]
         if self.is_even:
             return values.view(*at.shape, -1)
@@ -91,17 +79,12 @@ class Asked:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The tokens drawn and admitted.
+    """The tokens drawn and admitted."""
 
-    Attributes:
-        processed: `[T, V]` logits that the tokens were drawn from. target_ids: `[B, N]`.
-        path: `[B, D + 1]`. evidence: `[B, N]`, what the acceptance measured, or None.
-    """
-
-    processed: Tensor
-    target_ids: Tensor
-    path: Tensor
-    evidence: Tensor | None
+    processed: Tensor  # `[T, V]` logits that the tokens were drawn from
+    target_ids: Tensor  # `[B, N]`
+    path: Tensor  # `[B, D + 1]`
+    evidence: Tensor | None  # `[B, N]`, what the acceptance measured, or None
 
 
 class Verifier:
@@ -145,7 +128,9 @@ class Verifier:
         size = (num_tokens, self.target.vocab_size)
         self._logits = torch.zeros(size, dtype=self.target.dtype, device=self.target.device)
 
-    def ask(self, rows: Rows, draft: Draft, num_tokens: int | None, longest: int | None) -> Asked:
+    def ask(
+        self, rows: Rows, draft: Draft, num_tokens: int | None, longest: int | None
+    ) -> TargetOutput:
         """One forward over all submitted nodes.
 
         Args:
@@ -191,7 +176,7 @@ class Verifier:
         best = logits.max(-1)
         if self._logits is not None and not exact:
             logits = self._logits[:num_tokens].copy_(logits)
-        return Asked(tree, laid, logits, best.values, best.indices, result.features, is_even)
+        return TargetOutput(tree, laid, logits, best.values, best.indices, result.features, is_even)
 
     def _roots(self, rows: Rows) -> BuiltTree:
         """Trees of a root each: plain decoding, without the bookkeeping of trees."""
@@ -225,25 +210,30 @@ class Verifier:
         )
 
     def judge(
-        self, rows: Rows, draft: Draft, asked: Asked, samplings: SamplingTable, memory: Tensor
+        self,
+        rows: Rows,
+        draft: Draft,
+        output: TargetOutput,
+        samplings: SamplingTable,
+        memory: Tensor,
     ) -> Verdict:
         """Draws the target's tokens, walks, and fills `settled`."""
-        tree, laid = asked.tree, asked.laid
-        processed = samplings.process(asked.logits, laid.row)
-        own = samplings.draw(processed, asked.best_ids, laid.row, laid.positions, self.draw)
+        tree, laid = output.tree, output.laid
+        processed = samplings.process(output.logits, laid.row)
+        own = samplings.draw(processed, output.best_ids, laid.row, laid.positions, self.draw)
         target_ids, evidence = own[laid.node_at], None
         acceptance: Judged | RunnerUp | None = None
         num_rows = len(rows.root_ids)
         if self._relaxation is not None and runs_fused("walk_tree", target_ids):
             greedy = samplings.greedy[:num_rows]
-            acceptance = self._relaxation.runner_up(asked, processed, greedy)
+            acceptance = self._relaxation.runner_up(output, processed, greedy)
         elif not isinstance(draft.rules.acceptance, StrictAcceptance):
             judged = draft.rules.acceptance.judge(
                 Verification(
-                    tree=asked.token_tree(num_rows),
+                    tree=output.token_tree(num_rows),
                     target_ids=target_ids,
-                    logits=asked.by_node(asked.logits, num_rows),
-                    law=asked.by_node(processed, num_rows),
+                    logits=output.by_node(output.logits, num_rows),
+                    law=output.by_node(processed, num_rows),
                     greedy=samplings.greedy[:num_rows],
                     seeds=samplings.seeds[:num_rows],
                     positions=rows.positions[:, None] + tree.depth,
@@ -260,7 +250,7 @@ class Verifier:
                 token_ids=walk.token_ids,
                 num_nodes=tree.num_nodes,
                 node_at=laid.node_at,
-                best=asked.best.float(),
+                best=output.best.float(),
                 parent=draft.pool.parent,
                 depth=draft.pool.depth,
                 submitted=draft.submitted,
@@ -269,8 +259,8 @@ class Verifier:
             ),
             self.settled,
         )
-        if asked.features is not None:
-            features = asked.features[self.settled.path_at[:num_rows]]
+        if output.features is not None:
+            features = output.features[self.settled.path_at[:num_rows]]
             if self._features is None or not self.is_static:
                 self._features = features
             else:
@@ -338,8 +328,7 @@ class Verifier:
 
 
 def _as_wide(law: DraftLaw | None, token_ids: Tensor) -> DraftLaw | None:
-    """The drafter's distributions of a captured batch `[B, N]`, whose rows and columns without a
-    draft nobody reads."""
+    """Pads the drafter's distributions to the captured shape; padding is never read."""
     if law is None or law.logits.shape[:2] == token_ids.shape:
         return law
     (rows, columns), (has_rows, has_columns) = token_ids.shape, law.logits.shape[:2]
@@ -349,14 +338,10 @@ def _as_wide(law: DraftLaw | None, token_ids: Tensor) -> DraftLaw | None:
 
 @dataclass(frozen=True)
 class Relaxation:
-    """MARS by the kernel's walk (`kernels.verify_tree.RunnerUp`).
+    """MARS by the kernel's walk (`kernels.verify_tree.RunnerUp`)."""
 
-    Attributes:
-        bound: `[1]` float32. denied: `[V]` bool.
-    """
-
-    bound: Tensor
-    denied: Tensor
+    bound: Tensor  # `[1]` float32
+    denied: Tensor  # `[V]` bool
     form: Literal["ratio", "difference"]
 
     @classmethod
@@ -378,10 +363,10 @@ class Relaxation:
         is_ratio = acceptance.form == "ratio"
         return cls(at, denied.to(target.device), "ratio" if is_ratio else "difference")
 
-    def runner_up(self, asked: Asked, processed: Tensor, greedy: Tensor) -> RunnerUp:
+    def runner_up(self, output: TargetOutput, processed: Tensor, greedy: Tensor) -> RunnerUp:
         """The second choices that may be followed."""
-        found, at = node_features(asked.logits, 2, 1), asked.laid.node_at
-        filtered = None if processed is asked.logits else processed
+        found, at = node_features(output.logits, 2, 1), output.laid.node_at
+        filtered = None if processed is output.logits else processed
         bound = self.bound.expand(len(greedy)).contiguous()
         top_ids, top_two = found.top_ids[at], found.top_two[at]
         return RunnerUp(top_ids, top_two, greedy, bound, self.form, self.denied, filtered, at)
@@ -401,12 +386,12 @@ def cut(pool: DraftPool, submitted: Tensor, rows: Rows, num_tokens: int) -> Tens
     return keep_first(submitted, order, num_tokens - num_roots)[:, : min(columns, num_tokens)]
 
 
-def outcome_of(draft: Draft, asked: Asked, verdict: Verdict, num_rows: int) -> Outcome:
+def outcome_of(draft: Draft, output: TargetOutput, verdict: Verdict, num_rows: int) -> Outcome:
     """A round as rules that learn from it know it."""
     return Outcome(
         draft.view or draft.pool.rows(slice(num_rows)),
-        asked.tree.submitted[:num_rows],
-        asked.token_tree(num_rows),
+        output.tree.submitted[:num_rows],
+        output.token_tree(num_rows),
         verdict.path[:num_rows],
         verdict.target_ids[:num_rows],
         None if verdict.evidence is None else verdict.evidence[:num_rows],

@@ -32,18 +32,14 @@ _NAMED = re.compile(r"([A-Za-z][\w.-]*)=(.+)")
 
 @dataclass(frozen=True)
 class NamedPolicy:
-    """A policy, what to call it in tables, and the artifact it came from, if it is one whole.
-
-    Attributes:
-        parts: artifacts by the part that they gave (`shape`, `budget`, `acceptance`).
-        spec: the user's words for it.
-    """
+    """A policy, what to call it in tables, and the artifact it came from, if it is one whole."""
 
     label: str
     policy: Policy
     artifact_digest: str | None = None
     parts: tuple[tuple[str, Artifact], ...] = ()
-    spec: str = ""
+    """Artifacts by the part that they gave (`shape`, `budget`, `acceptance`)."""
+    spec: str = ""  # the user's words for it
 
 
 def resolve_policy(
@@ -96,7 +92,7 @@ def resolve_policies(
     offline: bool = False,
 ) -> list[NamedPolicy]:
     """Several comma-separated policies, `NAME=POLICY` for one that is to be called so; two of one
-    label are told apart by their spec.
+    label get their spec behind it.
 
     Raises:
         UsageError: the same policy twice, or an empty name; see also `resolve_policy`.
@@ -121,11 +117,7 @@ def resolve_policies(
 
 
 def _name_and_spec(word: str) -> tuple[str, str]:
-    """`best=tuned/policy` in two; no name where none is given.
-
-    Raises:
-        UsageError: the name of a shape, which would mean two things.
-    """
+    """`best=tuned/policy` in two; no name where none is given."""
     found = _NAMED.fullmatch(word)
     if found is None or os.path.isdir(word):
         return "", word
@@ -136,22 +128,14 @@ def _name_and_spec(word: str) -> tuple[str, str]:
 
 
 def check_words(specs: Iterable[str]) -> None:
-    """Refuses words that name no policy at once; artifacts, and what fits them, come later.
-
-    Raises:
-        UsageError: an unknown word or setting.
-    """
+    """Refuses words that name no policy at once; artifacts, and what fits them, come later."""
     for _, spec in map(_name_and_spec, specs):
         if not any(names_artifact(piece) for piece in pieces(spec)):
             _composed(spec, partial(artifact_at, expect=None))
 
 
 def check_policies(named: Iterable[NamedPolicy], expect: Expected) -> None:
-    """Refuses policies of another pair or domain, which were resolved before that was known.
-
-    Raises:
-        ArtifactError: as `resolve_policy` with a pair.
-    """
+    """Refuses policies of another pair or domain, which were resolved before that was known."""
     artifacts = {one.digest: (policy.spec, one) for policy in named for _, one in policy.parts}
     for spec, artifact in artifacts.values():
         with refusals_of(spec):

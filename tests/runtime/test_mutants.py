@@ -21,7 +21,7 @@ from specctl.runtime import verifying
 from specctl.runtime.requests import RoundRecord
 from specctl.runtime.round import Round, trim
 from specctl.runtime.state import Rows
-from specctl.runtime.verifying import Asked, Draft, Verifier
+from specctl.runtime.verifying import Draft, TargetOutput, Verifier
 from specctl.tree import DraftPool
 from tests.runtime import table
 from tests.runtime.table import ALL_SEEDS, BUDGETS, POLICIES, CellDraw, loop_texts, text_of
@@ -64,18 +64,18 @@ def verify_with_own_logits(patch: Patch) -> None:
 def bonus_always_argmax(patch: Patch) -> None:
     original = Verifier.judge
 
-    def judge(self: Verifier, rows: Rows, draft: Draft, asked: Asked, *rest: Any) -> object:
-        parent, best = asked.tree.parent, asked.best_ids[asked.laid.node_at]
+    def judge(self: Verifier, rows: Rows, draft: Draft, output: TargetOutput, *rest: Any) -> object:
+        parent, best = output.tree.parent, output.best_ids[output.laid.node_at]
         is_leaf = torch.ones_like(parent, dtype=torch.bool)
         is_leaf.scatter_(1, parent.clamp(min=0), parent < 0)
 
         def draw(processed: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
             own = drawn(processed, seeds, positions)
-            own[asked.laid.node_at[is_leaf]] = best[is_leaf]
+            own[output.laid.node_at[is_leaf]] = best[is_leaf]
             return own
 
         drawn, self.draw = self.draw, draw
-        found = original(self, rows, draft, asked, *rest)
+        found = original(self, rows, draft, output, *rest)
         self.draw = drawn
         return found
 

@@ -35,22 +35,17 @@ FACTS = ("count", "num_verified", "num_levels", "faulty", "finite", "wanted")
 
 
 class Opened(NamedTuple):
-    """The nodes that a drafter evaluates next, buffers `[B, W]` written in place.
+    """The nodes that a drafter evaluates next, buffers `[B, W]` written in place."""
 
-    Attributes:
-        slots: int64, in the pool. keep: bool, whether it is expanded at all.
-        token_ids, parent, position_ids, place: int64; `parent` is a column of the level before,
-            `place` an entry of the row's slot.
-        words: `[B, W, words]` int32, the evaluated nodes that each sees, itself included.
-    """
-
-    slots: Tensor
-    keep: Tensor
+    slots: Tensor  # int64, in the pool
+    keep: Tensor  # bool, whether it is expanded at all
     token_ids: Tensor
     parent: Tensor
     position_ids: Tensor
     place: Tensor
-    words: Tensor
+    """`token_ids`, `parent`, `position_ids`, `place`: int64; `parent` is a column of the level
+    before, `place` an entry of the row's slot."""
+    words: Tensor  # `[B, W, words]` int32, the evaluated nodes that each sees, itself included
 
     def check(self, op: str, num_rows: int) -> None:
         """Refuses what does not fit a batch."""
@@ -65,45 +60,33 @@ class Opened(NamedTuple):
 
 
 class Laid(NamedTuple):
-    """T places for the nodes of B trees.
+    """T places for the nodes of B trees."""
 
-    Attributes:
-        offsets: `[B + 1]` int64: where each row's nodes start, and the end of the last.
-        row, place, token_ids, position_ids, positions: `[T]` int64; `positions` counts output
-            tokens, `position_ids` text.
-        words: `[T, words]` int32. node_at: `[B, N]` int64, place of each node on the axis.
-    """
-
-    offsets: Tensor
+    offsets: Tensor  # `[B + 1]` int64: where each row's nodes start, and the end of the last
     row: Tensor
     place: Tensor
     token_ids: Tensor
     position_ids: Tensor
     positions: Tensor
-    words: Tensor
-    node_at: Tensor
+    """`row`, `place`, `token_ids`, `position_ids`, `positions`: `[T]` int64; `positions` counts
+    output tokens, `position_ids` text."""
+    words: Tensor  # `[T, words]` int32
+    node_at: Tensor  # `[B, N]` int64, place of each node on the axis
 
 
 class Walked(NamedTuple):
-    """The results of verifying B trees of N nodes, on T places.
-
-    Attributes:
-        path, token_ids: `[B, D + 1]` int64, of `walk_tree`. num_nodes: `[B]` int64.
-        node_at: `[B, N]` int64. best: `[T]`, largest logit of each.
-        parent, depth: `[B, P]` int64, of the pool. submitted: `[B, M]` int64, before any cut.
-        faulty: `[B]` bool. stable: `[B]` int64.
-    """
+    """The results of verifying B trees of N nodes, on T places."""
 
     path: Tensor
-    token_ids: Tensor
-    num_nodes: Tensor
-    node_at: Tensor
-    best: Tensor
+    token_ids: Tensor  # `path`, `token_ids`: `[B, D + 1]` int64, of `walk_tree`
+    num_nodes: Tensor  # `[B]` int64
+    node_at: Tensor  # `[B, N]` int64
+    best: Tensor  # `[T]`, largest logit of each
     parent: Tensor
-    depth: Tensor
-    submitted: Tensor
-    faulty: Tensor
-    stable: Tensor
+    depth: Tensor  # `parent`, `depth`: `[B, P]` int64, of the pool
+    submitted: Tensor  # `[B, M]` int64, before any cut
+    faulty: Tensor  # `[B]` bool
+    stable: Tensor  # `[B]` int64
 
     def check(self, op: str) -> None:
         """Refuses parts that do not fit each other."""
@@ -128,23 +111,18 @@ class Walked(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """Buffers of at least B rows, int64.
-
-    Attributes:
-        outcome: `[B, facts + D + 1]`: `FACTS`, then emitted tokens, -1 padded: what the host reads.
-        path: `[B, D + 1]`, of the walk. path_at: places of its nodes on the packed axis.
-        read_ids, read_place: `[B, D + 1]`, for the drafter to read the emitted text, whose entries
-            stand at their positions; its padding is token 0.
-        last: `[B]` column of the last emitted token. next_root: `[B]` that token.
-    """
+    """Buffers of at least B rows, int64."""
 
     outcome: Tensor
-    path: Tensor
-    path_at: Tensor
+    """`[B, facts + D + 1]`: `FACTS`, then emitted tokens, -1 padded: what the host reads."""
+    path: Tensor  # `[B, D + 1]`, of the walk
+    path_at: Tensor  # places of its nodes on the packed axis
     read_ids: Tensor
     read_place: Tensor
-    last: Tensor
-    next_root: Tensor
+    """`read_ids`, `read_place`: `[B, D + 1]`, for the drafter to read the emitted text, whose
+    entries stand at their positions; its padding is token 0."""
+    last: Tensor  # `[B]` column of the last emitted token
+    next_root: Tensor  # `[B]` that token
 
     def check(self, op: str, num_rows: int, steps: int) -> None:
         """Refuses buffers that are too small."""

@@ -14,23 +14,14 @@ OP = "node_features"
 
 
 class NodeFeatures(NamedTuple):
-    """Statistics of R rows of logits.
+    """Statistics of R rows of logits."""
 
-    Attributes:
-        top_ids: `[..., K]` int64, likeliest tokens, best first; of equal logits the lower id.
-        top_logp: `[..., K]` float32, their natural log-probabilities, at most 0.
-        entropy: `[...]` float32, nats, over the whole vocabulary.
-        topk_entropy: `[...]` float32, nats, of the `entropy_top_k` likeliest, renormalised.
-        log_sum_exp: `[...]` float32, nats: a raw logit less this is its log-probability.
-        top_two: `[..., 2]` float32, the two largest raw logits; -inf where there is one token.
-    """
-
-    top_ids: Tensor
-    top_logp: Tensor
-    entropy: Tensor
-    topk_entropy: Tensor
-    log_sum_exp: Tensor
-    top_two: Tensor
+    top_ids: Tensor  # `[..., K]` int64, likeliest tokens, best first; of equal logits the lower id
+    top_logp: Tensor  # `[..., K]` float32, their natural log-probabilities, at most 0
+    entropy: Tensor  # `[...]` float32, nats, over the whole vocabulary
+    topk_entropy: Tensor  # `[...]` float32, nats, of the `entropy_top_k` likeliest, renormalised
+    log_sum_exp: Tensor  # `[...]` float32, nats: a raw logit less this is its log-probability
+    top_two: Tensor  # `[..., 2]` float32, the two largest raw logits; -inf where there is one token
 
     @property
     def margin(self) -> Tensor:

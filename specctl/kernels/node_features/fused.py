@@ -138,19 +138,13 @@ def _entropy_of(z, top, COUNT: tl.constexpr, WIDTH: tl.constexpr):
 
 
 class Config(NamedTuple):
-    """The cut of a call, chosen by its number of rows and the vocabulary.
+    """The cut of a call, chosen by its number of rows and the vocabulary."""
 
-    Attributes:
-        scan_block: logits of a split. node: logits of a node. num_slots: of a row's nodes, a
-            power of two. num_parts: splits of a row that the merge has room for, likewise.
-        merge_warps: few rows wait for one another's latency, many for the issue of instructions.
-    """
-
-    scan_block: int
-    node: int
-    num_slots: int
-    num_parts: int
-    merge_warps: int
+    scan_block: int  # logits of a split
+    node: int  # logits of a node
+    num_slots: int  # of a row's nodes, a power of two
+    num_parts: int  # splits of a row that the merge has room for, likewise
+    merge_warps: int  # few rows wait for one another's latency, many for the issue of instructions
 
 
 def config_of(num_rows: int, vocab_size: int, width: int) -> Config:

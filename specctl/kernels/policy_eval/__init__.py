@@ -22,47 +22,31 @@ from specctl.tree import DraftPool
 
 
 class Bins(NamedTuple):
-    """The regime of each row.
-
-    Attributes:
-        bins, max_depth, num_tokens: `[B]` int64. value: `[B]` float32, nats, Φ itself.
-    """
+    """The regime of each row."""
 
     bins: Tensor
     max_depth: Tensor
-    num_tokens: Tensor
-    value: Tensor
+    num_tokens: Tensor  # `bins`, `max_depth`, `num_tokens`: `[B]` int64
+    value: Tensor  # `[B]` float32, nats, Φ itself
 
 
 class GateState(NamedTuple):
-    """The gates' memory of B requests within a round; the first level resets it.
+    """The gates' memory of B requests within a round; the first level resets it."""
 
-    Attributes:
-        max_depth: `[B]` int64, levels to draft.
-        stopped_at: `[B]` int64, level whose gate closed, 0 for none.
-        num_kept: `[B]` int64, nodes kept so far, the root not counted.
-        order: `[B, P]` float32, 0 at the root, -n at the n-th kept node, -inf elsewhere.
-    """
-
-    max_depth: Tensor
-    stopped_at: Tensor
-    num_kept: Tensor
-    order: Tensor
+    max_depth: Tensor  # `[B]` int64, levels to draft
+    stopped_at: Tensor  # `[B]` int64, level whose gate closed, 0 for none
+    num_kept: Tensor  # `[B]` int64, nodes kept so far, the root not counted
+    order: Tensor  # `[B, P]` float32, 0 at the root, -n at the n-th kept node, -inf elsewhere
 
 
 class Pruned(NamedTuple):
-    """The best of a scored level.
-
-    Attributes:
-        index: `[B, W]` int64 pool slots, best first. score: `[B, W]` float32.
-        keep: `[B, W]` bool: expand this one.
-        faulty: `[B]` bool: a score is NaN; such a round is better drafted by a static plan.
-    """
+    """The best of a scored level."""
 
     index: Tensor  # type: ignore[assignment]  # not the method of tuples
-    score: Tensor
-    keep: Tensor
-    faulty: Tensor
+    """`[B, W]` int64 pool slots, best first."""
+    score: Tensor  # `[B, W]` float32
+    keep: Tensor  # `[B, W]` bool: expand this one
+    faulty: Tensor  # `[B]` bool: a score is NaN; such a round is better drafted by a static plan
 
 
 def new_gate_state(num_rows: int, capacity: int, device: torch.device | str = "cpu") -> GateState:

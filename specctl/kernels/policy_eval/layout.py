@@ -58,48 +58,35 @@ COMBINES: tuple[Combine, ...] = ("none", "min", "add")
 
 @dataclass(frozen=True)
 class BinTable:
-    """HeteroSpec's bins of Φ.
-
-    Attributes:
-        edges: E ascending float32, nats; bin i holds what is above i of them, an edge itself
-            going left.
-        depths, tokens: `E + 1` each, levels and size of every bin.
-        first_depth: levels after which the bin is chosen.
-        conditional: Φ is read where the best conditional probability ends, not the best joint one.
-    """
+    """HeteroSpec's bins of Φ."""
 
     edges: Sequence[float]
+    """E ascending float32, nats; bin i holds what is above i of them, an edge itself going
+    left."""
     depths: Sequence[int]
-    tokens: Sequence[int]
-    first_depth: int
+    tokens: Sequence[int]  # `depths`, `tokens`: `E + 1` each, levels and size of every bin
+    first_depth: int  # levels after which the bin is chosen
     conditional: bool = False
+    """Φ is read where the best conditional probability ends, not the best joint one."""
 
 
 @dataclass(frozen=True)
 class GateTable:
-    """ECHO's gates.
+    """ECHO's gates."""
 
-    Attributes:
-        bars: level to float32, nats, below which its gate closes. first_depth: levels at most.
-    """
-
-    bars: Mapping[int, float]
-    first_depth: int
+    bars: Mapping[int, float]  # level to float32, nats, below which its gate closes
+    first_depth: int  # levels at most
 
 
 @dataclass(frozen=True)
 class Network:
-    """`w2 · relu(w1 · x + b1) + b2`, a log-odds.
+    """`w2 · relu(w1 · x + b1) + b2`, a log-odds."""
 
-    Attributes:
-        columns: F names of what it reads, in order. w1: `[F, H]`. b1, w2: `[H]`. b2: a number.
-    """
-
-    columns: tuple[str, ...]
-    w1: NDArray[Any]
+    columns: tuple[str, ...]  # F names of what it reads, in order
+    w1: NDArray[Any]  # `[F, H]`
     b1: NDArray[Any]
-    w2: NDArray[Any]
-    b2: float
+    w2: NDArray[Any]  # `b1`, `w2`: `[H]`
+    b2: float  # a number
 
     @property
     def extra(self) -> tuple[str, ...]:
@@ -109,19 +96,13 @@ class Network:
 
 @dataclass(frozen=True)
 class PruneTable:
-    """A score that prunes while the tree grows: C2T, or a plain threshold.
+    """A score that prunes while the tree grows: C2T, or a plain threshold."""
 
-    Attributes:
-        min_score: float32; below it a node is neither expanded nor submitted.
-        own: whose score: the path's log-probability, a network's, or one that comes from elsewhere.
-        combine: with the parent's: not at all, the lesser, or the sum.
-        keep_leaves: a node that is not among the best of its level may be submitted.
-    """
-
-    min_score: float
+    min_score: float  # float32; below it a node is neither expanded nor submitted
     own: Own = "joint"
-    combine: Combine = "none"
-    keep_leaves: bool = True
+    """Whose score: the path's log-probability, a network's, or one that comes from elsewhere."""
+    combine: Combine = "none"  # with the parent's: not at all, the lesser, or the sum
+    keep_leaves: bool = True  # a node that is not among the best of its level may be submitted
     network: Network | None = None
 
 
@@ -130,27 +111,19 @@ Table = BinTable | GateTable | PruneTable
 
 @dataclass(frozen=True)
 class Layout:
-    """The properties of the buffer that a captured graph relies on.
-
-    Attributes:
-        own: see `PruneTable`; `joint` for other kinds. extra: columns that come from outside.
-    """
+    """The properties of the buffer that a captured graph relies on."""
 
     kind: Kind
-    own: Own = "joint"
-    extra: tuple[str, ...] = ()
+    own: Own = "joint"  # see `PruneTable`; `joint` for other kinds
+    extra: tuple[str, ...] = ()  # columns that come from outside
 
 
 @dataclass(frozen=True)
 class PolicyBuffer:
-    """A policy's parameters on a device.
-
-    Attributes:
-        storage: `[words]` float32, see the module.
-    """
+    """A policy's parameters on a device."""
 
     layout: Layout
-    storage: Tensor
+    storage: Tensor  # `[words]` float32, see the module
 
     @property
     def header(self) -> Tensor:
@@ -163,11 +136,7 @@ class PolicyBuffer:
         return self.storage[MIN_SCORE : MIN_SCORE + 1]
 
     def write(self, packed: PolicyBuffer) -> None:
-        """Overwrites the parameters in place, in stream order.
-
-        Raises:
-            UsageError: a policy of another layout.
-        """
+        """Overwrites the parameters in place, in stream order."""
         if packed.layout != self.layout:
             raise UsageError(
                 f"the parameter buffer is of layout {self.layout}, the policy of {packed.layout}",
@@ -190,12 +159,7 @@ def layout_of(table: Table) -> Layout:
 
 
 def pack(table: Table) -> PolicyBuffer:
-    """The buffer of a policy, on the CPU.
-
-    Raises:
-        UsageError: more than there is room for, thresholds that float32 does not hold exactly
-            (`policy.base.floor_float32` rounds them), or that do not ascend.
-    """
+    """The buffer of a policy, on the CPU."""
     layout = layout_of(table)
     words = np.zeros(SIZES[layout.kind], np.float32)
     header = words.view(np.int32)

@@ -12,19 +12,12 @@ from specctl.kernels.dispatch import implementation
 
 
 class TokenRanks(NamedTuple):
-    """Of R rows and K tokens of each; 0 in rows that ask for no token, and where there is none.
+    """Of R rows and K tokens of each; 0 in rows that ask for no token, and where there is none."""
 
-    Attributes:
-        log_sum_exp: `[R]` float32, nats: a raw logit less this is its log-probability.
-        top_two: `[R, 2]` float32, the two largest logits; -inf where there is one.
-        logits: `[R, K]` float32, of the tokens.
-        num_larger: `[R, K]` int64, logits of the row above the token's.
-    """
-
-    log_sum_exp: Tensor
-    top_two: Tensor
-    logits: Tensor
-    num_larger: Tensor
+    log_sum_exp: Tensor  # `[R]` float32, nats: a raw logit less this is its log-probability
+    top_two: Tensor  # `[R, 2]` float32, the two largest logits; -inf where there is one
+    logits: Tensor  # `[R, K]` float32, of the tokens
+    num_larger: Tensor  # `[R, K]` int64, logits of the row above the token's
 
 
 def token_ranks(logits: Tensor, tokens: Tensor) -> TokenRanks:

@@ -260,16 +260,12 @@ def merge_kernel(
 
 
 class Tiles(NamedTuple):
-    """A tuned configuration.
-
-    Attributes:
-        rows: taken up to so many queries of a request, each node counted once a head of its group.
-        queries: of a program. entries: of a block of keys.
-    """
+    """A tuned configuration."""
 
     rows: int
-    queries: int
-    entries: int
+    """Taken up to so many queries of a request, each node counted once a head of its group."""
+    queries: int  # of a program
+    entries: int  # of a block of keys
     num_warps: int
     num_stages: int
 

@@ -46,38 +46,28 @@ LINKED = ("token_ids", "parent", "depth", "draft_logp")
 
 
 class Best(NamedTuple):
-    """The best candidates of a level, `[B, W']`, best first.
-
-    Attributes:
-        index: int64, pool slots. joint_logp: float32, nats.
-    """
+    """The best candidates of a level, `[B, W']`, best first."""
 
     index: Tensor  # type: ignore[assignment]  # not the method of tuples
-    joint_logp: Tensor
+    """Int64, pool slots."""
+    joint_logp: Tensor  # float32, nats
 
 
 class BuiltTree(NamedTuple):
-    """Trees of up to N nodes in their own numbering, `[B, N]` int64 unless said otherwise.
+    """Trees of up to N nodes in their own numbering, `[B, N]` int64 unless said otherwise."""
 
-    Attributes:
-        submitted: pool slots, ascending, -1 in empty slots.
-        token_ids, parent, depth: 0, -2 and 0 in empty slots. draft_logp: float32, 0 there.
-        position_ids: position of the root plus depth; the root's in empty slots.
-        valid: bool. num_nodes: `[B]`, root counted.
-        ancestor_bits: `[B, N, ceil(N / 32)]` int32; bit j of word w stands for node 32 w + j,
-            which is set when that node is an ancestor or the node itself. An empty slot sees
-            itself alone, so that attention over it stays finite.
-    """
-
-    submitted: Tensor
+    submitted: Tensor  # pool slots, ascending, -1 in empty slots
     token_ids: Tensor
     parent: Tensor
-    depth: Tensor
-    draft_logp: Tensor
-    position_ids: Tensor
-    valid: Tensor
-    num_nodes: Tensor
+    depth: Tensor  # `token_ids`, `parent`, `depth`: 0, -2 and 0 in empty slots
+    draft_logp: Tensor  # float32, 0 there
+    position_ids: Tensor  # position of the root plus depth; the root's in empty slots
+    valid: Tensor  # bool
+    num_nodes: Tensor  # `[B]`, root counted
     ancestor_bits: Tensor
+    """`[B, N, ceil(N / 32)]` int32; bit j of word w stands for node 32 w + j, which is set when
+    that node is an ancestor or the node itself. An empty slot sees itself alone, so that attention
+    over it stays finite."""
 
 
 def append_level(

@@ -18,27 +18,19 @@ from specctl.kernels.dispatch import implementation
 
 
 class Walk(NamedTuple):
-    """The accepted paths of B trees of up to D levels.
+    """The accepted paths of B trees of up to D levels."""
 
-    Attributes:
-        path: `[B, D + 1]` int64, root and accepted nodes, -1 padded.
-        token_ids: `[B, D + 1]` int64, what is emitted: accepted tokens, then the target's own
-            after the last of them; -1 padded.
-    """
-
-    path: Tensor
+    path: Tensor  # `[B, D + 1]` int64, root and accepted nodes, -1 padded
     token_ids: Tensor
+    """`[B, D + 1]` int64, what is emitted: accepted tokens, then the target's own after the last
+    of them; -1 padded."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A rule's decisions: `follow(n)` is the child with `admitted`, if there is one.
+    """A rule's decisions: `follow(n)` is the child with `admitted`, if there is one."""
 
-    Attributes:
-        admitted: `[B, N]` bool, at most one child per node.
-    """
-
-    admitted: Tensor
+    admitted: Tensor  # `[B, N]` bool, at most one child per node
 
     def check(self, num_rows: int, num_slots: int) -> None:
         """Refuses what does not fit a batch of trees."""
@@ -64,24 +56,19 @@ class RunnerUp:
     `difference` serves two of the record's forms: a margin below theta is a bound of -theta, a
     probability ratio above theta one of log(theta). Ratio and difference are those of IEEE
     float32; closeness that is NaN is not near.
-
-    Attributes:
-        top_ids: `[B, N, 2]` int64. top_logits: `[B, N, 2]` float32, raw.
-        greedy: `[B]` bool.
-        bound: `[B]` float32, what closeness must exceed.
-        denied: `[V]` bool, tokens that are relaxed neither to nor from; None denies none.
-        filtered: `[T, V]` logits after top-k and top-p, whose -inf are never emitted; None where
-            nothing is excluded. node_at: `[B, N]` int64, the row of each node in them.
     """
 
-    top_ids: Tensor
-    top_logits: Tensor
-    greedy: Tensor
-    bound: Tensor
+    top_ids: Tensor  # `[B, N, 2]` int64
+    top_logits: Tensor  # `[B, N, 2]` float32, raw
+    greedy: Tensor  # `[B]` bool
+    bound: Tensor  # `[B]` float32, what closeness must exceed
     form: Literal["ratio", "difference"] = "ratio"
     denied: Tensor | None = None
+    """`[V]` bool, tokens that are relaxed neither to nor from; None denies none."""
     filtered: Tensor | None = None
-    node_at: Tensor | None = None
+    """`[T, V]` logits after top-k and top-p, whose -inf are never emitted; None where nothing is
+    excluded."""
+    node_at: Tensor | None = None  # `[B, N]` int64, the row of each node in them
 
     def check(self, num_rows: int, num_slots: int) -> None:
         """Refuses what does not fit a batch of trees."""
