@@ -62,8 +62,7 @@ def split_prompts(prompt_ids: Iterable[str], *, held_out_frac: float, seed: int)
     ordered = sorted(set(prompt_ids), key=position)
     if len(ordered) < 2:
         raise TraceEmptyError(
-            "split by prompt: expected at least 2 prompts with rounds to fit to, found "
-            f"{len(ordered)}",
+            f"a split by prompt needs at least 2 prompts with rounds, and there are {len(ordered)}",
             hint=f"collect traces of more prompts; intervals need {MIN_PROMPTS} held out",
         )
     wanted = sum(position(prompt_id) < held_out_frac for prompt_id in ordered)
@@ -254,7 +253,7 @@ def swap_p_value(ours: Floats, theirs: Floats, figure: Figure, seed: int = 0) ->
         swapped = (np.arange(1 << num_prompts)[:, None] >> np.arange(num_prompts)) & 1
     else:
         swapped = np.random.default_rng(seed).integers(2, size=(NUM_SWAPS, num_prompts))
-        swapped[0] = 0  # what was seen is one of them
+        swapped[0] = 0  # the observed order is one of them
     kept = 1 - swapped
     one, other = kept @ ours + swapped @ theirs, swapped @ ours + kept @ theirs
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -286,7 +286,7 @@ def fit_auto(
 ) -> Answer:
     """Fit everything, tune each, write the best.
 
-    Lossless policies only: replay cannot tell what a lossy one would have written. Where nothing
+    Lossless policies only: a log does not hold the texts of lossy ones. Where nothing
     beats the best static setting by more than its interval, that setting is written.
     """
     plain = config.build(drops_unsupported=True)

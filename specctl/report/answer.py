@@ -45,14 +45,13 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Point:
-    """A setting on the picture; `speed` over plain decoding's, `kind` of its rung, `marks` of
-    `TraceFacts.marked`."""
+    """A setting on the picture."""
 
     label: str
     tau: Interval
-    speed: Interval
-    kind: str = "policy"
-    marks: str = ""
+    speed: Interval  # over plain decoding's
+    kind: str = "policy"  # of its rung
+    marks: str = ""  # of `TraceFacts.marked`
 
     @property
     def name(self) -> str:
@@ -266,7 +265,7 @@ def _picture(
     drawn = [*points, *oracle]
     ends = [p.speed.value for p in drawn]
     pad = 0.08 * (max(ends) - min(ends)) or 0.1
-    told = "; ".join(
+    points_in_words = "; ".join(
         f"{p.name} ({p.label}) {p.tau.value:.2f}, × {p.speed.value:.2f}" for p in drawn
     )
     caption = "Higher is faster, further right accepts more."
@@ -274,7 +273,7 @@ def _picture(
         of = " The best setting was chosen on training prompts; shown are held-out ones."
     caption += of
     chart = Chart(
-        f"Scatter of tokens per call and speed over plain decoding: {told}.",
+        f"Scatter of tokens per call and speed over plain decoding: {points_in_words}.",
         "tokens per call of the target",
         "speed, × plain decoding",
         [series("settings", others, 0), series("the best setting", best, 1), *possible],

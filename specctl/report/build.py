@@ -43,8 +43,7 @@ def build_page(figures: TraceFigures | None, given: Given) -> Page:
     sources |= {} if given.drift is None else {"drift.json": given.drift.pair}
     if not sources:
         raise UsageError(
-            "report: expected traces, or results of replay, the ladder, tuning, a run or a "
-            "watch, found neither",
+            "a report needs traces, or results of replay, the ladder, tuning, a run or a watch",
             hint="name a trace folder, or give --results, --ladder, --tune, --run or --drift",
         )
     first, *others = sources.values()
@@ -53,7 +52,7 @@ def build_page(figures: TraceFigures | None, given: Given) -> Page:
             theirs, ours = getattr(other, role), getattr(first, role)
             if theirs != ours:
                 raise TraceMismatchError(
-                    f"{name}, {role}: expected {ours}, the same pair as before it, found {theirs}",
+                    f"{name} is of another pair: its {role} is {theirs}, not {ours}",
                     hint="report on traces and results of one pair",
                 )
     warnings = [] if given.cost is None else list(given.cost.warnings)
@@ -72,11 +71,11 @@ def build_page(figures: TraceFigures | None, given: Given) -> Page:
     if fixture_note(first.target) or fixture_note(first.drafter):
         warnings.insert(0, FIXTURE)
     facts = dict(_facts(figures, given))
-    told = [count(figures.num_prompts, "prompt"), facts["sampling"]] if figures else []
-    told += [f"times of {given.cost.hardware}"] if given.cost else []
+    byline = [count(figures.num_prompts, "prompt"), facts["sampling"]] if figures else []
+    byline += [f"times of {given.cost.hardware}"] if given.cost else []
     return Page(
         title=f"Speculative decoding report: {first.target} + {first.drafter}",
-        byline=", ".join([*told, f"specctl {facts['specctl']}"]),
+        byline=", ".join([*byline, f"specctl {facts['specctl']}"]),
         facts=tuple(facts.items()),
         warnings=tuple(warnings),
         sections=tuple(_sections(figures, given)),
@@ -125,7 +124,7 @@ def _facts(figures: TraceFigures | None, given: Given) -> Iterator[tuple[str, st
 
 def _trace_caveats(figures: TraceFigures | None) -> Iterator[str]:
     if figures is None:
-        yield "No traces were given: nothing is said of acceptance by depth and category."
+        yield "Without traces there is no acceptance by depth and category."
         return
     yield "Intervals are 95% percentile bootstrap by prompt; tokens of one text are dependent."
     yield (
@@ -146,7 +145,7 @@ def _trace_caveats(figures: TraceFigures | None) -> Iterator[str]:
     )
     yield (
         f"The log holds the {support['top_k']} likeliest children of {support['width']} nodes a "
-        f"level, {support['depth']} levels deep; {nested}. Beyond that nothing is known."
+        f"level, {support['depth']} levels deep; {nested}. It holds nothing outside of that."
     )
     if not figures.sampling["temperature"]:
         yield "Greedy text: replay is exact for lossless policies."

@@ -50,24 +50,17 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Series:
-    """Points with an optional interval.
-
-    Attributes:
-        x, y: equally long; points that are not finite are left out.
-        low, high: of y. names: written beside the points.
-        kind: `line`, with a band for the interval; `points`, with error bars; `level`, a line
-            across, with a band.
-        style: 0 to 5, the colour, dash and mark.
-    """
+    """Points with an optional interval; points that are not finite are left out."""
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
-    names: Sequence[str] | None = None
+    names: Sequence[str] | None = None  # written beside the points
     kind: Literal["line", "points", "level"] = "line"
-    style: int = 0
+    """A line with a band for the interval, points with error bars, or a line across with a band."""
+    style: int = 0  # 0 to 5: the colour, dash and mark
 
     @classmethod
     def of(cls, label: str, x: Sequence[float], values: Sequence[Interval], **looks: Any) -> Series:
@@ -78,20 +71,14 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """Two axes and series between them.
+    """Two axes and series between them."""
 
-    Attributes:
-        alt: the figure in words, for readers who cannot see it.
-        y_range: ends of the axis; from the data and 0 by default.
-        whole_x: x counts something: ticks at whole numbers only.
-    """
-
-    alt: str
+    alt: str  # the figure in words, for readers who cannot see it
     x_label: str
     y_label: str
     series: Sequence[Series]
-    y_range: tuple[float, float] | None = None
-    whole_x: bool = False
+    y_range: tuple[float, float] | None = None  # from the data and 0 by default
+    whole_x: bool = False  # x counts something: ticks at whole numbers only
     width: int = 640
     height: int = 320
 

@@ -72,12 +72,7 @@ class RunScores(ResultRecord):
 
 @dataclass(frozen=True)
 class Given:
-    """Results that may stand beside traces; None for those that are not given.
-
-    Attributes:
-        artifact: digest of the policy that was tuned, by which `run` names what it ran.
-        engines: what to set in them for the recommended setting.
-    """
+    """Results that may stand beside traces; None for those that are not given."""
 
     replay: ReplayScores | None = None
     ladder: LadderResult | None = None
@@ -85,8 +80,8 @@ class Given:
     run: RunScores | None = None
     drift: DriftScores | None = None
     cost: CostFacts | None = None
-    artifact: str | None = None
-    engines: Sequence[EngineSettings] = ()
+    artifact: str | None = None  # digest of the policy that was tuned, by which `run` names it
+    engines: Sequence[EngineSettings] = ()  # what to set for the recommended setting
 
     @property
     def results(self) -> dict[str, TraceFacts]:
@@ -127,10 +122,7 @@ def read_given(
     drift: Path | None = None,
     cost: CostFacts | None = None,
 ) -> Given:
-    """The results in the named files.
-
-    Args:
-        run: `results.json`, with `run.json` beside it.
+    """The results in the named files; `run` is `results.json`, with `run.json` beside it.
 
     Raises:
         InputError: a file that cannot be read, or is no result of its verb; the field is named.

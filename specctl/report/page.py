@@ -61,31 +61,19 @@ class Figure:
 
 @dataclass(frozen=True)
 class Section:
-    """One question and its answer.
+    """One question and its answer."""
 
-    Attributes:
-        key: anchor on the page and key in the JSON.
-        reading: the answer in words.
-        basis: prompts, rounds and source behind it.
-        missing: in place of an answer: what the data lack, and the option that brings it.
-        setting: the policy that is recommended, in words.
-        marks: figures that stand out, each with its meaning.
-        engines: what to set in them.
-        notes: caveats of these figures.
-        data: result records of the section, for scripts.
-    """
-
-    key: str
-    reading: str = ""
-    basis: str = ""
-    missing: str = ""
-    setting: str = ""
-    marks: Sequence[tuple[str, str]] = ()
+    key: str  # anchor on the page and key in the JSON
+    reading: str = ""  # the answer in words
+    basis: str = ""  # prompts, rounds and source behind it
+    missing: str = ""  # in place of an answer: what the data lack, and the option that brings it
+    setting: str = ""  # the policy that is recommended, in words
+    marks: Sequence[tuple[str, str]] = ()  # figures that stand out, each with its meaning
     engines: Sequence[EngineSettings] = ()
     figures: Sequence[Figure] = ()
     tables: Sequence[Table] = ()
-    notes: Sequence[str] = ()
-    data: Any = None
+    notes: Sequence[str] = ()  # caveats of these figures
+    data: Any = None  # result records of the section, for scripts
 
     @property
     def title(self) -> str:
@@ -99,24 +87,19 @@ class Section:
 
     @property
     def words(self) -> str:
-        """All that it says, to look terms up in."""
-        told = (self.reading, self.basis, self.missing, self.marks, self.notes, self.engines)
-        return repr((told, self.figures, self.tables))
+        """All its words, to look terms up in."""
+        texts = (self.reading, self.basis, self.missing, self.marks, self.notes, self.engines)
+        return repr((texts, self.figures, self.tables))
 
 
 @dataclass(frozen=True)
 class Page:
-    """A report.
-
-    Attributes:
-        facts: names and values of its sources. byline: the most important of them.
-        warnings: shown before anything else.
-    """
+    """A report."""
 
     title: str
-    byline: str
-    facts: Sequence[tuple[str, str]]
-    warnings: Sequence[str]
+    byline: str  # the most important facts
+    facts: Sequence[tuple[str, str]]  # names and values of its sources
+    warnings: Sequence[str]  # shown before anything else
     sections: Sequence[Section]
 
     def to_json(self) -> dict[str, Any]:
@@ -172,9 +155,5 @@ def _resource(name: str) -> str:
 
 
 def write_page(page: Page, path: Path) -> None:
-    """Writes the page, whole or not at all; an older file is replaced.
-
-    Raises:
-        OutputError: a place that cannot be written.
-    """
+    """Writes the page, whole or not at all; raises `OutputError` where it cannot."""
     write_whole(path, page.html().encode(), "report")

@@ -32,7 +32,7 @@ def policies_section(replay: ReplayScores | None) -> Section:
         rates = {f.policy: f.tokens_per_s for f in unseen if replay.can_win(f.policy)}
         timed = {label: rate for label, rate in rates.items() if rate is not None}
         if all(f.tokens_per_s is None for f in figures):
-            reading += ". Without a cost model nothing is said of time."
+            reading += ". Without a cost model there are no times."
         elif timed:
             fastest, rate = max(timed.items(), key=lambda one: one[1].value)
             reading += f"; {fastest} is fastest under the cost model, {rate.text('.0f')} tokens/s."
@@ -80,7 +80,7 @@ def runs_section(run: RunScores | None) -> Section:
             "runs", missing="(no data supplied: give --run results.json of specctl run --compare)"
         )
     facts, same = run.facts, [one.policy for one in run.policies if one.equal_to_ar]
-    reading = facts.verdict or "Plain decoding did not run, so no speed is told apart."
+    reading = facts.verdict or "Plain decoding did not run, so there is no verdict on speed."
     if differ := [one.policy for one in run.policies if one.equal_to_ar is False]:
         reading += f" The texts of {listed(differ)} differ from plain decoding's."
     elif same:

@@ -178,17 +178,17 @@ class SettingRow(Record):
 
     def cells(self) -> list[str]:
         """The setting under `COLUMNS`."""
-        seen, trial = self.comparison, self.trial
+        found, trial = self.comparison, self.trial
         return [
             f"{self.setting:g}",
-            number(seen.tokens_per_call.value),
-            seen.speedup.text(".3f"),
-            number(seen.accuracy, ".1%"),
-            seen.recovery.text(".1%"),
-            f"{seen.lost}/{seen.gained}",
+            number(found.tokens_per_call.value),
+            found.speedup.text(".3f"),
+            number(found.accuracy, ".1%"),
+            found.recovery.text(".1%"),
+            f"{found.lost}/{found.gained}",
             f"{trial.p_value:.2g}",
             f"{trial.max_certifiable:.3f}",
-            number(seen.diverged.value, ".1%"),
+            number(found.diverged.value, ".1%"),
             "certified" if trial.certified else "refused" if trial.is_tested else "not tested",
         ]
 
@@ -302,18 +302,18 @@ def report_of(found: Sweep, face: Face, setup: dict[str, Any]) -> FitReport[Swee
 
 def _metrics(row: SettingRow, setting: str) -> dict[str, Metric | Interval | float | None]:
     """The manifest's figures of the published setting."""
-    seen, trial, speedup = row.comparison, row.trial, row.comparison.speedup
+    found, trial, speedup = row.comparison, row.trial, row.comparison.speedup
     return {
         setting: row.setting,
-        "tokens_per_call": seen.tokens_per_call,
+        "tokens_per_call": found.tokens_per_call,
         "speedup": Metric.of(
-            speedup.value, speedup.low, speedup.high, num_prompts=seen.num_prompts
+            speedup.value, speedup.low, speedup.high, num_prompts=found.num_prompts
         ),
-        "accuracy": seen.accuracy,
-        "strict_accuracy": seen.strict_accuracy,
-        "num_checked": float(seen.num_checked),
-        "recovery": seen.recovery,
-        "diverged": seen.diverged,
+        "accuracy": found.accuracy,
+        "strict_accuracy": found.strict_accuracy,
+        "num_checked": float(found.num_checked),
+        "recovery": found.recovery,
+        "diverged": found.diverged,
         "mean_loss": trial.mean_loss,
         "p_value": trial.p_value,
         "max_certifiable": trial.max_certifiable,
@@ -325,6 +325,6 @@ def _promise(row: SettingRow, setting: str, contract: Contract) -> str:
     return (
         f"Certified: at {setting} {row.setting:g}, at confidence {contract.confidence:g}, it loses "
         f"at most {contract.max_loss:g} right answers per prompt ({contract.kind} loss) on prompts "
-        f"like those it was judged on. Seen: {row.trial.mean_loss:.4g} over "
+        f"like those it was judged on. Observed: {row.trial.mean_loss:.4g} over "
         f"{row.trial.num_prompts}."
     )

@@ -46,7 +46,7 @@ class FitConfig(Record):
 
 
 def check_sizes(*sizes: tuple[str, int, int]) -> None:
-    """Raises `UsageError` for an option, beyond what the traces hold of it."""
+    """Raises `UsageError` for an option that is larger than what the traces hold."""
     for flag, wanted, held in sizes:
         if wanted > held:
             raise UsageError(

@@ -6,7 +6,7 @@ along the order, the chance that any certified setting loses more than promised 
 1 - confidence. Nothing is assumed monotone: quality need not fall with the threshold.
 
 The unit is the prompt: tokens of one text are dependent, and one relaxed token changes all that
-follow. The kind of loss is stated before the data is seen; `p_value_of` has a test for each.
+follow. The kind of loss is stated before the data is looked at; `p_value_of` has a test for each.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Trial(Record):
 class Certificate:
     """The outcome of a contract over settings, strictest first.
 
-    `needed`: prompts that would certify the first setting with 80 % power at the loss seen; None
-    where it passed, or where no number would do.
+    `needed`: prompts that would certify the first setting with 80 % power at the observed loss;
+    None where it passed, or where no number would do.
     """
 
     contract: Contract
@@ -156,7 +156,7 @@ def prompts_needed(losses: Floats, contract: Contract) -> int | None:
         return binomial_prompts(contract.max_loss, float(losses.mean()), contract.confidence)
 
     def has_power(size: int, num: int = 200) -> bool:
-        """By resamples of that size from the losses seen."""
+        """By resamples of that size from the observed losses."""
         generator = np.random.default_rng(0)
         drawn = (generator.choice(losses, size) for _ in range(num))
         passed = [

@@ -24,8 +24,7 @@ def check_mode(mode: str, *, greedy: bool) -> None:
     """Refuses a mode that the sampling gives nothing to do."""
     if mode == "alg1" and not greedy:
         raise UsageError(
-            "--mode alg1: expected greedy decoding, which is what the paper's Algorithm 1 "
-            "states, found a temperature",
+            "--mode alg1 is the paper's Algorithm 1, which is of greedy decoding",
             hint="use --mode sound, or leave --temperature out",
         )
 

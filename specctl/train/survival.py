@@ -44,14 +44,10 @@ GROUPS = {
 
 
 class SurvivalReport(ScoredReport):
-    """`report.json` of a fit.
-
-    Attributes:
-        accepted: share of the training nodes accepted, by group; none without such nodes.
-    """
+    """`report.json` of a fit."""
 
     config: SurvivalConfig
-    accepted: dict[str, float | None]
+    accepted: dict[str, float | None]  # share of the training nodes, by group; none without nodes
 
 
 class Counts(NamedTuple):
@@ -101,11 +97,7 @@ def fit_survival(
 
 
 def fit_table(rows: NodeRows, *, num_bins: int, weight: float) -> tuple[AcceptanceTable, Counts]:
-    """The table of some rows, whose features are `draft_logp` and `copy_length`.
-
-    Raises:
-        UsageError: draft probabilities that are all alike.
-    """
+    """The table of some rows, whose features are `draft_logp` and `copy_length`."""
     logp, copied = rows.features.T
     edges = bin_edges(logp, logp[rows.accepted], num_bins)
     place = (copied.astype(np.int64) + SUFFIX_TOKENS, np.searchsorted(edges, logp))
@@ -126,19 +118,14 @@ def fit_table(rows: NodeRows, *, num_bins: int, weight: float) -> tuple[Acceptan
 
 
 def bin_edges(logp: Floats, of_accepted: Floats, num_bins: int) -> Floats:
-    """Edges at quantiles of all nodes and of the accepted ones, float32, ascending.
-
-    Raises:
-        UsageError: there are none, because all values are alike.
-    """
+    """Edges at quantiles of all nodes and of the accepted ones, float32, ascending."""
     inner = np.linspace(0, 1, num_bins // 2 + 1)[1:-1] if num_bins > 3 else np.array([0.5])
     parts = [np.quantile(one[one > FAINTEST], inner) for one in (logp, of_accepted)]
     edges = np.unique(np.concatenate(parts).astype(np.float32))
     edges = edges[edges < float(logp.max())]  # nothing lies above the last one otherwise
     if len(edges) == 0:
         raise UsageError(
-            "draft probabilities of the traces: expected different ones, to tell nodes apart by, "
-            "found the same for all accepted nodes",
+            "all accepted nodes of the traces have one draft probability, which separates nothing",
             hint="collect traces of more prompts",
         )
     ascending: Floats = edges.astype(np.float64)

@@ -9,9 +9,9 @@ grows when they are not. By Ville's inequality fair wealth reaches 1/alpha with 
 alpha, ever. So the promise is of the whole watch, of any length, over all signals together, and
 needs no assumption on their dependence.
 
-It assumes that the order of units tells nothing while nothing changes. The order of prompts does
-where traffic swings with the hour or comes in conversations: then the day or the conversation is
-the unit.
+It assumes that the order of units carries no information while nothing changes. The order of
+prompts does where traffic swings with the hour or comes in conversations: then the day or the
+conversation is the unit.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def p_values(reference: Floats, stream: Floats, random: np.random.Generator) -> 
     """Share of the units up to each one whose figure is larger, `[n]`, ties broken at random.
 
     Uniform on (0, 1) and independent while `reference` and `stream` are exchangeable. NaN where the
-    stream has no figure, which then counts for nobody.
+    stream has no figure, which then has no rank.
 
     Args:
         reference: `[R]` figures of the units before the watch. stream: `[n]`, in order.
@@ -105,15 +105,10 @@ def start_prior(number: int) -> Floats:
 
 @dataclass(frozen=True)
 class Change:
-    """Where a signal seems to have moved.
+    """The likeliest move of a signal."""
 
-    Attributes:
-        start: index in the stream of the first unit since.
-        shift: in standard deviations between units, of the bets' grid; positive is larger.
-    """
-
-    start: int
-    shift: float
+    start: int  # index in the stream of the first unit since
+    shift: float  # in standard deviations between units, of the bets' grid; positive is larger
 
 
 def likeliest_change(p: Floats) -> Change:

@@ -117,7 +117,7 @@ class Drift(ResultRecord):
             parts.append(replace(table, left=2, wide=("evidence",)))
         elif self.alarm_at is not None:
             parts.append(
-                "No signal moved by itself and beyond its interval; most evidence, "
+                "No signal moved by itself and by more than its interval; most evidence, "
                 f"{_digits(self.foremost.most_wealth)}, is of {self.foremost.signal}."
             )
         if self.alarm_at is not None and self.unit == "prompt":
@@ -149,7 +149,7 @@ class DriftScores(Drift):
     policy: str
     traces: tuple[str, ...]
     reference: tuple[str, ...] | None
-    price: Price | None  # of the change; None where it was not asked for
+    price: Price | None  # of the change; None without --dense or an alarm
 
 
 def _digits(wealth: float) -> str:

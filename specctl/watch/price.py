@@ -45,7 +45,7 @@ HELD_OUT = 0.5
 
 
 class Price(ResultRecord):
-    """The cost of a change, as far as dense prompts tell."""
+    """The cost of a change, on dense prompts."""
 
     num_prompts: int  # dense ones since the change
     tokens_per_call: Interval = UNKNOWN
@@ -59,7 +59,7 @@ class Price(ResultRecord):
     model."""
     static: str | None = None  # label of the best static setting
     static_over_deployed: Interval | None = None
-    why_not: str | None = None  # why something could not be said
+    why_not: str | None = None  # the reason for which a figure is missing
 
     def shown(self) -> list[str]:
         """For a person."""
@@ -140,7 +140,7 @@ def price(
         few = f"too few to say what it costs ({MIN_PROMPTS} are needed)"
         why_not = f"Only {count(num, 'dense prompt')} since the change: {few}."
     elif cost_model is None:
-        why_not = "Without --cost-model nothing is said of time."
+        why_not = "Without --cost-model there are no times."
     elif num < 2 * MIN_PROMPTS:
         few = "are too few to choose a static setting on and judge it"
         why_not = f"{num} dense prompts since the change {few}."
@@ -153,12 +153,12 @@ def price(
 def _in_time(
     traces: TraceSet, names: Sequence[str], policy: Policy, before: TraceSet | None, cost: Any
 ) -> dict[str, Any]:
-    """The fields of a `Price` that times tell: half of the prompts choose a static setting, the
-    others judge it."""
+    """The fields of a `Price` with times: half of the prompts choose a static setting, the others
+    judge it."""
     try:
         tuning = prepare(traces, TuneConfig(held_out_frac=HELD_OUT), cost)
     except ClockError as error:
-        return {"why_not": f"Nothing is said of time: {error}."}
+        return {"why_not": f"No price in time: {error}."}
     split = split_prompts(names, held_out_frac=HELD_OUT, seed=0)
     tuning = replace(tuning, search=replace(tuning.search, split=split))
     static = compare(tuning, policy, policy.name)

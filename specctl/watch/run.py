@@ -43,7 +43,7 @@ def watch_traces(
         The verdict, and what a person sees of it.
 
     Raises:
-        UsageError: an alpha that no evidence reaches, or a policy that replay cannot tell.
+        UsageError: an alpha that no evidence reaches, or a policy that cannot be replayed.
         TraceEmptyError: too few prompts. TraceMismatchError: traces of another pair or policy.
     """
     if not LEAST_ALPHA <= alpha < 1:

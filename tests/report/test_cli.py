@@ -64,9 +64,9 @@ def test_equal_seeds_give_equal_pages(log: Path, tmp_path: Path) -> None:
 
 def test_refusals(log: Path, tmp_path: Path) -> None:
     out = tmp_path / "r.html"
-    assert "neither" in refuses(2, "report", "-o", out)
+    assert "needs traces" in refuses(2, "report", "-o", out)
     assert "no-such" in refuses(6, "report", log, "-o", tmp_path / "no-such" / "r.html")
-    assert "found a folder" in refuses(6, "report", log, "-o", tmp_path)
+    assert "a folder" in refuses(6, "report", log, "-o", tmp_path)
     assert "no such file" in refuses(4, "report", log, "--ladder", tmp_path / "l.json", "-o", out)
     other = tmp_path / "other"
     write_log(other, drafter_digest="sha256:" + 64 * "2")

@@ -172,7 +172,7 @@ SLIGHT = Given(ladder=ladder_results(policy_gain=1.05))  # a gain within its int
 STATIC = Given(tune=tune_results(beats=False))
 SAID: list[tuple[Given, str, str]] = [
     (Given(UNTIMED), "recommendation", "None yet. specctl tune finds one"),
-    (Given(UNTIMED), "policies", "nothing is said of time"),
+    (Given(UNTIMED), "policies", "there are no times"),
     (Given(TIMED), "recommendation", "None yet. specctl tune finds one"),
     (Given(TIMED), "policies", "eagle2 is fastest under the cost model, 150 [145, 155] tokens/s"),
     (Given(TIMED, ladder_results()), "recommendation", "mine beats the best static setting: 1.20"),
@@ -340,13 +340,17 @@ def test_results_alone_make_a_page() -> None:
 
 def test_a_page_of_two_pairs_is_refused(tmp_path: Path) -> None:
     other = trace_figures(write_log(tmp_path / "log", drafter_digest="sha256:" + 64 * "1"))
-    with pytest.raises(TraceMismatchError, match=r"replay\.json, drafter_digest"):
+    with pytest.raises(
+        TraceMismatchError, match=r"replay\.json is of another pair: its drafter_digest"
+    ):
         build_page(other, Given(replay_results()))
 
 
 def test_a_run_of_another_pair_is_refused() -> None:
     other = ladder_results(target_digest="sha256:" + 64 * "1")
-    with pytest.raises(TraceMismatchError, match=r"run\.json, target_digest"):
+    with pytest.raises(
+        TraceMismatchError, match=r"run\.json is of another pair: its target_digest"
+    ):
         build_page(None, Given(ladder=other, run=run_results()))
 
 

@@ -95,7 +95,7 @@ def test_a_cell_without_rows_says_what_its_group_says() -> None:
 
 def test_probabilities_that_are_all_alike_are_refused() -> None:
     same = rows_of(np.full(50, -1.0), np.zeros(50), np.arange(50) < 25)
-    with pytest.raises(UsageError, match="draft probabilities of the traces"):
+    with pytest.raises(UsageError, match="one draft probability"):
         fit_table(same, num_bins=8, weight=20.0)
 
 

@@ -136,7 +136,7 @@ def test_a_signal_whose_intervals_overlap_has_not_moved() -> None:
     assert quiet.foremost == quiet.signals[0]
     rang = quiet.model_copy(update={"alarm_at": quiet.foremost.since})
     said = " ".join(map(str, rang.shown()))
-    assert "No signal moved by itself and beyond its interval; most evidence" in said
+    assert "No signal moved by itself and by more than its interval; most evidence" in said
 
 
 def test_a_quiet_watch_is_said_in_few_digits_and_without_what_is_nowhere() -> None:
