@@ -18,7 +18,8 @@ import torch
 from common import parser, report, requests_of
 
 from specctl.collect.live import header_of
-from specctl.collect.recorder import RecorderConfig, TraceRecorder
+from specctl.collect.recorder import RecorderConfig
+from specctl.collect.rounds import TraceRecorder
 from specctl.collect.trace_writer import TraceWriter
 from specctl.policy import Policy
 from specctl.runtime.api import Decoder

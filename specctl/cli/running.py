@@ -21,7 +21,7 @@ from specctl.records import PositiveInt, option
 from specctl.runtime.config import Decisions, DecodingConfig
 
 if TYPE_CHECKING:
-    from specctl.collect.recorder import TraceRecorder
+    from specctl.collect.rounds import TraceRecorder
     from specctl.runtime.compare import Comparison
     from specctl.runtime.conversations import Conversation, DecodeSettings
     from specctl.runtime.load import Pair

@@ -10,7 +10,8 @@ from typing import Any, Self
 
 from specctl.collect.config import WHOLE, Shard, WhenFull
 from specctl.collect.prompts import Prompt
-from specctl.collect.recorder import RecorderConfig, TraceRecorder
+from specctl.collect.recorder import RecorderConfig
+from specctl.collect.rounds import TraceRecorder
 from specctl.collect.tokens import TokenMode, token_header
 from specctl.collect.trace_writer import TraceWriter, make_header
 from specctl.formatting import count

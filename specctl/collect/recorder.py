@@ -1,49 +1,35 @@
-"""The live recorder: an observer of the runtime that writes traces from background threads.
+"""The one recorder of traces: what a loop decodes, a collection drafts, or an engine serves.
 
-    decoding thread          recording thread                       writing thread
-    on_round(record)  ──►    statistics on the round's device ──►
-    finish_prompt(id) ──►    to the host, logits dropped            every `flush_s`:
-                             rows held until finished        ──►    to_tables, commit
+    producing thread         recording thread                    writing thread
+    put(item) ──► queue ──►  source.take: rows, held until  ──►  every `flush_s` or `flush_bytes`:
+                             their prompt has ended               tables, a segment
 
-The decoding thread marks its place in the device's work and appends to a queue; it never waits for
-a device. Rounds of a prompt stay in memory, about 70 bytes a drafted node, until it is finished,
-because a prompt is published whole or not at all. Everything that waits is bounded, and `when_full`
-says what happens at a bound: decoding waits, or whole prompts are dropped and counted. A dropped
-prompt is not published, so `--resume` collects it again.
+A prompt is published whole or not at all. Everything that waits is bounded, and `when_full` says
+what happens at a bound: the producer waits, or prompts are dropped and counted. The threads share
+Python's interpreter lock, so items are taken many at a time and no item wakes a thread.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import islice
 from threading import Condition, Thread
-from typing import NamedTuple, Self
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 
 from specctl.collect.config import WhenFull
-from specctl.collect.round_rows import (
-    Heading,
-    HeldRows,
-    RoundRows,
-    alike,
-    headings,
-    join,
-    statistics,
-    to_tables,
-)
-from specctl.collect.shipping import Event, Lane, Shipping, lane_for
 from specctl.collect.trace_writer import FLUSH_BYTES, FLUSH_S, TraceWriter, finishing
 from specctl.errors import OutputError
+from specctl.logs.parquet import Tables
 from specctl.logs.trace_files import Segment
-from specctl.runtime.requests import RoundRecord
+from specctl.policy import Policy
 
-MIN_ROUNDS = 2
-"""Rounds that may wait whatever their size: one is read while the next is decoded."""
+MIN_ITEMS = 2
+"""Items that may wait whatever their size: one is read while the next is made."""
+I = TypeVar("I")  # noqa: E741
 
 
 @dataclass(frozen=True)
@@ -52,71 +38,91 @@ class RecorderConfig:
 
     Attributes:
         flush_s: seconds between segments while finished prompts wait: what a kill may cost.
-        flush_bytes: publish earlier when this much is held in memory.
-        when_full: what happens at a bound: `block` lets decoding wait, `drop` costs the prompts
-            whose rounds find no room.
-        max_rounds, max_bytes: bounds of the queue, bytes of logits on the rounds' device; two
-            rounds always have room.
-        copy_bytes: bound of the host memory that copies go to, pinned on CUDA.
+        flush_bytes: publish earlier when so much is held that the last segment did not leave.
+        when_full: what happens at a bound: `block` lets the producer wait, `drop` costs the
+            prompts whose items find no room.
+        max_items, max_bytes: bounds of the queue, and of the bytes that its items hold.
         held_bytes: bound of the rows that wait for their prompt's end or for the disk. No waiting
-            helps against it where a single prompt outgrows it: an error under `block`.
-        wake_s, wake_rounds: how long, and for how many rounds, the recording thread sleeps at
-            most. A thread woken for each round would contend for the interpreter lock.
+            helps where a single prompt outgrows it: an error under `block`.
+        wake_s, wake_items, wake_bytes: how long, and for how much, the recording thread sleeps at
+            most.
+        poll_s: seconds between looks at the queue; None has the item that makes it `wake_items`
+            wake the thread, which then takes the interpreter lock at once.
     """
 
     flush_s: float = FLUSH_S
     flush_bytes: int = FLUSH_BYTES
     when_full: WhenFull = "block"
-    max_rounds: int = 256
+    max_items: int = 256
     max_bytes: int = 256 << 20
-    copy_bytes: int = 64 << 20
     held_bytes: int = 2 << 30
     wake_s: float = 0.25
-    wake_rounds: int = 16
+    wake_items: int = 16
+    wake_bytes: int = 128 << 20
+    poll_s: float | None = None
 
 
-class Losses(NamedTuple):
-    """Dropped prompts, and their rounds, one a request in a round, as in `rounds`."""
+class Publication(NamedTuple):
+    """Prompts that have ended, with all their rows.
 
-    num_prompts: int = 0
-    num_rounds: int = 0
+    Attributes:
+        tables: makes them, in the writing thread. size_bytes: of the rows.
+        policy: that they were decoded with, in the place of the writer's own.
+    """
+
+    prompt_ids: Collection[str]
+    tables: Callable[[], Tables]
+    size_bytes: int
+    policy: Policy | None = None
 
 
-class Waiting(NamedTuple):
-    """A round in the queue; `mark` is where the decoding stream has written all of it."""
+class RowSource(Protocol[I]):
+    """Makes rows of items and holds them until their prompts have ended; the recording thread's."""
 
-    record: RoundRecord
-    mark: Event
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the rows."""
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether some prompt waits to be published."""
 
-Item = Waiting | str
-"""A round, or the id of a prompt whose rounds were all seen."""
+    def take(self, items: list[I]) -> None:
+        """Makes rows of items, in their order."""
+
+    def publish(self) -> list[Publication]:
+        """The prompts that have ended, which are held no longer."""
+
+    def unfinished(self) -> list[str]:
+        """Prompts with rows that have not ended."""
+
+    def give_up(self) -> bool:
+        """Drops the largest prompt that has not ended; whether that is allowed."""
 
 
 @dataclass
-class RoundQueue:
-    """A bounded queue from the decoding thread to the recording one, first in, first out.
+class ItemQueue(Generic[I]):
+    """A bounded queue from the producing thread to the recording one, first in, first out.
 
-    A round holds whole logits until its statistics have left the device, so it counts until it is
-    released, not until it is taken.
-
-    Attributes:
-        sizes: bytes of the rounds that wait or were taken. num_taken: of them.
+    An item holds its memory until its rows are made, so it counts until it is released, not until
+    it is taken.
     """
 
     config: RecorderConfig
-    sizes: list[int] = field(default_factory=list)
-    num_taken: int = 0
-    _items: list[Item] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)  # of items that wait or were taken
+    num_taken: int = 0  # of those
+    _bytes: int = 0
+    _items: list[I] = field(default_factory=list)
+    _is_full: bool = False
     _closed: bool = False
     _failure: BaseException | None = None
     _changed: Condition = field(default_factory=Condition)
 
-    def put(self, item: Item, size_bytes: int | None = None) -> bool:
+    def put(self, item: I, size_bytes: int | None = None) -> bool:
         """Appends an item; returns whether it found room, for which `block` waits.
 
         Args:
-            size_bytes: of a round; other items always have room.
+            size_bytes: of an item that is bounded; None always has room.
 
         Raises:
             BaseException: the error that the recording thread failed with.
@@ -124,39 +130,46 @@ class RoundQueue:
         """
         with self._changed:
             while size_bytes is not None and not self._closed and not self._has_room(size_bytes):
+                self._is_full = True
                 self._changed.notify_all()
                 if self.config.when_full == "drop":
                     return False
                 self._changed.wait()
             self.raise_failure()
             if self._closed:
-                raise OutputError(
-                    "trace recorder: expected an open recorder, found one that was closed",
-                    hint="record rounds inside its `with` block",
-                )
+                raise OutputError("the trace recorder was closed; record inside its `with` block")
             self._items.append(item)
-            self.sizes += [] if size_bytes is None else [size_bytes]
-            is_long = len(self._items) >= self.config.wake_rounds
-            if is_long or 2 * sum(self.sizes) >= self.config.max_bytes:
+            if size_bytes is not None:
+                self.sizes.append(size_bytes)
+                self._bytes += size_bytes
+            if self.config.poll_s is None and self._has_enough():
                 self._changed.notify_all()
             return True
 
     def _has_room(self, size_bytes: int) -> bool:
-        fits = sum(self.sizes) + size_bytes <= self.config.max_bytes
-        return len(self.sizes) < MIN_ROUNDS or (fits and len(self.sizes) < self.config.max_rounds)
+        fits = size_bytes == 0 or self._bytes + size_bytes <= self.config.max_bytes
+        return len(self.sizes) < MIN_ITEMS or (fits and len(self.sizes) < self.config.max_items)
 
-    def take(self) -> tuple[list[Item], bool]:
+    def _has_enough(self) -> bool:
+        is_long = len(self._items) >= self.config.wake_items
+        return is_long or self._is_full or self._bytes >= self.config.wake_bytes
+
+    def take(self) -> tuple[list[I], bool]:
         """Everything that waits, after at most `wake_s`, and whether more may come."""
         with self._changed:
-            if not self._closed and len(self._items) < self.config.wake_rounds:
-                self._changed.wait(self.config.wake_s)
-            items, self._items = self._items, []
+            until, poll_s = time.monotonic() + self.config.wake_s, self.config.poll_s
+            while not (self._closed or self._has_enough()):
+                if (left_s := until - time.monotonic()) <= 0:
+                    break
+                self._changed.wait(left_s if poll_s is None else min(left_s, poll_s))
+            items, self._items, self._is_full = self._items, [], False
             self.num_taken = len(self.sizes)
             return items, not self._closed
 
     def release(self) -> None:
-        """The rounds that were taken are gone: there is room for as many again."""
+        """The items that were taken are gone: there is room for as many again."""
         with self._changed:
+            self._bytes -= sum(self.sizes[: self.num_taken])
             del self.sizes[: self.num_taken]
             self.num_taken = 0
             self._changed.notify_all()
@@ -167,72 +180,60 @@ class RoundQueue:
             self._closed, self._failure = True, failure or self._failure
             self._changed.notify_all()
 
+    def clear(self) -> int:
+        """Drops the items that wait; their number."""
+        with self._changed:
+            items, self._items, self.sizes = self._items, [], []
+            self.num_taken = self._bytes = 0
+            return len(items)
+
     def raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
 
 
-class TraceRecorder:
-    """Records rounds into a `TraceWriter`, whole prompts at a time.
+class Recorder(Generic[I]):
+    """Publishes the rows of a source, whole prompts at a time, from threads of its own.
 
-    Use it as a context manager: leaving it, by Ctrl-C too, publishes the finished prompts and
-    discards the others. An error of a background thread is raised in the decoding thread, at the
-    next call and at `close`.
+    Use it as a context manager: leaving it, by Ctrl-C too, publishes the prompts that have ended.
+    An error of a background thread is raised in the producing thread, at the next `put` and at
+    `close`.
 
     Args:
-        on_commit: called in the writing thread, behind each segment.
-        lane: to the host; that of the first round's device unless given.
+        open_writer: gives the writer of the set; called in the recording thread.
+        on_commit: called in the writing thread, after each segment.
 
     Attributes:
-        discarded: prompts seen but not finished, known after `close`.
-        losses: what a bound cost, complete after `close`.
+        discarded: prompts that had not ended, known after `close`.
+        num_bytes: published.
     """
 
     def __init__(
         self,
-        writer: TraceWriter,
+        open_writer: Callable[[], TraceWriter],
+        source: RowSource[I],
         config: RecorderConfig | None = None,
         on_commit: Callable[[Segment], None] | None = None,
-        lane: Lane | None = None,
     ) -> None:
+        self.config, self.source = config or RecorderConfig(), source
         self.discarded: tuple[str, ...] = ()
-        self.losses = Losses()
-        self._writer, self._on_commit, self._lane = writer, on_commit, lane
-        self._config = config or RecorderConfig()
-        self._queue = RoundQueue(self._config)
-        self._num_offered: Counter[str] = Counter()  # rounds of each prompt, decoding thread's
-        self._dropped: set[str] = set()  # both threads add; nothing leaves
-        self._held = HeldRows()  # recording thread's, like the next five
-        self._finished: set[str] = set()
-        self._shipping: Shipping[list[Heading]] | None = None
+        self.num_bytes = 0
+        self._open_writer, self._on_commit = open_writer, on_commit
+        self._writer: TraceWriter | None = None
+        self._queue: ItemQueue[I] = ItemQueue(self.config)
         self._write: Future[None] | None = None
-        self._writing_bytes = 0
+        self._writing_bytes = self._left_bytes = 0
         self._written_at = time.monotonic()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="specctl-commits")
         self._thread = Thread(target=self._run, name="specctl-recorder", daemon=True)
         self._thread.start()
 
-    # ----------------------------------------------------------------- decoding thread
-
-    def on_round(self, record: RoundRecord) -> None:
-        """Enqueues a round; waits only where the queue is full and `when_full` says so."""
-        if self._lane is None:
-            self._lane = lane_for(record.target_logits.device)
-        prompts = [request.prompt_id for request in record.requests]
-        self._num_offered.update(prompts)
-        if self._dropped.issuperset(prompts):
-            return
-        logits = {id(one): one for one in (record.target_logits, record.target_logp_source)}
-        size_bytes = sum(one.nbytes for one in logits.values())
-        if not self._queue.put(Waiting(record, self._lane.mark()), size_bytes):
-            self._dropped.update(prompts)  # all of the batch, as prompts are traced whole
-
-    def finish_prompt(self, prompt_id: str) -> None:
-        """All rounds of a prompt were seen: unless dropped, it goes into the next segment."""
-        self._queue.put(prompt_id)
+    def put(self, item: I, size_bytes: int | None = None) -> bool:
+        """Hands over an item, see `ItemQueue.put`."""
+        return self._queue.put(item, size_bytes)
 
     def close(self) -> None:
-        """Publishes what is finished and ends the threads; see `finishing` for Ctrl-C meanwhile.
+        """Publishes what has ended and ends the threads; see `finishing` for Ctrl-C meanwhile.
 
         Raises:
             SpecctlError: the error that a background thread failed with.
@@ -240,8 +241,6 @@ class TraceRecorder:
         with finishing():
             self._queue.close()
             self._thread.join()
-        lost = [count for prompt, count in self._num_offered.items() if prompt in self._dropped]
-        self.losses = Losses(len(lost), sum(lost))
         self._queue.raise_failure()
 
     def __enter__(self) -> Self:
@@ -255,65 +254,56 @@ class TraceRecorder:
     def _run(self) -> None:
         try:
             with torch.inference_mode():
+                self._writer = self._open_writer()
                 self._record()
-        except BaseException as error:  # handed over, and raised in the decoding thread
-            self._queue.close(error)
+        except BaseException as error:
+            self._failed(error)
         finally:
             self._pool.shutdown()
+
+    def _failed(self, error: BaseException) -> None:
+        """Hands an error over, which is raised in the producing thread."""
+        self._queue.close(error)
 
     def _record(self) -> None:
         more = True
         while more:
             items, more = self._queue.take()
-            self._held.parts += self._read([item for item in items if isinstance(item, Waiting)])
-            self._held.take(frozenset(self._dropped))
-            # A prompt ends after its last round, so the order of the queue is kept.
-            self._finished |= {item for item in items if isinstance(item, str)} - self._dropped
-            items.clear()  # the last that holds on to logits
+            self.source.take(items)
+            items.clear()  # the last that holds on to their memory
             self._queue.release()
             if self._write is not None and self._write.done():
                 self._wait()
-            waited_s = time.monotonic() - self._written_at
-            is_due = (
-                waited_s >= self._config.flush_s
-                or self._held.size_bytes >= self._config.flush_bytes
-            )
+            is_due = time.monotonic() - self._written_at >= self.config.flush_s
+            if self.source.held_bytes - self._left_bytes >= self.config.flush_bytes:
+                is_due = True
             if self._write is None and is_due:
                 self._begin_write()
             self._keep_bounds()
         self._begin_write()
         self._wait()
-        self.discarded = tuple(sorted(self._held.counts()))
-
-    def _read(self, waiting: list[Waiting]) -> list[RoundRows]:
-        """Statistics of rounds, on the host; until then `waiting` keeps what the device reads."""
-        if not waiting or self._lane is None:
-            return []
-        shipping = self._shipping = self._shipping or Shipping(self._lane, self._config.copy_bytes)
-        landed, marks = [], iter([item.mark for item in waiting])
-        for records in alike(item.record for item in waiting):
-            with shipping.lane.after(list(islice(marks, len(records)))):
-                landed += shipping.send(statistics(records), headings(records))
-        landed += shipping.land()
-        return [RoundRows(*parcel) for parcel in landed]
+        self.discarded = tuple(sorted(self.source.unfinished()))
 
     def _begin_write(self) -> None:
-        """Starts to write the finished prompts, once the segment before is through."""
-        if not self._finished:
+        """Starts to write the prompts that have ended, once the segments before are through."""
+        if not self.source.has_ended:
             return
         self._wait()
-        finished, self._finished = self._finished, set()
-        rows = self._held.take(finished)
-        self._writing_bytes = sum(part.size_bytes for part in rows)
-        self._written_at = time.monotonic()
-        self._write = self._pool.submit(self._publish, finished, rows)
+        found = self.source.publish()
+        self._writing_bytes = sum(one.size_bytes for one in found)
+        self._left_bytes, self._written_at = self.source.held_bytes, time.monotonic()
+        self._write = self._pool.submit(self._publish, found)
 
-    def _publish(self, prompt_ids: set[str], rows: list[RoundRows]) -> None:
-        with torch.inference_mode():
-            tables = to_tables(join(rows)) if rows else {}
-        segment = self._writer.commit(prompt_ids, tables)
-        if self._on_commit is not None:
-            self._on_commit(segment)
+    def _publish(self, found: list[Publication]) -> None:
+        assert self._writer is not None
+        for one in found:
+            with torch.inference_mode():
+                tables = one.tables()
+            policy = {} if one.policy is None else {"policy": one.policy.model_dump(mode="json")}
+            segment = self._writer.commit(one.prompt_ids, tables, **policy)
+            self.num_bytes += segment.size_bytes
+            if self._on_commit is not None:
+                self._on_commit(segment)
 
     def _wait(self) -> None:
         """Returns when nothing is being written; raises the error that writing failed with."""
@@ -324,20 +314,14 @@ class TraceRecorder:
 
     def _keep_bounds(self) -> None:
         """Gets the rows below their bound: by the disk, and else as `when_full` says."""
-        while self._held.size_bytes + self._writing_bytes > self._config.held_bytes:
+        while self.source.held_bytes + self._writing_bytes > self.config.held_bytes:
             if self._writing_bytes:
                 self._wait()
-            elif self._finished:
+            elif self.source.has_ended:
                 self._begin_write()
-            elif self._config.when_full == "drop":
-                [(prompt_id, _)] = self._held.counts().most_common(1)
-                self._dropped.add(prompt_id)
-                self._held.take(frozenset(self._dropped))
-            else:
+            elif not self.source.give_up():
                 raise OutputError(
-                    "trace recorder: expected unfinished prompts of at most "
-                    f"{self._config.held_bytes} bytes, found {self._held.size_bytes} bytes",
-                    hint=(
-                        "decode fewer prompts together, or shorter ones, or drop what is too long"
-                    ),
+                    f"rows of unfinished prompts take {self.source.held_bytes} bytes, of at most "
+                    f"{self.config.held_bytes}",
+                    hint="decode fewer prompts together, or shorter ones, or drop what is too long",
                 )

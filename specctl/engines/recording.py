@@ -1,26 +1,21 @@
 """Steps of an engine as rows of a trace set: the rounds that ran, or a dense log of chains.
 
-    engine's thread    Step: logits as they came, a few numbers ──► queue
-    writing thread     every `READ_BYTES` of logits or `STEPS_TOGETHER`: rows, held until their
+    engine's thread    Step: logits as they came, a few numbers ──► the recorder's queue
+    recording thread   every `READ_BYTES` of logits or `STEPS_TOGETHER`: rows, held until their
                        request ends
-                       every `FLUSH_S` or `FLUSH_BYTES`: requests that have ended ──► a segment
 
 The engine never waits for this and never fails by it. Where rows cannot be written, or too many
-wait, tracing ends: that is logged once, and `Recorder.lost` counts what was not written.
-
-Both threads share Python's interpreter lock, and an engine that waits for it at each of its calls
-is slow. So no step wakes the thread, and logits and rows of many steps are taken at once, in few
-calls: large ones do not hold the lock.
+wait, tracing ends: that is logged once, and `StepRecorder.lost` counts the rest. Rows are made as
+of our own rounds: `collect.rows` has the tables.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -30,11 +25,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specctl.collect.dense.labels import continuations, label_paths
-from specctl.collect.dense.trees import slot_columns
-from specctl.collect.dense.trees import to_tables as dense_tables
-from specctl.collect.round_rows import LOGIT_TENSORS, HeldRows, RoundRows, join, to_tables
-from specctl.collect.trace_writer import FLUSH_BYTES, FLUSH_S, TraceWriter
+from specctl.collect.dense.trees import labelled_columns
+from specctl.collect.recorder import Publication, Recorder, RecorderConfig
+from specctl.collect.rows import (
+    LOGIT_TENSORS,
+    HeldRows,
+    RoundRows,
+    dense_tables,
+    join,
+    round_tables,
+)
+from specctl.collect.trace_writer import TraceWriter
 from specctl.engines.steps import Chains, Ranks, ReadStep, Step
+from specctl.errors import OutputError
 from specctl.logs.parquet import Tables, join_tables
 from specctl.policy import FullTree, Policy, policy_digest
 from specctl.policy.growing import Growth
@@ -43,35 +46,71 @@ from specctl.runtime.requests import Request
 from specctl.tree import POOL_COLUMNS, Children, DraftPool
 
 log = logging.getLogger("specctl.engines")
-LOOK_S = 0.05
-"""Seconds between looks at what waits. A thread that each step woke would take the lock at once."""
 READ_BYTES = 16 << 20
 """Logits that are read together, or of one step where it has more."""
-MAX_WAITING = 4096
-"""Steps that may wait for the writing thread."""
-MAX_LOGIT_BYTES = 256 << 20
-"""Logits that may wait for it; beyond, the engine's thread reads its own."""
-UNDRAFTED = "requests with an undrafted position"
-MAX_HELD_BYTES = 1 << 30
-"""Memory of rows that wait for the ends of their requests."""
 STEPS_TOGETHER = 64
 """Steps that are read, and made rows of, at once where their logits are small."""
+LIMITS = RecorderConfig(
+    when_full="drop",
+    max_items=4096,
+    held_bytes=1 << 30,
+    wake_s=1.0,
+    wake_items=STEPS_TOGETHER,
+    wake_bytes=READ_BYTES,
+    poll_s=0.05,
+)
+"""Of the queue: at a bound of logits the engine's thread reads its own, at one of steps tracing
+ends. A thread that each step woke would take the interpreter lock at once."""
+UNDRAFTED = "requests with an undrafted position"
 OBJECT_BYTES = 1000
 """Python's objects of a held round or position, about."""
+Read = Callable[[Sequence[Step]], list[ReadStep]]
+"""`read_steps` of an engine."""
 
 
-class Publication(NamedTuple):
-    """All rows of some requests that have ended, of which the policy decided the last rounds."""
+class StepSource:
+    """Steps as items of the recorder; base of the two logs.
 
-    request_ids: set[str]
-    tables: Tables
-    policy: Policy
+    Args:
+        read: reads the logits of steps.
+
+    Attributes:
+        lost: requests that were left out, by reason.
+    """
+
+    def __init__(self, read: Read) -> None:
+        self.read = read
+        self.lost: Counter[str] = Counter()
+
+    def take(self, items: list[Step | ReadStep]) -> None:
+        """Takes steps, of which as many are read together as `READ_BYTES` allow."""
+        together, size_bytes = list[Step](), 0
+        for step in items:
+            if isinstance(step, Step):
+                together.append(step)
+                size_bytes += step.size_bytes
+            if isinstance(step, ReadStep) or size_bytes > READ_BYTES:
+                self._read_and_add(together)
+                together, size_bytes = [], 0
+            if isinstance(step, ReadStep):
+                self.add(step)
+        self._read_and_add(together)
+
+    def _read_and_add(self, steps: list[Step]) -> None:
+        for step in self.read(steps) if steps else ():
+            self.add(step)
+
+    def add(self, step: ReadStep) -> None:
+        raise NotImplementedError
+
+    def give_up(self) -> bool:
+        return False
 
 
 # --------------------------------------------------------------------------- rounds as they run
 
 
-class Rounds(NamedTuple):
+class StepRounds(NamedTuple):
     """The rounds of a step: of some rows of `answered`, with the tokens that each text kept."""
 
     step: ReadStep
@@ -79,51 +118,50 @@ class Rounds(NamedTuple):
     num_emitted: list[int]
 
 
-class LiveLog:
-    """The rounds that the engine runs.
+class LiveSteps(StepSource):
+    """Rows of the rounds that the engine runs.
 
     Args:
         greedy: the target's tokens are its likeliest. Else nobody knows what it would have drawn
             behind a refused token.
     """
 
-    num_left_out = 0  # no request
-
-    def __init__(self, *, greedy: bool) -> None:
+    def __init__(self, read: Read, *, greedy: bool) -> None:
+        super().__init__(read)
         self._greedy = greedy
-        self._rounds: list[Rounds] = []  # of which no rows were made yet
+        self._rounds: list[StepRounds] = []  # of which no rows were made yet
         self._held = HeldRows()
         self._num_rounds: Counter[str] = Counter()
         self._policies: dict[str, tuple[str, Policy]] = {}  # with digests, of the last rounds
         self._ended: set[str] = set()
 
+    def unfinished(self) -> list[str]:
+        return list(self._policies.keys() - self._ended)
+
     @property
-    def num_running(self) -> int:
-        """Requests with rounds that have not ended."""
-        return len(self._policies.keys() - self._ended)
+    def has_ended(self) -> bool:
+        return not self._ended.isdisjoint(self._policies)
 
     @property
     def held_bytes(self) -> int:
-        """Memory of rows, about."""
         num_rows = sum(len(part.headings) for part in self._held.parts)
+        num_rows += sum(len(one.rows) for one in self._rounds)
         return self._held.size_bytes + num_rows * OBJECT_BYTES
 
-    def take(self, step: ReadStep) -> None:
-        """Adds the rounds of a step."""
+    def add(self, step: ReadStep) -> None:
         self._ended.update(step.ended)
         kept = [one.end.kept(given) for one, given in zip(step.answered, step.tokens, strict=True)]
         pairs = zip(step.answered, kept, strict=True)
         self._ended.update(one.request_id for one, (_, is_end) in pairs if is_end)
         rows = [row for row, one in enumerate(step.answered) if one.prompt is None]
         if rows:
-            self._rounds.append(Rounds(step, rows, [len(kept[row][0]) for row in rows]))
+            self._rounds.append(StepRounds(step, rows, [len(kept[row][0]) for row in rows]))
             names = (step.answered[row].request_id for row in rows)
             self._policies.update(dict.fromkeys(names, (step.digest, step.policy)))
             if len(self._rounds) >= STEPS_TOGETHER:
                 self._make_rows()
 
     def publish(self) -> list[Publication]:
-        """The requests that have ended, which are held no longer."""
         self._make_rows()
         ended, self._ended = self._ended & self._policies.keys(), set()
         policies, names = dict[str, Policy](), defaultdict[str, set[str]](set)
@@ -131,17 +169,20 @@ class LiveLog:
             digest, policies[digest] = self._policies.pop(name)
             names[digest].add(name)
             del self._num_rounds[name]
-        return [  # a segment has one policy
-            Publication(names[digest], to_tables(join(self._held.take(names[digest]))), policy)
-            for digest, policy in policies.items()
-        ]
+        found = []
+        for digest, policy in policies.items():  # a segment has one
+            rows = self._held.take(names[digest])
+            size_bytes = sum(part.size_bytes for part in rows)
+            tables = partial(_joined_tables, rows)
+            found.append(Publication(names[digest], tables, size_bytes, policy))
+        return found
 
     def _make_rows(self) -> None:
         run, self._rounds = self._rounds, []
         if run:
             self._held.parts.append(self._rows(run))
 
-    def _rows(self, run: list[Rounds]) -> RoundRows:
+    def _rows(self, run: list[StepRounds]) -> RoundRows:
         """The rows of steps in the form of `collect`: a chain is a tree of width one."""
         headings, columns, num_chains, num_logits = list[dict[str, Any]](), list[Any](), 0, 0
         for step, rows, kept in run:
@@ -177,9 +218,8 @@ class LiveLog:
         has_draft, at = draft_row >= 0, draft_row.clamp(min=0)
         offered = offered[at] * has_draft if len(offered) else 0 * at
         pool = chain_pool(root_ids, chains, at, offered)
-        view = pool
         sampled = torch.from_numpy(_joined([np.array([one]) for one in tokens], -1))
-        depth = view.depth
+        depth = pool.depth
         num_admitted = (sampled >= 0).sum(1) - 1
         slots = torch.arange(max(sampled.shape[1], int(num_drafted.max()) + 1))
         slots = slots.expand(len(sampled), -1)
@@ -203,13 +243,17 @@ class LiveLog:
             "submitted": slots.masked_fill(slots > num_drafted[:, None], -1),
             "target_ids": target_ids,
             "path": slots.masked_fill(slots > num_admitted[:, None], -1),
-            **{name: getattr(view, name) for name in POOL_COLUMNS},
+            **{name: getattr(pool, name) for name in POOL_COLUMNS},
             "target_seen": seen,
             "match_known": seen & (is_drawn | ~is_tied if self._greedy else is_drawn),
-            "node_match": seen & torch.where(is_drawn, drawn == view.token_ids, is_best),
+            "node_match": seen & torch.where(is_drawn, drawn == pool.token_ids, is_best),
             **views,
         }
         return RoundRows(headings, tensors)
+
+
+def _joined_tables(rows: list[RoundRows]) -> Tables:
+    return round_tables(join(rows))
 
 
 def _joined(parts: Sequence[NDArray[Any]], fill: int) -> NDArray[Any]:
@@ -256,44 +300,46 @@ def _views(steps: Sequence[ReadStep], at: Tensor) -> dict[str, Tensor]:
 
 @dataclass
 class DenseText:
-    """A text while it grows.
-
-    Attributes:
-        token_ids: emitted. drafts: of each position, the columns of its chain, `[K]` each.
-        ranks: of each emitted token, rows of `Ranks` where it was drawn.
-    """
+    """A text while it grows."""
 
     prompt: tuple[int, ...]
-    token_ids: list[int] = field(default_factory=list)
-    drafts: dict[int, Chains] = field(default_factory=dict)
-    ranks: list[Ranks] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)  # emitted
+    drafts: dict[int, Chains] = field(default_factory=dict)  # of each position, `[K]` columns
+    ranks: list[Ranks] = field(default_factory=list)  # where each emitted token was drawn
 
 
-class DenseLog:
+class DenseSteps(StepSource):
     """The chain that would be drafted behind every token of a text, of which none is verified.
 
     Args:
         depth: K, tokens of each chain.
     """
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, read: Read, depth: int) -> None:
+        super().__init__(read)
         self.shape = FullTree(depth=depth, top_k=1)
         self.policy = Policy(shape=self.shape)
         self._texts: dict[str, DenseText] = {}
         self._ready: dict[str, Tables] = {}
-        self.num_left_out = 0
+
+    def unfinished(self) -> list[str]:
+        return list(self._texts)
 
     @property
-    def num_running(self) -> int:
-        return len(self._texts)
+    def has_ended(self) -> bool:
+        return bool(self._ready)
 
     @property
     def held_bytes(self) -> int:
         held = sum(len(text.token_ids) for text in self._texts.values()) * OBJECT_BYTES
-        ready = (rows.nbytes for tables in self._ready.values() for rows in tables.values())
-        return held + sum(map(int, ready))
+        return held + self._ready_bytes
 
-    def take(self, step: ReadStep) -> None:
+    @property
+    def _ready_bytes(self) -> int:
+        ready = (rows.nbytes for tables in self._ready.values() for rows in tables.values())
+        return sum(map(int, ready))
+
+    def add(self, step: ReadStep) -> None:
         is_drafted = step.chains.logp.shape[1] == self.shape.depth
         for row, (one, given) in enumerate(zip(step.answered, step.tokens, strict=True)):
             if one.prompt is not None:
@@ -313,9 +359,9 @@ class DenseLog:
             self._end(name)
 
     def publish(self) -> list[Publication]:
-        ready, self._ready = self._ready, {}
-        tables = join_tables([*ready.values()])
-        return [Publication(set(ready), tables, self.policy)] if ready else []
+        size_bytes, ready, self._ready = self._ready_bytes, self._ready, {}
+        tables = partial(join_tables, [*ready.values()])
+        return [Publication(set(ready), tables, size_bytes, self.policy)] if ready else []
 
     def _end(self, name: str) -> None:
         text = self._texts.pop(name, None)
@@ -323,7 +369,9 @@ class DenseLog:
             return
         size = len(text.token_ids)
         if any(position not in text.drafts for position in range(1, size)):
-            self.num_left_out += 1  # the engine stops drafting near its longest text
+            if not self.lost[UNDRAFTED]:  # the engine stops drafting near its longest text
+                log.warning("specctl: the log leaves out %s, and counts them", UNDRAFTED)
+            self.lost[UNDRAFTED] += 1
         else:
             self._ready[name] = self._tables(name, text) if size > 1 else {}
 
@@ -334,12 +382,12 @@ class DenseLog:
         drafts = [text.drafts[position] for position in range(1, size)]
         chains, rows = Chains(*map(np.stack, zip(*drafts, strict=True))), torch.arange(len(roots))
         always = torch.full_like(rows, self.shape.depth)
-        view = chain_pool(token_ids[roots.start : roots.stop], chains, rows, always)
-        labels = label_paths(view, continuations(token_ids, roots, self.shape.depth))
+        pool = chain_pool(token_ids[roots.start : roots.stop], chains, rows, always)
+        labels = label_paths(pool, continuations(token_ids, roots, self.shape.depth))
         # Behind the last token the engine does not run the target.
-        labels = replace(labels, seen=labels.seen & (rows[:, None] + view.depth < size))
+        labels = replace(labels, seen=labels.seen & (rows[:, None] + pool.depth < size))
         row, node = labels.seen.nonzero(as_tuple=True)
-        above = view.depth[row, node] - 1
+        above = pool.depth[row, node] - 1
         logp, rank, top_two, entropy = (
             torch.from_numpy(np.stack(one)) for one in zip(*text.ranks, strict=True)
         )
@@ -347,140 +395,90 @@ class DenseLog:
         top1, top2 = top_two[at].unbind(1)
         columns = {
             "text": token_ids,
-            **slot_columns(view, labels),
+            **labelled_columns(pool, labels),
             "target_logp": logp[at, above],
             "target_rank": rank[at, above],
             "target_top1_logit": top1,
             "target_top2_logit": top2,
-            "target_ratio": top2 / top1,
-            "target_margin": top1 - top2,
             "target_entropy": entropy[at],
         }
         request = Request(name, text.prompt, size, prompt_id=name)
         return dense_tables(request, roots, columns, self.shape, policy_digest(self.policy))
 
 
-Log = LiveLog | DenseLog
-
-# --------------------------------------------------------------------------- the writing thread
+# --------------------------------------------------------------------------- the recorder
 
 
-class Recorder:
-    """Writes what steps tell into a trace set, from a thread of its own.
+class StepRecorder(Recorder[Step | ReadStep]):
+    """Records steps of an engine, which it neither delays nor fails.
 
     Args:
-        read: `read_steps` of this engine.
-        open_writer: opens the set; called in the thread.
+        open_writer: opens the set; called in the recording thread.
         max_bytes: of published segments together; None: no bound.
 
     Attributes:
-        lost: rows and requests that were not written, by reason.
-        num_bytes: published.
+        lost: steps and requests that were not written, by reason.
     """
+
+    source: LiveSteps | DenseSteps
 
     def __init__(
         self,
-        log_: Log,
-        read: Callable[[Sequence[Step]], list[ReadStep]],
+        source: LiveSteps | DenseSteps,
         open_writer: Callable[[], TraceWriter],
         max_bytes: int | None,
+        config: RecorderConfig | None = None,
     ) -> None:
-        self._log, self._read, self._open_writer = log_, read, open_writer
-        self._max_bytes = max_bytes
-        self._writer: TraceWriter | None = None
-        self._steps: deque[Step | ReadStep] = deque()
-        self._closing = threading.Event()
-        self._bytes_in = self._bytes_out = 0  # of logits; one is the engine's, one the thread's
-        self._left_bytes = 0  # held behind the last segment
-        self.lost: Counter[str] = Counter()
-        self.num_bytes = 0
-        self.is_on = True
-        self._thread = threading.Thread(target=self._run, name="specctl-traces", daemon=True)
-        self._thread.start()
+        self.is_on, self._max_bytes = True, max_bytes
+        self._lost: Counter[str] = Counter()
+        super().__init__(open_writer, source, config or LIMITS)
 
-    def put(self, step: Step) -> None:
+    @property
+    def lost(self) -> Counter[str]:
+        return self._lost + self.source.lost
+
+    def hand_over(self, step: Step) -> None:
         """Hands over a step; returns at once."""
-        if not self.is_on:
-            self.lost["steps after tracing ended"] += 1
-        elif len(self._steps) >= MAX_WAITING:
-            self.end(f"{MAX_WAITING} steps wait for a slow disk or store")
-        elif self._bytes_in - self._bytes_out > MAX_LOGIT_BYTES:
-            self._steps += self._read([step])
+        try:
+            has_room = self.put(step, step.size_bytes)
+            if not has_room and len(self._queue.sizes) < self.config.max_items:
+                [read] = self.source.read([step])  # too many logits wait for the other thread
+                has_room = self.put(read, 0)
+        except OutputError:  # closed
+            self._lost["steps after tracing ended"] += 1
         else:
-            self._bytes_in += step.size_bytes
-            self._steps.append(step)
+            if not has_room:
+                self.end(f"{self.config.max_items} steps wait for a slow disk or store")
 
     def close(self, wait_s: float = 10.0) -> None:
         """Publishes the requests that have ended and ends the thread; waits at most so long."""
-        self._closing.set()
+        self._queue.close()
         self._thread.join(wait_s)
-
-    def _run(self) -> None:
-        is_last = False
-        try:
-            with torch.inference_mode():
-                self._writer = self._open_writer()
-                while self.is_on and not is_last:
-                    due = time.monotonic() + FLUSH_S
-                    while self.is_on and not is_last and time.monotonic() < due:
-                        is_last = self._closing.wait(LOOK_S)
-                        num_bytes, num_steps = self._bytes_in - self._bytes_out, len(self._steps)
-                        if num_bytes > READ_BYTES or num_steps >= STEPS_TOGETHER:
-                            self._take()
-                            if self._log.held_bytes - self._left_bytes > FLUSH_BYTES:
-                                break
-                    self._take()
-                    self._publish()
-                self.lost += Counter({"requests that had not ended": self._log.num_running})
-        except Exception as error:  # serving goes on whatever it is
-            self.end(f"{type(error).__name__}: {error}")
-        finally:
-            if self._writer is not None:
-                self._writer.close()
-
-    def _take(self) -> None:
-        """Takes the steps that are there, as many together as `READ_BYTES` allow."""
-        together: list[Step] = []
-        size = 0
-        while self._steps:
-            try:
-                step = self._steps.popleft()
-            except IndexError:  # the engine's thread has ended tracing
-                break
-            if isinstance(step, Step):
-                together.append(step)
-                size += step.size_bytes
-            if isinstance(step, ReadStep) or size > READ_BYTES:
-                self._read_and_take(together)
-                together, size = [], 0
-            if isinstance(step, ReadStep):
-                self._log.take(step)
-        self._read_and_take(together)
-
-    def _read_and_take(self, steps: list[Step]) -> None:
-        for step in self._read(steps) if steps else ():
-            self._log.take(step)
-        self._bytes_out += sum(step.size_bytes for step in steps)
-
-    def _publish(self) -> None:
-        assert self._writer is not None
-        for request_ids, tables, policy in self._log.publish():
-            record = policy.model_dump(mode="json")
-            self.num_bytes += self._writer.commit(request_ids, tables, policy=record).size_bytes
-        self._left_bytes = self._log.held_bytes
-        if self._log.num_left_out:
-            if not self.lost[UNDRAFTED]:
-                log.warning("specctl: the log leaves out %s, and counts them", UNDRAFTED)
-            self.lost[UNDRAFTED] = self._log.num_left_out
-        if self._max_bytes is not None and self.num_bytes >= self._max_bytes:
-            self.end(f"{self.num_bytes} bytes are written, of at most {self._max_bytes}")
-        elif self._left_bytes > MAX_HELD_BYTES:
-            self.end(f"rows of running requests take {self._left_bytes} bytes")
 
     def end(self, reason: str) -> None:
         """Ends tracing for good, and says so once."""
         if self.is_on:
             self.is_on = False
-            self.lost["steps that waited"] += len(self._steps)
-            self._steps.clear()
+            self._queue.close()
+            self._lost["steps that waited"] += self._queue.clear()
             log.error("specctl: tracing ended, serving goes on: %s", reason)
+
+    def _failed(self, error: BaseException) -> None:
+        self.end(
+            str(error) if isinstance(error, TracingEnded) else f"{type(error).__name__}: {error}"
+        )
+
+    def _run(self) -> None:
+        super()._run()
+        self._lost += Counter({"requests that had not ended": len(self.source.unfinished())})
+        if self._writer is not None:
+            self._writer.close()
+
+    def _wait(self) -> None:
+        super()._wait()
+        if self._max_bytes is not None and self.num_bytes >= self._max_bytes:
+            raise TracingEnded(f"{self.num_bytes} bytes are written, of at most {self._max_bytes}")
+
+
+class TracingEnded(Exception):  # noqa: N818
+    """Tracing has ended; ends the recording thread."""

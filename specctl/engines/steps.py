@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specctl.collect.shipping import Event, Lane
+from specctl.collect.transfer import Event, Lane
 from specctl.features import ENTROPY_TOP_K
 from specctl.kernels.node_features import node_features
 from specctl.kernels.token_ranks import token_ranks

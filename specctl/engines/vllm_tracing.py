@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from specctl.artifacts.manifest import Domain, PairFingerprint
-from specctl.collect.shipping import lane_for
 from specctl.collect.tokens import token_header
 from specctl.collect.trace_writer import TraceWriter, make_header
+from specctl.collect.transfer import lane_for
 from specctl.embedded import name_of
-from specctl.engines.recording import DenseLog, LiveLog, Recorder
+from specctl.engines.recording import DenseSteps, LiveSteps, StepRecorder
 from specctl.engines.settings import TraceSettings
 from specctl.engines.steps import Answered, Drafted, Step, TextEnd, read_steps
 from specctl.policy import Policy
@@ -114,8 +114,12 @@ class Tracer:
         self._step: Step | None = None
         self._chains: dict[str, list[list[int]]] = {}  # dense: drafts that still may match
         depth = runner.vllm_config.speculative_config.num_speculative_tokens
-        rows = DenseLog(depth) if settings.dense else LiveLog(greedy=self._sampling.greedy)
-        policy = rows.policy if isinstance(rows, DenseLog) else own
+        read = partial(read_steps, sampling=self._sampling, lane=self._lane)
+        source: DenseSteps | LiveSteps = LiveSteps(read, greedy=self._sampling.greedy)
+        policy = own
+        if settings.dense:
+            source = DenseSteps(read, depth)
+            policy = source.policy
         self._dense_depth, self.is_dense = depth if settings.dense else 0, settings.dense
 
         def open_writer() -> TraceWriter:
@@ -146,8 +150,7 @@ class Tracer:
                 settings.out, header, resume=True, tokens=settings.tokens, own_prompts=True
             )
 
-        read = partial(read_steps, sampling=self._sampling, lane=self._lane)
-        self.recorder = Recorder(rows, read, open_writer, settings.max_bytes)
+        self.recorder = StepRecorder(source, open_writer, settings.max_bytes)
 
     # ----------------------------------------------------------------- a step
 
@@ -228,7 +231,7 @@ class Tracer:
         if step is not None:
             step.columns |= times
             step.ended, step.mark = ended, self._lane.mark()
-            self.recorder.put(step)
+            self.recorder.hand_over(step)
 
     # ----------------------------------------------------------------- read from vLLM
 

@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from specctl import console
-from specctl.collect.dense.collection import FinishedPrompts
-from specctl.collect.recorder import TraceRecorder
+from specctl.collect.recorder import Recorder
+from specctl.collect.rounds import TraceRecorder
 from specctl.errors import SpecctlError
 from specctl.logs.trace_set import TraceSet
 from tests.cli.collecting import STARTED, collect
@@ -125,7 +125,7 @@ def test_ctrl_c_keeps_the_policies_that_are_compared_and_promises_no_more(
 
     @contextmanager
     def progress(label: str, total: int) -> Iterator[Callable[[], None]]:
-        def tick() -> None:
+        def tick(count: int = 1) -> None:
             if next(ticks, "over") == "over":
                 raise KeyboardInterrupt
 
@@ -160,7 +160,7 @@ def test_a_collection_that_ends_early_keeps_what_is_finished(
     shape = ("--depth", "2", "--children", "2") if mode == "--dense" else ("--policy", "chain")
     arguments = ("collect", prompts, "-o", tmp_path / "set", mode, *OPTIONS[2:], *shape)
 
-    kind, name = (FinishedPrompts, "add") if mode == "--dense" else (TraceRecorder, "finish_prompt")
+    kind, name = (Recorder, "put") if mode == "--dense" else (TraceRecorder, "finish_prompt")
     with monkeypatch.context() as patch:
         patch.setattr(kind, name, then_signal(getattr(kind, name), number, at=3))
         told = f"{word}: {tmp_path / 'set'} holds 3 finished prompts"

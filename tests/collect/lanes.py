@@ -11,7 +11,7 @@ from threading import Event as Flag
 import torch
 from torch import Tensor
 
-from specctl.collect.shipping import Event, Lane
+from specctl.collect.transfer import Event, Lane
 
 POISON = 0xAB
 

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specctl.collect.round_rows import RoundRows, headings, statistics
-from specctl.collect.shipping import Shipping, lane_for
+from specctl.collect.rows import RoundRows
+from specctl.collect.statistics import headings, statistics
 from specctl.collect.trace_writer import make_header
+from specctl.collect.transfer import Transfer, lane_for
 from specctl.logs.trace_files import TraceHeader
 from specctl.policy import Policy, StaticTree
 from specctl.runtime.requests import Request, RoundRecord, RoundTimes, Sampling
@@ -79,10 +80,10 @@ def make_record(
 
 def frame_of(*records: RoundRecord) -> RoundRows:
     """Rounds that are alike on the host, brought there as the recorder does it."""
-    shipping: Shipping[Any] = Shipping(lane_for(records[0].target_logits.device), 1 << 20)
-    with shipping.lane.after([shipping.lane.mark()]):
-        shipping.send(statistics(records), headings(records))
-    [landed] = shipping.land()
+    transfer: Transfer[Any] = Transfer(lane_for(records[0].target_logits.device), 1 << 20)
+    with transfer.lane.after([transfer.lane.mark()]):
+        transfer.send(statistics(records), headings(records))
+    [landed] = transfer.land()
     return RoundRows(*landed)
 
 

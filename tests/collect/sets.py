@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from specctl import durable
-from specctl.collect.round_rows import join, to_tables
+from specctl.collect.rows import join, round_tables
 from specctl.collect.trace_writer import TraceWriter
 from specctl.logs.trace_files import RECORD_KEY, Segment, SegmentRecord
 from specctl.logs.trace_set import TraceSet, read_listing
@@ -40,7 +40,7 @@ def rows_of(*prompt_ids: str, rounds: int = NUM_ROUNDS) -> dict[str, pa.Table]:
     frames = [
         frame_of(random_record([prompt], step)) for prompt in prompt_ids for step in range(rounds)
     ]
-    return to_tables(join(frames))
+    return round_tables(join(frames))
 
 
 @cache

@@ -19,7 +19,7 @@ from specctl.collect.dense import attention, collect_dense, trees
 from specctl.collect.dense.trees import DenseDrafting, columns_of
 from specctl.collect.prompts import Prompt, load_prompts
 from specctl.collect.responses import load_responses
-from specctl.collect.shipping import Shipping
+from specctl.collect.transfer import Transfer
 from specctl.errors import (
     PromptError,
     PromptLineError,
@@ -123,7 +123,7 @@ def test_neither_chunks_nor_the_form_of_attention_change_a_tree(
 def test_rows_do_not_depend_on_when_the_device_copies(pair: Pair, *, early: bool) -> None:
     request, ids = Request("p/0", (5, 6, 7), 99), tuple(range(20, 60))
     plain, odd = (DenseDrafting(pair, SHAPE, chunk_bytes=1 << 20) for _ in range(2))
-    odd._shipping = Shipping(FakeLane(early), 1)  # one chunk at a time, however small
+    odd._transfer = Transfer(FakeLane(early), 1)  # one chunk at a time, however small
     frames = [one.tables(request, ids) for one in (plain, odd)]
     assert len(frames[0]) > 3
     for mine, theirs in zip(*frames, strict=True):
@@ -147,7 +147,7 @@ def test_a_text_that_is_broken_off_leaves_nothing_to_the_next(
     monkeypatch.undo()
     found = drafting.tables(request, ids)
     assert [rows["nodes"] for rows in found] == [rows["nodes"] for rows in wanted]
-    assert drafting._shipping.size_bytes == 0
+    assert drafting._transfer.size_bytes == 0
 
 
 def test_what_stands_at_a_time_shrinks_with_the_bound(
@@ -286,7 +286,7 @@ def test_production_logs_are_prompts_and_responses_at_once(pair: Pair, tmp_path:
 
 
 def test_a_pair_without_a_drafter_is_refused(pair: Pair, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="a drafter"):
+    with pytest.raises(UsageError, match="no drafter"):
         collect(replace(pair, drafter=None), tmp_path)
 
 

@@ -25,7 +25,8 @@ from specctl.collect.dense.labels import (
     label_paths,
     target_distributions,
 )
-from specctl.collect.dense.trees import columns_of, to_tables
+from specctl.collect.dense.trees import columns_of
+from specctl.collect.rows import dense_tables
 from specctl.policy import FullTree
 from specctl.runtime.requests import Request, Sampling
 from specctl.tree import PAD, DraftPool, TokenTree
@@ -69,7 +70,7 @@ LABELS = label_paths(TREE, continuations(TEXT, ROOTS, 3))
 
 def rows_of(table: str, sampling: Sampling | None = None) -> dict[str, list[object]]:
     columns = {"text": TEXT, **columns_of(ROOTS, POOL, LABELS, targets(sampling))}
-    tables = to_tables(REQUEST, ROOTS, columns, FullTree(depth=3, top_k=2), DIGEST)
+    tables = dense_tables(REQUEST, ROOTS, columns, FullTree(depth=3, top_k=2), DIGEST)
     found: dict[str, list[object]] = tables[table].to_pydict()
     return found
 

@@ -10,10 +10,11 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
-from specctl.collect import live, recorder
+from specctl.collect import live, rounds
 from specctl.collect.live import CollectSummary, collect_live, header_of
 from specctl.collect.prompts import load_prompts
-from specctl.collect.recorder import TraceRecorder
+from specctl.collect.recorder import RecorderConfig
+from specctl.collect.rounds import TraceRecorder
 from specctl.collect.trace_writer import TraceWriter
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import Chain, Policy, StaticTree
@@ -38,10 +39,10 @@ def test_dropped_prompts_are_told_and_resumed(
         return collect_live(pair, prompts, policy, settings, out, resume=resume, when_full=how)
 
     with monkeypatch.context() as patch:
-        tight = functools.partial(recorder.RecorderConfig, max_rounds=1, wake_rounds=1)
+        tight = functools.partial(RecorderConfig, max_items=1, wake_items=1)
         patch.setattr(live, "RecorderConfig", tight)
         slow = FakeLane(on_copy=lambda: time.sleep(0.2))
-        patch.setattr(recorder, "lane_for", lambda device: slow)
+        patch.setattr(rounds, "lane_for", lambda device: slow)
         first = collect(resume=False)
     assert first.num_dropped > 0
     assert first.num_dropped_rounds >= first.num_dropped

@@ -12,7 +12,8 @@ import polars as pl
 import pytest
 import torch
 
-from specctl.collect.recorder import RecorderConfig, TraceRecorder
+from specctl.collect.recorder import RecorderConfig
+from specctl.collect.rounds import TraceRecorder
 from specctl.collect.trace_writer import TraceWriter
 from specctl.errors import OutputError
 from specctl.logs.trace_files import Segment
@@ -24,12 +25,12 @@ from tests.kernels.helpers import no_sync
 
 __all__ = ["writer"]  # a fixture
 
-LIMITS = {"flush_s": 0.0, "wake_s": 0.001, "wake_rounds": 1}
+LIMITS = {"flush_s": 0.0, "wake_s": 0.001, "wake_items": 1}
 MAX_ROUNDS = 2
 
 
 def config(**changes: object) -> RecorderConfig:
-    return RecorderConfig(**{**LIMITS, "max_rounds": MAX_ROUNDS, **changes})  # type: ignore[arg-type]
+    return RecorderConfig(**{**LIMITS, "max_items": MAX_ROUNDS, **changes})  # type: ignore[arg-type]
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -103,7 +104,7 @@ def test_error_of_the_thread_surfaces_in_the_decoding_thread(
 def test_rows_do_not_depend_on_when_the_device_copies(writer: TraceWriter, *, early: bool) -> None:
     records = [random_record(["a", "b"], step, seed=step, num_tokens=5 + step) for step in range(9)]
     lane = FakeLane(early)
-    with TraceRecorder(writer, config(copy_bytes=1), lane=lane) as recorder:
+    with TraceRecorder(writer, config(), lane=lane, copy_bytes=1) as recorder:
         for record in records:
             recorder.on_round(record)
         recorder.finish_prompt("a")
@@ -220,7 +221,7 @@ def test_every_round_is_committed_whole_or_counted(writer: TraceWriter, seed: in
 
 def test_rows_of_an_endless_prompt_are_an_error_or_dropped(writer: TraceWriter) -> None:
     recorder = TraceRecorder(writer, config(held_bytes=20_000))
-    with pytest.raises(OutputError, match="unfinished prompts of at most 20000 bytes"):
+    with pytest.raises(OutputError, match=r"unfinished prompts take .* of at most 20000"):
         decode(recorder, "endless", 10_000)
     with pytest.raises(OutputError, match="unfinished prompts"):
         recorder.close()
@@ -242,7 +243,7 @@ def test_an_endless_prompt_is_given_up_for_the_others(writer: TraceWriter) -> No
 def test_large_rounds_do_not_wait_for_each_other(writer: TraceWriter) -> None:
     """Of a size above the bound two have room: one is read while the next is decoded."""
     gate = Gate()
-    recorder = TraceRecorder(writer, config(max_bytes=1, max_rounds=256), lane=gate.lane())
+    recorder = TraceRecorder(writer, config(max_bytes=1, max_items=256), lane=gate.lane())
     recorder.on_round(random_record(["a"], 0))
     recorder.on_round(random_record(["a"], 1))  # does not wait: the gate is shut
     gate.open.set()
@@ -257,7 +258,7 @@ def test_on_round_never_waits_for_a_device(writer: TraceWriter) -> None:
 
     device = torch.device("cuda")
     records = [move(random_record(["a", "b"], step, seed=step), device) for step in range(40)]
-    recorder = TraceRecorder(writer, RecorderConfig(**LIMITS, max_rounds=100))  # type: ignore[arg-type]
+    recorder = TraceRecorder(writer, RecorderConfig(**LIMITS, max_items=100))  # type: ignore[arg-type]
     with no_sync():  # of the recorder's thread too
         for record in records:
             torch.cuda._sleep(2_000_000)  # the device lags behind

@@ -10,18 +10,16 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specctl.collect import round_rows
-from specctl.collect.round_rows import (
+from specctl.collect import statistics as device
+from specctl.collect.rows import join, round_tables, slot_of
+from specctl.collect.statistics import (
     alike,
-    join,
     order_statistics,
     read_on_device,
     read_on_host,
-    slot_of,
     statistics,
-    to_tables,
 )
-from specctl.collect.shipping import pack
+from specctl.collect.transfer import pack
 from specctl.runtime.requests import RoundRecord, RoundTimes
 from specctl.trace import TABLES, arrow_schema
 from specctl.tree import gather
@@ -62,7 +60,7 @@ def cat_sat(num_emitted: int = 3, offered_depth: int = 3) -> RoundRecord:
 
 
 def tables(*records: RoundRecord) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    made = to_tables(join([frame_of(record) for record in records]))
+    made = round_tables(join([frame_of(record) for record in records]))
     return made["rounds"].to_pylist(), made["nodes"].to_pylist()
 
 
@@ -181,7 +179,7 @@ def test_rounds_of_different_sizes_join_without_changing_a_row() -> None:
 
 
 def test_tables_have_the_schema_of_the_format() -> None:
-    made = to_tables(frame_of(cat_sat()))
+    made = round_tables(frame_of(cat_sat()))
     for name in TABLES:
         assert made[name].schema.equals(arrow_schema(name), check_metadata=True)
 
@@ -241,7 +239,7 @@ class NoWaits(TorchDispatchMode):
 def test_nothing_on_a_device_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, count: int, *, warped: bool
 ) -> None:
-    monkeypatch.setattr(round_rows, "read_on_host", read_on_device)
+    monkeypatch.setattr(device, "read_on_host", read_on_device)
     records = [random_record(["a", "b"], step, seed=step) for step in range(count)]
     if warped:
         records = [replace(r, target_logp_source=r.target_logits * 2) for r in records]
@@ -284,13 +282,13 @@ def test_stacked_rounds_give_the_rows_of_each() -> None:
     records = [cat_sat(), shallow, late, replace(sampled, round_idx=torch.tensor([3]))]
     groups = list(alike(records))
     assert [len(group) for group in groups] == [3, 1], "greedy rounds apart from sampled ones"
-    one_by_one = to_tables(join([frame_of(record) for record in records]))
-    together = to_tables(join([frame_of(*group) for group in groups]))
+    one_by_one = round_tables(join([frame_of(record) for record in records]))
+    together = round_tables(join([frame_of(*group) for group in groups]))
     for table in TABLES:
         assert together[table].equals(one_by_one[table])
 
 
 def test_large_logits_are_not_copied_into_a_stack(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(round_rows, "MAX_STACK_BYTES", 2 * cat_sat().target_logits.nbytes)
+    monkeypatch.setattr(device, "MAX_STACK_BYTES", 2 * cat_sat().target_logits.nbytes)
     groups = list(alike([cat_sat() for _ in range(5)]))
     assert [len(group) for group in groups] == [2, 2, 1]

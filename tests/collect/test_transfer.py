@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specctl.collect import shipping
-from specctl.collect.shipping import CudaLane, Lane, Ready, Shipping
+from specctl.collect import transfer
+from specctl.collect.transfer import CudaLane, Lane, Ready, Transfer
 from tests.collect.lanes import FakeLane
 from tests.kernels.helpers import no_sync
 
@@ -37,7 +37,7 @@ def landing(
     lane: Lane, max_bytes: int = 4 * BATCH_BYTES, batches: list[dict[str, Tensor]] | None = None
 ) -> Landed:
     """A stream of batches, up to four under way."""
-    ship: Shipping[int] = Shipping(lane, max_bytes)
+    ship: Transfer[int] = Transfer(lane, max_bytes)
     there = [batch(seed) for seed in range(12)] if batches is None else batches
     landed = []
     for seed in range(len(there)):
@@ -78,10 +78,10 @@ def broken_by(lane: Lane) -> bool:
         return "freed before" in str(error)
 
 
-PARCEL = shipping.Parcel
+PARCEL = transfer.Parcel
 MUTANTS: dict[str, tuple[object, str, Callable[..., object]]] = {
-    "a source freed too early": (shipping, "Parcel", lambda *given: PARCEL(*given[:-1], ())),
-    "no wait": (shipping, "Parcel", lambda a, b, c, _, e: PARCEL(a, b, c, Ready(), e)),
+    "a source freed too early": (transfer, "Parcel", lambda *given: PARCEL(*given[:-1], ())),
+    "no wait": (transfer, "Parcel", lambda a, b, c, _, e: PARCEL(a, b, c, Ready(), e)),
     "rows left in host memory of the lane": (torch.Tensor, "clone", lambda tensor: tensor),
 }
 

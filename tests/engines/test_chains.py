@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from specctl.collect.dense import collect_dense
 from specctl.collect.prompts import load_prompts
+from specctl.collect.recorder import RecorderConfig
 from specctl.engines.chains import ChainPolicy, DraftedLevel
 from specctl.errors import EngineError, LossyPolicyError, UsageError
 from specctl.logs.logged_draft import recent_text
@@ -54,7 +56,8 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> DenseLog:
     folder = tmp_path_factory.mktemp("chains") / "dense"
     pair, prompts = load_pair("embedded", "embedded", device="cpu"), load_prompts("embedded")[::20]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specctl.collect.dense.collection.FLUSH_S", math.inf)
+        one_segment = partial(RecorderConfig, flush_s=math.inf)
+        patch.setattr("specctl.collect.dense.collection.RecorderConfig", one_segment)
         collect_dense(pair, prompts, DecodeSettings(24), folder, FullTree(depth=K, top_k=1))
     return DenseLog.open(TraceSet.open(str(folder)))
 

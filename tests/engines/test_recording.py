@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ import polars as pl
 import pytest
 import torch
 
-from specctl.collect.shipping import Lane, Ready
 from specctl.collect.trace_writer import TraceWriter, make_header
+from specctl.collect.transfer import Lane, Ready
 from specctl.engines import recording
-from specctl.engines.recording import DenseLog, LiveLog, Log, Recorder
+from specctl.engines.recording import DenseSteps, LiveSteps, StepRecorder
 from specctl.engines.steps import Answered, Drafted, ReadStep, Step, TextEnd, read_steps
 from specctl.engines.vllm_plugin import log_beside_vllm
 from specctl.errors import OutputError
@@ -93,19 +94,18 @@ def step(
     return Step(answers, torch.tensor(sampled), chains, torch.stack(rows) if rows else None, *own)
 
 
-def read(one: Step) -> ReadStep:
-    [found] = read_steps([one], Sampling(), Lane())
-    return found
-
-
 def read_all(steps: Sequence[Step]) -> list[ReadStep]:
     return read_steps(steps, Sampling(), Lane())
 
 
-def published(log: Log) -> list[tuple[set[str], list[int]]]:
+def live(*, greedy: bool = True) -> LiveSteps:
+    return LiveSteps(read_all, greedy=greedy)
+
+
+def published(log: LiveSteps) -> list[tuple[Any, list[int]]]:
     """Requests of each segment, and the number of each of its rounds."""
     return [
-        (one.request_ids, one.tables["rounds"]["round_idx"].to_pylist()) for one in log.publish()
+        (one.prompt_ids, one.tables()["rounds"]["round_idx"].to_pylist()) for one in log.publish()
     ]
 
 
@@ -115,50 +115,50 @@ def test_rows_are_held_until_their_request_ends(
 ) -> None:
     """By its limit, by a token that ends the text, or because the engine says so."""
     monkeypatch.setattr(recording, "STEPS_TOGETHER", steps_together)
-    log = LiveLog(greedy=True)
+    log = live()
     both = drafted(["a", "b"], [[1, 2], [3, 4]])
-    log.take(read(step({"a": (1, [1, 7]), "b": (1, [3, 4, 6])}, both)))
+    log.take([step({"a": (1, [1, 7]), "b": (1, [3, 4, 6])}, both)])
     assert published(log) == []
-    assert (log.num_running, log.held_bytes > 0) == (2, True)
-    log.take(read(step({"a": (3, [1, END, 6]), "b": (4, [5])}, both)))
+    assert (len(log.unfinished()), log.held_bytes > 0) == (2, True)
+    log.take([step({"a": (3, [1, END, 6]), "b": (4, [5])}, both)])
     assert published(log) == [({"a"}, [0, 1])]
-    log.take(read(step({}, both, ended=("b", "unseen"))))
-    assert log.num_running == 0
+    log.take([step({}, both, ended=("b", "unseen"))])
+    assert log.unfinished() == []
     assert published(log) == [({"b"}, [0, 1])]
     assert (published(log), log.held_bytes) == ([], 0)
 
 
 def test_rounds_are_cut_where_the_text_ends() -> None:
-    log = LiveLog(greedy=True)
+    log = live()
     both = drafted(["a", "b"], [[1, 9], [3, 4]])
-    log.take(read(step({"a": (1, [1, END, 6]), "b": (6, [3, 4, 6])}, both)))
+    log.take([step({"a": (1, [1, END, 6]), "b": (6, [3, 4, 6])}, both)])
     [one] = log.publish()
-    rounds = pl.from_arrow(one.tables["rounds"])
+    rounds = pl.from_arrow(one.tables()["rounds"])
     assert isinstance(rounds, pl.DataFrame)
     assert rounds["num_emitted"].to_list() == [2, 2]
     assert rounds["num_accepted"].to_list() == [2, 2]
-    assert one.request_ids == {"a", "b"}
+    assert one.prompt_ids == {"a", "b"}
 
 
 def test_a_segment_has_one_policy() -> None:
     """A request belongs to the one that decided its last round."""
     other = Policy(shape=Chain(num_draft_tokens=1))
-    log = LiveLog(greedy=True)
-    log.take(read(step({"a": (1, [1]), "b": (1, [END])}, drafted(["a", "b"], [[1, 2], [3, 4]]))))
-    log.take(read(step({"a": (2, [END])}, drafted(["a"], [[1]], other))))
-    found = {next(iter(one.request_ids)): one for one in log.publish()}
+    log = live()
+    log.take([step({"a": (1, [1]), "b": (1, [END])}, drafted(["a", "b"], [[1, 2], [3, 4]]))])
+    log.take([step({"a": (2, [END])}, drafted(["a"], [[1]], other))])
+    found = {next(iter(one.prompt_ids)): one for one in log.publish()}
     assert {name: one.policy for name, one in found.items()} == {"a": other, "b": POLICY}
-    digests = found["a"].tables["rounds"]["policy_digest"].to_pylist()
+    digests = found["a"].tables()["rounds"]["policy_digest"].to_pylist()
     assert digests == [policy_digest(POLICY), policy_digest(other)]
 
 
 def matches(taken: Step, *, greedy: bool) -> list[bool | None]:
     """`node_match` of the rows of one step."""
-    log = LiveLog(greedy=greedy)
-    log.take(read(taken))
-    log.take(read(step({}, NOTHING, ended=("a",))))
+    log = live(greedy=greedy)
+    log.take([taken])
+    log.take([step({}, NOTHING, ended=("a",))])
     [one] = log.publish()
-    return list(one.tables["nodes"]["node_match"].to_pylist())
+    return list(one.tables()["nodes"]["node_match"].to_pylist())
 
 
 def test_a_sampled_round_says_only_what_was_drawn() -> None:
@@ -186,21 +186,21 @@ def test_of_equal_logits_only_the_text_tells_which_was_chosen() -> None:
 
 def test_a_dense_log_lacks_no_position() -> None:
     """A text with a position behind which nothing was drafted is left out, and counted."""
-    log = DenseLog(2)
+    log = DenseSteps(read_all, 2)
     prompt = {"prompt": (4, 5)}
 
     def text(name: str, *, whole: bool) -> None:
-        log.take(read(dense_step(name, 0, 1, NOTHING, **prompt)))
-        log.take(read(dense_step(name, 1, 2, drafted([name], [[2, 3]]))))
-        log.take(read(dense_step(name, 2, END, drafted([name], [[3, 1]]) if whole else NOTHING)))
+        log.take([dense_step(name, 0, 1, NOTHING, **prompt)])
+        log.take([dense_step(name, 1, 2, drafted([name], [[2, 3]]))])
+        log.take([dense_step(name, 2, END, drafted([name], [[3, 1]]) if whole else NOTHING)])
 
     text("a", whole=True)
     text("b", whole=False)
     [one] = log.publish()
-    assert one.request_ids == {"a"}
-    assert log.num_left_out == 1
-    assert one.tables["rounds"]["num_accepted"].to_pylist() == [1, 0]
-    assert one.tables["nodes"]["token_id"].to_pylist() == [1, 2, 3, 2, 3, 1]
+    assert one.prompt_ids == {"a"}
+    assert log.lost == {recording.UNDRAFTED: 1}
+    assert one.tables()["rounds"]["num_accepted"].to_pylist() == [1, 0]
+    assert one.tables()["nodes"]["token_id"].to_pylist() == [1, 2, 3, 2, 3, 1]
     assert log.held_bytes == 0
 
 
@@ -208,14 +208,15 @@ def dense_step(name: str, position: int, token: int, chains: Drafted, **more: An
     return step({name: (position, [token])}, chains, num_verified=0, **more)
 
 
-def publish(log: Log, writer: TraceWriter) -> None:
-    for request_ids, tables, policy in log.publish():
-        writer.commit(request_ids, tables, policy=policy.model_dump(mode="json"))
+def publish(log: LiveSteps, writer: TraceWriter) -> None:
+    for one in log.publish():
+        assert one.policy is not None
+        writer.commit(one.prompt_ids, one.tables(), policy=one.policy.model_dump(mode="json"))
 
 
 def test_a_prompt_during_which_an_alias_was_moved_is_the_old_policys(tmp_path: Path) -> None:
     """In `drift`. Its first rounds would else look as if the new policy had failed."""
-    other, log = Policy(shape=Chain(num_draft_tokens=1)), LiveLog(greedy=True)
+    other, log = Policy(shape=Chain(num_draft_tokens=1)), live()
     writer = TraceWriter.open(str(tmp_path), header(), own_prompts=True)
     steps = [
         step({"old": (1, [1])}, drafted(["old"], [[1]], other)),
@@ -224,7 +225,7 @@ def test_a_prompt_during_which_an_alias_was_moved_is_the_old_policys(tmp_path: P
         step({"old": (3, [END])}, drafted(["old"], [[1, 2]])),
     ]
     for one in steps:
-        log.take(read(one))
+        log.take([one])
         publish(log, writer)
     writer.close()
     found = read_prompts(TraceSet.open(str(tmp_path)), POLICY)
@@ -235,11 +236,11 @@ def test_a_prompt_during_which_an_alias_was_moved_is_the_old_policys(tmp_path: P
 
 def test_an_alarm_reads_a_tree_that_was_served_as_a_chain(tmp_path: Path) -> None:
     """The rows state the policy as the engine ran it, on the drafter's likeliest path."""
-    words, log = "threshold:depth=2:top_k=4", LiveLog(greedy=True)
+    words, log = "threshold:depth=2:top_k=4", live()
     policy = as_chain(resolve_policy(words).policy)
     writer = TraceWriter.open(str(tmp_path), header(), own_prompts=True)
     for name in "abcdefghij":
-        log.take(read(step({name: (1, [1, END])}, drafted([name], [[1, 2]], policy))))
+        log.take([step({name: (1, [1, END])}, drafted([name], [[1, 2]], policy))])
     publish(log, writer)
     writer.close()
     said = passes("drift", tmp_path, "--policy", words, "--reference-prompts", 8)
@@ -249,18 +250,22 @@ def test_an_alarm_reads_a_tree_that_was_served_as_a_chain(tmp_path: Path) -> Non
 # --------------------------------------------------------------------------- the writing thread
 
 
-def recorder(log: Log, open_writer: Callable[[], Any], max_bytes: int | None = None) -> Recorder:
-    return Recorder(log, read_all, open_writer, max_bytes)
+def recorder(
+    log: LiveSteps | DenseSteps,
+    open_writer: Callable[[], Any],
+    published_bytes: int | None = None,
+    **limits: Any,
+) -> StepRecorder:
+    config = replace(recording.LIMITS, **{"wake_s": 0.01, **limits})
+    return StepRecorder(log, open_writer, published_bytes, config)
 
 
 def whole(name: str) -> Step:
     return step({name: (1, [END])}, drafted([name], [[1, 2]]))
 
 
-@pytest.mark.parametrize("max_bytes", [recording.MAX_LOGIT_BYTES, -1], ids=["thread", "engine"])
-def test_rows_are_there_after_a_close(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_bytes: int
-) -> None:
+@pytest.mark.parametrize("max_bytes", [recording.LIMITS.max_bytes, -1], ids=["thread", "engine"])
+def test_rows_are_there_after_a_close(tmp_path: Path, max_bytes: int) -> None:
     """Also where the engine's thread reads the logits, as too many wait."""
     readers = set()
 
@@ -268,14 +273,13 @@ def test_rows_are_there_after_a_close(
         readers.add(threading.current_thread() is threading.main_thread())
         return read_all(steps)
 
-    monkeypatch.setattr(recording, "MAX_LOGIT_BYTES", max_bytes)
-    log, path = LiveLog(greedy=True), tmp_path / "set"
-    found = Recorder(log, read_by, lambda: TraceWriter.open(path, header()), None)
+    log, path = LiveSteps(read_by, greedy=True), tmp_path / "set"
+    found = recorder(log, lambda: TraceWriter.open(path, header()), max_bytes=max_bytes)
     for i in range(20):
-        found.put(whole(f"run-{i:03d}"))
+        found.hand_over(whole(f"run-{i:03d}"))
     found.close()
     assert TraceSet.open(str(path)).num_rows("rounds") == 20
-    assert readers == {max_bytes < 0}
+    assert (True in readers) == (max_bytes < 0)
     assert not found.lost
 
 
@@ -300,17 +304,14 @@ def refused() -> Any:
 
 @pytest.mark.parametrize("open_writer", [Failing, refused], ids=["disk full", "unwritable"])
 def test_tracing_ends_once_and_serving_goes_on(
-    open_writer: Callable[[], Any],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    open_writer: Callable[[], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(recording, "FLUSH_S", 0.01)
     with caplog.at_level(logging.ERROR, "specctl.engines"):
-        found = recorder(LiveLog(greedy=True), open_writer)
-        found.put(whole("a"))
+        found = recorder(live(), open_writer, flush_s=0.01)
+        found.hand_over(whole("a"))
         found._thread.join()
         for name in "bcd":
-            found.put(whole(name))
+            found.hand_over(whole(name))
         found.close()
     assert not found.is_on
     assert found.lost["steps after tracing ended"] >= 3
@@ -318,15 +319,13 @@ def test_tracing_ends_once_and_serving_goes_on(
     assert "serving goes on" in caplog.text
 
 
-def test_a_slow_disk_ends_tracing(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(recording, "MAX_WAITING", 4)
-    monkeypatch.setattr(recording, "FLUSH_S", 0.01)
+def test_a_slow_disk_ends_tracing(caplog: pytest.LogCaptureFixture) -> None:
+    """The rows that wait for it are bounded, and so is the queue behind them."""
     gate = threading.Event()
-    found = recorder(LiveLog(greedy=True), lambda: Failing(gate))
+    limits = {"flush_s": 0.0, "max_items": 4, "held_bytes": 20_000}
+    found = recorder(live(), lambda: Failing(gate), **limits)
     for i in range(1000):
-        found.put(whole(f"run-{i}"))
+        found.hand_over(whole(f"run-{i}"))
         if not found.is_on:
             break
     assert not found.is_on
@@ -339,23 +338,20 @@ def test_a_slow_disk_ends_tracing(
 def test_requests_that_a_dense_log_leaves_out_are_counted_and_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    log = DenseLog(2)
+    log = DenseSteps(read_all, 2)
     path = tmp_path / "set"
     found = recorder(log, lambda: TraceWriter.open(path, header(log.policy)))
-    found.put(dense_step("a", 0, 1, NOTHING, prompt=(4, 5)))
-    found.put(dense_step("a", 1, END, NOTHING))
+    found.hand_over(dense_step("a", 0, 1, NOTHING, prompt=(4, 5)))
+    found.hand_over(dense_step("a", 1, END, NOTHING))
     found.close()
     assert found.lost == {"requests with an undrafted position": 1}
     assert "the log leaves out requests with an undrafted position" in caplog.text
 
 
-def test_a_bound_on_bytes_ends_tracing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(recording, "FLUSH_S", 0.01)
+def test_a_bound_on_bytes_ends_tracing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "set"
-    found = recorder(LiveLog(greedy=True), lambda: TraceWriter.open(path, header()), max_bytes=1)
-    found.put(whole("a"))
+    found = recorder(live(), lambda: TraceWriter.open(path, header()), 1, flush_s=0.01)
+    found.hand_over(whole("a"))
     found._thread.join()
     assert "of at most 1" in caplog.text
     assert TraceSet.open(str(path)).num_rows("rounds") == 1
@@ -363,35 +359,31 @@ def test_a_bound_on_bytes_ends_tracing(
 
 def test_running_requests_are_not_in_the_log_and_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "set"
-    found = recorder(LiveLog(greedy=True), lambda: TraceWriter.open(path, header()))
-    found.put(whole("a"))
-    found.put(step({"b": (1, [1])}, drafted(["b"], [[1, 2]])))
+    found = recorder(live(), lambda: TraceWriter.open(path, header()))
+    found.hand_over(whole("a"))
+    found.hand_over(step({"b": (1, [1])}, drafted(["b"], [[1, 2]])))
     found.close()
     assert TraceSet.open(str(path)).prompt_ids == ("a",)
     assert found.lost == {"requests that had not ended": 1}
 
 
 def test_running_requests_that_take_too_much_memory_end_tracing(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(recording, "MAX_HELD_BYTES", 1)
-    monkeypatch.setattr(recording, "FLUSH_S", 0.01)
-    found = recorder(LiveLog(greedy=True), Failing)
-    found.put(step({"a": (1, [1])}, drafted(["a"], [[1, 2]])))
+    found = recorder(live(), Failing, held_bytes=1)
+    found.hand_over(step({"a": (1, [1])}, drafted(["a"], [[1, 2]])))
     found._thread.join()
-    assert "rows of running requests take" in caplog.text
+    assert "rows of unfinished prompts take" in caplog.text
     assert not found.is_on
 
 
 def test_a_segment_is_published_early_where_rows_take_much_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("FLUSH_BYTES", "READ_BYTES"):
-        monkeypatch.setattr(recording, name, 1)
     monkeypatch.setattr(recording, "STEPS_TOGETHER", 1)
     path = tmp_path / "set"
-    found = recorder(LiveLog(greedy=True), lambda: TraceWriter.open(path, header()))
-    found.put(whole("a"))
+    found = recorder(live(), lambda: TraceWriter.open(path, header()), flush_bytes=1)
+    found.hand_over(whole("a"))
     while not found.num_bytes:
         threading.Event().wait(0.01)
     assert TraceSet.open(str(path)).prompt_ids == ("a",)

@@ -87,7 +87,7 @@ def test_an_alarm_and_a_better_policy_while_requests_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The texts of all requests are those of plain decoding, and none fails."""
-    monkeypatch.setattr(recording, "FLUSH_S", 0.7)
+    monkeypatch.setattr(recording, "LIMITS", replace(recording.LIMITS, flush_s=0.7))
     pair, old = load_pair("embedded", "embedded", device="cpu"), resolve_policy(DEPLOYED).policy
     save_artifact(tmp_path / "first", old, Origin(pair.fingerprint), card="")
     registry = ("--registry", tmp_path / "registry")

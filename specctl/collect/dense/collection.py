@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from specctl.collect.config import WHOLE, Shard
 from specctl.collect.dense.trees import DenseDrafting
 from specctl.collect.live import Sitting, header_of
 from specctl.collect.prompts import Prompt
+from specctl.collect.recorder import Publication, Recorder, RecorderConfig
 from specctl.collect.responses import Response, Responses, TurnText
 from specctl.collect.tokens import TokenMode
-from specctl.collect.trace_writer import FLUSH_BYTES, FLUSH_S, TraceWriter, finishing
+from specctl.collect.trace_writer import FLUSH_BYTES, TraceWriter, finishing
 from specctl.logs.parquet import Tables, join_tables
 from specctl.logs.trace_files import Segment
 from specctl.policy import FullTree, Policy, RootOnly
@@ -33,7 +36,7 @@ OnCommit = Callable[[Segment], None]
 
 
 @dataclass(frozen=True)
-class Answered:
+class AnsweredPrompt:
     """A prompt with the answers of its turns, in order.
 
     Attributes:
@@ -134,64 +137,79 @@ def collect_dense(
             for one in given:  # all are checked before the first is used
                 answered(*one)
             texts = (answered(*one) for one in given)
-        _collect(drafting, texts, FinishedPrompts(writer, summary, on_commit), summary)
+        _record(drafting, texts, writer, summary, on_commit)
     return summary
 
 
-@dataclass
-class FinishedPrompts:
-    """Rows of finished prompts on their way into the next commit.
+class DensePrompt(NamedTuple):
+    """A prompt with all its rows."""
 
-    Attributes:
-        waiting: prompts with all their tables, which no interrupt may part.
-        size_bytes: of the rows that wait.
-    """
-
-    writer: TraceWriter
-    summary: DenseSummary
-    on_commit: OnCommit | None
-    waiting: list[tuple[str, list[Tables]]] = field(default_factory=list)
-    size_bytes: int = 0
-    committed_at: float = field(default_factory=time.monotonic)
-
-    def add(self, prompt_id: str, tables: list[Tables]) -> None:
-        """Takes a whole prompt, and commits where that is due."""
-        self.waiting.append((prompt_id, tables))
-        self.size_bytes += sum(rows.nbytes for table in tables for rows in table.values())
-        waited_s = time.monotonic() - self.committed_at
-        if waited_s >= FLUSH_S or self.size_bytes >= FLUSH_BYTES:
-            self.commit()
-
-    def commit(self) -> None:
-        """Makes what waits durable; what a commit failed with is not tried again."""
-        with finishing():
-            waiting, self.waiting, self.size_bytes = self.waiting, [], 0
-            if not waiting:
-                return
-            rows = join_tables([part for _, tables in waiting for part in tables])
-            segment = self.writer.commit([prompt_id for prompt_id, _ in waiting], rows)
-            self.summary.num_committed += len(waiting)
-            self.committed_at = time.monotonic()
-            if self.on_commit is not None:
-                self.on_commit(segment)
+    prompt_id: str
+    tables: list[Tables]
+    size_bytes: int
 
 
-def _collect(
+class DensePrompts:
+    """Whole prompts as the recorder's rows; each has ended."""
+
+    def __init__(self) -> None:
+        self._held: list[DensePrompt] = []
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(one.size_bytes for one in self._held)
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(self._held)
+
+    def take(self, items: list[DensePrompt]) -> None:
+        self._held += items
+
+    def publish(self) -> list[Publication]:
+        held, self._held = self._held, []
+        tables = [part for one in held for part in one.tables]
+        size_bytes = sum(one.size_bytes for one in held)
+        names = [one.prompt_id for one in held]
+        return [Publication(names, partial(join_tables, tables), size_bytes)]
+
+    def unfinished(self) -> list[str]:
+        return []
+
+    def give_up(self) -> bool:
+        return False
+
+
+def _record(
     drafting: DenseDrafting,
-    texts: Iterator[Answered],
-    finished: FinishedPrompts,
+    texts: Iterator[AnsweredPrompt],
+    writer: TraceWriter,
     summary: DenseSummary,
+    on_commit: OnCommit | None,
+    config: RecorderConfig | None = None,
 ) -> None:
-    try:
+    """Drafts and writes; behind Ctrl-C, and behind an error of a later prompt, too."""
+
+    def committed(segment: Segment) -> None:
+        summary.num_committed += len(segment.prompt_ids)
+        if on_commit is not None:
+            on_commit(segment)
+
+    config = config or RecorderConfig(max_bytes=FLUSH_BYTES)
+    with Recorder(lambda: writer, DensePrompts(), config, committed) as recorder:
         for text in texts:
             start = time.perf_counter()
-            finished.add(text.prompt_id, _draft(drafting, text, summary))
+            tables = _draft(drafting, text, summary)
+            size_bytes = sum(rows.nbytes for table in tables for rows in table.values())
+            with finishing():  # an interrupt would leave the queue locked
+                recorder.put(DensePrompt(text.prompt_id, tables, size_bytes), size_bytes)
             summary.seconds += time.perf_counter() - start
-    finally:  # behind Ctrl-C, and behind an error of a later prompt
-        finished.commit()
+        start = time.perf_counter()
+        recorder.close()
+        summary.seconds += time.perf_counter() - start
 
 
-def _draft(drafting: DenseDrafting, text: Answered, summary: DenseSummary) -> list[Tables]:
+def _draft(drafting: DenseDrafting, text: AnsweredPrompt, summary: DenseSummary) -> list[Tables]:
     tables = [rows for answer in text.answers for rows in drafting.tables(*answer)]
     summary.num_cut += text.is_cut
     summary.num_shortened += text.num_shortened
@@ -211,7 +229,7 @@ def plain_decoder(pair: Pair, batch_size: int) -> Decoder:
 
 def generate(
     decoder: Decoder, prompts: Sequence[Prompt], settings: DecodeSettings
-) -> Iterator[Answered]:
+) -> Iterator[AnsweredPrompt]:
     """Lets the target answer, plainly.
 
     Every lossless policy has the same distribution of texts, but the rounding of a wide
@@ -222,12 +240,12 @@ def generate(
     for start in range(0, len(prompts), size):
         for done in list(decoder.converse(prompts[start : start + size], settings)):
             answers = ((turn.request, turn.token_ids) for turn in done.completions)
-            yield Answered(done.prompt.prompt_id, tuple(answers), done.is_cut)
+            yield AnsweredPrompt(done.prompt.prompt_id, tuple(answers), done.is_cut)
 
 
 def answered(
     target: Target, prompt: Prompt, response: Response, settings: DecodeSettings
-) -> Answered:
+) -> AnsweredPrompt:
     """A prompt with the answers that a file has for it.
 
     Raises:
@@ -247,7 +265,7 @@ def answered(
         answers.append((request, kept))
         text = turn if isinstance(turn, str) else decode_text(target.tokenizer, found)
         conversation.texts.append(text)
-    return Answered(prompt.prompt_id, tuple(answers), num_shortened=num_shortened)
+    return AnsweredPrompt(prompt.prompt_id, tuple(answers), num_shortened=num_shortened)
 
 
 def response_ids(

@@ -1,13 +1,13 @@
 """One text to its dense tables: read, draft, label, write, a chunk of roots at a time.
 
-text ─► trees of P roots, labelled ─columns_of─► columns on the host ─to_tables─► Arrow
+text ─► trees of P roots, labelled ─columns_of─► columns on the host ─rows.dense_tables─► Arrow
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,15 +20,14 @@ from specctl.collect.dense.labels import (
     continuations,
     label_paths,
 )
-from specctl.collect.round_rows import request_columns, table_of
-from specctl.collect.shipping import Shipping, lane_for
+from specctl.collect.rows import dense_tables, pool_columns
+from specctl.collect.transfer import Transfer, lane_for
 from specctl.policy import FullTree, Policy, ShapeRule, policy_digest
 from specctl.policy.growing import grow_tree, pool_capacity
 from specctl.policy.rules import fresh_start
 from specctl.runtime.load import Pair
 from specctl.runtime.requests import Request, Stopwatch
 from specctl.runtime.runnable import runnable
-from specctl.trace import NODE_COLUMNS, TIME_COLUMNS
 from specctl.tree import ROOT, DraftPool, gather
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class DenseDrafting:
         self.rule, self.shape, self.digest = rules.shape, shape, policy_digest(policy)
         self._target, self._aux_layers = pair.target.model, drafter.aux_layers
         self._drafter, self._chunk_bytes = dense_drafter(drafter), chunk_bytes
-        self._shipping: Shipping[range] = Shipping(lane_for(self._target.device), LEAVING_BYTES)
+        self._transfer: Transfer[range] = Transfer(lane_for(self._target.device), LEAVING_BYTES)
 
     def tables(self, request: Request, response_ids: tuple[int, ...]) -> list[Tables]:
         """The rows of one text, in order; none where the response has fewer than two tokens.
@@ -74,11 +73,11 @@ class DenseDrafting:
 
         def made(roots: range, columns: dict[str, Tensor]) -> Tables:
             with torch.inference_mode():
-                return to_tables(request, roots, columns, self.shape, self.digest)
+                return dense_tables(request, roots, columns, self.shape, self.digest)
 
         with torch.inference_mode():
             landed = self._landed(request, response_ids)
-            if not self._shipping.lane.overlaps:
+            if not self._transfer.lane.overlaps:
                 return [made(*chunk) for chunk in landed]
             with ThreadPoolExecutor(1) as pool:
                 waiting = [pool.submit(made, *chunk) for chunk in landed]
@@ -88,16 +87,16 @@ class DenseDrafting:
         self, request: Request, response_ids: tuple[int, ...]
     ) -> Iterator[tuple[range, dict[str, Tensor]]]:
         """Columns of a text's chunks, on the host."""
-        lane = self._shipping.lane
+        lane = self._transfer.lane
         try:
             for roots, columns in self.chunks(request, response_ids):
                 with lane.after([lane.mark()]):
-                    landed = self._shipping.send(columns, roots)
+                    landed = self._transfer.send(columns, roots)
                 del columns  # the next chunk needs their room; tensors on their way are kept
-                yield from landed + self._shipping.land(num_left=1)
-            yield from self._shipping.land()
+                yield from landed + self._transfer.land(num_left=1)
+            yield from self._transfer.land()
         finally:
-            self._shipping.land()  # of a text that was broken off
+            self._transfer.land()  # of a text that was broken off
 
     def chunks(
         self, request: Request, response_ids: tuple[int, ...]
@@ -152,62 +151,42 @@ def positions_per_chunk(
 # --------------------------------------------------------------------------- columns
 
 
-TARGET_COLUMNS = tuple(one.name for one in NODE_COLUMNS if one.name.startswith("target_"))
-
-
 def columns_of(
     roots: range, pool: DraftPool, labels: Labels, targets: TargetDistributions
 ) -> dict[str, Tensor]:
-    """The tensors that rows of some trees need, by name, on their device.
+    """The tensors of `rows.dense_tables`, on their device.
 
     Args:
         roots: indices of the P roots in the text. pool, labels: `[P, N]`.
         targets: after every token that a node on a path stands for.
-
-    Returns:
-        `num_drafted` and `num_accepted` `[P]`; values of the M nodes, trees one after another, no
-        gaps; `TARGET_COLUMNS` of those S nodes whose parent is on the path.
     """
-    tree = pool
     row, node = labels.seen.nonzero(as_tuple=True)
-    above, token = tree.depth[row, node] - 1, tree.token_ids[row, node]
+    above, token = pool.depth[row, node] - 1, pool.token_ids[row, node]
     at = roots.start - targets.first + row + above
     top2, top1 = targets.ordered[:, -2:][at].unbind(1)
-    seen = (
-        targets.logp[at, token],
-        _rank(targets, at, token),
-        top1,
-        top2,
-        top2 / top1,
-        top1 - top2,
-        targets.entropy[at],
-    )
-    return {**slot_columns(pool, labels), **dict(zip(TARGET_COLUMNS, seen, strict=True))}
+    return {
+        **labelled_columns(pool, labels),
+        "target_logp": targets.logp[at, token],
+        "target_rank": _rank(targets, at, token),
+        "target_top1_logit": top1,
+        "target_top2_logit": top2,
+        "target_entropy": targets.entropy[at],
+    }
 
 
-def slot_columns(pool: DraftPool, labels: Labels) -> dict[str, Tensor]:
-    """The columns that trees and labels `[P, N]` give by themselves, `columns_of` without the
-    target's."""
-    tree = pool
-    place = tree.valid.cumsum(1) - 1
-    flat = tree.valid.flatten().nonzero()[:, 0]
-    slots = {
+def labelled_columns(pool: DraftPool, labels: Labels) -> dict[str, Tensor]:
+    """`columns_of` without the target's: trees one after another, their M nodes without gaps."""
+    place = pool.valid.cumsum(1) - 1
+    flat = pool.valid.flatten().nonzero()[:, 0]
+    slots = pool_columns(pool) | {
         "node_idx": place,
-        "parent_idx": gather(place, tree.parent, ROOT),
-        "depth": tree.depth,
-        "token_id": tree.token_ids,
-        "sibling_rank": pool.sibling_rank,
-        "draft_logp": tree.draft_logp,
-        "joint_logp": pool.joint_logp,
-        "parent_entropy": pool.entropy,
-        "parent_topk_entropy": pool.topk_entropy,
-        "expanded": pool.expanded,
+        "parent_idx": gather(place, pool.parent, ROOT),
         **vars(labels),
     }
     return {
-        "num_drafted": tree.num_nodes - 1,
+        "num_drafted": pool.num_nodes - 1,
         "num_accepted": labels.num_accepted,
-        "row": torch.div(flat, tree.num_slots, rounding_mode="floor"),
+        "row": torch.div(flat, pool.num_slots, rounding_mode="floor"),
         **{name: values.flatten()[flat] for name, values in slots.items()},
     }
 
@@ -226,54 +205,3 @@ def _rank(targets: TargetDistributions, at: Tensor, token: Tensor) -> Tensor:
     table[at, slot] = targets.logits[at, token]
     not_larger = torch.searchsorted(targets.ordered, table, right=True)[at, slot]
     return targets.ordered.shape[1] - not_larger + 1
-
-
-def to_tables(
-    request: Request,
-    roots: range,
-    tensors: dict[str, Tensor],
-    shape: FullTree,
-    policy_digest: str,
-) -> Tables:
-    """In the columns, order and types of the trace format; columns of live rounds alone are null.
-
-    Args:
-        tensors: of `columns_of` and the `text` `[T]`, on the host.
-    """
-    root = torch.arange(roots.start, roots.stop)
-    round_idx = root - len(request.prompt_ids)
-    accepted, text = tensors["num_accepted"], tensors["text"]
-    bonus_at, last = root + accepted + 1, len(text) - 1
-    rounds = {
-        **request_columns(request, "dense"),
-        "round_idx": round_idx,
-        "position": round_idx + 1,
-        "context_tokens": root + 1,
-        "root_token_id": text[roots.start : roots.stop],
-        "bonus_token_id": (text[bonus_at.clamp(max=last)], bonus_at <= last),
-        "offered_depth": shape.depth,
-        "offered_width": shape.width or shape.top_k,
-        "top_k": shape.top_k,
-        "num_drafted": tensors["num_drafted"],
-        "num_verified": accepted + 1,
-        "num_accepted": accepted,
-        "num_emitted": torch.minimum(accepted + 1, last - root),
-        "fully_accepted": accepted == shape.depth,
-        "batch_size": 1,
-        **dict.fromkeys(TIME_COLUMNS, 0.0),
-        "policy_digest": policy_digest,
-    }
-    on_path, seen = tensors["on_path"], tensors["seen"]
-    # No confidence_rank: among the verified, which are one path, a rank says nothing.
-    nodes: dict[str, Any] = {
-        **tensors,
-        "request_id": request.request_id,
-        "round_idx": round_idx[0] + tensors["row"],
-        "verified": on_path,
-        "node_match": (on_path, tensors["continued"]),
-        "path_accepted": (on_path, ~tensors["unknown"]),
-    }
-    for name in TARGET_COLUMNS:
-        values = tensors[name]
-        nodes[name] = (values.new_zeros(len(seen)).masked_scatter_(seen, values), seen)
-    return {"rounds": table_of("rounds", rounds), "nodes": table_of("nodes", nodes)}

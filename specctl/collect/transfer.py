@@ -147,7 +147,7 @@ class Parcel(Generic[C]):
     sources: tuple[Tensor, ...]
 
 
-class Shipping(Generic[C]):
+class Transfer(Generic[C]):
     """Sends named tensors over a lane, in order. For one thread.
 
     Args:

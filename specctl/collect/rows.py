@@ -1,0 +1,307 @@
+"""The one maker of rows: tensors on the host to the two tables of a trace set.
+
+    decoded rounds    statistics ─────────────┐
+    engine's steps    engines.recording ──────┴─► RoundRows ─round_tables─┐
+    every position    dense.trees.columns_of ──────────────────dense_tables─┴─► _tables ─► Arrow
+
+A round has `[R, P]` tensors, padded; a dense text flat columns of its M nodes. Tables are made once
+a segment or chunk, over all its rows, because fixed costs of tensor calls would otherwise dominate.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from specctl.features import phi
+from specctl.policy import FullTree
+from specctl.policy.rules import rank_order
+from specctl.runtime.requests import Request
+from specctl.trace import TIME_COLUMNS, arrow_schema
+from specctl.tree import PAD, POOL_COLUMNS, DraftPool, gather
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from specctl.logs.parquet import Tables
+
+LOGIT_TENSORS = ("target_logp", "target_rank", "target_top1_logit", "target_top2_logit")
+"""Node columns that logits at the parent give."""
+ROW_TENSORS = ("round_idx", "position", "context_tokens", "offered_depth", "num_emitted")
+FILLS = {"parent": PAD, "joint_logp": float("-inf"), "submitted": -1, "path": -1}
+"""Values of padding where rounds of different sizes are joined; 0 or false for the others."""
+Heading = dict[str, Any]
+"""Columns of `rounds` that the host knows of one row, by name."""
+Columns = dict[str, Any]
+"""Columns by name: a tensor, a pair of a tensor and where it is known, a list, or one value."""
+
+
+@dataclass(frozen=True)
+class RoundRows:
+    """R rows (a request in a round) on the host, without logits."""
+
+    headings: list[Heading]  # R of them
+    tensors: dict[str, Tensor]  # by name; the first axis is R, a second is padded
+
+    @cached_property
+    def size_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def pick(self, rows: Sequence[int]) -> RoundRows:
+        """Some of the rows; this object itself where that is all of them."""
+        if len(rows) == len(self.headings):
+            return self
+        index = torch.tensor(rows, dtype=torch.int64)
+        picked = {name: tensor[index] for name, tensor in self.tensors.items()}
+        return RoundRows([self.headings[row] for row in rows], picked)
+
+
+@dataclass
+class HeldRows:
+    """Rows that wait until their prompts have ended, as these are published whole."""
+
+    parts: list[RoundRows] = field(default_factory=list)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(rows.size_bytes for rows in self.parts)
+
+    def counts(self) -> Counter[str]:
+        """Rows held, by prompt."""
+        return Counter(heading["prompt_id"] for rows in self.parts for heading in rows.headings)
+
+    def take(self, prompt_ids: Collection[str]) -> list[RoundRows]:
+        """Rows of these prompts, which are held no longer."""
+        taken, left = [], []
+        for rows in self.parts:
+            among = [heading["prompt_id"] in prompt_ids for heading in rows.headings]
+            if any(among):
+                taken.append(rows.pick([row for row, one in enumerate(among) if one]))
+            if not all(among):
+                left.append(rows.pick([row for row, one in enumerate(among) if not one]))
+        self.parts = left
+        return taken
+
+
+def join(parts: Sequence[RoundRows]) -> RoundRows:
+    """All rows of at least one part, second axes padded to the longest."""
+
+    def joined(name: str) -> Tensor:
+        tensors = [part.tensors[name] for part in parts]
+        if tensors[0].dim() > 1:
+            longest, fill = max(one.shape[1] for one in tensors), FILLS.get(name, 0)
+            tensors = [pad(one, (0, longest - one.shape[1]), value=fill) for one in tensors]
+        return torch.cat(tensors)
+
+    return RoundRows(
+        [heading for part in parts for heading in part.headings],
+        {name: joined(name) for name in parts[0].tensors},
+    )
+
+
+def request_columns(request: Request, kind: str) -> Heading:
+    """The columns that name a request; `kind` is live or dense."""
+    return {
+        "request_id": request.request_id,
+        "prompt_id": request.prompt_id,
+        "category": request.category,
+        "turn": request.turn,
+        "kind": kind,
+    }
+
+
+# --------------------------------------------------------------------------- nodes
+
+
+def pool_columns(pool: DraftPool) -> dict[str, Tensor]:
+    """The columns of `nodes` that a drafted tree gives by itself, `[R, P]`."""
+    return {
+        "parent_idx": pool.parent,
+        "depth": pool.depth,
+        "token_id": pool.token_ids,
+        "sibling_rank": pool.sibling_rank,
+        "draft_logp": pool.draft_logp,
+        "joint_logp": pool.joint_logp,
+        "parent_entropy": pool.entropy,
+        "parent_topk_entropy": pool.topk_entropy,
+        "expanded": pool.expanded,
+    }
+
+
+def slot_of(submitted: Tensor, num_nodes: int) -> Tensor:
+    """`[R, P]` int64: where a pool node stands among the submitted, -1 if it does not.
+
+    Args:
+        submitted: `[R, N]` int64 pool indices, -1 padded. num_nodes: P.
+    """
+    shape = (submitted.shape[0], num_nodes + 1)  # padding lands in the extra column
+    slots = torch.full(shape, -1, device=submitted.device)
+    order = torch.arange(submitted.shape[1], device=submitted.device).expand_as(submitted)
+    return slots.scatter_(1, submitted.masked_fill(submitted < 0, num_nodes), order)[:, :-1]
+
+
+def round_tables(rows: RoundRows) -> Tables:
+    """Rounds that ran, in the columns, order and types of the trace format.
+
+    Shapes below are `[R, P]` of nodes and `[R]` of rows.
+    """
+    t, depth = rows.tensors, rows.tensors["offered_depth"]
+    size = t["parent"].shape[1]
+    # Deeper nodes were drafted for others of the batch.
+    kept = (t["parent"] > PAD) & (t["depth"] <= depth[:, None])
+    verified = slot_of(t["submitted"], size) >= 0
+    rank = _confidence_rank(t["joint_logp"], verified)
+    path = gather(t["submitted"], t["path"], -1)
+    num_admitted = (path >= 0).sum(1) - 1  # before end of text and limit cut the path
+    num_accepted = torch.minimum(num_admitted, t["num_emitted"])
+    behind = torch.arange(path.shape[1]) > num_accepted[:, None]
+    emitted = slot_of(path.masked_fill(behind, -1), size) >= 0
+    deepest = num_admitted[:, None]
+    tcr = rank.gather(1, path.gather(1, deepest))[:, 0]
+    # Φ over what the row was offered, so that it does not depend on the rest of its batch.
+    offered = t["parent"].masked_fill(~kept, PAD)
+    pool = DraftPool(**{name: t[name] for name in POOL_COLUMNS} | {"parent": offered})
+    rounds: Columns = {
+        **{name: [heading[name] for heading in rows.headings] for name in rows.headings[0]},
+        **{name: t[name] for name in ROW_TENSORS},
+        "root_token_id": t["token_ids"][:, 0],
+        "bonus_token_id": t["target_ids"].gather(1, t["path"].gather(1, deepest))[:, 0],
+        "num_drafted": kept.sum(1) - 1,
+        "num_verified": verified.sum(1),
+        "num_accepted": num_accepted,
+        "fully_accepted": (num_admitted == depth) & (depth > 0),
+        "tcr": (tcr, tcr > 0),
+        "phi": (phi(pool), depth > 0),
+        "phi_depth": (depth, depth > 0),
+    }
+    row, node = kept.nonzero(as_tuple=True)
+    seen = t["target_seen"]
+    slots = pool_columns(pool) | {
+        "expanded": t["expanded"] & (t["depth"] < depth[:, None]),
+        "verified": verified,
+    }
+    nullable = {
+        "confidence_rank": (rank, rank > 0),
+        "path_accepted": (emitted, verified),
+        "node_match": (t["node_match"], t.get("match_known", seen)),
+        **{name: (t[name], seen) for name in LOGIT_TENSORS},
+    }
+    nodes = {
+        "node_idx": node,
+        **{name: values[kept] for name, values in slots.items()},
+        **{name: (values[kept], known[kept]) for name, (values, known) in nullable.items()},
+    }
+    return _tables(rounds, nodes, row)
+
+
+def _confidence_rank(joint_logp: Tensor, verified: Tensor) -> Tensor:
+    """`[R, P]` int64: 1 for the likeliest verified draft node, ties to the earlier; else 0."""
+    ranked = verified.clone()
+    ranked[:, 0] = False  # the root was not drafted
+    order = rank_order(joint_logp.masked_fill(~ranked, float("-inf")))
+    places = torch.arange(1, order.shape[1] + 1).expand_as(order)
+    return torch.zeros_like(order).scatter_(1, order, places).masked_fill(~ranked, 0)
+
+
+def dense_tables(
+    request: Request, roots: range, tensors: dict[str, Tensor], shape: FullTree, policy_digest: str
+) -> Tables:
+    """Full trees along a text, in the columns, order and types of the trace format; columns of
+    decoded rounds alone are null.
+
+    Args:
+        roots: indices of the P roots in the text.
+        tensors: `text` `[T]`; `num_drafted` and `num_accepted` `[P]`; `row`, columns and labels of
+            the M nodes; `LOGIT_TENSORS` and `target_entropy` of the S nodes that are `seen`.
+    """
+    root = torch.arange(roots.start, roots.stop)
+    round_idx = root - len(request.prompt_ids)
+    accepted, text = tensors["num_accepted"], tensors["text"]
+    bonus_at, last = root + accepted + 1, len(text) - 1
+    rounds: Columns = {
+        **request_columns(request, "dense"),
+        "round_idx": round_idx,
+        "position": round_idx + 1,
+        "context_tokens": root + 1,
+        "root_token_id": text[roots.start : roots.stop],
+        "bonus_token_id": (text[bonus_at.clamp(max=last)], bonus_at <= last),
+        "offered_depth": shape.depth,
+        "offered_width": shape.width or shape.top_k,
+        "top_k": shape.top_k,
+        "num_drafted": tensors["num_drafted"],
+        "num_verified": accepted + 1,
+        "num_accepted": accepted,
+        "num_emitted": torch.minimum(accepted + 1, last - root),
+        "fully_accepted": accepted == shape.depth,
+        "batch_size": 1,
+        **dict.fromkeys(TIME_COLUMNS, 0.0),
+        "policy_digest": policy_digest,
+    }
+    on_path, seen = tensors["on_path"], tensors["seen"]
+    # No confidence_rank: among the verified, which are one path, a rank says nothing.
+    nodes = {
+        **tensors,
+        "verified": on_path,
+        "node_match": (on_path, tensors["continued"]),
+        "path_accepted": (on_path, ~tensors["unknown"]),
+    }
+    for name in (*LOGIT_TENSORS, "target_entropy"):
+        values = tensors[name]
+        nodes[name] = (values.new_zeros(len(seen)).masked_scatter_(seen, values), seen)
+    return _tables(rounds, nodes, tensors["row"])
+
+
+def _tables(rounds: Columns, nodes: Columns, row: Tensor) -> Tables:
+    """Both tables; `row` `[M]` is each node's round."""
+    (top1, seen), (top2, _) = nodes["target_top1_logit"], nodes["target_top2_logit"]
+    names = rounds["request_id"]
+    nodes = nodes | {
+        "request_id": names if isinstance(names, str) else repeat(names, row),
+        "round_idx": rounds["round_idx"][row],
+        "target_ratio": (top2 / top1, seen),
+        "target_margin": (top1 - top2, seen),
+    }
+    return {"rounds": table_of("rounds", rounds), "nodes": table_of("nodes", nodes)}
+
+
+def repeat(texts: list[str], row: Tensor) -> pa.DictionaryArray:
+    """A dictionary column that repeats `texts[i]` for every i in `row`."""
+    import pyarrow as pa
+
+    unique = {text: code for code, text in enumerate(dict.fromkeys(texts))}
+    codes = np.array([unique[text] for text in texts], np.int32)[row.numpy()]
+    return pa.DictionaryArray.from_arrays(codes, list(unique))
+
+
+def table_of(name: str, columns: Mapping[str, Any]) -> pa.Table:
+    """A table of the trace format from its columns, in the format's order and types.
+
+    Args:
+        columns: by name: a tensor, a pair of a tensor and where it is known, a list, an Arrow
+            array, or one value for all rows; null where a nullable one is absent.
+    """
+    import pyarrow as pa
+
+    schema, size = arrow_schema(name), len(columns["round_idx"])
+
+    def array(field: pa.Field) -> pa.Array:
+        values = columns.get(field.name) if field.nullable else columns[field.name]
+        if isinstance(values, tuple):
+            return pa.array(values[0].numpy(), mask=~values[1].numpy())
+        if isinstance(values, Tensor):
+            return pa.array(values.numpy())
+        if isinstance(values, str):
+            return repeat([values], torch.zeros(size, dtype=torch.int64))
+        if values is None or isinstance(values, int | float):
+            return pa.repeat(pa.scalar(values, field.type), size)
+        return pa.array(values, field.type) if isinstance(values, list) else values
+
+    return pa.table({field.name: array(field) for field in schema}).cast(schema)
