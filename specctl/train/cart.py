@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from specctl.formatting import Table, number
 from specctl.logs.logged_draft import LoggedDraft
 from specctl.logs.parquet import collected, decoding, scan_files
 from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import DenseLog
+from specctl.logs.tree_log import DenseLog, LiveLog, sampled
 from specctl.policy import EntropyBins, Policy, StaticTree, build_shape
 from specctl.policy.hetero import entropy_bin, entropy_bins_shape
 from specctl.records import Record, describe_violation
@@ -35,7 +35,7 @@ from specctl.runtime.words import resolve_policy, words_of
 from specctl.stats import Interval, Resamples, Split, split_prompts
 from specctl.train.configs import CartConfig
 from specctl.train.partition import Phis, find_edges
-from specctl.train.positions import RowSample, position_rows, sample_note, warn_left_out
+from specctl.train.positions import position_rows
 from specctl.train.report import Fit, FitReport, check_twin
 
 if TYPE_CHECKING:  # slow to import
@@ -113,21 +113,16 @@ def fit_cart(traces: TraceSet, config: CartConfig, base: str | None = None) -> F
         TraceMismatchError: live traces of another family. UsageError, TraceError: see
             `rounds_to_fit` and `fit_rounds`.
     """
-    found = rounds_to_fit(traces, base, config)
-    shape = found.policy["shape"]
+    rounds, policy = rounds_to_fit(traces, base, config)
+    shape = policy["shape"]
     if shape["kind"] != "eagle2":
         raise TraceMismatchError(
             f"fit cart needs traces that a static tree collected, and these are of {shape['kind']}",
             hint="collect again with --policy eagle2",
         )
     tree = StaticTree(**shape)
-    fitted = fit_rounds(found.rounds, config.model_copy(update={"base": tree}))
-    notes = (
-        f"base tree: {words_of(Policy(shape=tree))}",
-        *sample_note("rounds", found.rounds.height, found.num_rounds),
-    )
-    warn_left_out(found.num_left_out)
-    return replace(fitted, notes=notes)
+    fitted = fit_rounds(rounds, config.model_copy(update={"base": tree}))
+    return replace(fitted, notes=(f"base tree: {words_of(Policy(shape=tree))}",))
 
 
 def fit_rounds(rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig) -> Fit[CartReport]:
@@ -200,18 +195,11 @@ def bins_of(phi: Phis, edges: tuple[float, ...] | list[float]) -> Bins:
 # --------------------------------------------------------------------------- rounds
 
 
-@dataclass(frozen=True)
-class FitRounds:
-    """A `rounds` table with the columns that `fit cart` reads."""
-
-    rounds: pl.DataFrame
-    policy: Mapping[str, Any]  # record of the one that the rounds were drafted with
-    num_rounds: int  # from which they were sampled
-    num_left_out: int = 0  # positions without a label, see `PositionRows`
-
-
-def rounds_to_fit(traces: TraceSet, base: str | None, config: CartConfig) -> FitRounds:
-    """The rounds of live traces as they are; of dense ones, what the base tree would do.
+def rounds_to_fit(
+    traces: TraceSet, base: str | None, config: CartConfig
+) -> tuple[pl.DataFrame, Mapping[str, Any]]:
+    """The rounds of live traces as they are; of dense ones, what the base tree would do. And the
+    record of the policy that they were drafted with.
 
     Args:
         base: static tree to draft at every position, e.g. `eagle2:depth=6`; dense traces only.
@@ -233,12 +221,17 @@ def rounds_to_fit(traces: TraceSet, base: str | None, config: CartConfig) -> Fit
                 "likeliest path",
                 hint="leave it out, or collect with --dense",
             )
-        sample = RowSample(config.max_rows, config.seed)
-        for files in traces.segment_files():
-            part = scan_files("rounds", [files["rounds"]]).select(*ROUND_COLUMNS)
-            sample.add(collected(part, str(files["rounds"])))
-        return FitRounds(sample.rows(), traces.header.policy, sample.num_rows)
-    log = DenseLog.open(traces)
+        live = sampled(LiveLog.open(traces), config.max_positions, config.seed)
+        rounds = pl.concat(
+            [
+                collected(scan_files("rounds", [files["rounds"]]).select(*ROUND_COLUMNS))
+                for files in live.files
+            ]
+        )
+        if live.prompts is not None:
+            rounds = rounds.filter(pl.col("prompt_id").cast(pl.String).is_in([*live.prompts]))
+        return rounds, traces.header.policy
+    log = sampled(DenseLog.open(traces), config.max_positions, config.seed)
     held, usual = log.support, StaticTree()
     if base is None:
         sizes = min(usual.depth, held.depth), min(usual.top_k, held.top_k)
@@ -261,13 +254,8 @@ def rounds_to_fit(traces: TraceSet, base: str | None, config: CartConfig) -> Fit
             "tcr": draft.terminal_rank.int(),
         }
 
-    found = position_rows(
-        log,
-        build_shape(shape),
-        columns,
-        max_rows=config.max_rows,
-        seed=config.seed,
-    )
+    found = position_rows(log, build_shape(shape), columns)
+    found.warn_left_out()
     depth, top_k = (pl.lit(value, pl.Int16) for value in (shape.depth, shape.top_k))
     rounds = found.rows.rename({"accepted": "num_accepted"}).with_columns(
         offered_depth=depth,
@@ -277,7 +265,7 @@ def rounds_to_fit(traces: TraceSet, base: str | None, config: CartConfig) -> Fit
         tcr=pl.when(pl.col("tcr") > 0).then("tcr"),
     )
     policy = Policy(shape=shape).model_dump(mode="json")
-    return FitRounds(rounds, policy, found.num_rows, found.num_left_out)
+    return rounds, policy
 
 
 def select_rounds(

@@ -25,7 +25,15 @@ from specctl.policy import (
 )
 from specctl.policy.family import MAX_DEPTH, Acceptance, Depth, NumTokens, TopK
 from specctl.policy.mars import Mars
-from specctl.records import HELD_OUT, PositiveInt, Probability, Record, option, require
+from specctl.records import (
+    HELD_OUT,
+    MAX_POSITIONS,
+    PositiveInt,
+    Probability,
+    Record,
+    option,
+    require,
+)
 from specctl.runtime.config import DecodingConfig
 
 LossKind = Literal["binary", "bounded", "net"]
@@ -99,9 +107,7 @@ class CartConfig(FitConfig):
     )
     cap_tokens: bool = option(False, "Never submit more than the base size")
     min_rows: PositiveInt = option(5, "Fewest rounds in a bin")
-    max_rows: int = option(
-        200_000, "Rounds read at most, a seeded sample of those of all prompts", ge=1000
-    )
+    max_positions: int = MAX_POSITIONS
 
 
 # --------------------------------------------------------------------------- node scorers
@@ -298,9 +304,7 @@ class EchoConfig(FitConfig):
         "youden", "youden, or cost: the least predicted time on the training prompts"
     )
     min_rows: PositiveInt = option(50, "Positions of each class that a level needs to be judged")
-    max_rows: int = option(
-        200_000, "Positions judged at most, a seeded sample of those of all prompts", ge=1000
-    )
+    max_positions: int = MAX_POSITIONS
 
     @classmethod
     def fields_for(cls, support: Any, seed: int, predicts: str = "conditional") -> dict[str, Any]:

@@ -27,7 +27,7 @@ from specctl.formatting import Table, number
 from specctl.logs.logged_draft import LoggedDraft
 from specctl.logs.parquet import collected
 from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import DenseLog
+from specctl.logs.tree_log import DenseLog, sampled
 from specctl.policy import ElasticBudget, Policy, SparseGates, build_shape
 from specctl.policy.echo import stop_levels
 from specctl.records import Record
@@ -37,7 +37,7 @@ from specctl.replay.rounds import Clock, replay
 from specctl.runtime.twins import Port
 from specctl.stats import UNKNOWN, Floats, Interval, Resamples, auc, split_prompts
 from specctl.train.configs import EchoConfig
-from specctl.train.positions import PositionRows, position_rows, sample_note, warn_left_out
+from specctl.train.positions import PositionRows, position_rows
 from specctl.train.report import Fit, FitReport, check_twin
 
 if TYPE_CHECKING:  # slow to import
@@ -178,17 +178,8 @@ def shape_with(config: EchoConfig, gates: Sequence[Gate]) -> SparseGates:
 # --------------------------------------------------------------------------- from the log
 
 
-def gate_rows(
-    log: DenseLog,
-    shape: SparseGates,
-    *,
-    max_rows: int | None = None,
-    seed: int = 0,
-) -> PositionRows:
+def gate_rows(log: DenseLog, shape: SparseGates) -> PositionRows:
     """Every position as if no gate ever closed.
-
-    Args:
-        max_rows, seed: see `RowSample`.
 
     Returns:
         Rows with `level_1` to `level_D`: the log-probability of the likeliest path to each level,
@@ -203,14 +194,7 @@ def gate_rows(
         best = best.scatter_reduce(1, draft.pool.depth, joint, "amax")
         return {f"level_{d}": best[:, d] for d in range(1, rule.max_depth + 1)}
 
-    return position_rows(
-        log,
-        rule,
-        columns,
-        max_rows=max_rows,
-        seed=seed,
-        with_entropy=False,
-    )
+    return position_rows(log, rule, columns, with_entropy=False)
 
 
 SUMS = ("calls", "tokens", "accepted", "verified", "levels", "time_us", "utilisation")
@@ -281,7 +265,7 @@ def fit_echo(
         TraceEmptyError: too few prompts, or no level whose area is known and above δ.
         TraceError: live traces.
     """
-    log = DenseLog.open(traces)
+    log = sampled(DenseLog.open(traces), config.max_positions, config.seed)
     held = log.support
     config.check_support(held)
     sizes = f"depth {config.depth}, width {config.width}, at most {config.max_width}"
@@ -300,11 +284,10 @@ def fit_echo(
         notes.append(
             f"K_max {most} of batches of {batch} at {context:.0f} tokens of context (Eq. 2)"
         )
-    found = gate_rows(log, config.open_shape, max_rows=config.max_rows, seed=config.seed)
-    notes += sample_note("positions", found.rows.height, found.num_rows)
+    found = gate_rows(log, config.open_shape)
     replays = Replays(log, None if cost_model is None else LoadClock(cost_model))
     fitted = fit_gates(found, config, replays)
-    warn_left_out(found.num_left_out)
+    found.warn_left_out()
     return replace(fitted, notes=notes)
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,77 +22,25 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PositionRows:
-    """Positions whose label is known.
-
-    Attributes:
-        rows: columns `prompt_id`, `accepted` (draft tokens, int32) and the ones that were chosen.
-        num_rows: from which they were sampled.
-        num_left_out: positions that cannot be labelled: the log lacks nodes of the tree, or the
-            text ends inside the accepted path.
-    """
+    """Positions whose label is known."""
 
     rows: pl.DataFrame
-    num_rows: int
+    """Columns `prompt_id`, `accepted` (draft tokens, int32) and the ones that were chosen."""
     num_left_out: int
+    """Positions without a label: the log lacks nodes of the tree, or the text ends inside the
+    accepted path."""
 
-
-def sample_note(noun: str, num_kept: int, number: int) -> list[str]:
-    """A line for the report where a fit read a sample."""
-    if num_kept == number:
-        return []
-    return [f"fitted to a seeded sample, {num_kept:,} of {number:,} {noun}; see --max-rows"]
-
-
-def warn_left_out(num_positions: int) -> None:
-    """Warns of positions without a label."""
-    if num_positions:
-        log.warning("%d positions have no label and were left out", num_positions)
-
-
-class RowSample:
-    """Rows of frames that come one after another: all, or `max_rows` of them, each as likely.
-
-    Which ones depends on the seed and on their order, not on how they are grouped.
-    """
-
-    def __init__(self, max_rows: int | None, seed: int) -> None:
-        """Begins with no rows; None is no bound."""
-        self.num_rows, self._below = 0, 1.0
-        self._max_rows = sys.maxsize if max_rows is None else max_rows
-        self._random, self._parts = np.random.default_rng(seed), list[Any]()
-
-    def add(self, frame: pl.DataFrame) -> None:
-        """Adds rows of the same columns; twice `max_rows` are held for a while."""
-        key = self._random.random(frame.height)
-        self.num_rows += frame.height
-        self._parts.append(frame.with_columns(_key=key).filter(key < self._below))
-        if sum(part.height for part in self._parts) > 2 * self._max_rows:
-            self._cut()
-
-    def rows(self) -> pl.DataFrame:
-        """The sample, in the order in which rows were added."""
-        return self._cut().drop("_key")
-
-    def _cut(self) -> pl.DataFrame:
-        import polars as pl
-
-        rows: pl.DataFrame = pl.concat(self._parts)
-        if rows.height > self._max_rows:
-            self._below = float(
-                np.partition(rows["_key"].to_numpy(), self._max_rows)[self._max_rows]
-            )
-            rows = rows.filter(pl.col("_key") < self._below)
-        self._parts = [rows]
-        return rows
+    def warn_left_out(self) -> None:
+        """Warns of positions without a label."""
+        if self.num_left_out:
+            log.warning("%d positions have no label and were left out", self.num_left_out)
 
 
 def position_rows(
-    traces: DenseLog,
+    dense: DenseLog,
     rule: ShapeRule,
     columns: Callable[[LoggedDraft], dict[str, Tensor]],
     *,
-    max_rows: int | None = None,
-    seed: int = 0,
     with_entropy: bool = True,
 ) -> PositionRows:
     """Drafts a tree at every position of a log, as in a request's first round.
@@ -102,18 +49,16 @@ def position_rows(
 
     Args:
         columns: `[B]` values of the rows of a draft, by column name.
-        max_rows, seed: see `RowSample`.
         with_entropy: the rule or the columns look at entropies.
     """
+    import polars as pl
 
     def label(chunk: LogChunk) -> pl.DataFrame:
         return _labelled(chunk, rule, columns)
 
-    num_positions, sample = 0, RowSample(max_rows, seed)
-    for frame in map_chunks(traces, label, with_entropy=with_entropy):
-        sample.add(frame.filter("is_whole").drop("is_whole"))
-        num_positions += frame.height
-    return PositionRows(sample.rows(), sample.num_rows, num_positions - sample.num_rows)
+    table = pl.concat(map_chunks(dense, label, with_entropy=with_entropy))
+    rows = table.filter("is_whole").drop("is_whole")
+    return PositionRows(rows, table.height - rows.height)
 
 
 @torch.inference_mode()

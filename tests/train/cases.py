@@ -105,7 +105,7 @@ class Replay:
 
 def echo_fit(rows: pl.DataFrame, config: configs.EchoConfig, replay: Any = None) -> Fit[EchoReport]:
     """A fit to made-up positions, of which 7 are left out."""
-    found = PositionRows(rows, rows.height, 7)
+    found = PositionRows(rows, 7)
     return fit_gates(found, config, replay or Replay())
 
 

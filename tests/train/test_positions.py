@@ -50,11 +50,13 @@ def label(tree: PlainTree) -> tuple[int, int | None, bool]:
     return len(path), nodes.index(path[-1]) if path else None, whole
 
 
-def test_labels_equal_the_plain_telling(traces: TraceSet) -> None:
-    found = rounds_to_fit(traces, BASE, CONFIG)
+def test_labels_equal_the_plain_telling(traces: TraceSet, caplog: pytest.LogCaptureFixture) -> None:
     told = [label(tree) for request in plain_trees(traces) for tree in request]
-    rounds = found.rounds
-    assert found.num_left_out == sum(not whole for *_, whole in told) > 0
+    rounds, _ = rounds_to_fit(traces, BASE, CONFIG)
+    left_out = sum(not whole for *_, whole in told)
+    assert [one.message for one in caplog.records] == [
+        f"{left_out} positions have no label and were left out"
+    ]
     assert rounds["num_accepted"].to_list() == [a for a, _, whole in told if whole]
     assert rounds["tcr"].to_list() == [rank for _, rank, whole in told if whole]
     assert (rounds["fully_accepted"] == (rounds["num_accepted"] == 3)).all()
@@ -62,32 +64,19 @@ def test_labels_equal_the_plain_telling(traces: TraceSet) -> None:
     assert set(ROUND_COLUMNS) <= set(rounds.columns)
 
 
-def test_a_bound_takes_a_sample_of_all_prompts_that_chunks_do_not_change(
-    traces: TraceSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = rounds_to_fit(traces, BASE, CONFIG)
-    most = whole.num_rounds // 3
-    sampled, parts = CONFIG.model_copy(update={"max_rows": most, "seed": 4}), []
-    for size in (1 << 19, 64):
-        monkeypatch.setattr("specctl.logs.tree_log.CHUNK_NODES", size)
-        parts.append(rounds_to_fit(traces, BASE, sampled))
-    found, other = parts
-    assert found.rounds.equals(other.rounds)
-    assert (found.rounds.height, found.num_rounds) == (most, whole.num_rounds)
-    assert found.num_left_out == whole.num_left_out
-    assert found.rounds["prompt_id"].n_unique() == NUM_PROMPTS
-    rows = whole.rounds.with_row_index()
-    places = rows.join(found.rounds, on=whole.rounds.columns, how="semi", nulls_equal=True)["index"]
-    assert places.is_sorted()
-    assert places.max() > most, "not the first ones"  # type: ignore[operator]
-    again = rounds_to_fit(traces, BASE, CONFIG.model_copy(update={"max_rows": most, "seed": 5}))
-    assert not again.rounds.equals(found.rounds)
+def test_a_bound_takes_whole_prompts(traces: TraceSet) -> None:
+    whole, _ = rounds_to_fit(traces, BASE, CONFIG)
+    half = CONFIG.model_copy(update={"max_positions": len(whole) // 2})
+    found, _ = rounds_to_fit(traces, BASE, half)
+    names = found["prompt_id"].unique()
+    assert 2 <= len(names) < NUM_PROMPTS
+    assert found.equals(whole.filter(pl.col("prompt_id").is_in(names.implode())))
 
 
 def test_phi_is_the_meta_path_entropy_of_the_base_alone(traces: TraceSet) -> None:
     """Equal entropies at every node of a path would hide depth: compare two bases."""
-    shallow = rounds_to_fit(traces, "eagle2:depth=2:top_k=3:num_tokens=8", CONFIG).rounds
-    deep = rounds_to_fit(traces, BASE, CONFIG).rounds
+    shallow, _ = rounds_to_fit(traces, "eagle2:depth=2:top_k=3:num_tokens=8", CONFIG)
+    deep, _ = rounds_to_fit(traces, BASE, CONFIG)
     assert shallow["phi"].mean() < deep["phi"].mean()
     assert shallow["phi_depth"].unique().to_list() == [2]
 
@@ -98,9 +87,9 @@ def test_the_base_is_a_static_tree_and_live_traces_keep_their_own(
     with pytest.raises(UsageError, match="static tree"):
         rounds_to_fit(traces, "chain", CONFIG)
     live = live_traces(tmp_path / "live")
-    found = rounds_to_fit(live, None, CONFIG)
-    assert found.rounds.equals(live.scan("rounds").select(ROUND_COLUMNS).collect())
-    assert found.num_rounds == found.rounds.height > 0
+    found, _ = rounds_to_fit(live, None, CONFIG)
+    assert found.equals(live.scan("rounds").select(ROUND_COLUMNS).collect())
+    assert found.height > 0
     with pytest.raises(UsageError, match="--base"):
         rounds_to_fit(live, BASE, CONFIG)
 
@@ -111,7 +100,7 @@ def test_without_a_base_it_is_eagle2s_within_the_traces(
 ) -> None:
     depth, top_k = held
     random_traces(tmp_path / "traces", num_prompts=2, depth=depth, top_k=top_k)
-    policy = rounds_to_fit(TraceSet.open(tmp_path / "traces"), None, CONFIG).policy
+    _, policy = rounds_to_fit(TraceSet.open(tmp_path / "traces"), None, CONFIG)
     assert (policy["shape"]["depth"], policy["shape"]["top_k"]) == base
 
 
