@@ -172,10 +172,12 @@ HELD_OUT: float = option(
     HELD_OUT_FRAC, "Share of prompts held out", name="--held-out", gt=0, lt=1, group="common"
 )
 """Their option."""
+MAX_POSITIONS_READ = 200_000
+"""Positions that verbs read at most by default, which bounds what they keep in memory."""
 MAX_POSITIONS: int = option(
-    200_000,
+    MAX_POSITIONS_READ,
     "Positions read at most, a seeded sample of whole prompts",
     name="--max-positions",
     ge=1000,
 )
-"""The option of verbs that read whole logs: what they keep in memory is bounded by it."""
+"""Their option."""

@@ -1,10 +1,10 @@
-"""Logged nodes as a fit meets them, and rows sampled from a log of any size in bounded memory.
+"""Logged nodes as a fit meets them, and their labelled rows as one table.
 
 A shape grows its trees from the log through the runtime's own code, so features and scores of
 the nodes are those that a live round would see. Positions of dense logs and rounds of live ones
-are alike here; a live log holds what its policy drafted, so any other shape meets gaps in it.
+are alike here; a live log holds the drafts of its policy, so any other shape meets gaps in it.
 
-**Which nodes.** Those that a run would score if it ranked by joint probability: `first_top_k`
+**Nodes.** Those that a run would score if it ranked by joint probability: `first_top_k`
 children of every node that was expanded, the `second_top_k` likeliest of each level expanded. A
 fitted scorer ranks otherwise, so its own frontier differs a little; drafting again with the
 fitted scorer is not done.
@@ -12,18 +12,17 @@ fitted scorer is not done.
 **Labels.** Joint: the whole path to the node was accepted, where the log tells (null is not
 false). Conditional: the node was accepted, among children of accepted nodes.
 
-**Negatives.** All positives stay, as far as memory is allowed (`max_rows`), and of the negatives a
-uniform share r. That multiplies the odds by 1/r, so a model fitted to these rows says logit +
-log(1/r), and the true logit is its own plus log r (below 0): `NodeRows.log_kept`. A threshold found
-without that correction, as the paper's, is not comparable with ours: beta' = beta r / (1 - beta +
-beta r). Where positives are sampled too, r is the negatives' share over the positives'.
+**Negatives.** All positives stay, and of the negatives a uniform share r. That multiplies the odds
+by 1/r, so a model fitted to these rows says logit + log(1/r), and the true logit is its own plus
+log r (below 0): `NodeRows.log_kept`. A threshold found without that correction, as the paper's, is
+not comparable with ours: beta' = beta r / (1 - beta + beta r).
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -36,18 +35,19 @@ from specctl.errors import TraceEmptyError, TraceSchemaError, UsageError, did_yo
 from specctl.features import NODE_FEATURES, needs_text, node_features
 from specctl.logs import logged_draft as drafting
 from specctl.logs.logged_draft import logged_draft
+from specctl.logs.parquet import read_columns
 from specctl.logs.positions import Bools, Floats, Ints, Singles
 from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog, LiveLog, Support, open_log
+from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog, LiveLog, Support, open_log, sampled
+from specctl.policy.growing import pool_capacity
 from specctl.policy.pruning import PrunedPlan
 from specctl.policy.rules import BaseShape, ShapeRule
+from specctl.progress import advance
+from specctl.records import MAX_POSITIONS_READ
 from specctl.tree import DraftPool, gather
 
-LEAST_ROOM = 1 << 20
-"""Negatives kept while reading, at least: early shares of positives say little about the final."""
-SPARE, SLACK = 2.0, 1.5
-"""Negatives kept over those wanted so far, and rows held over those kept before they are cut."""
-ROW_COLUMNS = ("features", "accepted", "prompt")
+SPARE = 2.0
+"""Negatives held while reading, over those that are expected to be wanted."""
 Names = NDArray[np.object_]
 
 
@@ -83,16 +83,26 @@ class NodeBatch:
 
 @dataclass(frozen=True)
 class LoggedNodes:
-    """The nodes of a log, as often as they are read."""
+    """The nodes of a log, as often as they are read; `positions` progress."""
 
     log: DenseLog | LiveLog
-    num_positions: int
-    on_positions: Callable[[int], None] | None = None
 
     @property
     def support(self) -> Support:
         """The nodes that the log holds at every position."""
         return self.log.support
+
+    def sizes(self, prompt_ids: Iterable[str] | None = None) -> tuple[int, int]:
+        """Positions of some prompts, and draft tokens accepted at them."""
+        wanted = None if prompt_ids is None else frozenset(prompt_ids)
+        positions = accepted = 0
+        for files in self.log.files:
+            table = read_columns(files["rounds"], ("prompt_id", "num_accepted"))
+            names, counts = table["prompt_id"].to_pylist(), table["num_accepted"].to_numpy()
+            inside = np.array([wanted is None or name in wanted for name in names], np.bool_)
+            positions += int(inside.sum())
+            accepted += int(counts[inside].sum())
+        return positions, accepted
 
     @torch.inference_mode()
     def batches(
@@ -126,76 +136,23 @@ class LoggedNodes:
                     num_missing=draft.expansions.missing,
                     prompt_id=prompts[rows[part]],
                 )
-            if self.on_positions is not None:
-                self.on_positions(len(prompts))
+            advance("positions", len(prompts))
 
 
 def logged_nodes(
-    traces: TraceSet, on_positions: Callable[[int], None] | None = None
+    traces: TraceSet, max_positions: int = MAX_POSITIONS_READ, seed: int = 0
 ) -> LoggedNodes:
-    """The nodes of dense or live traces.
+    """The nodes of dense or live traces, of a seeded sample of prompts where there are more.
 
     Raises:
         TraceError, TraceMismatchError, TraceEmptyError: see `DenseLog.open` and `LiveLog.support`.
     """
-    nodes = LoggedNodes(open_log(traces), traces.num_rows("rounds"), on_positions)
-    _ = nodes.support  # refused now where the number of children varies
-    return nodes
+    log = sampled(open_log(traces), max_positions, seed)
+    _ = log.support  # refused now where the number of children varies
+    return LoggedNodes(log)
 
 
-# ----------------------------------------------------------------- samples
-
-Columns = dict[str, Any]
-"""Arrays by name, a row each."""
-
-
-def _pick(rows: Columns, chosen: Any) -> Columns:
-    return {name: values[chosen] for name, values in rows.items()}
-
-
-class SmallestKeys:
-    """The rows of the smallest random numbers: at any time a uniform sample of those added.
-
-    They stand in arrays that grow by doubling: many small ones would leave holes where they were.
-
-    Attributes:
-        below: rows need a smaller key than this, or they are cut again.
-        num_rows: rows held.
-    """
-
-    def __init__(self) -> None:
-        """Begins with no rows."""
-        self.below, self.num_rows = 1.0, 0
-        self._columns: Columns = {}
-
-    def add(self, rows: Columns, most: int) -> None:
-        """Adds rows with a column `key`, float64; cuts to `most` where there are many more."""
-        size = self.num_rows + len(rows["key"])
-        for name, values in rows.items():
-            held = self._columns.get(name, values[:0])
-            if size > len(held):
-                wider = np.empty((2 * size, *values.shape[1:]), values.dtype)
-                wider[: self.num_rows] = held[: self.num_rows]
-                self._columns[name] = held = wider
-            held[self.num_rows : size] = values
-        self.num_rows = size
-        if size > SLACK * most:
-            self.cut(most)
-
-    def cut(self, size: int) -> Columns:
-        """Drops all but `size` rows.
-
-        Returns:
-            What is kept.
-        """
-        keys = self._columns["key"][: self.num_rows]
-        if self.num_rows > size:
-            self.below = float(np.partition(keys, size)[size])
-            chosen = np.flatnonzero(keys < self.below)
-            for held in self._columns.values():
-                held[: len(chosen)] = held[chosen]
-            self.num_rows = len(chosen)
-        return _pick(self._columns, slice(self.num_rows))
+# ----------------------------------------------------------------- rows
 
 
 @dataclass(frozen=True)
@@ -207,7 +164,7 @@ class NodeRows:
         prompt: `[M]` int32, codes into the ids.
         num_positives, num_negatives: in the log, before sampling.
         num_unknown: nodes that were left out because the log does not tell.
-        kept_frac, accepted_frac: shares of the negatives and of the positives that were kept.
+        kept_frac: share of the negatives that was kept.
     """
 
     features: Singles
@@ -218,27 +175,27 @@ class NodeRows:
     num_negatives: int
     num_unknown: int
     kept_frac: float
-    accepted_frac: float = 1.0
 
     @property
     def log_kept(self) -> float:
         """log r, to be added to the logit of a model that was fitted to these rows."""
-        return math.log(self.kept_frac / self.accepted_frac)
+        return math.log(self.kept_frac)
 
     @property
     def weight(self) -> Floats:
         """`[M]` nodes of the log that a row stands for."""
-        return np.where(self.accepted, 1 / self.accepted_frac, 1 / self.kept_frac)
+        return np.where(self.accepted, 1.0, 1 / self.kept_frac)
 
     def take(self, chosen: Bools | NDArray[np.int64]) -> NodeRows:
         """Some rows; what was left out and the share kept stay those of the whole."""
-        return replace(self, **_pick({name: getattr(self, name) for name in ROW_COLUMNS}, chosen))
+        rows = {name: getattr(self, name)[chosen] for name in ("features", "accepted", "prompt")}
+        return replace(self, **rows)
 
 
 def frontier_rule(
     depth: int, first_top_k: int, second_top_k: int, features: tuple[str, ...] = ()
 ) -> BaseShape:
-    """Expands by joint probability and submits nothing but the root, which nobody looks at."""
+    """Expands by joint probability and submits the root alone."""
     return BaseShape(
         depth, first_top_k, second_top_k, max_tokens=1, needs_text=needs_text(features)
     )
@@ -254,7 +211,6 @@ def sample_nodes(
     first_top_k: int,
     second_top_k: int,
     negatives: float,
-    max_rows: int,
     seed: int,
 ) -> NodeRows:
     """Reads a log once and keeps what a fit needs.
@@ -266,8 +222,6 @@ def sample_nodes(
         depth: levels. first_top_k: children of an expanded node. second_top_k: nodes expanded
             per level.
         negatives: per positive; 0 keeps all.
-        max_rows: rows of the sample at most, positives up to half of them or where negatives leave
-            room; while reading up to 2.25 times as many are held.
 
     Raises:
         UsageError: unknown or repeated features.
@@ -284,61 +238,51 @@ def sample_nodes(
             else "name each once",
         )
     rule = frontier_rule(depth, first_top_k, second_top_k, features)
-    random = np.random.default_rng(seed)
-    positives, kept, seen = SmallestKeys(), SmallestKeys(), Counter[str]()
-    prompts = dict[str, int]()
-
-    def wanted_of(number: float) -> int:
-        """Negatives: as many, or all, and never beyond `max_rows`."""
-        return max_rows if negatives == 0 else min(max_rows, round(number))
-
-    def most_accepted() -> int:
-        """Positives that may still be wanted; it falls as more is seen."""
-        size = min(seen["rejected"], wanted_of(negatives * seen["accepted"]))
-        return max(max_rows // 2, max_rows - size)
-
+    random, counts, prompts = np.random.default_rng(seed), Counter[str](), dict[str, int]()
+    below = 1.0  # rejected nodes need a smaller random number
+    if predicts == "joint" and negatives:  # most nodes are below a rejected one
+        positions, accepted_tokens = source.sizes(prompt_ids)
+        num_nodes = positions * (pool_capacity(rule) - 1)
+        below = min(1.0, SPARE * negatives * accepted_tokens / max(1, num_nodes))
+    parts: list[tuple[Any, ...]] = []
     for batch in source.batches(rule, prompt_ids):
         wanted = (batch.known if predicts == "joint" else batch.labelled).clone()
-        wanted[:, 0] = False  # the root is nobody's decision
+        wanted[:, 0] = False  # no decision is about the root
         place = wanted.flatten().nonzero()[:, 0]
         accepted = batch.accepted.flatten()[place].numpy()
         key = random.random(len(place))
-        chosen = key < np.where(accepted, positives.below, kept.below)
+        chosen = accepted | (key < below)
         place = place[torch.from_numpy(chosen)]
         row = torch.div(place, wanted.shape[1], rounding_mode="floor").numpy()
-        found = {
-            "features": _features(batch, place, features),
-            "accepted": accepted[chosen],
-            "prompt": codes_of(batch.prompt_id, prompts)[row],
-            "order": seen["accepted"] + seen["rejected"] + np.flatnonzero(chosen),
-            "key": key[chosen],
-        }
-        seen["accepted"] += int(accepted.sum())
-        seen["rejected"] += int((~accepted).sum())
-        seen["unknown"] += int((batch.pool.valid & ~batch.known).sum())
-        least = wanted_of(max(LEAST_ROOM, int(SPARE * negatives * seen["accepted"])))
-        least = min(least, max_rows - min(seen["accepted"], max_rows // 2))
-        positives.add(_pick(found, found["accepted"]), most_accepted())
-        kept.add(_pick(found, ~found["accepted"]), least)
-    size = min(seen["rejected"], wanted_of(negatives * seen["accepted"]))
-    if seen["accepted"] == 0 or size == 0:
-        counts = ", ".join(f"{seen[name]} {name}" for name in ("accepted", "rejected", "unknown"))
+        codes = codes_of(batch.prompt_id, prompts)[row]
+        parts.append((_features(batch, place, features), accepted[chosen], codes, key[chosen]))
+        counts["accepted"] += int(accepted.sum())
+        counts["rejected"] += int((~accepted).sum())
+        counts["unknown"] += int((batch.pool.valid & ~batch.known).sum())
+    size = counts["rejected"]
+    if negatives:
+        size = min(size, round(negatives * counts["accepted"]))
+    if counts["accepted"] == 0 or size == 0:
+        found = ", ".join(f"{counts[name]} {name}" for name in ("accepted", "rejected", "unknown"))
         raise TraceEmptyError(
-            f"node labels: expected accepted and rejected draft tokens, found {counts}",
+            f"node labels: expected accepted and rejected draft tokens, found {found}",
             hint="collect traces of more prompts, or with another drafter",
         )
-    num_accepted = min(seen["accepted"], most_accepted())
-    parts = [positives.cut(num_accepted), kept.cut(min(size, max_rows - num_accepted))]
-    together = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    together = _pick(together, np.argsort(together["order"]))
+    columns = (np.concatenate(column) for column in zip(*parts, strict=True))
+    table, accepted, prompt, key = columns
+    rejected = key[~accepted]
+    kept = np.ones(len(key), np.bool_)
+    if size < len(rejected):
+        kept = accepted | (key < np.partition(rejected, size)[size])
     return NodeRows(
-        **{name: together[name] for name in ROW_COLUMNS},
+        table[kept],
+        accepted[kept],
+        prompt[kept],
         prompt_ids=tuple(prompts),
-        num_positives=seen["accepted"],
-        num_negatives=seen["rejected"],
-        num_unknown=seen["unknown"],
-        kept_frac=len(parts[1]["key"]) / seen["rejected"],
-        accepted_frac=len(parts[0]["key"]) / seen["accepted"],
+        num_positives=counts["accepted"],
+        num_negatives=counts["rejected"],
+        num_unknown=counts["unknown"],
+        kept_frac=int((~accepted[kept]).sum()) / counts["rejected"],
     )
 
 

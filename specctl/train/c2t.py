@@ -55,10 +55,9 @@ def fit_c2t(source: LoggedNodes, prompt_ids: Iterable[str], config: C2TConfig) -
     judged = judge(source, scorer, config, sides.split)
     data = C2TReport(**scored_figures(config, scorer, sides, judged))
     train, nodes = data.sides["train"], config.nodes
-    accepted = "" if train.accepted_frac == 1 else f"{train.accepted_frac:.1%} of "
     first = (
         f"{nodes.predicts} acceptance from {', '.join(nodes.features)}; hidden {config.ffn.hidden};"
-        f" {accepted}{train.num_accepted} accepted nodes and {train.kept_frac:.1%} of "
+        f" {train.num_accepted} accepted nodes and {train.kept_frac:.1%} of "
         f"{train.num_rejected} rejected ones from {train.num_prompts} prompts"
     )
     network = f"A network of {config.ffn.hidden} hidden units (arXiv:2502.13652)"

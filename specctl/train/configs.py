@@ -145,9 +145,6 @@ class NodeConfig(Record):
     negatives: float = option(
         10.0, "Rejected nodes sampled per accepted one; 0 takes all", ge=0.0, le=1000000.0
     )
-    max_rows: int = option(
-        1_000_000, "Nodes fitted to at most, a seeded sample of those of all prompts", ge=1000
-    )
     seed: Seed = 0
 
     @classmethod
@@ -194,6 +191,7 @@ class ScoredConfig(FitConfig):
     """
 
     nodes: NodeConfig = NodeConfig()
+    max_positions: int = MAX_POSITIONS
     beta: Probability | None = option(
         None, "Acceptance probability to prune below", default="by --recall", group="common"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from specctl.logs.node_sample import logged_nodes
 from specctl.logs.trace_set import TraceSet, domain_of
 from specctl.logs.tree_log import open_log
 from specctl.policy import Policy
-from specctl.progress import advance, progress
+from specctl.progress import progress
 from specctl.records import canonical_json
 from specctl.replay.cost.files import AnyCost
 from specctl.runtime.words import words_of
@@ -43,10 +42,12 @@ def run_fit(
     """
     num_rows = traces.num_rows("rounds")
     if name in ("c2t", "survival"):
-        nodes = logged_nodes(traces, partial(advance, "positions"))
+        settings: Any = config
+        nodes = logged_nodes(traces, settings.max_positions, config.seed)
+        prompts = nodes.log.prompts or traces.prompt_ids
         fit: Any = fit_c2t if name == "c2t" else fit_survival
-        with progress("positions", NUM_PASSES * num_rows):
-            return fit(nodes, traces.prompt_ids, config)  # type: ignore[no-any-return]
+        with progress("positions", NUM_PASSES * nodes.log.num_positions):
+            return fit(nodes, prompts, settings)  # type: ignore[no-any-return]
     with progress("positions", num_rows):
         if name == "hetero":
             return fit_cart(traces, config, base)  # type: ignore[arg-type]

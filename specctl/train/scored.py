@@ -154,7 +154,6 @@ class SideCounts(Record):
     num_rejected: int
     num_unknown: int  # nodes whose fate the log does not hold
     kept_frac: float  # share of the rejected nodes that were sampled
-    accepted_frac: float  # share of the accepted ones
 
 
 class LabelQuality(Record):
@@ -221,7 +220,6 @@ def scored_figures(
                 num_rejected=rows.num_negatives,
                 num_unknown=rows.num_unknown,
                 kept_frac=rows.kept_frac,
-                accepted_frac=rows.accepted_frac,
             )
             for name, (rows, found) in pairs.items()
         },

@@ -407,7 +407,7 @@ def _node_sums(
         log = replace(log, reads_text=True)
     found: dict[str, Floats] = {}
     index = 0
-    for batch in LoggedNodes(log, 0).batches(rule):
+    for batch in LoggedNodes(log).batches(rule):
         submitted = batch.submitted[:, 1:]
         at = submitted.clamp(min=0)
         scores = batch.pool.joint_logp if batch.scores is None else batch.scores

@@ -14,7 +14,7 @@ import torch
 from specctl.errors import TraceEmptyError, TraceSchemaError, UsageError
 from specctl.features import node_features
 from specctl.logs import node_sample
-from specctl.logs.node_sample import LoggedNodes, SmallestKeys, frontier_rule, sample_nodes
+from specctl.logs.node_sample import LoggedNodes, frontier_rule, sample_nodes
 from specctl.train.configs import DEFAULT_FEATURES
 from tests.train.cases import DEPTH, TOP_K, node_source
 
@@ -23,8 +23,7 @@ def wanted(**changes: Any) -> dict[str, Any]:
     """What such logs hold."""
     fields: dict[str, Any] = {
         "features": DEFAULT_FEATURES["conditional"], "predicts": "conditional", "depth": DEPTH,
-        "first_top_k": TOP_K, "second_top_k": TOP_K, "negatives": 10.0, "max_rows": 10_000_000,
-        "seed": 0,
+        "first_top_k": TOP_K, "second_top_k": TOP_K, "negatives": 10.0, "seed": 0,
     }  # fmt: skip
     return {**fields, **changes}
 
@@ -74,60 +73,15 @@ def test_sample_keeps_positives_and_the_negatives_of_the_smallest_keys(source: L
     assert rows.log_kept == math.log(rows.kept_frac) < 0
 
 
-def test_little_memory_changes_nothing(
+def test_thinning_while_reading_changes_nothing(
     source: LoggedNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = wanted(predicts="joint", negatives=0.1)
+    thinned = sample_nodes(source, **config)
+    monkeypatch.setattr(node_sample, "SPARE", float("inf"))
     whole = sample_nodes(source, **config)
-    monkeypatch.setattr(node_sample, "LEAST_ROOM", 10)
-    monkeypatch.setattr("specctl.logs.logged_draft.BATCH_POSITIONS", 64)
-    cuts = []
-    cut = SmallestKeys.cut
-    monkeypatch.setattr(SmallestKeys, "cut", lambda self, n: cuts.append(n) or cut(self, n))
-    small = sample_nodes(source, **config)
-    assert len(cuts) > 1  # one while reading, besides the last
-    np.testing.assert_array_equal(small.features, whole.features)
-    assert small.kept_frac == whole.kept_frac
-
-
-@pytest.mark.parametrize("kept", [0.9, 0.5])
-def test_max_rows_bounds_the_sample_and_its_shares_say_so(
-    kept: float, source: LoggedNodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All accepted nodes stay up to half of the rows; weights stand for the nodes left out."""
-    config = wanted(negatives=0.0, predicts="joint")
-    whole = sample_nodes(source, **config)
-    most = round(2 * kept * whole.num_positives)
-    rows = sample_nodes(source, **config | {"max_rows": most})
-    num_accepted = min(most // 2, whole.num_positives)
-    assert (len(rows.accepted), rows.accepted.sum()) == (most, num_accepted)
-    assert rows.accepted_frac == num_accepted / whole.num_positives
-    assert rows.kept_frac == (most - num_accepted) / whole.num_negatives
-    assert rows.log_kept == math.log(rows.kept_frac / rows.accepted_frac)
-    for of, number in ((rows.accepted, whole.num_positives), (~rows.accepted, rows.num_negatives)):
-        assert rows.weight[of].sum() == pytest.approx(number)
-    monkeypatch.setattr("specctl.logs.logged_draft.BATCH_POSITIONS", 64)  # cut while reading
-    held, add = [], SmallestKeys.add
-
-    def watched(self: SmallestKeys, *given: Any) -> None:
-        add(self, *given)
-        held.append(self.num_rows)
-
-    monkeypatch.setattr(SmallestKeys, "add", watched)
-    again = sample_nodes(source, **config | {"max_rows": most})
-    np.testing.assert_array_equal(again.features, rows.features)
-    positives, negatives = held[::2], held[1::2]
-    assert max(map(sum, zip(positives, negatives, strict=True))) <= 2.25 * most
-    assert max(positives) <= 1.5 * max(most // 2, num_accepted)
-    assert negatives[-1] <= 1.5 * (most - num_accepted)
-
-
-def test_negatives_that_leave_room_leave_it_to_positives(source: LoggedNodes) -> None:
-    config = wanted(negatives=0.1, predicts="joint")
-    whole = sample_nodes(source, **config)
-    rows = sample_nodes(source, **config | {"max_rows": len(whole.accepted) - 10})
-    assert whole.accepted.sum() - rows.accepted.sum() == 10
-    assert (~rows.accepted).sum() == (~whole.accepted).sum()
+    np.testing.assert_array_equal(thinned.features, whole.features)
+    assert thinned.kept_frac == whole.kept_frac < 0.1
 
 
 def test_rows_tell_their_prompts(source: LoggedNodes) -> None:
@@ -154,6 +108,7 @@ class Broken:
 
     def __init__(self, source: LoggedNodes, change: Any) -> None:
         self.source, self.change, self.support = source, change, source.support
+        self.sizes = source.sizes
 
     def batches(self, rule: Any, prompt_ids: Any = None) -> Iterator[Any]:
         return map(self.change, self.source.batches(rule, prompt_ids))
