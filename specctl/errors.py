@@ -321,7 +321,7 @@ def memory_error_of(error: BaseException) -> HostMemoryError | None:
         f"sets), found none left: {str(error) or type(error).__name__}",
         hint=(
             "raise the limit or use a machine with more; else lower --threads or --workers, "
-            "and of fits --max-rows or --max-positions"
+            "and --max-positions"
         ),
     )
 
