@@ -47,11 +47,7 @@ _POSITION = re.compile(r"\d{1,4}")
 
 
 def summarise_counters(source: Source, *, on_bytes: OnBytes | None = None) -> dict[str, Any]:
-    """Figures of one scrape of vLLM's `/metrics`, by model.
-
-    Raises:
-        InputError: a malformed counter, by its line; none, or ones that contradict each other.
-    """
+    """Figures of one scrape of vLLM's `/metrics`, by model."""
     models: dict[str, Counter[str | int]] = {}
     for sample in metric_samples(source, STEM, on_bytes):
         name, position = sample.name.removeprefix(STEM), sample.labels.get("position", "")
@@ -134,10 +130,6 @@ def summarise_engine_log(source: Source, *, on_bytes: OnBytes | None = None) -> 
 
     The log does not print how many rounds there were. Where every round drafts all positions they
     follow from the drafted tokens; elsewhere from the mean length, as far as its digits tell.
-
-    Raises:
-        InputError: a malformed interval, by its line; none in which anything was drafted; lines
-            of two servers.
     """
     num_intervals = num_other = rounds = drafted = accepted = most_rounds = 0
     at_least: list[int] = []
@@ -260,11 +252,7 @@ _IF_CHAINS = "if the drafts were chains (--speculative-eagle-topk 1)"
 
 
 def summarise_sglang_counters(source: Source, *, on_bytes: OnBytes | None = None) -> dict[str, Any]:
-    """Figures of one scrape of SGLang's `/metrics`, by model.
-
-    Raises:
-        InputError: a malformed sample, by its line; none of speculation.
-    """
+    """Figures of one scrape of SGLang's `/metrics`, by model."""
     models: dict[str, dict[str, list[Sample]]] = {}
     for sample in metric_samples(source, SGLANG, on_bytes):
         named = models.setdefault(sample.labels.get("model_name", ""), {})
@@ -322,11 +310,7 @@ def _sglang_figures(source: Source, model: str, named: dict[str, list[Sample]]) 
 
 
 def summarise_sglang_log(source: Source, *, on_bytes: OnBytes | None = None) -> dict[str, Any]:
-    """Figures over all intervals of SGLang's log, each a mean of an unknown number of rounds.
-
-    Raises:
-        InputError: a malformed interval, by its line; none of speculation; lines of two servers.
-    """
+    """Figures over all intervals of SGLang's log, each a mean of an unknown number of rounds."""
     started: Spot | None = None
     arguments: dict[str, str] = {}
     num_decode, is_capped = 0, False

@@ -31,11 +31,7 @@ class Spot:
 
 
 def text_lines(source: Source, on_bytes: OnBytes | None = None) -> Iterator[tuple[Spot, str]]:
-    """Lines that are not blank.
-
-    Raises:
-        InputError: a line that is not UTF-8, or a file that cannot be read.
-    """
+    """Lines that are not blank."""
     with readable(source.name), source.open() as stream:
         for number, raw in enumerate(stream, start=1):
             if on_bytes is not None:
@@ -92,12 +88,8 @@ class Sample:
 def metric_samples(
     source: Source, prefix: str, on_bytes: OnBytes | None = None
 ) -> Iterator[Sample]:
-    """The samples whose name begins so; of a counter without `_total`, and without its `_created`.
-
-    Raises:
-        InputError: a line that is no sample, or one that stands twice: two scrapes would add up.
-    """
-    seen: dict[tuple[str, str], Spot] = {}
+    """The samples whose name begins so; of a counter without `_total` and its `_created`."""
+    spots: dict[tuple[str, str], Spot] = {}
     for spot, line in text_lines(source, on_bytes):
         if not line.startswith(prefix):
             continue
@@ -107,7 +99,7 @@ def metric_samples(
         name, labels = match["name"].removesuffix("_total"), match["labels"] or ""
         if name.endswith("_created"):  # a time
             continue
-        earlier = seen.setdefault((name, labels), spot)
+        earlier = spots.setdefault((name, labels), spot)
         if earlier is not spot:
             found = f"{name} of line {earlier.number} again"
             raise spot.refuse(

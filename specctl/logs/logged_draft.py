@@ -28,37 +28,27 @@ BATCH_POSITIONS = 512
 
 @dataclass(frozen=True)
 class Expansions:
-    """Nodes that a shape wanted expanded and those the log lacks, `[B]` each.
+    """Nodes that a shape wanted expanded and those the log lacks, `[B]` each."""
 
-    Attributes:
-        wanted: int64, nodes that it expanded. missing: int64, those whose children the log lacks,
-            wholly or in part.
-        is_open: bool, the children of a node on the path are missing: the path may go on there.
-        best_missing: float32, joint log-probability of the likeliest node with missing children,
-            -inf for none: no unknown node is likelier.
-    """
-
-    wanted: Tensor
-    missing: Tensor
+    wanted: Tensor  # int64, nodes that it expanded
+    missing: Tensor  # int64, those whose children the log lacks, wholly or in part
+    # bool, the children of a node on the path are missing: the path may go on there
     is_open: Tensor
+    # float32, joint log-probability of the likeliest node with missing children, -inf for none: no
+    # unknown node is likelier
     best_missing: Tensor
 
 
 @dataclass(frozen=True)
 class LoggedDraft:
-    """A round's draft at B positions of a chunk.
-
-    Attributes:
-        pool: candidates, `[B, P]`. submitted: `[B, N]` pool indices, -1 padded.
-        node: `[B, P]` flat log index of each candidate, -1 for none.
-    """
+    """A round's draft at B positions of a chunk."""
 
     chunk: LogChunk
     rows: slice | Tensor
     plan: Plan
-    pool: DraftPool
-    submitted: Tensor
-    node: Tensor
+    pool: DraftPool  # candidates, `[B, P]`
+    submitted: Tensor  # `[B, N]` pool indices, -1 padded
+    node: Tensor  # `[B, P]` flat log index of each candidate, -1 for none
     expansions: Expansions
 
     @cached_property
@@ -139,11 +129,7 @@ def batches(num_rows: int, size: int) -> Iterator[slice]:
 
 
 def recent_text(chunk: LogChunk, rows: slice | Tensor) -> Tensor:
-    """The text up to the roots of some positions, as a live round knows it: `recent_tokens`.
-
-    Raises:
-        TraceError: the log holds rounds alone, or was read without `TEXT_COLUMNS`.
-    """
+    """The text up to the roots of some positions, as a live round knows it: `recent_tokens`."""
     tokens = chunk.token_ids
     if tokens is None:
         raise TraceError(

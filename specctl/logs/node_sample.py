@@ -53,27 +53,17 @@ Names = NDArray[np.object_]
 
 @dataclass(frozen=True)
 class NodeBatch:
-    """The drafts of a shape at B positions.
+    """The drafts of a shape at B positions."""
 
-    Attributes:
-        pool: candidates, `[B, P]`.
-        scores: `[B, P]` float32 that a pruning shape gave them, along the path; None of others.
-        submitted: `[B, N]` int64 pool indices, -1 padded.
-        accepted: `[B, P]` bool, the path is a prefix of the text; the root's is.
-        known: `[B, P]` bool, the log tells whether it is; false in empty slots.
-        longest: `[B]` int64, draft tokens of the longest path accepted that the log holds.
-        num_missing: `[B]` int64, expansions that the shape wanted and the log lacks.
-        prompt_id: `[B]` text.
-    """
-
-    pool: DraftPool
+    pool: DraftPool  # candidates, `[B, P]`
+    # `[B, P]` float32 that a pruning shape gave them, along the path; None of others
     scores: Tensor | None
-    submitted: Tensor
-    accepted: Tensor
-    known: Tensor
-    longest: Tensor
-    num_missing: Tensor
-    prompt_id: Names
+    submitted: Tensor  # `[B, N]` int64 pool indices, -1 padded
+    accepted: Tensor  # `[B, P]` bool, the path is a prefix of the text; the root's is
+    known: Tensor  # `[B, P]` bool, the log tells whether it is; false in empty slots
+    longest: Tensor  # `[B]` int64, draft tokens of the longest path accepted that the log holds
+    num_missing: Tensor  # `[B]` int64, expansions that the shape wanted and the log lacks
+    prompt_id: Names  # `[B]` text
 
     @property
     def labelled(self) -> Tensor:
@@ -157,24 +147,17 @@ def logged_nodes(
 
 @dataclass(frozen=True)
 class NodeRows:
-    """M nodes, in the order of the log.
+    """M nodes, in the order of the log."""
 
-    Attributes:
-        features: `[M, F]` float32. accepted: `[M]` bool, by the chosen label.
-        prompt: `[M]` int32, codes into the ids.
-        num_positives, num_negatives: in the log, before sampling.
-        num_unknown: nodes that were left out because the log does not tell.
-        kept_frac: share of the negatives that was kept.
-    """
-
-    features: Singles
-    accepted: Bools
-    prompt: Ints
+    features: Singles  # `[M, F]` float32
+    accepted: Bools  # `[M]` bool, by the chosen label
+    prompt: Ints  # `[M]` int32, codes into the ids
     prompt_ids: tuple[str, ...]
+    # num_positives, num_negatives: in the log, before sampling
     num_positives: int
     num_negatives: int
-    num_unknown: int
-    kept_frac: float
+    num_unknown: int  # nodes that were left out because the log does not tell
+    kept_frac: float  # share of the negatives that was kept
 
     @property
     def log_kept(self) -> float:

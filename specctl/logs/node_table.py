@@ -22,30 +22,24 @@ TABLE_COLUMNS = (
 
 @dataclass(frozen=True)
 class NodeTable:
-    """M logged nodes, roots among them; arrays `[M]`.
+    """M logged nodes, roots among them; arrays `[M]`."""
 
-    Attributes:
-        row: position within the chunk, or -1. parent: index into the table, -1 at roots.
-        depth, rank: levels from the root; 0-based among siblings.
-        draft_logp, joint_logp, entropy, topk_entropy: nats; entropies at the parent.
-        target_logp: nats, the target's, NaN where its parent is off the path.
-        root_target_entropy, root_target_margin: nats, of the target's distribution after the root.
-        on_path: the path is a prefix of the text. known: the log tells whether it is.
-    """
-
-    row: Longs
-    parent: Longs
+    row: Longs  # position within the chunk, or -1
+    parent: Longs  # index into the table, -1 at roots
+    # depth, rank: levels from the root; 0-based among siblings
     depth: Ints
     rank: Ints
+    # draft_logp, joint_logp, entropy, topk_entropy: nats; entropies at the parent
     draft_logp: Singles
     joint_logp: Singles
     entropy: Singles
     topk_entropy: Singles
-    target_logp: Singles
+    target_logp: Singles  # nats, the target's, NaN where its parent is off the path
+    # root_target_entropy, root_target_margin: nats, of the target's distribution after the root
     root_target_entropy: Singles
     root_target_margin: Singles
-    on_path: Bools
-    known: Bools
+    on_path: Bools  # the path is a prefix of the text
+    known: Bools  # the log tells whether it is
     labelled: Bools
     """The parent is on the path and the node's own fate is known; roots are not."""
 
@@ -116,16 +110,11 @@ def node_table(chunk: LogChunk) -> NodeTable:
 
 @dataclass(frozen=True)
 class LabelledNodes:
-    """Nodes that the text speaks about.
+    """Nodes that the text speaks about."""
 
-    Attributes:
-        nodes: M of them, all `labelled`. prompt: `[M]` text, their prompts.
-        prompt_ids: of the whole log.
-    """
-
-    nodes: NodeTable
-    prompt: Any
-    prompt_ids: tuple[str, ...]
+    nodes: NodeTable  # M of them, all `labelled`
+    prompt: Any  # `[M]` text, their prompts
+    prompt_ids: tuple[str, ...]  # of the whole log
 
 
 def labelled_nodes(log: DenseLog) -> LabelledNodes:

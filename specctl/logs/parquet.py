@@ -69,11 +69,7 @@ def scan_files(table: str, paths: Sequence[Path]) -> pl.LazyFrame:
 
 
 def read_columns(path: Path, columns: Sequence[str]) -> Any:
-    """Columns of a file, as a `pyarrow.Table`.
-
-    Raises:
-        TraceCorruptError: as `collected`.
-    """
+    """Columns of a file, as a `pyarrow.Table`."""
     with decoding(str(path)):
         # Not pq.read_table: threads of pyarrow's pool, beside torch's, abort a process that ends.
         return _opened(path, columns).read(list(columns), use_threads=False)
@@ -108,9 +104,6 @@ def read_tables(paths: dict[str, Path]) -> Tables:
     """All rows of a segment's files, in the columns and types of the format.
 
     Columns may hold nulls where the format has none, which `row_checks` name.
-
-    Raises:
-        TraceCorruptError: a file that cannot be decoded.
     """
     import pyarrow as pa
 

@@ -26,21 +26,15 @@ class Positions:
     """R positions of Q requests, request after request, positions ascending.
 
     The first row of a request is where its first round starts.
-
-    Attributes:
-        start: `[Q + 1]` int64, first row of each request; the last entry is R.
-        prompt: `[Q]` int32, code into `prompt_ids`. category: the same into `categories`.
-        remaining: `[R]` int32, tokens of the response from here on, at least 1.
-        context_tokens: `[R]` int32, text length up to and with the root.
     """
 
-    start: Longs
-    prompt: Ints
+    start: Longs  # `[Q + 1]` int64, first row of each request; the last entry is R
+    prompt: Ints  # `[Q]` int32, code into `prompt_ids`
     prompt_ids: tuple[str, ...]
-    category: Ints
+    category: Ints  # the same into `categories`
     categories: tuple[str, ...]
-    remaining: Ints
-    context_tokens: Ints
+    remaining: Ints  # `[R]` int32, tokens of the response from here on, at least 1
+    context_tokens: Ints  # `[R]` int32, text length up to and with the root
 
     @property
     def num_rows(self) -> int:

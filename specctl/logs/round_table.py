@@ -17,19 +17,15 @@ COUNTS = ("offered_depth", "num_drafted", "num_accepted", "num_emitted")
 
 @dataclass(frozen=True)
 class RoundTable:
-    """R rounds (in dense traces: positions) of P prompts, in the order of the log's chunks.
+    """R rounds (in dense traces: positions) of P prompts, in the order of the log's chunks."""
 
-    Attributes:
-        is_dense: they are positions; else live rounds.
-        prompt, category: `[R]` int32 codes into `prompt_ids` and `categories`.
-        offered_depth, num_drafted, num_accepted, num_emitted: `[R]` int32.
-    """
-
-    is_dense: bool
+    is_dense: bool  # they are positions; else live rounds
+    # prompt, category: `[R]` int32 codes into `prompt_ids` and `categories`
     prompt: Ints
     prompt_ids: tuple[str, ...]
     category: Ints
     categories: tuple[str, ...]
+    # offered_depth, num_drafted, num_accepted, num_emitted: `[R]` int32
     offered_depth: Ints
     num_drafted: Ints
     num_accepted: Ints

@@ -48,11 +48,6 @@ def local_file(place: Place, file: StoredFile, *, verify: bool = True, fresh: bo
     Args:
         verify: digest them; else only their presence and number is checked.
         fresh: read a bucket's object again, whatever copy there is.
-
-    Raises:
-        TraceCorruptError: missing, truncated, altered, a link, or beyond what the disk can read.
-        StoreError: the bucket cannot be reached, or the file is not ours to read.
-        OutputError: the cache cannot be written.
     """
     if place.root is None:
         return _copy(place, file, verify=verify, fresh=fresh)

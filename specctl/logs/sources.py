@@ -25,15 +25,10 @@ MAX_PAGE_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Source:
-    """A text by name.
+    """A text by name."""
 
-    Attributes:
-        name: a path or an address, as errors name it.
-        content: the bytes; None where they are read from the file of that name.
-    """
-
-    name: str
-    content: bytes | None = None
+    name: str  # a path or an address, as errors name it
+    content: bytes | None = None  # the bytes; None where they are read from the file of that name
 
     @classmethod
     def of(cls, place: str | Path) -> Self:

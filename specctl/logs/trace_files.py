@@ -58,16 +58,11 @@ Count = Annotated[int, Field(ge=0)]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a trace set lives.
-
-    Attributes:
-        root: the folder, None where the set is in a bucket.
-        name: as the user wrote it.
-    """
+    """Where a trace set lives."""
 
     store: ObjectStore
-    root: Path | None
-    name: str
+    root: Path | None  # the folder, None where the set is in a bucket
+    name: str  # as the user wrote it
 
     def at(self, key: str) -> str:
         """A key as messages name it."""
@@ -142,12 +137,7 @@ RecordT = TypeVar("RecordT", bound=Stored)
 
 
 def parse_record(where: str, content: bytes, kind: type[RecordT]) -> RecordT:
-    """A record from its bytes. The version is checked before the fields, which it governs.
-
-    Raises:
-        TraceSchemaError: another version, unknown fields or values.
-        TraceCorruptError: not JSON, or not canonical.
-    """
+    """A record from its bytes. The version is checked before the fields, which it governs."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -303,18 +293,13 @@ class SegmentRecord(Stored):
 
 @dataclass(frozen=True)
 class Segment:
-    """A published segment: all rows of its prompts.
+    """A published segment: all rows of its prompts."""
 
-    Attributes:
-        name: `<time>-<sha256>`, which is also its order. num_rounds: rows of the rounds file.
-        size_bytes: of both files.
-        repeats: prompts that an earlier segment has too; their rows here do not count.
-    """
-
-    name: str
+    name: str  # `<time>-<sha256>`, which is also its order
     record: SegmentRecord
-    num_rounds: int
-    size_bytes: int
+    num_rounds: int  # rows of the rounds file
+    size_bytes: int  # of both files
+    # prompts that an earlier segment has too; their rows here do not count
     repeats: frozenset[str] = field(default=frozenset())
 
     @property
@@ -351,11 +336,7 @@ class Segment:
 
 
 def parse_segment_key(where: str, key: str) -> tuple[str, str]:
-    """The name of a segment and the hex digest of its rounds file, from a key below `rounds/`.
-
-    Raises:
-        TraceCorruptError: a file that no writer named.
-    """
+    """The name of a segment and the hex digest of its rounds file, from a key below `rounds/`."""
     found = _SEGMENT_KEY.fullmatch(key)
     if found is None:
         raise TraceCorruptError(
@@ -366,11 +347,7 @@ def parse_segment_key(where: str, key: str) -> tuple[str, str]:
 
 
 def check_header_digest(place: Place, header: TraceHeader, segment: Segment) -> None:
-    """Refuses a header other than the one that a segment was collected under.
-
-    Raises:
-        TraceCorruptError: naming both.
-    """
+    """Refuses a header other than the one that a segment was collected under."""
     if segment.record.header_digest != header.digest:
         raise _altered(
             place.at(HEADER_NAME),

@@ -67,30 +67,21 @@ _TOGETHER = "name sets of one pair, sampling and treatment of token ids"
 
 @dataclass(frozen=True)
 class Damage:
-    """A segment, or another file, that was left out.
+    """A segment, or another file, that was left out."""
 
-    Attributes:
-        what: its key. num_rows: rows that are missing with it, None where that is unknown.
-    """
-
-    what: str
+    what: str  # its key
     reason: str
-    num_rows: int | None = None
+    num_rows: int | None = None  # rows that are missing with it, None where that is unknown
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The segments of one set, at one moment or in one snapshot.
-
-    Attributes:
-        segments: in order of their names; what does not count is marked.
-        damages: what was left out.
-    """
+    """The segments of one set, at one moment or in one snapshot."""
 
     place: Place
     header: TraceHeader
-    segments: tuple[Segment, ...]
-    damages: tuple[Damage, ...] = ()
+    segments: tuple[Segment, ...]  # in order of their names; what does not count is marked
+    damages: tuple[Damage, ...] = ()  # what was left out
 
     @property
     def prompt_ids(self) -> tuple[str, ...]:
@@ -272,13 +263,9 @@ def read_snapshot(place: Place, digest: str) -> list[str]:
 
 @dataclass(frozen=True)
 class TraceSet:
-    """One or more trace sets, read as one.
+    """One or more trace sets, read as one."""
 
-    Attributes:
-        parts: set by set.
-    """
-
-    parts: tuple[Listing, ...]
+    parts: tuple[Listing, ...]  # set by set
 
     def __repr__(self) -> str:
         names = ", ".join(part.place.name for part in self.parts)

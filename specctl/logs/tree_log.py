@@ -62,50 +62,36 @@ TEXT_COLUMNS = ("token_id",)
 
 @dataclass(frozen=True)
 class Support:
-    """The nodes that a log contains at every position.
+    """The nodes that a log contains at every position."""
 
-    Attributes:
-        top_k: children of each expanded node. width: nodes expanded per level, by joint
-            probability. depth: levels.
-        nested: for every j <= top_k, the nodes that the static tree of (top_k j, width j) expands
-            are expanded too, whatever their place among the `width` best.
-    """
-
-    top_k: int
-    width: int
-    depth: int
+    top_k: int  # children of each expanded node
+    width: int  # nodes expanded per level, by joint probability
+    depth: int  # levels
+    # for every j <= top_k, the nodes that the static tree of (top_k j, width j) expands are
+    # expanded too, whatever their place among the `width` best
     nested: bool
 
 
 @dataclass(frozen=True)
 class LogChunk:
-    """Some whole requests of a log: R positions, T nodes.
-
-    Attributes:
-        positions: of these requests alone.
-        matched: `[R]` int32 numpy, draft tokens on the path, as far as the log goes.
-        root: `[R]` int64, flat index of each tree's root.
-        first_child: `[T]` int64, flat index of the first child; -1 where not expanded.
-        on_path: `[T]` bool, the path to the node is a prefix of the text.
-        known: `[T]` bool, the log tells whether it is. Unknown nodes are not `on_path`.
-        draft_logp, entropy, topk_entropy: `[T]` float32, nats; entropies of the distribution that
-            the node comes from, NaN where they were not read.
-        extra: further columns of the nodes table, `[T]` numpy, NaN for null.
-        recent: `[R, RECENT_TOKENS]` int64 numpy, of live logs read with their text: its end at each
-            root. None of others.
-    """
+    """Some whole requests of a log: R positions, T nodes."""
 
     support: Support
-    positions: Positions
-    matched: Any
-    root: Tensor
-    first_child: Tensor
-    on_path: Tensor
-    known: Tensor
+    positions: Positions  # of these requests alone
+    matched: Any  # `[R]` int32 numpy, draft tokens on the path, as far as the log goes
+    root: Tensor  # `[R]` int64, flat index of each tree's root
+    first_child: Tensor  # `[T]` int64, flat index of the first child; -1 where not expanded
+    on_path: Tensor  # `[T]` bool, the path to the node is a prefix of the text
+    known: Tensor  # `[T]` bool, the log tells whether it is. Unknown nodes are not `on_path`
+    # draft_logp, entropy, topk_entropy: `[T]` float32, nats; entropies of the distribution that the
+    # node comes from, NaN where they were not read
     draft_logp: Tensor
     entropy: Tensor
     topk_entropy: Tensor
+    # further columns of the nodes table, `[T]` numpy, NaN for null
     extra: dict[str, Any] = field(default_factory=dict)
+    # `[R, RECENT_TOKENS]` int64 numpy, of live logs read with their text: its end at each root.
+    # None of others
     recent: Any = None
 
     @property
@@ -154,16 +140,11 @@ def segment_files(traces: TraceSet) -> tuple[SegmentFiles, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class TreeLog:
-    """A trace set, opened for reading.
-
-    Attributes:
-        num_positions: of the prompts that are read.
-        prompts: only their requests are read; None for all.
-    """
+    """A trace set, opened for reading."""
 
     files: tuple[SegmentFiles, ...]
-    num_positions: int
-    prompts: frozenset[str] | None = None
+    num_positions: int  # of the prompts that are read
+    prompts: frozenset[str] | None = None  # only their requests are read; None for all
 
     def only(self, prompts: Iterable[str]) -> Self:
         """The requests of some prompts: whoever holds this cannot look at the rest."""
@@ -192,16 +173,11 @@ class TreeLog:
 
 @dataclass(frozen=True, kw_only=True)
 class DenseLog(TreeLog):
-    """A dense trace set, opened for replay.
-
-    Attributes:
-        digest: of the trace set.
-        tokens: what became of token ids, see `specctl.trace.token_mode`.
-    """
+    """A dense trace set, opened for replay."""
 
     support: Support
-    digest: str
-    tokens: str
+    digest: str  # of the trace set
+    tokens: str  # what became of token ids, see `specctl.trace.token_mode`
 
     @classmethod
     def open(cls, traces: TraceSet) -> DenseLog:
@@ -243,13 +219,9 @@ class DenseLog(TreeLog):
 
 @dataclass(frozen=True, kw_only=True)
 class LiveLog(TreeLog):
-    """A live trace set, opened for fits and reports.
+    """A live trace set, opened for fits and reports."""
 
-    Attributes:
-        reads_text: puts the texts together from roots and accepted tokens, where token ids are
-            asked for.
-    """
-
+    # puts the texts together from roots and accepted tokens, where token ids are asked for
     reads_text: bool = False
 
     @classmethod

@@ -20,54 +20,42 @@ from specctl.stats import Interval, Resamples, first_over_second, sums_by
 
 
 class DepthAcceptance(ResultRecord):
-    """Acceptance at depth d of one group of rounds.
-
-    Attributes:
-        num_at_risk, num_accepted: rounds. num_censored: rounds that reached d - 1 and were not
-            seen at d, because the text ended or the tree did.
-        conditional_prob: accepted at d, given accepted at d - 1. marginal_prob: accepted at d.
-    """
+    """Acceptance at depth d of one group of rounds."""
 
     depth: int
+    # num_at_risk, num_accepted: rounds
     num_at_risk: int
     num_accepted: int
+    # rounds that reached d - 1 and were not seen at d, because the text ended or the tree did
     num_censored: int
-    conditional_prob: Interval
-    marginal_prob: Interval
+    conditional_prob: Interval  # accepted at d, given accepted at d - 1
+    marginal_prob: Interval  # accepted at d
 
 
 class CategoryFigures(ResultRecord):
-    """One category of prompts.
-
-    Attributes:
-        num_rounds: of the reference rounds. tau: tokens.
-        depths: acceptance of drafts in its rounds (dense: at its positions).
-    """
+    """One category of prompts."""
 
     name: str
     num_prompts: int
-    num_rounds: int
-    tau: Interval
+    num_rounds: int  # of the reference rounds
+    tau: Interval  # tokens
+    # acceptance of drafts in its rounds (dense: at its positions)
     depths: tuple[DepthAcceptance, ...]
 
 
 class TraceFigures(PairFacts):
-    """The figures of a report on one trace set.
-
-    Attributes:
-        num_rows: rounds, or positions of dense traces. num_nodes: drafted, roots excluded.
-        support, tree: of dense traces; None of live ones. `tree` is the static tree, as on the
-            command line, that was replayed for the reference rounds.
-        num_reference, num_unsupported: reference rounds, and those of which the log lacks an
-            expansion.
-    """
+    """The figures of a report on one trace set."""
 
     kind: Literal["dense", "live"]
     num_prompts: int
-    num_rows: int
-    num_nodes: int
+    num_rows: int  # rounds, or positions of dense traces
+    num_nodes: int  # drafted, roots excluded
+    # support, tree: of dense traces; None of live ones. `tree` is the static tree, as on the
+    # command line, that was replayed for the reference rounds
     support: dict[str, int | bool] | None
     tree: str | None
+    # num_reference, num_unsupported: reference rounds, and those of which the log lacks an
+    # expansion
     num_reference: int
     num_unsupported: int
     tau: Interval
@@ -189,16 +177,13 @@ class ReferenceRounds:
 
     Live traces bring the rounds that their policy ran. Dense traces hold a tree at every position
     and no rounds, so the default EAGLE-2 tree, as far as the log contains it, is replayed.
-
-    Attributes:
-        prompt, category: `[M]` int32, codes of `RoundTable`. accepted: `[M]` int32 draft tokens.
-        is_unsupported: `[M]` bool, the log lacks an expansion that the tree needs.
     """
 
+    # prompt, category: `[M]` int32, codes of `RoundTable`
     prompt: Ints
     category: Ints
-    accepted: Ints
-    is_unsupported: Bools
+    accepted: Ints  # `[M]` int32 draft tokens
+    is_unsupported: Bools  # `[M]` bool, the log lacks an expansion that the tree needs
 
 
 def reference_tree(support: Support) -> StaticTree:

@@ -34,31 +34,25 @@ class BatchFigures(ResultRecord):
     Intervals are percentile bootstraps over runs: they tell what the order of requests and their
     arrivals change, not what other prompts would, and with few runs they are narrow (of 8, a
     nominal 95% covers about 90%). With one run they are NaN.
-
-    Attributes:
-        num_runs: R. num_requests: of each run.
-        steady: figures without ramp-up and drain (`steady_window`), by the names of `SHOWN`;
-            None where a run has no such part. whole: of all steps and requests.
-        tpot_limit_us: of goodput; None where there are no goodput figures.
-        against: ratios to the baseline's, paired by run; None without one, or where one of the
-            two is never steady.
-        expansion_support: share of the wanted expansions that the log contains.
-        censored_share: share of rounds whose accepted path reaches what the log lacks.
-        is_marked: the log supports less than 99% of what the policy needs. There are no bounds
-            here: a child that the log lacks changes who meets in later batches.
     """
 
     policy: str
     batch_size: int
     packing: str
-    num_runs: int
-    num_requests: int
-    tpot_limit_us: float | None
+    num_runs: int  # R
+    num_requests: int  # of each run
+    tpot_limit_us: float | None  # of goodput; None where there are no goodput figures
+    # figures without ramp-up and drain (`steady_window`), by the names of `SHOWN`; None where a run
+    # has no such part
     steady: dict[str, Interval] | None
-    whole: dict[str, Interval]
+    whole: dict[str, Interval]  # of all steps and requests
+    # ratios to the baseline's, paired by run; None without one, or where one of the two is never
+    # steady
     against: dict[str, Interval] | None
-    expansion_support: float
-    censored_share: float
+    expansion_support: float  # share of the wanted expansions that the log contains
+    censored_share: float  # share of rounds whose accepted path reaches what the log lacks
+    # the log supports less than 99% of what the policy needs. There are no bounds here: a child
+    # that the log lacks changes who meets in later batches
     is_marked: bool
 
 
@@ -139,15 +133,10 @@ def compare_runs(
 
 
 class Window(NamedTuple):
-    """A part of a run.
+    """A part of a run."""
 
-    Attributes:
-        steps: whole steps, whose tokens and times are counted.
-        requests: whole requests, whose latencies are counted.
-    """
-
-    steps: slice
-    requests: slice
+    steps: slice  # whole steps, whose tokens and times are counted
+    requests: slice  # whole requests, whose latencies are counted
 
 
 def steady_window(run: Simulation) -> Window | None:
@@ -244,37 +233,29 @@ def _request_sums(run: Simulation, requests: slice, tpot_limit_us: float | None)
 
 
 class BatchTotals(ResultRecord):
-    """Totals of one policy over one run, see `Load.in_order`, without intervals.
-
-    Attributes:
-        num_tokens: of all texts, with the first ones, which reading the prompts gives.
-        num_steps: forwards of the batch. calls: target verifications, counted once a request;
-            `num_drafts` of them verify drafts. num_drafted, num_accepted: draft tokens.
-        histogram: rounds by accepted draft tokens, from 0 on.
-        time_us: of the whole run, reading prompts included; None without a cost model.
-        censored_share: of rounds that a deeper log might have let accept more. There are no
-            bounds: where a length follows the batch, a longer acceptance changes who meets later.
-        against: ratios to the baseline's.
-    """
+    """Totals of one policy over one run, see `Load.in_order`, without intervals."""
 
     policy: str
     num_requests: int
-    num_tokens: int
-    num_steps: int
-    calls: int
+    num_tokens: int  # of all texts, with the first ones, which reading the prompts gives
+    num_steps: int  # forwards of the batch
+    calls: int  # target verifications, counted once a request; `num_drafts` of them verify drafts
     num_drafts: int
     verified_tokens: int
+    # num_drafted, num_accepted: draft tokens
     num_drafted: int
     num_accepted: int
-    histogram: tuple[int, ...]
-    time_us: float | None
+    histogram: tuple[int, ...]  # rounds by accepted draft tokens, from 0 on
+    time_us: float | None  # of the whole run, reading prompts included; None without a cost model
     mean_acceptance_length: float
     tokens_per_s: float | None
     draft_utilisation: float | None
     expansion_support: float
+    # of rounds that a deeper log might have let accept more. There are no bounds: where a length
+    # follows the batch, a longer acceptance changes who meets later
     censored_share: float
     is_marked: bool
-    against: dict[str, float]
+    against: dict[str, float]  # ratios to the baseline's
 
 
 def totals_of(

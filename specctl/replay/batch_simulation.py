@@ -46,24 +46,17 @@ class Load:
 
     With neither a rate nor times the loop is closed: a finished request is replaced at once. With
     one of them requests wait, first come first served, for one of `batch_size` slots.
-
-    Attributes:
-        batch_size: slots, requests decoded together at most.
-        arrival_rate_per_s: of a Poisson process.
-        arrivals_us: the times themselves, never falling.
-        num_requests: submitted in all; by default the whole log once, or `TURNS` per slot where
-            that is more, or as many as there are arrival times. The log is gone through again,
-            in another order, where it is too short.
-        engine: see `Engine`.
-        in_order: the log once, in its own order, as one real run of it; else shuffled.
     """
 
-    batch_size: int
-    arrival_rate_per_s: float | None = None
-    arrivals_us: tuple[float, ...] | None = None
+    batch_size: int  # slots, requests decoded together at most
+    arrival_rate_per_s: float | None = None  # of a Poisson process
+    arrivals_us: tuple[float, ...] | None = None  # the times themselves, never falling
+    # submitted in all; by default the whole log once, or `TURNS` per slot where that is more, or as
+    # many as there are arrival times. The log is gone through again, in another order, where it is
+    # too short
     num_requests: int | None = None
-    engine: Engine = "specctl"
-    in_order: bool = False
+    engine: Engine = "specctl"  # see `Engine`
+    in_order: bool = False  # the log once, in its own order, as one real run of it; else shuffled
 
     def __post_init__(self) -> None:
         rate, times, number = self.arrival_rate_per_s, self.arrivals_us, self.num_requests
@@ -125,25 +118,15 @@ class Load:
 
 @dataclass(frozen=True)
 class BatchRounds:
-    """L rounds of requests in S steps, step after step.
+    """L rounds of requests in S steps, step after step."""
 
-    Attributes:
-        serial: `[L]` int64, number of the request in the queue. row: `[L]` int64, its position
-            in the log.
-        verified: `[L]` int64, nodes, root included. accepted: `[L]` int64, draft tokens accepted
-            and emitted.
-        first: `[S]` int64, where each step's rounds begin; of vLLM some steps have none.
-        num_joined: `[S]` int64, requests whose prompts are read in the step, in their order.
-        prompt_tokens: `[S]` int64, tokens of these that share the rounds' forward: of vLLM.
-    """
-
-    serial: Longs
-    row: Longs
-    verified: Longs
-    accepted: Longs
-    first: Longs
-    num_joined: Longs
-    prompt_tokens: Longs
+    serial: Longs  # `[L]` int64, number of the request in the queue
+    row: Longs  # `[L]` int64, its position in the log
+    verified: Longs  # `[L]` int64, nodes, root included
+    accepted: Longs  # `[L]` int64, draft tokens accepted and emitted
+    first: Longs  # `[S]` int64, where each step's rounds begin; of vLLM some steps have none
+    num_joined: Longs  # `[S]` int64, requests whose prompts are read in the step, in their order
+    prompt_tokens: Longs  # `[S]` int64, tokens of these that share the rounds' forward: of vLLM
 
     @cached_property
     def batch_sizes(self) -> Longs:
@@ -283,17 +266,14 @@ def steps_of_batch(submissions: Submissions, rounds: BatchRounds, packing: Packi
 
 @dataclass(frozen=True)
 class Timeline:
-    """Microseconds from the start of a run; S steps, M requests in the order of service.
+    """Microseconds from the start of a run; S steps, M requests in the order of service."""
 
-    Attributes:
-        start_us, end_us: `[S]`; a step starts with reading the joiners' prompts, and between
-            two steps nobody is served.
-        arrival_us, first_token_us, finish_us: `[M]`. In a closed loop a request arrives as its
-            slot is freed.
-    """
-
+    # start_us, end_us: `[S]`; a step starts with reading the joiners' prompts, and between two
+    # steps nobody is served
     start_us: Floats
     end_us: Floats
+    # arrival_us, first_token_us, finish_us: `[M]`. In a closed loop a request arrives as its slot
+    # is freed
     arrival_us: Floats
     first_token_us: Floats
     finish_us: Floats
@@ -336,17 +316,13 @@ def _timeline(
 
 @dataclass(frozen=True)
 class Simulation:
-    """One run: M requests in the order of service, S steps, L rounds.
-
-    Attributes:
-        logged: `[M]` int64, which request of the log each was.
-    """
+    """One run: M requests in the order of service, S steps, L rounds."""
 
     submissions: Submissions
     load: Load
     seed: Seed
     packing: Packing
-    logged: Longs
+    logged: Longs  # `[M]` int64, which request of the log each was
     rounds: BatchRounds
     timeline: Timeline
 

@@ -209,11 +209,7 @@ class ProfileGrid(BaseModel):
 
 
 class LadderConfig(BaseModel):
-    """Settings of a ladder.
-
-    Attributes:
-        num_kept: draft nodes of a limit's tree at most. num_folds: of the oracle's cross-fitting.
-    """
+    """Settings of a ladder."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -224,16 +220,12 @@ class LadderConfig(BaseModel):
     max_positions: int = MAX_POSITIONS
     all_prompts: bool = ALL_PROMPTS
     force: bool = FORCE
-    num_kept: int = Field(63, ge=1)
-    num_folds: int = Field(4, ge=2)
+    num_kept: int = Field(63, ge=1)  # draft nodes of a limit's tree at most
+    num_folds: int = Field(4, ge=2)  # of the oracle's cross-fitting
 
 
 class TuneConfig(BaseModel):
-    """Settings of a search; words are judged when it is prepared.
-
-    Attributes:
-        drops_unsupported: leaves out a family of which the log supports nothing.
-    """
+    """Settings of a search; words are judged when it is prepared."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -277,7 +269,7 @@ class TuneConfig(BaseModel):
     max_positions: int = MAX_POSITIONS
     seed: int = option(0, "Seed of the split by prompt and of all that draws", ge=0)
     factor: int = option(3, "Halving: prompts grow and settings shrink by it", ge=2)
-    drops_unsupported: bool = False
+    drops_unsupported: bool = False  # leaves out a family of which the log supports nothing
 
     @property
     def has_load(self) -> bool:

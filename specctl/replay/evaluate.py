@@ -24,9 +24,6 @@ def replayed_sums(
 
     Args:
         complete: adds columns to those of requests, `[Q]`.
-
-    Raises:
-        UsageError: a policy that a log cannot tell. TraceError: see `DenseLog`.
     """
 
     def summed(run: Rounds) -> Sums:

@@ -56,20 +56,7 @@ class PairFacts(ResultRecord):
 
 
 class TraceFacts(PairFacts):
-    """The pair and the dense traces that figures hold for.
-
-    Attributes:
-        support: of the log. cost_model: digest, None where nothing was timed.
-        clock: whose times these are, their error and what they are not, in words.
-        time_error: relative standard error of a policy's time, which all intervals of times hold;
-            None where it is not known.
-        check_error: of a clock that failed its own check, by how much its speed was off.
-        untimed: policies whose own decisions are not in these times, by label; with the words by
-            which `profile --policy` times them.
-        prompts_digest: of the ids of the prompts that were scored, see `prompts_digest`.
-        num_prompts_left_out: that are not scored, because a policy was fitted on them.
-        scored_on_training_prompts: labels of policies that were fitted on some of those that are.
-    """
+    """The pair and the dense traces that figures hold for."""
 
     omitted: ClassVar[tuple[str, ...]] = (
         "time_error",
@@ -81,14 +68,22 @@ class TraceFacts(PairFacts):
     )
 
     specctl_version: str
-    support: dict[str, int | bool]
-    cost_model: str | None
-    clock: str | None
+    support: dict[str, int | bool]  # of the log
+    cost_model: str | None  # digest, None where nothing was timed
+    clock: str | None  # whose times these are, their error and what they are not, in words
+    # relative standard error of a policy's time, which all intervals of times hold; None where it
+    # is not known
     time_error: float | None = None
+    # of a clock that failed its own check, by how much its speed was off
     check_error: float | None = None
+    # policies whose own decisions are not in these times, by label; with the words by which
+    # `profile --policy` times them
     untimed: dict[str, str] | None = None
+    # of the ids of the prompts that were scored, see `prompts_digest`
     prompts_digest: str | None = None
+    # that are not scored, because a policy was fitted on them
     num_prompts_left_out: int | None = None
+    # labels of policies that were fitted on some of those that are
     scored_on_training_prompts: tuple[str, ...] | None = None
 
     def is_unseen(self, label: str) -> bool:

@@ -35,17 +35,11 @@ def prompts_digest(prompt_ids: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class ScoredPrompts:
-    """The prompts of all rows of a table.
+    """The prompts of all rows of a table."""
 
-    Attributes:
-        prompts: their ids, sorted.
-        num_left_out: others, that a policy was fitted on.
-        trained: labels of policies that were fitted on some of `prompts`.
-    """
-
-    prompts: tuple[str, ...]
-    num_left_out: int = 0
-    trained: tuple[str, ...] = ()
+    prompts: tuple[str, ...]  # their ids, sorted
+    num_left_out: int = 0  # others, that a policy was fitted on
+    trained: tuple[str, ...] = ()  # labels of policies that were fitted on some of `prompts`
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -80,17 +80,12 @@ def ratio(name: str, totals: Totals) -> Floats:
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums of one policy, a row a prompt (of serving figures: a simulated run).
+    """Sums of one policy, a row a prompt (of serving figures: a simulated run)."""
 
-    Attributes:
-        rows: ids of the prompts, or numbers of the runs. groups: category of each, empty for none.
-        names: of the columns, see docs/architecture.md. table: `[P, S]`.
-    """
-
-    rows: tuple[str, ...]
-    groups: tuple[str, ...]
-    names: tuple[str, ...]
-    table: Floats
+    rows: tuple[str, ...]  # ids of the prompts, or numbers of the runs
+    groups: tuple[str, ...]  # category of each, empty for none
+    names: tuple[str, ...]  # of the columns, see docs/architecture.md
+    table: Floats  # `[P, S]`
 
     @classmethod
     def of(cls, rows: Sequence[str], groups: Sequence[str], columns: Columns) -> Sums:
@@ -190,15 +185,11 @@ def join_sums(parts: Iterable[Sums]) -> Sums:
 
 @dataclass(frozen=True)
 class Measure:
-    """Figures over the same resamples of rows, so that all comparisons are paired.
-
-    Attributes:
-        time_error: of the clock, see `stats.with_time_error`. seed: of its draws.
-    """
+    """Figures over the same resamples of rows, so that all comparisons are paired."""
 
     resamples: Resamples
-    time_error: float | None = None
-    seed: int = 0
+    time_error: float | None = None  # of the clock, see `stats.with_time_error`
+    seed: int = 0  # of its draws
 
     def drawn(self, sums: Sums, policy: str) -> Totals:
         """`[1 + B]` totals by name, of all rows and of every resample, with the clock's error.

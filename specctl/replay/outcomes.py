@@ -30,21 +30,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Outcomes:
-    """One policy at R positions; int32 arrays `[R]`, 24 bytes a position.
+    """One policy at R positions; int32 arrays `[R]`, 24 bytes a position."""
 
-    Attributes:
-        accepted: draft tokens accepted and emitted.
-        verified: nodes submitted, root included. levels: drafted.
-        wanted, missing: expansions that the policy wanted, and those that the log lacks.
-        censored: 1 where the accepted path reaches what the log lacks.
-    """
-
-    accepted: Ints
-    verified: Ints
-    levels: Ints
+    accepted: Ints  # draft tokens accepted and emitted
+    verified: Ints  # nodes submitted, root included
+    levels: Ints  # drafted
+    # wanted, missing: expansions that the policy wanted, and those that the log lacks
     wanted: Ints
     missing: Ints
-    censored: Ints
+    censored: Ints  # 1 where the accepted path reaches what the log lacks
 
     @classmethod
     def of(cls, accepted: Ints, **known: ArrayLike) -> Outcomes:

@@ -61,16 +61,12 @@ Columns = dict[str, Callable[[Any], str]]
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a replay: one JSON value, and what a person sees of it.
-
-    Attributes:
-        tables: title, columns and rows of each. lines: below them. wide: columns of `--wide`.
-    """
+    """The result of a replay: one JSON value, and what a person sees of it."""
 
     scores: ReplayScores | ServingScores | BatchScores
-    tables: list[tuple[str, Columns, Sequence[Any]]]
-    lines: list[str]
-    wide: tuple[str, ...]
+    tables: list[tuple[str, Columns, Sequence[Any]]]  # title, columns and rows of each
+    lines: list[str]  # below them
+    wide: tuple[str, ...]  # columns of `--wide`
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.scores.kind, **self.scores.to_json()}
@@ -102,18 +98,12 @@ def write_result(result: Result, folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Caption:
-    """The log as tables describe it.
+    """The log as tables describe it."""
 
-    Attributes:
-        subject: whose rounds these are. sampling: how the text was made.
-        advice: what to do where the log lacks what a policy wanted.
-        remarks: further lines below the tables.
-    """
-
-    subject: str
-    sampling: str
-    advice: str
-    remarks: tuple[str, ...] = ()
+    subject: str  # whose rounds these are
+    sampling: str  # how the text was made
+    advice: str  # what to do where the log lacks what a policy wanted
+    remarks: tuple[str, ...] = ()  # further lines below the tables
 
 
 def facts_of(

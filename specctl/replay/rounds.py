@@ -38,21 +38,14 @@ class RequestBounds:
 
 @dataclass(frozen=True)
 class Rounds:
-    """M rounds of one policy over Q requests.
+    """M rounds of one policy over Q requests."""
 
-    Attributes:
-        visited: `[R]` bool, a round starts at the position.
-        outcomes: of these M rows, in order, so memory follows the rounds.
-        bounds: of each request; None if they were not computed.
-        policy: None of rounds that no policy decides.
-        max_tokens: that a round of the policy verifies at most, root counted; None: unknown.
-    """
-
-    policy: Policy | None
+    policy: Policy | None  # None of rounds that no policy decides
     positions: Positions
-    visited: Bools
-    outcomes: Outcomes
-    bounds: RequestBounds | None = None
+    visited: Bools  # `[R]` bool, a round starts at the position
+    outcomes: Outcomes  # of these M rows, in order, so memory follows the rounds
+    bounds: RequestBounds | None = None  # of each request; None if they were not computed
+    # that a round of the policy verifies at most, root counted; None: unknown
     max_tokens: int | None = None
 
     @cached_property

@@ -35,36 +35,25 @@ class Bound(ResultRecord):
 
 
 class PolicyFigures(ResultRecord):
-    """Figures of one policy on one group of requests.
+    """Figures of one policy on one group of requests."""
 
-    Attributes:
-        policy: its label. group: `all` or a category.
-        num_tokens: emitted by rounds, so without the one that each prompt's reading gives.
-        histogram: rounds by accepted draft tokens, from 0 on.
-        expansion_support: share of the wanted expansions that the log contains.
-        censored_share: share of rounds whose accepted path reaches what the log lacks.
-        is_marked: the log supports less than 99% of what the policy needs.
-        ratios: by the names of `SHOWN`; times are absent without a cost model.
-        bounds: of calls, verified tokens and tau.
-        against: ratios to the baseline's calls, verified tokens and time, paired by prompt.
-    """
-
-    policy: str
-    group: str
+    policy: str  # its label
+    group: str  # `all` or a category
     num_prompts: int
     num_requests: int
-    num_tokens: int
+    num_tokens: int  # emitted by rounds, so without the one that each prompt's reading gives
     calls: int
     verified_tokens: int
     num_accepted: int
     drafted_levels: int
     time_us: float | None
-    histogram: tuple[int, ...]
-    expansion_support: float
-    censored_share: float
-    is_marked: bool
-    ratios: dict[str, Interval]
-    bounds: dict[str, Bound]
+    histogram: tuple[int, ...]  # rounds by accepted draft tokens, from 0 on
+    expansion_support: float  # share of the wanted expansions that the log contains
+    censored_share: float  # share of rounds whose accepted path reaches what the log lacks
+    is_marked: bool  # the log supports less than 99% of what the policy needs
+    ratios: dict[str, Interval]  # by the names of `SHOWN`; times are absent without a cost model
+    bounds: dict[str, Bound]  # of calls, verified tokens and tau
+    # ratios to the baseline's calls, verified tokens and time, paired by prompt
     against: dict[str, Interval]
 
     @property

@@ -65,20 +65,14 @@ def static_submissions(
 
 @dataclass(frozen=True)
 class Summary:
-    """R positions of a log under one growth of D levels.
-
-    Attributes:
-        top_k: of the growth, children and width; every depth up to D is a prefix of it.
-        path_rank: `[R, D, D]` int16, `NOT_THERE` beyond the path and below the depth.
-        num_nodes: `[R, D]` int32, draft nodes of depth <= d.
-        missing: `[R, D]` bool, the log lacks an expansion above depth d that the growth wanted.
-    """
+    """R positions of a log under one growth of D levels."""
 
     positions: Positions
-    top_k: int
+    top_k: int  # of the growth, children and width; every depth up to D is a prefix of it
+    # `[R, D, D]` int16, `NOT_THERE` beyond the path and below the depth
     path_rank: NDArray[np.int16]
-    num_nodes: Ints
-    missing: Bools
+    num_nodes: Ints  # `[R, D]` int32, draft nodes of depth <= d
+    missing: Bools  # `[R, D]` bool, the log lacks an expansion above depth d that the growth wanted
 
     @property
     def depth(self) -> int:

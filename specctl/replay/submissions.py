@@ -55,36 +55,24 @@ EMPTY = np.array((PAD, 0, 0.0, 0, -np.inf, 0.0, 0.0, False, False), NODE)
 
 
 class SubmittedBatch(NamedTuple):
-    """The trees that the budget of one round decides about: A positions, N slots.
+    """The trees that the budget of one round decides about: A positions, N slots."""
 
-    Attributes:
-        plan: the shape's, as drafting left it.
-        pool: the submitted nodes alone; what was drafted and not submitted cannot be verified.
-            Token ids are not logged for replay and stay 0.
-        submitted: `[A, N]` int64 indices into the pool, -1 padded.
-        on_path: `[A, N]` bool.
-    """
-
-    plan: Plan
+    plan: Plan  # the shape's, as drafting left it
+    # the submitted nodes alone; what was drafted and not submitted cannot be verified. Token ids
+    # are not logged for replay and stay 0
     pool: DraftPool
-    submitted: Tensor
-    on_path: Tensor
+    submitted: Tensor  # `[A, N]` int64 indices into the pool, -1 padded
+    on_path: Tensor  # `[A, N]` bool
 
 
 @dataclass(frozen=True)
 class SubmittedNodes:
-    """The submitted trees of R positions, flat, one after another.
+    """The submitted trees of R positions, flat, one after another."""
 
-    Attributes:
-        size: `[R]` nodes of each position. plan_depth: `[R]` levels of the shape's plan.
-        stopped_at: `[R]` where a gate closed, 0 for nowhere.
-        nodes: `[T]` of `NODE`.
-    """
-
-    size: Longs
-    plan_depth: Longs
-    stopped_at: Longs
-    nodes: NDArray[np.void]
+    size: Longs  # `[R]` nodes of each position
+    plan_depth: Longs  # `[R]` levels of the shape's plan
+    stopped_at: Longs  # `[R]` where a gate closed, 0 for nowhere
+    nodes: NDArray[np.void]  # `[T]` of `NODE`
 
     @classmethod
     def of(cls, draft: LoggedDraft) -> SubmittedNodes:
@@ -130,19 +118,14 @@ class Submissions:
     Of a shape that learns from a request's earlier rounds only the positions that its rounds
     start from are known, and the others are 0: a request always stands at one of these, because
     without a shared budget its rounds do not depend on who shares its batch.
-
-    Attributes:
-        outcomes: `[R]`, where a request verifies all that it submits; of a schedule those of its
-            longest chain.
-        max_tokens: nodes submitted at most, root counted.
-        nodes: the trees; None where no budget needs them.
     """
 
     policy: Policy
     positions: Positions
+    # `[R]`, where a request verifies all that it submits; of a schedule those of its longest chain
     outcomes: Outcomes
-    max_tokens: int
-    nodes: SubmittedNodes | None = None
+    max_tokens: int  # nodes submitted at most, root counted
+    nodes: SubmittedNodes | None = None  # the trees; None where no budget needs them
 
     @property
     def drafts(self) -> bool:
@@ -218,10 +201,6 @@ def submissions_of(
     Args:
         keep_nodes: also where the policy's own budget does not need them, so that other budgets
             can be tried over the same shape.
-
-    Raises:
-        UsageError: a lossy policy, or a budget over a shape whose rounds would then depend on
-            the batch. TraceError: see `DenseLog`.
     """
     for policy in policies:
         check_replayable(policy.model_copy(update={"budget": PerRequest()}))

@@ -46,21 +46,15 @@ FIGURES = (
 
 @dataclass(frozen=True)
 class EngineSteps:
-    """Steps of an engine, each once; `[S]` each.
+    """Steps of an engine, each once; `[S]` each."""
 
-    Attributes:
-        stretch: int64, of its run's time, 0 to `STRETCHES` - 1.
-        tokens: over the batch, roots and prompts counted. prompt_tokens: of prompts among them.
-        cached: over the batch, before the step.
-        verify_us, draft_us, host_us: the parts of its time.
-    """
-
-    stretch: NDArray[np.int64]
+    stretch: NDArray[np.int64]  # int64, of its run's time, 0 to `STRETCHES` - 1
     batch_size: Floats
-    tokens: Floats
-    prompt_tokens: Floats
-    cached: Floats
+    tokens: Floats  # over the batch, roots and prompts counted
+    prompt_tokens: Floats  # of prompts among them
+    cached: Floats  # over the batch, before the step
     levels: Floats
+    # verify_us, draft_us, host_us: the parts of its time
     verify_us: Floats
     draft_us: Floats
     host_us: Floats
@@ -92,9 +86,6 @@ def engine_steps(traces: TraceSet) -> EngineSteps:
 
     A step is known by its number and the run of the engine, whose id stands in front of the number
     of each request.
-
-    Raises:
-        TraceMismatchError: rows of one step that state different figures.
     """
     import polars as pl
 
@@ -247,11 +238,7 @@ def least_absolute(table: Floats, values: Floats, scale: Floats) -> Floats:
 
 
 def _one_engine(traces: TraceSet) -> dict[str, Any]:
-    """The engine that wrote all of the traces.
-
-    Raises:
-        TraceMismatchError: none, or several engines, versions or machines.
-    """
+    """The engine that wrote all of the traces."""
     engines = {part.place.name: _engine_of(part.header.collect) for part in traces.parts}
     name, facts = next(iter(engines.items()))
     for other, found in engines.items():

@@ -97,11 +97,7 @@ def save_cost_model(model: CostModel, path: Path) -> None:
 
 
 def parse_linear(text: str) -> LinearCost:
-    """`verify_fixed_us=5000,verify_token_us=20,...`: the linear form, every rate named.
-
-    Raises:
-        UsageError: a rate that is unknown, repeated, missing or no number of us.
-    """
+    """`verify_fixed_us=5000,verify_token_us=20,...`: the linear form, every rate named."""
     words = [word.strip().partition("=") for word in text.split(",")]
     try:
         if len({name for name, _, _ in words}) < len(words):
@@ -272,16 +268,13 @@ def clock_of(model: CostModel | None, pair: PairFingerprint | None) -> str | Non
 
 @dataclass(frozen=True)
 class CostFacts:
-    """A cost model in the words of a report.
-
-    Attributes:
-        hardware, provenance: in words. warnings: e.g. that it has expired.
-    """
+    """A cost model in the words of a report."""
 
     digest: str
+    # hardware, provenance: in words
     hardware: str
     provenance: str
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...]  # e.g. that it has expired
 
 
 def cost_facts(model: AnyCost) -> CostFacts:

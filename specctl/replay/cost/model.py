@@ -48,32 +48,23 @@ Spread = Annotated[float, Field(ge=0)]
 
 @dataclass(frozen=True)
 class Steps:
-    """Rounds of a batch, one entry each; arrays `[M]` or numbers that all rounds share.
+    """Rounds of a batch, one entry each; arrays `[M]` or numbers that all rounds share."""
 
-    Attributes:
-        batch_size: requests in the round.
-        num_tokens: verified over the batch, roots counted, and padding where there is some.
-        context_tokens: text per request up to its root, mean over the batch.
-        levels: drafted; 0 for a plain round.
-        level_width: nodes per request that each level below the first evaluates; of drafts of one
-            level without meaning.
-        num_emitted: tokens per request that the drafter reads after the round, padding included;
-            0 where it reads none because every request ended.
-        max_tokens: per request that the policy verifies at most, roots counted, which captured
-            rounds are padded up to; None where it always verifies that many.
-        prompt_tokens: among `num_tokens`, those of prompts that share the forward.
-        decider: see `decider_of`.
-    """
-
-    batch_size: ArrayLike
-    num_tokens: ArrayLike
-    context_tokens: ArrayLike
-    levels: ArrayLike
+    batch_size: ArrayLike  # requests in the round
+    num_tokens: ArrayLike  # verified over the batch, roots counted, and padding where there is some
+    context_tokens: ArrayLike  # text per request up to its root, mean over the batch
+    levels: ArrayLike  # drafted; 0 for a plain round
+    # nodes per request that each level below the first evaluates; of drafts of one level without
+    # meaning
     level_width: ArrayLike
+    # tokens per request that the drafter reads after the round, padding included; 0 where it reads
+    # none because every request ended
     num_emitted: ArrayLike
+    # per request that the policy verifies at most, roots counted, which captured rounds are padded
+    # up to; None where it always verifies that many
     max_tokens: ArrayLike | None = None
-    prompt_tokens: ArrayLike = 0
-    decider: str = ""
+    prompt_tokens: ArrayLike = 0  # among `num_tokens`, those of prompts that share the forward
+    decider: str = ""  # see `decider_of`
 
 
 def steps_of(run: Rounds) -> Steps:
@@ -113,18 +104,15 @@ def width_of(steps: Steps) -> Floats:
 
 @dataclass(frozen=True)
 class OutOfRange:
-    """Steps outside the range that a cost model was fitted to, along one dimension.
+    """Steps outside the range that a cost model was fitted to, along one dimension."""
 
-    Attributes:
-        words: the dimension. low, high: the least and the most that is known; None for no end.
-        num_outside: of `num` steps. least, most: of these.
-    """
-
-    words: str
+    words: str  # the dimension
+    # low, high: the least and the most that is known; None for no end
     low: float
     high: float | None
-    num_outside: int
+    num_outside: int  # of `num` steps
     num: int
+    # least, most: of these
     least: float
     most: float
 
@@ -271,11 +259,7 @@ class CostModel(Record, ABC):
         return np.where(drafts, self.part_us("draft.loop", 1, batch, 1), plain)
 
     def round_us(self, steps: Steps) -> Floats:
-        """Wall time of every round: drafting, verification and host work together.
-
-        Raises:
-            UsageError: a batch that was not measured, or drafting without a drafter's timings.
-        """
+        """Wall time of every round: drafting, verification and host work together."""
         counts = (steps.num_tokens, steps.batch_size, steps.context_tokens)
         verify = self.verify_us(*counts, steps.max_tokens)
         return self.draft_us(steps) + verify + self.loop_us(steps)
@@ -358,38 +342,31 @@ def require_slope(model: CostModel | None) -> CostModel:
 
 
 class Machine(Record):
-    """Where timings were measured; every field that differs is named in a warning.
+    """Where timings were measured; every field that differs is named in a warning."""
 
-    Attributes:
-        device: the GPU's or the processor's own name.
-        num_threads: CPU threads of torch. cuda, driver: None on a CPU.
-    """
-
-    device: Name
+    device: Name  # the GPU's or the processor's own name
     num_cpus: PositiveInt
-    num_threads: PositiveInt
+    num_threads: PositiveInt  # CPU threads of torch
     dtype: Name
     torch: Name
     transformers: Name
+    # cuda, driver: None on a CPU
     cuda: Name | None
     driver: Name | None
 
 
 class Grid(Record):
-    """Measured times of one part of a round, `[B, C, S]`.
+    """Measured times of one part of a round, `[B, C, S]`."""
 
-    Attributes:
-        batch_sizes, context_tokens, sizes: strictly increasing; a part that does not depend on
-            one has a single entry there. `sizes` counts per request: tokens verified, nodes of
-            a level, tokens read.
-        us: medians, made non-decreasing along every axis (isotonic regression).
-        iqr_us: interquartile range of the samples behind each median.
-    """
-
+    # batch_sizes, context_tokens, sizes: strictly increasing; a part that does not depend on one
+    # has a single entry there. `sizes` counts per request: tokens verified, nodes of a level,
+    # tokens read
     batch_sizes: Axis
     context_tokens: Axis
     sizes: Axis
+    # medians, made non-decreasing along every axis (isotonic regression)
     us: tuple[tuple[tuple[Microseconds, ...], ...], ...]
+    # interquartile range of the samples behind each median
     iqr_us: tuple[tuple[tuple[Spread, ...], ...], ...]
 
     @model_validator(mode="after")
@@ -436,32 +413,21 @@ class Grid(Record):
 
 
 class DraftGrids(Record):
-    """The parts of a round that drafts, beside verification.
+    """The parts of a round that drafts, beside verification."""
 
-    Attributes:
-        root: level 1, from the state kept at the root. level: each further level by its width.
-        select: choosing what to submit, by width. extend: the drafter reads what was committed,
-            by tokens of the longest row. loop: host work of a round. prefill: target and
-            drafter read a prompt, by its tokens.
-    """
-
-    root: Grid
-    level: Grid
-    select: Grid
-    extend: Grid
-    loop: Grid
-    prefill: Grid
+    root: Grid  # level 1, from the state kept at the root
+    level: Grid  # each further level by its width
+    select: Grid  # choosing what to submit, by width
+    extend: Grid  # the drafter reads what was committed, by tokens of the longest row
+    loop: Grid  # host work of a round
+    prefill: Grid  # target and drafter read a prompt, by its tokens
 
 
 class HeldOut(Record):
-    """Error at points that were measured but not fitted: |predicted - measured| / measured.
-
-    Attributes:
-        mape: the mean, worst: the largest; shares, not percent.
-    """
+    """Error at points that were measured but not fitted: |predicted - measured| / measured."""
 
     num_points: PositiveInt
-    mape: Spread
+    mape: Spread  # the mean, worst: the largest; shares, not percent
     worst: Spread
 
 
@@ -479,18 +445,15 @@ class DeciderCost(Record):
 
 
 class LiveCheck(Record):
-    """The model held against a few prompts that were decoded, one at a time.
-
-    Attributes:
-        num_tokens: emitted. predicted_us, measured_us: of the run, its prompts included.
-        waited: share of the measured time in which it stood ready and other work had the
-            processors; 0 where the system does not say.
-    """
+    """The model held against a few prompts that were decoded, one at a time."""
 
     policy: Name
-    num_tokens: PositiveInt
+    num_tokens: PositiveInt  # emitted
+    # predicted_us, measured_us: of the run, its prompts included
     predicted_us: Microseconds
     measured_us: Microseconds
+    # share of the measured time in which it stood ready and other work had the processors; 0 where
+    # the system does not say
     waited: Annotated[float, Field(ge=0, le=1)] = 0.0
 
     @property
@@ -509,39 +472,32 @@ class TableCost(CostModel):
 
     Times are a staircase up to the capture limit and lines between sizes above it. Captured rounds
     are padded as the runtime pads them: rows to a power of two, tokens to a tier.
-
-    Attributes:
-        measured, expires: UTC.
-        num_samples: rounds behind each median of verification.
-        rounds: the timed rounds, of the ordinary loop or captured ones.
-        capture_limit_tokens: of another engine: sizes of the grid up to this batch total are
-            captured, and smaller batches are padded to the next; 0 without such captures.
-        token_tiers: totals of a batch that captured rounds of this runtime are padded to, or to the
-            most that a policy verifies where that is less; none where they are not padded so.
-        verify: the target's forward and the choice of its tokens, by tokens per request.
-        loop: host work of a plain round. prefill: the target reads a prompt, by its tokens.
-        draft: None for a target without a drafter.
-        deciders: by the name of `decider_of`, what `--policy` had timed.
-        held_out: by part. checks: live runs at the end of the measurement.
     """
 
     kind: Literal["table"] = "table"
     cost_model_version: Literal[1]
     machine: Machine
     pair: PairFingerprint
+    # measured, expires: UTC
     measured: UtcTime
     expires: UtcTime
-    num_samples: PositiveInt
+    num_samples: PositiveInt  # rounds behind each median of verification
+    # the timed rounds, of the ordinary loop or captured ones
     rounds: Literal["ordinary", "graphs"] = "ordinary"
+    # of another engine: sizes of the grid up to this batch total are captured, and smaller batches
+    # are padded to the next; 0 without such captures
     capture_limit_tokens: Count
+    # totals of a batch that captured rounds of this runtime are padded to, or to the most that a
+    # policy verifies where that is less; none where they are not padded so
     token_tiers: tuple[PositiveInt, ...] = ()
-    verify: Grid
-    loop: Grid
-    prefill: Grid
-    draft: DraftGrids | None
+    verify: Grid  # the target's forward and the choice of its tokens, by tokens per request
+    loop: Grid  # host work of a plain round
+    prefill: Grid  # the target reads a prompt, by its tokens
+    draft: DraftGrids | None  # None for a target without a drafter
+    # by the name of `decider_of`, what `--policy` had timed
     deciders: dict[Name, DeciderCost] = Field(default_factory=dict)
-    held_out: dict[Name, HeldOut]
-    checks: tuple[LiveCheck, ...] = ()
+    held_out: dict[Name, HeldOut]  # by part
+    checks: tuple[LiveCheck, ...] = ()  # live runs at the end of the measurement
 
     @model_validator(mode="after")
     def _check(self) -> TableCost:

@@ -74,16 +74,11 @@ class LinearCost(RateCost):
     the first level one; a prompt is one step of its tokens. Reading committed tokens is inside the
     fixed part. The simulator's rate for draft tokens is of those of one request, however large the
     batch, and the root counts: of chains that is a level's, once more in the fixed part.
-
-    Attributes:
-        source: model, drafter and hardware, and who published the rates.
-        largest_batch_size, largest_level_width: that the rates are fitted to; None where they are
-            stated for any. See `outside`.
     """
 
     kind: Literal["linear"] = "linear"
     cost_model_version: Literal[1]
-    source: Name
+    source: Name  # model, drafter and hardware, and who published the rates
     verify_fixed_us: Microseconds
     verify_token_us: Rate
     verify_cached_token_us: Rate
@@ -92,6 +87,8 @@ class LinearCost(RateCost):
     draft_token_us: Rate
     draft_cached_token_us: Rate = 0.0
     step_us: Rate
+    # largest_batch_size, largest_level_width: that the rates are fitted to; None where they are
+    # stated for any. See `outside`
     largest_batch_size: PositiveInt | None = None
     largest_level_width: PositiveInt | None = None
 
@@ -131,19 +128,13 @@ class Span(Record):
 
 
 class Support(Record):
-    """The steps that a fit has seen, dimension by dimension.
+    """The steps that a fit has seen, dimension by dimension."""
 
-    Attributes:
-        batch_size: requests of a step. tokens_per_request: that the target verified, the roots
-            counted. levels: passes of the drafter. context_tokens: cached, per request.
-        prompt_tokens: read in a step, over the batch.
-    """
-
-    batch_size: Span
-    tokens_per_request: Span
-    levels: Span
-    context_tokens: Span
-    prompt_tokens: Span
+    batch_size: Span  # requests of a step
+    tokens_per_request: Span  # that the target verified, the roots counted
+    levels: Span  # passes of the drafter
+    context_tokens: Span  # cached, per request
+    prompt_tokens: Span  # read in a step, over the batch
 
     def __str__(self) -> str:
         return ", ".join(
@@ -152,19 +143,14 @@ class Support(Record):
 
 
 class StepError(Record):
-    """|predicted - measured| / measured of steps that were held out of the fit.
-
-    Attributes:
-        median, p90: shares, not percent.
-        total: predicted over measured time of all of them together, less 1; without stalls.
-        by_length: the mean over draft lengths of the same, without its sign, by their steps.
-    """
+    """|predicted - measured| / measured of steps that were held out of the fit."""
 
     num_steps: PositiveInt
+    # median, p90: shares, not percent
     median: Spread
     p90: Spread
-    total: float
-    by_length: Spread
+    total: float  # predicted over measured time of all of them together, less 1; without stalls
+    by_length: Spread  # the mean over draft lengths of the same, without its sign, by their steps
 
 
 STALL = 10.0
@@ -181,29 +167,24 @@ class EngineCost(RateCost):
     drafts `draft_fixed_us + L · (level_us + B · level_request_us) + p · draft_prompt_token_us`, and
     always `host_us + B · host_request_us` for the policy, the scheduler and the rest. A level of W
     nodes counts as W requests. A prompt by itself is a step of its tokens.
-
-    Attributes:
-        engine, engine_version: whose steps these are. device: hardware that the traces name.
-        traces_digest: of the rounds behind the fit.
-        num_steps: that the rates are fitted to; num_prompt_steps of these read prompts too.
-        num_stalls: of these, that are no part of the means, being slower by more than `STALL`.
-        mean_over_median: that rates of medians were multiplied by, so that they give mean times.
-        support: see `outside`. held_out: the error at other stretches of time.
     """
 
     kind: Literal["engine"] = "engine"
     cost_model_version: Literal[1]
+    # engine, engine_version: whose steps these are
     engine: Name
     engine_version: Name
-    device: Name
+    device: Name  # hardware that the traces name
     dtype: Name
     pair: PairFingerprint
-    traces_digest: Digest
+    traces_digest: Digest  # of the rounds behind the fit
     measured: UtcTime
     expires: UtcTime
+    # that the rates are fitted to; num_prompt_steps of these read prompts too
     num_steps: PositiveInt
     num_prompt_steps: Count
-    num_stalls: Count
+    num_stalls: Count  # of these, that are no part of the means, being slower by more than `STALL`
+    # that rates of medians were multiplied by, so that they give mean times
     mean_over_median: Annotated[float, Field(gt=0)]
     verify_fixed_us: Rate
     verify_request_us: Rate
@@ -216,8 +197,8 @@ class EngineCost(RateCost):
     level_request_us: Rate
     host_us: Rate
     host_request_us: Rate
-    support: Support
-    held_out: StepError
+    support: Support  # see `outside`
+    held_out: StepError  # the error at other stretches of time
 
     @cached_property
     def rates(self) -> dict[str, Rates]:

@@ -110,10 +110,6 @@ def build_ladder(
         sides: prompts of the log that are tuned on, and those that are measured.
         policies: labels and policies between the static rungs and the limits; each must be
             replayable, position by position.
-
-    Raises:
-        UsageError: a policy that cannot be replayed. TraceError: see `DenseLog`.
-        TraceEmptyError: nothing to calibrate on.
     """
     config = config or LadderConfig()
     clock.check()
@@ -156,16 +152,12 @@ def _check_policy(label: str, policy: Policy) -> None:
 
 @dataclass(frozen=True)
 class SummedRung:
-    """A rung before it is measured.
-
-    Attributes:
-        label: unique. setting: in words. sums: of held-out prompts.
-    """
+    """A rung before it is measured."""
 
     kind: RungKind
-    label: str
-    setting: str
-    sums: Sums
+    label: str  # unique
+    setting: str  # in words
+    sums: Sums  # of held-out prompts
 
 
 def sum_rungs(

@@ -58,17 +58,12 @@ NUM_BINS = 15
 
 
 class ProbabilityQuality(ResultRecord):
-    """Quality of acceptance probabilities on nodes that they were not fitted on.
-
-    Attributes:
-        log_loss: nats a node. calibration_error: ECE over equal-mass bins; chance alone keeps it
-            above 0. base_rate: share accepted.
-    """
+    """Quality of acceptance probabilities on nodes that they were not fitted on."""
 
     num_nodes: int
-    log_loss: float
-    calibration_error: float
-    base_rate: float
+    log_loss: float  # nats a node
+    calibration_error: float  # ECE over equal-mass bins; chance alone keeps it above 0
+    base_rate: float  # share accepted
 
 
 Fit = Callable[[Singles], Singles]
@@ -142,18 +137,12 @@ def _inside(prob: Floats) -> Singles:
 
 @dataclass(frozen=True)
 class Estimates:
-    """Estimates by name, `features` and `oracle`, and how good they are on held-out prompts.
-
-    Attributes:
-        fold_of: fold of each prompt; the oracle of a fold never saw it.
-        oracle_features: names of `ORACLE_FEATURES` that the log holds.
-        quality: by name, and `draft_prob` as the drafter states it.
-    """
+    """Estimates by name, `features` and `oracle`, and how good they are on held-out prompts."""
 
     conditionals: Mapping[str, Conditional]
-    fold_of: Mapping[str, int]
-    oracle_features: tuple[str, ...]
-    quality: dict[str, ProbabilityQuality]
+    fold_of: Mapping[str, int]  # fold of each prompt; the oracle of a fold never saw it
+    oracle_features: tuple[str, ...]  # names of `ORACLE_FEATURES` that the log holds
+    quality: dict[str, ProbabilityQuality]  # by name, and `draft_prob` as the drafter states it
 
 
 def fit_estimates(

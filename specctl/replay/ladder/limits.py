@@ -72,20 +72,14 @@ class Ranked:
     """R positions; the M best nodes of each, among those that a tree of `width` drafts.
 
     Any prefix of the order is a closed tree, and so are its nodes of depth <= d. Six bytes a node.
-
-    Attributes:
-        width: top_k and frontier of the growth.
-        matched: `[R]` int32, how far the logged tree of each position follows the text.
-        prob: `[R, M]` float32, estimated joint acceptance, falling, 0 in empty slots.
-        depth: `[R, M]` int8. on_path: `[R, M]` bool.
     """
 
     positions: Positions
-    width: int
-    matched: Ints
-    prob: Singles
-    depth: NDArray[np.int8]
-    on_path: Bools
+    width: int  # top_k and frontier of the growth
+    matched: Ints  # `[R]` int32, how far the logged tree of each position follows the text
+    prob: Singles  # `[R, M]` float32, estimated joint acceptance, falling, 0 in empty slots
+    depth: NDArray[np.int8]  # `[R, M]` int8
+    on_path: Bools  # `[R, M]` bool
 
     def of(self, prompts: Collection[str]) -> Ranked:
         """The requests of some prompts: whoever holds this cannot look at the rest."""
@@ -182,14 +176,10 @@ def _rank_pools(
 
 @dataclass(frozen=True)
 class TreeTimes:
-    """Times of trees: `us` `[C, D + 1, M + 1]` by context, levels and draft nodes.
-
-    Attributes:
-        context: `[R]` int64, index of each position's context.
-    """
+    """Times of trees: `us` `[C, D + 1, M + 1]` by context, levels and draft nodes."""
 
     us: Floats
-    context: Longs
+    context: Longs  # `[R]` int64, index of each position's context
 
 
 def tree_times(ranked: Ranked, clock: LoadClock) -> TreeTimes:

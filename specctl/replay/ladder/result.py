@@ -18,53 +18,37 @@ RUNNABLE: tuple[RungKind, ...] = ("plain", "chain", "tree", "policy")
 
 
 class Rung(ResultRecord):
-    """A rung of the ladder; all rungs are measured on the same resamples of prompts.
-
-    Attributes:
-        label: unique. setting: what was tuned, in words.
-        time_us: machine time of all requests, see `replay.ladder.LoadClock`.
-        tokens_per_s, mean_acceptance_length: pooled, sums over sums.
-        against_static: tokens/s over those of the best static rung. against_plain: over those of
-            plain decoding.
-        gap_closed: (R - R_static) / (R_prob - R_static); None where the oracle's lead over the
-            static rung is not above 0 at both ends of its interval.
-        policy_regret: R_feat - R, tokens/s; None of a limit.
-        support: share of the wanted expansions and rounds that the log contains.
-        is_estimate: it rests on a fitted model, and is no bound in itself.
-    """
+    """A rung of the ladder; all rungs are measured on the same resamples of prompts."""
 
     kind: RungKind
-    label: str
-    setting: str
+    label: str  # unique
+    setting: str  # what was tuned, in words
     num_tokens: int
     calls: int
     verified_tokens: int
     num_accepted: int
     drafted_levels: int
-    time_us: float
+    time_us: float  # machine time of all requests, see `replay.ladder.LoadClock`
+    # tokens_per_s, mean_acceptance_length: pooled, sums over sums
     tokens_per_s: Interval
     mean_acceptance_length: Interval
-    against_static: Interval
-    against_plain: Interval
+    against_static: Interval  # tokens/s over those of the best static rung
+    against_plain: Interval  # over those of plain decoding
+    # (R - R_static) / (R_prob - R_static); None where the oracle's lead over the static rung is not
+    # above 0 at both ends of its interval
     gap_closed: Interval | None
-    policy_regret: Interval | None
-    support: float
+    policy_regret: Interval | None  # R_feat - R, tokens/s; None of a limit
+    support: float  # share of the wanted expansions and rounds that the log contains
     is_marked: bool
-    is_estimate: bool
+    is_estimate: bool  # it rests on a fitted model, and is no bound in itself
 
 
 class LossSplit(ResultRecord):
-    """Where the rate between the best static rung and the clairvoyant is lost, tokens/s.
+    """Where the rate between the best static rung and the clairvoyant is lost, tokens/s."""
 
-    Attributes:
-        irreducible: R_clair - R_prob, known from the outcome alone.
-        drafter: R_prob - R_feat, known to the target and not to the drafter's features.
-        headroom: R_prob / R_static - 1, a share: the most that any policy can gain.
-    """
-
-    irreducible: Interval
-    drafter: Interval
-    headroom: Interval
+    irreducible: Interval  # R_clair - R_prob, known from the outcome alone
+    drafter: Interval  # R_prob - R_feat, known to the target and not to the drafter's features
+    headroom: Interval  # R_prob / R_static - 1, a share: the most that any policy can gain
 
 
 class SideSizes(ResultRecord):
@@ -75,23 +59,16 @@ class SideSizes(ResultRecord):
 
 
 class Ladder(ResultRecord):
-    """All rungs of one log at one load.
+    """All rungs of one log at one load."""
 
-    Attributes:
-        rungs: from plain decoding to the ceiling. best_static: label of the faster static rung.
-        calibration: by estimate, on held-out prompts.
-        oracle_features: used by the estimate of R_prob.
-        is_sampled: texts were sampled, so R_prob uses the target's distribution at depth 1.
-    """
-
-    rungs: tuple[Rung, ...] = Field(min_length=1)
-    best_static: str
+    rungs: tuple[Rung, ...] = Field(min_length=1)  # from plain decoding to the ceiling
+    best_static: str  # label of the faster static rung
     split: LossSplit
-    calibration: dict[str, ProbabilityQuality]
-    oracle_features: tuple[str, ...]
+    calibration: dict[str, ProbabilityQuality]  # by estimate, on held-out prompts
+    oracle_features: tuple[str, ...]  # used by the estimate of R_prob
     num_prompts: SideSizes
     batch_size: int
-    is_sampled: bool
+    is_sampled: bool  # texts were sampled, so R_prob uses the target's distribution at depth 1
     config: dict[str, Any]
 
     def rung(self, label: str) -> Rung:

@@ -57,21 +57,16 @@ StepCosts = Callable[[ShapeRule], StepCost]
 
 @dataclass(frozen=True)
 class SearchedFamily:
-    """A policy whose settings are searched.
+    """A policy whose settings are searched."""
 
-    Attributes:
-        name: as it was given, e.g. `svip:window=8`, `eagle2+survival` or an artifact's folder.
-        shape, budget: words before and behind the `+`; no budget is empty.
-        grid: values of the settings that are searched, the shape's before the budget's; `Scaled`
-            until the load is known.
-        artifact: `shape` is the folder that it was loaded from.
-    """
-
-    name: str
+    name: str  # as it was given, e.g. `svip:window=8`, `eagle2+survival` or an artifact's folder
+    # shape, budget: words before and behind the `+`; no budget is empty
     shape: str
     budget: str
+    # values of the settings that are searched, the shape's before the budget's; `Scaled` until the
+    # load is known
     grid: Mapping[str, Values]
-    artifact: NamedPolicy | None = None
+    artifact: NamedPolicy | None = None  # `shape` is the folder that it was loaded from
 
     @property
     def word(self) -> str:
@@ -260,11 +255,7 @@ def fitted_grid(shape: Shape, *, is_shared: bool = False) -> Grid:
 
 
 def with_settings(policy: Policy, settings: Settings) -> Policy:
-    """The policy with other settings of its shape.
-
-    Raises:
-        ValueError: a value that is no number. UsageError: one that the record does not allow.
-    """
+    """The policy with other settings of its shape."""
     record, places = policy.model_dump(mode="json"), shape_family(policy.shape).places
     for name, text in settings.items():
         *path, last = places.get(name, (name,))
@@ -283,17 +274,12 @@ def with_settings(policy: Policy, settings: Settings) -> Policy:
 
 @dataclass(frozen=True)
 class PolicyCandidate:
-    """One setting of a family.
-
-    Attributes:
-        label: as `specctl replay --policy` takes it; of a changed artifact, folder and changes.
-        parent: digest of the artifact that it varies, if any.
-    """
+    """One setting of a family."""
 
     family: str
-    label: str
+    label: str  # as `specctl replay --policy` takes it; of a changed artifact, folder and changes
     policy: Policy
-    parent: str | None = None
+    parent: str | None = None  # digest of the artifact that it varies, if any
 
 
 class Grown(NamedTuple):
@@ -305,21 +291,15 @@ class Grown(NamedTuple):
 
 @dataclass(frozen=True)
 class Conditions:
-    """The pair, the log, the load and the engine that candidates must fit.
-
-    Attributes:
-        batch_size: of the load; scales the sizes of budgets.
-        step_costs: for budgets that weigh tokens against time.
-        tokens_per_s: best static rate of the whole batch; scales the rates of budgets.
-        runs: whether the engine that is tuned for runs a policy; None: our own loop, which runs
-            every one.
-    """
+    """The pair, the log, the load and the engine that candidates must fit."""
 
     pair: PairFingerprint | None
     support: Support
-    batch_size: int
-    step_costs: StepCosts
+    batch_size: int  # of the load; scales the sizes of budgets
+    step_costs: StepCosts  # for budgets that weigh tokens against time
+    # best static rate of the whole batch; scales the rates of budgets
     tokens_per_s: float | None = None
+    # whether the engine that is tuned for runs a policy; None: our own loop, which runs every one
     runs: Callable[[Policy], bool] | None = None
 
 

@@ -38,13 +38,10 @@ FIGURES = (
 
 @dataclass(frozen=True)
 class Objective:
-    """A rate to maximise.
-
-    Attributes:
-        tpot_limit_us: time per output token after the first, of a whole request; goodput only.
-    """
+    """A rate to maximise."""
 
     kind: Kind = "latency"
+    # time per output token after the first, of a whole request; goodput only
     tpot_limit_us: float | None = None
 
     def rate(self, totals: Totals) -> Floats:
@@ -109,18 +106,14 @@ class LogEvaluator:
     gives them. Under a load, batches are simulated, from the first request to the last: all
     settings meet the same requests in the same order, so sums are paired by prompt and run, and a
     step's time, prompts read in it included, is shared equally by the requests in it.
-
-    Attributes:
-        packing: how a batch of unequal trees is verified, see `Packing`.
-        seed: of the order of requests and of their arrivals.
     """
 
     log: DenseLog
     model: CostModel
     objective: Objective
     load: Load | None = None
-    packing: Packing = "ragged"
-    seed: int = 0
+    packing: Packing = "ragged"  # how a batch of unequal trees is verified, see `Packing`
+    seed: int = 0  # of the order of requests and of their arrivals
 
     def __call__(
         self, policies: Sequence[Policy], prompts: Sequence[str], num_runs: int = 1

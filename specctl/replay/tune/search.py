@@ -108,29 +108,21 @@ def _ranked(trials: Sequence[Trial]) -> list[Trial]:
 
 @dataclass(frozen=True)
 class TuneSearch:
-    """A search that is ready to run.
+    """A search that is ready to run."""
 
-    Attributes:
-        families: that were named. conditions: without a rate yet.
-        factor: of the halving. seed: of its order of prompts, and of the intervals.
-        num_runs: of finalists and those that could be; 1 where evaluation is exact.
-        drops_unsupported: a family of which the log supports nothing is left out, not refused.
-        barred: names of families that are scored and cannot win. is_timed: whether the times hold
-            a policy's own decisions, without which it cannot win either.
-        time_error: of the clock, see `stats.with_time_error`.
-    """
-
-    families: tuple[SearchedFamily, ...]
-    conditions: Conditions
+    families: tuple[SearchedFamily, ...]  # that were named
+    conditions: Conditions  # without a rate yet
     split: Split
     objective: Objective
-    factor: int = FACTOR
-    seed: int = 0
-    num_runs: int = 1
+    factor: int = FACTOR  # of the halving
+    seed: int = 0  # of its order of prompts, and of the intervals
+    num_runs: int = 1  # of finalists and those that could be; 1 where evaluation is exact
+    # a family of which the log supports nothing is left out, not refused
     drops_unsupported: bool = False
-    barred: frozenset[str] = frozenset()
+    barred: frozenset[str] = frozenset()  # names of families that are scored and cannot win
+    # whether the times hold a policy's own decisions, without which it cannot win either
     is_timed: Callable[[Policy], bool] = lambda _: True
-    time_error: float | None = None
+    time_error: float | None = None  # of the clock, see `stats.with_time_error`
 
     @cached_property
     def statics(self) -> list[Grown]:

@@ -57,31 +57,24 @@ SIMULATED = (
 
 @dataclass(frozen=True)
 class Tuned:
-    """A result, and the setting that it chose.
-
-    Attributes:
-        fitted_on: marks of the prompts that the setting was chosen on, and of those that its
-            artifact was fitted on; see `artifacts.manifest.prompt_marks`.
-    """
+    """A result, and the setting that it chose."""
 
     result: TuneResult
     chosen: PolicyCandidate
+    # marks of the prompts that the setting was chosen on, and of those that its artifact was fitted
+    # on; see `artifacts.manifest.prompt_marks`
     fitted_on: str
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """A search that is ready to run: all early refusals are behind it.
-
-    Attributes:
-        conditions: the fields of the result that were settled before the search.
-        doubt: called with finalists; warns of shapes that the cost model does not know, and returns
-            those of which it lacks the decisions, see `cost.files.untimed`.
-    """
+    """A search that is ready to run: all early refusals are behind it."""
 
     search: TuneSearch
     evaluator: LogEvaluator
-    conditions: dict[str, Any]
+    conditions: dict[str, Any]  # the fields of the result that were settled before the search
+    # called with finalists; warns of shapes that the cost model does not know, and returns those of
+    # which it lacks the decisions, see `cost.files.untimed`
     doubt: Callable[[Sequence[Standing]], dict[str, str] | None]
 
     def run(self, evaluate: Evaluator | None = None) -> Tuned:
@@ -244,9 +237,6 @@ def _sides(
 ) -> tuple[Split, ScoredPrompts]:
     """Prompts to choose on, and others to report on, which none of these policies was fitted on
     where enough are left.
-
-    Raises:
-        TraceEmptyError: too few to tell anything on either side.
     """
     least = 2 * MIN_PROMPTS
     if len(names) < least:

@@ -46,22 +46,16 @@ class HalvingRung(ResultRecord):
 
 
 class FamilySearch(ResultRecord):
-    """The outcome of searching the grid of one family.
-
-    Attributes:
-        num_settings: scored. num_contradictory: points of the grid that are no policy.
-        num_beyond: left out, deeper or wider than the log.
-        num_unsupported: scored, and left out because the log lacks over 1% of the expansions.
-        num_not_run: left out, as the engine that is tuned for does not run them; None without one.
-    """
+    """The outcome of searching the grid of one family."""
 
     omitted: ClassVar[tuple[str, ...]] = ("num_not_run",)
 
     family: str
-    num_settings: int
-    num_contradictory: int
-    num_beyond: int
-    num_unsupported: int
+    num_settings: int  # scored
+    num_contradictory: int  # points of the grid that are no policy
+    num_beyond: int  # left out, deeper or wider than the log
+    num_unsupported: int  # scored, and left out because the log lacks over 1% of the expansions
+    # left out, as the engine that is tuned for does not run them; None without one
     num_not_run: int | None = None
 
 
@@ -75,26 +69,20 @@ class TrainStanding(ResultRecord):
 
 
 class HeldOutStanding(ResultRecord):
-    """A finalist on held-out prompts.
-
-    Attributes:
-        rate: of the objective, tokens/s. against: over the baseline's, paired; against_plain: over
-            plain decoding's. lead: rate less the baseline's, tokens/s, paired.
-        good_share: of tokens, within the limit on TPOT; None without a limit.
-    """
+    """A finalist on held-out prompts."""
 
     omitted: ClassVar[tuple[str, ...]] = ("good_share",)
 
-    rate: Interval
-    against: Interval
-    against_plain: Interval
-    lead: Interval
+    rate: Interval  # of the objective, tokens/s
+    against: Interval  # over the baseline's, paired;
+    against_plain: Interval  # over plain decoding's
+    lead: Interval  # rate less the baseline's, tokens/s, paired
     tokens_per_s: Interval
     tpot_us: Interval
     mean_acceptance_length: Interval
     verified_per_call: Interval
     levels_per_call: Interval
-    good_share: Interval | None = None
+    good_share: Interval | None = None  # of tokens, within the limit on TPOT; None without a limit
     num_rounds: int
     support: float
 
@@ -123,28 +111,23 @@ class Standing(ResultRecord):
 
 
 class TuneVerdict(ResultRecord):
-    """The outcome of a search, judged on held-out prompts.
-
-    Attributes:
-        chosen: label of the policy that is written: the winner if it is ahead on held-out prompts,
-            else the baseline, the best static setting; plain decoding where neither beats that.
-        rungs: of the halving. num_runs: orders of requests behind a finalist's figures.
-        left_out: families of which the log supports nothing.
-        policies: the baseline first, then the best of each family, and plain decoding where it is
-            not the baseline.
-    """
+    """The outcome of a search, judged on held-out prompts."""
 
     objective: TunedObjective
+    # label of the policy that is written: the winner if it is ahead on held-out prompts, else the
+    # baseline, the best static setting; plain decoding where neither beats that
     chosen: str
     beats_static: bool
     baseline: str
     winner_on_train: str
     num_settings: int
     num_prompts: SideSizes
-    num_runs: int
-    rungs: tuple[HalvingRung, ...]
+    num_runs: int  # orders of requests behind a finalist's figures
+    rungs: tuple[HalvingRung, ...]  # of the halving
     families: tuple[FamilySearch, ...]
-    left_out: tuple[str, ...]
+    left_out: tuple[str, ...]  # families of which the log supports nothing
+    # the baseline first, then the best of each family, and plain decoding where it is not the
+    # baseline
     policies: tuple[Standing, ...] = Field(min_length=1)
 
     def standing(self, policy: str) -> Standing:
@@ -195,25 +178,18 @@ class TuneVerdict(ResultRecord):
 
 
 class TuneResult(TuneVerdict, TraceFacts):
-    """`tune.json`.
-
-    Attributes:
-        cost_device: of the times; None where they are stated.
-        config: of the search. approximations: how times came about, in words.
-        for_engine: whose policies alone were searched; None: our own loop.
-        fits: of `fit auto`.
-    """
+    """`tune.json`."""
 
     omitted: ClassVar[tuple[str, ...]] = ("fits", "for_engine", *TraceFacts.omitted)
 
     kind: Literal["tune"]
-    cost_device: str | None
+    cost_device: str | None  # of the times; None where they are stated
     load: TunedLoad
-    config: dict[str, Any]
+    config: dict[str, Any]  # of the search
     is_simulated: bool
-    approximations: str
-    for_engine: str | None = None
-    fits: tuple[FitOutcome, ...] | None = None
+    approximations: str  # how times came about, in words
+    for_engine: str | None = None  # whose policies alone were searched; None: our own loop
+    fits: tuple[FitOutcome, ...] | None = None  # of `fit auto`
 
     def sentence(self, *, all_can_win: bool = True) -> str:
         """The verdict with the clock that it holds on."""
