@@ -14,8 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SIZES = {  # room: limit, budget
-    "plain values": (2065, 2150),
-    "policy": (3751, 3900),
+    "plain values": (2067, 2150),
+    "policy": (3747, 3900),
     "kernels": (4371, 4500),
     "stores": (1048, 1000),
     "artifacts": (2355, 2050),
@@ -29,8 +29,8 @@ SIZES = {  # room: limit, budget
     "engines": (3295, 3800),
     "watch": (1453, 1050),
     "cli": (3390, 3200),
-    "tests": (45656, 38000),
-    "benchmarks, scripts": (9184, 9500),
+    "tests": (45607, 38000),
+    "benchmarks, scripts": (9212, 9500),
     "files of the package": (265, 245),
 }
 

@@ -21,7 +21,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_type_hints
 
 import pdoc
 import torch
@@ -35,6 +35,8 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "python-api.md"
 ROW = re.compile(r"^\| `(specctl[\w.]*)` \| ([^|]+) \|", re.MULTILINE)
 QUOTED = re.compile(r"(?<!`)`(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?P<call>\(\))?`(?!`)")
+COMMENTED = re.compile(r"^    (\w+): [^#\n]*  # (?!type:|noqa)(.+)$", re.MULTILINE)
+"""A field with a comment beside it."""
 CLASS_NAME = re.compile(r"_?(?:[A-Z]+[a-z]+)\w*")
 FILE_SUFFIXES = {"json", "md", "onnx", "parquet", "png", "safetensors", "toml"}
 TAG = "kind"
@@ -74,7 +76,12 @@ def public_names(page: str) -> dict[str, list[str]]:
 
 def offered(module: ModuleType) -> list[str]:
     """Names that a module may publish: its `__all__`, or else all without underscore."""
-    names: list[str] = list(getattr(module, "__all__", vars(module)))
+    ours = [
+        name
+        for name, one in vars(module).items()
+        if not inspect.isclass(one) or one.__module__.startswith(module.__name__.split(".")[0])
+    ]
+    names: list[str] = list(getattr(module, "__all__", ours))
     return [name for name in names if not name.startswith("_")]
 
 
@@ -90,6 +97,9 @@ def write_reference(public: Mapping[str, Sequence[str]], out: Path) -> list[str]
         pages = {name: page_of(name, names) for name, names in public.items()}
         for page in pages.values():
             bring_down(page, public)
+            for field in members_of(page):
+                if field.kind == "variable" and "." in field.qualname and not field.docstring:
+                    field.docstring = comments_of(class_of(field)).get(field.name, "")
         contents = table_of_contents(pages)
         faults = [fault for page in pages.values() for fault in check_page(page, pages)]
         next(iter(pages.values())).docstring += contents  # where the index leads
@@ -115,7 +125,21 @@ def page_of(name: str, names: Sequence[str]) -> Module:
     page = Module(module)
     for doc in page.members.values():
         doc.docstring = doc.docstring or text_below(name, doc.name)
+        if isinstance(doc, Class) and hasattr(doc.obj, "_fields"):  # else hints lack a module
+            doc.obj.__new__.__annotations__ = get_type_hints(doc.obj)
     return page
+
+
+def comments_of(cls: type) -> dict[str, str]:
+    """Comments that stand beside a class's fields, by field."""
+    found = (COMMENTED.findall(source) for source in reversed(sources_of(cls)))
+    return {name: comment for pairs in found for name, comment in pairs}
+
+
+def sources_of(cls: type) -> list[str]:
+    """The texts of a class and of its bases in the same package."""
+    package = cls.__module__.split(".")[0]
+    return [inspect.getsource(b) for b in cls.__mro__ if b.__module__.split(".")[0] == package]
 
 
 def text_below(package: str, name: str) -> str:
@@ -191,8 +215,12 @@ def is_told_by_class(doc: Doc[Any]) -> bool:
         return False
     if doc.name == TAG:
         return True
-    texts = (inspect.getdoc(base) or "" for base in class_of(doc).__mro__)
-    return any(re.search(rf"\b{doc.name}\b", text) for text in texts)
+    cls = class_of(doc)
+    texts = (inspect.getdoc(base) or "" for base in cls.__mro__)
+    if any(re.search(rf"\b{doc.name}\b", text) for text in texts):
+        return True  # or the comment of a field behind it speaks of several
+    several = re.compile(rf'(?:# |""")[`\w, ]*`{doc.name}`[`\w, ]*: ')
+    return any(several.search(text) for text in sources_of(cls))
 
 
 def is_reference(found: re.Match[str], doc: Doc[Any]) -> bool:

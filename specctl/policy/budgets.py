@@ -245,16 +245,12 @@ class SurvivalBudget(CostedBudget):
 
     Both rank the slots of chains so and take the size of most expected tokens per profiled step
     cost; here over trees.
-
-    Attributes:
-        max_tokens: nodes verified per round over the batch, roots counted, hence at least the
-            batch size; where absent, only the costs decide.
-        costs: where given, the size of most expected tokens per time is taken, within
-            `max_tokens`.
     """
 
     kind: Literal["survival"] = "survival"
     max_tokens: PositiveInt | None = None
+    """Nodes verified per round over the batch, roots counted, hence at least the batch size; where
+    absent, only the costs decide."""
 
     @property
     def lacks_costs(self) -> bool:
