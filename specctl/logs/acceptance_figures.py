@@ -132,7 +132,7 @@ def explain(figures: dict[str, Any], clock: ChainClock | None, load: str) -> dic
     """The figures, with the best length under a cost model, and `meaning`: two sentences.
 
     Args:
-        clock: of a cost model; without one, a sentence says when a draft token pays.
+        clock: of a cost model; without one, a line says when a draft token pays.
         load: the batch size and context that the clock was read at, in words.
     """
     sweep = figures["fixed_length_sweep"]
@@ -200,28 +200,28 @@ def _say_best(best: dict[str, Any], depth: int, load: str, if_chains: str) -> st
 
     if len(lengths) > 1:
         named = ", ".join(map(str, lengths[:-1])) + f" or {lengths[-1]}"
-        said = f"{named} draft tokens may be best at {load}: their ranges overlap"
+        line = f"{named} draft tokens may be best at {load}: their ranges overlap"
     elif lengths == [0]:
-        said = f"plain decoding is best at {load}, {rate(0)} tokens/s against {rate(1)} with 1 "
-        said += "draft token"
+        line = f"plain decoding is best at {load}, {rate(0)} tokens/s against {rate(1)} with 1 "
+        line += "draft token"
     else:
         tokens = "1 draft token is" if lengths == [1] else f"{lengths[0]} draft tokens are"
-        said = f"{tokens} best at {load}, {rate(lengths[0])} tokens/s against {rate(0)} of plain "
-        said += "decoding; more were not measured" if lengths == [depth] else "decoding"
-    said = f"{if_chains}, {said}" if if_chains else said
-    return said[0].upper() + said[1:]
+        line = f"{tokens} best at {load}, {rate(lengths[0])} tokens/s against {rate(0)} of plain "
+        line += "decoding; more were not measured" if lengths == [depth] else "decoding"
+    line = f"{if_chains}, {line}" if if_chains else line
+    return line[0].upper() + line[1:]
 
 
 def _say_break_even(figures: dict[str, Any], sweep: dict[str, Any]) -> str:
     if not sweep["is_exact"]:
         steps = f"{_mean_of(figures)[0]:.2f} plain steps"
-        said = f"Drafting pays where a round takes less time than {steps}; "
-        return said + "--cost-model says which lengths may be best"
+        line = f"Drafting pays where a round takes less time than {steps}; "
+        return line + "--cost-model says which lengths may be best"
     pays = [chain["pays_below_step_frac"] for chain in sweep["chains"]]
     shares = ", ".join("any share" if share is None else f"{share:.0%}" for share in pays)
     which = (
         " 1 pays where it costs" if len(pays) == 1 else f"s 1 to {len(pays)} pay where they cost"
     )
-    said = f"draft token{which} less than {shares} of a plain step; --cost-model names the best "
-    said = (f"{sweep['if_chains']}, " if sweep["if_chains"] else "") + said + "length"
-    return said[0].upper() + said[1:]
+    line = f"draft token{which} less than {shares} of a plain step; --cost-model names the best "
+    line = (f"{sweep['if_chains']}, " if sweep["if_chains"] else "") + line + "length"
+    return line[0].upper() + line[1:]

@@ -78,20 +78,20 @@ def detect_format(source: Source) -> str:
         InputError: none that is known, naming those that are; lines of several.
     """
     first: tuple[Spot, str] | None = None
-    seen: dict[str, Spot] = {}
+    formats: dict[str, Spot] = {}
     for spot, line in text_lines(source):
         first = first or (spot, line)
         for name, is_its in LINES.items():
-            if name not in seen and is_its(line):
-                seen[name] = spot
-    if len(seen) > 1:
-        one, other = list(seen)[:2]
+            if name not in formats and is_its(line):
+                formats[name] = spot
+    if len(formats) > 1:
+        one, other = list(formats)[:2]
         found = f"lines of {one}, and here of {other}"
-        raise seen[other].refuse(
+        raise formats[other].refuse(
             f"expected lines of one server, found {found}", "give each server's alone"
         )
-    if seen:
-        return next(iter(seen))
+    if formats:
+        return next(iter(formats))
     spot, line = first or (Spot(source.name, 1), "")
     found = repr(line.strip()[:40]) if line else "an empty file"
     raise spot.refuse(

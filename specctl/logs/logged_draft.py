@@ -147,7 +147,7 @@ def recent_text(chunk: LogChunk, rows: slice | Tensor) -> Tensor:
 
 
 class _NoLaps:
-    """Times of a growth that nobody measures."""
+    """A stopwatch that is not read."""
 
     def lap(self, phase: str, /) -> None:
         del phase

@@ -1,4 +1,4 @@
-"""Checks of rows, whoever wrote them: within a table, between tables, and against the record.
+"""Checks of rows of any writer: within a table, between tables, and against the record.
 
 Frames are `polars.DataFrame`s, as every fit reads them.
 """

@@ -180,12 +180,12 @@ def read_listing(
 
 def count_once(segments: Iterable[Segment]) -> tuple[Segment, ...]:
     """Segments in order of their names, each with the prompts that an earlier one has too."""
-    seen: set[str] = set()
+    earlier: set[str] = set()
     counted = []
     for segment in sorted(segments, key=lambda one: one.name):
         prompts = frozenset(segment.record.prompt_ids)
-        counted.append(replace(segment, repeats=prompts & seen))
-        seen |= prompts
+        counted.append(replace(segment, repeats=prompts & earlier))
+        earlier |= prompts
     return tuple(counted)
 
 

@@ -5,8 +5,8 @@ stay flat, one tree after another: trees need no padding, and a child is found b
 to the place of its parent's first child.
 
 A *dense* log holds a tree at every output position, so any policy can be replayed over it. A
-*live* log holds the rounds that one policy ran: it cannot be replayed, but what was drafted and
-what the target said of it are labels all the same. There every round stands for itself.
+*live* log holds the rounds that one policy ran: it cannot be replayed, but drafts and
+the target's choices are labels all the same. There every round stands for itself.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class TreeLog:
     prompts: frozenset[str] | None = None  # only their requests are read; None for all
 
     def only(self, prompts: Iterable[str]) -> Self:
-        """The requests of some prompts: whoever holds this cannot look at the rest."""
+        """The requests of some prompts alone."""
         return replace(self, prompts=frozenset(prompts))
 
     def chunks(
@@ -462,9 +462,9 @@ def _chunk(
 def _live_labels(flat: dict[str, Any], root: Longs) -> tuple[Any, Bools, Bools]:
     """The target's choices followed down the tree, a level at a time.
 
-    `path_accepted` will not do: it is null at nodes that were not submitted and false beyond the
+    `path_accepted` is no label: it is null at nodes that were not submitted and false beyond the
     end of the text, both of which the target's choices may still tell. Below a rejected token
-    everything is rejected, below one that nobody verified everything is unknown.
+    everything is rejected, below an unverified one everything is unknown.
 
     Returns:
         `[T]` parents as places within their own trees, the path, and what is known.

@@ -269,7 +269,7 @@ class Timeline:
     """Microseconds from the start of a run; S steps, M requests in the order of service."""
 
     # start_us, end_us: `[S]`; a step starts with reading the joiners' prompts, and between two
-    # steps nobody is served
+    # steps no request is served
     start_us: Floats
     end_us: Floats
     # arrival_us, first_token_us, finish_us: `[M]`. In a closed loop a request arrives as its slot
@@ -334,7 +334,7 @@ class Simulation:
 
     @cached_property
     def steps(self) -> Steps:
-        """Steps in which somebody decodes, as a cost model is asked about them."""
+        """Steps in which a request decodes, in the form of a cost model."""
         steps = steps_of_batch(self.submissions, self.rounds, self.packing)
         decodes = self.rounds.batch_sizes > 0
         sizes = {name: of for name, of in vars(steps).items() if name != "decider"}

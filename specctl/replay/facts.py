@@ -61,7 +61,7 @@ class TraceFacts(PairFacts):
     omitted: ClassVar[tuple[str, ...]] = (
         "time_error",
         "check_error",
-        "untimed",
+        "without_decision_cost",
         "prompts_digest",
         "num_prompts_left_out",
         "scored_on_training_prompts",
@@ -78,7 +78,7 @@ class TraceFacts(PairFacts):
     check_error: float | None = None
     # policies whose own decisions are not in these times, by label; with the words by which
     # `profile --policy` times them
-    untimed: dict[str, str] | None = None
+    without_decision_cost: dict[str, str] | None = None
     # of the ids of the prompts that were scored, see `prompts_digest`
     prompts_digest: str | None = None
     # that are not scored, because a policy was fitted on them
@@ -92,11 +92,13 @@ class TraceFacts(PairFacts):
 
     def can_win(self, label: str) -> bool:
         """Whether a policy may be called the fastest."""
-        return self.is_unseen(label) and label not in (self.untimed or ())
+        return self.is_unseen(label) and label not in (self.without_decision_cost or ())
 
     def marks(self, label: str) -> str:
         """The marks of a policy, which `footnotes` explain."""
-        return TRAINED * (not self.is_unseen(label)) + UNTIMED * (label in (self.untimed or ()))
+        return TRAINED * (not self.is_unseen(label)) + NOT_TIMED * (
+            label in (self.without_decision_cost or ())
+        )
 
     def marked(self, label: str) -> str:
         """The label with its marks."""
@@ -109,21 +111,22 @@ class TraceFacts(PairFacts):
             yield f"{out} left out: a policy here was fitted on them (--all-prompts scores them)."
         if self.scored_on_training_prompts:
             yield f"{TRAINED} fitted on some of these prompts, which flatters it: it cannot win."
-        if self.untimed:
-            yield f"{UNTIMED} its own decisions cost nothing on this clock, so it cannot win; " + (
-                to_time(self.untimed)
+        if self.without_decision_cost:
+            yield (
+                f"{NOT_TIMED} its own decisions cost nothing on this clock, so it cannot win; "
+                f"{to_time(self.without_decision_cost)}"
             )
 
 
 TRAINED = "†"
 """Marks a policy that is scored on prompts that it was fitted on."""
-UNTIMED = "‡"
+NOT_TIMED = "‡"
 """Marks a policy whose own decisions are not in the times."""
 
 
-def to_time(untimed: Mapping[str, str]) -> str:
+def to_time(policies: Mapping[str, str]) -> str:
     """The command that times the decisions of policies, by label, with the words for each."""
-    options = " ".join(f"--policy {words}" for words in dict.fromkeys(untimed.values()))
+    options = " ".join(f"--policy {words}" for words in dict.fromkeys(policies.values()))
     return f"time them: specctl profile {options} -o cost_model.json"
 
 

@@ -17,7 +17,7 @@ from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.replay.batch_figures import BatchFigures, BatchTotals
 from specctl.replay.config import Engine
-from specctl.replay.cost.files import clock_of, untimed
+from specctl.replay.cost.files import clock_of, without_decision_cost
 from specctl.replay.cost.model import CostModel
 from specctl.replay.facts import TraceFacts
 from specctl.replay.held_out import ScoredPrompts
@@ -130,7 +130,7 @@ def facts_of(
         "clock": clock_of(model, traces.fingerprint),
         "time_error": None if model is None else model.time_error,
         "check_error": check and check.error,
-        "untimed": untimed(
+        "without_decision_cost": without_decision_cost(
             model, {one.label: one.policy for one in named}, {one.label: one.spec for one in named}
         ),
         **scored.facts,

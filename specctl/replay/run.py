@@ -125,8 +125,8 @@ def named_policies(
     config: ReplayConfig,
     step_cost: Callable[[Shape], StepCost] | None = None,
 ) -> list[NamedPolicy]:
-    """The policies of the configuration, fitted to the traces' pair unless it accepts others. That
-    lossy ones have to be compared live is said by the replay."""
+    """The policies of the configuration, fitted to the traces' pair unless it accepts others; the
+    replay itself refuses lossy ones."""
     expect = Expectation(traces.fingerprint, allow_mismatch=config.allow_mismatch)
     words = ",".join(config.specs)
     return resolve_policies(words, expect, allow_lossy=True, step_cost=step_cost)

@@ -70,8 +70,8 @@ class Recalibration:
         result = self.tuned.result
         searched = [one.policy for one in result.policies if one.family not in (PLAIN, *STATIC)]
         if searched and not any(map(result.can_win, searched)):
-            if result.untimed:
-                return f"its own decisions are not timed: {to_time(result.untimed)}"
+            if result.without_decision_cost:
+                return f"its own decisions are not timed: {to_time(result.without_decision_cost)}"
             return "it was fitted on some of the prompts that it is compared on"
         if self.candidate == self.static and not self.is_static:
             return (
@@ -113,7 +113,7 @@ class Recalibration:
             "num_prompts": self.tuned.result.num_prompts.model_dump(),
             "num_prompts_left_out": self.facts.num_prompts_left_out or 0,
             "scored_on_training_prompts": self.facts.scored_on_training_prompts or (),
-            "untimed": self.facts.untimed or {},
+            "without_decision_cost": self.facts.without_decision_cost or {},
             "cost_model": self.tuned.result.cost_model,
         }
 
@@ -258,7 +258,7 @@ def compare(tuning: Tuning, deployed: Policy, label: str) -> Recalibration:
     rates = [search.objective.rate(totals) for totals in drawn]
     ratios = [measure.against(rates[1], rates[place]) for place in (0, 2)]
     ours = [label] if label in search.barred else []
-    untimed = {} if search.is_timed(deployed) else {label: label}
+    without_decision_cost = {} if search.is_timed(deployed) else {label: label}
     return Recalibration(
         tuned=tuned,
         deployed=label,
@@ -273,7 +273,10 @@ def compare(tuning: Tuning, deployed: Policy, label: str) -> Recalibration:
         facts=result.model_copy(
             update={
                 "scored_on_training_prompts": (*(result.scored_on_training_prompts or ()), *ours),
-                "untimed": {**(result.untimed or {}), **untimed},
+                "without_decision_cost": {
+                    **(result.without_decision_cost or {}),
+                    **without_decision_cost,
+                },
             }
         ),
     )

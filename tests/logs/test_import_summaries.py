@@ -186,7 +186,7 @@ FULL = log_line([3, 3], [2, 1], 3)
 @pytest.mark.parametrize(
     ("intervals", "says"),
     [
-        ([FULL.replace("Drafted: 6", "Drafted: 0")], "1 such lines, without drafts"),
+        ([FULL.replace("Drafted: 6", "Drafted: 0")], "has drafted tokens"),
         ([FULL.replace("1.000, 0.500", "nan, nan")], "vllm.log, line 2: expected mean acceptance"),
         ([FULL, FULL.replace("Mean acceptance", "Median acceptance")], "line 3: expected mean"),
         ([FULL.replace("Accepted: 3", "Accepted: 5")], "line 2: expected figures that fit"),

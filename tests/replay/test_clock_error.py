@@ -293,7 +293,9 @@ def test_replay_tells_no_gain_of_decisions_that_cost_nothing() -> None:
     assert "mine ×" not in shown
     assert "‡ its own decisions cost nothing on this clock, so it cannot win; time them: " in shown
     assert f"specctl profile --policy {SVIP} -o cost_model.json" in shown
-    assert document("replay", "exact", "-p", f"mine={SVIP}")["untimed"] == {"mine": SVIP}
+    assert document("replay", "exact", "-p", f"mine={SVIP}")["without_decision_cost"] == {
+        "mine": SVIP
+    }
     assert "mine ×" in flat(run("replay", "timed", "-p", f"mine={SVIP}").out)
 
 
@@ -329,14 +331,19 @@ def test_tune_chooses_no_family_whose_decisions_cost_nothing(
     pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     traces = TraceSet.open("traces")
-    untimed, timed = judged(traces, "exact"), judged(traces, "timed")
+    without_decision_cost, timed = judged(traces, "exact"), judged(traces, "timed")
     lines = caplog.messages
-    assert (timed.beats_static, timed.untimed) == (True, None)
-    assert (untimed.beats_static, untimed.chosen) == (False, untimed.baseline)
-    [(label, words)] = untimed.untimed.items()
+    assert (timed.beats_static, timed.without_decision_cost) == (True, None)
+    assert (without_decision_cost.beats_static, without_decision_cost.chosen) == (
+        False,
+        without_decision_cost.baseline,
+    )
+    [(label, words)] = without_decision_cost.without_decision_cost.items()
     assert label.startswith("svip:")
-    assert untimed.standing(label).held_out.against.value == pytest.approx(2)
-    assert "No family that can win beats the best static setting" in untimed.sentence()
+    assert without_decision_cost.standing(label).held_out.against.value == pytest.approx(2)
+    assert (
+        "No family that can win beats the best static setting" in without_decision_cost.sentence()
+    )
     [line] = [line for line in lines if "so it cannot win" in line]
     assert line.startswith("svip: the clock lacks the time of its own decisions")
     [advised] = re.findall(r"profile --policy (\S+) -o", line)

@@ -25,7 +25,7 @@ from specctl.policy import (
 )
 from specctl.replay.batch_simulation import Load, simulate
 from specctl.replay.cost.deciding import deciding_policies, time_decider
-from specctl.replay.cost.files import untimed
+from specctl.replay.cost.files import without_decision_cost
 from specctl.replay.cost.model import DeciderCost, Steps, decider_of, steps_of
 from specctl.replay.metrics import LoadClock
 from specctl.replay.rounds import replay
@@ -98,10 +98,13 @@ def test_replayed_and_simulated_rounds_are_charged(tmp_path: Path) -> None:
 def test_times_that_a_table_lacks_are_named() -> None:
     policies = {"mine": THRESHOLD, "tree": Policy(shape=StaticTree()), "c2t": POLICIES["c2t_ffn"]}
     words = {"mine": "threshold", "tree": "eagle2", "c2t": "fits/c2t"}
-    assert untimed(table_model(), policies, words) == {"mine": "threshold", "c2t": "fits/c2t"}
-    assert untimed(TIMED, policies, words) == {"c2t": "fits/c2t"}
-    assert untimed(TIMED, {"tree": policies["tree"]}, words) is None
-    assert untimed(None, policies, words) is None
+    assert without_decision_cost(table_model(), policies, words) == {
+        "mine": "threshold",
+        "c2t": "fits/c2t",
+    }
+    assert without_decision_cost(TIMED, policies, words) == {"c2t": "fits/c2t"}
+    assert without_decision_cost(TIMED, {"tree": policies["tree"]}, words) is None
+    assert without_decision_cost(None, policies, words) is None
 
 
 def test_a_budget_that_needs_step_costs_is_timed_with_any(pair: Pair) -> None:

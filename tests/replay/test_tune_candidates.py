@@ -52,7 +52,7 @@ def test_every_stated_grid_is_of_policies() -> None:
     """Nothing that `--show-grid` prints is refused by the records it stands for."""
     for family in (*listed_families((), ()), *static_families(10)):
         found = grow(family, WIDE)
-        assert found.searched.num_beyond == 0, family.name
+        assert found.searched.num_out_of_range == 0, family.name
         assert len({c.label for c in found.candidates}) == len(found.candidates) > 0
         assert family.grid_rows()
 
@@ -72,7 +72,7 @@ def test_a_grid_is_every_combination_less_what_is_no_tree_or_outside(
     name: str, grids: tuple[str, ...], counts: tuple[int, int, int]
 ) -> None:
     candidates, found = grown(name, *grids)
-    assert (found.num_contradictory, found.num_beyond, found.num_settings) == counts
+    assert (found.num_contradictory, found.num_out_of_range, found.num_settings) == counts
     assert len({candidate.policy for candidate in candidates}) == counts[-1]
     for candidate in candidates:
         rule = build_shape(candidate.policy.shape)

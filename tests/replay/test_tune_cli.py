@@ -153,7 +153,7 @@ def test_a_fitted_artifact_is_varied(
     shown = tune(*verb, *load, *grids, *SMALL, "--json").out
     looked = json.loads(shown)["families"][-1]
     # Two more levels than the base's two are one beyond the log's three.
-    assert (looked["num_settings"], looked["num_beyond"]) == (6, 3)
+    assert (looked["num_settings"], looked["num_out_of_range"]) == (6, 3)
     best = json.loads(shown)["policies"][1]
     assert best["record"]["shape"]["edges"] == [1.5]
     assert best["policy"].startswith(f"{tmp_path / 'bins'}:num_tokens=")

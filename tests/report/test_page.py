@@ -166,13 +166,13 @@ def reading_of(page: Page, key: str) -> str:
     return " ".join((section.reading, section.missing, *section.notes, section.basis))
 
 
-UNTIMED, TIMED = replay_results(timed=False), replay_results()
+COUNTS_ALONE, TIMED = replay_results(timed=False), replay_results()
 ALL = Given(TIMED, ladder_results(), tune_results(), run_results())
 SLIGHT = Given(ladder=ladder_results(policy_gain=1.05))  # a gain within its interval
 STATIC = Given(tune=tune_results(beats=False))
 SAID: list[tuple[Given, str, str]] = [
-    (Given(UNTIMED), "recommendation", "None yet. specctl tune finds one"),
-    (Given(UNTIMED), "policies", "there are no times"),
+    (Given(COUNTS_ALONE), "recommendation", "None yet. specctl tune finds one"),
+    (Given(COUNTS_ALONE), "policies", "there are no times"),
     (Given(TIMED), "recommendation", "None yet. specctl tune finds one"),
     (Given(TIMED), "policies", "eagle2 is fastest under the cost model, 150 [145, 155] tokens/s"),
     (Given(TIMED, ladder_results()), "recommendation", "mine beats the best static setting: 1.20"),
@@ -282,7 +282,10 @@ def test_a_watch_is_drawn_and_said(full_page: Page) -> None:
 def test_sections_without_data_are_a_line_that_names_the_option(tmp_path: Path) -> None:
     traces = write_log(tmp_path / "log")
     for page, options in (
-        (build_page(None, Given(UNTIMED)), ("--run", "--ladder", "--drift", "trace folders")),
+        (
+            build_page(None, Given(COUNTS_ALONE)),
+            ("--run", "--ladder", "--drift", "trace folders"),
+        ),
         (build_page(trace_figures(traces), Given()), ("--results", "--run", "--ladder", "--drift")),
     ):
         empty = [section for section in page.sections[1:] if "(no data" in section.missing]

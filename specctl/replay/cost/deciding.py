@@ -87,26 +87,26 @@ def time_decider(
 
     def rounds(of: Policy, batch_size: int) -> list[tuple[int, float]]:
         again = -(-batch_size // len(requests))
-        asked = [
+        decoded = [
             replace(one, request_id=f"{number}-{one.request_id}")
             for number in range(again)
             for one in requests
         ][: max(batch_size, len(requests))]
-        seen = _Rounds(is_captured=graphs is not None)
+        observer = _Rounds(is_captured=graphs is not None)
         loop = DecodeLoop(
             pair.target.model,
             pair.drafter,
             of,
             batch_size=batch_size,
-            max_text_tokens=max(len(r.prompt_ids) + r.max_new_tokens for r in asked),
+            max_text_tokens=max(len(r.prompt_ids) + r.max_new_tokens for r in decoded),
             eos_ids=(),
-            observer=seen,
+            observer=observer,
             graphs=graphs,
         )
         loop.now = own_clock(loop.target.device)
-        for _ in loop.run(asked):
+        for _ in loop.run(decoded):
             pass
-        return seen.found
+        return observer.found
 
     level_us = []
     for batch_size in batch_sizes:

@@ -65,7 +65,7 @@ class EngineSteps:
         return self.verify_us + self.draft_us + self.host_us
 
     def counts(self) -> Steps:
-        """The steps as a cost model is asked about them."""
+        """The steps in the form of a cost model."""
         return Steps(
             batch_size=self.batch_size,
             num_tokens=self.tokens,
@@ -129,42 +129,42 @@ def fit_engine(traces: TraceSet) -> EngineCost:
     facts = _one_engine(traces)
     steps = engine_steps(traces)
     is_held = np.isin(steps.stretch, HELD_OUT)
-    seen, held = steps.at(~is_held), steps.at(is_held)
-    if len(seen.stretch) + len(held.stretch) < MIN_STEPS or not is_held.any():
+    used, held = steps.at(~is_held), steps.at(is_held)
+    if len(used.stretch) + len(held.stretch) < MIN_STEPS or not is_held.any():
         raise UsageError(
             f"steps of the engine: expected at least {MIN_STEPS}, found {len(steps.stretch)}",
             hint="log more requests, at every load that matters",
         )
     measured, expires = validity(datetime.now(UTC))
-    one, drafts = np.ones(len(seen.stretch)), (seen.levels > 0).astype(np.float64)
+    one, drafts = np.ones(len(used.stretch)), (used.levels > 0).astype(np.float64)
     by_part = {
         "verify_us": {
             "verify_fixed_us": one,
-            "verify_request_us": seen.batch_size,
-            "verify_token_us": seen.tokens - seen.prompt_tokens,
-            "verify_prompt_token_us": seen.prompt_tokens,
-            "verify_cached_token_us": seen.cached,
+            "verify_request_us": used.batch_size,
+            "verify_token_us": used.tokens - used.prompt_tokens,
+            "verify_prompt_token_us": used.prompt_tokens,
+            "verify_cached_token_us": used.cached,
         },
         "draft_us": {
             "draft_fixed_us": drafts,
-            "draft_prompt_token_us": drafts * seen.prompt_tokens,
-            "level_us": seen.levels,
-            "level_request_us": seen.levels * seen.batch_size,
+            "draft_prompt_token_us": drafts * used.prompt_tokens,
+            "level_us": used.levels,
+            "level_request_us": used.levels * used.batch_size,
         },
-        "host_us": {"host_us": one, "host_request_us": seen.batch_size},
+        "host_us": {"host_us": one, "host_request_us": used.batch_size},
     }
     rates: dict[str, Any] = {}
     for part, columns in by_part.items():
         table = np.column_stack(list(columns.values()))
-        found_rates = least_absolute(table, getattr(seen, part), seen.total_us)
+        found_rates = least_absolute(table, getattr(used, part), used.total_us)
         rates |= dict(zip(columns, found_rates.round(4).tolist(), strict=True))
-    counts = seen.counts()
+    counts = used.counts()
     spans = {
-        "batch_size": seen.batch_size,
-        "tokens_per_request": (seen.tokens - seen.prompt_tokens) / seen.batch_size,
-        "levels": seen.levels,
+        "batch_size": used.batch_size,
+        "tokens_per_request": (used.tokens - used.prompt_tokens) / used.batch_size,
+        "levels": used.levels,
         "context_tokens": counts.context_tokens,
-        "prompt_tokens": seen.prompt_tokens,
+        "prompt_tokens": used.prompt_tokens,
     }
     zeros = dict.fromkeys(("median", "p90", "total", "by_length"), 0.0)
     unknown = StepError(num_steps=len(held.stretch), **zeros)
@@ -179,16 +179,16 @@ def fit_engine(traces: TraceSet) -> EngineCost:
         traces_digest=traces.digest,
         measured=measured,
         expires=expires,
-        num_steps=len(seen.stretch),
-        num_prompt_steps=int((seen.prompt_tokens > 0).sum()),
+        num_steps=len(used.stretch),
+        num_prompt_steps=int((used.prompt_tokens > 0).sum()),
         support=Support(
             **{n: Span(low=float(np.min(v)), high=float(np.max(v))) for n, v in spans.items()}
         ),
         held_out=unknown,
     )
     fitted = model_of(**rates, num_stalls=0, mean_over_median=1.0).round_us(counts)
-    is_stall = seen.total_us > STALL * fitted
-    factor = round(float(seen.total_us[~is_stall].sum() / fitted[~is_stall].sum()), 4)
+    is_stall = used.total_us > STALL * fitted
+    factor = round(float(used.total_us[~is_stall].sum() / fitted[~is_stall].sum()), 4)
     means = {name: round(rate * factor, 4) for name, rate in rates.items()}
     model = model_of(**means, num_stalls=int(is_stall.sum()), mean_over_median=factor)
     return model.model_copy(update={"held_out": step_error(model, held)})
@@ -277,7 +277,7 @@ def engine_summary(model: EngineCost, out: Path) -> dict[str, Any]:
 
 
 def render_engine(model: EngineCost, out: Path) -> Any:
-    """A rich group: rates, what was seen, the held-out error, the file."""
+    """A rich group: rates, what was used, the held-out error, the file."""
     from rich.console import Group
 
     names = [name for name in EngineCost.model_fields if name.endswith("_us")]

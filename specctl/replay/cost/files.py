@@ -134,7 +134,7 @@ def doubts(
     says so with every figure.
 
     Args:
-        pair: the pair at hand; None where nobody knows it.
+        pair: the pair at hand; None where it is not known.
         here: fields of `Machine` at hand, as many as are known; None leaves the machine out.
         now: in place of the present time, UTC.
     """
@@ -215,7 +215,7 @@ def warn_outside(outside: Mapping[str, Sequence[OutOfRange]]) -> None:
                 logger.warning("cost model, %s: %s", label, one)
 
 
-def untimed(
+def without_decision_cost(
     model: CostModel | None, policies: Mapping[str, Policy], words: Mapping[str, str]
 ) -> dict[str, str] | None:
     """Policies whose own decisions take a time that a measured table does not have, by label.
@@ -242,7 +242,7 @@ def clock_of(model: CostModel | None, pair: PairFingerprint | None) -> str | Non
     go into one line with every gain in time.
 
     Args:
-        pair: the pair at hand; None where nobody knows it.
+        pair: the pair at hand; None where it is not known.
     """
     if model is None:
         return None

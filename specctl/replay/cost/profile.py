@@ -376,7 +376,7 @@ def is_noisy(model: TableCost) -> bool:
 
 def summary_json(model: TableCost, out: Path) -> dict[str, Any]:
     """Plain values for scripts: identity, machine, error and spread."""
-    told = {
+    stated = {
         "rounds",
         "machine",
         "measured",
@@ -389,7 +389,7 @@ def summary_json(model: TableCost, out: Path) -> dict[str, Any]:
     return {
         "out": str(out),
         "digest": model.digest,
-        **model.model_dump(mode="json", include={*told, "checks"}),
+        **model.model_dump(mode="json", include={*stated, "checks"}),
         "spread": spread(model.verify),
         "is_noisy": is_noisy(model),
     }
@@ -409,16 +409,16 @@ def check_lines(model: TableCost) -> Iterator[str]:
     worst = max(model.checks, key=lambda check: abs(check.error), default=None)
     if worst is None or abs(worst.error) <= LARGEST_ERROR:
         return
-    said = f"The model is off by more than {LARGEST_ERROR:.0%} ({worst.policy}: {worst.error:+.0%})"
+    off = f"The model is off by more than {LARGEST_ERROR:.0%} ({worst.policy}: {worst.error:+.0%})"
     if model.failed_check is None:
         undisturbed = max(abs(check.undisturbed_error) for check in model.checks)
         yield (
-            f"{said}, because other work kept the processors from it: without the waiting, by at "
+            f"{off}, because other work kept the processors from it: without the waiting, by at "
             f"most {undisturbed:.0%}. It holds for a quiet machine."
         )
     else:
         yield (
-            f"{said}: speeds computed with it are too, so no verdict rests on it without --force. "
+            f"{off}: speeds computed with it are too, so no verdict rests on it without --force. "
             "Measure again on a quiet machine, without --quick."
         )
 

@@ -121,14 +121,14 @@ class LinearCost(RateCost):
 
 
 class Span(Record):
-    """The least and the most that a fit has seen of something."""
+    """The least and the most of something in the steps of a fit."""
 
     low: Rate
     high: Rate
 
 
 class Support(Record):
-    """The steps that a fit has seen, dimension by dimension."""
+    """The steps of a fit, dimension by dimension."""
 
     batch_size: Span  # requests of a step
     tokens_per_request: Span  # that the target verified, the roots counted
@@ -249,12 +249,12 @@ class EngineCost(RateCost):
     def outside(self, steps: Steps) -> list[OutOfRange]:
         batch = np.asarray(steps.batch_size, np.float64)
         tokens = np.asarray(steps.num_tokens, np.float64) - np.asarray(steps.prompt_tokens)
-        asked: dict[str, tuple[str, ArrayLike]] = {
+        values: dict[str, tuple[str, ArrayLike]] = {
             "batch_size": ("requests a step", batch),
             "tokens_per_request": ("tokens verified a request", tokens / batch),
             "levels": ("passes of the drafter", steps.levels),
             "context_tokens": ("cached tokens a request", steps.context_tokens),
             "prompt_tokens": ("tokens of prompts", steps.prompt_tokens),
         }
-        spans: dict[str, Span] = {name: getattr(self.support, name) for name in asked}
-        return [OutOfRange.of(*asked[name], of.low, of.high) for name, of in spans.items()]
+        spans: dict[str, Span] = {name: getattr(self.support, name) for name in values}
+        return [OutOfRange.of(*values[name], of.low, of.high) for name, of in spans.items()]

@@ -82,7 +82,7 @@ class Ranked:
     on_path: Bools  # `[R, M]` bool
 
     def of(self, prompts: Collection[str]) -> Ranked:
-        """The requests of some prompts: whoever holds this cannot look at the rest."""
+        """The requests of some prompts alone."""
         names = np.array(self.positions.prompt_ids)[self.positions.prompt]
         requests = np.isin(names, list(prompts))
         rows = self.positions.rows_of(requests)

@@ -310,7 +310,7 @@ def grow(family: SearchedFamily, conditions: Conditions, *, may_be_empty: bool =
         may_be_empty: a grid wholly outside of these is no error.
     """
     support, runs, inside = conditions.support, conditions.runs, []
-    num_contradictory = num_beyond = num_not_run = 0
+    num_contradictory = num_out_of_range = num_not_run = 0
     for point in _points(family, conditions):
         candidate = _candidate(family, point, conditions)
         if candidate is None:
@@ -323,7 +323,7 @@ def grow(family: SearchedFamily, conditions: Conditions, *, may_be_empty: bool =
         if rule.max_depth <= support.depth and rule.top_k <= support.top_k:
             inside.append(candidate)
         else:
-            num_beyond += 1
+            num_out_of_range += 1
     if not (inside or may_be_empty) and num_not_run:
         raise refused(
             f"--family {family.name}",
@@ -335,14 +335,14 @@ def grow(family: SearchedFamily, conditions: Conditions, *, may_be_empty: bool =
         raise refused(
             f"--family {family.name}",
             f"expected settings within the log's {support.depth} levels and top_k "
-            f"{support.top_k}, found all {num_beyond} of its grid beyond them",
+            f"{support.top_k}, found all {num_out_of_range} of its grid beyond them",
             "collect a deeper or wider log, or give smaller values with --grid",
         )
     searched = FamilySearch(
         family=family.name,
         num_settings=len(inside),
         num_contradictory=num_contradictory,
-        num_beyond=num_beyond,
+        num_out_of_range=num_out_of_range,
         num_unsupported=0,
         num_not_run=None if runs is None else num_not_run,
     )

@@ -81,7 +81,7 @@ def _cells(result: TuneResult, standing: Standing) -> tuple[str, ...]:
 
 def tune_notes(result: TuneResult) -> Iterator[str]:
     """The search in words, then the verdict."""
-    beyond = sum(family.num_beyond for family in result.families)
+    beyond = sum(family.num_out_of_range for family in result.families)
     lacking = sum(family.num_unsupported for family in result.families)
     not_run = sum(family.num_not_run or 0 for family in result.families)
     rungs = ", ".join(f"{r.num_settings} on {r.num_prompts} prompts" for r in result.rungs)

@@ -131,11 +131,11 @@ class TuneSearch:
         always = static_families(self.conditions.support.top_k)
         is_engine = self.conditions.runs is not None  # which may run no trees
         grown = [grow(family, self.conditions, may_be_empty=is_engine) for family in always]
-        seen: set[str] = set()
+        digests: set[str] = set()
         kept = []
         for one in (*grown, *(grow(family, self.conditions) for family in named)):
-            fresh = [c for c in one.candidates if policy_digest(c.policy) not in seen]
-            seen |= {policy_digest(candidate.policy) for candidate in fresh}
+            fresh = [c for c in one.candidates if policy_digest(c.policy) not in digests]
+            digests |= {policy_digest(candidate.policy) for candidate in fresh}
             if fresh or one.searched.num_not_run:
                 searched = one.searched.model_copy(update={"num_settings": len(fresh)})
                 kept.append(Grown(fresh, searched))

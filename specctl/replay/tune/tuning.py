@@ -23,7 +23,7 @@ from specctl.progress import progress
 from specctl.records import canonical_json
 from specctl.replay.batch_simulation import Load
 from specctl.replay.config import Engine, TuneConfig
-from specctl.replay.cost.files import device_of, outside_of, untimed, warn_outside
+from specctl.replay.cost.files import device_of, outside_of, warn_outside, without_decision_cost
 from specctl.replay.cost.model import Steps, require_slope
 from specctl.replay.facts import to_time
 from specctl.replay.held_out import ScoredPrompts, choose_prompts
@@ -74,7 +74,7 @@ class Tuning:
     evaluator: LogEvaluator
     conditions: dict[str, Any]  # the fields of the result that were settled before the search
     # called with finalists; warns of shapes that the cost model does not know, and returns those of
-    # which it lacks the decisions, see `cost.files.untimed`
+    # which it lacks the decisions, see `cost.files.without_decision_cost`
     doubt: Callable[[Sequence[Standing]], dict[str, str] | None]
 
     def run(self, evaluate: Evaluator | None = None) -> Tuned:
@@ -88,7 +88,7 @@ class Tuning:
             verdict, chosen = self.search.run(evaluate or self.evaluator)
         trained = [one.policy for one in verdict.policies if one.family in self.search.barred]
         conditions = self.conditions | {
-            "untimed": self.doubt(verdict.policies),
+            "without_decision_cost": self.doubt(verdict.policies),
             "scored_on_training_prompts": tuple(trained) or None,
         }
         result = TuneResult(kind="tune", **conditions, **dict(verdict))
@@ -153,7 +153,7 @@ def prepare(
         return model.full_batch_cost(rule, load.batch_size, cached)
 
     def is_timed(policy: Policy) -> bool:
-        return untimed(model, {"": policy}, {"": ""}) is None
+        return without_decision_cost(model, {"": policy}, {"": ""}) is None
 
     conditions = Conditions(traces.fingerprint, log.support, load.batch_size, step_costs, runs=runs)
     is_simulated = config.has_load or is_shared
@@ -216,15 +216,15 @@ def prepare(
 
     def doubt(finalists: Sequence[Standing]) -> dict[str, str] | None:
         policies = {one.policy: parse_policy(canonical_json(one.record)) for one in finalists}
-        asked = {}
+        rounds = {}
         for label, policy in policies.items():
             rule, batch = build_shape(policy.shape), load.batch_size
             # What a rule verifies that decides by its drafts is known to replay alone.
             most = rule.max_tokens if is_fixed(rule) else 1
-            asked[label] = Steps(batch, batch * most, cached, rule.max_depth, rule.width, 1)
-        warn_outside(outside_of(model, asked))
+            rounds[label] = Steps(batch, batch * most, cached, rule.max_depth, rule.width, 1)
+        warn_outside(outside_of(model, rounds))
         words = {o.policy: o.family if o.family in fitted else o.policy for o in finalists}
-        return untimed(model, policies, words)
+        return without_decision_cost(model, policies, words)
 
     return Tuning(search, evaluator, settled, doubt)
 

@@ -53,7 +53,7 @@ class FamilySearch(ResultRecord):
     family: str
     num_settings: int  # scored
     num_contradictory: int  # points of the grid that are no policy
-    num_beyond: int  # left out, deeper or wider than the log
+    num_out_of_range: int  # left out, deeper or wider than the log
     num_unsupported: int  # scored, and left out because the log lacks over 1% of the expansions
     # left out, as the engine that is tuned for does not run them; None without one
     num_not_run: int | None = None
