@@ -23,6 +23,11 @@ BACKENDS = (
     else ["reference", pytest.param("cuda", marks=pytest.mark.cuda)]
 )
 
+FUSED = pytest.mark.parametrize(
+    "backend", [one for one in BACKENDS if one != "reference"], indirect=True
+)
+"""Of a test that the reference cannot fail, or has nothing to say of."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if IS_INTERPRETED:

@@ -1,4 +1,5 @@
-"""`policy_eval` against the torch rules, by row and by round, and the parameter buffer."""
+"""`policy_eval` against the torch rules by row, and the parameter buffer; captured rounds decide by
+it as the ordinary loop does."""
 
 from __future__ import annotations
 
@@ -24,7 +25,6 @@ from specctl.policy import (
     FfnScorer,
     JointThreshold,
     ScoredTree,
-    Shape,
     SparseGates,
     StaticTree,
     build_shape,
@@ -33,7 +33,7 @@ from specctl.policy.c2t import log_prob
 from specctl.policy.echo import SparseGatesShape, gate_closes, stop_levels
 from specctl.policy.hetero import EntropyBinsShape, entropy_bin
 from specctl.policy.pruning import PrunedShape
-from specctl.runtime.deciders import recapture_reason, table_of
+from specctl.runtime.deciders import table_of
 from specctl.tree import DraftPool
 from tests.kernels.drawn import (
     BASE,
@@ -47,7 +47,7 @@ from tests.kernels.drawn import (
     phi_pool,
 )
 from tests.kernels.helpers import CPU, captured, poisoned
-from tests.kernels.rounds import SHAPES, check_round
+from tests.kernels.shapes import SHAPES
 from tests.policy.scorers import SCORED, random_network
 
 
@@ -243,17 +243,6 @@ def test_nan_is_reported(device: torch.device) -> None:
     assert found.faulty.tolist() == [True, False]
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_a_round_as_the_rule_decides_it(name: str, device: torch.device, *, is_quick: bool) -> None:
-    rounds = (
-        [check_round(name, device, rows=12, seed=seed) for seed in range(4)]
-        if is_quick
-        else [check_round(name, device, rows=4 if name in ("echo", "hetero conditional") else 2)]
-    )
-    sizes = {len(row) for found in rounds for row in found.submitted}
-    assert len(sizes) > 1 or name in ("eagle2", "c2t capped", "c2t rising")
-
-
 def test_phi_where_rows_end_early(device: torch.device) -> None:
     """Pools with rows of nothing at the end, by joint and by conditional probability."""
     draw = np.random.default_rng(2)
@@ -328,44 +317,6 @@ def hetero(edges: tuple[float, ...], **changes: object) -> EntropyBins:
 def c2t(seed: int, hidden: int, **changes: object) -> ScoredTree:
     given = {"scorer": random_network(seed, hidden), "beta": 0.5, "depth": 3, **changes}
     return ScoredTree(**given)  # type: ignore[arg-type]
-
-
-def gates(*thresholds: float, **changes: object) -> SparseGates:
-    levels = tuple(range(2, 2 + len(thresholds)))
-    return SparseGates(gate_levels=levels, thresholds=thresholds, **changes)  # type: ignore[arg-type]
-
-
-def bar(min_prob: float) -> JointThreshold:
-    return JointThreshold(min_prob=min_prob, num_tokens=40)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "why"),
-    [
-        (hetero((1.0, 2.0)), hetero((0.5, 2.5)), None),
-        (hetero((1.0,)), hetero((1.0, 2.0, 3.0, 4.0)), None),
-        (hetero((1.0,)), hetero((1.0,), alpha=0), None),
-        (hetero((1.0,), alpha=0), hetero((1.0,)), "max_depth changes from 3 to 5"),
-        (c2t(1, 8, num_tokens=20), c2t(2, 64, beta=0.9, num_tokens=20, keep_leaves=False), None),
-        (c2t(1, 8), c2t(1, 8, second_top_k=3), "width changes"),
-        (c2t(1, 8), SCORED["c2t chain"], "layout changes"),
-        (gates(0.5), gates(0.1, 0.2), None),
-        (gates(0.5), gates(0.5, width=2), "width changes"),
-        (gates(0.5), hetero((1.0,)), "kind changes from echo to hetero"),
-        (bar(0.1), bar(0.2), None),
-        (StaticTree(), StaticTree(), None),
-        (StaticTree(), StaticTree(num_tokens=30), "has no parameter buffer"),
-    ],
-)  # fmt: skip
-def test_what_fits_the_same_buffer(old: Shape, new: Shape, why: str | None) -> None:
-    found = recapture_reason(old, new)
-    assert found == why if why is None else found is not None and why in found
-    if why is None and old != new:
-        buffer = buffer_of(old, CPU)
-        there = buffer.storage.data_ptr()
-        buffer.write(buffer_of(new, CPU))
-        assert buffer.storage.data_ptr() == there
-        assert torch.equal(buffer.header, buffer_of(new, CPU).header)
 
 
 def test_a_buffer_written_in_place_decides_by_the_new_policy(device: torch.device) -> None:

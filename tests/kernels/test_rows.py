@@ -18,6 +18,7 @@ from specctl.kernels.sample_tokens import sample_tokens
 from specctl.kernels.token_ranks import token_ranks
 from specctl.noise import noise_keys, signed_seed
 from specctl.runtime import sampling
+from tests.kernels.conftest import FUSED
 from tests.kernels.helpers import poisoned
 
 INF = math.inf
@@ -156,10 +157,9 @@ def test_rows_of_wider_rows_and_none(device: torch.device) -> None:
     assert node_features(wide[:0], 4, 5).top_ids.shape == (0, 2, 4)
 
 
+@FUSED
 def test_every_cut_of_a_row(backend: str, device: torch.device) -> None:
     """Vocabularies of one node of 256, 1,024 and 4,096 logits, few rows and many."""
-    if backend == "reference":
-        pytest.skip("one cut")
     sizes = (
         [(1, 70_000)] if backend == "interpreter" else [(1, 128_256), (600, 32_000), (2, 300_000)]
     )

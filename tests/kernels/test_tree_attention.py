@@ -19,6 +19,7 @@ from specctl.kernels.checks import FLOATS
 from specctl.kernels.dispatch import forced
 from specctl.kernels.tree_attention import pack_ancestors, tree_attention
 from specctl.kernels.tree_attention.reference import seen_of
+from tests.kernels.conftest import FUSED
 from tests.kernels.helpers import CPU, captured, overwrite, poisoned
 
 
@@ -209,11 +210,10 @@ def cuts() -> list[object]:
     return [*found, (fused.NARROW[0], 4), (fused.NARROW[0], 5), (fused.NARROW[0], 40)]
 
 
+@FUSED
 @pytest.mark.parametrize("cut", cuts(), ids=str)
 def test_any_cut_gives_the_same(cut: object, backend: str, device: torch.device) -> None:
     """Splits that hold part of the prefix, its end and the tail, the tail alone, or nothing."""
-    if backend == "reference":
-        pytest.skip("one cut")
     from specctl.kernels.tree_attention import fused
 
     tiles, num_slots = cut  # type: ignore[misc]
@@ -264,19 +264,6 @@ def test_slots_follow_the_lengths(backend: str, device: torch.device) -> None:
         found = splits_of(prefixes, sizes, num_slots)
         assert sum(found) <= num_slots
         assert [count > 0 for count in found] == [size > 0 for size in sizes]
-
-
-def test_slots_fill_the_chip_and_no_more() -> None:
-    """132 multiprocessors: 60 nodes of an 8B model are 16 tiles; alone they take 7 splits."""
-    pytest.importorskip("triton")
-    from specctl.kernels.tree_attention.fused import NARROW, num_slots_for, num_splits_for
-
-    assert num_splits_for(16, 64, 132) == 8
-    assert num_splits_for(16 * 32, 64, 132) == 1
-    assert num_splits_for(16, 1, 132) == 1
-    shape = {"num_tiles": 2, "group": 4, "key_heads": 8, "tiles": NARROW[-1], "num_sms": 132}
-    assert num_slots_for(1, 60, 4096, **shape) == 7
-    assert num_slots_for(32, 32 * 60, 4096, **shape) == 32 + 6
 
 
 def test_lengths_are_read_where_they_lie(device: torch.device) -> None:

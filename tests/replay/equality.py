@@ -16,7 +16,7 @@ from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair
 from specctl.runtime.requests import RoundRecord
 from specctl.runtime.words import resolve_policy
-from tests.runtime.equality import NUM_PROMPTS
+from tests.runtime.captured import NUM_PROMPTS
 
 SETTINGS = DecodeSettings(16)
 SHAPE = FullTree(depth=8, top_k=8)
@@ -78,9 +78,15 @@ def few_prompts() -> list[Prompt]:
     return single_turns()[: 192 : 192 // min(NUM_PROMPTS, 16)]
 
 
-def dense_log(pair: Pair, prompts: Sequence[Prompt], folder: Path) -> DenseLog:
+def dense_log(
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    folder: Path,
+    settings: DecodeSettings = SETTINGS,
+    shape: FullTree = SHAPE,
+) -> DenseLog:
     """The prompts' dense traces, opened for replay."""
-    collect_dense(pair, prompts, SETTINGS, folder, SHAPE, batch_size=8)
+    collect_dense(pair, prompts, settings, folder, shape, batch_size=8)
     return DenseLog.open(TraceSet.open(folder))
 
 

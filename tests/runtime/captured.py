@@ -6,13 +6,16 @@ a replay runs the tape, not the Python, over the same memory. So what Python rea
 decided while recording is baked in, as in a graph; and what a graph could not contain, a value
 taken to the host or a size that depends on data, is refused while recording. Recording leaves no
 trace: what it wrote outside of its own tensors is put back.
+
+`make nightly` takes 200 prompts, by SPECCTL_TEST_PROMPTS; other runs 12, of all categories alike.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, wraps
@@ -25,10 +28,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from specctl.collect.prompts import load_prompts
-from specctl.policy import (
-    Policy,
-)
+from specctl.collect.prompts import Prompt, load_prompts
+from specctl.policy import Policy, StaticTree
 from specctl.runtime.capture import GraphSettings, Recording
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.decode import DecodeLoop
@@ -36,7 +37,8 @@ from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.requests import Completion, Request, Sampling
 from tests.runtime.toy import Kept, texts_of
 
-NEW_TOKENS = 12
+NUM_PROMPTS = int(os.environ.get("SPECCTL_TEST_PROMPTS", "12"))
+BASE = StaticTree(depth=5, top_k=6, num_tokens=24)
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def small_pair() -> Pair:
 
 
 def requests(
-    num: int, samplings: tuple[Sampling, ...] = (Sampling(),), new_tokens: int = NEW_TOKENS
+    num: int, samplings: tuple[Sampling, ...] = (Sampling(),), new_tokens: int = 12
 ) -> list[Request]:
     """Prompts of all categories; the samplings take turns, each request with a seed of its own."""
     prompts, found = load_prompts("embedded"), []
@@ -69,6 +71,18 @@ def requests(
         settings = DecodeSettings(new_tokens, sampling)
         found.append(next_request(pair().target.tokenizer, Conversation(prompt), settings))
     return found
+
+
+def spread(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """As many of them as are wanted, evenly: the set is sorted by category."""
+    assert len(prompts) >= NUM_PROMPTS
+    return [prompts[place * len(prompts) // NUM_PROMPTS] for place in range(NUM_PROMPTS)]
+
+
+def spread_requests(new_tokens: int = 24) -> list[Request]:
+    settings, tokenizer = DecodeSettings(new_tokens), pair().target.tokenizer
+    prompts = spread(load_prompts("embedded"))
+    return [next_request(tokenizer, Conversation(prompt), settings) for prompt in prompts]
 
 
 def tape(**options: object) -> GraphSettings:
@@ -163,6 +177,25 @@ def drive(
         step += 1
     assert step > max(actions), "the texts ended before all was done"
     return {one.request.request_id: one for one in done}
+
+
+def assert_same_rounds(seen: Kept, wanted: Kept, at_least: int) -> None:
+    """Captured rounds are padded to whole levels, so slots of a pool may differ; trees do not."""
+    assert len(seen.records) == len(wanted.records) >= at_least
+    for found, plain in zip(seen.records, wanted.records, strict=True):
+        for name in ("round_idx", "position", "context_tokens", "offered_depth", "num_emitted"):
+            assert torch.equal(getattr(found, name), getattr(plain, name)), name
+        width, steps = plain.submitted.shape[1], plain.path.shape[1]
+        verified = plain.submitted >= 0
+        assert torch.equal(found.submitted[:, :width] >= 0, verified)
+        assert (found.submitted[:, width:] == -1).all()
+        assert torch.equal(found.path[:, :steps], plain.path)
+        pairs = [(found.target_ids, plain.target_ids)]
+        pairs += [(getattr(found.tree, n), getattr(plain.tree, n)) for n in ("token_ids", "parent")]
+        assert all(torch.equal(one[:, :width][verified], two[verified]) for one, two in pairs)
+        logits = (record.target_logits[:, :width][verified] for record in (found, plain))
+        torch.testing.assert_close(*logits, atol=1e-3, rtol=1e-3)
+        assert found.policy_digest == plain.policy_digest
 
 
 def check_captured(found: Run) -> None:

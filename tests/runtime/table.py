@@ -19,6 +19,7 @@ from fractions import Fraction
 from functools import cache
 from random import Random
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -223,6 +224,14 @@ BUDGETS = {
 POLICIES = {name: Policy(shape=shape) for name, shape in SHAPES.items()} | BUDGETS
 
 
+def table_loop(policy: Policy, batch_size: int = 1, **options: Any) -> DecodeLoop:
+    """The production loop on both tables."""
+    target: Any = TableModel(target_law)
+    drafter = SmallModelDrafter(TableModel(drafter_law))  # type: ignore[arg-type]
+    sizes = {"batch_size": batch_size, "max_text_tokens": 40}
+    return DecodeLoop(target, drafter, policy, **{**sizes, "eos_ids": (), **options})
+
+
 def loop_texts(
     policy: Policy,
     batch_size: int = 8,
@@ -236,16 +245,7 @@ def loop_texts(
     Args:
         late: requests join at random moments, by its numbers, instead of all at first.
     """
-    loop = DecodeLoop(
-        TableModel(target_law),
-        SmallModelDrafter(TableModel(drafter_law)),
-        policy,
-        batch_size=batch_size,
-        max_text_tokens=16,
-        eos_ids=(),
-        observer=observer,
-        draw=CellDraw(GRID, TOTAL),
-    )
+    loop = table_loop(policy, batch_size, observer=observer, draw=CellDraw(GRID, TOTAL))
     waiting = [request_of(seed) for seed in seeds]
     texts: Texts = {}
     while waiting or loop.busy:

@@ -21,9 +21,6 @@ from specctl.runtime.capture import (
     GraphCache,
     GraphSettings,
     Recording,
-    TierChoice,
-    bucket_of,
-    token_tiers,
 )
 from tests.runtime.captured import TapeCapture
 
@@ -66,18 +63,6 @@ def test_a_graph_beyond_the_limit_goes_and_the_others_are_made_again(
     assert (cache.keys, counters.graph_bytes) == (("one",), 30)
     assert [r.getMessage() for r in caplog.records] == [
         "no graph for other, which runs eagerly: with it graphs would hold 60 of 50 bytes"
-    ]
-
-
-def test_a_full_pool_takes_no_more(caplog: pytest.LogCaptureFixture) -> None:
-    cache, one, other = GraphCache(TapeCapture(num_bytes=50), limit_bytes=50), Work(), Work()
-    with caplog.at_level(logging.WARNING, "specctl.graphs"):
-        for _ in range(4):
-            cache.run("one", one)
-            cache.run("other", other)
-    assert (cache.keys, cache.counters.captures) == (("one",), 1)
-    assert [r.getMessage() for r in caplog.records] == [
-        "no graph for other, which runs eagerly: graphs hold 50 of 50 bytes"
     ]
 
 
@@ -239,45 +224,6 @@ def test_a_failed_capture_ends_the_allocators_part(monkeypatch: pytest.MonkeyPat
     assert (allocator, released) == (set(), [(0, 7)])
     assert next(pools) == 9, "a graph of a pool of its own has closed what was left open"
     assert recorder.record(lambda: 5).found == 5
-
-
-def test_a_policys_failure_is_no_use_of_its_key() -> None:
-    cache = GraphCache(TapeCapture(), limit_bytes=100)
-
-    def failing() -> None:
-        raise ValueError("no")
-
-    for _ in range(3):
-        with pytest.raises(ValueError, match="no"):
-            cache.run("a", failing)
-    assert (cache.counters.captures, cache.counters.eager_parts) == (0, 3)
-
-
-def test_buckets_are_powers_of_two_up_to_the_slots() -> None:
-    assert [bucket_of(n, 6) for n in range(1, 7)] == [1, 2, 4, 4, 6, 6]
-    assert bucket_of(9, 32) == 16
-
-
-def test_tiers_are_powers_of_two_and_end_at_the_most() -> None:
-    assert token_tiers(20) == (1, 2, 4, 8, 16, 20)
-    assert token_tiers(100, 64) == (64, 100)
-    assert token_tiers(48, 64) == (48,)
-    assert token_tiers(2048, 64) == (64, 128, 256, 512, 1024, 2048)
-    assert token_tiers(1) == (1,)
-
-
-def test_choice_covers_the_last_rounds_by_request() -> None:
-    choice, tiers = TierChoice(), (8, 16, 32)
-    assert choice.choose(tiers, 1) == 32  # nothing is known yet
-    choice.note(9, 1)
-    assert choice.choose(tiers, 1) == 16
-    assert choice.choose(tiers, 1, known=3) == 8
-    assert choice.choose(tiers, 3) == 32  # two have joined
-    choice.note(40, 2)
-    assert (choice.choose(tiers, 1), choice.choose(tiers, 2)) == (32, 32)
-    for _ in range(4):
-        choice.note(8, 2)
-    assert (choice.choose(tiers, 1), choice.choose(tiers, 4)) == (8, 16)
 
 
 @pytest.mark.parametrize("wrong", [{"limit_bytes": -1}, {"flat_tokens": 0}, {"stop_waits": "no"}])

@@ -42,15 +42,14 @@ from specctl.policy.budgets import Calibration
 from specctl.runtime import deciders
 from specctl.runtime.cached_model import CachedModel, ForwardResult
 from specctl.runtime.capture import GraphSettings, TierChoice
-from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.drafter import SmallModelDrafter
 from specctl.runtime.requests import Sampling
 from specctl.runtime.state import Rows
 from specctl.tree import DraftPool
-from tests.kernels.rounds import SHAPES
+from tests.kernels.shapes import SHAPES
 from tests.runtime.captured import (
     HostReadError,
     TapeCapture,
+    assert_same_rounds,
     check_captured,
     decode,
     drive,
@@ -63,7 +62,7 @@ from tests.runtime.captured import (
     small_pair,
     tape,
 )
-from tests.runtime.toy import FAMILIES, Kept, join_at_random, texts_of, toy_model, toy_requests
+from tests.runtime.toy import Kept, join_at_random, texts_of
 
 TREE = StaticTree(depth=4, top_k=4, num_tokens=20)
 COSTS = StepCost(token_counts=(1, 8, 16, 48, 96), step_us=(100.0, 110.0, 140.0, 330.0, 700.0))
@@ -132,7 +131,9 @@ def test_small_model_drafts_on_the_device() -> None:
 @pytest.mark.parametrize("form", ["ratio", "margin", "prob_ratio"])
 def test_relaxed_texts_are_the_ordinary_loops(form: str) -> None:
     theta = {"ratio": 0.5, "margin": 3.0, "prob_ratio": 0.05}[form]
-    policy = Policy(shape=TREE, acceptance=Mars(form=form, theta=theta))
+    policy = Policy(
+        shape=TREE, acceptance=Mars(form=form, theta=theta, deny_token_ids=tuple(range(300, 330)))
+    )
     given = requests(4, DRAWN)
     found, plain = decode(policy, given, tape()), ordinary(policy, given)
     strict = ordinary(Policy(shape=TREE), given)
@@ -180,26 +181,7 @@ def test_observers_see_the_same_rounds() -> None:
     given, policy, seen, wanted = requests(2), Policy(shape=SHAPES["echo"]), Kept(), Kept()
     decode(policy, given, tape(), batch_size=2, observer=seen)
     decode(policy, given, None, batch_size=2, observer=wanted)
-    assert len(seen.records) == len(wanted.records) > 2
-    for found, plain in zip(seen.records, wanted.records, strict=True):
-        for name in ("round_idx", "position", "context_tokens", "offered_depth", "num_emitted"):
-            assert torch.equal(getattr(found, name), getattr(plain, name)), name
-        width, nodes = plain.submitted.shape[1], plain.pool.joint_logp.shape[1]
-        assert torch.equal(found.submitted[:, :width], plain.submitted)
-        assert (found.submitted[:, width:] == -1).all()
-        exists = plain.pool.valid
-        assert torch.equal(found.pool.valid[:, :nodes], exists)
-        assert not found.pool.valid[:, nodes:].any()
-        for name in ("token_ids", "parent", "depth"):
-            mine, other = (getattr(p.pool, name) for p in (found, plain))
-            assert torch.equal(mine[:, :nodes][exists], other[exists]), name
-        verified = plain.submitted >= 0
-        assert torch.equal(found.target_ids[:, :width][verified], plain.target_ids[verified])
-        logits = (r.target_logits[:, :width][verified] for r in (found, plain))
-        torch.testing.assert_close(*logits, atol=1e-3, rtol=1e-3)
-        steps = plain.path.shape[1]
-        assert torch.equal(found.path[:, :steps], plain.path)
-        assert found.policy_digest == plain.policy_digest
+    assert_same_rounds(seen, wanted, at_least=3)
 
 
 def test_records_outlive_their_round() -> None:
@@ -283,16 +265,20 @@ def test_score_that_is_no_number_costs_its_request_the_policys_choice() -> None:
     assert sum(one.metrics.fallback_calls for one in done.values()) > 0
 
 
-def test_infinite_logits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("graphs", [tape(), None], ids=["captured", "ordinary"])
+def test_logits_that_are_no_numbers_are_an_error_never_a_token(
+    graphs: GraphSettings | None, bad: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given, policy = requests(1), Policy(shape=TREE)
-    loop = make_loop(policy, given, tape())
+    loop = make_loop(policy, given, graphs)
     loop.submit(given[0])
     loop.step()
     forward = loop.target.forward
 
     def poisoned(*args: object, **named: object) -> object:
         result = forward(*args, **named)  # type: ignore[arg-type]
-        result.logits[1, 5].fill_(torch.nan)
+        result.logits[1, 5].fill_(bad)
         return result
 
     monkeypatch.setattr(loop.target, "forward", poisoned)
@@ -405,29 +391,22 @@ def test_rules_without_kernels_draft_between_graphs(
     assert found.loop.graph_counters.failed_captures == 0
 
 
-def test_acceptance_by_torch_judges_between_graphs() -> None:
-    found = same_as_ordinary(Policy(shape=TREE, acceptance=JensenShannon()), requests(3), tape())
-    assert found.loop.graph_counters.replays > found.loop.graph_counters.captures > 0
+DRAWN_STOP = SignalStop(signal="sqrt_entropy", threshold=1.2, window=4, keep_last=False)
 
 
-def test_drawn_drafts_are_verified_between_graphs() -> None:
-    shape = SignalStop(signal="sqrt_entropy", threshold=1.2, window=4, keep_last=False)
-    samplings = (Sampling(1.0), Sampling(), Sampling(0.7, top_k=20))
-    policy = Policy(shape=shape, acceptance=Ratio())
-    found = same_as_ordinary(policy, requests(3, samplings), tape())
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Policy(shape=TREE, acceptance=JensenShannon()),
+        Policy(shape=DRAWN_STOP, acceptance=Ratio()),
+    ],
+    ids=lambda policy: policy.acceptance.kind,
+)
+def test_acceptances_without_kernels_judge_between_graphs(policy: Policy) -> None:
+    given = requests(3, DRAWN if policy.acceptance == Ratio() else (Sampling(),))
+    found = same_as_ordinary(policy, given, tape())
     assert found.loop.round.kernels is None
     assert found.loop.graph_counters.replays > found.loop.graph_counters.captures > 0
-
-
-def test_graphs_are_ready_after_a_warm_up() -> None:
-    given, policy = requests(5, DRAWN), Policy(shape=TREE)
-    loop = make_loop(policy, given, tape(), batch_size=3)
-    loop.warm_up()
-    captures = loop.graph_counters.captures
-    assert captures == 3 * 3  # draft, ask and commit, in batches of 1, 2 and 3
-    found = run(loop, given)
-    assert found.texts == ordinary(policy, given).texts
-    assert loop.graph_counters.captures == captures
 
 
 @pytest.mark.parametrize("name", ["hetero", "echo", "threshold"])
@@ -464,26 +443,6 @@ def test_logits_of_all_graphs_share_one_memory() -> None:
     logits = [graphs._graphs[key].found.logits for key in graphs.keys if key[0] == "ask"]
     assert len(logits) > 1
     assert len({each.untyped_storage().data_ptr() for each in logits}) == 1
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_text_of_every_family(family: str) -> None:
-    config, given = FAMILIES[family], toy_requests(3, max_new_tokens=12)
-    texts = []
-    for graphs in (None, tape()):
-        loop = DecodeLoop(
-            CachedModel(toy_model(0, config)),
-            SmallModelDrafter(CachedModel(toy_model(0, config, noise=0.01))),
-            Policy(shape=StaticTree(depth=3, top_k=3, num_tokens=8)),
-            batch_size=2,
-            max_text_tokens=64,
-            eos_ids=(),
-            graphs=graphs,
-        )
-        texts.append(texts_of(loop.run(given)))
-    assert texts[0] == texts[1]
-    assert loop.graph_counters.failed_captures == 0
-    assert loop.graph_counters.replays > 0
 
 
 def test_model_that_cannot_be_captured_ends_the_captures_of_its_loop_alone(

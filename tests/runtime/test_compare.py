@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from specctl.cli.running import equality_line, waiting_lines
+from specctl.cli.running import equality_line
 from specctl.collect.prompts import load_prompts
 from specctl.runtime import compare
 from specctl.runtime.api import Decoder
@@ -174,11 +174,6 @@ def test_few_prompts_give_no_verdict() -> None:
     assert verdict([result("ar", plain), result("chain", fast, plain)]) == (
         "No verdict on speed: 7 turns of all policies, and one needs 8."
     )
-
-
-def test_waiting_is_said() -> None:
-    assert waiting_lines(None) == waiting_lines(0.01) == []
-    assert "waited for a processor 30% of the time" in waiting_lines(0.3)[0]
 
 
 @pytest.mark.parametrize("num_turns", [8, 24])

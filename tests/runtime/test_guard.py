@@ -138,19 +138,6 @@ def test_a_rule_that_cannot_learn_keeps_what_it_knew(
     assert sum(c.metrics.fallback_calls for c in loop.run([])) == 0
 
 
-@pytest.mark.parametrize("error", [RuntimeError("a wait"), torch.OutOfMemoryError("no room")])
-def test_an_error_of_a_capture_is_no_fault(
-    error: RuntimeError, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    faults = runnable.Faults()
-    with faults.caught():
-        raise error
-    monkeypatch.setattr(runnable, "is_capturing", lambda: True)
-    with pytest.raises(type(error), match=str(error)), faults.caught():
-        raise error
-    assert faults.total == 1
-
-
 THRESHOLD = Policy(shape=JointThreshold(depth=2, top_k=2))
 DRAWN = Policy(
     shape=SignalStop(signal="sqrt_entropy", threshold=1.2, window=9, keep_last=False),

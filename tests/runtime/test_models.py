@@ -21,7 +21,7 @@ from specctl.runtime.cached_model import CachedModel, check_model
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.drafter import SmallModelDrafter
 from specctl.runtime.requests import Request
-from tests.runtime.captured import make_loop, pair, small_pair
+from tests.runtime.captured import make_loop, pair, small_pair, tape
 from tests.runtime.toy import FAMILIES, GROUPED, toy_config, toy_model, toy_requests
 from tests.trees import ancestor_mask
 
@@ -86,14 +86,17 @@ def test_tree_logits_equal_each_path_alone(family: PreTrainedConfig) -> None:
             torch.testing.assert_close(after, alone, atol=2e-5, rtol=1e-4)
 
 
-def test_decoding_equals_transformers_generate(family: PreTrainedConfig) -> None:
+@pytest.mark.parametrize("captures", [False, True])
+def test_decoding_equals_transformers_generate(family: PreTrainedConfig, *, captures: bool) -> None:
     target, requests = toy_model(0, family), toy_requests(3, max_new_tokens=12)
     drafter = SmallModelDrafter(CachedModel(toy_model(0, family, noise=0.01)))
     policy = Policy(shape=StaticTree(depth=3, top_k=3, num_tokens=8))
-    loop = DecodeLoop(
-        CachedModel(target), drafter, policy, batch_size=2, max_text_tokens=64, eos_ids=()
-    )
+    options = {"batch_size": 2, "max_text_tokens": 64, "eos_ids": ()}
+    graphs = tape() if captures else None
+    loop = DecodeLoop(CachedModel(target), drafter, policy, graphs=graphs, **options)
     found = {done.request.request_id: list(done.token_ids) for done in loop.run(requests)}
+    assert loop.graph_counters.failed_captures == 0
+    assert (loop.graph_counters.replays > 0) == captures
     target.set_attn_implementation("sdpa")
     for request in requests:
         ids = torch.tensor([request.prompt_ids])
@@ -151,13 +154,6 @@ def test_prompts_are_read_causally_without_a_mask(monkeypatch: pytest.MonkeyPatc
     cached.extend(0, 0, torch.arange(20)[None])
     in_parts = cached.extend(0, 20, torch.arange(20, 30)[None]).logits
     torch.testing.assert_close(in_parts, whole, atol=2e-5, rtol=1e-4)
-
-
-def test_memory_is_taken_when_it_is_allocated() -> None:
-    cached = CachedModel(toy_model(0))
-    cached.allocate(2, 40)
-    assert cached.cache is not None
-    assert [cached.cache.of_layer(layer).shape for layer in (0, 1)] == 2 * [(2, 2, 2, 40, 8)]
 
 
 PAIRS = {"eagle3": pair, "small": small_pair}

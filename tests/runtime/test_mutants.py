@@ -1,7 +1,7 @@
 """The law tests must be able to fail: each of these bugs, put in on purpose, has to be seen.
 
 Bugs that others shipped, as far as they apply to point-mass verification. Bugs of
-draws are put in and seen in `test_draws.py`.
+draws are put in and seen in `test_sampling.py`.
 """
 
 from __future__ import annotations

@@ -133,16 +133,6 @@ def test_lossy_policies_change_some_text(name: str, plain: Texts) -> None:
     assert texts_of(done.values()) != plain
 
 
-@pytest.mark.parametrize("max_tokens", [4, 5, 14, 30])
-def test_a_batch_never_verifies_more_than_its_budget(max_tokens: int) -> None:
-    kept, policy = Kept(), resolve_policy(f"{TREE}+survival:max_tokens={max_tokens}").policy
-    decode(policy, toy_requests(7), batch_size=4, observer=kept)
-    for record in kept.records:
-        verified = int((record.submitted >= 0).sum())
-        assert verified == min(max_tokens, 10 * len(record.requests))
-        assert bool((record.submitted[:, 0] == 0).all()), "every root is verified"
-
-
 # --------------------------------------------------------------------------- what rules remember
 
 

@@ -21,7 +21,6 @@ from specctl.policy.ratio import RatioRule
 from specctl.policy.verification import Verification
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.decode import DecodeLoop
-from specctl.runtime.drafter import SmallModelDrafter
 from specctl.runtime.load import load_pair
 from specctl.runtime.requests import Request, RoundRecord, Sampling
 from specctl.runtime.round import Round
@@ -45,13 +44,6 @@ def law_at(law: table.Law, temperature: float = 1.0, top_k: int = 0) -> Callable
     return probs
 
 
-def loop_of(policy: Policy, batch_size: int = 1, **more: Any) -> DecodeLoop:
-    target: Any = table.TableModel(table.target_law)
-    drafter: Any = SmallModelDrafter(table.TableModel(table.drafter_law))  # type: ignore[arg-type]
-    settings = {"batch_size": batch_size, "max_text_tokens": 40, "eos_ids": ()}
-    return DecodeLoop(target, drafter, policy, **{**settings, **more})
-
-
 def texts(
     length: int, sampling: Sampling, batch_size: int = 1, seeds: Any = SEEDS, **more: Any
 ) -> dict[int, tuple[int, ...]]:
@@ -59,7 +51,7 @@ def texts(
     requests = [
         Request(str(seed), PROMPT, SIZE, sampling=replace(sampling, seed=seed)) for seed in seeds
     ]
-    done = loop_of(policy, batch_size, **more).run(requests)
+    done = table.table_loop(policy, batch_size, **more).run(requests)
     return {int(one.request.request_id): tuple(one.token_ids) for one in done}
 
 
@@ -217,7 +209,9 @@ def test_a_failure_verifies_what_was_drawn(method: str) -> None:
     """Drawn tokens are never thrown away for others: that would be an unpredictable stop. The
     static plan draws the same ones again, up to the longest chain."""
     sizes = Sizes()
-    loop = loop_of(Policy(shape=Chain(num_draft_tokens=3), acceptance=Ratio()), observer=sizes)
+    loop = table.table_loop(
+        Policy(shape=Chain(num_draft_tokens=3), acceptance=Ratio()), observer=sizes
+    )
     loop.round.rules = replace(loop.rules, shape=Failing(loop.rules.shape, method, lambda: True))
     seeds = range(8)
     for seed in seeds:
@@ -232,7 +226,7 @@ def test_a_failure_verifies_what_was_drawn(method: str) -> None:
 def test_the_static_plan_draws_again_what_was_drawn(monkeypatch: Patch) -> None:
     """Whatever a rule looked at before it failed: else the failure would choose among drafts."""
     policy = Policy(shape=Chain(num_draft_tokens=3), acceptance=Ratio())
-    loop, drawn = loop_of(policy, batch_size=2), list[tuple[int, list[int]]]()
+    loop, drawn = table.table_loop(policy, batch_size=2), list[tuple[int, list[int]]]()
     draw = Round._draw_drafts
 
     def kept(of: Round, rows: Any, logits: Any, level: int) -> Any:

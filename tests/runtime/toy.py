@@ -4,7 +4,7 @@ each model family; decode loops of the toy pair, who watches them, and what fail
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -138,11 +138,16 @@ def mixed_requests() -> list[Request]:
     ]
 
 
-def join_at_random(loop: DecodeLoop, requests: list[Request], random: Random) -> list[Completion]:
+def join_at_random(
+    loop: DecodeLoop,
+    requests: list[Request],
+    random: Random,
+    joining: Sequence[int] = (0, 0, 0, 1, 2),
+) -> list[Completion]:
     """Requests are submitted in any order, some in front of the queue, between any two rounds."""
     waiting, done = random.sample(requests, len(requests)), []
     while waiting or loop.busy:
-        for _ in range(random.choice((0, 0, 0, 1, 2))):
+        for _ in range(random.choice(joining)):
             if waiting:
                 loop.submit(waiting.pop(), first=random.random() < 0.3)
         done += loop.step()
