@@ -117,7 +117,6 @@ def paths_of(tree: TokenTree, row: int = 0) -> list[tuple[int, ...]]:
 # --------------------------------------------------------------------------- drawn by hand
 
 A, B, C, D = range(4)
-NAMES = {A: "a", B: "b", C: "c", D: "d", 99: "root"}
 
 
 def hand_law(path: tuple[int, ...]) -> list[float]:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from torch import Tensor
 
 from specctl.policy import EntropyStop, JensenShannon, build_acceptance, build_shape
@@ -18,9 +17,6 @@ from specctl.policy.growing import Growth
 from specctl.policy.verification import DraftLaw, Outcome, Verification
 from specctl.tree import TokenTree
 from tests.policy import drafts
-
-ENTROPY = [-sum(p * math.log(p) for p in law if p) for law in drafts.LEVELS]
-"""Nats of the chain's four levels: .325, .500, 1.376, .325."""
 
 
 def memory_of(accepted: list[float], rejected: list[float], extra: int = 0) -> Tensor:
@@ -157,23 +153,6 @@ def test_a_tree_stops_by_its_best_node_and_drops_the_whole_level() -> None:
         record = EntropyStop(window=4, top_k=2, num_tokens=12, min_samples=1, keep_last=keep_last)
         levels[keep_last] = int(drafts.play(build_shape(record), [law], memory).tree.depth.max())
     assert levels == {True: 3, False: 2}
-
-
-def test_trees_need_a_size_and_chains_take_none() -> None:
-    assert build_shape(EntropyStop(window=6)).max_tokens == 7
-    for fields in ({"top_k": 2}, {"num_tokens": 9}, {"top_k": 2, "window": 9, "num_tokens": 9}):
-        with pytest.raises(ValidationError, match="num_tokens"):
-            EntropyStop(**fields)
-
-
-def test_what_a_stop_learns_is_entropy() -> None:
-    rule = build_shape(EntropyStop(window=4, min_samples=1))
-    memory = torch.zeros(1, 6, dtype=torch.float64)
-    _, pool, submitted, _ = given = drafts.play(rule, [drafts.chain_law])
-    path = torch.tensor([[0, 1, 2, -1, -1]])
-    done = Outcome(pool, submitted, given.tree, path, torch.zeros_like(submitted))
-    wanted = memory_of(ENTROPY[:2], ENTROPY[2:3])
-    assert rule.observe(memory, done)[0].tolist() == pytest.approx(wanted[0].tolist(), abs=1e-6)
 
 
 VOCAB = 6

@@ -150,12 +150,6 @@ def test_wide_batches_take_the_same_nodes() -> None:
     assert shared(survival(max_tokens=1000), pool, submitted) == drafts.chosen(wanted)
 
 
-def test_per_request_leaves_all_as_it_is() -> None:
-    pool, submitted = drafts.draft(TREE, [drafts.random_law(1)])
-    same = policy.build_budget(policy.PerRequest(), batch_size=1, max_tokens=6)
-    assert drafts.share(same, pool, submitted) is submitted
-
-
 def acceptance_prob(record: policy.Calibration, tree: TokenTree) -> torch.Tensor:
     return calibration_table(record, torch.device("cpu")).acceptance_logp(tree).exp()
 
@@ -196,14 +190,6 @@ def test_calibration_reorders_across_depths() -> None:
     # Depth 2 of the sure request: logit .8 = 1.386, halved less .5 = .193, sigmoid .548; .9 · .548.
     kept = shared(survival(max_tokens=4, calibration=doubt), *drafts.draft(*PAIR))
     assert kept == ({0, 1}, {0, 1})
-
-
-def test_an_identity_calibration_changes_nothing() -> None:
-    drafted = drafts.draft(TREE, [drafts.random_law(1), drafts.random_law(2)])
-    same = policy.Calibration(slopes=(1.0,), intercepts=(0.0,))
-    for size in (3, 6, 9):
-        plain = shared(survival(max_tokens=size), *drafted)
-        assert shared(survival(max_tokens=size, calibration=same), *drafted) == plain
 
 
 FLAT = policy.StepCost(token_counts=(1, 8), step_us=(10.0, 10.0))

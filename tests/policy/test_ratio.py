@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from specctl.errors import UsageError
 from specctl.policy import (
     Chain,
     ChainSchedule,
@@ -34,11 +33,11 @@ from specctl.policy import (
     build_shape,
 )
 from specctl.policy.growing import grow_tree
-from specctl.policy.ratio import RESIDUAL_STREAM, Chances, chances
+from specctl.policy.ratio import Chances, chances
 from specctl.policy.rules import Frontier, Level, RoundStart
 from specctl.policy.verification import DraftLaw, Verification
 from specctl.tree import Children, DraftPool, TokenTree, take
-from tests.policy.ratio_reference import RandomLaws, accept_prob, coin, draw, residual
+from tests.policy.ratio_reference import RandomLaws
 
 VOCAB = 3
 ROUNDING = 1e-12
@@ -295,34 +294,6 @@ def test_bugs_are_seen(name: str) -> None:
 # --------------------------------------------------------------------------- the draws
 
 
-def test_the_rule_draws_by_its_chances_as_the_reference_does() -> None:
-    """One draw of each of all 3-token drafts, beside a loop in Python's floats."""
-    drafter = DRAFTERS["reduced vocabulary"]
-    drafts = list(every_draft(drafter, 3))
-    tree = submitted(stop("entropy", 0.6, 3, keep_last=False), drafter, drafts)
-    given = verification(TARGET, drafter, tree, drafts)
-    given = replace(given, target_ids=torch.full_like(given.target_ids, -5))
-    found = build_acceptance(Ratio()).judge(given)
-    kinds = set()
-    for row, chain in enumerate(drafts):
-        for at in range(tree.num_slots):
-            own = int(found.target_ids[row, at])
-            if at + 1 == tree.num_slots or int(tree.parent[row, at + 1]) < 0:
-                assert own == -5, "behind the chain the target's own token stays"
-                kinds.add("own")
-                continue
-            p, q, position = TARGET(chain[:at]), drafter(chain[:at]), 7 + at
-            if coin(row, position) < accept_prob(p, q, chain[at]):
-                assert found.admitted[row, at + 1]
-                assert own == chain[at]
-                kinds.add("accepted")
-            else:
-                assert not found.admitted[row, at + 1]
-                assert own == draw(residual(p, q), row, position, RESIDUAL_STREAM)
-                kinds.add("replaced")
-    assert kinds == {"own", "accepted", "replaced"}
-
-
 def test_greedy_rows_are_strict() -> None:
     drafts = list(every_draft(TARGET, 2))
     tree = submitted(Chain(num_draft_tokens=2), TARGET, drafts)
@@ -342,11 +313,3 @@ def test_equal_laws_refuse_nothing() -> None:
     found = chances(verification(TARGET, TARGET, tree, drafts))
     assert torch.allclose(found.accept[:, 1:], torch.ones(1, dtype=torch.float64))
     assert bool(torch.isfinite(found.rest).all())
-
-
-def test_words_say_why_they_are_refused() -> None:
-    from specctl.runtime.words import resolve_policy
-
-    with pytest.raises(UsageError, match=r"withholds a drafted token for its own confidence"):
-        resolve_policy("confidence:keep_last=false+ratio")
-    assert resolve_policy("svip+ratio").policy.acceptance == Ratio()

@@ -22,8 +22,7 @@ from specctl.policy import (
     build_shape,
     rules,
 )
-from specctl.policy.growing import pool_capacity
-from specctl.policy.rules import rank_keys, rank_order, top_order
+from specctl.policy.rules import rank_order, top_order
 from specctl.runtime.words import resolve_policy
 from specctl.tree import TokenTree
 from tests.policy.drafts import Probabilities, grow, hand_law, paths_of, play, random_law
@@ -98,13 +97,6 @@ def test_without_nesting_it_is_the_static_tree_of_that_width(width: int | None) 
     expanded = [int((pool.expanded & (pool.depth == d))[0].sum()) for d in range(4)]
     best = width or 3
     assert expanded == [1, min(best, 3), best, best]
-
-
-def test_the_pool_fits_its_capacity() -> None:
-    rule = build_shape(FullTree(depth=5, top_k=4, width=7))
-    pool, tree, _ = grow(rule, [random_law(seed, sharpness=0.1) for seed in range(8)])
-    assert pool.num_slots <= pool_capacity(rule) == rule.max_tokens
-    assert bool((tree.num_nodes == pool.num_nodes).all())
 
 
 def test_a_candidate_without_probability_is_not_expanded() -> None:
@@ -254,14 +246,3 @@ def test_every_float_keeps_its_place() -> None:
     scores = scores[torch.isfinite(scores)][None]
     assert scores.shape[1] > 50_000
     assert torch.equal(order_by_keys(scores, scores.shape[1]), rank_order(scores))
-
-
-def test_keys_are_distinct() -> None:
-    keys = rank_keys(torch.zeros(2, 500))
-    assert all(len(row.unique()) == 500 for row in keys)
-
-
-def test_narrow_batches_are_sorted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "SORTED_WHOLE", 10)
-    monkeypatch.setattr(rules, "rank_keys", lambda _: pytest.fail("keys where sorting is faster"))
-    assert top_order(torch.tensor([[-1.0, -0.5, -1.0]]), 2).tolist() == [[1, 0]]

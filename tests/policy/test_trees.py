@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from specctl.policy import (
     Chain,
     DynamicDepth,
     JointThreshold,
     OptTree,
-    RootOnly,
     ScoredTree,
     Shape,
     SignalStop,
@@ -28,7 +26,6 @@ from specctl.policy import (
 from specctl.policy.echo import log_threshold
 from specctl.policy.pruning import PrunedShape
 from specctl.policy.rules import Level, fresh_start, stop_rows
-from specctl.tree import DraftPool
 from tests.policy.drafts import (
     A,
     Probabilities,
@@ -165,30 +162,7 @@ def test_the_tree_by_hand(
         assert int(pool.expanded.sum()) == len({p for p in wanted if len(p) < shape.depth})
 
 
-def test_root_only_drafts_nothing() -> None:
-    rule = build_shape(RootOnly())
-    assert (rule.max_depth, rule.max_tokens) == (0, 1)
-
-
 # --------------------------------------------------------------------------- tellings
-
-
-def eagle2_by_the_book(law: Probabilities, shape: StaticTree) -> set[Path]:
-    """Expand and rerank as EAGLE-2 words it, with plain Python containers."""
-
-    def children(path: Path) -> list[Path]:
-        ranked = sorted(range(12), key=lambda token: -law(path)[token])
-        return [(*path, token) for token in ranked[: shape.top_k]]
-
-    def score(path: Path) -> float:
-        return sum(math.log(law(path[:i])[path[i]]) for i in range(len(path)))
-
-    pool = frontier = children(())
-    for _ in range(shape.depth - 1):
-        proposed = [child for node in frontier for child in children(node)]
-        pool = pool + proposed
-        frontier = sorted(proposed, key=score, reverse=True)[: shape.top_k]
-    return {(), *sorted(pool, key=score, reverse=True)[: shape.num_tokens - 1]}
 
 
 def likely_paths(law: Probabilities, shape: JointThreshold) -> set[Path]:
@@ -319,10 +293,6 @@ GATED = [
     ),
 ]
 TOLD: list[tuple[Callable[..., set[Path]], Shape]] = [
-    *[
-        (eagle2_by_the_book, StaticTree(depth=depth, top_k=top_k, num_tokens=size))
-        for depth, top_k, size in ((1, 3, 3), (4, 3, 9), (5, 4, 30))
-    ],
     # With the whole vocabulary as top_k the beam leaves out nothing.
     *[(likely_paths, threshold(prob, depth=4, top_k=12)) for prob in (0.3, 0.1, 0.04)],
     *[
@@ -483,18 +453,6 @@ def test_most_tokens_by_hand() -> None:
     assert scored(depth=5, first_top_k=1, second_top_k=1).most_tokens == 6
 
 
-def test_without_a_threshold_the_whole_beam_is_kept() -> None:
-    """Scores fall along every path, so nothing is lost that is drafted."""
-    network = {"scorer": random_network(4), "beta": 0.0, "first_top_k": 3, "second_top_k": 10}
-    for shape, size in (
-        (threshold(0.0, depth=2, top_k=3), 1 + 3 + 9),
-        (scored(**network), 1 + 3 + 9 + 27),
-        (scored(**network, predicts="joint"), 1 + 3 + 9 + 27),
-    ):
-        pool, tree, _ = grow(build_shape(shape), [random_law(3)])
-        assert int(tree.num_nodes) == size == int(pool.num_nodes[0])
-
-
 def test_a_cap_is_not_drafted_beyond() -> None:
     rule = build_shape(gates(depth=8, width=3, max_width=4, num_tokens=8, thresholds=(0.0,)))
     assert rule.max_depth == 3, "levels of 3, 3 and 1 nodes fill 8 tokens"
@@ -516,15 +474,3 @@ def test_defaults_of_ddd_are_the_papers() -> None:
     paper = DynamicDepth()
     found = (paper.depth, paper.top_k, paper.check_levels, paper.min_beam_logp)
     assert found == (11, 10, (5, 7, 9), -0.3)
-
-
-def test_every_node_is_scored_once() -> None:
-    seen: list[int] = []
-
-    def by_token(pool: DraftPool, start: int) -> Tensor:
-        seen.append(pool.joint_logp.shape[1] - start)
-        return pool.token_ids[:, start:] / 3
-
-    rule = PrunedShape(max_depth=3, top_k=4, width=2, max_tokens=40, score=by_token, min_score=0.5)
-    pool, _, _ = grow(rule, [uniform_law])
-    assert sum(seen) == pool.joint_logp.shape[1] - 1

@@ -82,15 +82,6 @@ def test_figures_of_bins_by_hand() -> None:
     assert report.held_out.constant_mse == pytest.approx((1.25**2 + 1.75**2 + 2.75**2) / 3)
 
 
-def test_shares_and_counts_add_up(fit: Fitted) -> None:
-    for side in ("train", "held_out"):
-        assert sum(getattr(row, side).share_frac for row in fit.data.bins) == pytest.approx(1.0)
-    rounds = sum(row.train.num_rounds + row.held_out.num_rounds for row in fit.data.bins)
-    used = sum(row.train.num_used + row.held_out.num_used for row in fit.data.bins)
-    assert rounds == sum(fit.data.rounds_by_fate.values()) == 3000
-    assert used == fit.data.rounds_by_fate["used"]
-
-
 def test_rounds_of_another_tree_or_depth_are_left_out_and_counted(fit: Fitted) -> None:
     other = noisy_rounds(400, seed=5).with_columns(tcr=pl.lit(1, pl.Int32))
     strange = [("offered_depth", 9), ("top_k", 4), ("phi_depth", 5), ("phi_depth", None)]
@@ -108,11 +99,6 @@ def test_filter_all_with_tcr_leaves_out_rounds_without_one() -> None:
     fates = cart.fit_rounds(noisy_rounds(), CartConfig(filter="all")).data.rounds_by_fate
     lacking = noisy_rounds()["tcr"].null_count()
     assert fates == {"used": 3000 - lacking, "nothing_accepted": lacking}
-
-
-def test_few_rounds_give_fewer_bins() -> None:
-    report = cart.fit_rounds(noisy_rounds(300), CartConfig(min_rows=12)).data
-    assert 3 <= len(report.bins) < 8
 
 
 def test_bins_without_worth_are_reported_with_a_warning(fit: Fitted) -> None:
@@ -159,14 +145,6 @@ def test_refusal_is_one_line_that_says_what_to_do(
     with pytest.raises(error, match=words) as caught:
         cart.fit_rounds(frame, config)
     assert "\n" not in str(caught.value)
-
-
-def test_too_many_gammas_for_the_bins_are_refused_by_exact_too() -> None:
-    frame = NOISY.with_columns(tcr=pl.when(pl.col("phi") > 5).then(9).otherwise(2))
-    with pytest.raises(TraceEmptyError, match="found 2 in"):
-        cart.fit_rounds(frame, CartConfig(algorithm="exact"))
-    fewer = cart.fit_rounds(frame, CartConfig(algorithm="exact", gammas=(0.3, 0.6)))
-    assert len(fewer.policy.shape.edges) > 0
 
 
 def squared_error(phi: np.ndarray, label: np.ndarray, edges: list[float]) -> float:

@@ -150,29 +150,6 @@ def test_recall_by_hand() -> None:
     assert found.loss_bound == pytest.approx((2 * found.loss_frac + 1) / 3)
 
 
-def test_report_states_what_it_is_of(fit: Fit[echo.EchoReport]) -> None:
-    report = fit.data
-    assert sum(report.prompts.values()) == 40
-    assert sum(report.rows.values()) == 2400
-    assert report.num_left_out == 7
-    assert [row.level for row in report.levels] == [1, 2, 3, 4]
-    assert [row.level for row in report.levels if row.threshold is not None] == [1, 4]
-    assert report.levels[0].auc.value > 0.9
-    assert report.levels[1].auc.value < 0.6
-    assert report.levels[0].reached_frac == pytest.approx(0.5, abs=0.05)
-    gated = report.replayed["gates"]
-    assert (gated.draft_yield, gated.mean_acceptance_length) == (2.0, 3.0)
-    assert gated.verified_yield == pytest.approx(200 / 800)
-    assert gated.token_us is None
-    assert any("gate at level 4" in line for line in fit.report.summary)
-
-
-def test_order_of_rows_does_not_matter(fit: Fit[echo.EchoReport]) -> None:
-    shuffled = planted().sample(fraction=1.0, shuffle=True, seed=3)
-    again = echo_fit(shuffled, CONFIG)
-    assert again.report.json_bytes() == fit.report.json_bytes()
-
-
 def test_gates_of_the_report_are_judged_on_what_reaches_them(fit: Fit[echo.EchoReport]) -> None:
     first, second = fit.data.gates
     assert first.num_rows == fit.data.rows["held_out"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -177,23 +176,13 @@ CONFIGS = [
     and found.__module__.endswith("configs")
 ]
 BAD: dict[type[BaseModel], list[dict[str, Any]]] = {
-    configs.CartConfig: [{"label": "luck"}, {"gammas": (5.0,)}, {"alpha": 99}, {"index_base": 2}],
-    configs.NodeConfig: [{"features": ()}, {"predicts": "luck"}, {"negatives": -1.0}],
-    configs.C2TConfig: [{"beta": 1.5}, {"recall": 0.0}, {"num_tokens": 1}, {"held_out_frac": 1.0}],
-    configs.EchoConfig: [{"width": 5, "max_width": 4}, {"delta": 1.5}, {"depth": 99}],
-    configs.MarsConfig: [
-        {"thetas": (0.9, 0.95)},
-        {"thetas": (0.9, 0.9)},
-        {"thetas": (2.0, 1.0), "form": "margin"},
-        {"thetas": (1.2,)},
-        {"deny_token_ids": (-1,)},
-    ],
+    configs.EchoConfig: [{"width": 5, "max_width": 4}],
+    configs.MarsConfig: [{"thetas": thetas} for thetas in ((0.9, 0.95), (0.9, 0.9), (1.2,))]
+    + [{"thetas": (2.0, 1.0), "form": "margin"}],
     configs.AdasdConfig: [
-        *({"clips": clips} for clips in ((), (0.2, 0.1), (0.0, 0.1), (0.1, 0.1), (1.2,))),
-        {"half_life": 0.0},
+        {"clips": clips} for clips in ((), (0.2, 0.1), (0.0, 0.1), (0.1, 0.1), (1.2,))
     ],
-    configs.Contract: [{"max_loss": 0.0}, {"max_loss": 1.0}, {"confidence": 1.5}],
-}
+}  # what no field alone can tell
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.__name__)
@@ -203,13 +192,3 @@ def test_defaults_are_a_configuration_and_bad_values_are_none(config: type[BaseM
     for fields in [{"no_such_field": 1}, *BAD.get(config, [])]:
         with pytest.raises(ValidationError):
             config(**fields)
-
-
-def test_a_configuration_in_the_manifest_is_read_back(fits: Fits, folders: Folders) -> None:
-    kinds = {"cart": configs.CartConfig, "c2t": configs.C2TConfig, "echo": configs.EchoConfig}
-    for name, kind in kinds.items():
-        fit = dict(load_artifact(folders[name]).manifest.fit or {})
-        fit.pop("kind")
-        assert kind.model_validate_json(json.dumps(fit)).model_dump(mode="json") == dict(
-            fits[name].report.config
-        )

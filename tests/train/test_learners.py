@@ -57,11 +57,6 @@ def test_offset_undoes_the_sampling_of_negatives() -> None:
     assert scorer.b2[0] == pytest.approx(float(bias), abs=1e-5)
 
 
-def test_few_rows_are_passed_over_more_often() -> None:
-    config = FfnConfig(epochs=10, min_steps=1000, batch_size=100)
-    assert [config.num_epochs(n) for n in (10_000, 1_000, 50)] == [10, 100, 1000]
-
-
 @pytest.mark.parametrize("hidden", [2, 48])
 def test_sizes_offered_and_a_constant_feature(hidden: int) -> None:
     features, accepted = rare_nodes(2000)

@@ -86,12 +86,7 @@ def test_a_certified_theta_becomes_an_artifact(
     assert evidence is not None
     assert evidence.num_prompts == 12
     assert evidence.metrics["p_value"].value == fit.data.rows[fit.data.chosen].trial.p_value
-    card = (tmp_path / "policy" / "README.md").read_text()
-    for words in ("Lossy", "Certified: at theta", "8 with checkable", "--allow-lossy"):
-        assert words in card
     assert fit.data.num_checked == 8
-    [table] = fit.report.tables
-    assert len(table.rows) == 1 + len(CONFIG.thetas)
 
 
 def test_modes_that_the_sampling_contradicts_are_refused() -> None:

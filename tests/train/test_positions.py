@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -24,13 +23,12 @@ from specctl.replay.rounds import replay
 from specctl.replay.submissions import submissions_of
 from specctl.train.cart import ROUND_COLUMNS, rounds_to_fit
 from specctl.train.configs import CartConfig
-from specctl.train.echo import EchoReport, Replays, gate_rows
+from specctl.train.echo import Replays, gate_rows
 from specctl.train.positions import PositionRows
-from tests.cli.command import Outcome, refuses, specctl
+from tests.cli.command import Outcome, specctl
 from tests.replay.logs import PlainTree, log_fixtures, plain_trees, random_traces, static_tree
 from tests.replay.reports import live_traces
 from tests.replay.serving import linear
-from tests.replay.tune_cases import linear_file
 
 CONFIG = CartConfig()
 DEPTH, NUM_PROMPTS = 4, 8
@@ -175,24 +173,3 @@ def test_verb_writes_an_artifact_that_replays(folder: Path, tmp_path: Path) -> N
     rounds = simulate(made, Load(4, num_requests=8), linear()).rounds
     assert rounds.per_step(rounds.verified).max() == 20
     assert (rounds.verified >= 1).all()
-
-
-def test_json_and_thresholds_by_cost(folder: Path, tmp_path: Path) -> None:
-    costs = linear_file(tmp_path / "cost_model.json")
-    options = ("--thresholds", "cost", "--cost-model", costs, "--max-gates", 1, "--json")
-    told = json.loads(fit(folder, tmp_path / "policy", *options).out)
-    report = EchoReport.model_validate_json(json.dumps(told["report"]))
-    assert told["artifact_digest"] == load_artifact(tmp_path / "policy").digest
-    assert report.config["thresholds"] == "cost"
-    gates, no_gates = report.replayed["gates"], report.replayed["no_gates"]
-    assert gates.token_us is not None
-    assert gates.token_us <= 1.02 * no_gates.token_us, "chosen on other prompts, yet no worse"
-
-
-def test_refusals(folder: Path, tmp_path: Path) -> None:
-    verb = ("fit", "echo", folder, "-o", tmp_path / "policy", *SMALL)
-    assert "level 4" in refuses(INPUT, *verb, "--delta", 1)
-    assert "specctl profile" in refuses(USAGE, *verb, "--delta", 0.55, "--thresholds", "cost")
-    assert "thresholds" in refuses(USAGE, *verb, "--thresholds", "luck")
-    assert "width exceeds max_width" in refuses(USAGE, *verb, "--width", 4)
-    assert not (tmp_path / "policy").exists()

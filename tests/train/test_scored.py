@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from specctl.errors import TraceEmptyError, UsageError
+from specctl.errors import UsageError
 from specctl.logs.node_sample import LoggedNodes
 from specctl.policy import FfnScorer, JointThreshold, ScoredTree, build_shape
 from specctl.stats import calibration_errors
 from specctl.train.c2t import fit_c2t
 from specctl.train.configs import NodeConfig
-from specctl.train.curves import BETAS, CalibrationTally, Curve, equal_mass, trace_curve
+from specctl.train.curves import BETAS, Curve, equal_mass, trace_curve
 from specctl.train.report import Fit
 from specctl.train.scored import RECALLS, choose_beta, read_sides, references
 from tests.train.cases import DEPTH, NODE_PROMPTS, TOP_K, c2t_config
@@ -119,17 +119,6 @@ def test_trees_of_sampled_negatives_speak_of_all(source: LoggedNodes, predicts: 
     assert losses[1] == pytest.approx(losses[0], abs=0.02)
 
 
-@pytest.mark.parametrize("predicts", ["joint", "conditional"])
-def test_defaults_follow_the_label_and_the_log(predicts: str) -> None:
-    class Support:
-        depth, top_k, width = 4, 20, 3
-
-    found = NodeConfig.defaults(Support, predicts)
-    assert (found["depth"], found["first_top_k"], found["second_top_k"]) == (4, 10, 3)
-    given = NodeConfig(**{**found, "features": ("depth",)})
-    assert NodeConfig.model_validate_json(given.model_dump_json()).depth == 4
-
-
 @pytest.mark.parametrize(
     "options", [{"predicts": "joint"}, {"predicts": "conditional", "keep_leaves": False}], ids=str
 )
@@ -163,15 +152,6 @@ def joint(source: LoggedNodes) -> Curve:
     return trace_curve(source, JOINT, NODE_PROMPTS)
 
 
-def test_unpruned_tree_loses_nothing_where_its_frontier_is_the_log(joint: Curve) -> None:
-    assert joint.num_missing == 0
-    assert joint.accepted[:, 0].sum() <= joint.longest.sum()
-    assert joint.point(0).recall > 0.98
-    assert joint.point(0).positive_rate > 0.98
-    assert joint.kept.shape == (16, len(BETAS))
-    assert (np.diff(joint.kept, axis=1) <= 0).all()
-
-
 def test_drafted_probabilities_of_such_logs_are_calibrated(joint: Curve) -> None:
     """Scores that were off by 0.05 would show."""
     whole, *levels = joint.calibration.by_depth()
@@ -190,11 +170,6 @@ def test_a_recall_has_a_threshold_and_a_size(joint: Curve) -> None:
     assert joint.point(index + 1).num_tokens <= tokens <= joint.point(index).num_tokens
     assert joint.index_of_recall(1.01) is None
     assert np.isnan(joint.tokens_at_recall(1.01)).all()
-
-
-def test_no_prompts_are_refused(source: LoggedNodes) -> None:
-    with pytest.raises(TraceEmptyError, match="no positions"):
-        trace_curve(source, JOINT, [])
 
 
 def test_areas_agree_with_scikit_learn(source: LoggedNodes, joint: Curve) -> None:
@@ -221,11 +196,3 @@ def test_error_of_known_size_is_found_and_chance_is_taken_off(shift: float) -> N
     debiased, plain = calibration_errors(*equal_mass(*cells))
     assert plain > 0.006
     assert abs(debiased - shift) < 0.014
-
-
-def test_empty_depths_are_left_out(source: LoggedNodes) -> None:
-    tally = CalibrationTally(9)
-    [batch, *_] = source.batches(build_shape(JointThreshold(depth=2, top_k=2, min_prob=0.0)))
-    assert batch.scores is not None
-    tally.add(batch, batch.scores)
-    assert [level.depth for level in tally.by_depth()] == [None, 1, 2]

@@ -201,22 +201,6 @@ def test_what_cannot_be_watched_is_refused(
     assert "is a probability" in refuses(2, "drift", served, "-p", SERVED, "--false-alarm-prob", 0)
     unreachable = refuses(2, "drift", served, "-p", SERVED, "--false-alarm-prob", 1e-300)
     assert "from 1e-90 to below 1, not 1e-300" in unreachable
-    short = tmp_path / "short"
-    passes(
-        "collect",
-        "embedded",
-        "-o",
-        short,
-        "--policy",
-        SERVED,
-        "--limit",
-        8,
-        *LENGTH[2:],
-        "--max-new-tokens",
-        4,
-    )
-    said = refuses(4, "drift", served, "-p", SERVED, "--reference", short)
-    assert "--reference has max_new_tokens 4, the traffic 10" in said
     few = refuses(4, "drift", served, "-p", SERVED, "--reference-prompts", 240)
     assert "lower --reference-prompts" in few
     assert "live ones" in refuses(4, "drift", served, "-p", SERVED, "--dense", served)
@@ -369,13 +353,6 @@ def test_settings_of_words_are_searched_and_others_kept(deployed: str, family: s
     assert searched.grid
 
 
-def test_what_has_no_settings_to_search_is_refused(
-    dense: Path, costs: Path, tmp_path: Path
-) -> None:
-    verb = ("recalibrate", dense, "--cost-model", costs, "-o", tmp_path / "again")
-    assert "with --family" in refuses(2, *verb, "--policy", "ar")
-
-
 def test_a_fit_is_made_again_with_its_own_options(dense: Path, costs: Path, tmp_path: Path) -> None:
     options = ("--weight", 5, "--beta", 0.2, "--held-out", 0.5)
     passes("fit", "survival", dense, "-o", tmp_path / "old", *options)
@@ -410,33 +387,31 @@ def test_a_deployed_policy_is_compared_on_prompts_that_it_was_not_fitted_on(
     assert "old†" in specctl(*words, "--all-prompts").out
 
 
-@pytest.mark.parametrize(
-    ("policy", "command"),
-    [
-        (
-            "eagle2:depth=4+mars:theta=0.95",
-            "fit mars RECENT.jsonl --shape eagle2:depth=4 --mode sound --form ratio --thetas 0.95",
-        ),
-        (
-            "adasd_stop+adasd_accept",
-            "fit adasd RECENT.jsonl --shape adasd_stop --min-samples 8 --clips 1.0 --variant base",
-        ),
-        ("chain+ratio", "specctl run RECENT.jsonl --compare ar,chain,"),
-    ],
-)
-def test_what_replay_cannot_judge_is_certified_instead(
-    dense: Path, costs: Path, tmp_path: Path, policy: str, command: str
-) -> None:
-    verb = ("recalibrate", dense, "--cost-model", costs, "-o", tmp_path / "again")
-    assert command in refuses(2, *verb, "--policy", policy)
+CONTRACT = {"max_loss": 0.02, "confidence": 0.9, "kind": "binary"}
+CERTIFIED: dict[str, tuple[Any, str]] = {
+    "eagle2:depth=4+mars:theta=0.95": (
+        None,
+        "fit mars RECENT.jsonl --shape eagle2:depth=4 --mode sound --form ratio --thetas 0.95",
+    ),
+    "adasd_stop+adasd_accept": (
+        None,
+        "fit adasd RECENT.jsonl --shape adasd_stop --min-samples 8 --clips 1.0 --variant base",
+    ),
+    "chain+ratio": (None, "specctl run RECENT.jsonl --compare ar,chain,"),
+    "chain+mars:theta=0.9": (
+        SimpleNamespace(fit={"kind": "mars", "contract": CONTRACT}),
+        "--thetas 0.9 --max-loss 0.02 --confidence 0.9 -o again",
+    ),
+}
 
 
-def test_a_certificate_is_asked_for_as_it_was_given() -> None:
-    policy = resolve_policy("chain+mars:theta=0.9", allow_lossy=True).policy
-    fit = {"kind": "mars", "contract": {"max_loss": 0.02, "confidence": 0.9, "kind": "binary"}}
-    manifest: Any = SimpleNamespace(fit=fit)
-    with pytest.raises(UsageError, match=r"--thetas 0.9 --max-loss 0.02 --confidence 0.9 -o again"):
-        families_to_search(policy, manifest)
+@pytest.mark.parametrize("policy", CERTIFIED)
+def test_what_replay_cannot_judge_is_certified_instead(policy: str) -> None:
+    """As it was, where a certificate is known."""
+    manifest, command = CERTIFIED[policy]
+    with pytest.raises(UsageError) as refusal:
+        families_to_search(resolve_policy(policy, allow_lossy=True).policy, manifest)
+    assert command in str(refusal.value)
 
 
 def test_one_prompt_in_four_is_logged_densely_beside_a_run(tmp_path: Path) -> None:
@@ -454,14 +429,6 @@ def test_one_prompt_in_four_is_logged_densely_beside_a_run(tmp_path: Path) -> No
     assert len(chosen_ids[0]) == 2
     assert sampled.equals(whole.filter(pl.col("prompt_id").is_in(chosen_ids)))
     assert sampled.equals(rounds(tmp_path / "apart-dense").select(roots))
-
-
-def test_what_cannot_be_sampled_is_refused(served: Path, tmp_path: Path) -> None:
-    new = tmp_path / "new"
-    assert "needs --trace" in refuses(2, "run", "embedded", "--dense-every", 4)
-    refuses(2, "run", "embedded", "--compare", "ar,chain", "--trace", new)
-    refuses(2, "collect", "embedded", "-o", new, "--dense", "--dense-every", 4)
-    assert "found traces" in refuses(6, "run", "embedded", "--trace", served)
 
 
 def rounds(folder: Path) -> pl.DataFrame:
