@@ -9,6 +9,7 @@ from specctl.artifacts.manifest import PairFingerprint
 from specctl.replay.config import ProfileGrid
 from specctl.replay.cost.model import DraftGrids, Grid, Machine, TableCost
 from specctl.replay.cost.rates import LinearCost
+from specctl.replay.metrics import LoadClock
 from specctl.runtime.load import Pair, Target
 from tests.runtime.toy import toy_pair
 
@@ -26,6 +27,22 @@ MACHINE = Machine(
 FINGERPRINT = PairFingerprint(
     target_digest=SHA, drafter_digest=SHA, tokenizer_digest=SHA, target="toy", drafter="small"
 )
+
+
+def linear_cost(**rates: Any) -> LinearCost:
+    """A linear form; rates that are not given are 0."""
+    names = ("verify_fixed", "verify_token", "verify_cached_token", "draft_fixed", "draft_token")
+    free = {f"{name}_us": 0.0 for name in (*names, "step")}
+    return LinearCost(**{"cost_model_version": 1, "source": "by hand", **free, **rates})
+
+
+def linear_clock(batch_size: int = 1, **rates: float) -> LoadClock:
+    """100 us a verification and 10 a token of it; 20 us a draft and 5 a drafted node; 1 a step."""
+    usual = {"verify_fixed_us": 100.0, "verify_token_us": 10.0, "step_us": 1.0}
+    drafting = {"draft_fixed_us": 20.0, "draft_token_us": 5.0}
+    return LoadClock(linear_cost(**{**usual, **drafting, **rates}), batch_size)
+
+
 PUBLISHED = LinearCost(  # SpecDecode-Bench/simulator, predictor.py, class Llama8BH100, in us
     cost_model_version=1,
     source="SpecDecode-Bench simulator, Llama 3.1 8B, EAGLE, H100",

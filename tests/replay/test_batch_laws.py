@@ -118,16 +118,6 @@ def test_a_batch_holds_trees_of_different_sizes_side_by_side(prepared: Made) -> 
     assert len(set(batch.pool.num_nodes.tolist())) > 2
 
 
-def test_equal_seeds_give_equal_runs_and_others_do_not(prepared: Made) -> None:
-    def run(seed: int, load: Load) -> tuple[list[int], list[float]]:
-        found = simulate(prepared["eagle2"], load, linear(), seed=seed)
-        return found.logged.tolist(), found.timeline.finish_us.tolist()
-
-    for load in (Load(3), Load(3, arrival_rate_per_s=60.0)):
-        assert run(1, load) == run(1, load)
-        assert len({str(run(seed, load)) for seed in range(6)}) == 6
-
-
 def test_separate_passes_change_nothing(log: DenseLog, prepared: Made) -> None:
     load = Load(4, num_requests=9)
     for name, policy in POLICIES.items():

@@ -93,6 +93,9 @@ def test_default_numbers_of_requests() -> None:
     ("load", "named"),
     [
         ({"batch_size": 0}, "batch_size.*at least 1"),
+        ({"batch_size": 2, "in_order": True, "arrivals_us": (0.0,)}, "in_order"),
+        ({"batch_size": 2, "in_order": True, "arrival_rate_per_s": 1.0}, "in_order"),
+        ({"batch_size": 2, "in_order": True, "num_requests": 3}, "in_order"),
         ({"batch_size": 1, "num_requests": 0}, "num_requests"),
         ({"batch_size": 1, "arrival_rate_per_s": 0.0}, "arrival_rate_per_s"),
         ({"batch_size": 1, "arrival_rate_per_s": float("nan")}, "arrival_rate_per_s"),

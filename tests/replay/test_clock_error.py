@@ -66,20 +66,11 @@ def _here(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
 
 
+REPLAY = ("replay", "traces", "-p", "ar", "-p", "chain:num_draft_tokens=2")
 VERBS: dict[str, tuple[object, ...]] = {
-    "replay": ("replay", "traces", "-p", "ar", "-p", "chain:num_draft_tokens=2", *QUICK),
-    "batch": ("replay", "traces", "-p", "ar", "-p", "chain:num_draft_tokens=2", "--batch-size", 2),
-    "in order": (
-        "replay",
-        "traces",
-        "-p",
-        "ar",
-        "-p",
-        "chain:num_draft_tokens=2",
-        "--batch-size",
-        2,
-        "--in-order",
-    ),
+    "replay": (*REPLAY, *QUICK),
+    "batch": (*REPLAY, "--batch-size", 2),
+    "in order": (*REPLAY, "--batch-size", 2, "--in-order"),
     "ladder": ("ladder", "traces", "-o", "ladder", "-p", "chain:num_draft_tokens=2"),
     "tune": ("tune", "traces", "-o", "tuned", *QUICK),
     "recalibrate": ("recalibrate", "traces", "-p", "chain:num_draft_tokens=1", "-o", "again"),

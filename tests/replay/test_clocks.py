@@ -17,11 +17,9 @@ import pytest
 from scripts.gpu import publish
 from specctl.errors import InputError, UsageError
 from specctl.replay.cost import LinearCost, Steps, load_cost_model
-from specctl.replay.cost.files import CLOCKS, clock_names, clock_of, device_of, doubts
+from specctl.replay.cost.files import clock_names, clock_of, device_of, doubts
 from specctl.replay.cost.model import CostModel, TableCost
-from tests.cli.command import INPUT, refuses, specctl
 from tests.replay.costs import DRAFT, FINGERPRINT, PUBLISHED, grid, table_model
-from tests.replay.logs import random_traces
 
 ROOT = Path(__file__).parents[2]
 H100 = "h100-llama-3.1-8b-eagle"
@@ -120,13 +118,6 @@ def test_a_wrong_name_is_told_the_right_ones(tmp_path: Path, monkeypatch: Any) -
     assert load_cost_model(Path("line")) == own, "a file of that name stands for itself"
 
 
-@pytest.mark.parametrize("name", clock_names())
-def test_they_are_read_like_any_file(name: str, tmp_path: Path) -> None:
-    copy = tmp_path / "copy.json"
-    copy.write_bytes((CLOCKS / f"{name}.json").read_bytes())
-    assert load_cost_model(copy).digest == load_cost_model(Path(name)).digest
-
-
 def said(model: CostModel, steps: Steps) -> list[str]:
     return [str(one) for one in model.outside(steps) if one.num_outside]
 
@@ -172,34 +163,3 @@ def test_a_clock_is_named_with_what_it_is_not() -> None:
     assert str(clock_of(named(H100), FINGERPRINT)).endswith(
         "(stated, not of this pair, decisions free)"
     )
-
-
-@pytest.fixture(scope="module")
-def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dense") / "traces"
-    random_traces(folder, num_prompts=24, depth=3, top_k=2)
-    return folder
-
-
-def test_the_caveat_stands_in_the_line_of_the_gain(dense: Path, tmp_path: Path) -> None:
-    """Of replay, alone and in batches, ladder and tune; and in their JSON."""
-    caveat = "SpecDecode-Bench's simulator (stated, not of this pair, decisions free): "
-    cost = ("--cost-model", H100)
-    commands: dict[str, tuple[object, ...]] = {
-        "replay": ("-p", "ar,chain:num_draft_tokens=2", *cost),
-        "batch": ("-p", "ar,chain:num_draft_tokens=2", *cost, "--batch-size", 2),
-        "ladder": ("-o", tmp_path / "ladder", *cost),
-        "tune": (*cost, "--held-out", 0.5),
-    }
-    for name, words in commands.items():
-        verb = "replay" if name == "batch" else name
-        told = " ".join(specctl(verb, dense, *words).out.split())
-        line = told.partition(caveat)[2]
-        assert re.match(r"\S.*?× \d+\.\d\d .*?(of ar\.|of plain\.|plain decoding\.)", line), told
-        found = json.loads(specctl(verb, dense, *words, "--json").out)
-        assert found["clock"].endswith(caveat[:-2])
-
-
-def test_the_refusal_on_the_command_line() -> None:
-    told = refuses(INPUT, "report", "-o", "x.html", "--cost-model", "lines")
-    assert "did you mean line?" in told

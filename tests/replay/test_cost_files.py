@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from specctl.errors import InputError, OutputError
+from specctl.errors import InputError
 from specctl.replay.cost import LinearCost, TableCost, load_cost_model, save_cost_model
 from specctl.replay.cost.files import doubts, validity
 from tests.replay.costs import FINGERPRINT, MACHINE, PUBLISHED, table_model
@@ -62,7 +61,6 @@ REFUSED: list[tuple[Model, Change, str]] = [
         (TABLE, change, words)
         for change, words in [
             (put(float("nan"), *US, 1, 0, 2), r"verify\.us\.1\.0\.2: not a finite"),
-            (put(-1.0, *US, 0, 1, 0), r"verify\.us\.0\.1\.0: not above 0"),
             (put(0.0, *US, 0, 1, 0), r"verify\.us\.0\.1\.0: not above 0"),
             (put(19.0, *US, 0, 0, 2), r"verify: .*us\[0\]\[0\]\[2\] falls from 20 to 19"),
             (
@@ -71,14 +69,10 @@ REFUSED: list[tuple[Model, Change, str]] = [
             ),
             (lambda m: m["verify"]["us"].pop(), r"verify: .*us has 1 entries, not 2"),
             (put([1, 8, 4], "verify", "sizes"), r"verify: .*sizes\[2\] is 4 after 8"),
-            (put([1, 4, 4], "verify", "sizes"), r"verify: .*sizes\[2\] is 4 after 4"),
-            (put([0, 4, 8], "verify", "sizes"), r"verify\.sizes\.0: "),
-            (put(-1.0, "verify", "iqr_us", 0, 0, 1), r"verify\.iqr_us\.0\.0\.1"),
             (lambda m: m.pop("verify"), r"verify: it is missing"),
             (put(1, "extra"), r"extra: there is no such field"),
             (put(2, "cost_model_version"), r"cost_model_version: not 1"),
             (lambda m: m.pop("cost_model_version"), r"cost_model_version: it is missing"),
-            (put("polynomial", "kind"), r"polynomial"),
             (put("tomorrow", "expires"), r"expires: "),
         ]
     ),
@@ -116,20 +110,6 @@ def test_what_is_not_one_json_value_is_refused(tmp_path: Path) -> None:
         load_cost_model(tmp_path / "none.json")
     with pytest.raises(InputError, match="found a folder"):
         load_cost_model(tmp_path)
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: Any) -> None:
-    path = tmp_path / "cost_model.json"
-    save_cost_model(table_model(), path)
-
-    def fail(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OutputError, match="no space left"):
-        save_cost_model(PUBLISHED, path)
-    assert load_cost_model(path) == table_model()
-    assert [entry.name for entry in tmp_path.iterdir()] == ["cost_model.json"]
 
 
 NOW = datetime(2027, 2, 19, 12, tzinfo=UTC)

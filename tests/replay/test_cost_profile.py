@@ -33,7 +33,7 @@ from specctl.runtime.capture import GraphSettings, Recording, bucket_of, token_t
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair
 from specctl.runtime.requests import Stopwatch
-from tests.cli.command import passes, refuses, specctl
+from tests.cli.command import passes, specctl
 from tests.replay.costs import PUBLISHED, SMALL, grid, table_model, toy
 from tests.runtime.captured import TapeCapture
 from tests.runtime.toy import toy_requests
@@ -378,13 +378,3 @@ def test_an_interrupted_profile_leaves_the_old_file(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("specctl.replay.cost.profile.fit_table", interrupt)
     assert specctl("profile", "-o", path, *QUICK).code == 130
     assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [(path.name, "old")]
-
-
-def test_refusals_come_before_the_work(tmp_path: Path) -> None:
-    place = ("profile", "-o", tmp_path / "c.json")
-    assert "--verified-tokens" in refuses(2, *place, "--verified-tokens", "4,2")
-    assert "--rounds" in refuses(2, *place, "--rounds", "both")
-    assert "--rounds" in refuses(2, *place, *QUICK, "--rounds", "graphs")
-    refuses(6, "profile", "-o", tmp_path / "none" / "c.json")
-    refuses(6, "profile", "-o", tmp_path)
-    assert list(tmp_path.iterdir()) == []

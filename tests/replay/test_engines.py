@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,16 +11,52 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specctl.errors import UsageError
 from specctl.logs.positions import Floats
-from specctl.policy import Chain, ChainSchedule, RootOnly
+from specctl.policy import Chain, ChainSchedule, Policy, RootOnly
 from specctl.replay.batch_figures import BatchTotals, totals_of
 from specctl.replay.batch_simulation import Load, Simulation, simulate
 from specctl.replay.config import Engine
 from specctl.replay.cost.model import Steps
 from specctl.replay.cost.rates import LinearCost
-from tests.replay.chains import BY_HAND, ChainShape, Text, submitted, texts
-from tests.replay.serving import linear
+from specctl.replay.outcomes import Outcomes
+from specctl.replay.submissions import Submissions
+from tests.replay.serving import linear, positions_of
+
+ChainShape = RootOnly | Chain | ChainSchedule
+
+
+@dataclass(frozen=True)
+class Text:
+    """A request as a naive reader sees it: tokens, and accepted draft tokens at 1, 2, ..."""
+
+    num_tokens: int
+    accepted: list[int]
+
+
+@st.composite
+def texts(draw: Any) -> list[Text]:
+    found = []
+    for size in draw(st.lists(st.integers(2, 12), min_size=1, max_size=6)):
+        wanted = draw(st.lists(st.integers(0, 6), min_size=size - 1, max_size=size - 1))
+        found.append(Text(size, [min(a, size - p) for p, a in enumerate(wanted, start=1)]))
+    return found
+
+
+BY_HAND = [Text(6, [3, 0, 2, 0, 1]), Text(3, [0, 1])]
+"""`a`, six tokens: positions 1..5 accept 3, 0, 2, 0, 1. `b`, three: 0, 1."""
+
+
+def submitted(found: list[Text], shape: ChainShape) -> Submissions:
+    """The outcome of a shape at every position; of a schedule its longest chain's. The prompts
+    have 1, 2, ... tokens."""
+    accepted = np.concatenate([text.accepted for text in found])
+    positions = positions_of([text.num_tokens - 1 for text in found])
+    lengths = getattr(shape, "num_draft_tokens", 0)
+    longest = max(lengths) if isinstance(lengths, tuple) else lengths
+    accepted = np.minimum(accepted, longest).astype(np.int32)
+    outcomes = Outcomes.of(accepted, verified=longest + 1, levels=longest, wanted=longest)
+    return Submissions(Policy(shape=shape), positions, outcomes, longest + 1)
+
 
 TABLE = ChainSchedule(from_batch=(1, 2, 6), num_draft_tokens=(5, 2, 0))
 SHAPES = st.sampled_from([RootOnly(), Chain(num_draft_tokens=3), TABLE])
@@ -258,15 +294,3 @@ def test_vllm_serves_arrivals() -> None:
     run = simulate(submitted(found, RootOnly()), load, Recorder(), seed=3)  # type: ignore[arg-type]
     assert run.rounds.num_joined.tolist()[:3] == [1, 0, 1]
     assert run.timeline.first_token_us.tolist() == [1, 3]
-
-
-def test_loads_that_contradict_themselves() -> None:
-    for wrong in (
-        {"arrivals_us": (0.0,)},
-        {"arrival_rate_per_s": 1.0},
-        {"num_requests": 3},
-    ):
-        with pytest.raises(UsageError, match="in_order"):
-            replace(Load(2, in_order=True), **wrong)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="batch_size"):
-        Load(0, in_order=True)

@@ -18,7 +18,10 @@ from specctl.replay.metrics import request_sums
 from specctl.replay.outcomes import Outcomes
 from specctl.replay.rounds import walk_outcomes
 from specctl.replay.walk import fewest, most
-from tests.replay.positions import LENGTHS, linear_clock, positions_of
+from tests.replay.costs import linear_clock
+from tests.replay.serving import positions_of
+
+LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=5)
 
 
 @given(LENGTHS, st.randoms(use_true_random=False))

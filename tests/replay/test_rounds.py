@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from specctl import progress
-from specctl.errors import TraceError, UsageError
+from specctl.errors import UsageError
 from specctl.logs import tree_log
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog, LogChunk
@@ -34,7 +34,6 @@ from specctl.replay.submissions import submissions_of
 from specctl.replay.walk import walk
 from tests.policy.scorers import random_network, steps
 from tests.replay.logs import log_fixtures, plain_trees, random_log
-from tests.replay.reports import live_traces
 
 traces, log = log_fixtures(num_prompts=2, depth=5, top_k=4)
 
@@ -146,11 +145,6 @@ def test_the_full_tree_submits_the_whole_log(traces: TraceSet, log: DenseLog) ->
     sizes = np.array([len(tree.parent) for trees in plain_trees(traces) for tree in trees])
     assert found.outcomes.verified.tolist() == sizes[found.visited].tolist()
     assert found.outcomes.accepted.tolist() == matched[found.visited].tolist()
-
-
-def test_live_traces_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="--dense"):
-        DenseLog.open(live_traces(tmp_path / "live"))
 
 
 @pytest.fixture(scope="module")

@@ -83,13 +83,6 @@ def test_categories_add_up(scored: list[PolicyScores]) -> None:
             assert total == getattr(found.pooled, name)
 
 
-def test_a_category_without_scored_prompts_does_not_appear(log: DenseLog) -> None:
-    prompts = [f"p{number:06d}" for number in range(6) if number % 3 != 1]
-    [found] = scores(["ar"], replay(log.only(prompts), [POLICIES["ar"]]))
-    assert len(found.by_category) == 2
-    assert sum(figures.num_prompts for figures in found.by_category) == 4
-
-
 def test_the_baseline_against_itself_is_exactly_one(scored: list[PolicyScores]) -> None:
     """Its interval is n/a, like all others over six prompts."""
     for interval in scored[0].pooled.against.values():

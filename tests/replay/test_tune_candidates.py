@@ -12,7 +12,6 @@ import pytest
 from specctl.artifacts import Origin, load_artifact, save_artifact
 from specctl.errors import UsageError
 from specctl.policy import (
-    Chain,
     EntropyBins,
     MarginalBudget,
     Policy,
@@ -164,13 +163,6 @@ def test_an_artifact_keeps_what_was_fitted(save: Save) -> None:
     assert shapes[0].plan_depths == own.plan_depths
     assert len({(s.base.num_tokens, s.alpha, s.gammas) for s in shapes}) == len(shapes) > 50
     assert {candidate.parent for candidate in candidates} == {load_artifact(folder).digest}
-
-
-def test_an_artifact_of_another_kind_is_one_setting(save: Save) -> None:
-    policy = POLICIES["hetero"].model_copy(update={"shape": Chain(num_draft_tokens=2)})
-    folder = str(save(policy))
-    assert [candidate.policy for candidate in grown(folder).candidates] == [policy]
-    assert not parse_families([folder], (), PAIR)[0].is_static
 
 
 def test_lossy_artifacts_are_refused(save: Save) -> None:

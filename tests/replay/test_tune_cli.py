@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from scripts import synthetic_trace
-from specctl.artifacts import Artifact, Origin, load_artifact, save_artifact
+from specctl.artifacts import Artifact, load_artifact
 from specctl.artifacts.manifest import Domain
 from specctl.cli.fitting import FITS
 from specctl.errors import OutputError, SpecctlError, TraceEmptyError
 from specctl.logs.trace_set import TraceSet
-from specctl.policy import EntropyBins, Policy, StaticTree, SurvivalBudget
+from specctl.policy import Policy, SurvivalBudget
 from specctl.replay.config import TuneConfig
 from specctl.replay.tune.candidates import parse_families
 from specctl.replay.tune.publish import publish
@@ -23,7 +23,7 @@ from specctl.replay.tune.search import TuneSearch
 from specctl.replay.tune.tuning import Attempt, attempts, families_of, prepare
 from specctl.replay.tune.verdict import TuneResult
 from specctl.runtime.load import load_pair
-from tests.artifacts.examples import PAIR, POLICIES, sha, write_artifact
+from tests.artifacts.examples import PAIR, write_artifact
 from tests.cli.command import Outcome, passes, refuses, specctl
 from tests.replay.logs import random_traces
 from tests.replay.tune_cases import Stated, linear_file
@@ -140,26 +140,6 @@ def test_a_batch_under_arrivals(verb: Verb) -> None:
     assert 0 < found["policies"][0]["held_out"]["good_share"]["value"] <= 1
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_a_fitted_artifact_is_varied(
-    batch_size: int, traces: TraceSet, verb: Verb, tmp_path: Path
-) -> None:
-    base = StaticTree(depth=2, top_k=2, num_tokens=5)
-    shape = EntropyBins(base=base, edges=(1.5,), gammas=(0.8, 1.0), alpha=1)
-    origin = Origin(traces.fingerprint)
-    save_artifact(tmp_path / "bins", Policy(shape=shape), origin, card="# bins\n")
-    grids = ("--grid", "num_tokens=4,5,6", "--grid", "alpha=0,1,2", "--grid", "gammas=0.8/1.0")
-    load = ("--batch-size", batch_size, "--family", tmp_path / "bins")
-    shown = tune(*verb, *load, *grids, *SMALL, "--json").out
-    looked = json.loads(shown)["families"][-1]
-    # Two more levels than the base's two are one beyond the log's three.
-    assert (looked["num_settings"], looked["num_out_of_range"]) == (6, 3)
-    best = json.loads(shown)["policies"][1]
-    assert best["record"]["shape"]["edges"] == [1.5]
-    assert best["policy"].startswith(f"{tmp_path / 'bins'}:num_tokens=")
-    assert best["held_out"]["support"] == 1.0
-
-
 def test_a_winning_budget_takes_its_costs(traces: TraceSet, costs: Path, tmp_path: Path) -> None:
     """The evaluator states that budgets win; the artifact must then run without a cost model."""
 
@@ -188,55 +168,6 @@ def test_the_grids_are_shown_without_traces() -> None:
     one = passes("tune", "--show-grid", "--family", "svip", "--grid", "window=5").out
     assert " 5 " in one
     assert "chain" not in one
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ((), "specctl profile"),
-        (("--objective", "goodput"), "--tpot-limit-ms"),
-        (("--objective", "speed"), "--objective"),
-        (("--packing", "loose"), "--packing"),
-        (("--arrival-rate", 0), "arrival_rate_per_s"),
-        (("--factor", 1), "--factor"),
-    ],
-)
-def test_options_are_refused(folder: Path, options: Any, named: str) -> None:
-    assert named in refuses(2, "tune", folder, *options)
-
-
-def refused(*arguments: object) -> str:
-    """The one line of a run that refuses."""
-    outcome = specctl(*arguments)
-    assert outcome.code in (2, 3, 4), outcome
-    assert outcome.out == ""
-    [line] = outcome.err.splitlines()
-    assert line.startswith("error: ")
-    return line
-
-
-def test_families_and_splits_are_refused(folder: Path, verb: Verb, tmp_path: Path) -> None:
-    assert "stop" in refused(*verb, "--family", "magic")
-    beyond = ("--family", "chain:num_draft_tokens=9")
-    assert "deeper or wider" in refused(*verb, *beyond, *SMALL)
-    few = tmp_path / "few"
-    random_traces(few, num_prompts=15, depth=2, top_k=2)
-    line = refused("tune", few, *verb[2:])
-    assert "8 prompts or more to choose on, and as many to report on, found 15 in all" in line
-    assert "collect 16 prompts in all" in line
-    assert "--held-out: expected below 1" in refused(*verb, "--held-out", 1)
-    flat = linear_file(tmp_path / "flat.json", verify_token_us=0.0)
-    assert "flat" in refused(
-        "tune", folder, "--cost-model", flat, "--family", "eagle2+survival", *SMALL
-    )
-
-
-def test_artifacts_of_another_pair_are_refused(
-    traces: TraceSet, verb: Verb, tmp_path: Path
-) -> None:
-    pair = traces.fingerprint.model_copy(update={"drafter_digest": sha("9")})
-    save_artifact(tmp_path / "hetero", POLICIES["hetero"], Origin(pair), card="# hetero\n")
-    assert "E_TARGET" in refused(*verb, "--family", tmp_path / "hetero", *SMALL)
 
 
 def test_a_place_that_cannot_be_written_is_refused_first(

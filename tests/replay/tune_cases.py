@@ -14,7 +14,6 @@ from specctl.logs.tree_log import Support
 from specctl.policy import Chain, Policy, StaticTree, StepCost
 from specctl.replay.cost.files import save_cost_model
 from specctl.replay.cost.model import CostModel
-from specctl.replay.cost.rates import LinearCost
 from specctl.replay.metrics import Sums
 from specctl.replay.tune.candidates import Conditions, parse_families
 from specctl.replay.tune.evaluators import Evaluator, Objective
@@ -22,6 +21,7 @@ from specctl.replay.tune.search import TuneSearch
 from specctl.stats import Split
 from specctl.tree import DraftPool
 from tests.artifacts.examples import PAIR
+from tests.replay.costs import linear_cost
 
 SUPPORT = Support(top_k=3, width=3, depth=4, nested=True)
 COSTS = StepCost(token_counts=(1, 8, 64), step_us=(1000.0, 1100.0, 2000.0))
@@ -29,15 +29,9 @@ COSTS = StepCost(token_counts=(1, 8, 64), step_us=(1000.0, 1100.0, 2000.0))
 
 def linear(**changes: float) -> CostModel:
     """us: 1000 to verify and 10 a token, 200 to draft and 5 a token, 100 a step."""
-    rates = {
-        "verify_fixed_us": 1000.0,
-        "verify_token_us": 10.0,
-        "verify_cached_token_us": 0.0,
-        "draft_fixed_us": 200.0,
-        "draft_token_us": 5.0,
-        "step_us": 100.0,
-    }
-    return LinearCost(cost_model_version=1, source="by hand", **{**rates, **changes})
+    rates = {"verify_fixed_us": 1000.0, "verify_token_us": 10.0, "step_us": 100.0}
+    drafting = {"draft_fixed_us": 200.0, "draft_token_us": 5.0}
+    return linear_cost(**{**rates, **drafting, **changes})
 
 
 def linear_file(path: Path, **changes: float) -> Path:
