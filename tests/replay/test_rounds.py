@@ -165,7 +165,7 @@ def test_a_beta_that_keeps_nothing_is_refused(plain_log: DenseLog) -> None:
     policies = [tree(0.1), tree(1.0)]
     both = score(["yes", "no"], policies, [sums_to_score(run) for run in (keeps, does_not)])
     check_keeps_something(policies[:1], both[:1])
-    with pytest.raises(UsageError, match=r"beta 1: .* found no node in \d+ rounds"):
+    with pytest.raises(UsageError, match="beta 1 is reached by no node"):
         check_keeps_something(policies, both)
 
 
