@@ -37,34 +37,21 @@ Figures = Mapping[str, Metric | Interval | float | None]
 
 @dataclass(frozen=True)
 class FitReport(Generic[Data]):
-    """Everything that is known of a fit.
+    """Everything that is known of a fit."""
 
-    Attributes:
-        kind: of the fit, such as `cart`. title: of the card.
-        what: the policy in a sentence or two, Markdown.
-        config: settings of the fit, as the manifest states them.
-        data: the figures; `report.json` is this record.
-        splits: prompts, and rounds or positions, of each side; intervals are over the last side.
-        metrics: the manifest's figures.
-        summary: lines that go with the tables.
-        limits: what the figures do not say.
-        promise: what a lossy policy is certified for, else empty.
-        twin: how another runtime evaluates the ONNX twin. use: commands beside the usual ones.
-    """
-
-    kind: str
-    title: str
-    what: str
-    config: Mapping[str, JsonValue]
-    data: Data
-    splits: Mapping[str, tuple[int, int]]
-    metrics: Figures
-    summary: Sequence[str]
+    kind: str  # of the fit, such as `cart`
+    title: str  # of the card
+    what: str  # the policy in a sentence or two, Markdown
+    config: Mapping[str, JsonValue]  # settings of the fit, as the manifest states them
+    data: Data  # the figures; `report.json` is this record
+    splits: Mapping[str, tuple[int, int]]  # prompts, and rounds or positions, of each side
+    metrics: Figures  # the manifest's; intervals are over the last side
+    summary: Sequence[str]  # lines that go with the tables
     tables: Sequence[Table]
-    limits: Sequence[str]
-    promise: str = ""
-    twin: str = ""
-    use: Sequence[str] = ()
+    limits: Sequence[str]  # what the figures do not say
+    promise: str = ""  # what a lossy policy is certified for
+    twin: str = ""  # how another runtime evaluates the ONNX twin
+    use: Sequence[str] = ()  # commands beside the usual ones
 
     def json_bytes(self) -> bytes:
         """`report.json`: canonical JSON."""
@@ -72,20 +59,19 @@ class FitReport(Generic[Data]):
 
     def evidence(self, trace_digest: str, fitted_on: Sequence[str]) -> Evidence:
         """The manifest's statement of the data and of the figures; see `Fit` for `fitted_on`."""
-        num_prompts = [*self.splits.values()][-1][0]
-
-        def metric(found: Metric | Interval | float | None) -> Metric:
-            if isinstance(found, Metric):
-                return found
-            if isinstance(found, Interval):
-                return Metric.of(found.value, found.low, found.high, num_prompts=num_prompts)
-            return Metric.of(found, None, None)
-
         splits = {
             side: SplitSize(num_prompts=prompts, num_rounds=rounds)
             for side, (prompts, rounds) in self.splits.items()
         }
-        metrics = {name: metric(found) for name, found in self.metrics.items()}
+        metrics = {}
+        for name, found in self.metrics.items():
+            if isinstance(found, Interval):
+                over = [*splits.values()][-1].num_prompts
+                metrics[name] = Metric.of(found.value, found.low, found.high, num_prompts=over)
+            elif isinstance(found, Metric):
+                metrics[name] = found
+            else:
+                metrics[name] = Metric.of(found, None, None)
         return Evidence.of_splits(trace_digest, splits, metrics, prompt_marks(fitted_on))
 
     def card(self, policy: Policy, pair: PairFingerprint, trace_digest: str) -> str:
@@ -122,20 +108,15 @@ def _markdown(table: Table) -> str:
 
 @dataclass(frozen=True)
 class Fit(Generic[Data]):
-    """A fitted policy and what is known of it.
-
-    Attributes:
-        fitted_on: ids of the prompts that it was fitted to or chosen on.
-        check_twin: raises `ArtifactError` where the bytes of an ONNX twin decide otherwise than
-            the policy on what was held out; needed where the policy has a twin.
-        notes: lines on the data that was read, for the terminal alone.
-    """
+    """A fitted policy and what is known of it."""
 
     policy: Policy
     report: FitReport[Data]
-    fitted_on: Sequence[str]
+    fitted_on: Sequence[str]  # ids of the prompts that it was fitted to or chosen on
     check_twin: Callable[[bytes], None] | None = None
-    notes: Sequence[str] = ()
+    """Raises `ArtifactError` where the bytes of an ONNX twin decide otherwise than the policy on
+    what was held out; needed where the policy has a twin."""
+    notes: Sequence[str] = ()  # lines on the data that was read, for the terminal alone
 
     @property
     def data(self) -> Data:
@@ -169,7 +150,7 @@ def save_fit(
     if model is not None:
         if fit.check_twin is None:
             raise InvariantError(
-                f"fit of {fit.policy.name}: expected a check of its ONNX twin, found none",
+                f"a fit of {fit.policy.name} needs a check of its ONNX twin",
                 hint="give check_twin",
             )
         fit.check_twin(model)
@@ -197,9 +178,6 @@ def check_twin(
     Args:
         rows: float32 `[n]` or `[n, F]`. wanted: `[n]` of each of the twin's outputs.
         tolerance: absolute and relative.
-
-    Raises:
-        ArtifactError: E_TWIN, they differ.
     """
     for port, decided in wanted.items():
         found = TwinSession(model, port, rows.device)(rows)
@@ -208,7 +186,7 @@ def check_twin(
             raise ArtifactError(
                 "E_TWIN",
                 "ONNX twin",
-                "expected the rule's decision on everything held out, found another on "
-                f"{int(differs.sum())} of {len(rows)}, first for {rows[differs][0].numpy()!r}",
+                f"it decides otherwise than the rule on {int(differs.sum())} of {len(rows)} rows "
+                f"held out, first on {rows[differs][0].numpy()!r}",
                 hint="report this policy and the onnxruntime version; nothing was written",
             )
