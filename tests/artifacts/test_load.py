@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from specctl.artifacts import Domain, PairFingerprint, load, load_artifact
+from specctl.artifacts import Domain, load, load_artifact
 from specctl.artifacts.files import MAX_BYTES, check_is_artifact, kind_of
 from specctl.artifacts.strict_json import MAX_KEY_CHARS, MAX_VALUES, most_values, parse_strict
 from specctl.artifacts.tensors import MAX_NUMBERS, read_tensors, write_tensors
@@ -115,13 +115,6 @@ def test_every_change_of_the_manifest_is_refused_or_another_identity(folder: Pat
 
 def test_another_artifact_than_the_one_asked_for_is_refused(folder: Path) -> None:
     refused("E_DIGEST", load_artifact, folder, digest=examples.sha("f"))
-
-
-def test_names_of_models_are_not_compared(folder: Path) -> None:
-    renamed = PairFingerprint(
-        **{**examples.PAIR.model_dump(), "target": "elsewhere", "drafter": "copy"}
-    )
-    assert load_artifact(folder, expect=renamed).policy == examples.POLICIES["hetero"]
 
 
 def test_another_k_is_another_feature(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

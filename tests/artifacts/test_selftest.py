@@ -59,12 +59,6 @@ def test_a_policy_that_learned_something_else_is_refused(name: str) -> None:
     refused("E_SELFTEST", check_selftest, other, selftest_tensors(policy))
 
 
-def test_a_policy_that_learned_nothing_has_no_rows() -> None:
-    assert selftest_tensors(POLICIES["chain"]) == {}
-    refused("E_SELFTEST", check_selftest, POLICIES["chain"], selftest_tensors(POLICIES["echo"]))
-    refused("E_SELFTEST", check_selftest, POLICIES["echo"], {})
-
-
 def test_rows_meet_every_bin_and_every_gate() -> None:
     """Each edge and threshold from both sides: a machine that compares otherwise is found out."""
     for name in ("hetero", "echo"):
@@ -96,19 +90,3 @@ def test_rounding_of_another_machine_passes_and_another_weight_does_not() -> Non
                 check_selftest(near, stored)
             else:
                 refused("E_SELFTEST", check_selftest, near, stored)
-
-
-@pytest.mark.parametrize(
-    "scorer",
-    [
-        TABLE.model_copy(update={"log_odds": ((0.2,) * 6,) * 9}),
-        FFN.model_copy(update={"w2": (0.0, 0.0)}),
-        FFN.model_copy(update={"b1": (1e30, 1e30), "w2": (1e30, -1e30)}),
-    ],
-    ids=["equal cells", "deaf network", "sums that overflow"],
-)
-def test_a_scorer_that_says_nothing_is_refused(scorer: Any) -> None:
-    refused("E_DEGENERATE", selftest_tensors, scored(scorer))
-    rows = np.zeros((NUM_ROWS, len(scorer.features)), np.float32)
-    stored = {GIVEN: rows, FOUND: rows[:, 0]}
-    refused("E_DEGENERATE", check_selftest, scored(scorer), stored)

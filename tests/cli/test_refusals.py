@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives import serialization as form
-from cryptography.hazmat.primitives.asymmetric import ec
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -62,19 +60,6 @@ def new_folder(folder: Path) -> Path:
     return folder
 
 
-def elliptic(path: Path) -> Path:
-    curve = ec.generate_private_key(ec.SECP256R1())
-    pem = curve.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
-    path.write_bytes(pem)
-    path.chmod(0o600)
-    return path
-
-
-def readable(path: Path) -> Path:
-    new_key(path.parent, path.name).chmod(0o644)
-    return path
-
-
 def half(path: Path) -> Path:
     path.with_name(f"{path.name}.pub").touch()
     return path
@@ -103,8 +88,6 @@ MADE: dict[str, Callable[[Path], Path]] = {
     "CHAIN": lambda path: write_artifact(path, "chain"),
     "KEY": lambda path: new_key(path.parent, path.name),
     "PUBLIC": lambda path: new_key(path.parent, path.name).with_name("PUBLIC.pub"),
-    "OPEN": readable,
-    "CURVE": elliptic,
     "HALF": half,
 }
 """What stands at a path that a command names by one of these words."""
@@ -280,8 +263,6 @@ CASES: list[tuple[int, str, str]] = [
     (OUTPUT, "registry keygen HALF", "HALF.pub"),
     (OUTPUT, "registry keygen ABSENT/x", "make the folder .*/ABSENT"),
     (USAGE, "registry sign CHAIN --key KEY", "--name"),
-    (USAGE, f"{SIGN} OPEN", "chmod 600"),
-    (USAGE, f"{SIGN} CURVE", "is no Ed25519 key; make one with `specctl registry k"),
     (USAGE, f"{SIGN} PUBLIC", "is a public key; name "),
     (USAGE, f"{ADD} [a-z]", "names"),
     (USAGE, "registry trust add KEY --name *", "is a private key; name "),

@@ -79,28 +79,6 @@ def test_a_cost_model_adds_times_and_says_whose_they_are(dense: Path, cost: Path
     )
 
 
-def test_engines_on_dense_traces(dense: Path, cost: Path) -> None:
-    """In order the calls of chains are those of replay alone; a shuffled load says whose it is."""
-    names = ("ar", CHAIN, "confidence:threshold=0.4:window=4")
-    policies = [word for name in names for word in ("-p", name)]
-    alone = by_label(replayed(dense, *policies))
-    found: dict[str, Any] = {}
-    for engine in ("specctl", "vllm"):
-        options = ("--batch-size", 4, "--in-order", "--engine", engine)
-        document = replayed(dense, *policies, "-p", SCHEDULE, *options)
-        assert document["kind"] == "replay-batch"
-        found[engine] = by_label(document)
-        for name in names:
-            same = ("calls", "verified_tokens", "num_accepted")
-            wanted = {key: alone[name][key] for key in same}
-            assert {key: found[engine][name][key] for key in same} == wanted
-    assert found["vllm"][SCHEDULE]["num_drafted"] != found["specctl"][SCHEDULE]["num_drafted"]
-    tree = ("-p", "eagle2:depth=3:top_k=3:num_tokens=9", "--batch-size", 4, "--engine", "vllm")
-    words = " ".join(specctl("replay", dense, *tree, "--cost-model", cost).out.split())
-    assert "prompts share the rounds' forward" in words
-    assert "On the drafter's likeliest path alone, as in vLLM: eagle2" in words
-
-
 TREE = "eagle2:depth=3:top_k=3:num_tokens=8"
 
 

@@ -12,7 +12,7 @@ from rich.console import Group
 
 from specctl import console
 from specctl.artifacts.describe import Description
-from specctl.cli import fitting, judging, running, showing
+from specctl.cli import fitting, judging, showing
 from specctl.cli import registry as registry_verbs
 from specctl.formatting import NOTHING, Table
 from tests.cli.command import NAME, publish
@@ -148,18 +148,3 @@ def test_names_fold_between_their_settings(
         ["top_k=8:"],
         ["num_tokens=48"],
     ]
-
-
-def test_run_hides_its_split_of_time() -> None:
-    row = {
-        f"{phase}_us": 1.0 for phase in ("wall", "draft", "verify", "policy", "other", "prefill")
-    }
-    row |= {
-        "policy": "chain",
-        "tokens_per_s": 9.0,
-        "mean_acceptance_length": 2.0,
-        "calls": 3,
-        "paired": None,
-    }
-    table = running.comparison_table([{**row, "verified_tokens": 7}], "")
-    assert list(table.narrow().columns) == ["policy", "tokens/s", "τ", "calls"]

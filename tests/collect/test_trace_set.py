@@ -73,12 +73,10 @@ def test_a_set_is_a_header_and_pairs_of_files(root: Path) -> None:
         assert segment.record.header_digest == header().digest
         assert segment.record.policy == header().policy
         assert segment.record.nodes is not None
-        assert (root / segment.key).is_file()
-        assert (root / segment.record.nodes.key).is_file()
-        assert [segment.num_rounds, segment.record.nodes.num_rows] == [
-            NUM_ROUNDS * len(segment.prompt_ids),
-            NUM_NODES * len(segment.prompt_ids),
-        ]
+        assert all((root / key).is_file() for key in (segment.key, segment.record.nodes.key))
+        size = len(segment.prompt_ids)
+        assert segment.num_rounds == NUM_ROUNDS * size
+        assert segment.record.nodes.num_rows == NUM_NODES * size
 
 
 def test_any_tool_reads_the_files(root: Path) -> None:
@@ -112,18 +110,10 @@ def test_pages_have_checksums_and_stated_encodings(root: Path) -> None:
 def test_summary_counts(root: Path) -> None:
     again(root, "b")
     told = TraceSet.open(root).summary()
-    assert told == {
-        "num_segments": 3,
-        "num_prompts": 3,
-        "num_repeats": 1,
-        "num_rounds": 3 * NUM_ROUNDS,
-        "num_nodes": 3 * NUM_NODES,
-        "num_requests": 3,
-        "num_emitted": told["num_emitted"],
-        "num_accepted": told["num_accepted"],
-        "size_bytes": sum(path.stat().st_size for path in root.rglob("*.parquet")),
-    }
-    assert "repeats" in passes("show", root).out
+    counted = {"segments": 3, "prompts": 3, "repeats": 1, "requests": 3}
+    counted |= {"rounds": 3 * NUM_ROUNDS, "nodes": 3 * NUM_NODES}
+    assert told.items() >= {f"num_{name}": value for name, value in counted.items()}.items()
+    assert told["size_bytes"] == sum(path.stat().st_size for path in root.rglob("*.parquet"))
 
 
 def test_a_prompt_without_rounds_is_finished_all_the_same(writer: TraceWriter) -> None:
@@ -201,19 +191,17 @@ OTHER_RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-def test_resume_on_another_machine_is_refused(tmp_path: Path) -> None:
-    def on(machine: str) -> dict[str, Any]:
-        return {"collect": {"max_new_tokens": 32, "domain": {"hardware": [machine]}}}
-
-    collect(tmp_path / "a", "a", **on("gpu a"))
-    with pytest.raises(TraceMismatchError, match="collect into another set on this machine"):
-        TraceWriter.open(tmp_path / "a", header(**on("gpu b")), resume=True)
-
-
 @pytest.mark.parametrize("field", OTHER_RUNS)
 def test_resume_with_another_run_names_the_field(root: Path, field: str) -> None:
     with pytest.raises(TraceMismatchError, match=f"field {field}.*or another folder"):
         TraceWriter.open(root, header(**OTHER_RUNS[field]), resume=True)
+
+
+def test_resume_on_another_machine_is_refused(tmp_path: Path) -> None:
+    here, far = ({"max_new_tokens": 32, "domain": {"hardware": [name]}} for name in "ab")
+    collect(tmp_path / "a", "a", collect=here)
+    with pytest.raises(TraceMismatchError, match="collect into another set on this machine"):
+        TraceWriter.open(tmp_path / "a", header(collect=far), resume=True)
 
 
 def test_places_that_are_not_ours_are_refused_untouched(root: Path, tmp_path: Path) -> None:
@@ -298,12 +286,13 @@ def test_a_bucket_that_overwrites_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_other_places_are_not_traces(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="no such folder"):
-        TraceSet.open(tmp_path / "none")
-    with pytest.raises(TraceError, match="another folder"):
-        TraceSet.open(tmp_path)
-    with pytest.raises(UsageError, match="none"):
-        TraceSet.open()
+    for places, error, words in (
+        ((tmp_path / "none",), TraceError, "no such folder"),
+        ((tmp_path,), TraceError, "another folder"),
+        ((), UsageError, "none"),
+    ):
+        with pytest.raises(error, match=words):
+            TraceSet.open(*places)
     with pytest.raises(UsageError, match="'trees'"):
         TraceSet.open(root).scan("trees")
 
@@ -519,9 +508,7 @@ def test_verify_names_everything_that_is_damaged(root: Path) -> None:
     (root / nodes.key).unlink()
     told = json.loads(specctl("traces", "verify", root, "--json").out)
     assert not told["is_whole"]
-    assert [damage["what"] for damage in told["damages"]] == [
-        one.key for one in listing.segments[:2]
-    ]
+    assert [one["what"] for one in told["damages"]] == [one.key for one in listing.segments[:2]]
     line = specctl("traces", "verify", root).out
     assert "1 segment of 1 prompt" in line
     assert nodes.key in line

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from specctl.collect import workers
 from specctl.collect.cluster import Cluster, Needs, cluster
 from specctl.collect.config import CollectConfig
 from specctl.collect.live import CollectSummary
@@ -131,8 +130,3 @@ def test_a_raylet_that_dies_as_it_starts_is_one_line(monkeypatch: pytest.MonkeyP
         cluster(2, None, threads=1, gpus=None, device="cpu"),
     ):
         pass
-
-
-def test_batches_are_a_share_of_a_worker() -> None:
-    sizes = {(30, 4, 1): 1, (30, 4, 4): 16, (10_000, 2, 1): 64, (160, 2, 1): 10}
-    assert {given: workers.batch_size(*given) for given in sizes} == sizes

@@ -13,7 +13,7 @@ from specctl.errors import ArtifactError, StoreError
 from specctl.records import canonical_json
 from specctl.registry import content as room
 from specctl.registry.content import Content, blob_key, manifest_key, signature_folder
-from specctl.stores import TransientError, open_store
+from specctl.stores import open_store
 from tests.registry.worlds import code_of, package
 from tests.stores.memory import MemoryStore
 
@@ -160,19 +160,3 @@ def test_the_signatures_that_are_read_are_capped(
     assert len(content.signatures(ONE.digest)) == 9
     monkeypatch.setattr(room, cap, value)
     assert len(content.signatures(ONE.digest)) == 3
-
-
-def test_an_outage_is_not_an_absent_signature(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = MemoryStore()
-    put(Content(store), statement(ONE.digest, "name"))
-
-    def get(key: str, *, max_bytes: int) -> bytes:
-        raise TransientError(f"{key}: expected an answer, found none", hint="retry")
-
-    monkeypatch.setattr(store, "get", get)
-    for use in (
-        Content(store).signatures,
-        lambda one: list(Content(store).damaged_signatures(one)),
-    ):
-        with pytest.raises(TransientError):
-            use(ONE.digest)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from specctl.artifacts.manifest import digest_of
 from specctl.artifacts.signing import envelope_bytes
 from specctl.errors import RegistryError
 from specctl.records import canonical_json
@@ -52,16 +51,6 @@ def refusal(store: MemoryStore) -> str:
 
 def entries(store: MemoryStore) -> list[Logged]:
     return registry_on(store).log(NAME).entries
-
-
-def test_generations_are_dense_and_chained(store: MemoryStore) -> None:
-    found = entries(store)
-    assert [one.entry.generation for one in found] == [0, 1, 2]
-    assert [one.entry.prev_digest for one in found] == [None, found[0].digest, found[1].digest]
-    assert found[1].digest == digest_of(store.kept[entry_key(NAME, 1)])
-    assert list(registry_on(store).log(NAME).state.versions) == [
-        package(word).digest for word in ("one", "two", "three")
-    ]
 
 
 def remove_second(store: MemoryStore) -> None:

@@ -55,12 +55,6 @@ def moved_through(store: MemoryStore, *digests: str) -> Writer:
     return writer
 
 
-def test_a_move_names_the_move_before_it(store: MemoryStore) -> None:
-    action = promote(writer_on(store), NAME, "prod", TWO).entry.action
-    assert (action.expected_digest, action.expected_generation) == (ONE, 3)  # type: ignore[union-attr]
-    assert prod(store) == Pointer(TWO, 4)
-
-
 def test_a_race_lost_to_another_alias_or_version_is_run_again(store: MemoryStore) -> None:
     slow = Overtaken(store, lambda bob: push(bob, package("four"), NAME))
     promote(writer_on(slow), NAME, "prod", TWO)
@@ -129,20 +123,6 @@ def test_a_signature_on_a_move_that_is_there_is_a_move(store: MemoryStore) -> No
     unsigned = writer_on(store, actor="bob", trust=trusting(SigningKey.generate()))
     with pytest.raises(ArtifactError, match="E_SIG"):
         promote(unsigned, NAME, "prod", ONE)
-
-
-@pytest.mark.parametrize("alias", ["Prod", "a/b", "", "a:b", "sha256:x"])
-def test_an_alias_is_a_word(store: MemoryStore, alias: str) -> None:
-    assert code_of(promote, writer_on(store), NAME, alias, ONE) == "E_NAME"
-
-
-@pytest.mark.parametrize("reason", ["a\x1b[2J", "x" * 300])
-def test_a_reason_that_readers_refuse_stops_a_push(store: MemoryStore, reason: str) -> None:
-    before = dict(store.kept)
-    with pytest.raises(RegistryError, match="E_ENTRY") as refused:
-        push(writer_on(store), package("four"), NAME, reason=reason)
-    assert str(refused.value).isprintable()
-    assert store.kept == before
 
 
 STEPS = st.tuples(st.sampled_from(["promote", "sign", "back", "back to"]), st.integers(0, 2))

@@ -126,13 +126,6 @@ def test_a_signature_is_of_a_manifest_and_a_name() -> None:
     assert verdict(BELIEVED, GOOD, name="qwen3-8b+eagle3@h100:chat").startswith("E_SIG")
 
 
-@pytest.mark.parametrize("case", KEYS)
-def test_the_cure_is_to_sign_and_a_revoked_key_is_not_to_be_trusted(case: str) -> None:
-    told = verdict(trust(KEYS[case][0]), GOOD)
-    assert "with --key of a trusted key: specctl registry push" in told
-    assert told.count("trust add") == (case != "revoked")
-
-
 def test_a_name_that_a_key_is_for_must_be_signed_though_the_key_is_revoked() -> None:
     """Else revoking the only key would open its names to everybody."""
     for revoked in (None, REVOKED):

@@ -203,19 +203,6 @@ def test_a_region_that_is_none_is_refused(name: str, monkeypatch: pytest.MonkeyP
         open_store("s3://bucket/x")
 
 
-@pytest.mark.usefixtures("no_settings")
-@pytest.mark.parametrize(
-    "endpoint",
-    [
-        *("http://127.0.0.1:9000", "https://s3.example.com/", "http://[::1]:9000"),
-        "https://host/a/path",
-    ],
-)
-def test_other_endpoints_are_taken(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    assert open_store("s3://bucket/x").url == "s3://bucket/x"
-
-
 def test_an_empty_variable_is_none(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As every other S3 tool has it."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "")
