@@ -16,8 +16,8 @@ from specctl.records import canonical_json
 from specctl.registry import push
 from specctl.registry.log import ENTRY_TYPE, Logged, Move, Publish, entry_key
 from specctl.stores import KeyTakenError, StoredObject, UnreadableError
-from tests.registry.worlds import NAME, Stale, Unsure, package, registry_on, writer_on
-from tests.stores.memory import MemoryStore
+from tests.registry.worlds import NAME, Stale, package, registry_on, writer_on
+from tests.stores.memory import MemoryStore, Unsure
 
 
 @pytest.fixture

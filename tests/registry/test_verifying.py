@@ -22,8 +22,8 @@ from specctl.registry.trust import Trust
 from specctl.registry.verifying import Finding
 from specctl.stores import LocalStore, TransientError, local
 from tests.artifacts.examples import PAIR
-from tests.registry.worlds import NAME, PROD, Wrapped, package, registry_on, trusting, writer_on
-from tests.stores.memory import MemoryStore
+from tests.registry.worlds import NAME, PROD, package, registry_on, trusting, writer_on
+from tests.stores.memory import MemoryStore, Wrapped
 
 ONE, TWO = package("one"), package("two")
 BLOB = blob_key(digest_of(ONE.files[TENSORS]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from specctl.registry import Cache, Package, Reader, Registry, Writer, parse_ref
 from specctl.registry.opening import Marker, make_registry, read_marker
 from specctl.registry.trust import Trust, TrustedKey
 from specctl.stores import ObjectStore, StoredObject, TransientError, UnknownOutcomeError
-from tests.stores.memory import children
+from tests.stores.memory import Wrapped
 
 NAME = "qwen3-8b+eagle3@h200:chat"
 PROD, NEXT = (parse_reference(f"{NAME}@{alias}") for alias in ("prod", "next"))
@@ -48,37 +48,6 @@ class Killed(BaseException):
 
 
 @dataclass
-class Wrapped:
-    """A store whose calls pass through `step` with a word, the key and the call."""
-
-    inner: ObjectStore
-
-    @property
-    def url(self) -> str:
-        return self.inner.url
-
-    def put_new(self, key: str, data: bytes) -> None:
-        self.step("put", key, lambda: self.inner.put_new(key, data))
-
-    def get(self, key: str, *, max_bytes: int) -> bytes:
-        found: bytes = self.step("get", key, lambda: self.inner.get(key, max_bytes=max_bytes))
-        return found
-
-    def objects(self, prefix: str) -> Iterator[StoredObject]:
-        found: list[StoredObject] = self.step("list", prefix, lambda: self.listed(prefix))
-        yield from found
-
-    def children(self, prefix: str) -> list[str]:
-        return children(self.objects(prefix), prefix)
-
-    def listed(self, prefix: str) -> list[StoredObject]:
-        return list(self.inner.objects(prefix))
-
-    def step(self, word: str, key: str, act: Callable[[], Any]) -> Any:
-        return act()
-
-
-@dataclass
 class Dying(Wrapped):
     """Dies before or after its n-th call (from 0)."""
 
@@ -94,20 +63,6 @@ class Dying(Wrapped):
                     act()
             raise Killed
         return act()
-
-
-@dataclass
-class Unsure(Wrapped):
-    """Ends puts without an answer: `lost` before, `late` after the bytes were stored."""
-
-    outcomes: list[str] = field(default_factory=list)
-
-    def step(self, word: str, key: str, act: Callable[[], Any]) -> Any:
-        outcome = self.outcomes.pop(0) if word == "put" and self.outcomes else "good"
-        found = None if outcome == "lost" else act()
-        if outcome in ("lost", "late"):
-            raise UnknownOutcomeError(f"{key}: expected an answer, found none", hint="retry")
-        return found
 
 
 @dataclass
