@@ -288,24 +288,18 @@ def test_other_drafters_asynchronous_scheduling_and_several_workers_are_refused(
         ({"parallel_drafting": True}, "parallel_drafting to false"),
         ({"method": "ngram"}, "found method ngram"),
     ):
-        facts = {
-            "use_async_scheduling": False,
-            "world_size": 1,
-            "parallel_drafting": False,
-            "method": "eagle3",
-        } | change
-        parallel = SimpleNamespace(
-            world_size=facts["world_size"],
-            data_parallel_size=1,
-            tensor_parallel_size=facts["world_size"],
-            pipeline_parallel_size=1,
-        )
+        facts = {"use_async_scheduling": False, "parallel_drafting": False, "method": "eagle3"}
+        facts |= {"world_size": 1, **change}
+        sizes = dict.fromkeys(("world_size", "tensor_parallel_size"), facts["world_size"])
+        sizes |= {"data_parallel_size": 1, "pipeline_parallel_size": 1}
         drafts = SimpleNamespace(**{k: facts[k] for k in ("method", "parallel_drafting")})
         is_eagle = facts["method"] == "eagle3"
         runner = SimpleNamespace(
             drafter=EagleProposer.__new__(EagleProposer) if is_eagle else object(),
             use_async_scheduling=facts["use_async_scheduling"],
-            vllm_config=SimpleNamespace(speculative_config=drafts, parallel_config=parallel),
+            vllm_config=SimpleNamespace(
+                speculative_config=drafts, parallel_config=SimpleNamespace(**sizes)
+            ),
         )
         with pytest.raises(EngineError, match=fix):
             vllm_plugin.check_engine(runner)

@@ -123,16 +123,11 @@ def test_models_are_told_apart_by_the_revisions_that_vllm_loaded(
         return str(embedded_path(name.removeprefix("org/")))
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    model = SimpleNamespace(
-        model="org/target",
-        revision="r1",
-        tokenizer="org/target",
-        tokenizer_revision="r2",
-        dtype=torch.float32,
-    )
-    draft = SimpleNamespace(model="org/eagle3", revision="r3")
+    target, draft = (SimpleNamespace(model=f"org/{n}") for n in ("target", "eagle3"))
+    vars(target).update(tokenizer="org/target", tokenizer_revision="r2", dtype=torch.float32)
+    target.revision, draft.revision = "r1", "r3"
     config = SimpleNamespace(
-        model_config=model,
+        model_config=target,
         speculative_config=SimpleNamespace(draft_model_config=draft),
         load_config=SimpleNamespace(download_dir="downloads"),
     )
