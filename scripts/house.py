@@ -29,7 +29,11 @@ SIZES = {  # room: limit, budget
     "engines": (3295, 3800),
     "watch": (1456, 1050),
     "cli": (3390, 3200),
-    "tests": (44177, 38000),
+<<<<<<< HEAD
+    "tests": (, 38000),
+=======
+    "tests": (, 38000),
+>>>>>>> 4024085c (test_vllm takes Writer from where it is)
     "benchmarks, scripts": (9212, 9500),
     "files of the package": (265, 245),
 }

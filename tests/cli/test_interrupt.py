@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
-from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from pathlib import Path
 
@@ -27,6 +26,8 @@ from specctl.errors import SpecctlError
 from specctl.logs.trace_set import TraceSet
 from tests.cli.collecting import STARTED, collect
 from tests.cli.command import Outcome, passes, refuses, specctl, write_lines
+from tests.collect.faults import received
+from tests.collect.sets import sorted_rows
 
 NUM_KILLS = 10
 NUM_PROMPTS = 48
@@ -39,14 +40,6 @@ def many_prompts(folder: Path, count: int) -> Path:
 
 def arguments(folder: Path) -> list[str]:
     return [str(folder / "prompts.txt"), "-o", str(folder / "traces"), "--resume", *OPTIONS]
-
-
-def rows(folder: Path) -> pl.DataFrame:
-    """The rounds without what differs from run to run: their timings."""
-    frame = TraceSet.open(folder).scan("rounds").collect()
-    return frame.drop([name for name in frame.columns if name.endswith("_us")]).sort(
-        "request_id", "round_idx"
-    )
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -70,7 +63,8 @@ def test_ten_kills_lose_and_double_nothing(tmp_path: Path) -> None:
     assert check(tmp_path / "traces") == NUM_PROMPTS
     undisturbed = [str(tmp_path / "prompts.txt"), "-o", str(tmp_path / "again"), *OPTIONS]
     passes("collect", *undisturbed)
-    assert rows(tmp_path / "traces").equals(rows(tmp_path / "again"))
+    found, wanted = (sorted_rows(tmp_path / name, "rounds") for name in ("traces", "again"))
+    assert found.equals(wanted)
 
 
 def run_and_kill(
@@ -94,15 +88,6 @@ def run_and_kill(
     process.kill()
     process.join()
     return sum([*acked, *received(receiver)]), ran
-
-
-def received(receiver: Connection) -> Iterator[int]:
-    """Acknowledgements until the process is gone."""
-    while True:
-        try:
-            yield receiver.recv()
-        except (EOFError, OSError):
-            return
 
 
 def check(folder: Path) -> int:

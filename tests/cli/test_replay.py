@@ -12,9 +12,6 @@ from specctl.replay.cost.files import save_cost_model
 from tests.cli.command import ARTIFACT, USAGE, passes, refuses, specctl
 from tests.replay.costs import table_model
 
-CHAIN = "chain:num_draft_tokens=2"
-SCHEDULE = "schedule:from_batch=1/2:num_draft_tokens=3/2"
-
 
 def replayed(folder: Path, *options: object) -> dict[str, Any]:
     found = specctl("replay", folder, *options, "--json")

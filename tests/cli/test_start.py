@@ -50,12 +50,11 @@ HELP = ["registry init", "registry list", "--help", "registry --help", "collect 
 @pytest.mark.parametrize(
     ("before", "verbs", "heavy", "made"),
     [
-        (BEGUN, REGISTRY, HEAVY, "key.pub"),
-        (COLLECTED, TRACES, HEAVY, "set/snapshots"),
+        ([*BEGUN, *COLLECTED], [*REGISTRY, *TRACES], HEAVY, "set/snapshots"),
         (DENSE, REPLAY, ("transformers",), "set/trace.json"),
         ([], HELP, NUMERIC, "team/registry.json"),
     ],
-    ids=["registry", "traces", "replay", "lists and help"],
+    ids=["registry and traces", "replay", "lists and help"],
 )
 def test_verbs_start_without_what_is_heavy(
     before: list[str],

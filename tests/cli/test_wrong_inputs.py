@@ -34,17 +34,9 @@ LIGHT: list[tuple[int, str, str]] = [
     (USAGE, "run p.txt --device gpu", "--device gpu is none of auto, cpu, cuda"),
     (USAGE, "collect p.txt -o OUT --tokens drp", "found drp; did you mean drop?"),
     (USAGE, "replay DENSE -p ar --engine vlm", "found vlm; did you mean vllm?"),
-    (
-        USAGE,
-        "run p.txt --decisions trch",
-        "--decisions: expected auto, fused, torch or onnx, found",
-    ),
+    (USAGE, "run p.txt --decisions trch", "expected auto, fused, torch or onnx, found"),
     (USAGE, "tune DENSE --for vlm --cost-model c.json", "found vlm; did you mean vllm?"),
-    (
-        USAGE,
-        "tune DENSE --objective latncy --cost-model c.json",
-        "found latncy; did you mean laten",
-    ),
+    (USAGE, "tune DENSE --objective latncy --cost-model c.json", "did you mean laten"),
     (USAGE, "tune DENSE --packing raged --cost-model c.json", "found raged; did you mean ragged?"),
     (USAGE, "profile --rounds graph", "--rounds: expected auto, graphs or ordinary, found graph;"),
     (USAGE, "import vllm.log -o OUT --format vllm", "'vllm'; did you mean vllm-log?"),
@@ -63,17 +55,9 @@ LIGHT: list[tuple[int, str, str]] = [
     (USAGE, "run p.txt --top-k -2", "top_k is -2, but must be at least 0"),
     (USAGE, "run p.txt --max-new-tokens 0", "--max-new-tokens: expected at least 1, found 0"),
     (USAGE, "run p.txt --limit 0", "--limit: expected at least 1, found 0"),
-    (
-        USAGE,
-        "collect p.txt -o OUT --dense --children 0",
-        "--children: expected at least 1, found 0",
-    ),
+    (USAGE, "collect p.txt -o OUT --dense --children 0", "--children: expected at least 1"),
     # Options that do not go together, or are missing.
-    (
-        USAGE,
-        "collect p.txt -o OUT --dense --top-k 4",
-        "for the children of a drafted node give --c",
-    ),
+    (USAGE, "collect p.txt -o OUT --dense --top-k 4", "for the children of a drafted node"),
     (USAGE, "collect p.txt", "Missing option '--out' / '-o'; see specctl collect --help"),
     (USAGE, "registry list", "'SPECCTL_REGISTRY'); see specctl registry list --help"),
     (USAGE, "registry init", "a folder or s3://bucket/prefix, or SPECCTL_REGISTRY"),
@@ -82,11 +66,7 @@ LIGHT: list[tuple[int, str, str]] = [
     (INPUT, "run nofile.txt", "expected a prompt file, found no such file; name a file, or"),
     (INPUT, "run p.csv", "line 1: expected a JSON object, found 'a,b', which is no JSON from"),
     (INPUT, "run empty.txt", "empty.txt: expected at least one prompt, found none"),
-    (
-        INPUT,
-        "replay nofolder -p ar",
-        "nofolder: expected a folder or bucket with trace.json, found",
-    ),
+    (INPUT, "replay nofolder -p ar", "expected a folder or bucket with trace.json, found"),
     (INPUT, "traces verify nofolder", "name what `specctl collect` wrote"),
     (MODEL, "run p.txt --target ./nonexist", "no folder here, no hub id (owner/name)"),
 ]
@@ -99,17 +79,9 @@ HEAVY: list[tuple[int, str, str]] = [
     (MODEL, "run p.txt --target bert", "generates no text (...ForCausalLM): BertForMaskedLM"),
     (INPUT, "replay DENSE -p ar --cost-model nope.json", "nope.json: expected a file that can be"),
     (INPUT, "report -o r.html --results nope.json", "nope.json cannot be read: no such file"),
-    (
-        USAGE,
-        "fit c2t NODES -o OUT --features draft_lgp",
-        "found draft_lgp; did you mean draft_logp?",
-    ),
+    (USAGE, "fit c2t NODES -o OUT --features draft_lgp", "did you mean draft_logp?"),
     (USAGE, "fit c2t NODES -o OUT --predicts jiont", "found jiont; did you mean joint?"),
-    (
-        USAGE,
-        "fit cart DENSE -o OUT --base eagle2:depth=9",
-        "larger than the traces, which hold dep",
-    ),
+    (USAGE, "fit cart DENSE -o OUT --base eagle2:depth=9", "larger than the traces, which hold"),
     (USAGE, "fit echo DENSE -o OUT --depth 9", "--depth 9 is more than the traces hold, 6"),
 ]
 FOREIGN = ("Traceback", "Error:", "Input should", "Extra inputs", "Expecting", "Validation")

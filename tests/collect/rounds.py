@@ -40,41 +40,29 @@ def make_record(
     tree: TokenTree,
     *,
     submitted: Tensor,
-    target_ids: Tensor,
     target_logits: Tensor,
-    path: Tensor,
-    num_emitted: Tensor,
-    offered_depth: Tensor,
     sibling_rank: Tensor,
     expanded: Tensor,
     topk_entropy: Tensor,
     requests: list[Request] | None = None,
     round_idx: int = 0,
-    top_k: int = 2,
+    **given: Any,
 ) -> RoundRecord:
     """A record over drafted trees; what the tests do not vary is filled in."""
     rows = tree.parent.shape[0]
-    pool = DraftPool(
-        *tree, joint_logp(tree), topk_entropy + 0.5, topk_entropy, sibling_rank, expanded
-    )
+    entropies = topk_entropy + 0.5, topk_entropy
+    filled = {"offered_width": 2, "top_k": 2, "times": TIMES, "policy_digest": DIGEST}
     return RoundRecord(
         requests=requests or [request(f"p{row}") for row in range(rows)],
         round_idx=torch.full((rows,), round_idx),
         position=torch.full((rows,), 1),
         context_tokens=torch.full((rows,), 9),
-        pool=pool,
-        offered_depth=offered_depth,
-        offered_width=2,
-        top_k=top_k,
+        pool=DraftPool(*tree, joint_logp(tree), *entropies, sibling_rank, expanded),
         submitted=submitted,
         tree=take(tree, submitted),
         target_logits=target_logits,
         target_logp_source=target_logits,
-        target_ids=target_ids,
-        path=path,
-        num_emitted=num_emitted,
-        times=TIMES,
-        policy_digest=DIGEST,
+        **(filled | given),
     )
 
 
@@ -109,8 +97,7 @@ def random_record(
     submitted = order[:, :num_tokens].sort(1).values
     logits = torch.randn(rows, submitted.shape[1], vocabulary, generator=draw)
     target_ids = logits.argmax(-1)
-    small = take(tree, submitted)
-    path = walk(small, target_ids, depth)
+    path = walk(take(tree, submitted), target_ids, depth)
     return make_record(
         tree,
         submitted=submitted,

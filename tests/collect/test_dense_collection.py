@@ -268,15 +268,12 @@ def test_a_prompt_that_fills_the_context_is_refused(pair: Pair, tmp_path: Path) 
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    for path, found in ((tmp_path / "no.jsonl", "no such file"), (tmp_path, "a folder")):
+    (tmp_path / "empty").write_text("\n")
+    (tmp_path / "bad").write_text('{"prompt_id": 1, "response": "x"}\n{"prompt_id": 2,\n')
+    says = {"no": "no such file", "": "a folder", "empty": "at least one", "bad": "line 2"}
+    for name, found in says.items():
         with pytest.raises(PromptError, match=found):
-            load_responses(path)
-    (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(PromptError, match="at least one"):
-        load_responses(tmp_path / "empty.jsonl")
-    (tmp_path / "bad.jsonl").write_text('{"prompt_id": 1, "response": "x"}\n{"prompt_id": 2,\n')
-    with pytest.raises(PromptLineError, match="line 2"):
-        load_responses(tmp_path / "bad.jsonl")
+            load_responses(tmp_path / name)
 
 
 def test_production_logs_are_prompts_and_responses_at_once(pair: Pair, tmp_path: Path) -> None:

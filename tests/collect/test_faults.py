@@ -9,7 +9,7 @@ import functools
 import random
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -72,10 +72,8 @@ def test_random_kills_of_four_writers(tmp_path: Path) -> None:
 
 FULL = """
 import resource, signal, sys
-from specctl.collect.trace_writer import TraceWriter
 from specctl.errors import OutputError
-from tests.collect.rounds import header
-from tests.collect.sets import tables_of
+from tests.collect.sets import TraceWriter, header, tables_of
 tables = tables_of(["b"])
 with TraceWriter.open(sys.argv[1], header(), resume=True) as writer:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -170,11 +168,8 @@ def two_writers_of_the_same(root: Path | str, names: tuple[str, str]) -> int:
             for prompt in prompts:
                 writer.commit([prompt], tables_of([prompt]), policy={"writer": name})
 
-    threads = [threading.Thread(target=write, args=pair) for pair in zip(both, names, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(write, both, names))
     check_set(root, set(prompts), set(prompts))
     return trace_set.read_listing(root).num_repeats
 

@@ -40,23 +40,22 @@ def with_column(made: Tables, table: str, name: str, values: list[int]) -> Table
     return {**made, table: rows.set_column(index, field, pa.array(values, field.type))}
 
 
+def parents(made: Tables, values: list[int]) -> Tables:
+    return with_column(made, "nodes", "parent_idx", values)
+
+
+KEY = r"\(request_id, round_idx"
 BROKEN: dict[str, tuple[Callable[[Tables], Tables], str]] = {
-    "rounds twice": (
-        lambda made: double(made, "rounds"),
-        r"\(request_id, round_idx\) \('a/0', \d\) twice",
-    ),
+    "rounds twice": (lambda made: double(made, "rounds"), rf"{KEY}\) \('a/0', \d\) twice"),
     "nodes twice": (
-        lambda made: double(made, "nodes"),
-        r"\(request_id, round_idx, node_idx\) \('a/0', \d, \d+\) twice",
+        lambda made: double(made, "nodes"), rf"{KEY}, node_idx\) \('a/0', \d, \d+\) twice"
     ),
     "parent behind": (
-        lambda made: with_column(made, "nodes", "parent_idx", [10**9] * 44),
+        lambda made: parents(made, [10**9] * 44),
         "does not stand before its node.*'parent_idx': 1000000000",
     ),
     "parent of itself": (
-        lambda made: with_column(
-            made, "nodes", "parent_idx", made["nodes"]["node_idx"].to_pylist()
-        ),
+        lambda made: parents(made, made["nodes"]["node_idx"].to_pylist()),
         "does not stand before its node",
     ),
     "another prompt": (lambda _: tables_of(["a", "b"]), "of prompt 'b', which .* does not name"),
@@ -69,7 +68,7 @@ BROKEN: dict[str, tuple[Callable[[Tables], Tables], str]] = {
         lambda made: {**made, "nodes": tables_of(["a", "b"])["nodes"]},
         r"nodes of round \('b/0', 0\)",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BROKEN)

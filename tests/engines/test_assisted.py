@@ -82,15 +82,8 @@ class Noted:
 
 def ours(pair: Pair, policy: Policy, prompt: tuple[int, ...]) -> tuple[tuple[int, ...], Rounds]:
     seen, size = Noted(), len(prompt) + NEW_TOKENS
-    loop = DecodeLoop(
-        pair.target.model,
-        pair.drafter,
-        policy,
-        batch_size=1,
-        max_text_tokens=size + 1,
-        eos_ids=(),
-        observer=seen,
-    )
+    sizes = {"batch_size": 1, "max_text_tokens": size + 1}
+    loop = DecodeLoop(pair.target.model, pair.drafter, policy, eos_ids=(), observer=seen, **sizes)
     [done] = loop.run([Request("0", prompt, NEW_TOKENS)])
     return done.token_ids, seen.rounds
 
@@ -120,13 +113,9 @@ def test_assisted_generation_drafts_as_exported(
         text, expected = ours(pair, policy, prompt)
         rounds.clear()
         given = torch.tensor([[*prompt, text[0]]])
-        out = target.generate(
-            given,
-            attention_mask=torch.ones_like(given),
-            assistant_model=assistant,
-            do_sample=False,
-            max_new_tokens=NEW_TOKENS - 1,
-        )
+        options = {"do_sample": False, "max_new_tokens": NEW_TOKENS - 1}
+        options |= {"assistant_model": assistant, "attention_mask": torch.ones_like(given)}
+        out = target.generate(given, **options)
         assert tuple(out[0, len(prompt) :].tolist()) == text
         left, capped = NEW_TOKENS - 1, Rounds()
         for drafted, accepted in expected:

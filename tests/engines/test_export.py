@@ -24,15 +24,7 @@ from specctl.runtime.words import NamedPolicy, resolve_policy, words_of
 from tests.artifacts.examples import POLICIES, write_artifact
 from tests.cli.command import COST, USAGE, passes, refuses, specctl
 from tests.cli.command import write_artifact as embedded_artifact
-from tests.engines.exports import (
-    CASES,
-    HEAD,
-    SCHEDULE,
-    TAILED,
-    WRONG_SGLANG,
-    WRONG_VLLM,
-    exported,
-)
+from tests.engines.exports import CASES, HEAD, SCHEDULE, TAILED, WRONG_SGLANG, WRONG_VLLM, exported
 from tests.replay.logs import random_traces
 from tests.report.examples import ladder_results
 
@@ -181,33 +173,28 @@ def test_adaptive_files_that_sglang_would_refuse_or_misread(case: str) -> None:
 
 
 WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
-    "more nodes than drafted": (
-        SglangFlags,
-        {"num_steps": 2, "eagle_topk": 2, "num_draft_tokens": 8},
-    ),
-    "fewer nodes than steps": (
-        SglangFlags,
-        {"num_steps": 4, "eagle_topk": 2, "num_draft_tokens": 4},
-    ),
-    "nodes beside a chain": (SglangFlags, {"num_steps": 4, "eagle_topk": 1, "num_draft_tokens": 8}),
-    "heuristic lengths": (
-        AssistantConfig,
-        {"num_assistant_tokens": 4, "num_assistant_tokens_schedule": "heuristic"},
-    ),
-    "a probability above 1": (
-        AssistantConfig,
-        {"num_assistant_tokens": 4, "assistant_confidence_threshold": 1.5},
-    ),
-    "no assistant token": (AssistantConfig, {"num_assistant_tokens": 0}),
-    "more nodes than are served": (
-        SglangFlags,
-        {"num_steps": 8, "eagle_topk": 10, "num_draft_tokens": 711},
-    ),
-    "more tokens than a policy's levels": (
-        VllmConfig,
-        {"method": "eagle3", "model": "m", "num_speculative_tokens": 65},
-    ),
-    "no model": (VllmConfig, {"method": "eagle3", "model": "", "num_speculative_tokens": 3}),
+    **{
+        name: (
+            SglangFlags,
+            dict(zip(("num_steps", "eagle_topk", "num_draft_tokens"), sizes, strict=True)),
+        )
+        for name, sizes in {
+            "more nodes than drafted": (2, 2, 8),
+            "fewer nodes than steps": (4, 2, 4),
+            "nodes beside a chain": (4, 1, 8),
+            "more nodes than are served": (8, 10, 711),
+        }.items()
+    },
+    **{
+        name: (AssistantConfig, {"num_assistant_tokens": 4} | fields)
+        for name, fields in {
+            "heuristic lengths": {"num_assistant_tokens_schedule": "heuristic"},
+            "a probability above 1": {"assistant_confidence_threshold": 1.5},
+            "no assistant token": {"num_assistant_tokens": 0},
+        }.items()
+    },
+    "more tokens than a policy's levels": (VllmConfig, HEAD | {"num_speculative_tokens": 65}),
+    "no model": (VllmConfig, HEAD | {"model": "", "num_speculative_tokens": 3}),
 }
 
 

@@ -29,16 +29,22 @@ from specctl.engines.settings import PluginSettings, TraceSettings
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import FullTree, PerRequest, Policy, StepCost, as_chain, policy_digest
-from specctl.registry.log import Writer
 from specctl.registry.opening import init_registry
-from specctl.registry.publishing import promote, push, read_package
+from specctl.registry.publishing import Writer, promote, push, read_package
 from specctl.registry.trust import Trust
 from specctl.replay.rounds import Rounds, replay
-from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import load_pair
 from specctl.runtime.words import resolve_policy
-from tests.engines.vllm_engine import MAX_NEW_TOKENS, engine, ids_of, packaged, rows_of, specctl
+from tests.engines.vllm_engine import (
+    MAX_NEW_TOKENS,
+    engine,
+    ids_of,
+    packaged,
+    plain_texts,
+    rows_of,
+    specctl,
+)
 
 IS_ALL = os.environ.get("SPECCTL_TEST_ENGINES") == "all"
 COUNT, K = 60 if IS_ALL else 24, 5
@@ -148,16 +154,11 @@ def ours(drafter: str, tmp_path_factory: pytest.TempPathFactory) -> Ours:
     root = tmp_path_factory.mktemp(f"ours-{drafter}")
     pair = load_pair("embedded", f"embedded:{drafter}", device="cpu")
     settings, given = DecodeSettings(MAX_NEW_TOKENS), packaged(COUNT)
-    plain = Decoder(pair, resolve_policy("ar").policy, batch_size=8)
-    found = {
-        one.prompt.prompt_id: list(one.completions[0].token_ids)
-        for one in plain.converse(given, settings)
-    }
     shape = FullTree(depth=K, top_k=1)
     collect_dense(pair, given, settings, root / "dense", shape)
     policy = resolve_policy("chain:num_draft_tokens=3").policy
     collect_live(pair, given, policy, settings, root / "live", batch_size=8)
-    return Ours([found[one.prompt_id] for one in given], root / "dense", root / "live")
+    return Ours(plain_texts(pair, given), root / "dense", root / "live")
 
 
 # --------------------------------------------------------------------------- by vLLM

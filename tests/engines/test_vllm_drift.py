@@ -24,13 +24,11 @@ from specctl.engines import recording
 from specctl.engines.settings import PluginSettings, TraceSettings
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import policy_digest
-from specctl.runtime.api import Decoder
-from specctl.runtime.conversations import DecodeSettings
-from specctl.runtime.load import Pair, load_pair
+from specctl.runtime.load import load_pair
 from specctl.runtime.words import resolve_policy
 from tests.cli.command import NAME, passes
 from tests.cli.command import specctl as called
-from tests.engines.vllm_engine import Engine, engine, ids_of, rows_of, specctl
+from tests.engines.vllm_engine import Engine, engine, ids_of, plain_texts, rows_of, specctl
 
 K, EVERY, PART, LENGTH = 8, 2, 16, 16
 REFERENCE = 12
@@ -42,15 +40,6 @@ def traffic(*categories: str) -> list[Prompt]:
     found = [one for one in load_prompts("embedded") if one.category in categories]
     random.Random(0).shuffle(found)
     return [replace(one, turns=one.turns[:1]) for one in found[: 3 * PART]]
-
-
-def plain_texts(pair: Pair, prompts: Sequence[Prompt]) -> dict[str, list[int]]:
-    """Of plain decoding, by specctl's own loop."""
-    decoder = Decoder(pair, resolve_policy("ar").policy, batch_size=8)
-    return {
-        one.prompt.prompt_id: list(one.completions[0].token_ids)
-        for one in decoder.converse(prompts, DecodeSettings(LENGTH))
-    }
 
 
 class Service:
@@ -95,7 +84,9 @@ def test_an_alarm_and_a_better_policy_while_requests_run(
     passes("registry", "push", tmp_path / "first", NAME, "--alias", "prod", *registry)
     prod, live = f"{tmp_path}/registry/{NAME}@prod", tmp_path / "live"
     usual, changed = traffic("code", "prose"), traffic("arithmetic", "strings")
-    plain = plain_texts(pair, [*usual, *changed])
+    every = [*usual, *changed]
+    texts = plain_texts(pair, every, LENGTH)
+    plain = {one.prompt_id: text for one, text in zip(every, texts, strict=True)}
     trace = TraceSettings(out=str(live), dense_every=EVERY)
     with (
         engine("eagle3", K, PluginSettings(policy=prod, trace=trace)) as running,

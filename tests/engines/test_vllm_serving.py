@@ -27,19 +27,9 @@ from specctl.engines.settings import PluginSettings, TraceSettings
 from specctl.errors import ArtifactError, EngineError, LossyPolicyError, SpecctlError
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import Policy
-from specctl.runtime.api import Decoder
-from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import load_pair
 from specctl.runtime.words import resolve_policy
-from tests.engines.vllm_engine import (
-    MAX_NEW_TOKENS,
-    Server,
-    engine,
-    ids_of,
-    packaged,
-    rows_of,
-    server,
-)
+from tests.engines.vllm_engine import Server, engine, ids_of, packaged, plain_texts, rows_of, server
 
 CONFIDENCE = "confidence:window=5:threshold=0.4"
 LOSSY = "chain:num_draft_tokens=3+mars:theta=0.9"
@@ -53,13 +43,7 @@ def pair() -> Any:
 
 @pytest.fixture(scope="module")
 def plain(pair: Any) -> list[list[int]]:
-    """Texts of plain decoding, by specctl's own loop."""
-    decoder, given = Decoder(pair, resolve_policy("ar").policy, batch_size=8), packaged(COUNT)
-    texts = {
-        one.prompt.prompt_id: list(one.completions[0].token_ids)
-        for one in decoder.converse(given, DecodeSettings(MAX_NEW_TOKENS))
-    }
-    return [texts[one.prompt_id] for one in given]
+    return plain_texts(pair, packaged(COUNT))
 
 
 def artifact(folder: Path, words: str, pair: PairFingerprint) -> Path:

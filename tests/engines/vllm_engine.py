@@ -28,8 +28,11 @@ from specctl.collect.prompts import Prompt, load_prompts
 from specctl.embedded import embedded_path
 from specctl.engines.settings import VARIABLE, PluginSettings
 from specctl.logs.trace_set import TraceSet
-from specctl.runtime.conversations import conversation_ids
+from specctl.runtime.api import Decoder
+from specctl.runtime.conversations import DecodeSettings, conversation_ids
 from specctl.runtime.identity import load_tokenizer
+from specctl.runtime.load import Pair
+from specctl.runtime.words import resolve_policy
 
 METHODS = {"eagle3": "eagle3", "small": "draft_model"}
 ENVIRONMENT = {
@@ -40,6 +43,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
 }
+Texts = list[list[int]]
 MAX_MODEL_LEN = 1024
 MAX_NEW_TOKENS = 48
 
@@ -58,6 +62,16 @@ def ids_of(prompts: Sequence[Prompt]) -> list[list[int]]:
     """Token ids, as `collect` gives them to the target."""
     tokenizer = load_tokenizer(embedded_path("target"))
     return [list(conversation_ids(tokenizer, one, [])) for one in prompts]
+
+
+def plain_texts(pair: Pair, prompts: Sequence[Prompt], length: int = MAX_NEW_TOKENS) -> Texts:
+    """Of plain decoding, by specctl's own loop."""
+    decoder = Decoder(pair, resolve_policy("ar").policy, batch_size=8)
+    found = {
+        one.prompt.prompt_id: list(one.completions[0].token_ids)
+        for one in decoder.converse(prompts, DecodeSettings(length))
+    }
+    return [found[one.prompt_id] for one in prompts]
 
 
 @cache

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -177,11 +177,8 @@ def test_writers_never_lose_a_version() -> None:
         for number in range(4):
             push(writer, package(f"{thread} {number}"), NAME)
 
-    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(12) as pool:
+        list(pool.map(work, range(12)))
     found = registry_on(store).log(NAME)
     assert set(found.state.versions) == {package(word).digest for word in pushed}
     assert len(found.entries) == 48

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -62,17 +63,12 @@ def test_one_of_many_wins(store: ObjectStore) -> None:
     won: list[int] = []
 
     def race(number: int) -> None:
-        try:
+        with suppress(KeyTakenError):
             store.put_new("prize", f"{number}".encode())
             won.append(number)
-        except KeyTakenError:
-            pass
 
-    threads = [threading.Thread(target=race, args=(number,)) for number in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(race, range(16)))
     assert len(won) == 1
     assert store.get("prize", max_bytes=9) == f"{won[0]}".encode()
 
