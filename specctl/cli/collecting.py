@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from specctl import console
 from specctl.cli.app import app
 from specctl.cli.verbs import Given, verb
 from specctl.collect.config import LIVE_POLICY, CollectConfig, Shard
 from specctl.console import Answer
 from specctl.errors import UsageError
+from specctl.progress import progress
 from specctl.runtime.config import DecodingConfig
 
 
@@ -42,6 +42,7 @@ def collect(
     fitted and scored.
     """
     from specctl.collect.prompts import load_prompts
+    from specctl.collect.recorder import FINISHED
     from specctl.collect.responses import load_responses
     from specctl.collect.trace_writer import check_place
     from specctl.logs.trace_files import open_place, sample_place
@@ -69,7 +70,6 @@ def collect(
         limit=models.limit,
         limit_seed=models.limit_seed,
         hide_text=hide_text,
-        warn=console.warn,
     )
     texts = None
     if settings.responses is not None:
@@ -84,20 +84,16 @@ def collect(
         if texts is not None:
             texts.check_cover(loaded)
         loaded = [prompt for prompt in loaded if part.holds(prompt.prompt_id)]
-        with console.progress("finished prompts", len(loaded)) as tick:
-            found = collect_on_ray(work, loaded, texts, on_commit=tick, warn=console.warn)
+        with progress(FINISHED, len(loaded)):
+            found = collect_on_ray(work, loaded, texts)
         return Answer(found.to_json(), [found.render()])
-    with console.progress("loading models", None):
+    with progress("loading models", None):
         decoder = work.decoder(models.load_pair())
     loaded = models.with_room(decoder.pair, loaded)
     sampled = loaded[:: settings.dense_every] if settings.dense_every else []
     num_prompts = sum(part.holds(prompt.prompt_id) for prompt in [*loaded, *sampled])
-    with console.progress("finished prompts", num_prompts) as tick:
-        shared: Any = {
-            "resume": settings.resume,
-            "shard": part,
-            "on_commit": lambda segment: tick(len(segment.prompt_ids)),
-        }
+    shared: Any = {"resume": settings.resume, "shard": part}
+    with progress(FINISHED, num_prompts):
         summary = work.collect(decoder, loaded, texts, **shared)
         data, parts = summary.to_json(), [summary.render()]
         if sampled:

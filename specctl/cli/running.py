@@ -95,11 +95,7 @@ def run(
         prepare_folder(out)
     on_tokens = console.token_printer(stream=stream, batch_size=config.batch_size, as_json=as_json)
     loaded = load_prompts(
-        prompts,
-        format=config.format,
-        limit=config.limit,
-        limit_seed=config.limit_seed,
-        warn=console.warn,
+        prompts, format=config.format, limit=config.limit, limit_seed=config.limit_seed
     )
     # Before minutes of loading models: a mistyped policy shows at once.
     named = resolve_policies(compare or policy, allow_lossy=allow_lossy, offline=offline)

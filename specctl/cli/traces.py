@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from specctl import console
 from specctl.cli.app import traces_app
 from specctl.cli.options import refuse_together
 from specctl.cli.verbs import verb
@@ -28,8 +27,7 @@ SetArgument = Annotated[
 @verb(traces_app, "verify", examples="""specctl traces verify traces""")
 def verify_traces(traces: SetArgument) -> Answer:
     """Read every byte and every row of a set; exits with 4 where something is damaged."""
-    with console.progress("segments", None) as tick:
-        found = verify(traces, on_segment=tick)
+    found = verify(traces)
 
     def end() -> None:
         if not found.is_whole:

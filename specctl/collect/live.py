@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,13 +10,14 @@ from typing import Any, Self
 
 from specctl.collect.config import WHOLE, Shard, WhenFull
 from specctl.collect.prompts import Prompt
-from specctl.collect.recorder import RecorderConfig
+from specctl.collect.recorder import FINISHED, RecorderConfig
 from specctl.collect.rounds import TraceRecorder
 from specctl.collect.tokens import TokenMode, token_header
 from specctl.collect.trace_writer import TraceWriter, make_header
 from specctl.formatting import count
 from specctl.logs.trace_files import Segment, TraceHeader
 from specctl.policy import Policy
+from specctl.progress import advance
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair, pair_domain
@@ -114,7 +115,6 @@ def collect_live(
     workload: str | None = None,
     own_prompts: bool = False,
     decoder: Decoder | None = None,
-    on_commit: Callable[[Segment], None] | None = None,
 ) -> CollectSummary:
     """Decodes the prompts that are not finished yet and writes their traces.
 
@@ -140,8 +140,7 @@ def collect_live(
 
         def committed(segment: Segment) -> None:
             summary.num_committed += len(segment.prompt_ids)
-            if on_commit is not None:
-                on_commit(segment)
+            advance(FINISHED, len(segment.prompt_ids))
 
         with TraceRecorder(writer, RecorderConfig(when_full=when_full), committed) as recorder:
             decoder = decoder or Decoder(pair, policy, batch_size=batch_size)

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +33,7 @@ from specctl.durable import file_sha256
 from specctl.embedded import PROMPTS
 from specctl.errors import PromptError, PromptLineError, UsageError, did_you_mean, shown
 
+log = logging.getLogger(__name__)
 EMBEDDED = "embedded"
 MAX_NAME_BYTES = 256
 """Of ids and categories, which stand in every row."""
@@ -161,9 +162,8 @@ def load_prompts(
     limit: int | None = None,
     limit_seed: int = 0,
     hide_text: bool = False,
-    warn: Callable[[str], None] = warnings.warn,
 ) -> list[Prompt]:
-    """Reads prompts in file order.
+    """Reads prompts in file order; those without their text (`PLACEHOLDER`) are left out.
 
     Args:
         source: a file, or `embedded` for the set that ships with the package (`./embedded` for
@@ -172,7 +172,6 @@ def load_prompts(
             decide (see the table above).
         limit: prompts at most, see `spread`. limit_seed: which of them.
         hide_text: name prompts without an id by the file, see `Entry`.
-        warn: takes a line on prompts without their text (`PLACEHOLDER`), which are left out.
 
     Raises:
         UsageError: an unknown format, or a limit below 1.
@@ -205,10 +204,10 @@ def load_prompts(
         if not prompts:
             found = f"SPEED-Bench's placeholder in all {num_empty}"
             raise PromptError(f"{path}: expected prompts with their text, found {found}", hint=fix)
-        warn(
-            f"{path}: {num_empty} of {num_empty + len(prompts)} prompts skipped: they hold "
-            f"SPEED-Bench's placeholder instead of a text; {fix}"
-        )
+        log.warning(
+            "%s: %d of %d prompts skipped: they hold SPEED-Bench's placeholder instead of a text; "
+            "%s", path, num_empty, num_empty + len(prompts), fix
+        )  # fmt: skip
     if not prompts:
         raise PromptError(f"{path}: expected at least one prompt, found none", hint="fill the file")
     return prompts if limit is None else spread(prompts, limit, limit_seed)
@@ -232,12 +231,7 @@ def spread(prompts: Sequence[Prompt], limit: int, seed: int = 0) -> list[Prompt]
     return [prompt for prompt in prompts if prompt.prompt_id in chosen]
 
 
-def load_prompt_files(
-    sources: Sequence[str | Path],
-    *,
-    format: str = "auto",
-    warn: Callable[[str], None] = warnings.warn,
-) -> list[Prompt]:
+def load_prompt_files(sources: Sequence[str | Path], *, format: str = "auto") -> list[Prompt]:
     """The prompts of several files, in order; see `load_prompts`.
 
     Raises:
@@ -245,7 +239,7 @@ def load_prompt_files(
     """
     found: dict[str, Prompt] = {}
     for source in sources:
-        for prompt in load_prompts(source, format=format, warn=warn):
+        for prompt in load_prompts(source, format=format):
             if prompt.prompt_id in found:
                 raise PromptError(
                     f"{source}: expected ids that no other file has, found {prompt.prompt_id!r}",

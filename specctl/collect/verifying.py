@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,30 +20,24 @@ from specctl.logs.trace_set import (
     read_listing,
     read_snapshot,
 )
+from specctl.progress import advance, progress
 from specctl.trace import arrow_schema
 
 
 @dataclass(frozen=True)
-class Verification:
-    """The state of a set.
+class SetCheck:
+    """The state of a set; names are those of `traces verify --json`."""
 
-    Attributes:
-        name: of the set, with the snapshot where one was named.
-        num_repeats: times that a writer finished a prompt that an earlier segment has.
-        num_orphans: nodes files that no rounds file names: a writer died, or is about to publish.
-        num_missing_rows: of both tables, of damaged segments whose footer can be read.
-        damages: everything that cannot be used, and why.
-    """
-
-    name: str
+    name: str  # with the snapshot where one was named
     num_segments: int
     num_prompts: int
-    num_repeats: int
+    num_repeats: int  # of prompts that an earlier segment has
     num_rows: int
     size_bytes: int
     num_snapshots: int
     num_orphans: int
-    num_missing_rows: int
+    """Nodes files that no rounds file names: a writer died, or is about to publish."""
+    num_missing_rows: int  # of both tables, of damaged segments whose footer can be read
     damages: tuple[Damage, ...]
 
     @property
@@ -72,28 +65,27 @@ class Verification:
         return "\n".join(lines)
 
 
-def verify(name: str | Path, *, on_segment: Callable[[int], None] | None = None) -> Verification:
+def verify(name: str | Path) -> SetCheck:
     """Reads every byte and every row; of a bucket the objects themselves, not local copies.
 
     Args:
         name: a set, with `@sha256:<hex>` a snapshot of it: its segments alone.
-        on_segment: called with 1 for each segment that was checked.
 
     Raises:
         TraceError: not a trace set, or a header or snapshot that cannot be read.
         StoreError: a bucket that cannot be read.
     """
-    listing = read_listing(name, skip_damaged=True, fresh=True)
-    damages, whole = [*listing.damages], []
-    for segment in listing.segments:
-        try:
-            checked_tables(listing, segment)
-        except TraceError as error:
-            damages.append(Damage(segment.key, str(error), segment.num_rows))
-        else:
-            whole.append(segment)
-        if on_segment is not None:
-            on_segment(1)
+    with progress("segments", None):
+        listing = read_listing(name, skip_damaged=True, fresh=True)
+        damages, whole = [*listing.damages], []
+        for segment in listing.segments:
+            try:
+                checked_tables(listing, segment)
+            except TraceError as error:
+                damages.append(Damage(segment.key, str(error), segment.num_rows))
+            else:
+                whole.append(segment)
+            advance("segments")
     traces = TraceSet((Listing(listing.place, listing.header, count_once(whole)),))
     try:
         check_keys(f"trace set {name}", traces.segment_files(), traces.prompt_ids)
@@ -112,7 +104,7 @@ def verify(name: str | Path, *, on_segment: Callable[[int], None] | None = None)
         reason = f"snapshot {digest[:19]}… names {{}}, which is gone; restore the file"
         damages += [Damage(key, reason.format(listing.place.at(key))) for key in lost]
     named = {segment.record.nodes.key for segment in listing.segments if segment.record.nodes}
-    return Verification(
+    return SetCheck(
         name=str(name),
         num_segments=len(listing.segments),
         num_prompts=len(listing.prompt_ids),

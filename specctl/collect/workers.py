@@ -11,10 +11,11 @@ segment (docs/trace-format.md).
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -26,18 +27,21 @@ from specctl.collect.dense import collect_dense
 from specctl.collect.dense.collection import DenseSummary, answered, plain_decoder
 from specctl.collect.live import CollectSummary, collect_live
 from specctl.collect.prompts import Prompt
+from specctl.collect.recorder import FINISHED
 from specctl.collect.responses import Responses
 from specctl.collect.trace_writer import TraceWriter, finishing
 from specctl.errors import ClusterError, one_line
 from specctl.formatting import count
 from specctl.logs.trace_files import HEADER_NAME, open_place
 from specctl.logs.trace_set import read_listing
+from specctl.progress import advance
 from specctl.runtime.api import Decoder
 from specctl.runtime.config import DecodingConfig
 from specctl.runtime.load import Pair
 from specctl.runtime.words import NamedPolicy, check_policies
 from specctl.version import __version__
 
+log = logging.getLogger(__name__)
 BATCHES, MOST_PROMPTS = 8, 64
 """Batches of each worker, if that makes none larger: what a death costs, and Ctrl-C waits for."""
 RETRIES = 20
@@ -265,14 +269,8 @@ def collect_on_ray(
     work: Work,
     prompts: Sequence[Prompt],
     responses: Responses | None = None,
-    *,
-    on_commit: Callable[[int], None],
-    warn: Callable[[str], None],
 ) -> Summary:
     """Collects with as many workers, and where, as the options say.
-
-    Args:
-        on_commit: called with the number of prompts that have become durable. warn: takes a line.
 
     Raises:
         UsageError, ClusterError: see `cluster`; no worker was started.
@@ -285,13 +283,13 @@ def collect_on_ray(
     with cluster(settings.workers, settings.ray, threads=threads, **needs) as found:
         models = models.model_copy(update={"threads": threads, "device": found.needs.device})
         out = work.out if place.root is None else str(place.root.absolute())
-        driver = Driver(found, replace(work, models=models, out=out), warn)
+        driver = Driver(found, replace(work, models=models, out=out))
         try:
             driver.load()
             plan = driver.plan(prompts, responses)
             summary, left = work.counts(plan), set(plan.left)
             prompts = [prompt for prompt in prompts if prompt.prompt_id in left]
-            driver.collect(prompts, responses, summary, on_commit)
+            driver.collect(prompts, responses, summary)
         finally:
             driver.close()
     if isinstance(summary, DenseSummary):  # of workers that draft at one time
@@ -312,7 +310,7 @@ class Driver:
         processes: by host and number, that have answered.
     """
 
-    def __init__(self, cluster: Cluster, work: Work, warn: Callable[[str], None]) -> None:
+    def __init__(self, cluster: Cluster, work: Work) -> None:
         from ray.util import ActorPool
 
         needs = cluster.needs
@@ -320,7 +318,7 @@ class Driver:
             num_cpus=needs.cpus, num_gpus=needs.gpus, max_restarts=-1, max_task_retries=RETRIES
         )
         self.processes = set[tuple[str, int]]()
-        self._cluster, self._work, self._warn = cluster, work, warn
+        self._cluster, self._work = cluster, work
         self._actors = [kind.remote(work) for _ in range(cluster.num_workers)]
         self._pool: Any = ActorPool(self._actors)
         self._given_out: list[Any] = []
@@ -337,15 +335,11 @@ class Driver:
         plan: Plan = next(self._results("plan", [(prompts, responses)]))
         check_shared(self._work.out)
         for line in plan.warnings:
-            self._warn(line)
+            log.warning("%s", line)
         return plan
 
     def collect(
-        self,
-        prompts: Sequence[Prompt],
-        responses: Responses | None,
-        summary: Summary,
-        on_commit: Callable[[int], None],
+        self, prompts: Sequence[Prompt], responses: Responses | None, summary: Summary
     ) -> None:
         """Has all prompts collected, adding to the counts."""
         size = batch_size(len(prompts), len(self._actors), self._work.models.batch_size)
@@ -354,7 +348,7 @@ class Driver:
         try:
             for part, process in self._results("collect", calls):
                 summary.add(part)
-                on_commit(part.num_committed)
+                advance(FINISHED, part.num_committed)
                 self.processes.add((process.host, process.pid))
                 while (idle := self._pool.pop_idle()) is not None:
                     self._cluster.ray.kill(idle)  # room for one that is started anew
@@ -365,7 +359,7 @@ class Driver:
             raise
         finally:
             if num_lost := len(self.processes) - len(self._actors):
-                self._warn(f"{count(num_lost, 'worker')} lost; others collected their prompts")
+                log.warning("%s lost; others collected their prompts", count(num_lost, "worker"))
 
     def _results(self, method: str, calls: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
         """The results of a method of the workers, as they come.

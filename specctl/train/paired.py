@@ -406,7 +406,7 @@ def judged_prompts(files: Sequence[str], config: PairedConfig) -> list[Any]:
     Raises:
         EvidenceError: no prompt has a checkable answer. InputError: see `load_prompt_files`.
     """
-    loaded = load_prompt_files(files, format=config.format, warn=log.warning)
+    loaded = load_prompt_files(files, format=config.format)
     judged = [prompt for prompt in loaded if prompt.answer is not None]
     if loaded and not judged:
         raise nothing_to_check()

@@ -132,7 +132,7 @@ def collect(
     texts = (AnsweredPrompt(prompt, (), is_cut=False, num_shortened=0) for prompt in prompts)
     config = RecorderConfig(flush_s=flush_s, wake_s=0.001)
     with TraceWriter.open(root, header()) as opened:
-        collection._record(None, texts, opened, summary, None, config)  # type: ignore[arg-type]
+        collection._record(None, texts, opened, summary, config)  # type: ignore[arg-type]
 
 
 def committed(root: Path) -> list[str]:

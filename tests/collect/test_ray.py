@@ -82,15 +82,11 @@ def _killed(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
 DRIVER = """
 import os, signal, sys
 from specctl.cli import main
-from specctl.collect.workers import Driver
+from specctl.collect import workers
 
-def killed(driver, prompts, responses, summary, on_commit):
-    # At once when it hears of a third prompt, while both workers may collect or commit others.
-    ticks = iter([None, None])
-    tick = lambda _: next(ticks, 0) is None or os.kill(os.getpid(), signal.SIGKILL)
-    collect(driver, prompts, responses, summary, tick)
-
-collect, Driver.collect = Driver.collect, killed
+# At once after a third batch, while both workers may collect or commit others.
+ticks = iter([None, None])
+workers.advance = lambda *_: next(ticks, 0) is None or os.kill(os.getpid(), signal.SIGKILL)
 main()
 """
 
@@ -170,16 +166,15 @@ NODES = """
 import sys
 from ray.cluster_utils import Cluster
 from specctl.cli import main
-from specctl.collect.workers import Driver
+from specctl.collect import workers
 
-def watched(driver, prompts, responses, summary, on_commit):
-    def tick(count):
-        if summary.num_committed > 8 and removed:
-            nodes.remove_node(removed.pop(), allow_graceful=False)
-        on_commit(count)
-    collect(driver, prompts, responses, summary, tick)
+committed = [0]
+def tick(_, count):
+    committed[0] += count
+    if committed[0] > 8 and removed:
+        nodes.remove_node(removed.pop(), allow_graceful=False)
 
-collect, Driver.collect = Driver.collect, watched
+workers.advance = tick
 nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
 removed = [nodes.add_node(num_cpus=2)]
 sys.argv += ["--ray", nodes.address]
@@ -188,16 +183,15 @@ main()
 GONE = """
 import ray
 from specctl.cli import main
-from specctl.collect.workers import Driver
+from specctl.collect import workers
 
-def left(driver, prompts, responses, summary, on_commit):
-    def tick(count):
-        if summary.num_committed > 2:
-            ray._private.worker._global_node.kill_raylet(check_alive=False)
-        on_commit(count)
-    collect(driver, prompts, responses, summary, tick)
+committed = [0]
+def tick(_, count):
+    committed[0] += count
+    if committed[0] > 2:
+        ray._private.worker._global_node.kill_raylet(check_alive=False)
 
-collect, Driver.collect = Driver.collect, left
+workers.advance = tick
 main()
 """
 

@@ -12,6 +12,7 @@ import pytest
 from specctl.collect.cluster import Cluster, Needs, cluster
 from specctl.collect.config import CollectConfig
 from specctl.collect.live import CollectSummary
+from specctl.collect.prompts import Prompt
 from specctl.collect.trace_writer import TraceWriter
 from specctl.collect.workers import (
     Driver,
@@ -28,7 +29,7 @@ from specctl.logs.trace_set import read_listing
 from specctl.runtime.config import DecodingConfig
 from specctl.runtime.words import resolve_policy
 from tests.collect.rounds import header
-from tests.collect.sets import Prompt, tables_of
+from tests.collect.sets import tables_of
 
 PROMPTS = [Prompt(f"p{n}", "", (f"Say {n}.",)) for n in range(6)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,13 +13,14 @@ from specctl.collect.config import WHOLE, Shard
 from specctl.collect.dense.trees import DenseDrafting
 from specctl.collect.live import Sitting, header_of
 from specctl.collect.prompts import Prompt
-from specctl.collect.recorder import Publication, Recorder, RecorderConfig
+from specctl.collect.recorder import FINISHED, Publication, Recorder, RecorderConfig
 from specctl.collect.responses import Response, Responses, TurnText
 from specctl.collect.tokens import TokenMode
 from specctl.collect.trace_writer import FLUSH_BYTES, TraceWriter, finishing
 from specctl.logs.parquet import Tables, join_tables
 from specctl.logs.trace_files import Segment
 from specctl.policy import FullTree, Policy, RootOnly
+from specctl.progress import advance
 from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import (
     Conversation,
@@ -32,7 +33,6 @@ from specctl.runtime.requests import Request
 
 GROUP_PROMPTS = 16
 """Prompts generated before trees are drafted along them, or twice the batch if that is more."""
-OnCommit = Callable[[Segment], None]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,6 @@ def collect_dense(
     workload: str | None = None,
     own_prompts: bool = False,
     decoder: Decoder | None = None,
-    on_commit: OnCommit | None = None,
 ) -> DenseSummary:
     """Drafts the full tree from every position of every response and writes dense traces.
 
@@ -137,7 +136,7 @@ def collect_dense(
             for one in given:  # all are checked before the first is used
                 answered(*one)
             texts = (answered(*one) for one in given)
-        _record(drafting, texts, writer, summary, on_commit)
+        _record(drafting, texts, writer, summary)
     return summary
 
 
@@ -185,15 +184,13 @@ def _record(
     texts: Iterator[AnsweredPrompt],
     writer: TraceWriter,
     summary: DenseSummary,
-    on_commit: OnCommit | None,
     config: RecorderConfig | None = None,
 ) -> None:
     """Drafts and writes; behind Ctrl-C, and behind an error of a later prompt, too."""
 
     def committed(segment: Segment) -> None:
         summary.num_committed += len(segment.prompt_ids)
-        if on_commit is not None:
-            on_commit(segment)
+        advance(FINISHED, len(segment.prompt_ids))
 
     config = config or RecorderConfig(max_bytes=FLUSH_BYTES)
     with Recorder(lambda: writer, DensePrompts(), config, committed) as recorder:
