@@ -65,16 +65,10 @@ class Cluster:
     num_workers: int
 
     def check_alive(self) -> None:
-        """Refuses a cluster whose nodes are gone.
-
-        Raises:
-            ClusterError: there is none.
-        """
+        """Refuses a cluster whose nodes are gone (ClusterError)."""
         if not any(node["Alive"] for node in self.ray.nodes()):
-            raise ClusterError(
-                "Ray: expected a node that is alive, found none",
-                hint="see Ray's logs; then go on with --resume",
-            )
+            fix = "see Ray's logs; then go on with --resume"
+            raise ClusterError("no node of Ray's cluster is alive", hint=fix)
 
 
 @contextmanager
@@ -126,18 +120,15 @@ def cluster(
 
 
 def _num_workers(ray: Any, needs: Needs, asked: int | None) -> int:
-    """The number of workers that was asked for, or that others leave room for.
-
-    Raises:
-        ClusterError: more than all nodes together have room for, whoever else works there.
-    """
+    """The number of workers that was asked for, or that others leave room for; ClusterError for
+    more than all nodes together have room for, whoever else works there."""
     there = ray.cluster_resources()
     room = sum(needs.room(node["Resources"]) for node in ray.nodes() if node["Alive"])
     if room < (asked or 1):
         raise ClusterError(
-            f"{'--ray' if asked is None else f'--workers {asked}'}: expected {needs} for each "
-            f"worker, on one node, found room for {room} in all: {there.get('CPU', 0):g} CPUs "
-            f"and {there.get('GPU', 0):g} GPUs",
+            f"{'--ray' if asked is None else f'--workers {asked}'}: a worker takes {needs} of one "
+            f"node, and there is room for {room} in all: {there.get('CPU', 0):g} CPUs and "
+            f"{there.get('GPU', 0):g} GPUs",
             hint="lower --workers, --threads or --gpus-per-worker, or use --device cpu",
         )
     return asked or max(1, min(room, needs.room(ray.available_resources())))
@@ -161,7 +152,7 @@ def _imported() -> Any:
         import ray
     except ImportError:
         fix = "pip install 'specctl[ray]'"
-        raise UsageError("--workers and --ray: expected Ray, found none", hint=fix) from None
+        raise UsageError("--workers and --ray need the package ray", hint=fix) from None
     return ray
 
 
@@ -181,13 +172,14 @@ def _connect(ray: Any, address: str | None) -> None:
                 raise OSError(f"{named}: {error}") from error
         ray.init(address, **quiet)
     except Exception as error:  # Ray raises plain ones: where its raylet dies as it begins, too
-        raise ClusterError(
-            f"{'Ray on this machine' if address is None else f'--ray {address}'}: expected a "
-            f"cluster that runs and answers, found {one_line(str(error)) or type(error).__name__}",
-            hint="start one with `ray start --head`, or see `ray status`"
-            if address
-            else "see the logs in /tmp/ray/session_latest/logs",
-        ) from error
+        where, fix = "Ray on this machine", "see the logs in /tmp/ray/session_latest/logs"
+        if address is not None:
+            where, fix = (
+                f"--ray {address}",
+                "start one with `ray start --head`, or see `ray status`",
+            )
+        reason = one_line(str(error)) or type(error).__name__
+        raise ClusterError(f"{where}: no cluster answers: {reason}", hint=fix) from error
 
 
 def _named(address: str) -> str:

@@ -67,23 +67,21 @@ class Responses:
         missing = [p.prompt_id for p in prompts if p.prompt_id not in self.by_prompt]
         if missing:
             raise PromptError(
-                f"{self.path}: expected a response to each of {len(prompts)} prompts, found none "
-                f"to {len(missing)} of them, first {missing[0]!r}",
+                f"{self.path} has no response to {len(missing)} of {len(prompts)} prompts, first "
+                f"{missing[0]!r}",
                 hint="add them, or leave those prompts out",
             )
         for prompt in prompts:
             response = self.by_prompt[prompt.prompt_id]
             if response.prompt_turns is not None and response.prompt_turns != prompt.turns:
                 raise response.entry.refuse(
-                    f"expected the text of prompt {prompt.prompt_id!r}, found "
-                    f"{response.prompt_turns[0][:40]!r}",
+                    f"it answers {response.prompt_turns[0][:40]!r}, which is not the text of "
+                    f"prompt {prompt.prompt_id!r}",
                     "give each response its own prompt_id",
                 )
             if len(response.turns) != len(prompt.turns):
-                raise response.entry.refuse(
-                    f"expected a response to each of {len(prompt.turns)} turns, found "
-                    f"{len(response.turns)}"
-                )
+                counts = f"{len(response.turns)} responses to {len(prompt.turns)} turns"
+                raise response.entry.refuse(counts)
 
 
 def load_responses(path: Path, *, hide_text: bool = False) -> Responses:
@@ -102,13 +100,11 @@ def load_responses(path: Path, *, hide_text: bool = False) -> Responses:
             response = _read(entry)
             earlier = found_by.setdefault(response.prompt_id, response)
             if earlier is not response:
-                found = f"{response.prompt_id!r}, as {earlier.entry.unit} {earlier.entry.number}"
-                raise entry.refuse(f"expected a prompt id that is not used yet, found {found}")
+                before = f"{earlier.entry.unit} {earlier.entry.number}"
+                raise entry.refuse(f"{before} has the prompt id {response.prompt_id!r} too")
         digest = f"sha256:{file_sha256(path)}"
     if not found_by:
-        raise PromptError(
-            f"{path}: expected at least one response, found none", hint="fill the file"
-        )
+        raise PromptError(f"{path} has no response", hint="fill the file")
     return Responses(path, digest, found_by)
 
 
@@ -120,7 +116,7 @@ def _read(entry: Entry) -> Response:
     row = entry.row
     ends = row.get("eos", False)
     if not isinstance(ends, bool):
-        raise entry.refuse(f"expected 'eos' as true or false, found {_shown(ends)}")
+        raise entry.refuse(f"'eos' is neither true nor false: {_shown(ends)}")
     given = row.get("turns", [row["prompt"]] if "prompt" in row else None)
     prompt_turns = None if given is None else entry.texts(given, _shown)
     prompt_id = entry.identifier("prompt_id" if "prompt_id" in row else "id", prompt_turns)
@@ -133,7 +129,7 @@ def _turns(entry: Entry) -> tuple[TurnText, ...]:
     row = entry.row
     if ("response" in row) == ("token_ids" in row):
         found = "both" if "response" in row else "neither"
-        raise entry.refuse(f"expected one of 'response' and 'token_ids', found {found}")
+        raise entry.refuse(f"it has {found} of 'response' and 'token_ids'", "give one of them")
     if "response" in row:
         texts = row["response"] if isinstance(row["response"], list) else [row["response"]]
         turns: tuple[TurnText, ...] = tuple(entry.checked(text, "'response'") for text in texts)
@@ -142,13 +138,11 @@ def _turns(entry: Entry) -> tuple[TurnText, ...]:
         is_nested = isinstance(value, list) and bool(value) and isinstance(value[0], list)
         turns = tuple(_token_ids(ids, entry) for ids in (value if is_nested else [value]))
     if not turns:
-        raise entry.refuse("expected at least one turn, found an empty list")
+        raise entry.refuse("it has no turn")
     return turns
 
 
 def _token_ids(ids: object, entry: Entry) -> tuple[int, ...]:
     if not isinstance(ids, list) or not ids or any(type(i) is not int or i < 0 for i in ids):
-        raise entry.refuse(
-            f"expected 'token_ids' as whole numbers, at least one, found {_shown(ids)}"
-        )
+        raise entry.refuse(f"'token_ids' is no list of whole numbers: {_shown(ids)}")
     return tuple(ids)

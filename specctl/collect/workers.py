@@ -219,45 +219,36 @@ def _this_process() -> Process:
 
 
 def check_versions(wanted: dict[str, str], found: dict[str, str]) -> None:
-    """Refuses a machine with other software than the driver's.
-
-    Raises:
-        ClusterError: naming a package.
-    """
+    """Refuses a machine with other software than the driver's (ClusterError)."""
     for name, number in wanted.items():
         if found[name] != number:
             raise ClusterError(
-                f"node {os.uname().nodename}: expected {name} {number}, as where the command "
-                f"runs, found {found[name]}",
+                f"node {os.uname().nodename} has {name} {found[name]}, and the command runs with "
+                f"{number}",
                 hint="install that version on every node",
             )
 
 
 def check_shared(out: str) -> None:
-    """Refuses a machine that does not see the set, which a worker has begun.
-
-    Raises:
-        ClusterError: naming the machine.
-    """
+    """Refuses a machine that does not see the set, which a worker has begun (ClusterError)."""
     if not open_place(out).holds(HEADER_NAME):
         raise ClusterError(
-            f"folder {out}, node {os.uname().nodename}: expected a folder that all nodes share, "
-            "found one of other machines",
+            f"node {os.uname().nodename} does not share the folder {out}",
             hint="mount it there too, or collect into s3://bucket/prefix",
         )
 
 
 def check_clock(process: Process, begun: float) -> None:
-    """Refuses a worker by its time, which it said since `begun`, by the clock of this machine.
+    """Refuses a worker whose clock is a minute or more from this machine's (ClusterError).
 
-    Raises:
-        ClusterError: a minute apart or more.
+    Args:
+        begun: when it was asked, by the clock of this machine.
     """
     late_s = max(begun - process.time_s, process.time_s - time.time())
     if late_s > CLOCKS_S:
         raise ClusterError(
-            f"node {process.host}: expected a clock that agrees with this machine's: names of "
-            f"segments have times, found one that is {late_s:.0f} s apart",
+            f"the clock of node {process.host} is {late_s:.0f} s from this machine's, and names of "
+            "segments have times",
             hint="set it, e.g. by NTP",
         )
 
@@ -386,7 +377,7 @@ class Driver:
                 raise error.cause from None
             except errors.RayError as error:
                 raise ClusterError(
-                    f"a worker on Ray: expected an answer, found {one_line(str(error))}",
+                    f"a worker on Ray was lost: {one_line(str(error))}",
                     hint="see the memory of the nodes and Ray's logs; then go on with --resume",
                 ) from error
             yield found

@@ -68,12 +68,9 @@ def ensure(store: ObjectStore, key: str, data: bytes) -> None:
         create(store, key, data)
     except KeyTakenError as error:
         raise StoreError(
-            f"{store.url}, {key}: expected the bytes that its name is the digest of, found other "
-            "bytes",
-            hint=(
-                "check the rest with `specctl registry verify` or `specctl traces verify`, "
-                "remove that object, then do this again"
-            ),
+            f"{store.url}, {key}: its bytes are not those that its name is the digest of",
+            hint="check the rest with `specctl registry verify` or `specctl traces verify`, remove "
+            "that object, then do this again",
         ) from error
 
 
@@ -145,8 +142,8 @@ def _put_probe(store: ObjectStore) -> tuple[bytes, bool]:
 
 def _unfit(store: ObjectStore, found: str) -> StoreError:
     return StoreError(
-        f"{store.url}: expected a store that refuses to create an existing key (If-None-Match: "
-        f"*), found {found}",
+        f"{store.url}: the store does not refuse to create an existing key (If-None-Match: *): "
+        f"{found}",
         hint="use a store with conditional writes; here a concurrent writer would be lost",
     )
 

@@ -109,8 +109,8 @@ def check_key(key: str) -> str:
     segments = key.split("/")
     if len(key) > MAX_KEY_BYTES or not all(_SEGMENT.fullmatch(segment) for segment in segments):
         raise InvariantError(
-            f"store key: expected segments [A-Za-z0-9._@+=-], at most {MAX_KEY_BYTES} bytes, "
-            f"found {ascii(key)[:80]}",
+            f"{ascii(key)[:80]} is no store key: segments of [A-Za-z0-9._@+=-], at most "
+            f"{MAX_KEY_BYTES} bytes",
             hint="report this",
         )
     return key
@@ -118,22 +118,18 @@ def check_key(key: str) -> str:
 
 def taken(url: str, key: str) -> KeyTakenError:
     """The error of a key that holds something."""
-    return KeyTakenError(
-        f"{url}, {key}: expected a free key, found a taken one", hint="read its object"
-    )
+    return KeyTakenError(f"{url}, {key}: the key is taken", hint="read its object")
 
 
 def absent(url: str, key: str) -> KeyAbsentError:
     """The error of a key that holds nothing."""
     return KeyAbsentError(
-        f"{url}, {key}: expected an object, found none",
+        f"{url}, {key}: there is no object",
         hint="check the name, and the bucket if it is in one",
     )
 
 
 def too_large(url: str, key: str, max_bytes: int, found: int) -> ObjectTooLargeError:
     """The error of an object beyond the caller's cap; both in bytes."""
-    return ObjectTooLargeError(
-        f"{url}, {key}: expected at most {max_bytes} bytes, found {found} bytes",
-        hint="do not use it",
-    )
+    problem = f"{url}, {key}: {found} bytes, more than {max_bytes}"
+    return ObjectTooLargeError(problem, hint="do not use it")

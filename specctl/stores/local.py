@@ -242,21 +242,16 @@ class LocalStore:
         place = f"{self.url}, {key}"
         if error.errno == errno.ELOOP:
             return UnreadableError(
-                f"{place}: expected plain files and folders, none of them a link, found the link "
-                f"{error.filename}",
+                f"{place}: {error.filename} is a link, and none is followed",
                 hint="find out who made it and remove it; specctl creates no links",
             )
         if error.errno == errno.EACCES and "/" in str(error.filename):  # else an unfinished file
             return UnreadableError(
-                f"{place}: expected files and folders that are open to all who use them, found "
-                f"{error.strerror}, {error.filename}",
+                f"{place}: {error.filename} is closed to this user: {error.strerror}",
                 hint="let its owner open it: chmod, or the setgid bit (docs/operators.md)",
             )
-        return StoreError(
-            f"{place}: expected a folder that can be {'written' if writes else 'read'}, found "
-            f"{reason_of(error)}",
-            hint=TRY_AGAIN if writes else READ_AGAIN,
-        )
+        word, fix = ("written", TRY_AGAIN) if writes else ("read", READ_AGAIN)
+        return StoreError(f"{place}: cannot be {word}: {reason_of(error)}", hint=fix)
 
 
 def enter(above: int, name: str) -> int:
@@ -318,7 +313,7 @@ def _read_regular(file: BinaryIO, url: str, key: str, max_bytes: int) -> bytes:
     status = os.fstat(file.fileno())
     if not stat.S_ISREG(status.st_mode):
         raise UnreadableError(
-            f"{url}, {key}: expected a regular file, found {stat.filemode(status.st_mode)}",
+            f"{url}, {key}: not a regular file ({stat.filemode(status.st_mode)})",
             hint="remove it; specctl creates no such files",
         )
     # Of the size that is there: room for the most would be taken at once.

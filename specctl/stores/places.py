@@ -31,10 +31,7 @@ def open_store(place: str | Path) -> ObjectStore:
     try:
         text.encode()
     except UnicodeEncodeError:  # it could stand in no message, note or JSON
-        raise UsageError(
-            f"folder {text!a}: expected a path in UTF-8, found other bytes",
-            hint="rename the folder",
-        ) from None
+        raise UsageError(f"folder {text!a}: its name is not UTF-8; rename it") from None
     url = canonical_store(text)
     return S3Store(url) if is_store_url(url) else LocalStore(url)
 
@@ -52,8 +49,7 @@ def check_no_secret(text: str) -> None:
     """
     if _USERINFO.search(text):
         raise UsageError(
-            "the URL of a store or registry: expected no user and no password in it, found text "
-            "before an @, not repeated here",
+            "the URL of a store or registry holds a user or a password, not repeated here",
             hint="take it out; credentials come from AWS_* variables",
         )
 
@@ -102,8 +98,5 @@ def _absolute(text: str) -> str:
 
 
 def _refused(url: str, found: str, fix: str = "correct the URL") -> UsageError:
-    return UsageError(
-        f"store {url.partition('?')[0]!r}: expected a folder, file:///folder or "
-        f"s3://bucket/prefix, found {found}",
-        hint=fix,
-    )
+    forms = "a folder, file:///folder or s3://bucket/prefix"
+    return UsageError(f"store {url.partition('?')[0]!r} is not {forms}: {found}", hint=fix)

@@ -131,12 +131,11 @@ def _connect(url: str, options: dict[str, Any]) -> Any:
         from obstore.exceptions import BaseError
         from obstore.store import S3Store as Client
     except ImportError as error:
-        raise UsageError(
-            f"{url}: expected obstore, found no such package", hint="pip install 'specctl[s3]'"
-        ) from error
+        fix = "pip install 'specctl[s3]'"
+        raise UsageError(f"{url} needs the package obstore", hint=fix) from error
     parts = urlsplit(url)
     if not parts.netloc:
-        raise UsageError(f"{url}: expected s3://bucket/prefix, found no bucket", hint="name one")
+        raise UsageError(f"{url} names no bucket: s3://bucket/prefix")
     _check_settings(options)
     try:
         return Client(
@@ -192,36 +191,32 @@ def _store_errors(url: str, key: str, *, writes: bool) -> Iterator[None]:
         raise _refused(place, error) from error
     except their.InvalidPathError as error:
         raise UnreadableError(
-            f"{place}: expected keys without empty segments, . and .., and control characters, "
-            f"found {_first_line(error)}",
+            f"{place}: a key has empty segments, . or .., or control characters: "
+            f"{_first_line(error)}",
             hint="find out who made that object, and delete it with the store's own tools",
         ) from error
     except (FileNotFoundError, their.BaseError) as error:
         if "<Code>NoSuchBucket</Code>" in str(error):
             raise StoreError(
-                f"{url}: expected a bucket that exists, found bucket {urlsplit(url).netloc!r} "
-                "does not exist",
-                hint=(
-                    "check the name and AWS_ENDPOINT_URL, or create it; specctl creates no buckets"
-                ),
+                f"{url}: bucket {urlsplit(url).netloc!r} does not exist",
+                hint="check the name and AWS_ENDPOINT_URL, or create it; specctl creates none",
             ) from error
         if isinstance(error, FileNotFoundError | their.NotFoundError):
             raise absent(url, key) from error
         if writes and "501 Not Implemented" in _first_line(error):
             raise StoreError(
-                f"{place}: expected a store that refuses to create an existing key "
-                f"(If-None-Match: *), found {_UNCONDITIONAL}",
+                f"{place}: the store does not refuse to create an existing key (If-None-Match: "
+                f"*): {_UNCONDITIONAL}",
                 hint="use a store with conditional writes; nothing was stored",
             ) from error
         raise _unclear(place, error, writes=writes) from error
 
 
 def _refused(place: str, error: Exception) -> StoreError:
+    fix = "check AWS_* variables and the role's policy (docs/operators.md)"
     return StoreError(
-        f"{place}: expected settings and a role that the store accepts, found {_first_line(error)}",
-        hint=_CREDENTIALS
-        if _lacks_credentials(error)
-        else "check AWS_* variables and the role's policy (docs/operators.md)",
+        f"{place}: the store refuses these settings or this role: {_first_line(error)}",
+        hint=_CREDENTIALS if _lacks_credentials(error) else fix,
     )
 
 

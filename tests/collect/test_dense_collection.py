@@ -217,20 +217,20 @@ def changed(row: int, **values: Any) -> Callable[[Rows], Rows]:
 
 
 REFUSED = {
-    "no response": (lambda rows: rows[:2], r"none to 1 of them, first 'c'"),
-    "another prompt": (changed(2, prompt="What is 2 + 4?"), r"line 3: expected the text of"),
-    "too few turns": (changed(1, response="one"), r"line 2: expected a response to each of 2"),
+    "no response": (lambda rows: rows[:2], r"no response to 1 of 3 prompts, first 'c'"),
+    "another prompt": (changed(2, prompt="What is 2 + 4?"), r"line 3: it answers"),
+    "too few turns": (changed(1, response="one"), r"line 2: 1 responses to 2 turns"),
     "unknown token": (changed(2, token_ids=[40, 4096]), r"line 3: .* below 4096, found 4096"),
     "behind the end": (changed(2, token_ids=[40, 1, 41]), r"line 3: .*end-of-text"),
-    "no texts": (without("response", 0), r"line 1: .* 'response' and 'token_ids', found neither"),
-    "both": (changed(0, token_ids=[4]), r"line 1: .* found both"),
+    "no texts": (without("response", 0), r"line 1: .* neither of 'response' and 'token_ids'"),
+    "both": (changed(0, token_ids=[4]), r"line 1: it has both"),
     "blank": (changed(0, response="  "), r"line 1: .* blank"),
     "a number for text": (changed(0, response=5), r"line 1: .* a number"),
     "truth values": (changed(2, token_ids=[True]), r"line 3: .* whole numbers"),
     "no ids": (changed(2, token_ids=[]), r"line 3: .* whole numbers"),
-    "eos as text": (changed(0, eos="yes"), r"line 1: .* true or false"),
+    "eos as text": (changed(0, eos="yes"), r"line 1: 'eos' is neither true nor false"),
     "no prompt id": (without("prompt_id", 0), r"line 1: .* 'prompt_id', or the 'prompt'"),
-    "id twice": (changed(1, prompt_id="a"), r"line 2: .* 'a', as line 1"),
+    "id twice": (changed(1, prompt_id="a"), r"line 2: line 1 has the prompt id 'a' too"),
 }
 
 
@@ -270,7 +270,7 @@ def test_a_prompt_that_fills_the_context_is_refused(pair: Pair, tmp_path: Path) 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "bad").write_text('{"prompt_id": 1, "response": "x"}\n{"prompt_id": 2,\n')
-    says = {"no": "no such file", "": "a folder", "empty": "at least one", "bad": "line 2"}
+    says = {"no": "no such file", "": "a folder", "empty": "has no response", "bad": "line 2"}
     for name, found in says.items():
         with pytest.raises(PromptError, match=found):
             load_responses(tmp_path / name)
