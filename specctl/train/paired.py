@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -58,7 +57,6 @@ from specctl.stats import (
     share,
 )
 from specctl.train.configs import LossKind, PairedConfig
-from specctl.tree import gather
 
 log = logging.getLogger(__name__)
 HEADER = "runs.json"
@@ -75,7 +73,6 @@ class Answer(Record):
     calls: int
     verified_tokens: int
     drafted_levels: int
-    num_relaxed: int  # admitted draft tokens that are not the target's own
     opening: float | None
     """The closest call that ended a round strictly (see `Opening`): a policy with a bound at or
     above it would have answered the same. None where there was none."""
@@ -252,28 +249,19 @@ class Opening:
 
 
 @dataclass
-class Watch:
-    """Counts admitted draft tokens that are not the target's own, and notes openings, by prompt."""
+class OpeningLog:
+    """The largest opening of each prompt."""
 
-    opening: Opening | None
-    relaxed: dict[str, int] = field(default_factory=dict)
-    openings: dict[str, float] = field(default_factory=dict)
+    opening: Opening
+    largest: dict[str, float] = field(default_factory=dict)
 
     def on_round(self, record: RoundRecord) -> None:
-        followed, before = record.path[:, 1:], record.path[:, :-1]
-        own = gather(record.target_ids, before, -1)
-        emitted = torch.arange(own.shape[1], device=own.device) < record.num_emitted[:, None]
-        other = (gather(record.tree.token_ids, followed, -1) != own) & (followed >= 0) & emitted
-        for request, count in zip(record.requests, other.sum(1).tolist(), strict=True):
-            self.relaxed[request.prompt_id] = self.relaxed.get(request.prompt_id, 0) + count
-        if self.opening is None:
-            return
         # Behind the end of a text nothing can change it any more.
         is_cut = record.path_length >= record.num_emitted
         values = self.opening.of_round(record).masked_fill(is_cut, float("-inf"))
         for request, value in zip(record.requests, values.tolist(), strict=True):
-            if value > self.openings.get(request.prompt_id, float("-inf")):
-                self.openings[request.prompt_id] = value
+            if value > self.largest.get(request.prompt_id, float("-inf")):
+                self.largest[request.prompt_id] = value
 
 
 def strict_twin(policy: Policy) -> Policy:
@@ -313,7 +301,7 @@ def run_prompts(
         missing = [p for p in plan.prompts if (p.prompt_id, seed) not in done]
         if not missing:
             continue
-        watch = Watch(opening)
+        watch = None if opening is None else OpeningLog(opening)
         decoder = Decoder(pair, policy, batch_size=plan.batch_size, observer=watch)
         settings = replace(plan.settings, sampling=sampling.for_request(sampling.seed + seed))
         for talk in decoder.converse(missing, settings):
@@ -330,8 +318,7 @@ def run_prompts(
                     calls=metrics.calls,
                     verified_tokens=metrics.verified_tokens,
                     drafted_levels=metrics.drafted_levels,
-                    num_relaxed=watch.relaxed.get(prompt.prompt_id, 0),
-                    opening=watch.openings.get(prompt.prompt_id),
+                    opening=None if watch is None else watch.largest.get(prompt.prompt_id),
                     measure=opening.measure if opening else "",
                     is_copied=False,
                     wall_us=metrics.wall_us,
@@ -357,8 +344,6 @@ class Comparison(Record):
     lost: int  # answers that only the strict policy has right, over all seeds
     gained: int
     diverged: Interval  # share of texts that differ from the strict ones
-    median_divergence: float | None  # tokens before the first difference, over those texts
-    relaxed_per_100: float  # relaxed tokens in 100 emitted
 
 
 def compare_answers(strict: Answers, relaxed: Answers) -> Comparison:
@@ -368,8 +353,7 @@ def compare_answers(strict: Answers, relaxed: Answers) -> Comparison:
     ours, theirs = _speed(keys, relaxed), _speed(keys, strict)
     right, strict_right = _right_frac(keys, relaxed), _right_frac(keys, strict)
     checked = [(s.is_right, r.is_right) for s, r in pairs if s.is_right is not None]
-    places = [place for place in (first_difference(s, r) for s, r in pairs) if place is not None]
-    num_tokens = sum(len(r.token_ids) for _, r in pairs)
+    num_diverged = sum(s.token_ids != r.token_ids for s, r in pairs)
     return Comparison(
         num_prompts=len({prompt_id for prompt_id, _ in keys}),
         tokens_per_call=ratio_of_sums(*ours),
@@ -381,9 +365,7 @@ def compare_answers(strict: Answers, relaxed: Answers) -> Comparison:
         recovery=recovery_ratio(right, strict_right) if len(right) else UNKNOWN,
         lost=sum(bool(s) and not r for s, r in checked),
         gained=sum(bool(r) and not s for s, r in checked),
-        diverged=share(len(places), len(pairs)),
-        median_divergence=float(np.median(places)) if places else None,
-        relaxed_per_100=100 * sum(r.num_relaxed for _, r in pairs) / max(1, num_tokens),
+        diverged=share(num_diverged, len(pairs)),
     )
 
 
@@ -419,15 +401,6 @@ def nothing_to_check() -> EvidenceError:
         "a quality contract needs prompts with checkable answers, and these have none",
         hint="give prompts with an `answer`, such as the embedded ones or GSM8K",
     )
-
-
-def first_difference(ours: Answer, theirs: Answer) -> int | None:
-    """Tokens that two answers share before they part; None where they are equal."""
-    if ours.token_ids == theirs.token_ids:
-        return None
-    pairs = enumerate(zip(ours.token_ids, theirs.token_ids, strict=False))
-    shorter = min(len(ours.token_ids), len(theirs.token_ids))
-    return next((place for place, (a, b) in pairs if a != b), shorter)
 
 
 def _right_frac(keys: Sequence[tuple[str, int]], answers: Answers) -> Floats:

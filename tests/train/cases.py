@@ -133,7 +133,7 @@ def answer(
 ) -> Answer:
     fields: dict[str, Any] = {
         "category": "c", "seed": 0, "calls": 2, "verified_tokens": 10, "drafted_levels": 4,
-        "num_relaxed": 0, "opening": None, "is_copied": False, "wall_us": 1.0,
+        "opening": None, "is_copied": False, "wall_us": 1.0,
     }  # fmt: skip
     return Answer(prompt_id=name, token_ids=token_ids, is_right=right, **{**fields, **more})
 

@@ -51,7 +51,7 @@ def test_copied_answers_are_those_of_decoding(
     swept = found.relaxed[1]
     assert {item.is_copied for item in swept.values()} == {True, False}, "equality proves nothing"
     for key, here in swept.items():
-        for name in ("token_ids", "calls", "num_relaxed"):
+        for name in ("token_ids", "calls"):
             assert getattr(fresh[key], name) == getattr(here, name)
 
 
@@ -63,13 +63,6 @@ def test_closeness_in_another_form_says_nothing(pair: Pair, found: Sweep) -> Non
     assert here.unchanged(found.strict, policy)
     assert margin.unchanged(found.strict, policy) == {}
     assert denying.unchanged(found.strict, policy) == {}
-
-
-def test_texts_leave_the_strict_one_where_they_are_first_relaxed(found: Sweep) -> None:
-    for answers in found.relaxed:
-        for key, relaxed in answers.items():
-            differs = paired.first_difference(found.strict[key], relaxed) is not None
-            assert differs == (relaxed.num_relaxed > 0)
 
 
 def test_a_certified_theta_becomes_an_artifact(
@@ -110,10 +103,10 @@ STRICT = by_key(
     answer("d", (1, 2, 3, 4, 5)),
 )
 RELAXED = by_key(
-    answer("a", right=True, calls=1, num_relaxed=1),
-    answer("b", (1, 9), right=False, calls=1, num_relaxed=1),
-    answer("c", (1, 2, 3, 4), right=True, calls=1, num_relaxed=1),
-    answer("d", (1, 2, 3, 4, 5), calls=1, num_relaxed=1),
+    answer("a", right=True, calls=1),
+    answer("b", (1, 9), right=False, calls=1),
+    answer("c", (1, 2, 3, 4), right=True, calls=1),
+    answer("d", (1, 2, 3, 4, 5), calls=1),
 )
 
 
@@ -127,14 +120,6 @@ def test_comparison_by_hand() -> None:
     assert found.difference.value == 0
     assert found.recovery.value == 1
     assert found.diverged.value == 0.5
-    assert found.median_divergence == (1 + 3) / 2
-    assert found.relaxed_per_100 == pytest.approx(100 * 4 / 14)
-
-
-def test_a_prefix_of_an_answer_is_another_answer() -> None:
-    assert paired.first_difference(answer("a", (1, 2)), answer("a", (1, 2))) is None
-    assert paired.first_difference(answer("a", (1, 2)), answer("a", (1, 2, 3))) == 2
-    assert paired.first_difference(answer("a", (1, 2)), answer("a", (3, 2))) == 0
 
 
 def test_losses_are_of_the_prompts_that_can_be_checked() -> None:
