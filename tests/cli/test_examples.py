@@ -58,7 +58,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with all that the examples read."""
     folder = tmp_path_factory.mktemp("examples")
     quick = ("--max-new-tokens", 8, "--device", "cpu", "--threads", 1)
-    dense = ("--dense", "--depth", 5, "--children", 4, "--limit", 72)
+    dense = ("--dense", "--depth", 5, "--children", 4, "--limit", 48)
     ready("collect", "embedded", "-o", folder / "traces", *dense, *quick)
     (folder / "cost_model.json").write_text(json.dumps(COST))
     write_lines(folder / "vllm.log", LOG)

@@ -131,7 +131,6 @@ CASES: list[tuple[int, str, str]] = [
             ("c2t", "--lr", "nan", "a number"),
             ("c2t", "--recall", "0", "above 0"),
             ("c2t", "--features", "joint_prob,colour", "different names among"),
-            ("c2t", "--depth", "12", "at most 4"),
             ("c2t", "--negatives", "-1", "at least 0"),
             ("echo", "--delta", "2", "at most 1"),
         ]

@@ -19,7 +19,6 @@ from specctl.collect.dense import attention, collect_dense, trees
 from specctl.collect.dense.trees import DenseDrafting, columns_of
 from specctl.collect.prompts import Prompt, load_prompts
 from specctl.collect.responses import load_responses
-from specctl.collect.transfer import Transfer
 from specctl.errors import (
     PromptError,
     PromptLineError,
@@ -34,7 +33,6 @@ from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.requests import Request
 from specctl.trace import TABLES
 from tests.collect.attention import exact_attention
-from tests.collect.lanes import FakeLane
 
 SHAPE = FullTree(depth=3, top_k=3)
 PROMPTS = [
@@ -117,17 +115,6 @@ def test_neither_chunks_nor_the_form_of_attention_change_a_tree(
     for other in (pieces, drafted(1)):
         for mine, theirs in zip(whole, other, strict=True):
             assert_frame_equal(mine, theirs, abs_tol=2e-4, rel_tol=0, categorical_as_str=True)
-
-
-@pytest.mark.parametrize("early", [False, True])
-def test_rows_do_not_depend_on_when_the_device_copies(pair: Pair, *, early: bool) -> None:
-    request, ids = Request("p/0", (5, 6, 7), 99), tuple(range(20, 60))
-    plain, odd = (DenseDrafting(pair, SHAPE, chunk_bytes=1 << 20) for _ in range(2))
-    odd._transfer = Transfer(FakeLane(early), 1)  # one chunk at a time, however small
-    frames = [one.tables(request, ids) for one in (plain, odd)]
-    assert len(frames[0]) > 3
-    for mine, theirs in zip(*frames, strict=True):
-        assert all(theirs[name].equals(rows) for name, rows in mine.items())
 
 
 def test_a_text_that_is_broken_off_leaves_nothing_to_the_next(
