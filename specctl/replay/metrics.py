@@ -1,6 +1,6 @@
 """Sums a prompt, ratios of sums, figures with intervals: all that stands behind rounds.
 
-    Rounds ─prompt_sums─► Sums ─drawn─► sums of resamples ─RATIOS─► Interval
+    Rounds ─by_prompt─► Sums ─drawn─► sums of resamples ─RATIOS─► Interval
 
 Nothing here looks at a round twice, so a log of any size leaves a row a prompt.
 """
@@ -15,10 +15,14 @@ from typing import Any
 import numpy as np
 
 from specctl.logs.positions import Bools, Floats, Longs, Positions
+from specctl.logs.tree_log import DenseLog, LogChunk
+from specctl.policy import Policy
+from specctl.progress import advance
 from specctl.replay.cost.model import CostModel, Steps, steps_of
 from specctl.replay.facts import MARKED_BELOW
-from specctl.replay.outcomes import Outcomes
-from specctl.replay.rounds import Clock, Rounds
+from specctl.replay.outcomes import Outcomes, check_replayable, map_policies
+from specctl.replay.rounds import Clock, Rounds, replay_chunk, walk_outcomes
+from specctl.replay.static import static_submissions
 from specctl.stats import Interval, Resamples, sums_by, with_time_error
 
 Columns = dict[str, Floats]
@@ -178,6 +182,39 @@ def join_sums(parts: Iterable[Sums]) -> Sums:
         column = np.array([names.index(name) for name in part.names], np.int64)
         table[np.ix_(at, column)] += part.table
     return Sums(rows, tuple(groups[row] for row in rows), names, table)
+
+
+def replayed_sums(
+    log: DenseLog,
+    policies: Sequence[Policy],
+    clock: Clock | None,
+    complete: Callable[[Columns], Columns] = lambda columns: columns,
+) -> list[Sums]:
+    """Sums of every policy by prompt, in the order of the log; `settings` progress.
+
+    Args:
+        complete: adds columns to those of requests, `[Q]`.
+    """
+
+    def summed(run: Rounds) -> Sums:
+        return by_prompt(run.positions, complete(request_sums(run, clock)))
+
+    def replayed(policy: Policy, chunk: LogChunk) -> Sums:
+        return summed(replay_chunk(policy, chunk, with_bounds=False))
+
+    found: dict[int, Sums] = {}
+    for index, of in static_submissions(log, policies):
+        rounds = walk_outcomes(of.policy, of.positions, of.outcomes, of.max_tokens)
+        found[index] = summed(rounds)
+        advance("settings")
+    others = {index: one for index, one in enumerate(policies) if index not in found}
+    for policy in others.values():
+        check_replayable(policy)
+    parts = map_policies(log, list(others.values()), replayed) if others else ()
+    for index, of_policy in zip(others, zip(*parts, strict=True), strict=True):
+        found[index] = join_sums(of_policy)
+        advance("settings")
+    return [found[index] for index in range(len(policies))]
 
 
 # --------------------------------------------------------------------------- figures

@@ -275,8 +275,9 @@ def replay_result(scores: ReplayScores, caption: Caption, *, by_category: bool =
         first = group[0]
         where = "" if first.group == "all" else f", {first.group}"
         title = (
-            f"{caption.subject}{where}: {first.num_prompts} prompts, {first.num_tokens} "
-            f"tokens, {caption.sampling}; {intervals_over(first.num_prompts)}"
+            f"{caption.subject}{where}: {formatting.count(first.num_prompts, 'prompt')}, "
+            f"{formatting.count(first.num_tokens, 'token')}, {caption.sampling}; "
+            f"{intervals_over(first.num_prompts)}"
         )
         columns = _columns(scores, SEQUENTIAL, has_time=first.time_us is not None)
         tables.append((title, {k: v for k, v in columns.items() if k not in without}, group))
@@ -343,8 +344,8 @@ def totals_result(scores: BatchScores, caption: Caption) -> Result:
     """Totals of policies over a log in its order."""
     first, load = scores.policies[0], scores.load
     title = (
-        f"{caption.subject}: {first.num_requests} requests, {first.num_tokens} "
-        f"tokens, batch size {load['batch_size']}, {caption.sampling}"
+        f"{caption.subject}: {formatting.count(first.num_requests, 'request')}, "
+        f"{first.num_tokens} tokens, batch size {load['batch_size']}, {caption.sampling}"
     )
     timed = [f for f in scores.policies if f.time_us is not None and not f.is_marked]
     gains: dict[str, Interval | float] = {f.policy: 1 / f.against["time_us"] for f in timed}

@@ -18,8 +18,7 @@ from specctl.collect.trace_writer import TraceWriter
 from specctl.logs.trace_set import TraceSet, read_listing
 from specctl.logs.tree_log import DenseLog, sampled
 from specctl.policy import Chain, FullTree, Policy, SignalStop, StaticTree
-from specctl.replay.evaluate import replayed_sums
-from specctl.replay.metrics import LoadClock
+from specctl.replay.metrics import LoadClock, replayed_sums
 from specctl.replay.rounds import replay
 from specctl.stats import split_prompts
 from tests.replay.serving import linear

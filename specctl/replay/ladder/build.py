@@ -19,7 +19,6 @@ from specctl.policy import PerRequest, Policy, RootOnly, at_batch_size
 from specctl.progress import advance, progress
 from specctl.replay.config import LadderConfig
 from specctl.replay.cost.model import CostModel
-from specctl.replay.evaluate import replayed_sums
 from specctl.replay.facts import MARKED_BELOW, PLAIN
 from specctl.replay.held_out import choose_prompts, logged_prompts
 from specctl.replay.ladder.estimates import Estimates, fit_estimates
@@ -41,7 +40,15 @@ from specctl.replay.ladder.result import (
     RungKind,
     SideSizes,
 )
-from specctl.replay.metrics import LoadClock, Measure, Sums, by_prompt, ratio, request_sums
+from specctl.replay.metrics import (
+    LoadClock,
+    Measure,
+    Sums,
+    by_prompt,
+    ratio,
+    replayed_sums,
+    request_sums,
+)
 from specctl.replay.outcomes import Outcomes
 from specctl.replay.results import facts_of
 from specctl.replay.rounds import walk_outcomes

@@ -16,8 +16,7 @@ from specctl.policy import Policy
 from specctl.progress import advance
 from specctl.replay.batch_simulation import Load, Packing, Simulation, simulate_runs
 from specctl.replay.cost.model import CostModel
-from specctl.replay.evaluate import replayed_sums
-from specctl.replay.metrics import Columns, LoadClock, Sums, Totals, by_prompt, ratio
+from specctl.replay.metrics import Columns, LoadClock, Sums, Totals, by_prompt, ratio, replayed_sums
 from specctl.replay.static import static_submissions
 from specctl.replay.submissions import Submissions, shares, submissions_of
 from specctl.stats import sums_by
