@@ -17,19 +17,7 @@ from specctl.kernels.tree_build import Best
 from specctl.kernels.verify_tree import Judged, RunnerUp
 from specctl.policy import EntropyBins, JointThreshold, SparseGates
 from specctl.tree import Children, DraftPool
-from tests.kernels.drawn import (
-    BASE,
-    Axis,
-    Growth,
-    Level,
-    Round,
-    buffer_of,
-    drawn_axis,
-    drawn_level,
-    drawn_round,
-    empty_pool,
-    level_pool,
-)
+from tests.kernels import drawn
 from tests.kernels.helpers import CPU, tensors_of
 from tests.policy.scorers import SCORED, random_network
 
@@ -84,7 +72,7 @@ def calls(seed: int = 0, batch: int = 4) -> dict[str, Call]:
         )
     # --- trees
     for width, top_k in ((1, 10), (10, 10), (16, 16), (32, 32)):
-        pool = _rooted(Growth(batch, 2, width, top_k))
+        pool = _rooted(drawn.Growth(batch, 2, width, top_k))
         frontier = torch.arange(width).expand(batch, width).contiguous()
         logp = -randn(batch, width, top_k).abs()
         doubts = (randn(batch, width).abs(), randn(batch, width).abs())
@@ -93,7 +81,7 @@ def calls(seed: int = 0, batch: int = 4) -> dict[str, Call]:
         sizes = {"start": width, "depth": 1, "num_best": width}
         found[f"append_level, {width} x {top_k}"] = Call("tree_build", "append_level", args, sizes)
     for size, tokens in ((500, 60), (711, 60), (711, 256), (4000, 1000)):
-        pool = _rooted(Growth(batch, 1, 1, size - 1))
+        pool = _rooted(drawn.Growth(batch, 1, 1, size - 1))
         limit, bar = 1 + ints(tokens, batch), torch.tensor([-2.0])
         options = {"limit": limit, "min_score": bar}
         found[f"select_nodes, {size}, {tokens}"] = Call(
@@ -120,8 +108,8 @@ def calls(seed: int = 0, batch: int = 4) -> dict[str, Call]:
                 "verify_tree", "walk_tree", (*walk, acceptance)
             )
     # --- bookkeeping
-    for case in (Level(batch, 10), Level(batch, 10, 3, 3, 10, 10, 20)):
-        chosen, sizes = drawn_level(case, seed)
+    for case in (drawn.Level(batch, 10), drawn.Level(batch, 10, 3, 3, 10, 10, 20)):
+        chosen, sizes = drawn.drawn_level(case, seed)
         above = None
         if chosen.above is not None:
             above = chosen.above[:batch, : case.parents].contiguous()
@@ -133,21 +121,21 @@ def calls(seed: int = 0, batch: int = 4) -> dict[str, Call]:
         found["open_tree"] = Call("bookkeeping", "open_tree", roots)
     for nodes in (60, 250, 1000):
         laid = {"num_tokens": batch * nodes, "last_place": 77}
-        args = drawn_axis(Axis(batch, nodes), seed)
+        args = drawn.drawn_axis(drawn.Axis(batch, nodes), seed)
         found[f"lay_out, {nodes}"] = Call("bookkeeping", "lay_out", args, laid)
     for steps, dtype in ((9, torch.float32), (9, torch.bfloat16), (99, torch.float16)):
-        walked = drawn_round(Round(batch, steps, 60, 711, 60), dtype, seed)
+        walked = drawn.drawn_round(drawn.Round(batch, steps, 60, 711, 60), dtype, seed)
         best = torch.full((batch * 60,), float("nan"), dtype=dtype)
         best[: len(walked.best)] = walked.best
         args = (Walked(*walked)._replace(best=best), new_settled(batch, steps, CPU))
         found[f"settle, {steps}, {dtype}"] = Call("bookkeeping", "settle", args)
     # --- decisions
-    pool = level_pool(-randn(batch, 700).abs(), seed)
-    bins = buffer_of(EntropyBins(base=BASE, edges=(1.0, 2.0), gammas=(0.5, 1.0)), CPU)
+    pool = drawn.level_pool(-randn(batch, 700).abs(), seed)
+    bins = drawn.buffer_of(EntropyBins(base=drawn.BASE, edges=(1.0, 2.0), gammas=(0.5, 1.0)), CPU)
     found["choose_bins"] = Call("policy_eval", "choose_bins", (bins, pool))
-    wide = level_pool(-randn(batch, 3000).abs(), seed)
+    wide = drawn.level_pool(-randn(batch, 3000).abs(), seed)
     found["choose_bins, wide"] = Call("policy_eval", "choose_bins", (bins, wide))
-    gates = buffer_of(SparseGates(gate_levels=(1, 2), thresholds=(0.5, 0.3)), CPU)
+    gates = drawn.buffer_of(SparseGates(gate_levels=(1, 2), thresholds=(0.5, 0.3)), CPU)
     for depth, width in ((1, 10), (2, 10), (2, 60)):
         index = torch.arange(width).expand(batch, -1) + 1
         best = Best(index, -randn(batch, width).abs().sort(-1).values)
@@ -157,7 +145,10 @@ def calls(seed: int = 0, batch: int = 4) -> dict[str, Call]:
     network = SCORED["c2t joint"].model_copy(update={"scorer": random_network(1, 64)})
     for size in (10, 100, 250, 1000):
         for name, shape in (("network", network), ("joint", JointThreshold(min_prob=0.3))):
-            level, params = level_pool(-randn(batch, size).abs(), seed), buffer_of(shape, CPU)
+            level, params = (
+                drawn.level_pool(-randn(batch, size).abs(), seed),
+                drawn.buffer_of(shape, CPU),
+            )
             args = (params, level, torch.zeros(batch, size + 1), None)
             found[f"prune_level, {name}, {size}"] = Call(
                 "policy_eval",
@@ -198,9 +189,9 @@ ATTENTIONS = {
 """Key heads, query heads of each, head size, nodes, dtype."""
 
 
-def _rooted(size: Growth) -> DraftPool:
+def _rooted(size: drawn.Growth) -> DraftPool:
     """A pool without NaN, all nodes below the root."""
-    pool = empty_pool(size, CPU)
+    pool = drawn.empty_pool(size, CPU)
     for column in (pool.draft_logp, pool.joint_logp, pool.entropy, pool.topk_entropy):
         column.nan_to_num_(-1.0)
     pool.path_entropy.nan_to_num_(1.0)

@@ -22,23 +22,7 @@ from specctl.kernels.bookkeeping import (
 )
 from specctl.kernels.dispatch import forced
 from specctl.kernels.tree_build import COLUMN_TYPES, BuiltTree
-from tests.kernels.drawn import (
-    LARGE,
-    Axis,
-    Chosen,
-    Level,
-    Round,
-    drawn_axis,
-    drawn_level,
-    drawn_round,
-    flags,
-    integers,
-    junk_opened,
-    junk_pool,
-    junk_settled,
-    settled_of,
-    views,
-)
+from tests.kernels import drawn
 from tests.kernels.helpers import assert_same, moved, poisoned, spread
 
 FEW = 8
@@ -50,33 +34,33 @@ TREES = {
     "odd": (33, 61),
 }
 LEVELS = {
-    "one node": Level(1, 1),
-    "first": Level(3, 10),
-    "all of a word": Level(2, 32, num_words=1, top_k=32),
-    "second": Level(5, 10, num_words=3, depth=2, parents=10, behind=10),
-    "to the last bit": Level(8, 10, num_words=4, depth=5, parents=10, behind=118),
-    "across words": Level(33, 7, num_words=2, depth=3, parents=4, top_k=3, behind=29),
-    "two programs a row": Level(2, 19, num_words=9, depth=2, parents=19, top_k=1, behind=250),
+    "one node": drawn.Level(1, 1),
+    "first": drawn.Level(3, 10),
+    "all of a word": drawn.Level(2, 32, num_words=1, top_k=32),
+    "second": drawn.Level(5, 10, num_words=3, depth=2, parents=10, behind=10),
+    "to the last bit": drawn.Level(8, 10, num_words=4, depth=5, parents=10, behind=118),
+    "across words": drawn.Level(33, 7, num_words=2, depth=3, parents=4, top_k=3, behind=29),
+    "two programs a row": drawn.Level(2, 19, num_words=9, depth=2, parents=19, top_k=1, behind=250),
 }
 AXES = {
-    "one node": Axis(1, 1),
-    "full": Axis(8, 60),
-    "padded": Axis(5, 60, spare=70),
-    "odd": Axis(33, 7, spare=3),
-    "two blocks a row": Axis(3, 65, spare=1),
-    "five words": Axis(4, 150, spare=90),
-    "ten words": Axis(2, 300, spare=1),
-    "cut": Axis(6, 20, spare=-9),
-    "more rows than are added up at once": Axis(66, 2, spare=5),
+    "one node": drawn.Axis(1, 1),
+    "full": drawn.Axis(8, 60),
+    "padded": drawn.Axis(5, 60, spare=70),
+    "odd": drawn.Axis(33, 7, spare=3),
+    "two blocks a row": drawn.Axis(3, 65, spare=1),
+    "five words": drawn.Axis(4, 150, spare=90),
+    "ten words": drawn.Axis(2, 300, spare=1),
+    "cut": drawn.Axis(6, 20, spare=-9),
+    "more rows than are added up at once": drawn.Axis(66, 2, spare=5),
 }
 ROUNDS = {
-    "plain": Round(1, 1, 1, 1, 1),
-    "eagle2": Round(8, 8, 60, 711, 60),
-    "padded": Round(33, 3, 5, 21, 7, spare=9),
-    "one level more than a block": Round(3, 17, 20, 1025, 48, spare=1),
-    "more submitted than drafted": Round(2, 4, 3, 5, 1030),
-    "more nodes than a block": Round(2, 6, 1029, 40, 9, spare=4),
-    "nothing submitted": Round(4, 2, 2, 3, 0, spare=1),
+    "plain": drawn.Round(1, 1, 1, 1, 1),
+    "eagle2": drawn.Round(8, 8, 60, 711, 60),
+    "padded": drawn.Round(33, 3, 5, 21, 7, spare=9),
+    "one level more than a block": drawn.Round(3, 17, 20, 1025, 48, spare=1),
+    "more submitted than drafted": drawn.Round(2, 4, 3, 5, 1030),
+    "more nodes than a block": drawn.Round(2, 6, 1029, 40, 9, spare=4),
+    "nothing submitted": drawn.Round(4, 2, 2, 3, 0, spare=1),
 }
 
 
@@ -100,13 +84,13 @@ def by_reference(op: Callable[..., Any], *args: Any, **options: Any) -> Any:
 def check_open_tree(case: tuple[int, int], device: torch.device) -> None:
     draw = np.random.default_rng(case[1])
     rows, size = case
-    root_ids, vacant = integers(draw, rows), flags(draw, rows)
-    opened = junk_opened(draw, rows, 4, 2)
-    pool = junk_pool(draw, rows, size)
+    root_ids, vacant = drawn.integers(draw, rows), drawn.flags(draw, rows)
+    opened = drawn.junk_opened(draw, rows, 4, 2)
+    pool = drawn.junk_pool(draw, rows, size)
     there = pool.each(lambda column: _apart(column, device))
     wanted, found = both(opened, device)
-    by_reference(open_tree, pool, root_ids, vacant, Opened(*views(wanted, rows)))
-    open_tree(there, root_ids.to(device), vacant.to(device), Opened(*views(found, rows, 4)))
+    by_reference(open_tree, pool, root_ids, vacant, Opened(*drawn.views(wanted, rows)))
+    open_tree(there, root_ids.to(device), vacant.to(device), Opened(*drawn.views(found, rows, 4)))
     assert_buffers(Opened._fields, found, wanted)
     for name, column, expected in zip(COLUMN_TYPES, there, pool, strict=False):
         assert torch.equal(column.cpu().nan_to_num(5.0), expected.nan_to_num(5.0)), name
@@ -117,17 +101,17 @@ def _apart(column: Tensor, device: torch.device) -> Tensor:
     return torch.nn.functional.pad(column, (0, 5)).to(device)[:, : column.shape[1]]
 
 
-def check_open_level(case: Level, device: torch.device, *, shared: bool) -> None:
+def check_open_level(case: drawn.Level, device: torch.device, *, shared: bool) -> None:
     """`shared`: one verdict for all nodes of a row, as an expanded column; else rows that are
     every second column of something wider."""
-    chosen, sizes = drawn_level(case, seed=case.width + case.rows)
+    chosen, sizes = drawn.drawn_level(case, seed=case.width + case.rows)
     keep = chosen.keep[:, :1].expand_as(chosen.keep) if shared else chosen.keep
-    opened = junk_opened(np.random.default_rng(1), case.rows, case.width, case.num_words)
+    opened = drawn.junk_opened(np.random.default_rng(1), case.rows, case.width, case.num_words)
     wanted, found = both(opened, device)
     above = None if chosen.above is None else chosen.above[: case.rows]
     given = chosen._replace(keep=keep, above=above)
-    by_reference(open_level, *given, Opened(*views(wanted, case.rows)), **sizes)
-    there = Chosen(
+    by_reference(open_level, *given, Opened(*drawn.views(wanted, case.rows)), **sizes)
+    there = drawn.Chosen(
         pool=chosen.pool.each(lambda column: _apart(column, device)),
         slots=spread(chosen.slots, device),
         keep=chosen.keep.to(device)[:, :1].expand_as(keep) if shared else spread(keep, device),
@@ -137,14 +121,14 @@ def check_open_level(case: Level, device: torch.device, *, shared: bool) -> None
         if chosen.above is None
         else chosen.above.to(device)[: case.rows, : case.parents],
     )
-    open_level(*there, Opened(*views(found, case.rows, case.width + 1)), **sizes)
+    open_level(*there, Opened(*drawn.views(found, case.rows, case.width + 1)), **sizes)
     assert_buffers(Opened._fields, found, wanted)
 
 
-def check_lay_out(case: Axis, device: torch.device) -> None:
+def check_lay_out(case: drawn.Axis, device: torch.device) -> None:
     """With trees that stand dense, and with columns that do not."""
-    tree, prefix, positions = drawn_axis(case, seed=case.rows + case.columns)
-    options = {"num_tokens": int(tree.num_nodes.sum()) + case.spare, "last_place": LARGE + 5}
+    tree, prefix, positions = drawn.drawn_axis(case, seed=case.rows + case.columns)
+    options = {"num_tokens": int(tree.num_nodes.sum()) + case.spare, "last_place": drawn.LARGE + 5}
     wanted = by_reference(lay_out, tree, prefix, positions, **options)
     there = BuiltTree(*moved(tree, device))
     apart = {name: spread(getattr(tree, name), device) for name in ("token_ids", "depth")}
@@ -154,9 +138,9 @@ def check_lay_out(case: Axis, device: torch.device) -> None:
         assert_same(found, wanted, str(case))
 
 
-def check_settle(case: Round, dtype: torch.dtype, device: torch.device) -> None:
+def check_settle(case: drawn.Round, dtype: torch.dtype, device: torch.device) -> None:
     """With tables that stand dense, with rows that lie apart, and with columns that do."""
-    found = drawn_round(case, dtype, seed=case.rows + case.steps)
+    found = drawn.drawn_round(case, dtype, seed=case.rows + case.steps)
     tables = ("path", "token_ids", "node_at", "parent", "depth", "submitted")
     there = Walked(*moved(found, device))
     apart = {name: _apart(getattr(found, name), device) for name in tables}
@@ -164,9 +148,9 @@ def check_settle(case: Round, dtype: torch.dtype, device: torch.device) -> None:
     best = {"best": spread(found.best[:, None], device)[:, 0]}
     ways = (there._replace(**apart, **best), there, there._replace(**every_second))
     for given in ways[: 1 if case.rows > FEW else 3]:
-        wanted, buffers = both(junk_settled(case.rows, case.steps), device)
-        by_reference(settle, found, settled_of(wanted))
-        settle(given, settled_of(buffers))
+        wanted, buffers = both(drawn.junk_settled(case.rows, case.steps), device)
+        by_reference(settle, found, drawn.settled_of(wanted))
+        settle(given, drawn.settled_of(buffers))
         assert_buffers(Settled._fields, buffers, wanted)
 
 
@@ -198,9 +182,9 @@ def test_equals_the_reference_in_any_layout(name: str, device: torch.device) -> 
 
 def test_no_rows(device: torch.device) -> None:
     check_open_tree((0, 5), device)
-    check_open_level(Level(0, 3), device, shared=False)
-    check_open_level(Level(3, 0), device, shared=False)
-    check_settle(Round(0, 3, 4, 5, 6, spare=1), torch.float32, device)
+    check_open_level(drawn.Level(0, 3), device, shared=False)
+    check_open_level(drawn.Level(3, 0), device, shared=False)
+    check_settle(drawn.Round(0, 3, 4, 5, 6, spare=1), torch.float32, device)
 
 
 def test_programs_run_in_any_order(
@@ -233,7 +217,9 @@ def test_real_sizes(batch: int) -> None:
         check_open_tree((batch, 711), there)
         for depth in (1, 2, 7):
             parents, behind = (1, 0) if depth == 1 else (10, 10 * (depth - 1))
-            check_open_level(Level(batch, 10, 3, depth, parents, 10, behind), there, shared=True)
-        check_lay_out(Axis(batch, 60, spare=batch), there)
-        check_lay_out(Axis(1024, 3, spare=700), there)
-        check_settle(Round(batch, 9, 60, 711, 60, spare=batch), torch.bfloat16, there)
+            check_open_level(
+                drawn.Level(batch, 10, 3, depth, parents, 10, behind), there, shared=True
+            )
+        check_lay_out(drawn.Axis(batch, 60, spare=batch), there)
+        check_lay_out(drawn.Axis(1024, 3, spare=700), there)
+        check_settle(drawn.Round(batch, 9, 60, 711, 60, spare=batch), torch.bfloat16, there)

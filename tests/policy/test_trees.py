@@ -26,18 +26,7 @@ from specctl.policy import (
 from specctl.policy.echo import log_threshold
 from specctl.policy.pruning import PrunedShape
 from specctl.policy.rules import Level, fresh_start, stop_rows
-from tests.policy.drafts import (
-    A,
-    Probabilities,
-    certain_law,
-    chain_law,
-    grow,
-    hand_law,
-    paths_of,
-    play,
-    random_law,
-    uniform_law,
-)
+from tests.policy import drafts
 from tests.policy.scorers import ffn_by_hand, random_network, steps
 
 Path = tuple[int, ...]
@@ -80,7 +69,7 @@ def opt_tree(min_gain: float) -> OptTree:
 
 
 def chain(length: int) -> list[Path]:
-    return [(A,) * size for size in range(length + 1)]
+    return [(drafts.A,) * size for size in range(length + 1)]
 
 
 def paths(words: str) -> list[Path]:
@@ -94,40 +83,40 @@ def flat_start(path: Path) -> list[float]:
 
 BY_DEPTH = {1: "a b", 2: "a b aa ab ba bc", 3: "a b aa ba aaa bab"}
 """EAGLE-2's tree of seven nodes, top_k 2, by its depth."""
-HAND: list[tuple[Probabilities, Shape, list[Path], int]] = [
+HAND: list[tuple[drafts.Probabilities, Shape, list[Path], int]] = [
     # The likeliest token; level 1 comes from the root's logits.
-    (hand_law, Chain(num_draft_tokens=3), chain(3), 2),
+    (drafts.hand_law, Chain(num_draft_tokens=3), chain(3), 2),
     # All scores tie at 0: ancestors stay; then shallow nodes come before deep ones.
-    (certain_law, StaticTree(depth=5, top_k=1, num_tokens=6), chain(5), 4),
-    (uniform_law, StaticTree(depth=3, top_k=2, num_tokens=4), paths("a b aa"), 2),
+    (drafts.certain_law, StaticTree(depth=5, top_k=1, num_tokens=6), chain(5), 4),
+    (drafts.uniform_law, StaticTree(depth=3, top_k=2, num_tokens=4), paths("a b aa"), 2),
     # Nothing is drafted below what is unlikely; a node on the threshold is kept; a cap keeps
     # the likeliest.
-    (hand_law, threshold(0.7), [()], 0),
-    (hand_law, threshold(0.5), paths("a"), 1),
-    (uniform_law, threshold(0.25, depth=2, top_k=4), paths("a b c d"), 1),
-    (hand_law, threshold(0.15, num_tokens=5), paths("a b aa ba"), 2),
+    (drafts.hand_law, threshold(0.7), [()], 0),
+    (drafts.hand_law, threshold(0.5), paths("a"), 1),
+    (drafts.uniform_law, threshold(0.25, depth=2, top_k=4), paths("a b c d"), 1),
+    (drafts.hand_law, threshold(0.15, num_tokens=5), paths("a b aa ba"), 2),
     # Four draft nodes. Level 1: a .6, b .3, together .9. Level 2: aa .36 and ba .24 join, 1.5
     # together, a gain of .6, which at .5 pays for drafting level 3, whose own gain is 0. A gain
     # on the threshold stops: below, each level gains exactly one token.
-    (hand_law, opt_tree(0.95), paths("a b"), 0),
-    (hand_law, opt_tree(0.7), paths("a b aa ba"), 1),
-    (hand_law, opt_tree(0.5), paths("a b aa ba"), 2),
-    (certain_law, opt_tree(1.0), paths("a"), 0),
+    (drafts.hand_law, opt_tree(0.95), paths("a b"), 0),
+    (drafts.hand_law, opt_tree(0.7), paths("a b aa ba"), 1),
+    (drafts.hand_law, opt_tree(0.5), paths("a b aa ba"), 2),
+    (drafts.certain_law, opt_tree(1.0), paths("a"), 0),
     # Open gates: one node a level down to the depth cap. Level 2 is at .36: its gate closes and
     # the level is widened. At the deepest level a gate still widens, although nothing would follow.
-    (hand_law, gates(), chain(3), 2),
-    (hand_law, gates(thresholds=(0.5,)), paths("a aa ab ac"), 1),
-    (hand_law, gates(gate_levels=(3,), max_width=2), paths("a aa aaa aad"), 2),
+    (drafts.hand_law, gates(), chain(3), 2),
+    (drafts.hand_law, gates(thresholds=(0.5,)), paths("a aa ab ac"), 1),
+    (drafts.hand_law, gates(gate_levels=(3,), max_width=2), paths("a aa aaa aad"), 2),
     # Nothing below beta is expanded or submitted; a cap keeps the best scores closed.
-    (hand_law, scored(beta=0.6), [()], 0),
-    (hand_law, scored(beta=0.45), paths("a"), 1),
-    (hand_law, scored(num_tokens=5), paths("a b ba bab"), 2),
+    (drafts.hand_law, scored(beta=0.6), [()], 0),
+    (drafts.hand_law, scored(beta=0.45), paths("a"), 1),
+    (drafts.hand_law, scored(num_tokens=5), paths("a b ba bab"), 2),
     # A chain stops at its first node below beta: aaa .125 is drafted, and nothing below it.
-    (hand_law, scored(first_top_k=1, second_top_k=1, depth=6), chain(2), 2),
+    (drafts.hand_law, scored(first_top_k=1, second_top_k=1, depth=6), chain(2), 2),
     # Beam of level 1: a .6, b .3, so H = log .9 = -.105; of level 2: aa .36, ba .24, so
     # H = log .6 = -.511. What was drafted is ranked as EAGLE-2 does.
     *[
-        (hand_law, ddd(levels, least), paths(BY_DEPTH[depth]), depth - 1)
+        (drafts.hand_law, ddd(levels, least), paths(BY_DEPTH[depth]), depth - 1)
         for levels, least, depth in [
             ((1, 2), -0.1, 1),
             ((1, 2), -0.3, 2),
@@ -138,25 +127,25 @@ HAND: list[tuple[Probabilities, Shape, list[Path], int]] = [
         ]
     ],
     # The uncertain token is submitted and ends the chain; nothing is drafted behind it.
-    (chain_law, stop("confidence", 0.4), chain(3), 2),
+    (drafts.chain_law, stop("confidence", 0.4), chain(3), 2),
     # It may be left out: its level had to be drafted to know, and at the deepest level, where
     # `grow` is not called, `select` must still see it. The first token is then not tested.
-    (chain_law, stop("confidence", 0.4, keep_last=False), chain(2), 2),
-    (chain_law, stop("sqrt_entropy", 0.6, window=2, keep_last=False), chain(1), 1),
+    (drafts.chain_law, stop("confidence", 0.4, keep_last=False), chain(2), 2),
+    (drafts.chain_law, stop("sqrt_entropy", 0.6, window=2, keep_last=False), chain(1), 1),
     (flat_start, stop("confidence", 0.4), chain(1), 0),
     (flat_start, stop("confidence", 0.4, keep_last=False), chain(4), 3),
     # A certain drafter never stops.
-    (certain_law, stop("entropy", 0.0), chain(4), 3),
-    (certain_law, stop("sqrt_entropy", 0.0), chain(4), 3),
+    (drafts.certain_law, stop("entropy", 0.0), chain(4), 3),
+    (drafts.certain_law, stop("sqrt_entropy", 0.0), chain(4), 3),
 ]
 
 
 @pytest.mark.parametrize(("law", "shape", "wanted", "num_expansions"), HAND)
 def test_the_tree_by_hand(
-    law: Probabilities, shape: Shape, wanted: list[Path], num_expansions: int
+    law: drafts.Probabilities, shape: Shape, wanted: list[Path], num_expansions: int
 ) -> None:
-    pool, tree, drafter = grow(build_shape(shape), [law])
-    assert paths_of(tree) == wanted
+    pool, tree, drafter = drafts.grow(build_shape(shape), [law])
+    assert drafts.paths_of(tree) == wanted
     assert drafter.num_expansions == num_expansions
     if isinstance(shape, ScoredTree) and shape.num_tokens is None:
         assert int(pool.expanded.sum()) == len({p for p in wanted if len(p) < shape.depth})
@@ -165,7 +154,7 @@ def test_the_tree_by_hand(
 # --------------------------------------------------------------------------- tellings
 
 
-def likely_paths(law: Probabilities, shape: JointThreshold) -> set[Path]:
+def likely_paths(law: drafts.Probabilities, shape: JointThreshold) -> set[Path]:
     """Every path of the whole vocabulary that is likely enough, to the first level that is not."""
     found, level = {()}, {(): 1.0}
     for _ in range(shape.depth):
@@ -178,7 +167,7 @@ def likely_paths(law: Probabilities, shape: JointThreshold) -> set[Path]:
     return found
 
 
-def best_first(law: Probabilities, shape: OptTree) -> set[Path]:
+def best_first(law: drafts.Probabilities, shape: OptTree) -> set[Path]:
     """The likeliest paths by a heap over the whole vocabulary."""
     heap: list[tuple[float, Path]] = [(0.0, ())]
     best: list[Path] = []
@@ -191,7 +180,7 @@ def best_first(law: Probabilities, shape: OptTree) -> set[Path]:
     return set(best)
 
 
-def gated_by_the_book(law: Probabilities, shape: SparseGates) -> tuple[set[Path], int]:
+def gated_by_the_book(law: drafts.Probabilities, shape: SparseGates) -> tuple[set[Path], int]:
     """Kept paths, and the level that stopped."""
     bars = dict(zip(shape.gate_levels, shape.thresholds, strict=True))
     kept, level, drafted = [()], {(): 1.0}, []
@@ -217,7 +206,7 @@ def gated_by_the_book(law: Probabilities, shape: SparseGates) -> tuple[set[Path]
     return set(kept[: shape.num_tokens]), depth if closed else 0
 
 
-def scored_by_the_book(law: Probabilities, shape: ScoredTree) -> set[Path]:
+def scored_by_the_book(law: drafts.Probabilities, shape: ScoredTree) -> set[Path]:
     found, level = {()}, [((), 0.0, 0.0)]  # path, the drafter's log-probability, score
     scores: dict[Path, float] = {}  # in the order of the pool
     for depth in range(1, shape.depth + 1):
@@ -246,7 +235,7 @@ def scored_by_the_book(law: Probabilities, shape: ScoredTree) -> set[Path]:
     return {(), *ranked[: (shape.num_tokens or len(found)) - 1]}
 
 
-def stopped_by_the_book(law: Probabilities, shape: SignalStop) -> set[Path]:
+def stopped_by_the_book(law: drafts.Probabilities, shape: SignalStop) -> set[Path]:
     """A loop over one chain in float64."""
     path: Path = ()
     joint = 1.0
@@ -356,20 +345,20 @@ TOLD: list[tuple[Callable[..., set[Path]], Shape]] = [
 
 @pytest.mark.parametrize(("telling", "shape"), TOLD)
 def test_rows_of_a_batch_equal_the_telling(telling: Callable[..., set[Path]], shape: Shape) -> None:
-    laws = [random_law(seed, sharpness=1.0 + seed % 4) for seed in range(12)]
-    _, tree, _ = grow(build_shape(shape), laws)
-    found = [frozenset(paths_of(tree, row)) for row in range(len(laws))]
+    laws = [drafts.random_law(seed, sharpness=1.0 + seed % 4) for seed in range(12)]
+    _, tree, _ = drafts.grow(build_shape(shape), laws)
+    found = [frozenset(drafts.paths_of(tree, row)) for row in range(len(laws))]
     assert found == [telling(law, shape) for law in laws]
     assert len(set(found)) >= 3, "trees too alike to tell"
 
 
 @pytest.mark.parametrize("shape", GATED)
 def test_the_level_that_stopped_is_noted(shape: SparseGates) -> None:
-    laws = [random_law(seed, sharpness=1.0 + seed % 4) for seed in range(16)]
+    laws = [drafts.random_law(seed, sharpness=1.0 + seed % 4) for seed in range(16)]
     rule = build_shape(shape)
     levels = [gated_by_the_book(law, shape)[1] for law in laws]
     reached = [level if level <= rule.max_depth else 0 for level in levels]
-    assert play(rule, laws).plan.stopped_at.tolist() == reached
+    assert drafts.play(rule, laws).plan.stopped_at.tolist() == reached
     assert len(set(reached)) > 1, "rows too alike to tell"
 
 
@@ -381,22 +370,27 @@ def test_the_level_that_stopped_is_noted(shape: SparseGates) -> None:
 )
 def test_a_confidence_on_a_gate_passes(bar: float, level: int) -> None:
     record = gates(gate_levels=(1,), thresholds=(bar,), depth=1, max_width=2)
-    assert play(build_shape(record), [uniform_law]).plan.stopped_at.tolist() == [level]
+    assert drafts.play(build_shape(record), [drafts.uniform_law]).plan.stopped_at.tolist() == [
+        level
+    ]
 
 
 def test_a_value_on_the_threshold_goes_on() -> None:
-    pool, _, _ = grow(build_shape(stop("confidence", 0.0)), [chain_law])
+    pool, _, _ = drafts.grow(build_shape(stop("confidence", 0.0)), [drafts.chain_law])
     value, entropy = pool.draft_logp[0, 2].exp(), pool.entropy[0, 2]
     above = float(torch.nextafter(value, torch.tensor(2.0)))
     below = float(torch.nextafter(entropy, torch.tensor(0.0)))
     on_and_off = (("confidence", float(value), above), ("entropy", float(entropy), below))
     for signal, on, off in on_and_off:
         for bar, size in ((on, 4), (off, 3)):
-            assert int(grow(build_shape(stop(signal, bar)), [chain_law])[1].num_nodes) == size
+            assert (
+                int(drafts.grow(build_shape(stop(signal, bar)), [drafts.chain_law])[1].num_nodes)
+                == size
+            )
 
 
 def test_a_beam_that_lost_nothing_goes_on() -> None:
-    _, tree, _ = grow(build_shape(ddd((1, 2), 0.0)), [certain_law])
+    _, tree, _ = drafts.grow(build_shape(ddd((1, 2), 0.0)), [drafts.certain_law])
     assert int(tree.depth.max()) == 3
 
 
@@ -406,7 +400,7 @@ def test_a_node_on_beta_is_kept() -> None:
         scorer = steps("depth", [1.5], [prob, 0.05])
         reached = torch.tensor(scorer.b2[0]).sigmoid().item()
         rule = build_shape(scored(scorer=scorer, beta=reached * (1 - 1e-6), depth=1))
-        assert int(grow(rule, [hand_law])[1].num_nodes) == 3
+        assert int(drafts.grow(rule, [drafts.hand_law])[1].num_nodes) == 3
 
 
 @pytest.mark.parametrize("prob", [0.1, 0.3, 1 / 3, 0.7])
@@ -429,20 +423,20 @@ def test_thresholds_are_exact_in_float32(prob: float) -> None:
     [
         *[
             (law, threshold(prob, depth=6, top_k=4))
-            for law in (certain_law, uniform_law)
+            for law in (drafts.certain_law, drafts.uniform_law)
             for prob in (0.02, 0.25, 0.3333333, 0.9999)
         ],
         *[
             (law, gates(gate_levels=(1, 3), thresholds=(prob, prob), width=2))
-            for law in (random_law(3), uniform_law)
+            for law in (drafts.random_law(3), drafts.uniform_law)
             for prob in (0.0, 0.2, 1.0)
         ],
-        *[(random_law(3), scored(predicts=p, beta=0.0)) for p in ("joint", "conditional")],
+        *[(drafts.random_law(3), scored(predicts=p, beta=0.0)) for p in ("joint", "conditional")],
     ],
 )
-def test_no_tree_outgrows_what_the_record_states(law: Probabilities, shape: Any) -> None:
+def test_no_tree_outgrows_what_the_record_states(law: drafts.Probabilities, shape: Any) -> None:
     rule = build_shape(shape)
-    _, tree, _ = grow(rule, [law])
+    _, tree, _ = drafts.grow(rule, [law])
     assert int(tree.num_nodes[0]) <= rule.max_tokens == shape.most_tokens
 
 
@@ -456,7 +450,7 @@ def test_most_tokens_by_hand() -> None:
 def test_a_cap_is_not_drafted_beyond() -> None:
     rule = build_shape(gates(depth=8, width=3, max_width=4, num_tokens=8, thresholds=(0.0,)))
     assert rule.max_depth == 3, "levels of 3, 3 and 1 nodes fill 8 tokens"
-    _, tree, _ = grow(rule, [random_law(1)])
+    _, tree, _ = drafts.grow(rule, [drafts.random_law(1)])
     assert tree.depth[0].tolist() == [0, 1, 1, 1, 2, 2, 2, 3]
 
 
@@ -464,7 +458,7 @@ def test_a_row_stops_once() -> None:
     """What a deeper level, drafted for other rows, says of a stopped row does not count."""
     rule = build_shape(StaticTree(depth=3, top_k=2, num_tokens=7))
     plan = rule.begin(fresh_start(2))
-    pool, _, _ = grow(rule, [hand_law, hand_law])
+    pool, _, _ = drafts.grow(rule, [drafts.hand_law, drafts.hand_law])
     for depth, stopped in ((1, [True, False]), (2, [True, True]), (3, [True, False])):
         stop_rows(plan, Level(depth, pool, 1), torch.tensor(stopped))
     assert plan.max_depth.tolist() == [1, 2]

@@ -21,7 +21,7 @@ from specctl.errors import InputError, TraceEmptyError, TraceMismatchError
 from specctl.formatting import Table, listed
 from specctl.replay.acceptance import TraceFigures, trace_figures
 from specctl.report import Given, Page, build_page, read_given, write_page
-from specctl.report.charts import MANY, Chart, Series
+from specctl.report.charts import Chart, Series
 from specctl.report.page import TERMS, folding
 from tests.replay.logs import random_traces
 from tests.replay.reports import TWO_PROMPTS, live_traces, write_log
@@ -334,27 +334,15 @@ def test_few_prompts_the_fixture_and_no_categories_are_told(tmp_path: Path) -> N
     ]
 
 
-def test_results_alone_make_a_page() -> None:
-    page = build_page(None, Given(replay_results()))
-    keys = [section.key for section in page.sections]
-    assert keys == ["recommendation", "policies", "runs", "ladder", "drift", "traces", "caveats"]
-    assert page.title.endswith("tiny + small")
-
-
 def test_a_page_of_two_pairs_is_refused(tmp_path: Path) -> None:
     other = trace_figures(write_log(tmp_path / "log", drafter_digest="sha256:" + 64 * "1"))
-    with pytest.raises(
-        TraceMismatchError, match=r"replay\.json is of another pair: its drafter_digest"
+    ladder = ladder_results(target_digest="sha256:" + 64 * "1")
+    for figures, given, says in (
+        (other, Given(replay_results()), r"replay\.json is of another pair: its drafter_digest"),
+        (None, Given(ladder=ladder, run=run_results()), r"run\.json is of .* its target_digest"),
     ):
-        build_page(other, Given(replay_results()))
-
-
-def test_a_run_of_another_pair_is_refused() -> None:
-    other = ladder_results(target_digest="sha256:" + 64 * "1")
-    with pytest.raises(
-        TraceMismatchError, match=r"run\.json is of another pair: its target_digest"
-    ):
-        build_page(None, Given(ladder=other, run=run_results()))
+        with pytest.raises(TraceMismatchError, match=says):
+            build_page(figures, given)
 
 
 WHOLE = json.loads(replay_results().model_dump_json())
@@ -388,13 +376,6 @@ def test_points_without_a_value_are_not_drawn() -> None:
     assert "nan" not in text
     marks = re.findall(r'<use [^>]*fill="var\(--s0\)"', text)
     assert len(marks) == 3  # two points and the legend's
-
-
-def test_marks_of_a_line_go_where_points_are_many() -> None:
-    lines = (Series("", list(range(n)), n * [1.0]) for n in (MANY, MANY + 1))
-    drawn = (Chart("alt", "x", "y", [one]).svg("chart") for one in lines)
-    some, none = (text.count('fill="var(--s0)"') for text in drawn)
-    assert some > none == 0
 
 
 def test_numbers_read_well() -> None:

@@ -21,40 +21,27 @@ import torch
 
 from specctl.kernels.verify_tree import walk_tree
 from specctl.runtime.requests import RoundRecord
-from tests.runtime.table import (
-    ALL_SEEDS,
-    BUDGETS,
-    POLICIES,
-    PROMPT,
-    TOTAL,
-    VOCAB,
-    all_trees,
-    law_of,
-    loop_texts,
-    target_law,
-    target_weight,
-    text_of,
-    tree_of,
-    true_law,
-)
+from tests.runtime import table
 
 
 @cache
 def all_draws(size: int) -> torch.Tensor:
     """Every assignment of a target token to every node, `[VOCAB ** N, N]`."""
-    return torch.tensor(list(itertools.product(range(VOCAB), repeat=size)))
+    return torch.tensor(list(itertools.product(range(table.VOCAB), repeat=size)))
 
 
 def emitted_law(paths: list[tuple[int, ...]]) -> dict[tuple[int, ...], int]:
     """Weight of each emitted sequence, times `TOTAL ** N`, over all draws at all nodes."""
-    size, single, draws = len(paths), tree_of(paths), all_draws(len(paths))
+    size, single, draws = len(paths), table.tree_of(paths), all_draws(len(paths))
     parent, token_ids = (c.expand(len(draws), -1) for c in (single.parent, single.token_ids))
     tokens = walk_tree(parent, token_ids, draws, int(single.depth.max())).token_ids
     ordered = sorted(paths, key=lambda p: (len(p), p))
-    weights = np.array([target_law([*PROMPT, *path]) for path in ordered], dtype=np.int64)
+    weights = np.array(
+        [table.target_law([*table.PROMPT, *path]) for path in ordered], dtype=np.int64
+    )
     mass = weights[np.arange(size), draws.numpy()].prod(1)
     # A sequence as one number, digits in base VOCAB + 1; sums stay far below 2 ** 53.
-    digits = (VOCAB + 1) ** np.arange(tokens.shape[1])
+    digits = (table.VOCAB + 1) ** np.arange(tokens.shape[1])
     keys, first, owner = np.unique((tokens.numpy() + 1) @ digits, True, True)
     totals = np.bincount(owner, weights=mass).astype(np.int64).tolist()
     rows = tokens[torch.from_numpy(first)].tolist()
@@ -71,38 +58,38 @@ FUSS_CATALAN = {1: 1, 2: 3, 3: 12, 4: 55, 5: 273, 6: 1428, 7: 7752}
     "num_nodes", [1, 2, 3, 4, 5, 6, pytest.param(7, marks=pytest.mark.nightly)]
 )
 def test_every_tree_emits_the_target_law(num_nodes: int) -> None:
-    trees = [paths for paths in all_trees(num_nodes) if len(paths) == num_nodes]
+    trees = [paths for paths in table.all_trees(num_nodes) if len(paths) == num_nodes]
     assert len(trees) == FUSS_CATALAN[num_nodes]
     for paths in trees:
         law = emitted_law(paths)
-        assert law == {sequence: target_weight(sequence, num_nodes) for sequence in law}
-        assert sum(law.values()) == TOTAL**num_nodes
+        assert law == {sequence: table.target_weight(sequence, num_nodes) for sequence in law}
+        assert sum(law.values()) == table.TOTAL**num_nodes
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", table.POLICIES)
 def test_loop_emits_the_target_law(name: str) -> None:
-    texts = loop_texts(POLICIES[name])
-    assert law_of(texts) == true_law()
-    assert texts == {seed: text_of(seed) for seed in ALL_SEEDS}
+    texts = table.loop_texts(table.POLICIES[name])
+    assert table.law_of(texts) == table.true_law()
+    assert texts == {seed: table.text_of(seed) for seed in table.ALL_SEEDS}
 
 
-SOME_SEEDS = ALL_SEEDS[::4]
+SOME_SEEDS = table.ALL_SEEDS[::4]
 
 
 @pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.nightly), 4, 16])
-@pytest.mark.parametrize("name", BUDGETS)
+@pytest.mark.parametrize("name", table.BUDGETS)
 def test_a_shared_budget_changes_no_text(name: str, batch_size: int) -> None:
     """Each request's text is the one that its own cells mean, whoever shares budget and batch."""
     seeds = Random(batch_size).sample(SOME_SEEDS, len(SOME_SEEDS))
-    found = loop_texts(BUDGETS[name], batch_size, seeds)
-    assert found == {seed: text_of(seed) for seed in SOME_SEEDS}
+    found = table.loop_texts(table.BUDGETS[name], batch_size, seeds)
+    assert found == {seed: table.text_of(seed) for seed in SOME_SEEDS}
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", table.POLICIES)
 def test_requests_that_join_late_have_their_own_text(name: str) -> None:
     seeds = Random(9).sample(SOME_SEEDS, len(SOME_SEEDS))
-    found = loop_texts(POLICIES[name], 4, seeds, late=Random(3))
-    assert found == {seed: text_of(seed) for seed in SOME_SEEDS}
+    found = table.loop_texts(table.POLICIES[name], 4, seeds, late=Random(3))
+    assert found == {seed: table.text_of(seed) for seed in SOME_SEEDS}
 
 
 class Sizes:
@@ -115,11 +102,11 @@ class Sizes:
         self.rounds.append((record.submitted >= 0).sum(1).tolist())
 
 
-@pytest.mark.parametrize("name", BUDGETS)
+@pytest.mark.parametrize("name", table.BUDGETS)
 def test_the_budgets_of_these_tests_bind(name: str) -> None:
     sizes = Sizes()
-    loop_texts(BUDGETS[name], 4, SOME_SEEDS, observer=sizes)
+    table.loop_texts(table.BUDGETS[name], 4, SOME_SEEDS, observer=sizes)
     assert len({n for row in sizes.rounds for n in row}) > 2, "equal shares would prove little"
-    maximum = getattr(BUDGETS[name].budget, "max_tokens", None)
+    maximum = getattr(table.BUDGETS[name].budget, "max_tokens", None)
     if maximum is not None:
         assert max(sum(row) for row in sizes.rounds) == maximum

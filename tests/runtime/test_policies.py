@@ -22,17 +22,7 @@ from specctl.runtime import runnable
 from specctl.runtime.requests import Completion, RoundRecord, Sampling
 from specctl.runtime.state import SlotMemory
 from specctl.runtime.words import resolve_policy
-from tests.runtime.toy import (
-    POLICIES,
-    Kept,
-    Texts,
-    decode,
-    join_at_random,
-    loop_of,
-    mixed_requests,
-    texts_of,
-    toy_requests,
-)
+from tests.runtime import toy
 
 COSTS = StepCost(token_counts=(1, 8, 16, 24), step_us=(100.0, 104.0, 112.0, 125.0))
 TREE = "eagle2:depth=3:top_k=3:num_tokens=10"
@@ -68,12 +58,14 @@ DIVERGING = {
     ),
 }
 RELAXED = {
-    f"{form} on {shape}": Policy(shape=POLICIES[shape].shape, acceptance=Mars(form=form, theta=0.5))
+    f"{form} on {shape}": Policy(
+        shape=toy.POLICIES[shape].shape, acceptance=Mars(form=form, theta=0.5)
+    )
     for form in ("prob_ratio", "ratio")
     for shape in ("chain", "eagle2")
 }
 LOSSLESS = {
-    **POLICIES,
+    **toy.POLICIES,
     **REMEMBERING,
     **{
         name: resolve_policy(spec, step_cost=COSTS).policy
@@ -86,24 +78,24 @@ POLICIES = LOSSLESS | {f"lossy {name}": one for name, one in (DIVERGING | RELAXE
 @cache
 def decoded(name: str, batch_size: int) -> tuple[dict[str, Completion], list[RoundRecord]]:
     """All requests, submitted late and in any order; decoded once for all who want it."""
-    noise, kept = 0.02 if name in LOSSLESS.keys() - REMEMBERING else 0.06, Kept()
-    loop = loop_of(POLICIES[name], batch_size=batch_size, observer=kept, noise=noise)
-    done = join_at_random(loop, mixed_requests(), Random(batch_size))
+    noise, kept = 0.02 if name in LOSSLESS.keys() - REMEMBERING else 0.06, toy.Kept()
+    loop = toy.loop_of(POLICIES[name], batch_size=batch_size, observer=kept, noise=noise)
+    done = toy.join_at_random(loop, toy.mixed_requests(), Random(batch_size))
     return {one.request.request_id: one for one in done}, kept.records
 
 
 @pytest.fixture(scope="module")
-def plain() -> Texts:
-    return texts_of(decode(POLICIES["ar"], mixed_requests()).values())
+def plain() -> toy.Texts:
+    return toy.texts_of(toy.decode(POLICIES["ar"], toy.mixed_requests()).values())
 
 
 @pytest.mark.parametrize(
     "batch_size", [1, 4, *(pytest.param(size, marks=pytest.mark.nightly) for size in (2, 6))]
 )
 @pytest.mark.parametrize("name", LOSSLESS)
-def test_text_is_that_of_plain_decoding(name: str, batch_size: int, plain: Texts) -> None:
+def test_text_is_that_of_plain_decoding(name: str, batch_size: int, plain: toy.Texts) -> None:
     done, records = decoded(name, batch_size)
-    assert texts_of(done.values()) == plain
+    assert toy.texts_of(done.values()) == plain
     assert name == "ar" or sum(int(r.num_accepted.sum()) for r in records) > 0
     if name in ADAPTIVE | REMEMBERING:
         depths = {depth for record in records for depth in record.offered_depth.tolist()}
@@ -128,9 +120,9 @@ def trails(name: str, batch_size: int) -> dict[str, tuple[tuple[int, ...], int, 
 
 
 @pytest.mark.parametrize("name", [name for name in POLICIES if name.startswith("lossy")])
-def test_lossy_policies_change_some_text(name: str, plain: Texts) -> None:
+def test_lossy_policies_change_some_text(name: str, plain: toy.Texts) -> None:
     done, _ = decoded(name, 4)
-    assert texts_of(done.values()) != plain
+    assert toy.texts_of(done.values()) != plain
 
 
 # --------------------------------------------------------------------------- what rules remember
@@ -173,8 +165,8 @@ def memories_are_right(monkeypatch: pytest.MonkeyPatch) -> bool:
     rule, watcher = Counting(3, 3, 3, 10), Memories()
     with monkeypatch.context() as patch:
         patch.setattr(runnable, "build_shape", lambda *_: rule)
-        loop = loop_of(Policy(shape=StaticTree()), batch_size=3, observer=watcher)
-    join_at_random(loop, mixed_requests(), Random(5))
+        loop = toy.loop_of(Policy(shape=StaticTree()), batch_size=3, observer=watcher)
+    toy.join_at_random(loop, toy.mixed_requests(), Random(5))
     return [memory.tolist() for memory in rule.given] == watcher.expected
 
 
@@ -201,11 +193,11 @@ SAMPLINGS = {"greedy": None, "sampled": Sampling(1.0, top_p=0.9, seed=5)}
 
 
 @cache
-def accepted(shape: str, acceptance: Mars | Strict, sampling: str) -> Texts:
+def accepted(shape: str, acceptance: Mars | Strict, sampling: str) -> toy.Texts:
     policy = Policy(shape=POLICIES[shape].shape, acceptance=acceptance)
-    requests = toy_requests(8, 16, sampling=SAMPLINGS[sampling])
+    requests = toy.toy_requests(8, 16, sampling=SAMPLINGS[sampling])
     # Noise enough that second choices are drafted.
-    return texts_of(decode(policy, requests, batch_size=8, noise=0.08).values())
+    return toy.texts_of(toy.decode(policy, requests, batch_size=8, noise=0.08).values())
 
 
 @pytest.mark.parametrize("shape", ["chain", "eagle2"])
@@ -219,9 +211,9 @@ def test_theta_one_is_strict_token_for_token(shape: str, sampling: str) -> None:
 
 
 def test_a_clip_of_zero_accepts_what_strict_accepts() -> None:
-    requests, stop = mixed_requests(), Policy(shape=STOP)
+    requests, stop = toy.mixed_requests(), Policy(shape=STOP)
     clipped = Policy(shape=STOP, acceptance=JensenShannon(min_samples=1, max_threshold=0.0))
-    found, plain = (decode(policy, requests, batch_size=4) for policy in (clipped, stop))
+    found, plain = (toy.decode(policy, requests, batch_size=4) for policy in (clipped, stop))
     for request_id, one in plain.items():
         assert found[request_id].token_ids == one.token_ids
         assert found[request_id].metrics.calls == one.metrics.calls
