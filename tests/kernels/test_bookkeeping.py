@@ -206,20 +206,3 @@ def test_programs_run_in_any_order(
         if name.startswith("lay_out") or "two programs" in name or name == "settle, eagle2":
             CASES[name](device)
     assert any(turned), "no kernel had a second program"
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("batch", [1, 8, 32, 128])
-def test_real_sizes(batch: int) -> None:
-    """EAGLE-2's trees of 60 nodes, eight levels of ten, in a pool of 711."""
-    there = torch.device("cuda")
-    with forced("fused"):
-        check_open_tree((batch, 711), there)
-        for depth in (1, 2, 7):
-            parents, behind = (1, 0) if depth == 1 else (10, 10 * (depth - 1))
-            check_open_level(
-                drawn.Level(batch, 10, 3, depth, parents, 10, behind), there, shared=True
-            )
-        check_lay_out(drawn.Axis(batch, 60, spare=batch), there)
-        check_lay_out(drawn.Axis(1024, 3, spare=700), there)
-        check_settle(drawn.Round(batch, 9, 60, 711, 60, spare=batch), torch.bfloat16, there)

@@ -46,7 +46,7 @@ from tests.kernels.drawn import (
     level_pool,
     phi_pool,
 )
-from tests.kernels.helpers import CPU, captured, poisoned
+from tests.kernels.helpers import CPU, poisoned
 from tests.kernels.shapes import SHAPES
 from tests.policy.scorers import SCORED, random_network
 
@@ -314,44 +314,9 @@ def hetero(edges: tuple[float, ...], **changes: object) -> EntropyBins:
     return EntropyBins(base=base, edges=edges, gammas=(0.5, 1.0), **changes)  # type: ignore[arg-type]
 
 
-def c2t(seed: int, hidden: int, **changes: object) -> ScoredTree:
-    given = {"scorer": random_network(seed, hidden), "beta": 0.5, "depth": 3, **changes}
-    return ScoredTree(**given)  # type: ignore[arg-type]
-
-
 def test_a_buffer_written_in_place_decides_by_the_new_policy(device: torch.device) -> None:
     pool = phi_pool(torch.tensor([0.2, 1.5, 9.0])).each(lambda one: one.to(device))
     buffer = buffer_of(hetero((1.0,)), device)
     assert choose_bins(buffer, pool).bins.tolist() == [0, 1, 1]
     buffer.write(buffer_of(hetero((0.1, 2.0, 3.0)), CPU))
     assert choose_bins(buffer, pool).bins.tolist() == [1, 1, 3]
-
-
-@pytest.mark.cuda
-def test_a_graph_decides_by_the_policy_that_is_written() -> None:
-    """Hot reload: more bins, and a wider network, in the buffers of captured graphs."""
-    there = torch.device("cuda")
-    bins = [hetero(edges) for edges in ((1.0,), (0.5, 2.0, 3.0))]
-    trees = [c2t(seed, hidden) for seed, hidden in ((1, 8), (2, 64))]
-    phis = phi_pool(torch.linspace(0, 4, 60)).each(lambda one: one.to(there))
-    pool = level_pool(-3 * torch.rand(8, 100), 1).each(lambda one: one.to(there))
-    scores = torch.zeros(8, 101, device=there)
-    binning, pruning = buffer_of(bins[0], there), buffer_of(trees[0], there)
-    options = {"start": 1, "depth": 1, "width": 10}
-    with forced("fused"):
-        graph, found = captured(
-            lambda: (
-                choose_bins(binning, phis),
-                prune_level(pruning, pool, scores, None, **options),
-            )
-        )
-        for shape, tree in zip(bins[::-1], trees[::-1], strict=True):
-            binning.write(buffer_of(shape, there))
-            pruning.write(buffer_of(tree, there))
-            graph.replay()
-            fresh = torch.zeros_like(scores)
-            wanted = (
-                choose_bins(buffer_of(shape, there), phis),
-                prune_level(buffer_of(tree, there), pool, fresh, None, **options),
-            )
-            assert all(map(torch.equal, (*found[0], *found[1]), (*wanted[0], *wanted[1])))

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from specctl.logs.tree_log import DenseLog, Support
-from specctl.policy import Policy, StaticTree
+from specctl.logs.tree_log import DenseLog
+from specctl.policy import Policy
 from specctl.replay.acceptance import TraceFigures, reference_tree, trace_figures
 from specctl.replay.rounds import replay
 from specctl.replay.score import score, sums_to_score
 from tests.replay.logs import random_traces
-from tests.replay.reports import TWO_PROMPTS, Prompt, close, live_traces, write_log
+from tests.replay.reports import Prompt, close, live_traces, write_log
 
 
 @pytest.fixture(scope="module")
@@ -65,14 +65,3 @@ def test_reference_rounds_equal_replay(tmp_path: Path) -> None:
     assert close(found.tau.value, scored.pooled.tau.value)
     taus = {figures.group: figures.tau.value for figures in scored.by_category}
     assert {one.name: one.tau.value for one in found.categories} == pytest.approx(taus)
-
-
-def test_reference_tree_stays_within_the_log() -> None:
-    small = StaticTree(depth=2, top_k=3, num_tokens=13)
-    assert reference_tree(Support(3, 3, 2, nested=True)) == small
-    assert reference_tree(Support(10, 10, 11, nested=True)) == StaticTree()
-
-
-def test_one_prompt_has_no_interval(tmp_path: Path) -> None:
-    evidence = trace_figures(write_log(tmp_path / "log", TWO_PROMPTS[:1]))
-    assert evidence.tau.text(".1f") == f"{evidence.tau.value:.1f} [n/a]"

@@ -252,13 +252,6 @@ def test_a_log_without_static_trees_is_refused(
         build._static_rung("tree", "eagle2", log, log, CLOCK)
 
 
-def test_a_policy_beyond_the_log_is_marked(log: DenseLog) -> None:
-    found = built(log, ("deep", Policy(shape=Chain(num_draft_tokens=6))))
-    assert found.rung("deep").is_marked
-    assert found.rung("deep").support < 0.99
-    assert not found.rung("ar").is_marked
-
-
 def test_the_command_writes_table_json_and_picture(folder: Path, tmp_path: Path) -> None:
     options = ("--linear", LINEAR, "-p", "chain:num_draft_tokens=2", "-o", tmp_path / "out")
     shown = passes("ladder", folder, *options).out

@@ -20,8 +20,8 @@ import pytest
 import torch
 
 from specctl.kernels.verify_tree import walk_tree
-from specctl.runtime.requests import RoundRecord
 from tests.runtime import table
+from tests.runtime.toy import Kept
 
 
 @cache
@@ -92,21 +92,12 @@ def test_requests_that_join_late_have_their_own_text(name: str) -> None:
     assert found == {seed: table.text_of(seed) for seed in SOME_SEEDS}
 
 
-class Sizes:
-    """Nodes verified of each request, round by round."""
-
-    def __init__(self) -> None:
-        self.rounds: list[list[int]] = []
-
-    def on_round(self, record: RoundRecord) -> None:
-        self.rounds.append((record.submitted >= 0).sum(1).tolist())
-
-
 @pytest.mark.parametrize("name", table.BUDGETS)
 def test_the_budgets_of_these_tests_bind(name: str) -> None:
-    sizes = Sizes()
-    table.loop_texts(table.BUDGETS[name], 4, SOME_SEEDS, observer=sizes)
-    assert len({n for row in sizes.rounds for n in row}) > 2, "equal shares would prove little"
+    kept = Kept()
+    table.loop_texts(table.BUDGETS[name], 4, SOME_SEEDS, observer=kept)
+    rounds = [(record.submitted >= 0).sum(1).tolist() for record in kept.records]
+    assert len({n for row in rounds for n in row}) > 2, "equal shares would prove little"
     maximum = getattr(table.BUDGETS[name].budget, "max_tokens", None)
     if maximum is not None:
-        assert max(sum(row) for row in sizes.rounds) == maximum
+        assert max(sum(row) for row in rounds) == maximum

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -29,13 +29,14 @@ from specctl.runtime import twins
 from specctl.runtime.api import Decoder
 from specctl.runtime.config import Decisions
 from specctl.runtime.load import Pair, load_pair
-from specctl.runtime.requests import Request, RoundRecord
+from specctl.runtime.requests import Request
 from specctl.runtime.twins import SCORER, TwinSession, by_twin, cuda_options
 from specctl.tree import DraftPool
 from tests.artifacts.examples import HETERO, POLICIES
 from tests.kernels.drawn import buffer_of, edge_rows, level_pool
 from tests.policy.scorers import SCORED
 from tests.runtime.captured import BASE, spread_requests, tape
+from tests.runtime.toy import Kept
 
 pytestmark = pytest.mark.skipif(find_spec("onnxruntime") is None, reason="no onnxruntime")
 CPU = torch.device("cpu")
@@ -367,17 +368,6 @@ def requests() -> list[Request]:
     return spread_requests()[::6]
 
 
-@dataclass
-class Rounds:
-    """What was verified, and what came of it, round by round."""
-
-    seen: list[Any] = field(default_factory=list)
-
-    def on_round(self, record: RoundRecord) -> None:
-        ids = [request.request_id for request in record.requests]
-        self.seen.append((ids, record.submitted.tolist(), record.tree.token_ids.tolist()))
-
-
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of every question to onnxruntime."""
@@ -398,13 +388,14 @@ def test_rounds_and_texts_are_those_of_torch(
 ) -> None:
     found = {}
     for decisions in ("torch", "onnx"):
-        rounds, policy = Rounds(), Policy(shape=SHAPES[name])
-        decoder = Decoder(pair, policy, batch_size=3, observer=rounds, decisions=decisions)
+        kept, policy = Kept(), Policy(shape=SHAPES[name])
+        decoder = Decoder(pair, policy, batch_size=3, observer=kept, decisions=decisions)
         texts = {c.request.request_id: c.token_ids for c in decoder.loop(requests).run(requests)}
-        found[decisions] = (texts, rounds.seen)
+        seen = [(r.submitted.tolist(), r.tree.token_ids.tolist()) for r in kept.records]
+        found[decisions] = (texts, seen)
         assert bool(asked) == (decisions == "onnx")
     assert found["onnx"] == found["torch"]
-    assert len({len(row) for _, submitted, _ in found["torch"][1] for row in submitted}) > 1
+    assert len({len(row) for submitted, _ in found["torch"][1] for row in submitted}) > 1
     assert len(asked) >= len(found["onnx"][1])
 
 

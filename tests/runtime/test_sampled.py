@@ -22,11 +22,11 @@ from specctl.policy.verification import Verification
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import load_pair
-from specctl.runtime.requests import Request, RoundRecord, Sampling
+from specctl.runtime.requests import Request, Sampling
 from specctl.runtime.round import Round
 from tests.policy.ratio_reference import text_of
 from tests.runtime import table
-from tests.runtime.toy import Failing, decode, mixed_requests, texts_of
+from tests.runtime.toy import Failing, Kept, decode, mixed_requests, texts_of
 
 PROMPT, SIZE = (0, 2, 1), 12
 SEEDS = range(16)
@@ -195,22 +195,14 @@ def test_bugs_are_seen(name: str, monkeypatch: Patch) -> None:
 # --------------------------------------------------------------------------- failures
 
 
-class Sizes:
-    def __init__(self) -> None:
-        self.drafted: list[int] = []
-
-    def on_round(self, record: RoundRecord) -> None:
-        self.drafted += ((record.submitted >= 0).sum(1) - 1).tolist()
-
-
 @pytest.mark.policy_faults
 @pytest.mark.parametrize("method", ["begin", "grow", "select"])
 def test_a_failure_verifies_what_was_drawn(method: str) -> None:
     """Drawn tokens are never thrown away for others: that would be an unpredictable stop. The
     static plan draws the same ones again, up to the longest chain."""
-    sizes = Sizes()
+    kept = Kept()
     loop = table.table_loop(
-        Policy(shape=Chain(num_draft_tokens=3), acceptance=Ratio()), observer=sizes
+        Policy(shape=Chain(num_draft_tokens=3), acceptance=Ratio()), observer=kept
     )
     loop.round.rules = replace(loop.rules, shape=Failing(loop.rules.shape, method, lambda: True))
     seeds = range(8)
@@ -218,8 +210,9 @@ def test_a_failure_verifies_what_was_drawn(method: str) -> None:
         loop.submit(Request(str(seed), PROMPT, SIZE, sampling=Sampling(1.0, seed=seed)))
     found = {int(done.request.request_id): tuple(done.token_ids) for done in drained(loop)}
     assert found == reference(3, Sampling(1.0), seeds)
-    assert set(sizes.drafted) == {3}
-    assert loop.faults.total == len(sizes.drafted)
+    drafted = [n - 1 for r in kept.records for n in (r.submitted >= 0).sum(1).tolist()]
+    assert set(drafted) == {3}
+    assert loop.faults.total == len(drafted)
 
 
 @pytest.mark.policy_faults
