@@ -140,7 +140,7 @@ def _written() -> Iterator[None]:
         if isinstance(error, BrokenPipeError):
             return
         raise OutputError(
-            f"standard output: expected a place that can be written, found {reason_of(error)}",
+            f"standard output cannot be written: {reason_of(error)}",
             hint="free space, or send it elsewhere; what the command wrote before this is kept",
         ) from error
 
@@ -248,9 +248,7 @@ def token_printer(*, stream: bool, batch_size: int, as_json: bool) -> TokenPrint
         return None
     if batch_size != 1 or as_json:
         raise UsageError(
-            "--stream: expected --batch-size 1 and no --json, found --batch-size "
-            f"{batch_size}{' --json' if as_json else ''}",
-            hint="leave one of them out",
+            "--stream prints one text at a time", hint="give --batch-size 1, and no --json"
         )
 
     def printer(tokenizer: Any) -> OnTokens:

@@ -53,8 +53,7 @@ def collect(
     models: DecodingConfig = decoding.build()
     if settings.dense and models.top_k and not models.temperature:
         raise UsageError(
-            "--top-k: expected --temperature above 0: it limits what is sampled, found greedy "
-            "texts",
+            "--top-k needs --temperature above 0: it limits the tokens that are sampled",
             hint="for the children of a drafted node give --children",
         )
     named = None if settings.dense else resolve_policy(settings.policy or LIVE_POLICY)

@@ -66,8 +66,7 @@ def doctor(*, models: Given) -> Answer:
     def end() -> None:
         if wrong:
             raise SpecctlError(
-                f"doctor: expected every check to pass, found {listed(wrong)} wrong",
-                hint="do what their lines say",
+                f"doctor found {listed(wrong)} wrong", hint="do what their lines say"
             )
 
     return Answer([asdict(one) for one in findings], [Table("", ("", "", ""), rows, left=3)], end)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -82,24 +83,16 @@ def export(
         target_of,
     )
     from specctl.logs.trace_set import TraceSet
-    from specctl.runtime.output import prepare_folder, write_whole
 
     engine = engine_named(to, "--to")
     check_load(engine, "--max-batch-size", max_batch_size)
     if max_draft_tokens is not None and not engine.has_plugin:
         raise UsageError(
-            "--max-draft-tokens: expected an engine in which policies can be exchanged: vllm, "
-            f"found --to {engine.name}",
-            hint="leave it out",
+            "--max-draft-tokens is for vLLM, where a policy can be exchanged", hint="leave it out"
         )
     trace, source = _trace_settings(tracing, engine), read_source(policy)
-    judged = judge(
-        source,
-        engine,
-        TraceSet.open(*log) if log else None,
-        cost_model=cost_model,
-        batch_size=max_batch_size,
-    )
+    traces = TraceSet.open(*log) if log else None
+    judged = judge(source, engine, traces, cost_model=cost_model, batch_size=max_batch_size)
     parts = judged.shown()
     if judged.chosen is None or (judged.losses and not nearest):
         return Answer(judged.to_json(), parts, judged.refuse)
@@ -113,16 +106,20 @@ def export(
     )
     written = engine.write(judged.chosen, serving)
     lines = command_lines(engine, written, target_of(source.named, target))
-    parts += [list(lines), *written.notes]
-    if out is not None:
-        prepare_folder(out, "folder of the engine's files")
-    for name, content in written.files.items():
-        if out is None:
-            parts.append([f"{name}:", *content.splitlines()])
-        else:
-            write_whole(out / name, content.encode(), name)
-            parts.append(f"wrote {out / name}")
+    parts += [list(lines), *written.notes, *_files(written.files, out)]
     return Answer({**judged.to_json(), **vars(written)}, parts)
+
+
+def _files(files: Mapping[str, str], out: Path | None) -> list[Any]:
+    """Writes an engine's files, or has them printed where there is no folder."""
+    from specctl.runtime.output import prepare_folder, write_whole
+
+    if out is None:
+        return [[f"{name}:", *content.splitlines()] for name, content in files.items()]
+    prepare_folder(out, "folder of the engine's files")
+    for name, content in files.items():
+        write_whole(out / name, content.encode(), name)
+    return [f"wrote {out / name}" for name in files]
 
 
 def _trace_settings(given: Given, engine: Engine) -> TraceSettings | None:
@@ -133,11 +130,8 @@ def _trace_settings(given: Given, engine: Engine) -> TraceSettings | None:
         return None
     if given.trace is None or not engine.has_plugin:
         name = "--" + changed[0].replace("_", "-")
-        raise UsageError(
-            f"{name}: expected --trace TRACES, and an engine that specctl logs in: vllm, found "
-            f"{f'--to {engine.name}' if given.trace else 'no --trace'}",
-            hint=f"leave {name} out, or give what it needs",
-        )
+        needs = "--trace TRACES" if given.trace is None else "--to vllm, in which specctl logs"
+        raise UsageError(f"{name} needs {needs}", hint=f"leave {name} out, or give that")
     settings: TraceSettings = given.build()
     from specctl.stores import is_store_url
 

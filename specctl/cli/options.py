@@ -71,12 +71,8 @@ def refuse_together(context: typer.Context, option: str, *others: str) -> None:
     typed = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
     if typed[1:] and typed[0] == option:
         words = {param.name: param.opts[0] for param in context.command.params}
-        raise UsageError(
-            f"{words[option]}: expected it without "
-            f"{' and '.join(words[name] for name in others)}, found "
-            f"{' '.join(words[name] for name in typed)}",
-            hint="leave one of them out",
-        )
+        given = " ".join(words[name] for name in typed)
+        raise UsageError(f"{given}: {words[option]} goes without the others; leave one out")
 
 
 def open_to_fit(traces: list[str]) -> Any:

@@ -183,7 +183,7 @@ def round_tables(rows: RoundRows) -> Tables:
         "phi_depth": (depth, depth > 0),
     }
     row, node = kept.nonzero(as_tuple=True)
-    seen = t["target_seen"]
+    judged = t["judged"]
     slots = pool_columns(pool) | {
         "expanded": t["expanded"] & (t["depth"] < depth[:, None]),
         "verified": verified,
@@ -191,8 +191,8 @@ def round_tables(rows: RoundRows) -> Tables:
     nullable = {
         "confidence_rank": (rank, rank > 0),
         "path_accepted": (emitted, verified),
-        "node_match": (t["node_match"], t.get("match_known", seen)),
-        **{name: (t[name], seen) for name in LOGIT_TENSORS},
+        "node_match": (t["node_match"], t.get("match_known", judged)),
+        **{name: (t[name], judged) for name in LOGIT_TENSORS},
     }
     nodes = {
         "node_idx": node,
@@ -220,7 +220,7 @@ def dense_tables(
     Args:
         roots: indices of the P roots in the text.
         tensors: `text` `[T]`; `num_drafted` and `num_accepted` `[P]`; `row`, columns and labels of
-            the M nodes; `LOGIT_TENSORS` and `target_entropy` of the S nodes that are `seen`.
+            the M nodes; `LOGIT_TENSORS` and `target_entropy` of the S nodes that are `judged`.
     """
     root = torch.arange(roots.start, roots.stop)
     round_idx = root - len(request.prompt_ids)
@@ -245,7 +245,7 @@ def dense_tables(
         **dict.fromkeys(TIME_COLUMNS, 0.0),
         "policy_digest": policy_digest,
     }
-    on_path, seen = tensors["on_path"], tensors["seen"]
+    on_path, judged = tensors["on_path"], tensors["judged"]
     # No confidence_rank: among the verified, which are one path, a rank says nothing.
     nodes = {
         **tensors,
@@ -255,19 +255,19 @@ def dense_tables(
     }
     for name in (*LOGIT_TENSORS, "target_entropy"):
         values = tensors[name]
-        nodes[name] = (values.new_zeros(len(seen)).masked_scatter_(seen, values), seen)
+        nodes[name] = (values.new_zeros(len(judged)).masked_scatter_(judged, values), judged)
     return _tables(rounds, nodes, tensors["row"])
 
 
 def _tables(rounds: Columns, nodes: Columns, row: Tensor) -> Tables:
     """Both tables; `row` `[M]` is each node's round."""
-    (top1, seen), (top2, _) = nodes["target_top1_logit"], nodes["target_top2_logit"]
+    (top1, judged), (top2, _) = nodes["target_top1_logit"], nodes["target_top2_logit"]
     names = rounds["request_id"]
     nodes = nodes | {
         "request_id": names if isinstance(names, str) else repeat(names, row),
         "round_idx": rounds["round_idx"][row],
-        "target_ratio": (top2 / top1, seen),
-        "target_margin": (top1 - top2, seen),
+        "target_ratio": (top2 / top1, judged),
+        "target_margin": (top1 - top2, judged),
     }
     return {"rounds": table_of("rounds", rounds), "nodes": table_of("nodes", nodes)}
 

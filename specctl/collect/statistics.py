@@ -65,7 +65,7 @@ def _is_greedy(record: RoundRecord) -> bool:
 def statistics(records: Sequence[RoundRecord]) -> dict[str, Tensor]:
     """The tensors that a trace needs of rounds that are alike, by name, on their device.
 
-    Beside those of pool and record: `target_seen` `[R, P]`, the parent was verified, so the
+    Beside those of pool and record: `judged` `[R, P]`, the parent was verified, so the
     target's distribution after it is known; and where it is, `node_match` and `LOGIT_TENSORS`.
     Engines that sample do not say what the target would have drawn behind a token that was
     refused: their rows have `match_known` too, `[R, P]`.
@@ -78,12 +78,12 @@ def statistics(records: Sequence[RoundRecord]) -> dict[str, Tensor]:
     }
     rest["path"] = _cat(pad(one.path, (0, widest - one.path.shape[1]), value=-1) for one in records)
     parent_slot = gather(slot_of(rest["submitted"], pool["parent"].shape[1]), pool["parent"], -1)
-    seen, slot = parent_slot >= 0, parent_slot.clamp(min=0)
-    match = seen & (gather(rest["target_ids"], slot, -1) == pool["token_ids"])
+    judged, slot = parent_slot >= 0, parent_slot.clamp(min=0)
+    match = judged & (gather(rest["target_ids"], slot, -1) == pool["token_ids"])
     read = read_on_device if records[0].target_logits.is_cuda else read_on_host
-    logits = read(records, seen, slot, pool["token_ids"], pool["sibling_rank"])
+    logits = read(records, judged, slot, pool["token_ids"], pool["sibling_rank"])
     views = dict(zip(LOGIT_TENSORS, logits, strict=True))
-    return rest | pool | views | {"target_seen": seen, "node_match": match}
+    return rest | pool | views | {"judged": judged, "node_match": match}
 
 
 def _cat(parts: Iterable[Tensor]) -> Tensor:
@@ -92,16 +92,16 @@ def _cat(parts: Iterable[Tensor]) -> Tensor:
 
 
 def read_on_device(
-    records: Sequence[RoundRecord], seen: Tensor, slot: Tensor, tokens: Tensor, sibling: Tensor
+    records: Sequence[RoundRecord], judged: Tensor, slot: Tensor, tokens: Tensor, sibling: Tensor
 ) -> tuple[Tensor, ...]:
     """Features of each node from the logits, with no shape that depends on values.
 
     Args:
-        seen, slot: `[R, P]`, whether a node's parent was verified, and its place among the N.
+        judged, slot: `[R, P]`, whether a node's parent was verified, and its place among the N.
         tokens, sibling: `[R, P]`, the node's token and rank among its siblings.
 
     Returns:
-        `[R, P]` each, of any value where not `seen`: log-probability under the distribution drawn
+        `[R, P]` each, of any value where not `judged`: log-probability under the distribution drawn
         from, -inf where top-k or top-p cut it; 1 + number of strictly larger raw logits; the two
         largest raw logits at the parent.
     """
@@ -111,7 +111,7 @@ def read_on_device(
     at = torch.arange(num_rows, device=slot.device)[:, None] * num_slots + slot
     # The k-th drafted child's token of every verified node, -1 for none; the last row is scrap.
     table = at.new_full((num_rows * num_slots + 1, width), -1)
-    place = at.masked_fill(~seen, num_rows * num_slots) * width + sibling
+    place = at.masked_fill(~judged, num_rows * num_slots) * width + sibling
     table.view(-1).scatter_(0, place.flatten(), tokens.flatten())
     raw = drawn = token_ranks(logits.flatten(0, 1), table[:-1])
     if not _is_greedy(records[0]):
@@ -122,7 +122,7 @@ def read_on_device(
 
 
 def read_on_host(
-    records: Sequence[RoundRecord], seen: Tensor, slot: Tensor, tokens: Tensor, sibling: Tensor
+    records: Sequence[RoundRecord], judged: Tensor, slot: Tensor, tokens: Tensor, sibling: Tensor
 ) -> tuple[Tensor, ...]:
     """The same in float32 for the CPU, where it competes with decoding for cores.
 
@@ -130,8 +130,8 @@ def read_on_host(
     tree are leaves, and reading logits is most of the cost of recording.
     """
     num_slots = records[0].submitted.shape[1]
-    is_parent = torch.zeros(len(seen), num_slots, dtype=torch.bool)
-    row, node = seen.nonzero(as_tuple=True)
+    is_parent = torch.zeros(len(judged), num_slots, dtype=torch.bool)
+    row, node = judged.nonzero(as_tuple=True)
     is_parent[row, slot[row, node]] = True
     is_parent[:, 0] = True  # so that there is one
     at = (is_parent.flatten().cumsum(0) - 1).view_as(is_parent).gather(1, slot)
@@ -142,7 +142,7 @@ def read_on_host(
     if not _is_greedy(records[0]):
         source = _cat(record.target_logp_source[among] for record, among in pairs).float()
     children = logits.new_full((len(logits), max(1, records[0].top_k)), float("inf"))
-    children[at[seen], sibling[seen]] = logits[at[seen], tokens[seen]]
+    children[at[judged], sibling[judged]] = logits[at[judged], tokens[judged]]
     top1, top2, larger = order_statistics(logits, children)
     return source.log_softmax(-1)[at, tokens], larger[at, sibling] + 1, top1[at], top2[at]
 

@@ -306,14 +306,14 @@ def judge(
     label = words_of(chosen) or f"{source.named.label} on a chain"
     named = [source.named, *([NamedPolicy(label, chosen)] if losses else [])]
     # The others write a text of their own.
-    told = [one for one in named if isinstance(one.policy.acceptance, Strict)]
+    strict = [one for one in named if isinstance(one.policy.acceptance, Strict)]
     figures = None
-    if traces is not None and told:
+    if traces is not None and strict:
         from specctl.replay.run import replay_policies, serve_policies
 
-        config = ReplayConfig(policies=tuple(one.label for one in told), cost_model=cost_model)
+        config = ReplayConfig(policies=tuple(one.label for one in strict), cost_model=cost_model)
         is_load = batch_size is not None and batch_size > 1 and cost_model is not None
-        if not is_load and any(not isinstance(one.policy.budget, PerRequest) for one in told):
+        if not is_load and any(not isinstance(one.policy.budget, PerRequest) for one in strict):
             raise UsageError(
                 "--log for a budget that a batch shares: expected --max-batch-size above 1 and "
                 "--cost-model, to simulate the batch, found one request at a time",
@@ -323,7 +323,7 @@ def judge(
             batching = "specctl" if losses else engine.batching
             config = config.model_copy(update={"batch_size": batch_size, "engine": batching})
         score = serve_policies if is_load else replay_policies
-        figures = score(traces, config, named=told)
+        figures = score(traces, config, named=strict)
     return Judged(engine, source, losses, chosen, label, figures)
 
 

@@ -226,7 +226,7 @@ class LiveSteps(StepSource):
         target_ids = torch.full_like(slots, -1)
         target_ids[:, : sampled.shape[1]] = sampled
         # The node at depth d is judged by the request's row of logits number d, its parent's.
-        seen = (depth >= 1) & (depth <= num_drafted[:, None] + 1) & has_draft[:, None]
+        judged = (depth >= 1) & (depth <= num_drafted[:, None] + 1) & has_draft[:, None]
         views = _views(steps, first[:, None] + depth - 1)
         # Down to the first refused token the text says what was drawn; behind it the likeliest
         # token would have been, where there is one.
@@ -244,9 +244,9 @@ class LiveSteps(StepSource):
             "target_ids": target_ids,
             "path": slots.masked_fill(slots > num_admitted[:, None], -1),
             **{name: getattr(pool, name) for name in POOL_COLUMNS},
-            "target_seen": seen,
-            "match_known": seen & (is_drawn | ~is_tied if self._greedy else is_drawn),
-            "node_match": seen & torch.where(is_drawn, drawn == pool.token_ids, is_best),
+            "judged": judged,
+            "match_known": judged & (is_drawn | ~is_tied if self._greedy else is_drawn),
+            "node_match": judged & torch.where(is_drawn, drawn == pool.token_ids, is_best),
             **views,
         }
         return RoundRows(headings, tensors)
@@ -385,8 +385,8 @@ class DenseSteps(StepSource):
         pool = chain_pool(token_ids[roots.start : roots.stop], chains, rows, always)
         labels = label_paths(pool, continuations(token_ids, roots, self.shape.depth))
         # Behind the last token the engine does not run the target.
-        labels = replace(labels, seen=labels.seen & (rows[:, None] + pool.depth < size))
-        row, node = labels.seen.nonzero(as_tuple=True)
+        labels = replace(labels, judged=labels.judged & (rows[:, None] + pool.depth < size))
+        row, node = labels.judged.nonzero(as_tuple=True)
         above = pool.depth[row, node] - 1
         logp, rank, top_two, entropy = (
             torch.from_numpy(np.stack(one)) for one in zip(*text.ranks, strict=True)

@@ -80,7 +80,7 @@ def test_an_output_that_is_full_is_refused_in_one_line(tmp_path: Path) -> None:
     full = in_a_shell("specctl registry trust list --json > /dev/full", HOME=str(tmp_path))
     assert full.returncode == 6
     assert full.stderr.count("\n") == 1
-    assert full.stderr.startswith("error: standard output: ")
+    assert full.stderr.startswith("error: standard output cannot be written: ")
 
 
 def test_an_output_that_nobody_reads_is_no_error(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ def exact_attention(query: Tensor, prefix: Prefix, nodes: Nodes, scaling: float)
     keys = torch.cat([prefix.keys.expand(rows, -1, -1, -1), nodes.keys], 2)
     values = torch.cat([prefix.values.expand(rows, -1, -1, -1), nodes.values], 2)
     visible = torch.arange(prefix.keys.shape[1], device=query.device) < prefix.stable[:, None]
-    mask = torch.cat([visible[:, None].expand(-1, width, -1), nodes.seen], 2)
+    mask = torch.cat([visible[:, None].expand(-1, width, -1), nodes.visible], 2)
     grouped = query.shape[1] != keys.shape[1]
     return scaled_dot_product_attention(
         query, keys, values, attn_mask=mask[:, None], scale=scaling, enable_gqa=grouped

@@ -64,7 +64,7 @@ def test_scores_of_any_size_do_not_overflow() -> None:
 def _float(prefix: Prefix, nodes: Nodes) -> tuple[Prefix, Nodes]:
     return (
         Prefix(prefix.keys.float(), prefix.values.float(), prefix.stable, prefix.first),
-        Nodes(nodes.keys.float(), nodes.values.float(), nodes.seen),
+        Nodes(nodes.keys.float(), nodes.values.float(), nodes.visible),
     )
 
 

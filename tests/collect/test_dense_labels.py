@@ -80,7 +80,7 @@ def test_below_an_unknown_node_all_is_unknown() -> None:
     tree = TokenTree(torch.tensor([[1, 2, 4, 4]]), parent, depth, torch.zeros(1, 4))
     labels = label_paths(tree, torch.tensor([[2, NO_TOKEN, NO_TOKEN]]))
     assert labels.unknown.tolist() == [[False, False, True, True]]
-    assert labels.seen.tolist() == [[False, True, True, False]]
+    assert labels.judged.tolist() == [[False, True, True, False]]
 
 
 def test_rounds_are_those_of_the_hand_worked_text() -> None:
@@ -112,7 +112,7 @@ def test_rounds_are_those_of_the_hand_worked_text() -> None:
 
 def test_nodes_are_those_of_the_hand_worked_text() -> None:
     rows = rows_of("nodes")
-    seen = LABELS.seen[TREE.valid].tolist()
+    seen = LABELS.judged[TREE.valid].tolist()
     yes, no, none = True, False, None
     wanted = {
         "round_idx": [0] * 7 + [1] * 4,

@@ -33,7 +33,7 @@ class Kept:
         self.steps: list[Step] = []
         self.is_on = True
 
-    def put(self, step: Step) -> None:
+    def hand_over(self, step: Step) -> None:
         self.steps.append(step)
 
     def end(self, reason: str) -> None:
@@ -72,7 +72,7 @@ class Runner:
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(vllm_session, "pair_of", lambda *_: (PAIR, Domain()))
-    monkeypatch.setattr(vllm_tracing, "Recorder", Kept)
+    monkeypatch.setattr(vllm_tracing, "StepRecorder", Kept)
 
     def session(runner: Runner, **settings: Any) -> Session:
         found = Session(PluginSettings(**settings), runner, "0.32.0")

@@ -46,12 +46,12 @@ class Nodes(NamedTuple):
 
     Attributes:
         keys, values: `[P, Hkv, M, D]`.
-        seen: `[P, W, M]` bool, ancestors of each node of the present level, itself included.
+        visible: `[P, W, M]` bool, ancestors of each node of the present level, itself included.
     """
 
     keys: Tensor
     values: Tensor
-    seen: Tensor
+    visible: Tensor
 
 
 def merged_attention(query: Tensor, prefix: Prefix, nodes: Nodes, scaling: float) -> Tensor:
@@ -64,7 +64,7 @@ def merged_attention(query: Tensor, prefix: Prefix, nodes: Nodes, scaling: float
     num_kv = len(prefix.keys)
     grouped = (query * scaling).reshape(rows, num_kv, -1, dim)
     far, far_lse = _over_prefix(grouped, prefix)
-    hidden = ~nodes.seen.repeat(1, heads // num_kv, 1)[:, None]
+    hidden = ~nodes.visible.repeat(1, heads // num_kv, 1)[:, None]
     scores = wide(grouped @ nodes.keys.transpose(2, 3)).masked_fill_(hidden, float("-inf"))
     weights, near_lse = _softmax(scores)
     near = wide(weights.to(query.dtype) @ nodes.values)
@@ -112,16 +112,16 @@ class TreeMemory:
         self._first, device = stable.start, cache.of_layer(0).device
         self._stable = torch.arange(stable.start, stable.stop, device=device)
         self._nodes: list[Nodes | None] = [None] * cache.num_layers
-        self._seen: Tensor | None = None
+        self._visible: Tensor | None = None
 
     def descend(self, parent_slot: Tensor) -> None:
         """Starts a level below `parent_slot` `[P, W]`, columns of the level before."""
         rows, width = parent_slot.shape
         own = torch.eye(width, dtype=torch.bool, device=parent_slot.device).expand(rows, -1, -1)
-        if self._seen is not None:
-            index = parent_slot[..., None].expand(-1, -1, self._seen.shape[2])
-            own = torch.cat([self._seen.gather(1, index), own], 2)
-        self._seen = own
+        if self._visible is not None:
+            index = parent_slot[..., None].expand(-1, -1, self._visible.shape[2])
+            own = torch.cat([self._visible.gather(1, index), own], 2)
+        self._visible = own
         self.level += 1
 
     def positions(self, width: int) -> Tensor:
@@ -132,11 +132,11 @@ class TreeMemory:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None = None
     ) -> Tensor:
         """Adds the level's keys and values `[P, Hkv, W, D]` to a layer; `[P, Hq, W, D]`."""
-        assert self._seen is not None, "descend() comes first"
+        assert self._visible is not None, "descend() comes first"
         before = self._nodes[layer]
         if before is not None:
             key, value = torch.cat([before.keys, key], 2), torch.cat([before.values, value], 2)
-        nodes = self._nodes[layer] = Nodes(key, value, self._seen)
+        nodes = self._nodes[layer] = Nodes(key, value, self._visible)
         keys, values = self._cache.of_layer(layer)[:, 0, :, : self._size]
         prefix = Prefix(keys, values, self._stable, self._first)
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling

@@ -36,13 +36,13 @@ class Labels:
     Attributes:
         on_path: the path from the root to the node is a prefix of the continuation.
         unknown: the text followed the path, and ended before it could tell.
-        seen: the parent is on the path, so the target has a distribution over the node.
+        judged: the parent is on the path, so the target has a distribution over the node.
         continued: and the text goes on there.
     """
 
     on_path: Tensor
     unknown: Tensor
-    seen: Tensor
+    judged: Tensor
     continued: Tensor
 
     @property
@@ -64,18 +64,18 @@ def label_paths(tree: DraftPool | TokenTree, continuation: Tensor) -> Labels:
         tree: `[P, N]`, level by level, all rows with the same levels (empty slots included).
         continuation: `[P, D]`, see `continuations`.
     """
-    names = ("on_path", "unknown", "seen", "continued")
+    names = ("on_path", "unknown", "judged", "continued")
     labels = Labels(*(torch.zeros_like(tree.valid) for _ in names))
     labels.on_path[:, 0] = True
     ends = torch.bincount(tree.depth[0]).cumsum(0).tolist()  # of each level's slots, ascending
     for depth, level in enumerate(starmap(slice, pairwise(ends))):
         wanted = continuation[:, depth, None]
         parent = tree.parent[:, level]
-        seen = gather(labels.on_path, parent, 0)
-        labels.seen[:, level] = seen
-        labels.continued[:, level] = seen & (wanted != NO_TOKEN)
-        labels.on_path[:, level] = seen & (tree.token_ids[:, level] == wanted)
-        ended = seen & (wanted == NO_TOKEN)
+        judged = gather(labels.on_path, parent, 0)
+        labels.judged[:, level] = judged
+        labels.continued[:, level] = judged & (wanted != NO_TOKEN)
+        labels.on_path[:, level] = judged & (tree.token_ids[:, level] == wanted)
+        ended = judged & (wanted == NO_TOKEN)
         labels.unknown[:, level] = ended | gather(labels.unknown, parent, 0)
     return labels
 

@@ -160,7 +160,7 @@ def columns_of(
         roots: indices of the P roots in the text. pool, labels: `[P, N]`.
         targets: after every token that a node on a path stands for.
     """
-    row, node = labels.seen.nonzero(as_tuple=True)
+    row, node = labels.judged.nonzero(as_tuple=True)
     above, token = pool.depth[row, node] - 1, pool.token_ids[row, node]
     at = roots.start - targets.first + row + above
     top2, top1 = targets.ordered[:, -2:][at].unbind(1)
