@@ -73,9 +73,9 @@ def test_replay_needs_no_tokens_but_for_features_of_the_text(logs: dict[str, Den
     tree = Policy(shape=StaticTree(depth=4, top_k=3, num_tokens=10))
     keep, drop = (counts(replay(logs[mode], [tree])[0]) for mode in MODES)
     assert keep == drop != []
-    with pytest.raises(TraceError, match="--tokens keep, found --tokens drop"):
+    with pytest.raises(TraceError, match="collected with --tokens drop"):
         replay(logs["drop"], [TEXT_POLICY])
-    with pytest.raises(TraceError, match="denied tokens: expected traces collected with --tokens"):
+    with pytest.raises(TraceError, match="denied tokens need token ids"):
         logs["drop"].check_tokens("denied tokens")
 
 
