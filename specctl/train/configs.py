@@ -44,6 +44,7 @@ SEED: int = option(0, "Seed of the split by prompt and of all that draws")
 class FitConfig(Record):
     """Settings of a fit to traces."""
 
+    max_positions: int = MAX_POSITIONS
     held_out_frac: float = HELD_OUT
     seed: Seed = SEED
 
@@ -67,15 +68,10 @@ def check_sizes(*sizes: tuple[str, int, int]) -> None:
 
 
 class CartConfig(FitConfig):
-    """Settings for fitting HeteroSpec's bins.
-
-    Attributes:
-        base: the tree that the traces were drafted with and that the policy extends.
-        min_rows: the mean of fewer says nothing.
-        gammas, alpha, index_base, cap_tokens, path: see `EntropyBins`.
-    """
+    """Settings for fitting HeteroSpec's bins; see also `EntropyBins`."""
 
     base: StaticTree = StaticTree()
+    """The tree that the traces were drafted with and that the policy extends."""
     label: Literal["tcr", "accepted"] = option(
         "tcr",
         "Label: tcr, rank of the deepest accepted node (paper), or accepted, draft tokens",
@@ -107,7 +103,6 @@ class CartConfig(FitConfig):
     )
     cap_tokens: bool = option(False, "Never submit more than the base size")
     min_rows: PositiveInt = option(5, "Fewest rounds in a bin")
-    max_positions: int = MAX_POSITIONS
 
 
 # --------------------------------------------------------------------------- node scorers
@@ -159,11 +154,8 @@ class NodeConfig(Record):
 class FfnConfig(Record):
     """Settings for training C2T's network.
 
-    Attributes:
-        epochs: more where they give a fresh network less than `min_steps` steps, because one that
-            was stopped early looks like a method that fails.
-        lr: it falls along a cosine.
-        seed: of weights and of the order of rows.
+    A network that was stopped early looks like a method that fails, so there are more passes where
+    `epochs` are less than `min_steps` steps. The learning rate falls along a cosine.
     """
 
     hidden: int = option(48, "Hidden units", ge=2, le=48)
@@ -173,7 +165,7 @@ class FfnConfig(Record):
     )
     batch_size: PositiveInt = option(1024, "Nodes a training step", name="--nodes-per-step")
     lr: float = option(1e-2, "Learning rate of Adam at the start", gt=0.0, le=1.0)
-    seed: Seed = 0
+    seed: Seed = 0  # of weights and of the order of rows
     threads: PositiveInt = option(1, "CPU threads of torch; more than 1 is rarely faster")
 
     def num_epochs(self, num_rows: int) -> int:
@@ -183,15 +175,9 @@ class FfnConfig(Record):
 
 
 class ScoredConfig(FitConfig):
-    """Settings of every fit of a node scorer.
-
-    Attributes:
-        nodes: which logged nodes, which features and label.
-        num_tokens, keep_leaves, min_level_prob: see `ScoredTree`.
-    """
+    """Settings of every fit of a node scorer; see also `ScoredTree`."""
 
     nodes: NodeConfig = NodeConfig()
-    max_positions: int = MAX_POSITIONS
     beta: Probability | None = option(
         None, "Acceptance probability to prune below", default="by --recall", group="common"
     )
@@ -244,9 +230,7 @@ class SurvivalNodeConfig(NodeConfig):
 class SurvivalConfig(ScoredConfig):
     """Settings for fitting a table of acceptance.
 
-    Attributes:
-        num_bins: of draft probability, half of them by where the accepted nodes lie, half by all.
-        weight: nodes that an estimate from a larger group counts as, in every cell.
+    Half of the bins of draft probability stand by where the accepted nodes lie, half by all.
     """
 
     nodes: SurvivalNodeConfig = SurvivalNodeConfig()
@@ -302,7 +286,6 @@ class EchoConfig(FitConfig):
         "youden", "youden, or cost: the least predicted time on the training prompts"
     )
     min_rows: PositiveInt = option(50, "Positions of each class that a level needs to be judged")
-    max_positions: int = MAX_POSITIONS
 
     @classmethod
     def fields_for(cls, support: Any, seed: int, predicts: str = "conditional") -> dict[str, Any]:
@@ -355,18 +338,13 @@ FITS: dict[str, type[FitConfig]] = {
 
 
 class Contract(Record):
-    """The promise of a lossy acceptance.
-
-    Attributes:
-        confidence: of the whole choice, all tested settings together.
-        kind: of the losses; see `train.contract.p_value_of`.
-    """
+    """The promise of a lossy acceptance; its confidence is of all tested settings together."""
 
     max_loss: float = option(
         0.02, "Mean loss per prompt that may not be exceeded", gt=0, lt=1, group="common"
     )
     confidence: float = option(0.9, "Confidence of that promise", gt=0, lt=1)
-    kind: LossKind = "binary"
+    kind: LossKind = "binary"  # of the losses, see `train.contract.p_value_of`
 
     @property
     def level(self) -> float:

@@ -42,12 +42,11 @@ def run_fit(
     """
     num_rows = traces.num_rows("rounds")
     if name in ("c2t", "survival"):
-        settings: Any = config
-        nodes = logged_nodes(traces, settings.max_positions, config.seed)
+        nodes = logged_nodes(traces, config.max_positions, config.seed)
         prompts = nodes.log.prompts or traces.prompt_ids
         fit: Any = fit_c2t if name == "c2t" else fit_survival
         with progress("positions", NUM_PASSES * nodes.log.num_positions):
-            return fit(nodes, prompts, settings)  # type: ignore[no-any-return]
+            return fit(nodes, prompts, config)  # type: ignore[no-any-return]
     with progress("positions", num_rows):
         if name == "hetero":
             return fit_cart(traces, config, base)  # type: ignore[arg-type]
