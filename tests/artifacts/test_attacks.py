@@ -110,6 +110,7 @@ def test_sound_artifacts_load_without_pickle_or_onnx(name: str, watched: dict[st
     """The same watch over what passes, with every kind of twin."""
     assert watched[name]["code"] == "loaded", watched[name]
     assert watched[name]["did"] == []
+    assert watched["loaded"] == {"libraries": []}
 
 
 def test_nothing_is_written_beside_files(rooms: dict[str, Path], watched: dict[str, Any]) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -188,20 +186,6 @@ def test_the_first_step_that_fails_is_the_one_that_speaks(folder: Path) -> None:
     assert seen == sorted(seen, key=order.index, reverse=True)
     of_others = {"identity", "signature", "cost"}  # tested in places of their own
     assert set(seen) | of_others == set(order)
-
-
-def test_loading_imports_no_library_of_the_trainer_and_no_unpickler(tmp_path: Path) -> None:
-    folder = examples.write_artifact(tmp_path / "a")
-    script = f"""
-import sys, pickle, torch
-def refuse(*args, **kwargs): raise AssertionError("unpickled")
-pickle.load = pickle.loads = pickle.Unpickler = torch.load = refuse
-from specctl.artifacts import load_artifact
-load_artifact({str(folder)!r})
-heavy = "polars pyarrow sklearn lightgbm rich matplotlib onnx onnxruntime joblib".split()
-assert not set(heavy) & set(sys.modules), set(heavy) & set(sys.modules)
-"""
-    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_estimates_of_cost_are_what_is_built() -> None:

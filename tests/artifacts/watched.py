@@ -20,6 +20,8 @@ from specctl.errors import ArtifactError
 
 FORBIDDEN = ("pickle", "subprocess", "socket", "os.system", "os.exec", "os.posix_spawn")
 LIBRARIES = ("joblib", "onnx", "onnxruntime")
+HEAVY = (*LIBRARIES, "polars", "pyarrow", "sklearn", "lightgbm", "rich", "matplotlib")
+"""Libraries of others than the loader."""
 FACTS = ("code", "field", "artifact", "problem", "hint", "exit_code")
 did: list[list[str]] = []
 swaps: list[Any] = []
@@ -100,6 +102,7 @@ def main() -> None:
     sys.addaudithook(hook)
     before = places(list(asked.values()))
     told |= {name: load(one) for name, one in asked.items()}
+    told["loaded"] = {"libraries": [name for name in HEAVY if sys.modules.get(name)]}
     told["places"] = {"before": before, "after": places(list(asked.values()))}
     sys.stdout.write(json.dumps(told))
 
