@@ -118,7 +118,7 @@ def logged_draft(
 def logged_drafts(
     rule: ShapeRule, chunk: LogChunk, num_positions: int | None = None
 ) -> Iterator[LoggedDraft]:
-    """The same at every position of a chunk, `num_positions` at a time."""
+    """Drafts at every position of a chunk, `num_positions` at a time."""
     for rows in batches(chunk.positions.num_rows, num_positions or BATCH_POSITIONS):
         yield logged_draft(rule, chunk, rows)
 

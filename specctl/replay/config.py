@@ -12,7 +12,7 @@ from specctl.errors import UsageError
 from specctl.records import HELD_OUT, MAX_POSITIONS, increasing, option, require
 
 Engine = Literal["specctl", "vllm"]
-"""Whose batching is simulated; both read a prompt whole.
+"""The engine whose batching is simulated; both read a prompt whole.
 
 - `specctl`: `DecodeLoop.step`, and SGLang 0.5.23 without overlap scheduling. Requests join as slots
   free up; their prompts are read one after another while everybody waits, then all active requests

@@ -96,7 +96,7 @@ def choose_prompts(
 
 
 def trained_on(policy: NamedPolicy, prompts: Iterable[str]) -> set[str]:
-    """Those of some prompts that a part of a policy was fitted on."""
+    """The prompts among some that a part of a policy was fitted on."""
     evidence = [one.evidence for one in _manifests(policy)]
     return set[str]().union(*(one.was_fitted_on(prompts) for one in evidence if one is not None))
 

@@ -160,7 +160,7 @@ def _name(scores: TraceFacts, figures: Any) -> str:
 
 
 def _range(figures: PolicyFigures, name: str, spec: str, over: float = 1.0) -> str | None:
-    """What a figure can be where the log does not hold all that decides it; None elsewhere."""
+    """The range of a figure where the log lacks expansions; None elsewhere."""
     if not figures.is_marked:
         return None
     bound = figures.bounds[name]

@@ -118,14 +118,14 @@ class OutOfRange:
 
     @classmethod
     def of(cls, words: str, values: ArrayLike, low: float | None, high: float | None) -> OutOfRange:
-        """Those among some values."""
+        """The values outside of the range."""
         found, low = _f(values), low or 0.0
         outside = found[(found < low) | (found > (np.inf if high is None else high))]
         ends = outside.min(initial=np.inf), outside.max(initial=-np.inf)
         return cls(words, low, high, outside.size, found.size, *map(float, ends))
 
     def __add__(self, more: OutOfRange) -> OutOfRange:
-        """Those among these steps and more."""
+        """The steps outside of the range among these and more."""
         return replace(
             self,
             num_outside=self.num_outside + more.num_outside,
@@ -463,7 +463,7 @@ class LiveCheck(Record):
 
     @property
     def undisturbed_error(self) -> float:
-        """The same without the waiting."""
+        """The error without the waiting."""
         return (1 + self.error) * (1 - self.waited) - 1
 
 

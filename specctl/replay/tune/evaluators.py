@@ -1,4 +1,4 @@
-"""What tuning maximises, and sums of settings on some prompts: one request at a time, exactly, or
+"""The objective of tuning, and sums of settings on some prompts: one request at a time, exactly, or
 in simulated batches."""
 
 from __future__ import annotations

@@ -262,7 +262,7 @@ UNFITTED = (
 """Shapes that need no fit and that a fitted one has to beat too. At one beam, which changes least
 of their settings: whole grids (`tune`) take three times as long."""
 UNFITTED_SHARED = ("chain+survival", "eagle2+survival", "threshold+survival")
-"""The same where requests share a batch."""
+"""Unfitted shapes under a budget, where requests share a batch."""
 
 
 @dataclass(frozen=True)
