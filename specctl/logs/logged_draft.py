@@ -133,8 +133,8 @@ def recent_text(chunk: LogChunk, rows: slice | Tensor) -> Tensor:
     tokens = chunk.token_ids
     if tokens is None:
         raise TraceError(
-            "features of the text: expected dense traces, which hold every token of the text, "
-            "found live ones",
+            "features of the text need dense traces, which hold every token of the text; "
+            "these are live",
             hint="collect with --dense, or leave these features out",
         )
     if chunk.recent is not None:

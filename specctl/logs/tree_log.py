@@ -267,8 +267,8 @@ def support_of(header: Any) -> Support:
     stated = header.collect.get("dense")
     if stated is None:
         raise TraceError(
-            "traces: expected dense traces, which hold a tree at every position, found live "
-            "ones, which hold the positions that one policy visited",
+            "these are live traces, which hold the positions that one policy visited; dense ones "
+            "hold a tree at every position",
             hint="collect with --dense",
         )
     return Support(**stated)

@@ -95,8 +95,7 @@ class ReplayConfig(BaseModel):
         """Raises `UsageError` unless the baseline is one of the policies."""
         if not 1 <= self.baseline <= len(self.specs):
             raise UsageError(
-                f"--baseline: expected 1 to {len(self.specs)}, the policies given, found "
-                f"{self.baseline}",
+                f"--baseline {self.baseline}: only {len(self.specs)} policies are given",
                 hint="count the --policy options from 1",
             )
 

@@ -86,21 +86,20 @@ def check_replayable(policy: Policy) -> None:
     """Refuses what a log of the target's own text cannot tell."""
     if isinstance(policy.acceptance, Ratio):
         raise UsageError(
-            f"replay of {policy.name}: expected a policy whose text is the logged one, whatever "
-            "it drafts, found drafts that are drawn: its text depends on them, and the log holds "
-            "no distributions to draw them from",
+            f"{policy.name} cannot be replayed: its text depends on drafts that are drawn, and the "
+            "log holds no distributions to draw them from",
             hint="compare it live, on the same prompts: specctl run --compare",
         )
     if not isinstance(policy.acceptance, Strict):
         raise UsageError(
-            f"replay of {policy.name}: expected a lossless policy, whose text is the logged one, "
-            f"found acceptance {policy.acceptance.kind}",
+            f"{policy.name} cannot be replayed: it is not lossless (acceptance "
+            f"{policy.acceptance.kind}), so its text is not the logged one",
             hint="compare it live, on the same prompts: specctl run --compare",
         )
     if not isinstance(policy.budget, PerRequest):
         raise UsageError(
-            f"replay of {policy.name}, position by position: expected a policy without a budget "
-            f"for the whole batch, which only simulated rounds share, found +{policy.budget.kind}",
+            f"{policy.name} cannot be replayed position by position: a batch shares its budget, "
+            f"+{policy.budget.kind}",
             hint=(
                 "add --in-order for one request at a time, or --batch-size above 1 and "
                 "--cost-model for several"

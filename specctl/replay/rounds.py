@@ -113,9 +113,8 @@ def check_held(log: DenseLog, policy: Policy, support: float, what: str) -> None
     }
     lacking = [f"{name} {most}" for name, (most, here) in wanted.items() if most > here]
     raise TraceMismatchError(
-        f"{what}: expected {MARKED_BELOW:.0%} of the expansions and rounds that it wants in the "
-        f"log, found {support:.1%}, so that {1 - support:.1%} are missing, in trees of --depth "
-        f"{held.depth} --children {held.top_k}",
+        f"{what}: the log holds {support:.1%} of the expansions and rounds that it wants, so that "
+        f"{1 - support:.1%} are missing, in trees of --depth {held.depth} --children {held.top_k}",
         hint=f"collect with --dense {' '.join(lacking) or 'and a larger --width'}",
     )
 

@@ -280,8 +280,8 @@ def choose_cost(
     """
     if (path is None) == (linear is None):
         raise UsageError(
-            "cost of a round: expected either --cost-model or --linear, to weigh tokens against "
-            f"time, found {'neither' if path is None else 'both'}",
+            "give one of --cost-model and --linear, to weigh tokens against time, found "
+            f"{'neither' if path is None else 'both'}",
             hint="measure one with `specctl profile` and give it with --cost-model",
         )
     if linear is not None:

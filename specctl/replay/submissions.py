@@ -151,7 +151,7 @@ class Submissions:
             return lambda rows, _: (verified[rows], accepted[rows])
         if self.nodes is None:
             raise UsageError(
-                "shared budget: expected submissions with their trees, found counts alone",
+                "a shared budget needs submissions with their trees",
                 hint="prepare them with keep_nodes",
             )
         nodes, remaining = self.nodes, torch.tensor(self.positions.remaining)

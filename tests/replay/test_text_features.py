@@ -105,5 +105,5 @@ def test_a_log_read_without_tokens_and_live_traces_are_refused(
     asking = BaseShape(2, 2, 2, max_tokens=1, needs_text=True)
     batch = next(logged_nodes(TraceSet.open(folder)).batches(asking, [prompts[0].prompt_id]))
     assert node_features(batch.pool, TEXT).shape[2] == len(TEXT)
-    with pytest.raises(TraceError, match=r"found live ones.*collect with --dense"):
+    with pytest.raises(TraceError, match=r"these are live.*collect with --dense"):
         next(logged_nodes(TraceSet.open(tmp_path / "live")).batches(asking))

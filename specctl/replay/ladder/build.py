@@ -142,14 +142,12 @@ def build_ladder(
 def _check_policy(label: str, policy: Policy) -> None:
     if label in LIMITS.values() or label == PLAIN:
         raise UsageError(
-            f"policy {label}: expected a label that the ladder does not use itself, found "
-            f"{'ar, which is always there' if label == PLAIN else label}",
+            f"policy {label}: the ladder has a rung of that name already",
             hint="leave it out",
         )
     if not isinstance(policy.budget, PerRequest):
         raise UsageError(
-            f"ladder with {label}: expected policies that decide for one request at a time, "
-            f"found budget {policy.budget.kind}, shared by a batch",
+            f"{label} has no place on the ladder: a batch shares its budget, {policy.budget.kind}",
             hint="score it with specctl replay --batch-size, which simulates the batch",
         )
 

@@ -45,7 +45,7 @@ ORACLE_FEATURES = (
     "root_target_entropy",
     "root_target_margin",
 )
-"""The drafter's view with the path's log-probability and how sure the target is at the root: the entropy
+"""The drafter's view, the path's log-probability, and how sure the target is at the root: entropy
 and top-2 margin (nats) of the distribution that verifies depth 1, which no policy can know."""
 LEAST_PROB = 1e-3
 """Below a node that is less likely accepted than this, none is considered: it would be drafted

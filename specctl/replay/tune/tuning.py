@@ -241,8 +241,8 @@ def _sides(
     least = 2 * MIN_PROMPTS
     if len(names) < least:
         raise TraceEmptyError(
-            f"split by prompt: expected {MIN_PROMPTS} prompts or more to choose on, and as many "
-            f"to report on, found {len(names)} in all",
+            f"{len(names)} prompts are too few: {MIN_PROMPTS} are needed to choose on, and as many "
+            "to report on",
             hint=f"collect {least} prompts in all",
         )
     share, seed = config.held_out_frac, config.seed
