@@ -156,6 +156,15 @@ def calls(seed: int = 0, batch: int = 4) -> dict[str, Call]:
                 args,
                 {"start": 1, "depth": 1, "width": 10, "extra": None},
             )
+    for name in ("c2t joint", "c2t as printed", "conditional"):  # all ways to carry a path's score
+        shape = SCORED["c2t joint" if name == "conditional" else name]
+        if name == "conditional":
+            shape = shape.model_copy(update={"predicts": "conditional", "beta": 0.2})
+        level, above = drawn.level_pool(-randn(batch, 50).abs(), seed), -randn(batch, 10).abs()
+        args = (drawn.buffer_of(shape, CPU), level, torch.zeros(batch, 51), above)
+        found[f"prune_level, carried, {name}"] = Call(
+            "policy_eval", "prune_level", args, {"start": 11, "depth": 2, "width": 10}
+        )
     # --- the cache
     for dim, dtype in ((64, torch.bfloat16), (128, torch.bfloat16), (80, torch.float16),
                        (128, torch.float32), (256, torch.bfloat16), (128, torch.int8)):  # fmt: skip

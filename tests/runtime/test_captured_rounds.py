@@ -87,20 +87,7 @@ POLICIES = {
 DRAWN = (Sampling(), Sampling(0.8), Sampling(1.0, top_k=20), Sampling(1.1, top_p=0.8))
 
 
-EVERY_NIGHT = {
-    "hetero conditional", "threshold uncapped", "c2t as printed", "c2t conditional", "c2t rising",
-    "marginal calibrated",
-}  # fmt: skip
-"""Kernels decide by these shapes in tests/kernels/test_policy_eval.py in every run."""
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.nightly] if name in EVERY_NIGHT else [])
-        for name in POLICIES
-    ],
-)
+@pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_decides_as_in_the_ordinary_loop(name: str) -> None:
     check_captured(same_as_ordinary(POLICIES[name], requests(3), tape(stop_waits="always")))
 
@@ -131,9 +118,7 @@ def test_small_model_drafts_on_the_device() -> None:
 @pytest.mark.parametrize("form", ["ratio", "margin", "prob_ratio"])
 def test_relaxed_texts_are_the_ordinary_loops(form: str) -> None:
     theta = {"ratio": 0.5, "margin": 3.0, "prob_ratio": 0.05}[form]
-    policy = Policy(
-        shape=TREE, acceptance=Mars(form=form, theta=theta, deny_token_ids=tuple(range(300, 330)))
-    )
+    policy = Policy(shape=TREE, acceptance=Mars(form=form, theta=theta))
     given = requests(4, DRAWN)
     found, plain = decode(policy, given, tape()), ordinary(policy, given)
     strict = ordinary(Policy(shape=TREE), given)
