@@ -29,7 +29,7 @@ SIZES = {  # room: limit, budget
     "engines": (3295, 3800),
     "watch": (1456, 1050),
     "cli": (3366, 3200),
-    "tests": (43560, 38000),
+    "tests": (43659, 38000),
     "benchmarks, scripts": (9212, 9500),
     "files of the package": (264, 245),
 }
