@@ -9,7 +9,7 @@ import typer
 
 from specctl.cli.app import app
 from specctl.cli.verbs import Given, verb
-from specctl.collect.config import LIVE_POLICY, CollectConfig, Shard
+from specctl.collect.config import FINISHED, LIVE_POLICY, CollectConfig, Shard
 from specctl.console import Answer
 from specctl.errors import UsageError
 from specctl.progress import progress
@@ -42,7 +42,6 @@ def collect(
     fitted and scored.
     """
     from specctl.collect.prompts import load_prompts
-    from specctl.collect.recorder import FINISHED
     from specctl.collect.responses import load_responses
     from specctl.collect.trace_writer import check_place
     from specctl.logs.trace_files import open_place, sample_place

@@ -1,4 +1,4 @@
-"""`specctl doctor`: what works here, each line ok or with what to do."""
+"""`specctl doctor`: checks of this machine, each line ok or with the step to take."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Literal
 
-from specctl import console
 from specctl.cli.app import app
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.errors import SpecctlError, one_line
 from specctl.formatting import Table, count, listed
+from specctl.progress import advance, progress
 from specctl.runtime.config import ModelsConfig
 from specctl.version import __version__
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line. `state`: `-` where there is nothing that could be wrong."""
+    """One line of the answer."""
 
     what: str
-    state: Literal["ok", "-", "wrong"]
+    state: Literal["ok", "-", "wrong"]  # `-`: not in use here
     found: str
     fix: str = ""
 
@@ -50,13 +50,13 @@ def doctor(*, models: Given) -> Answer:
         "vLLM": check_vllm,
     }
     findings = []
-    with console.progress("checks", len(checks)) as tick:
+    with progress("checks", len(checks)):
         for what, check in checks.items():
             try:
                 findings.append(check())
             except SpecctlError as error:
                 findings.append(Finding(what, "wrong", error.message, error.hint))
-            tick()
+            advance("checks")
     rows = [
         (one.what, one.state, f"{one.found}; {one.fix}" if one.fix else one.found)
         for one in findings

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from specctl import console
 from specctl.cli.app import app
 from specctl.cli.options import (
     DenseTracesArgument,
@@ -18,7 +17,7 @@ from specctl.cli.options import (
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.errors import ClockError
-from specctl.progress import progress, set_chunk_threads
+from specctl.progress import advance, progress, set_chunk_threads
 from specctl.records import option
 from specctl.replay.config import (
     LadderConfig,
@@ -91,7 +90,7 @@ def profile(
     from specctl.replay.cost.profile import profile as measure
     from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 
-    with console.progress("loading models", None):
+    with progress("loading models", None):
         pair = setup.load_pair()
     policies = deciding_policies(policy or (), pair)
     graphs = timed_rounds(grid.rounds, pair)
@@ -100,10 +99,9 @@ def profile(
         next_request(pair.target.tokenizer, Conversation(prompt), settings)
         for prompt in load_prompts("embedded", limit=NUM_CHECKED)
     ]
-    with console.progress("measurements", num_steps(pair, grid, len(policies))) as tick:
-        model = measure(
-            pair, grid, requests=requests, policies=policies, graphs=graphs, on_step=tick
-        )
+    with progress("measurements", num_steps(pair, grid, len(policies))):
+        pieces: Any = {"requests": requests, "policies": policies, "graphs": graphs}
+        model = measure(pair, grid, **pieces, on_step=lambda: advance("measurements"))
     save_cost_model(model, out)
 
     def end() -> None:

@@ -1,4 +1,4 @@
-"""`specctl show` and `import`: what is there, or read from a server."""
+"""`specctl show` and `import`: artifacts and traces in words; logs and metrics of servers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from specctl import console
 from specctl.cli.app import app
 from specctl.cli.verbs import verb
 from specctl.console import Answer
 from specctl.errors import check_choice
+from specctl.progress import progress
 from specctl.records import option
 from specctl.replay.config import FORCE
 
@@ -71,8 +71,8 @@ def import_(
         model.check()
         clock = partial(model.chain_us, context_tokens=context_tokens)
     text = Source.of(source)
-    with console.progress("bytes read", text.size_bytes) as tick:
-        summary = import_file(text, format=format, clock=clock, load=load, on_bytes=tick)
+    with progress("bytes read", text.size_bytes):
+        summary = import_file(text, format=format, clock=clock, load=load)
     if out is not None:
         write_whole(out / "summary.json", json_bytes(summary), "summary")
     return Answer(summary, describe_summary(summary))

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from specctl.policy import FullTree
 
 LIVE_POLICY = "eagle2"
+FINISHED = "finished prompts"
+"""The unit in which collections show progress."""
 WhenFull = Literal["block", "drop"]
 """A full queue makes decoding wait, or costs the prompts that are being decoded."""
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from specctl.collect.config import WHOLE, Shard, WhenFull
+from specctl.collect.config import FINISHED, WHOLE, Shard, WhenFull
 from specctl.collect.prompts import Prompt
-from specctl.collect.recorder import FINISHED, RecorderConfig
+from specctl.collect.recorder import RecorderConfig
 from specctl.collect.rounds import TraceRecorder
 from specctl.collect.tokens import TokenMode, token_header
 from specctl.collect.trace_writer import TraceWriter, make_header

@@ -27,8 +27,6 @@ from specctl.logs.parquet import Tables
 from specctl.logs.trace_files import Segment
 from specctl.policy import Policy
 
-FINISHED = "finished prompts"
-"""What the progress of collections counts."""
 MIN_ITEMS = 2
 """Items that may wait whatever their size: one is read while the next is made."""
 I = TypeVar("I")  # noqa: E741

@@ -22,12 +22,11 @@ from importlib.metadata import version
 from typing import Any, NamedTuple
 
 from specctl.collect.cluster import Cluster, cluster
-from specctl.collect.config import CollectConfig
+from specctl.collect.config import FINISHED, CollectConfig
 from specctl.collect.dense import collect_dense
 from specctl.collect.dense.collection import DenseSummary, answered, plain_decoder
 from specctl.collect.live import CollectSummary, collect_live
 from specctl.collect.prompts import Prompt
-from specctl.collect.recorder import FINISHED
 from specctl.collect.responses import Responses
 from specctl.collect.trace_writer import TraceWriter, finishing
 from specctl.errors import ClusterError, one_line

@@ -35,7 +35,7 @@ from specctl.logs.acceptance_figures import (
     mean_ranges,
     sweep_of,
 )
-from specctl.logs.import_lines import OnBytes, Sample, Spot, metric_samples, text_lines
+from specctl.logs.import_lines import Sample, Spot, metric_samples, text_lines
 from specctl.logs.sources import Source
 
 # ----------------------------------------------------------------- vLLM, metrics
@@ -46,10 +46,10 @@ _BY_POSITION = "num_accepted_tokens_per_pos"
 _POSITION = re.compile(r"\d{1,4}")
 
 
-def summarise_counters(source: Source, *, on_bytes: OnBytes | None = None) -> dict[str, Any]:
+def summarise_counters(source: Source) -> dict[str, Any]:
     """Figures of one scrape of vLLM's `/metrics`, by model."""
     models: dict[str, Counter[str | int]] = {}
-    for sample in metric_samples(source, STEM, on_bytes):
+    for sample in metric_samples(source, STEM):
         name, position = sample.name.removeprefix(STEM), sample.labels.get("position", "")
         if name not in (*_TOTALS, _BY_POSITION):
             expected = f"{STEM} followed by {', '.join(_TOTALS)} or {_BY_POSITION}"
@@ -125,7 +125,7 @@ _MAX_OFF = 20_000
 """Rounds from the likeliest number that are tried: a mean of 1.1 of a million tokens."""
 
 
-def summarise_engine_log(source: Source, *, on_bytes: OnBytes | None = None) -> dict[str, Any]:
+def summarise_engine_log(source: Source) -> dict[str, Any]:
     """Figures over all intervals of vLLM's log.
 
     The log does not print how many rounds there were. Where every round drafts all positions they
@@ -135,7 +135,7 @@ def summarise_engine_log(source: Source, *, on_bytes: OnBytes | None = None) -> 
     at_least: list[int] = []
     is_ragged = False
     processes: dict[str, str] = {}
-    for spot, line in text_lines(source, on_bytes):
+    for spot, line in text_lines(source):
         num_other += THROUGHPUT in line
         before, mark, text = line.partition(LOG_MARK)
         if not mark:
@@ -251,10 +251,10 @@ _IF_CHAINS = "if the drafts were chains (--speculative-eagle-topk 1)"
 """SGLang counts the same of trees, by depth; its figures do not say which they were."""
 
 
-def summarise_sglang_counters(source: Source, *, on_bytes: OnBytes | None = None) -> dict[str, Any]:
+def summarise_sglang_counters(source: Source) -> dict[str, Any]:
     """Figures of one scrape of SGLang's `/metrics`, by model."""
     models: dict[str, dict[str, list[Sample]]] = {}
-    for sample in metric_samples(source, SGLANG, on_bytes):
+    for sample in metric_samples(source, SGLANG):
         named = models.setdefault(sample.labels.get("model_name", ""), {})
         named.setdefault(sample.name.removeprefix(SGLANG), []).append(sample)
     figures = {name: _sglang_figures(source, name, models[name]) for name in sorted(models)}
@@ -309,13 +309,13 @@ def _sglang_figures(source: Source, model: str, named: dict[str, list[Sample]]) 
     return _mean_figures(mean, depth, why, unknown, facts)
 
 
-def summarise_sglang_log(source: Source, *, on_bytes: OnBytes | None = None) -> dict[str, Any]:
+def summarise_sglang_log(source: Source) -> dict[str, Any]:
     """Figures over all intervals of SGLang's log, each a mean of an unknown number of rounds."""
     started: Spot | None = None
     arguments: dict[str, str] = {}
     num_decode, is_capped = 0, False
     found: list[tuple[int, float, float | None]] = []
-    for spot, line in text_lines(source, on_bytes):
+    for spot, line in text_lines(source):
         if SERVER_ARGS in line:
             if started is not None:
                 again = f"another start, behind that of line {started.number}"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from specctl.errors import InputError
 from specctl.logs.sources import Source, readable
+from specctl.progress import advance
 
 MAX_COUNTER = 2**53
 """Largest counter that a float64, the number type of Prometheus, counts by ones."""
-OnBytes = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,11 @@ class Spot:
         return InputError(f"{self}: {problem}", hint=fix)
 
 
-def text_lines(source: Source, on_bytes: OnBytes | None = None) -> Iterator[tuple[Spot, str]]:
+def text_lines(source: Source) -> Iterator[tuple[Spot, str]]:
     """Lines that are not blank."""
     with readable(source.name), source.open() as stream:
         for number, raw in enumerate(stream, start=1):
-            if on_bytes is not None:
-                on_bytes(len(raw))
+            advance("bytes read", len(raw))
             spot = Spot(source.name, number)
             try:
                 text = (raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw).decode()
@@ -85,12 +84,10 @@ class Sample:
         return int(value)
 
 
-def metric_samples(
-    source: Source, prefix: str, on_bytes: OnBytes | None = None
-) -> Iterator[Sample]:
+def metric_samples(source: Source, prefix: str) -> Iterator[Sample]:
     """The samples whose name begins so; of a counter without `_total` and its `_created`."""
     spots: dict[tuple[str, str], Spot] = {}
-    for spot, line in text_lines(source, on_bytes):
+    for spot, line in text_lines(source):
         if not line.startswith(prefix):
             continue
         match = _SAMPLE.fullmatch(line)

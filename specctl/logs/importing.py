@@ -22,7 +22,7 @@ from specctl.logs.engine_summaries import (
     summarise_sglang_counters,
     summarise_sglang_log,
 )
-from specctl.logs.import_lines import OnBytes, Spot, text_lines
+from specctl.logs.import_lines import Spot, text_lines
 from specctl.logs.sources import Source
 
 SUMMARIES: dict[str, Callable[..., dict[str, Any]]] = {
@@ -47,7 +47,6 @@ def import_file(
     format: str = "auto",
     clock: ChainClock | None = None,
     load: str = "",
-    on_bytes: OnBytes | None = None,
 ) -> dict[str, Any]:
     """The summary of a server's log or metrics, its `format` first.
 
@@ -55,14 +54,13 @@ def import_file(
         source: a file, or the address of a server's `/metrics`.
         format: one of `FORMATS`.
         clock, load: of a cost model, for the best length; see `explain`.
-        on_bytes: called with the bytes of each line read.
 
     Raises:
         InputError: the source.
     """
     text = source if isinstance(source, Source) else Source.of(source)
     name = detect_format(text) if format == "auto" else format
-    summary = SUMMARIES[name](text, on_bytes=on_bytes)
+    summary = SUMMARIES[name](text)
     models = summary.get("models")
     if models is None:
         summary = explain(summary, clock, load)

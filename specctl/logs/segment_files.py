@@ -24,6 +24,7 @@ from specctl.durable import (
 )
 from specctl.errors import TraceCorruptError, reason_of
 from specctl.logs.trace_files import MAX_SEGMENT_BYTES, Place, StoredFile
+from specctl.registry.userdirs import cache_home
 from specctl.stores import KeyAbsentError
 from specctl.stores.creating import read
 from specctl.stores.interface import ObjectTooLargeError, UnreadableError
@@ -34,12 +35,6 @@ IN_USE_S = 24 * 3600.0
 """After this time no process still reads what it opened."""
 PARALLEL_FETCHES = 4
 _TEMPORARY = "tmp-"
-
-
-def cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/specctl`, by default below `~/.cache`."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "specctl"
 
 
 def local_file(place: Place, file: StoredFile, *, verify: bool = True, fresh: bool = False) -> Path:
@@ -101,7 +96,7 @@ def _damaged(where: str, problem: str) -> TraceCorruptError:
 
 
 def _copy(place: Place, file: StoredFile, *, verify: bool, fresh: bool) -> Path:
-    folder = cache_folder() / "segments"
+    folder = cache_home() / "segments"
     path, where = folder / f"{file.sha256}.parquet", place.at(file.key)
     with output_errors(folder, "cache folder"):
         if path.is_file() and not fresh:

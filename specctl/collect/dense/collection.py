@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from specctl.collect.config import WHOLE, Shard
+from specctl.collect.config import FINISHED, WHOLE, Shard
 from specctl.collect.dense.trees import DenseDrafting
 from specctl.collect.live import Sitting, header_of
 from specctl.collect.prompts import Prompt
-from specctl.collect.recorder import FINISHED, Publication, Recorder, RecorderConfig
+from specctl.collect.recorder import Publication, Recorder, RecorderConfig
 from specctl.collect.responses import Response, Responses, TurnText
 from specctl.collect.tokens import TokenMode
 from specctl.collect.trace_writer import FLUSH_BYTES, TraceWriter, finishing
