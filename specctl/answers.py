@@ -8,7 +8,7 @@ __all__ = ["MARKER", "final_answer", "is_correct"]
 
 
 def final_answer(text: str) -> str | None:
-    """The normalised first line after the last `####`, or None where there is none."""
+    """The normalised first line after the last `####`; None without one."""
     if MARKER not in text:
         return None
     lines = text.rsplit(MARKER, 1)[1].strip().splitlines()

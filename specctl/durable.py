@@ -1,7 +1,7 @@
-"""Files that are whole and on disk or absent, and descriptors that no link led to.
+"""Atomic, durable files, and descriptors opened without following links.
 
 A failed write, sync or link is never retried on the same file. After a failed fsync the kernel
-may drop the dirty pages and report success to the next call, so a retry would acknowledge
+may drop the dirty pages and report success to the next call, so a retry could acknowledge
 bytes that no longer exist. POSIX only: links, folder syncs.
 """
 
@@ -23,7 +23,7 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 TRY_AGAIN = "free space or correct permissions, then try again"
 READ_AGAIN = "correct permissions or check the disk, then try again"
 RESUME = "free space or correct permissions, then go on with --resume"
-"""For commands that have the option."""
+"""Hint of commands that have the option."""
 
 
 @contextmanager
@@ -32,20 +32,18 @@ def output_errors(path: Path, what: str, fix: str = TRY_AGAIN) -> Iterator[None]
     try:
         yield
     except OSError as error:
-        raise OutputError(
-            f"{what} {path}: expected a place that can be written, found {reason_of(error)}",
-            hint=fix,
-        ) from error
+        problem = f"{what} {path} cannot be written: {reason_of(error)}"
+        raise OutputError(problem, hint=fix) from error
 
 
 def open_unfollowed(path: Path | str, *, dir_fd: int | None = None) -> int:
-    """A descriptor to read a file that another user may have put there; judge it by its status.
+    """Opens a file for reading without following a link; the caller checks its status.
 
     Args:
         dir_fd: descriptor of the folder that a relative path begins at.
 
     Raises:
-        OSError: it is a link (ELOOP) or a socket (ENXIO), or cannot be read. A pipe opens at once.
+        OSError: it is a link (ELOOP) or a socket (ENXIO), or cannot be read. Pipes open at once.
     """
     return os.open(path, _READ, dir_fd=dir_fd)
 
@@ -66,7 +64,7 @@ def sync_folder(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Creates a folder, and those above it, durably; an existing one is fine."""
+    """Creates a folder and its parents durably; existing ones are kept."""
     if path.is_dir():
         return
     make_folder(path.parent)
@@ -74,9 +72,9 @@ def make_folder(path: Path) -> None:
 
 
 def claim_folder(path: Path) -> None:
-    """Creates a folder in another one, or takes the one that is there, and syncs its name.
+    """Creates a folder unless it exists, and syncs its name.
 
-    The process that made it may have died before the name was on disk.
+    An existing one is synced too, since its creator may have died before doing so.
     """
     with suppress(FileExistsError):
         path.mkdir()
@@ -86,10 +84,10 @@ def claim_folder(path: Path) -> None:
 
 
 def share_as(handle: int, folder: int) -> None:
-    """Gives a new file or folder the group's rights of its folder, whatever the umask.
+    """Gives a new file or folder the group rights of its folder, whatever the umask.
 
-    Only where the folder has the setgid bit, so that both belong to one group: such a folder is
-    shared by its group. Others may read a file, never write it.
+    Only if the folder has the setgid bit, which marks a folder shared by its group. The group may
+    read files, never write them.
     """
     shared, made = os.fstat(folder).st_mode, os.fstat(handle).st_mode
     rights = shared & (stat.S_IRWXG if stat.S_ISDIR(made) else stat.S_IRGRP)
@@ -113,12 +111,12 @@ def write_new(path: Path, content: bytes, *, dir_fd: int | None = None, mode: in
 
 
 def beside(path: Path) -> Path:
-    """A name next to another one that nobody else takes, for an unfinished file."""
+    """A unique temporary name in the folder of `path`."""
     return path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
 
 
 def replace_file(path: Path, content: bytes, *, mode: int = 0o666) -> None:
-    """Writes a file whole or not at all; an older one is replaced. For files of one writer.
+    """Writes or replaces a file atomically. For files of one writer.
 
     Args:
         mode: permissions, less what the umask takes.
@@ -133,7 +131,7 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Syncs a closed file; pages are the file's, not the descriptor's, so a new one serves."""
+    """Syncs a closed file; a new descriptor will do, since dirty pages belong to the file."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -144,7 +142,7 @@ def sync_file(path: Path) -> None:
 def publish(temporary: Path, final: Path) -> None:
     """Gives a synced file its final name, never replacing another, and syncs the folder.
 
-    A file of equal content already there is the same file: publishing twice is harmless.
+    An existing file of equal content is a success, so publishing twice is harmless.
     """
     try:
         publish_link(temporary, final)

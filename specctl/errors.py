@@ -1,4 +1,4 @@
-"""The error tree. Every refusal is one sentence: what is wrong, and what to do next.
+"""The error tree. Each error is one sentence, with a hint for the next step.
 
 Exit codes: 2 options, 3 artifacts, 4 data, 5 models, 6 places, 7 registries, 8 engines, 10 memory,
 11 clocks, 70 a bug; docs/cli.md has those of each type. A command ended by Ctrl-C exits with 130,
@@ -17,24 +17,20 @@ from json import JSONDecodeError
 from typing import Any
 
 MAX_CHARS = 800
-"""Of each part of an error: two paths, a digest and some words fit; a list of features does."""
+"""Limit for each part of an error: two paths, a digest and some words fit."""
 
 
 def shown(text: str, *, max_chars: int = MAX_CHARS) -> str:
-    """Text without control, format and surrogate characters, which are escaped; not endless.
+    """Escapes unprintable characters, and shortens text to `max_chars`. Idempotent.
 
-    What is too long loses its middle: a path keeps its file, a list its last word. Shown text
-    stays as it is when it is shown again.
-
-    Args:
-        max_chars: of the result.
+    Long text loses its middle, so that a path keeps its file name.
     """
     escaped = (c if c.isprintable() else ascii(c)[1:-1] for c in _cut(text, max_chars))
     return _cut("".join(escaped), max_chars)
 
 
 def one_line(text: str) -> str:
-    """`shown`, with white space of any kind as single spaces: messages of libraries have lines."""
+    """`shown` with runs of white space as one space: messages of libraries have several lines."""
     return shown(" ".join(_cut(text, 2 * MAX_CHARS).split()))
 
 
@@ -49,10 +45,10 @@ _REASONS = {
 
 
 def reason_of(error: Exception) -> str:
-    """The reason for which a file cannot be read or written, in a few words of ours.
+    """The reason why a file cannot be read or written, in a few words.
 
     Args:
-        error: of the operating system, of a decoder of text or JSON, or one whose text is ours.
+        error: of the operating system, of a decoder of text or JSON, or of specctl.
     """
     if isinstance(error, OSError):
         theirs = error.strerror or type(error).__name__
@@ -65,7 +61,7 @@ def reason_of(error: Exception) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
-    """The next step after an unknown word: the known one that it resembles, or `otherwise`."""
+    """The hint for an unknown word: a similar known word, or `otherwise`."""
     close = get_close_matches(word, list(known), n=1)
     return f"did you mean {close[0]}?" if close else otherwise
 
@@ -84,8 +80,8 @@ class SpecctlError(Exception):
     """Base of all errors: one printable line and an `exit_code`.
 
     Args:
-        message: what is wrong, in one sentence that names the file, line, field or option.
-        hint: what the user can do next, where the message does not say it.
+        message: a sentence that names the file, line, field or option.
+        hint: the next step, if the message does not say it.
     """
 
     exit_code = 1
@@ -95,7 +91,7 @@ class SpecctlError(Exception):
         super().__init__(self._line())
 
     def __reduce__(self) -> Any:
-        """The same in another process: its parts are keywords, which pickle does not know."""
+        """Pickles the fields, which `Exception` would not."""
         return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]
 
     def _line(self) -> str:
@@ -109,13 +105,11 @@ class UsageError(SpecctlError):
 
 
 def check_choice(option: str, word: str, known: Collection[str]) -> None:
-    """Raises `UsageError` unless a word is one of those known; it names what the word resembles."""
+    """Raises `UsageError` unless a word is known; the hint names a similar one."""
     if word not in known:
         *most, last = known
-        expected, fix = f"{', '.join(most)} or {last}", "name one of them"
-        raise UsageError(
-            f"{option}: expected {expected}, found {word!r}", hint=did_you_mean(word, known, fix)
-        )
+        fix = did_you_mean(word, known, "name one of them")
+        raise UsageError(f"{option} {word!r} is not {', '.join(most)} or {last}", hint=fix)
 
 
 class LossyPolicyError(UsageError):
@@ -123,15 +117,14 @@ class LossyPolicyError(UsageError):
 
 
 class CodedError(SpecctlError):
-    """An error whose rule has a name, so that programs can tell it from others.
+    """An error with a code for programs.
 
     Args:
-        code: the rule, e.g. `E_DIGEST`.
-        field: what breaks it: a file, a field of one, an object of a store.
-        problem: how it breaks it.
-        hint: what the user can do next.
-        artifact: whose field it is: a folder, a registry's reference or a digest; None where that
-            is not known, or where no artifact is concerned.
+        code: the broken rule, e.g. `E_DIGEST`.
+        field: the file, field or object that breaks it.
+        problem: the fault, in words.
+        artifact: the field's owner: a folder, a registry's reference or a digest; None if it is
+            unknown.
     """
 
     def __init__(
@@ -142,14 +135,14 @@ class CodedError(SpecctlError):
         super().__init__(self._sentence(), hint=hint)
 
     def name_artifact(self, artifact: str) -> None:
-        """Says whose field it is, where nothing nearer to it has said so."""
+        """Names the field's owner, unless it is named already."""
         if self.artifact is None:
             self.artifact = one_line(artifact)
             self.message = one_line(self._sentence())
             self.args = (self._line(),)
 
     def add(self, fact: str) -> None:
-        """Says a fact before what the user can do next."""
+        """Adds a fact before the hint."""
         self.hint = one_line(f"{fact}; {self.hint}" if self.hint else fact)
         self.args = (self._line(),)
 
@@ -177,11 +170,7 @@ class ArtifactError(CodedError):
 
 @contextmanager
 def refusals_of(artifact: str | None) -> Iterator[None]:
-    """Names this artifact in every refusal within, unless one is named already.
-
-    Args:
-        artifact: a folder, a registry's reference or a digest; None changes nothing.
-    """
+    """Names this artifact in errors within, unless they name one; None changes nothing."""
     try:
         yield
     except ArtifactError as error:
@@ -213,7 +202,7 @@ class PromptTooLongError(PromptError):
 
 
 class EvidenceError(InputError):
-    """Too little evidence for a promise; says how much would do."""
+    """Too little evidence for a promise; the message says how much is needed."""
 
 
 class TraceError(InputError):
@@ -259,7 +248,7 @@ class VocabularyMismatchError(ModelError):
 
 
 class DeviceMemoryError(ModelError):
-    """The device has too little memory; requests that wait or run are still there."""
+    """The device has too little memory; queued and running requests are kept."""
 
 
 class OutputError(SpecctlError):
@@ -269,25 +258,25 @@ class OutputError(SpecctlError):
 
 
 class StoreError(SpecctlError):
-    """A shared store, a folder or a bucket, that cannot be reached or that refuses."""
+    """A shared store, a folder or a bucket, that cannot be reached or refuses access."""
 
     exit_code = 6
 
 
 class ClusterError(SpecctlError):
-    """A Ray cluster that cannot be reached, or that cannot run what was asked of it."""
+    """A Ray cluster that cannot be reached, or cannot run the job."""
 
     exit_code = 6
 
 
 class RegistryError(CodedError):
-    """A registry that refuses. `code` names the rule, e.g. `E_ALIAS_CONFLICT`."""
+    """A refusal of a registry. `code` names the rule, e.g. `E_ALIAS_CONFLICT`."""
 
     exit_code = 7
 
 
 class EngineError(SpecctlError):
-    """A serving engine, or a set-up of it, in which a policy or a log of it cannot work."""
+    """A serving engine, or a setting of it, that a policy or a log cannot work with."""
 
     exit_code = 8
 
@@ -299,7 +288,7 @@ class HostMemoryError(SpecctlError):
 
 
 class ClockError(SpecctlError):
-    """A cost model that failed its own check: no verdict rests on it."""
+    """A cost model that failed its own check."""
 
     exit_code = 11
 
@@ -307,26 +296,23 @@ class ClockError(SpecctlError):
 NO_MEMORY = re.compile(
     "bad_alloc|aunch worker thread|[Cc]an(no|')t allocate memory|can't start new thread"
 )
-"""What libraries say of memory in errors of other kinds: Arrow, torch, the system, Python."""
+"""Texts of memory errors that have other types: Arrow, torch, the system, Python."""
 
 
 def memory_error_of(error: BaseException) -> HostMemoryError | None:
-    """The refusal of an error of any library that ran out of memory; None of others."""
+    """The `HostMemoryError` for any library's memory error; None for other errors."""
     if isinstance(error, HostMemoryError):
         return error
     if not (isinstance(error, MemoryError) or NO_MEMORY.search(str(error))):
         return None
     return HostMemoryError(
-        "memory: expected room for what the command holds at a time (docs/replay.md, Large "
-        f"sets), found none left: {str(error) or type(error).__name__}",
-        hint=(
-            "raise the limit or use a machine with more; else lower --threads or --workers, "
-            "and --max-positions"
-        ),
+        f"out of memory (docs/replay.md, Large sets): {str(error) or type(error).__name__}",
+        hint="raise the limit or use a machine with more; else lower --threads or --workers, "
+        "and --max-positions",
     )
 
 
 class InvariantError(SpecctlError):
-    """An invariant of specctl was broken: a bug, never a mistake of the user."""
+    """A broken invariant of specctl: a bug, not a mistake of the user."""
 
     exit_code = 70

@@ -1,4 +1,4 @@
-"""Figures as text, one way for terminals, cards and pages; intervals have `stats.Interval.text`."""
+"""Figures and tables as text, for terminals, cards and pages."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from operator import attrgetter
 from typing import Any
 
 NOTHING = "-"
-"""Stands where a figure is not defined."""
+"""Placeholder of an undefined figure."""
 PROSE_WIDTH = 24
-"""Columns at which prose that folds can still be read."""
+"""Narrowest readable column of folded prose, characters."""
 
 
 def number(value: Any, spec: str = ".2f") -> str:
-    """A figure or an interval by a format; a dash where it is not defined."""
+    """A figure or an interval in a format; a dash if it is undefined."""
     if hasattr(value, "text"):
         return str(value.text(spec))
     is_unknown = value is None or (isinstance(value, float) and not math.isfinite(value))
@@ -49,11 +49,12 @@ def fixture_note(target: str) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text, the first of a row its name; the legend says what short heads mean.
+    """Cells as text; the first of a row is its name.
 
     Attributes:
-        left: columns of names and prose, which may fold; the others hold figures, which never do.
-        wide: heads of columns that a terminal shows with `--wide` alone.
+        legend: explains short heads.
+        left: number of columns of names and prose, which may fold; figures never do.
+        wide: heads of columns that a terminal shows only with `--wide`.
     """
 
     title: str
@@ -64,15 +65,15 @@ class Table:
     wide: Collection[str] = ()
 
     def narrow(self) -> Table:
-        """The table without the columns that `--wide` adds."""
+        """The table without its `wide` columns."""
         kept = [place for place, name in enumerate(self.columns) if name not in self.wide]
         columns, *rows = ([row[place] for place in kept] for row in (self.columns, *self.rows))
         return replace(self, columns=columns, rows=rows, left=sum(k < self.left for k in kept))
 
     def fitted(self, width: int) -> Any:
-        """A rich renderable of the cells: names fold between settings, prose between words.
+        """A rich renderable: names fold between settings, prose between words.
 
-        Where the columns need more than `width`, each row is a block of `column: value`.
+        If the columns need more than `width`, each row becomes a block of `column: value`.
         """
         from rich.box import SIMPLE_HEAD
         from rich.table import Table as RichTable
@@ -117,11 +118,11 @@ class Table:
     def of(
         cls, title: str, records: Iterable[Any], columns: Mapping[str, str], legend: str = ""
     ) -> Table:
-        """A table of records, one a row.
+        """A table of records, one per row.
 
         Args:
-            columns: by head, the path of an attribute and how it is written, such as
-                `"train.mean_loss:.2f"`; see `number`.
+            columns: by head, the path of an attribute and the format of `number`, e.g.
+                `"train.mean_loss:.2f"`.
         """
         parts = [field.partition(":") for field in columns.values()]
         found = [[number(attrgetter(p)(one), spec) for p, _, spec in parts] for one in records]
@@ -147,7 +148,7 @@ def _longest(text: str) -> int:
 
 
 def _folded(text: str, width: int) -> str:
-    """Lines of at most `width`; a line feed in the text is kept where it does not fit in one."""
+    """Lines of at most `width`; line feeds in the text are kept if it does not fit in one line."""
     if len(text) <= width:
         return text.replace("\n", " ")
     lines: list[str] = []

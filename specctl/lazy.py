@@ -1,4 +1,4 @@
-"""Modules imported on first use, so that reading a policy's record costs neither torch nor numpy.
+"""Modules imported on first use, so that reading a policy's record needs neither torch nor numpy.
 
     from specctl.lazy import Tensor, inference, np, torch
 
@@ -24,11 +24,11 @@ class LazyModule(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         loaded = import_module(self.__name__)
-        self.__dict__.update(vars(loaded))  # from now on attributes are found without this
+        self.__dict__.update(vars(loaded))  # later look-ups skip this method
         return getattr(loaded, name)
 
     def __reduce__(self) -> Any:
-        """By name, as a function that another process runs takes its globals along."""
+        """Pickles by name: a function sent to another process takes its globals along."""
         return type(self), (self.__name__,)
 
 

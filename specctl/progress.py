@@ -1,7 +1,7 @@
-"""Progress of long work, and the threads that work on chunks, by context instead of parameters.
+"""Progress of long work, and the number of threads, kept per process.
 
-Work says what it counts: `with progress("positions", 5000): ...`, and `advance("positions", 64)`
-wherever some of it is done. The command line decides how it is shown; without it, nothing is.
+Work opens a bar with `with progress("positions", 5000): ...` and moves it with
+`advance("positions", 64)`. The command line sets how bars are shown; by default they are not.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 Tick = Callable[[int], object]
 ShowBar = Callable[[str, int | None], AbstractContextManager[Tick]]
-"""Opens a bar for what is counted and how many there are; None: unknown."""
+"""Opens a bar with a label and a total, None if unknown."""
 
 _show_bar: ShowBar = lambda label, total: nullcontext(lambda count: None)  # noqa: E731
 _open: list[tuple[str, Tick]] = []
@@ -29,8 +29,8 @@ def progress(counted: str, total: int | None) -> Iterator[None]:
     """Shows a bar while the block runs; `advance` moves it.
 
     Args:
-        counted: what is counted, e.g. `positions`.
-        total: how many there are; None if that is unknown.
+        counted: the unit, e.g. `positions`.
+        total: None if it is unknown.
     """
     with _show_bar(counted, total) as tick:
         _open.append((counted, tick))
@@ -41,17 +41,17 @@ def progress(counted: str, total: int | None) -> Iterator[None]:
 
 
 def advance(counted: str, count: int = 1) -> None:
-    """Moves the innermost bar, if it counts these; safe to call where no bar is open."""
+    """Moves the innermost bar if it has this unit; does nothing without one."""
     if _open and _open[-1][0] == counted:
         _open[-1][1](count)
 
 
 def set_chunk_threads(number: int) -> None:
-    """Sets how many chunks of a log this process works on at a time; results do not change."""
+    """Sets the number of threads for chunks of a log; results do not depend on it."""
     global _num_threads
     _num_threads = number
 
 
 def chunk_threads() -> int:
-    """How many chunks of a log this process works on at a time; 1 unless it was set."""
+    """The number of threads for chunks of a log; 1 by default."""
     return _num_threads

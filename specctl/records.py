@@ -29,10 +29,10 @@ class Record(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
     learned: ClassVar[tuple[str, ...]] = ()
-    """Fields that the codec keeps in safetensors rather than in the manifest."""
+    """Fields that an artifact keeps in safetensors, not in its manifest."""
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
-        """As pydantic has it, of what was learned only the size."""
+        """pydantic's arguments, with the sizes of learned fields in place of their values."""
         for name, value in super().__repr_args__():
             is_long = name in self.learned and isinstance(value, tuple)
             yield name, _Plain(f"<{len(value)} values>") if is_long else value
@@ -54,18 +54,18 @@ def option(
 
     Args:
         value: its default.
-        help: without the bounds, which the command line adds, and without a full stop.
-        name: where it is not the field's; `--out -o` has a short one too.
-        default: in words, where it depends on other things.
+        help: without a full stop and the bounds, which the command line adds.
+        name: if it differs from the field's; `--out -o` has a short form too.
+        default: in words, if it depends on other options.
         repeats: a tuple is given by repeating the option, not separated by commas.
-        group: common, model, sampling or advanced; None: advanced of a model's field, else common.
+        group: common, model, sampling or advanced; None: advanced for a model's field, else common.
     """
     extra: dict[str, Any] = {"option": name, "default": default, "repeats": repeats, "group": group}
     return Field(value, description=help, json_schema_extra=extra, **bounds)
 
 
 def require(holds: bool, rule: str) -> None:  # noqa: FBT001
-    """Raises a ValueError that states the broken rule, for validators of records."""
+    """Raises a ValueError with the broken rule, for validators of records."""
     if not holds:
         raise ValueError(rule)
 
@@ -81,8 +81,8 @@ def increasing(values: Array) -> bool:
 def floor_float32(value: float) -> float:
     """The largest float32 not above `value`.
 
-    Thresholds are compared in float32 at run time; rounding to nearest could move one past a
-    data point, rounding down keeps every `x <= t` decision.
+    Thresholds are compared in float32 at run time. Rounding down keeps every decision `x <= t`;
+    rounding to nearest could move a threshold past a data point.
     """
     require(abs(value) <= MAX_FLOAT32, f"magnitude exceeds float32, {MAX_FLOAT32:.3g}")
     nearest = np.float32(value)
@@ -92,7 +92,7 @@ def floor_float32(value: float) -> float:
 
 
 def ceil_float32(value: float) -> float:
-    """The smallest float32 not below `value`: keeps every `x < t` decision in float32."""
+    """The smallest float32 not below `value`; keeps every decision `x < t` in float32."""
     return -floor_float32(-value)
 
 
@@ -125,24 +125,21 @@ _PLAIN = (
     ("a valid number.*", "a number"),
     ("a valid (boolean|bool).*", "true or false"),
 )
-"""Phrases of pydantic, and ours."""
+"""Phrases of pydantic, and plain ones."""
 
 
 class Violation(NamedTuple):
-    """The first violation of a pydantic error: where, the rule in our words, and pydantic's kind.
+    """The first violation of a pydantic error."""
 
-    `is_value`: the rule says what a value should be.
-    """
-
-    place: tuple[str, ...]
-    rule: str
-    kind: str
-    is_value: bool
+    place: tuple[str, ...]  # names of fields, outermost first
+    rule: str  # in plain words
+    kind: str  # pydantic's
+    is_value: bool  # the rule describes a valid value
 
 
 def violated_rule(error: ValidationError) -> Violation:
     """The first violation of a pydantic error."""
-    # There may be one for each of thousands of values: without what would repeat those.
+    # Thousands of values may be invalid, and url, context and input would repeat each.
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place, message = tuple(str(part) for part in first["loc"]), first["msg"]
     return Violation(
@@ -151,14 +148,14 @@ def violated_rule(error: ValidationError) -> Violation:
 
 
 def in_plain_words(message: str) -> str:
-    """A message of pydantic, or of a parser that uses it, in our words."""
+    """A message of pydantic, or of a parser that uses it, in plain words."""
     for theirs, ours in _PLAIN:
         message = re.sub(theirs, ours, message)
     return message
 
 
 def describe_violation(error: ValidationError) -> str:
-    """First violation of a pydantic error: `field: message`, or the message if it is of all."""
+    """First violation of a pydantic error: `field: message`, or the message without a field."""
     place, rule, kind, is_value = violated_rule(error)
     known = {"extra_forbidden": "there is no such field", "missing": "it is missing"}
     known["json_invalid"] = "text that is no JSON"
@@ -171,13 +168,11 @@ HELD_OUT_FRAC = 0.2
 HELD_OUT: float = option(
     HELD_OUT_FRAC, "Share of prompts held out", name="--held-out", gt=0, lt=1, group="common"
 )
-"""Their option."""
 MAX_POSITIONS_READ = 200_000
-"""Positions that verbs read at most by default, which bounds what they keep in memory."""
+"""Most positions that verbs read by default; bounds their memory."""
 MAX_POSITIONS: int = option(
     MAX_POSITIONS_READ,
     "Positions read at most, a seeded sample of whole prompts",
     name="--max-positions",
     ge=1000,
 )
-"""Their option."""

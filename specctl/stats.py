@@ -1,7 +1,7 @@
-"""Statistics that every verb shares: splits by prompt, intervals, areas, calibration, boosting.
+"""Statistics that all verbs share: splits by prompt, intervals, areas, calibration, boosting.
 
 Tokens of one text depend on each other, prompts do not. So data is split by prompt, intervals
-resample prompts or sum their influences, and ratios are of sums, never means of ratios.
+resample prompts or sum their influences, and figures are ratios of sums, not means of ratios.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Floats = NDArray[np.float64]
 CONFIDENCE = 0.95
 """Of all intervals."""
 MIN_PROMPTS = 8
-"""An interval over fewer says nothing: resampled or by their variance, it is far too narrow."""
+"""Fewest prompts of an interval: over fewer, resampling and variance are far too narrow."""
 NUM_RESAMPLES = 2000
 MOST_ENUMERATED, NUM_SWAPS = 14, 20_000
-"""Prompts of which every swap is tried; swaps at random of more prompts."""
+"""Most prompts of which every swap is tried; number of random swaps for more prompts."""
 Figure = Callable[[Floats], Floats]
 """From sums `[..., S]` to figures `[...]`."""
 
@@ -43,13 +43,13 @@ class Split:
 
 
 def split_prompts(prompt_ids: Iterable[str], *, held_out_frac: float, seed: int) -> Split:
-    """Splits by a hash of (seed, prompt id), so that all verbs split a trace set alike, on any
+    """Splits by a hash of (seed, prompt id), so that every verb splits a trace set alike, on any
     machine.
 
-    A prompt is held out when its hash, read as a number in [0, 1), is below `held_out_frac`. Where
-    that leaves fewer than `MIN_PROMPTS` on a side, the nearest prompts change sides; of fewer than
-    twice as many, where it leaves none. With one seed a smaller held-out side lies within a larger
-    one.
+    A prompt is held out if its hash, read as a number in [0, 1), is below `held_out_frac`. Each
+    side gets at least `MIN_PROMPTS` prompts, or one if there are fewer than twice as many: the
+    prompts nearest to the cut change sides. With one seed a smaller held-out side lies within a
+    larger one.
 
     Raises:
         TraceEmptyError: fewer than two prompts.
@@ -62,7 +62,7 @@ def split_prompts(prompt_ids: Iterable[str], *, held_out_frac: float, seed: int)
     ordered = sorted(set(prompt_ids), key=position)
     if len(ordered) < 2:
         raise TraceEmptyError(
-            f"a split by prompt needs at least 2 prompts with rounds, and there are {len(ordered)}",
+            f"a split by prompt needs at least 2 prompts with rounds; there are {len(ordered)}",
             hint=f"collect traces of more prompts; intervals need {MIN_PROMPTS} held out",
         )
     wanted = sum(position(prompt_id) < held_out_frac for prompt_id in ordered)
@@ -83,12 +83,12 @@ Number = Annotated[
         when_used="json",
     ),
 ]
-"""A float that is NaN where it is not defined, and null in JSON."""
+"""A float; NaN if undefined, null in JSON."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure with the ends of its two-sided 95 % interval; NaN where it is not defined."""
+    """A figure with the ends of its two-sided 95 % interval; NaN if undefined."""
 
     value: Number
     low: Number
@@ -103,7 +103,7 @@ class Interval:
         return vars(self).copy()
 
     def text(self, spec: str = ".3f") -> str:
-        """`1.234 [1.2, 1.3]`, each number by a format; `-` and `n/a` for what is not defined."""
+        """`1.234 [1.2, 1.3]` with numbers in a format; `-` or `n/a` if undefined."""
         if not self.known:
             return "-"
         ends = [f"{x:{spec}}" for x in (self.low, self.high) if math.isfinite(x)]
@@ -114,7 +114,7 @@ UNKNOWN = Interval(math.nan, math.nan, math.nan)
 
 
 def intervals_over(num_prompts: int) -> str:
-    """Words on the intervals of figures over so many prompts."""
+    """The caption of intervals over this many prompts."""
     if num_prompts >= MIN_PROMPTS:
         return "95% intervals by prompt"
     return f"intervals n/a: they need {MIN_PROMPTS} prompts, here are {num_prompts}"
@@ -122,16 +122,11 @@ def intervals_over(num_prompts: int) -> str:
 
 @dataclass(frozen=True)
 class Resamples:
-    """Bootstrap weights `[B, P]` of P prompts in B resamples.
+    """B bootstrap resamples of P prompts, shared by all figures, so that differences are paired."""
 
-    They are the same for every figure of every policy, so that differences are paired.
-
-    Fields: `weights`; `is_enough`: so many were drawn from that an interval says something.
-    """
-
-    weights: Floats
+    weights: Floats  # `[B, P]`
     confidence: float = CONFIDENCE
-    is_enough: bool = True
+    is_enough: bool = True  # False: too few prompts for intervals
 
     @classmethod
     def draw(
@@ -143,8 +138,8 @@ class Resamples:
         confidence: float = CONFIDENCE,
         least: int | None = None,
     ) -> Resamples:
-        """Resamples of `num_prompts` prompts with replacement; of fewer than `least`, by default
-        `MIN_PROMPTS`, there are no intervals."""
+        """Draws prompts with replacement; below `least` prompts, by default `MIN_PROMPTS`,
+        intervals are undefined."""
         shares = np.full(num_prompts, 1 / num_prompts)
         weights = np.random.default_rng(seed).multinomial(num_prompts, shares, num)
         return cls(weights.astype(np.float64), confidence, num_prompts >= (least or MIN_PROMPTS))
@@ -160,7 +155,7 @@ class Resamples:
         return self.interval(sums, first_over_second)
 
     def ratio(self, ours: Floats, theirs: Floats, figure: Figure) -> Interval:
-        """Ours over theirs, paired: both sides see the same prompts in every resample."""
+        """Ours over theirs, paired: each resample has the same prompts on both sides."""
         return self.read(figure(self.drawn(ours)) / figure(self.drawn(theirs)))
 
     def drawn(self, sums: Any) -> Floats:
@@ -172,7 +167,7 @@ class Resamples:
         return Interval(float(figure[0]), *self.bounds(figure[1:]))
 
     def bounds(self, drawn: Floats) -> tuple[float, float]:
-        """Ends of the percentile interval of a figure drawn `[B]`; NaN where none is finite."""
+        """Ends of the percentile interval of a figure drawn `[B]`; NaN if no draw is finite."""
         inside = drawn[np.isfinite(drawn)]
         if not len(inside) or not self.is_enough:
             return math.nan, math.nan
@@ -184,17 +179,18 @@ class Resamples:
 def with_time_error(
     drawn: Floats, columns: Sequence[int], error: float | None, policy: str, seed: int
 ) -> Floats:
-    """Drawn sums of a policy `[1 + B, S]` whose times carry the error of the clock, too.
+    """Adds the error of the clock to drawn sums `[1 + B, S]` of a policy.
 
-    The times of each resample are multiplied by exp(error · z), one normal z a resample: so the
-    interval of any figure of the sums combines both errors on the log scale, that over prompts and
-    that of the clock. Two policies draw independently. Under one clock their errors are alike in
-    part, which would cancel in a ratio: independence is the careful choice. A policy draws the same
-    wherever it stands, so that its ratio to itself is 1.
+    The times of each resample are multiplied by exp(error · z), with one normal z per resample. So
+    the interval of any figure combines the error over prompts and that of the clock, on the log
+    scale. Two policies draw independently: under one clock their errors are partly shared and would
+    cancel in a ratio, so independence is conservative. A policy always draws alike, so that its
+    ratio to itself is 1.
 
     Args:
-        columns: of times. error: relative standard error of a policy's time; None changes nothing.
-        policy: name of what draws, the same for one policy.
+        columns: of times.
+        error: relative standard error of a policy's time; None changes nothing.
+        policy: name of the policy, which seeds its draws.
     """
     if not error:
         return drawn
@@ -228,7 +224,7 @@ def ratio_of_sums(above: Floats, below: Floats) -> Interval:
 
 
 def ratio_of_ratios(ours: tuple[Floats, Floats], theirs: tuple[Floats, Floats]) -> Interval:
-    """(Σ a / Σ b) of ours over that of theirs, the same prompts; on the log scale."""
+    """(Σ a / Σ b) of ours over that of theirs, over the same prompts, on the log scale."""
     sums = [float(part.sum()) for part in (*ours, *theirs)]
     if 0 in sums:
         return UNKNOWN
@@ -239,11 +235,10 @@ def ratio_of_ratios(ours: tuple[Floats, Floats], theirs: tuple[Floats, Floats]) 
 
 
 def swap_p_value(ours: Floats, theirs: Floats, figure: Figure, seed: int = 0) -> float:
-    """How often a ratio of two figures would be as far from 1 if the two were the same.
+    """Two-sided p-value of the ratio of two figures against 1.
 
-    If both are the same, the order in which they took a prompt was chance, and so is whose sums
-    are whose: the two-sided p-value of the randomisation test that swaps them prompt by prompt.
-    Every swap of up to 14 prompts, else 20,000 at random.
+    The randomisation test swaps both sides prompt by prompt: if they do not differ, each swap is
+    equally likely. It tries every swap of up to 14 prompts, else 20,000 at random.
 
     Args:
         ours, theirs: `[P, S]` sums of each prompt. figure: of sums, `[..., S]` to `[...]`.
@@ -264,8 +259,8 @@ def swap_p_value(ours: Floats, theirs: Floats, figure: Figure, seed: int = 0) ->
 def paired_difference(differences: Floats) -> Interval:
     """Mean of differences in [-1, 1]: Bonett and Price (J. Educ. Behav. Stat. 37, 2012).
 
-    A prompt that gains and one that loses are added before the variance is taken, so that
-    no difference among few prompts is not read as certainty.
+    A prompt that gains and one that loses are added before the variance is taken. So the interval
+    has a width even if no prompt differs.
     """
     size = len(differences) + 2
     mean = differences.sum() / size
@@ -299,7 +294,7 @@ def share(count: int, size: int) -> Interval:
 
 
 def _half_width(influence: Floats) -> float:
-    """Of a sum of independent influences with mean 0."""
+    """Half width of the interval of a sum of independent influences with mean 0."""
     size = len(influence)
     return float(_quantile() * np.sqrt(size / max(1, size - 1) * (influence**2).sum()))
 
@@ -332,11 +327,11 @@ def auc(positive: NDArray[Any], negative: NDArray[Any]) -> Floats:
 
 
 def calibration_errors(count: Floats, positive: Floats, prob: Floats) -> tuple[float, float]:
-    """Expected calibration error over bins: root mean square without chance, mean with it.
+    """Expected calibration error over bins: root mean square, corrected for chance, and mean.
 
-    The gap of a bin is above 0 by chance alone. Of its square the variance of a share can be
-    subtracted, which leaves no bias (Kumar et al. 2019, arXiv:1909.10155, section 4); for the mean
-    absolute gap no such estimate is known.
+    Chance alone makes the gap of a bin positive. Subtracting the variance of a share makes the
+    squared gap unbiased (Kumar et al. 2019, arXiv:1909.10155, section 4); for the mean absolute gap
+    no such correction is known.
 
     Args:
         count, positive, prob: `[B]` nodes of each bin, those accepted, the sum of probabilities.
@@ -351,7 +346,7 @@ def calibration_errors(count: Floats, positive: Floats, prob: Floats) -> tuple[f
 # --------------------------------------------------------------------------- boosted trees
 
 NUM_TREES, NUM_LEAVES, LEAF_ROWS = 60, 15, 50
-"""Of `boosted_trees`: trees, leaves of each, rows in a leaf at least."""
+"""Trees, leaves of each, fewest rows of a leaf."""
 
 
 def boosted_trees(
@@ -361,9 +356,9 @@ def boosted_trees(
     weight: Floats | None = None,
     seed: int,
 ) -> Callable[[NDArray[np.float32]], Floats]:
-    """Gradient-boosted trees: from features `[M, F]` to probabilities `[M]` of a label.
+    """Fits gradient-boosted trees: a function from features `[M, F]` to probabilities `[M]`.
 
-    NaN features are allowed and stand for "not known".
+    NaN features are allowed and mean "unknown".
 
     Args:
         features: `[N, F]`. labels, weight: `[N]`.

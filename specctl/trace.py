@@ -1,8 +1,8 @@
 """The trace format: columns of the two tables, their units, and the schema identity.
 
 `docs/trace-format.md` states the format in words. In short: `rounds` has one row a decoding
-round (or, in dense logs, a position), `nodes` one row a drafted node. What verification did not
-look at is *censored*: null, never false. pyarrow is imported only where a schema is built, so
+round (or, in dense logs, a position), `nodes` one row a drafted node. Values that verification
+did not observe are *censored*: null, never false. pyarrow is imported only to build a schema, so
 that the runtime loads without it.
 """
 
@@ -16,8 +16,8 @@ from functools import cache
 from typing import Any
 
 TRACE_VERSION = 1
-"""Raised when a reader of the previous version would misread a file. Adding a nullable column
-does not raise it; changing a meaning under an old name is forbidden."""
+"""Increased when a reader of the previous version would misread a file. A new nullable column does
+not increase it; changing a meaning under an old name is forbidden."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,12 @@
 """Artifacts: fitted policies as folders with a schema, a version and a digest.
 
-`manifest`, `strict_json` and `files` read what came from elsewhere and need no torch, `tensors`
-moves fitted numbers, `load` and `save` are the two ways through all of it, `selftest` and
-`onnx_twin` the decisions that travel along, `compatibility` says where an artifact fits, `card` and
-`describe` put it in words, `signing` vouches for it.
+manifest, strict_json, files   read untrusted data; need no torch
+tensors                        fitted numbers in `policy.safetensors`
+load, save                     the one loader and the one writer
+selftest, onnx_twin            stored decisions, and the policy for other runtimes
+compatibility                  whether an artifact fits a run
+card, describe                 text about an artifact
+signing                        keys and signatures
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Pieces of Markdown that the cards of all artifacts share (`README.md` of a folder)."""
+"""Markdown that the cards (`README.md`) of all artifacts share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def cell(text: str) -> str:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; the cells are taken as they are."""
+    """A Markdown table; cells are not escaped."""
     lines = (columns, ("---",) * len(columns), *rows)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -30,7 +30,7 @@ def bullets(*lines: str) -> str:
 
 
 def pair_table(pair: PairFingerprint) -> str:
-    """The parts of a pair and their digests."""
+    """A table of a pair's parts and digests."""
     rows = (
         ("target", cell(pair.target), f"`{pair.target_digest}`"),
         ("drafter", cell(pair.drafter), f"`{pair.drafter_digest}`"),
@@ -47,13 +47,13 @@ def lossless_line(policy: Policy) -> str:
 
 
 def head(name: str, what: str, policy: Policy, pair: PairFingerprint) -> str:
-    """The beginning of a card: title, what the policy does, on what pair."""
+    """The beginning of a card: title, description and pair."""
     title = f"# {name} for {cell(pair.target)} with {cell(pair.drafter)}"
     return "\n\n".join((title, what, lossless_line(policy), pair_table(pair)))
 
 
 def with_domain(card: str, domain: Domain | None) -> str:
-    """The card, and below it the conditions under which its evidence was gathered."""
+    """Appends the conditions under which the evidence was gathered."""
     if domain is None:
         return card
     lines = bullets(*(f"{name}: {cell(value)}" for name, value in domain_facts(domain)))
@@ -82,11 +82,7 @@ def policy_block(policy: Policy) -> str:
 
 
 def use_block(pair: PairFingerprint, *more: str, lossless: bool = True) -> str:
-    """The commands that look at the artifact and run it.
-
-    Args:
-        more: commands beside the two that every artifact knows.
-    """
+    """The commands that show and run the artifact, and `more` commands."""
     flag = "" if lossless else " --allow-lossy"
     commands = "\n".join(("specctl show PATH", f"specctl run --policy PATH{flag} ...", *more))
     return f"""```

@@ -1,8 +1,8 @@
-"""Whether an artifact fits a run, and the reasons where it does not.
+"""Whether an artifact fits a run.
 
-Losslessness never depends on the policy: verification alone decides the text. So a lossless
-policy of another pair costs speed at worst, and may be loaded where the user says so. A lossy
-policy was judged on its own pair; on another one its cost is unknown, so it is never loaded there.
+Under a lossless policy verification alone decides the text. On another pair such a policy costs
+speed at worst, and may be loaded if the user allows it. A lossy policy was judged on its own pair
+and is never loaded on another.
 """
 
 from __future__ import annotations
@@ -11,50 +11,44 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from specctl.artifacts.manifest import Domain, Manifest, PairFingerprint, Range
+from specctl.artifacts.manifest import Domain, Manifest, PairFingerprint
 from specctl.errors import ArtifactError, shown
 
 UNKNOWN = "unknown"
 OUT_OF_DOMAIN = "W_DOMAIN"
-"""Measured elsewhere: the text is the same, its speed here is unknown."""
+"""Measured elsewhere: same text, unknown speed."""
 _PAIR_CODES = {"tokenizer": "E_TOKENIZER", "target": "E_TARGET", "drafter": "E_TARGET"}
 _CONSEQUENCES = {
-    "tokenizer": "entropies over another vocabulary: its thresholds mean something else",
+    "tokenizer": "its thresholds are for entropies over another vocabulary",
     "target": "thresholds were fitted on another target: text the same, speed unknown",
     "drafter": "thresholds were fitted on another drafter: text the same, speed unknown",
     "hardware": "its times and budgets were measured elsewhere: text the same, speed unknown",
-    "dtype": "probabilities round otherwise: near a threshold it decides otherwise",
+    "dtype": "probabilities round differently, so decisions near a threshold can differ",
     "batch_size": "it was measured at another load: text the same, speed unknown",
 }
 _OF_DENSE_TRACES = ["batch_size"]
-"""All that is unknown of a fit on dense traces: no requests shared a round in them."""
-
-
+"""Unknown fields of a fit on dense traces, where requests share no rounds."""
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """The run that an artifact is loaded for, and whether it may have been fitted elsewhere.
-
-    Attributes:
-        pair: the models. domain: this machine and load, of which `hardware`, `dtype` and
-            `batch_size` are compared where they are given.
-        allow_mismatch: load it with a warning for each difference, where losslessness allows it.
-    """
+    """The run that an artifact is loaded for."""
 
     pair: PairFingerprint
     domain: Domain = field(default_factory=Domain)
+    """This machine and load: `hardware`, `dtype` and `batch_size` are compared if given."""
     allow_mismatch: bool = False
+    """Warn of differences instead of refusing, where losslessness allows it."""
 
 
 Expected = PairFingerprint | Expectation
-"""A pair alone asks for nothing but that pair."""
+"""For a pair alone, only the pair is compared."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A field in which an artifact is not as wanted; `found` is `unknown` where it does not say."""
+    """A field of an artifact that differs from the run; `found` may be `unknown`."""
 
     field: str
     wanted: str
@@ -64,18 +58,12 @@ class Difference:
     def code(self) -> str:
         return _PAIR_CODES.get(self.field, OUT_OF_DOMAIN)
 
-    @property
-    def consequence(self) -> str:
-        """What may be wrong if the artifact is loaded all the same."""
-        return _CONSEQUENCES[self.field]
-
 
 def check_expected(manifest: Manifest, expect: Expected | None) -> None:
     """Refuses an artifact of another pair (E_TOKENIZER, E_TARGET) or domain (W_DOMAIN: hardware,
     number format or load); with `allow_mismatch` only a lossy one of another pair.
 
-    Names are not compared. Fields that are unknown, and differences that are allowed, are warned
-    of.
+    Names are not compared. Unknown fields and allowed differences are logged as warnings.
     """
     if expect is None:
         return
@@ -85,28 +73,30 @@ def check_expected(manifest: Manifest, expect: Expected | None) -> None:
     loadable = manifest.lossless or not any(one.field in _PAIR_CODES for one in found)
     if found and not (here.allow_mismatch and loadable):
         first, others = found[0], ", ".join(one.field for one in found[1:])
-        also = f"; other too: {others}" if others else ""
+        also = f"; also different: {others}" if others else ""
         fix = "run it where it was fitted, or fit a policy for this pair and load"
         raise ArtifactError(
             first.code,
             first.field,
-            f"it was fitted on {first.found}, and this run has {first.wanted} (fitted on "
+            f"it was fitted on {first.found}, but this run has {first.wanted} (fitted on "
             f"{manifest.pair.target} with {manifest.pair.drafter}{also})",
-            hint=f"{fix}, or pass --allow-mismatch ({first.consequence})" if loadable else fix,
+            hint=f"{fix}, or pass --allow-mismatch ({_CONSEQUENCES[first.field]})"
+            if loadable
+            else fix,
         )
     for one in found:
-        facts = f"this run has {one.wanted}, the artifact {one.found}; {one.consequence}"
+        facts = f"this run has {one.wanted}, the artifact {one.found}; {_CONSEQUENCES[one.field]}"
         log.warning("%s %s: %s", one.code, one.field, shown(facts))
     unknown = [one.field for one in differences if one.found == UNKNOWN]
     if unknown not in ([], _OF_DENSE_TRACES):
         log.warning(
-            "%s %s: the artifact does not say what it was measured on; whether it fits here is "
-            "unknown", OUT_OF_DOMAIN, ", ".join(unknown)
+            "%s %s: the artifact does not record this; whether it fits this run is unknown",
+            OUT_OF_DOMAIN, ", ".join(unknown),
         )  # fmt: skip
 
 
 def _differences(here: Expectation, manifest: Manifest) -> Iterator[Difference]:
-    """Fields that are not as wanted, those of the pair first."""
+    """Fields that differ, the pair's first."""
     pair, fitted, domain = here.pair, manifest.pair, manifest.domain or Domain()
     for name, wanted, found in (
         ("tokenizer", pair.tokenizer_digest, fitted.tokenizer_digest),
@@ -123,9 +113,8 @@ def _differences(here: Expectation, manifest: Manifest) -> Iterator[Difference]:
     if dtype is not None and dtype != domain.dtype:
         yield Difference("dtype", dtype, domain.dtype or UNKNOWN)
     load, measured = here.domain.batch_size, domain.batch_size
-    if load is not None and not _is_within(load, measured):
+    fits = load is None or (
+        measured is not None and measured.low <= load.low and load.high <= measured.high
+    )
+    if not fits:
         yield Difference("batch_size", str(load), UNKNOWN if measured is None else str(measured))
-
-
-def _is_within(load: Range, measured: Range | None) -> bool:
-    return measured is not None and measured.low <= load.low and load.high <= measured.high

@@ -1,4 +1,4 @@
-"""An artifact in words: plain facts and a table of its decisions; `console.show` shows it."""
+"""Description of an artifact: facts, and a table of its decisions."""
 
 from __future__ import annotations
 
@@ -21,25 +21,20 @@ _MAX_CELL_CHARS = 60
 
 @dataclass(frozen=True)
 class Description:
-    """Facts for a person.
-
-    Attributes:
-        facts: label and value, most important first.
-        columns, rows: a table of decisions; both empty where there is none to show.
-    """
+    """Facts and a table, for `console.show`."""
 
     title: str
-    facts: tuple[tuple[str, str], ...]
-    columns: tuple[str, ...] = ()
+    facts: tuple[tuple[str, str], ...]  # label and value, most important first
+    columns: tuple[str, ...] = ()  # of the table; empty without one
     rows: tuple[tuple[str, ...], ...] = ()
 
 
 def describe_artifact(artifact: Artifact) -> Description:
-    """Describes an artifact that was loaded."""
+    """Describes a loaded artifact."""
     manifest, policy = artifact.manifest, artifact.policy
     pair, written = manifest.pair, manifest.provenance
     verdict = "lossless" if policy.lossless else "LOSSY: may emit other text than the target"
-    no_domain = (("domain", "unknown: nothing is recorded of where the evidence holds"),)
+    no_domain = (("domain", "unknown: the conditions of the evidence are not recorded"),)
     facts = (
         ("policy", f"{policy.name} ({verdict})"),
         *((name, _json(part)) for name, part in policy.additions.items()),
@@ -82,7 +77,7 @@ def _evidence_facts(evidence: Evidence | None) -> tuple[tuple[str, str], ...]:
 
 
 def _metric(found: Metric) -> str:
-    """`1.2 [1.1, 1.3]`, `1.2` where no interval was computed, or `undefined`."""
+    """`1.2 [1.1, 1.3]`, `1.2` without an interval, or `undefined`."""
     if found.value is None:
         return "undefined"
     interval = "" if found.low is None else f" [{found.low:.4g}, {found.high:.4g}]"
@@ -90,7 +85,7 @@ def _metric(found: Metric) -> str:
 
 
 def _decisions(policy: Policy) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Columns and rows: one row a bin of HeteroSpec; of other shapes one row a setting."""
+    """Columns and rows: one row per bin of HeteroSpec, or per setting of another shape."""
     shape = policy.shape
     if not isinstance(shape, EntropyBins):
         settings = tuple(_settings(shape.model_dump(mode="json")))
@@ -102,7 +97,7 @@ def _decisions(policy: Policy) -> tuple[tuple[str, ...], tuple[tuple[str, ...], 
 
 
 def _settings(record: dict[str, Any], within: str = "") -> Iterator[tuple[str, str]]:
-    """Names and values of all fields; of weights, and of what is longer than a line, the size."""
+    """Names and values of all fields; of weights and of long values the size."""
     for name, value in record.items():
         text = canonical_json(value)
         if isinstance(value, dict) and value:

@@ -1,4 +1,4 @@
-"""An artifact's folder on disk: read without trust, written whole or not at all. POSIX only."""
+"""Reads an artifact's folder without trusting it, and writes one atomically. POSIX only."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MAX_BYTES = {
 _UNLISTED = (MANIFEST, SIGNATURE)
 _FETCH = "fetch the artifact again"
 OF_HUB = {".cache": stat.S_ISDIR, ".gitattributes": stat.S_ISREG}
-"""Entries that Hugging Face's tools leave in a folder, and the kind that each must be."""
+"""Entries that Hugging Face's tools leave in a folder, and the required kind of each."""
 _KINDS = {
     "registry.json": "a registry",
     "trace.json": "a trace set",
@@ -72,12 +72,12 @@ def check_list(listed: Mapping[str, FileEntry]) -> None:
     for name in listed:
         check_name(name)
         if name in _UNLISTED:
-            raise ArtifactError("E_EXTRA", "files", f"a list cannot know the digest of {name}")
+            raise ArtifactError("E_EXTRA", "files", f"{name} must not be listed")
 
 
 def check_contents(listed: Mapping[str, FileEntry], contents: Mapping[str, bytes]) -> None:
-    """Refuses anything but the files that a manifest lists (E_MISSING, E_EXTRA, E_DIGEST); itself
-    and a signature may stand beside them."""
+    """Refuses anything but the listed files, a manifest and a signature (E_MISSING, E_EXTRA,
+    E_DIGEST)."""
     for name in listed:
         if name not in contents:
             raise missing_file(name)
@@ -89,22 +89,22 @@ def check_contents(listed: Mapping[str, FileEntry], contents: Mapping[str, bytes
         wanted, found = listed[name], FileEntry.of(data)
         if found != wanted:
             problem = (
-                f"it has {found.size_bytes} bytes, {found.digest}, and the manifest lists "
+                f"it has {found.size_bytes} bytes, {found.digest}, but the manifest lists "
                 f"{wanted.size_bytes} bytes, {wanted.digest}"
             )
             raise ArtifactError("E_DIGEST", name, problem, hint=_FETCH)
 
 
 def missing_file(name: str) -> ArtifactError:
-    """The refusal of an artifact without one of its files (E_MISSING)."""
+    """The error of an artifact without one of its files (E_MISSING)."""
     return ArtifactError("E_MISSING", name, "the file is missing", hint=_FETCH)
 
 
 def read_folder(folder: Path) -> dict[str, bytes]:
-    """Every file of an artifact folder, by name, within the caps.
+    """Reads every file of an artifact folder, by name.
 
-    All are opened relative to one handle, so that a swapped path cannot mix two folders, and none
-    through a link. The entries of `OF_HUB` are passed over and never opened.
+    Files are opened relative to one handle, so that a swapped path cannot mix two folders, and
+    links are not followed. The entries of `OF_HUB` are skipped.
 
     Raises:
         ArtifactError: E_MISSING, E_PATH, E_NAME, E_EXTRA, E_FILETYPE or E_SIZE.
@@ -127,7 +127,7 @@ def read_folder(folder: Path) -> dict[str, bytes]:
 def _is_of_hub(name: str, folder: int) -> bool:
     try:
         return name in OF_HUB and OF_HUB[name](os.lstat(name, dir_fd=folder).st_mode)
-    except OSError:  # gone by now: refused by its name
+    except OSError:  # removed since: refused by its name
         return False
 
 
@@ -160,16 +160,16 @@ def _missing(field: str, error: OSError | ValueError) -> ArtifactError:
 
 
 def read_plain(path: Path, *, max_bytes: int, follow: bool = False) -> tuple[bytes, os.stat_result]:
-    """The first bytes of a file, and its status, which says whether to believe them.
+    """The first bytes of a file, and its status, which the caller checks.
 
-    A pipe or a device is not waited for, and nothing of it is read.
+    Pipes and devices are not read.
 
     Args:
-        max_bytes: of a longer file one byte more than this is returned.
+        max_bytes: of a longer file one byte more is returned.
         follow: whether the path may be a link.
 
     Raises:
-        OSError: it is not there, or cannot be read; ELOOP for a link that is not followed.
+        OSError: it is absent or cannot be read; ELOOP for a link that is not followed.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     with open(os.open(path, flags), "rb") as file:
@@ -190,14 +190,14 @@ def kind_of(names: Iterable[str]) -> str:
 
 
 def check_is_artifact(folder: Path) -> None:
-    """Refuses a folder without a manifest (E_MISSING), and names the folder that was meant."""
+    """Refuses a folder without a manifest (E_MISSING); the hint names the likely one."""
     try:
         names = os.listdir(folder)
-    except (OSError, ValueError):  # no folder, or none that can be read: the loader says why
+    except (OSError, ValueError):  # unreadable: the loader gives the reason
         return
     if MANIFEST in names:
         return
-    inner = folder / "policy"  # of `specctl tune` and `fit auto`, whose reports lie beside it
+    inner = folder / "policy"  # written by `tune` and `fit auto`
     fix = "name the folder that `specctl fit` or `tune` wrote"
     if os.path.lexists(inner / MANIFEST):
         fix = f"name {inner}, which is one"
@@ -206,20 +206,14 @@ def check_is_artifact(folder: Path) -> None:
 
 
 def publish_folder(folder: Path, contents: Mapping[str, bytes], verify: Callable[[Path], T]) -> T:
-    """Writes a folder beside its place, verifies it there, then renames it into place.
-
-    Args:
-        verify: called on the written folder; an error that it raises stops the publication.
-
-    Returns:
-        The result of `verify`.
+    """Writes a temporary folder, calls `verify` on it, then renames it; returns `verify`'s result.
 
     Raises:
         OutputError: a place that cannot be written, or that holds something else.
     """
     if os.path.lexists(folder) and not _is_replaceable(folder):
         raise OutputError(
-            f"artifact {folder}: the place holds something else than an artifact",
+            f"artifact {folder}: the place holds something else",
             hint="choose another output folder; nothing was touched",
         )
     staged = beside(folder)
@@ -236,7 +230,7 @@ def publish_folder(folder: Path, contents: Mapping[str, bytes], verify: Callable
 
 
 def _is_replaceable(folder: Path) -> bool:
-    """Whether this is an empty folder, or an artifact and nothing else."""
+    """Whether this is an empty folder, or holds an artifact and nothing else."""
     if folder.is_symlink() or not folder.is_dir():
         return False
     entries = list(folder.iterdir())
@@ -248,7 +242,7 @@ def _is_replaceable(folder: Path) -> bool:
 
 
 def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Writes a new folder of files, each of them and its name synced."""
+    """Writes and syncs a new folder of files."""
     folder.mkdir(parents=True)
     for name, data in contents.items():
         write_new(folder / name, data)
@@ -256,7 +250,7 @@ def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def _swap_in(staged: Path, folder: Path) -> None:
-    """Renames into place; an older artifact is set aside first and removed last."""
+    """Renames into place; an older artifact is moved aside first and removed last."""
     aside = folder.parent / f".{folder.name}.{secrets.token_hex(8)}.old"
     replaces = folder.exists()
     if replaces:

@@ -1,7 +1,7 @@
 """The one loader: from bytes of unknown origin to a policy, or a refusal by the first broken rule.
 
-docs/artifact-format.md states the rules and why. There is no other way in, no fallback, and
-nothing that could run code from a file.
+docs/artifact-format.md states the rules and their reasons. Every artifact passes through here, and
+no code of a file is ever run.
 """
 
 from __future__ import annotations
@@ -48,21 +48,17 @@ UNPREDICTABLE = frozenset(
         *("target_margin", "target_entropy"),
     }
 )
-"""Known only after the target drew a token or a later level was drafted. A policy that looked at
-one of them would change the text."""
+"""Known only after the target drew a token or a later level was drafted. A policy that read one
+of them would change the text."""
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A policy that passed every check, with its manifest.
-
-    Attributes:
-        digest: identity, `sha256:<hex>` of the manifest.
-    """
+    """A policy that passed every check, with its manifest."""
 
     policy: Policy
     manifest: Manifest
-    digest: str
+    digest: str  # identity, `sha256:<hex>` of the manifest
 
     def __repr__(self) -> str:
         pair, kind = self.manifest.pair, "lossless" if self.policy.lossless else "lossy"
@@ -76,9 +72,8 @@ def load_artifact(
     """Reads an artifact, or refuses it by the first rule that it breaks.
 
     Args:
-        expect: the pair that is about to run, or all that an `Expectation` says; None to look at
-            an artifact without running it.
-        digest: the identity that the caller wants.
+        expect: the pair that is about to run, or an `Expectation`; None to load without running.
+        digest: the required identity.
 
     Raises:
         ArtifactError: its `code` is the rule of docs/artifact-format.md.
@@ -94,13 +89,12 @@ def load_files(
     digest: str | None = None,
     artifact: str | None = None,
 ) -> Artifact:
-    """`load_artifact` of files in memory, e.g. fetched and not yet written anywhere.
+    """`load_artifact` for files in memory.
 
-    Each step bounds the work of the next ones: no number becomes one of Python's before its count
-    is known to be small.
+    Each step bounds the work of the next: numbers are parsed once their count is known to be small.
 
     Args:
-        artifact: its name in a refusal: a folder or a reference; None is its digest.
+        artifact: its name in errors: a folder or a reference; None for its digest.
     """
     found = digest_of(contents[MANIFEST]) if MANIFEST in contents else None
     with refusals_of(artifact or found):
@@ -135,7 +129,7 @@ def load_files(
 
 
 def checked_features_digest(names: tuple[str, ...]) -> str:
-    """Digest of registered features (E_COST for too many; E_PREDICTABLE, E_FEATURES for others)."""
+    """Digest of features (E_COST for too many; E_PREDICTABLE, E_FEATURES for unusable ones)."""
     _require("features", len(names), MAX_FEATURES)
     late = sorted(UNPREDICTABLE & set(names))
     if late:
@@ -160,7 +154,7 @@ def _other_features(problem: str) -> ArtifactError:
 def check_class(manifest: Manifest, policy: Policy) -> None:
     """Refuses a false `lossless`, and a lossy policy without evidence (E_CLASS)."""
     if manifest.lossless != policy.lossless:
-        problem = f"{manifest.lossless}, against acceptance {policy.acceptance.kind!r}"
+        problem = f"it is {manifest.lossless}, but the acceptance is {policy.acceptance.kind}"
         raise ArtifactError("E_CLASS", "lossless flag", problem)
     if not policy.lossless and manifest.evidence is None:
         problem = "a lossy policy needs evidence of its cost"
@@ -170,8 +164,7 @@ def check_class(manifest: Manifest, policy: Policy) -> None:
 def check_cost(policy: Policy) -> None:
     """Refuses a record that would take too much memory or time to build or to run (E_COST).
 
-    A record bounds each of its numbers, but drafts grow with their product. Nothing is allocated
-    here.
+    A record bounds each of its numbers, but drafts grow with their product.
     """
     shape = policy.shape
     if isinstance(shape, FullTree):
@@ -179,7 +172,7 @@ def check_cost(policy: Policy) -> None:
 
 
 def full_slots(shape: FullTree) -> int:
-    """Nodes that a full tree drafts at most, root counted; as `policy.full` sizes its rule."""
+    """Most nodes that a full tree drafts, root included, as `policy.full` sizes its rule."""
     width = (shape.width or shape.top_k) + shape.nested * shape.top_k * (shape.top_k + 1) // 2
     return 1 + shape.top_k + (shape.depth - 1) * width * shape.top_k
 

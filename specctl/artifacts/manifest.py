@@ -1,7 +1,7 @@
 """`config.json`, the manifest of an artifact: strict, canonical, one version.
 
-The fields are explained in docs/artifact-format.md. This module needs no torch: a registry lists
-and moves artifacts by their manifests alone. The policy is kept as plain JSON values.
+docs/artifact-format.md explains the fields. The policy is kept as plain JSON values, so that a
+registry can list and move artifacts without torch.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ ARTIFACT_VERSION = 1
 MANIFEST, TENSORS, TWIN, CARD = "config.json", "policy.safetensors", "policy.onnx", "README.md"
 REPORT_JSON = "report.json"
 SIGNATURE = "signature.dsse.json"
-"""It signs the manifest, so the manifest cannot list it."""
+"""Over the manifest, which therefore cannot list it."""
 
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0)]
 Name = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,256}$")]
-"""Text for people, without control characters, which a terminal would obey."""
+"""Text without control characters, which a terminal would interpret."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -44,7 +44,7 @@ UtcTime = Annotated[
     Field(pattern=r"^[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}Z$"),
     AfterValidator(_on_calendar),
 ]
-"""A moment that exists, of fixed width, so that two compare as texts do."""
+"""A valid time; texts of fixed width sort by time."""
 
 
 def utc_now() -> str:
@@ -66,18 +66,17 @@ def _without_controls(tree: JsonValue) -> JsonValue:
 
 
 Settings = Annotated[dict[str, JsonValue], AfterValidator(_without_controls)]
-"""The configuration of a fit; its keys and texts are shown to people, like a `Name`."""
+"""The configuration of a fit, without control characters, like a `Name`."""
 
 
 class PairFingerprint(Record):
-    """The models that a policy was fitted on. Digests identify (`target_digest`, `drafter_digest`,
-    `tokenizer_digest`), names are for people (`target`, `drafter`)."""
+    """The models that a policy was fitted on, identified by their digests."""
 
-    target_digest: Digest
-    drafter_digest: Digest
+    target_digest: Digest  # of configuration and weights
+    drafter_digest: Digest  # likewise
     tokenizer_digest: Digest
-    target: Name
-    drafter: Name
+    target: Name  # shown to people, never compared
+    drafter: Name  # likewise
 
 
 class Range(Record):
@@ -100,29 +99,29 @@ class Domain(Record):
 
     target_config_digest: Digest | None = None  # of the model's `config.json` alone
     target_revision: Name | None = None  # commit of the hub, for a model that came from there
-    drafter_config_digest: Digest | None = None
-    drafter_revision: Name | None = None
+    drafter_config_digest: Digest | None = None  # likewise
+    drafter_revision: Name | None = None  # likewise
     dtype: Name | None = None  # of the target, e.g. `bfloat16`
     hardware: Annotated[tuple[Name, ...], Field(min_length=1, max_length=64)] | None = None
-    """The devices' own names; of measured times, the devices that they hold for."""
+    """Device names as reported; for measured times, the devices that they hold for."""
     batch_size: Range | None = None  # requests that shared a round
     context_tokens: Range | None = None  # length of the text at a round's start
-    workload: Name | None = None  # kind of the prompts, in the user's word, e.g. `chat`
+    workload: Name | None = None  # kind of the prompts, named by the user, e.g. `chat`
 
 
 class SplitSize(Record):
-    """Prompts (`num_prompts`) and decoding rounds (`num_rounds`) on one side of a split."""
+    """One side of a split."""
 
     num_prompts: Count
-    num_rounds: Count
+    num_rounds: Count  # of decoding
 
 
 class Metric(Record):
     """A figure, with its two-sided interval where one was computed."""
 
-    value: float | None  # null where the data do not define it
-    low: float | None = None
-    high: float | None = None
+    value: float | None  # null if the data do not define it
+    low: float | None = None  # lower end of the interval
+    high: float | None = None  # upper end
     level: Annotated[float, Field(gt=0, lt=1)] | None = None  # confidence of the interval
     num_prompts: Count | None = None  # behind the interval
 
@@ -144,7 +143,7 @@ class Metric(Record):
         level: float = 0.95,
         num_prompts: int | None = None,
     ) -> Metric:
-        """A figure with its interval; None and NaN, of value or ends, say that it has none."""
+        """A figure with its interval; None and NaN, of value or ends, are undefined."""
         ends = (value, low, high)
         value, low, high = (x if x is not None and isfinite(x) else None for x in ends)
         if value is None or low is None or high is None:
@@ -157,9 +156,8 @@ PromptMarks = Annotated[str, Field(pattern=r"^([0-9a-f]{8})*$")]
 
 
 def prompt_marks(prompt_ids: Iterable[str], *more: str) -> str:
-    """Marks that tell prompts from others: the first four bytes of the SHA-256 of each id, in hex,
-    sorted and joined, with the marks `more`. Of a million other prompts one is taken for one of
-    4,000."""
+    """Short identifiers of prompts: the first four bytes of the SHA-256 of each id, in hex, sorted
+    and joined, with the marks `more`. Among 4,000 marks, one other prompt in a million has one."""
     marks = {_mark(prompt_id) for prompt_id in prompt_ids}
     return "".join(sorted(marks.union(*map(_marks_in, more))))
 
@@ -177,9 +175,9 @@ class Evidence(Record):
 
     trace_digest: Digest  # of the snapshot of traces, which names every committed row of it
     num_prompts: Count  # of all splits
-    num_rounds: Count
+    num_rounds: Count  # of all splits
     splits: dict[Name, SplitSize]  # `train` and `held_out`
-    metrics: dict[Name, Metric]
+    metrics: dict[Name, Metric]  # figures by name
     fitted_on: PromptMarks  # of the prompts that the policy was fitted to or chosen on
 
     @classmethod
@@ -190,7 +188,7 @@ class Evidence(Record):
         metrics: Mapping[str, Metric | float | None],
         fitted_on: str,
     ) -> Evidence:
-        """Evidence of data that the splits divide; a plain number has no interval."""
+        """Evidence with the totals of its splits; metrics may be plain numbers."""
         return cls(
             trace_digest=trace_digest,
             num_prompts=sum(size.num_prompts for size in splits.values()),
@@ -204,7 +202,7 @@ class Evidence(Record):
         )
 
     def was_fitted_on(self, prompt_ids: Iterable[str]) -> set[str]:
-        """The prompts that the policy was fitted to or chosen on, of some."""
+        """The given prompts that the policy was fitted to or chosen on."""
         known = set(_marks_in(self.fitted_on))
         return {prompt_id for prompt_id in prompt_ids if _mark(prompt_id) in known}
 
@@ -218,7 +216,7 @@ class Provenance(Record):
     parent: Digest | None
     source_digest: Digest | None = None  # of the package's own Python files, as installed
     git_commit: Annotated[str, Field(pattern=r"^[0-9a-f]{40,64}$")] | None = None
-    """Of a checkout without changes; null otherwise."""
+    """Of an unchanged checkout; otherwise null."""
     lock_digest: Digest | None = None  # of the sorted `name==version` lines of all dependencies
 
 
@@ -253,15 +251,15 @@ class Manifest(Record):
 class Origin:
     """The source of a policy, for the writer of its artifact."""
 
-    pair: PairFingerprint
-    evidence: Evidence | None = None  # of a fit; None for a policy set by hand, like `fit`
-    fit: dict[str, JsonValue] | None = None
+    pair: PairFingerprint  # the models that it is for
+    evidence: Evidence | None = None  # None for a policy set by hand
+    fit: dict[str, JsonValue] | None = None  # configuration of the fit; None likewise
     domain: Domain | None = None  # the conditions of the evidence
     parent: str | None = None  # digest of the artifact that it descends from
-    created: str = field(default_factory=utc_now)
+    created: str = field(default_factory=utc_now)  # a `UtcTime`
 
     def of_sets(self, snapshots: Sequence[str]) -> Origin:
-        """With the snapshots of several sets in `fit`; that of one is `Evidence.trace_digest`."""
+        """Adds the snapshots of several sets to `fit`; one alone is `Evidence.trace_digest`."""
         if len(snapshots) < 2:
             return self
         return replace(self, fit={**(self.fit or {}), "snapshots": list(snapshots)})
@@ -273,7 +271,7 @@ def digest_of(data: bytes) -> str:
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:
-    """The one byte string that stands for a manifest; its digest is the artifact's identity."""
+    """The canonical bytes of a manifest; their digest is the artifact's identity."""
     return canonical_json(manifest.model_dump(mode="json")).encode()
 
 
@@ -290,7 +288,7 @@ def parse_manifest(data: bytes) -> Manifest:
         raise ArtifactError(
             "E_SCHEMA",
             f"{MANIFEST}, artifact_version",
-            f"it is {repr(version)[:64]}, and this specctl reads version {ARTIFACT_VERSION}",
+            f"it is {repr(version)[:64]}, but this specctl reads version {ARTIFACT_VERSION}",
             hint="use the version of specctl that wrote it, or fit the policy again",
         )
     if canonical_json(tree).encode() != data:
@@ -298,10 +296,10 @@ def parse_manifest(data: bytes) -> Manifest:
         raise ArtifactError("E_MANIFEST", MANIFEST, problem)
     try:
         manifest = Manifest.model_validate_json(data)
-        problem = "fields are left out, or numbers have another form"
+        problem = "fields are left out, or numbers are not canonical"
     except ValidationError as error:
         manifest, problem = None, describe_violation(error)
-    # A field left out reads as null, and 1 as 1.0: the digest must stand for one text alone.
+    # An omitted field reads as null, and 1 as 1.0; only one text may have the digest.
     if manifest is None or manifest_bytes(manifest) != data:
         raise ArtifactError("E_SCHEMA", MANIFEST, problem)
     return manifest

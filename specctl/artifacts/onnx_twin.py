@@ -7,24 +7,23 @@ HeteroSpec's bins, equal to the rule on every float32 (bin = number of edges str
                                                            └─ Gather(tokens) ─ num_tokens [n]
 
 ECHO's gates, equal likewise: `gate_logp` is the log-probability (nats) of the likeliest path to
-each gate's level, `stopped_at` the level of the first gate that closes, 0 where none does. Columns
-behind a closed gate do not count, so a runtime may ask at every gate with the later ones at 0:
+each gate's level, `stopped_at` the level of the first gate that closes, 0 if none does. Columns
+after a closed gate are ignored, so a runtime may decide gate by gate, with later columns at 0:
 
     gate_logp [n, G] ─ Less(thresholds) ─ Cast ─┬─ ArgMax ─ Gather(levels) ─┐
                                                 └─ ReduceMax ─────────────── Mul ─ stopped_at [n]
 
-C2T's network is the rule's, standardisation folded into its first layer:
+C2T's network, with standardisation folded into its first layer:
 
     features [n, F] ─ Gemm ─ Relu ─ Gemm ─ Reshape ─ log_odds [n] ─ Sigmoid ─ prob [n]
 
-A table of acceptance finds its cell by counting edges, as the bins do:
+A table of acceptance, whose cell is found by counting edges, as for bins:
 
     features [n, 2] ─┬─ draft_logp ─ Less(edges) ─ ReduceSum ─┐
                      └─ copy_length ─ · columns ─────────── Add ─ Gather ─ log_odds ─ Sigmoid ─ prob
 
 The graph is a function of the record alone. A fit writes it into the artifact, whose manifest lists
-it by digest; specctl itself never reads that file. onnx is imported where a graph is built: to load
-an artifact or to decide by torch takes none.
+it by digest; specctl itself never reads that file. onnx is imported only to build a graph.
 """
 
 from __future__ import annotations
@@ -48,16 +47,16 @@ from specctl.policy.echo import log_threshold
 from specctl.policy.scorers import folded_layer
 
 OPSET, IR_VERSION = 17, 8
-"""Old enough for every runtime of the last years; onnxruntime 1.31 takes far newer ones."""
+"""Supported by every runtime of recent years."""
 BATCH = "n"
-"""The one symbolic dimension: rows that are decided together."""
+"""The one symbolic dimension: rows."""
 FLOAT, INT64 = 1, 7
 """`TensorProto.DataType` of the two types that twins hold."""
 Tables = dict[str, NDArray[Any]]
 
 
 def twin_bytes(policy: Policy) -> bytes | None:
-    """The ONNX file of a policy; None for shapes that learned nothing but thresholds."""
+    """The ONNX file of a policy; None for shapes without a learned part."""
     shape = policy.shape
     if isinstance(shape, EntropyBins):
         graph = _bins_graph(shape)
@@ -162,7 +161,7 @@ def _scorer_graph(scorer: Scorer) -> Any:
 def _graph(
     name: str, nodes: Sequence[Any], given: Any, outputs: Sequence[Any], tables: Tables
 ) -> Any:
-    """A graph: nodes in the order in which they run; `tables` are the constants by name."""
+    """A graph of nodes in their order, and of constants by name."""
     from onnx import helper, numpy_helper
 
     constants = [numpy_helper.from_array(array, key) for key, array in tables.items()]
@@ -176,7 +175,7 @@ def _node(op_type: str, inputs: Sequence[str], outputs: Sequence[str], **attribu
 
 
 def _value(name: str, elem_type: int, *dims: int | str) -> Any:
-    """An input or output; a text stands for a symbolic dimension."""
+    """An input or output; text names a symbolic dimension."""
     from onnx import helper
 
     return helper.make_tensor_value_info(name, elem_type, dims)

@@ -1,4 +1,4 @@
-"""Writing an artifact folder, and the provenance of the code that writes it."""
+"""Writes an artifact folder, with the provenance of the code that writes it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def save_artifact(
     card: str,
     report: bytes | None = None,
 ) -> Artifact:
-    """Writes an artifact folder atomically; it is loaded once before it takes its place.
+    """Writes an artifact folder atomically, after loading it once.
 
     Args:
         folder: a new place, an empty folder, or an older artifact, which is replaced.
@@ -61,8 +61,8 @@ def save_artifact(
         report: bytes of `report.json`.
 
     Raises:
-        OutputError: a place that cannot be written, or that holds something else.
-        ArtifactError: a policy that the loader would refuse.
+        OutputError: the place cannot be written, or holds something else.
+        ArtifactError: the loader would refuse the policy.
     """
     with refusals_of(str(folder)):
         tensors = {**policy_tensors(policy), **selftest_tensors(policy)}
@@ -115,7 +115,7 @@ def _manifest(policy: Policy, origin: Origin, files: Mapping[str, bytes]) -> Man
             files={name: FileEntry.of(data) for name, data in files.items()},
         )
     except ValidationError as error:
-        problem = f"it cannot hold these facts of the fit: {describe_violation(error)}"
+        problem = f"the facts of this fit are invalid: {describe_violation(error)}"
         raise ArtifactError("E_SCHEMA", MANIFEST, problem, hint="nothing was written") from None
 
 
@@ -131,7 +131,7 @@ def source_digest() -> str:
 
 @cache
 def git_commit() -> str | None:
-    """The commit of the code, or None where that is not known or the code was changed."""
+    """The commit of the code; None if it is unknown or the code was changed."""
     stated = distribution("specctl").read_text("direct_url.json")  # of `pip install git+...`
     commit = json.loads(stated or "{}").get("vcs_info", {}).get("commit_id")
     if isinstance(commit, str):
@@ -149,21 +149,21 @@ def git_commit() -> str | None:
             check=True,
         )
     except (OSError, subprocess.SubprocessError):
-        return None  # no git here, or a checkout that it does not trust
+        return None  # no git, or a checkout that git does not trust
     found = done.stdout.strip()
-    return found if re.fullmatch(r"[0-9a-f]{40,64}", found) else None  # "-dirty" has no commit
+    return found if re.fullmatch(r"[0-9a-f]{40,64}", found) else None  # not "...-dirty"
 
 
 @cache
 def lock_digest() -> str:
-    """`sha256:<hex>` of the lines of `lock_lines`."""
+    """`sha256:<hex>` of `lock_lines`."""
     return digest_of("\n".join(lock_lines()).encode())
 
 
 def lock_lines() -> list[str]:
     """`name==version` of each installed distribution that the package depends on, sorted.
 
-    Extras, such as tools of development, do not count; what is not installed has no line.
+    Extras do not count.
     """
     waiting, found = ["specctl"], dict[str, str]()
     while waiting:
@@ -182,4 +182,4 @@ def _installed(name: str) -> Distribution | None:
     try:
         return distribution(name)
     except PackageNotFoundError:
-        return None  # for another platform, or left out
+        return None  # not for this platform, or not installed

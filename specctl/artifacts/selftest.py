@@ -1,8 +1,8 @@
-"""The self-test of an artifact: its policy decides 64 stored rows again as it did when written.
+"""The self-test of an artifact: its policy must decide 64 stored rows as when it was written.
 
-`policy.safetensors` holds rows for what the shape learned, and its answers: the bin of Φ, the gate
-that closes, a node's log-odds. A machine, a library or a version of specctl that answers otherwise
-is found out when the artifact is loaded. A shape that learned nothing has no self-test.
+`policy.safetensors` holds inputs of the learned part, and its answers: the bin of Φ, the gate that
+closes, a node's log-odds. So a machine, a library or a version of specctl that answers differently
+is detected at load. A shape without a learned part has no self-test.
 """
 
 from __future__ import annotations
@@ -37,16 +37,15 @@ PREFIX: Final = "selftest."
 GIVEN, FOUND = f"{PREFIX}given", f"{PREFIX}found"
 NUM_ROWS = 64
 STEP = 2.0**-10
-"""Distance of a row from the edge or threshold that it lies beside."""
+"""Distance of a row from an edge or threshold."""
 CLOSED_FOR_SURE = -50.0
-"""Log-probability, nats, in place of the logarithm of a threshold of 0."""
+"""Log-probability, nats, in place of log 0."""
 TOLERANCE = 1e-4
-"""Relative to the largest log-odds: machines add float32 numbers in orders of their own."""
+"""Relative to the largest log-odds: the order of float32 additions differs between machines."""
 
 
 def selftest_tensors(policy: Policy) -> Arrays:
-    """Rows and answers by name in `policy.safetensors`, a function of the policy alone;
-    E_DEGENERATE for a scorer that says the same of every row."""
+    """Rows and answers by name in `policy.safetensors`; E_DEGENERATE for a constant scorer."""
     answer = _answer_of(policy.shape)
     if answer is None:
         return {}
@@ -55,7 +54,7 @@ def selftest_tensors(policy: Policy) -> Arrays:
 
 
 def check_selftest(policy: Policy, stored: Mapping[str, NDArray[Any]]) -> None:
-    """Refuses a policy that answers otherwise than is stored (E_SELFTEST, E_DEGENERATE).
+    """Refuses a policy whose answers differ from the stored ones (E_SELFTEST, E_DEGENERATE).
 
     Args:
         stored: the tensors of `policy.safetensors` whose names begin with `selftest.`.
@@ -83,7 +82,7 @@ def check_selftest(policy: Policy, stored: Mapping[str, NDArray[Any]]) -> None:
 
 
 def _answer_of(shape: Shape) -> Callable[[Tensor], Tensor] | None:
-    """What a shape learned, as a function of rows; None for nothing."""
+    """The learned part of a shape as a function of rows; None without one."""
     if isinstance(shape, EntropyBins):
         edges = torch.tensor(shape.edges, dtype=torch.float32)
         return lambda phi: entropy_bin(phi, edges)
@@ -97,8 +96,8 @@ def _answer_of(shape: Shape) -> Callable[[Tensor], Tensor] | None:
 def _answered(
     shape: Shape, answer: Callable[[Tensor], Tensor], given: NDArray[np.float32]
 ) -> NDArray[Any]:
-    """The answers to rows; E_SELFTEST where there are none, E_DEGENERATE of a scorer that scores
-    all rows alike: it prunes all or none, as a depth does."""
+    """The answers to rows (else E_SELFTEST); E_DEGENERATE for a constant scorer, which prunes all
+    nodes or none."""
     try:
         found = answer(torch.from_numpy(given.copy())).numpy()
     except (RuntimeError, LookupError, ValueError) as error:
@@ -114,7 +113,7 @@ def _answered(
 
 
 def _rows_of(shape: Shape) -> NDArray[np.float32]:
-    """`[64]` or `[64, F]` float32: on edges and thresholds, and a little beside them."""
+    """`[64]` or `[64, F]` float32: on edges and thresholds, and close to them."""
     draws = np.random.default_rng(0)
     if isinstance(shape, ScoredTree):
         return _nodes(shape.scorer, draws)
@@ -124,13 +123,13 @@ def _rows_of(shape: Shape) -> NDArray[np.float32]:
     assert isinstance(shape, SparseGates)
     bars = np.array([log_threshold(one) for one in shape.thresholds])
     bars = np.where(np.isfinite(bars), bars, CLOSED_FOR_SURE)
-    # Some gates stay open for sure, so that each is the first to close in some row.
+    # Random gates stay open, so that each gate is the first to close in some row.
     is_open = draws.random((NUM_ROWS, len(bars))) < 0.5
     return np.where(is_open, 0.0, bars + beside[:, None]).astype(np.float32)
 
 
 def _nodes(scorer: Scorer, draws: np.random.Generator) -> NDArray[np.float32]:
-    """`[64, F]`: around the mean of a network's features; on edges of a table."""
+    """`[64, F]`: around the mean of a network's features, or on the edges of a table."""
     if isinstance(scorer, FfnScorer):
         spread = draws.normal(0, 3, (NUM_ROWS, len(scorer.features))) * scorer.scale
         return np.clip(scorer.mean + spread, -MAX_MAGNITUDE, MAX_MAGNITUDE).astype(np.float32)
@@ -140,7 +139,7 @@ def _nodes(scorer: Scorer, draws: np.random.Generator) -> NDArray[np.float32]:
 
 
 def _storable(values: NDArray[Any]) -> NDArray[Any]:
-    """The same with 0 for numbers that are denormal, which no tensor of an artifact may be."""
+    """Replaces denormal numbers, which artifacts may not hold, by 0."""
     return np.where(np.abs(values) < SMALLEST_NORMAL, 0, values).astype(values.dtype)
 
 

@@ -1,13 +1,12 @@
 """Signatures of artifacts: Ed25519 keys in files, DSSE envelopes, and the statement they hold.
 
-An envelope (DSSE v1) is bytes, their type, and at most one signature over both, so bytes signed as
-one type are never a signature of another. It names no algorithm: the key decides. Reading is
-stricter than github.com/secure-systems-lab/dsse: no URL-safe base64, no unknown fields, no second
-signature. The payload about an artifact is an in-toto statement (v1) of one subject: a name, and
-the digest of `config.json`, which lists all other files. So a signature that was moved to another
-manifest, or to another name, speaks of something else. `registry.trust` decides which keys count.
-
-cryptography is imported where a key is used: a box that only runs unsigned policies needs none.
+An envelope (DSSE v1) holds a payload, its type, and at most one signature over both, so a signature
+is valid for one type only. The key decides the algorithm. Reading is stricter than
+github.com/secure-systems-lab/dsse: no URL-safe base64, no unknown fields, no second signature. The
+payload about an artifact is an in-toto statement (v1) of one subject: a name, and the digest of
+`config.json`, which lists all other files. A signature copied to another manifest or name therefore
+does not match. `registry.trust` decides which keys are trusted. cryptography is imported only where
+a key is used.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 PASSPHRASE = "SPECCTL_KEY_PASSPHRASE"
-"""Environment variable: encrypts key files where it is set, and decrypts them."""
+"""Environment variable: if set, key files are encrypted and decrypted with it."""
 WRITABLE = "correct permissions or free space, or name another place"
 STATEMENT_TYPE = "application/vnd.in-toto+json"
 KEY_PREFIX, PUBLIC_KEY_BYTES, MAX_KEY_FILE_BYTES = "ed25519:", 32, 16 << 10
@@ -43,7 +42,7 @@ R = TypeVar("R", bound=Record)
 
 
 def bad_signature(problem: str, fix: str = "do not load it") -> ArtifactError:
-    """The refusal of a signature (E_SIG)."""
+    """The error of a signature (E_SIG)."""
     return ArtifactError("E_SIG", "signature", problem, hint=fix)
 
 
@@ -72,7 +71,6 @@ class SigningKey:
 
     @classmethod
     def generate(cls) -> SigningKey:
-        """A new key of the system's randomness."""
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
         return cls(Ed25519PrivateKey.generate())
@@ -82,8 +80,8 @@ class SigningKey:
         """Reads a key that `save` wrote: PEM, PKCS8.
 
         Raises:
-            UsageError: no file, one that others can read, another kind of key, or a passphrase
-                that is missing or wrong.
+            UsageError: the file is absent or readable by others, the key is of another kind, or
+                the passphrase is missing or wrong.
         """
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -92,10 +90,10 @@ class SigningKey:
         phrase, is_encrypted = os.environ.get(PASSPHRASE, "").encode() or None, b"ENCRYPTED" in data
         if b"PUBLIC KEY-----" in data:
             is_beside = path.suffix == ".pub"
-            private = path.with_suffix("") if is_beside else "the one that it was made with"
+            private = path.with_suffix("") if is_beside else "which was made with it"
             raise _bad_key(path, "is a public key", f"name the private key, {private}")
         if not stat.S_ISREG(mode) or mode & 0o077:
-            fix = f"chmod 600 {path}; if others could read it for long, revoke it"
+            fix = f"chmod 600 {path}; if others may have read it, revoke it"
             raise _bad_key(path, f"is readable by others ({stat.filemode(mode)})", fix)
         if phrase is not None and not is_encrypted:
             raise _bad_key(path, "is not encrypted", f"unset {PASSPHRASE} for this key")
@@ -109,12 +107,10 @@ class SigningKey:
         return cls(_checked_ed25519(path, private_key))
 
     def save(self, path: Path) -> Path:
-        """Writes the key for its owner alone, and the public key beside it, `<path>.pub`.
+        """Writes the key, readable by its owner alone, and the public key as `<path>.pub`.
 
-        Both are PEM; the private key is encrypted where `SPECCTL_KEY_PASSPHRASE` is set.
-
-        Returns:
-            The place of the public key.
+        Both are PEM; the private key is encrypted if `SPECCTL_KEY_PASSPHRASE` is set. Returns the
+        path of the public key.
 
         Raises:
             OutputError: one of the files exists, or cannot be written.
@@ -160,7 +156,7 @@ def load_public(path: Path) -> bytes:
 
     data, _ = _read_key(path)
     if b"PRIVATE KEY-----" in data:
-        fix = f"name {path}.pub, and show the private key to nobody"
+        fix = f"name {path}.pub, and keep the private key secret"
         raise _bad_key(path, "is a private key", fix)
     try:
         key = load_pem_public_key(data)
@@ -171,7 +167,6 @@ def load_public(path: Path) -> bytes:
 
 
 def _read_key(path: Path) -> tuple[bytes, int]:
-    """The bytes of a key's file, and its mode."""
     try:
         data, status = read_plain(path, max_bytes=MAX_KEY_FILE_BYTES, follow=True)
     except OSError as error:
@@ -200,7 +195,7 @@ def _decoded(text: object) -> bytes:
         return text
     require(isinstance(text, str), "standard base64")
     data = base64.b64decode(str(text), validate=True)
-    require(_encoded(data) == text, "base64 in its one form")  # no bits behind the end
+    require(_encoded(data) == text, "base64 in its one form")  # no stray bits at the end
     return data
 
 
@@ -209,11 +204,11 @@ def _encoded(data: bytes) -> str:
 
 
 Base64 = Annotated[bytes, BeforeValidator(_decoded), PlainSerializer(_encoded, when_used="json")]
-"""Bytes; standard base64 of one form in JSON."""
+"""Bytes; standard base64 in JSON."""
 
 
 class Signature(Record):
-    """A key's signature of the pre-authentication encoding; not verified yet."""
+    """A key's signature of the pre-authentication encoding, not verified."""
 
     key_id: Annotated[str, Field(alias="keyid", min_length=1, max_length=128)]
     signature: Annotated[Base64, Field(alias="sig")]
@@ -230,7 +225,7 @@ class Envelope(Record):
 
     @property
     def key_id(self) -> str | None:
-        """The key that the signature names; None for an unsigned envelope."""
+        """The key named by the signature; None for an unsigned envelope."""
         return self.signatures[0].key_id if self.signatures else None
 
     def is_signed_by(self, public_key: bytes) -> bool:
@@ -250,7 +245,7 @@ class Envelope(Record):
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:
-    """The pre-authentication encoding: the bytes that a signature is of."""
+    """The pre-authentication encoding: the bytes that are signed."""
     kind = payload_type.encode()
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
 
@@ -258,21 +253,17 @@ def pae(payload_type: str, payload: bytes) -> bytes:
 def envelope_bytes(
     payload_type: str, payload: bytes, signature: tuple[str, bytes] | None = None
 ) -> bytes:
-    """An envelope as canonical JSON; without a signature it vouches for nothing.
-
-    Args:
-        signature: id of the key, and the signature.
-    """
+    """An envelope as canonical JSON; `signature` is the key's id and the signature."""
     signed = [] if signature is None else [{"keyid": signature[0], "sig": _encoded(signature[1])}]
     tree = {"payload": _encoded(payload), "payloadType": payload_type, "signatures": signed}
     return canonical_json(tree).encode()
 
 
 def parse_envelope(data: bytes) -> Envelope:
-    """The envelope of some bytes; its signatures are not verified here.
+    """Parses an envelope without verifying its signature.
 
-    E_SIG for anything but strict JSON of the three fields, standard base64 in its one form, and at
-    most one signature.
+    E_SIG for anything but strict JSON of the three fields, standard base64 and at most one
+    signature.
     """
     if len(data) > MAX_ENVELOPE_BYTES:
         raise bad_signature(f"{len(data)} bytes, more than {MAX_ENVELOPE_BYTES}")
@@ -280,7 +271,7 @@ def parse_envelope(data: bytes) -> Envelope:
 
 
 def parse_signed(data: bytes, record: type[R], form: str) -> R:
-    """A record of strict JSON that is signed, or holds signatures (E_SIG for anything else)."""
+    """Parses a record of strict JSON (E_SIG for anything else)."""
     try:
         parse_strict(data)
         return record.model_validate_json(data)
@@ -298,7 +289,7 @@ class Sha256(Record):
 
 
 class Subject(Record):
-    """A name, and the manifest that it may stand for."""
+    """A name, and the digest of the manifest that may be used under it."""
 
     name: Name
     digest: Sha256
@@ -321,13 +312,13 @@ class Statement(Record):
 
     @property
     def about(self) -> tuple[str, str]:
-        """The manifest's digest, and the name that it may stand for."""
+        """The manifest's digest, and the name that it was signed for."""
         [subject] = self.subject
         return f"sha256:{subject.digest.sha256}", subject.name
 
 
 def sign_artifact(key: SigningKey, manifest_digest: str, name: str) -> bytes:
-    """An envelope that vouches for a manifest, by its digest `sha256:<hex>`, under a name."""
+    """A signed envelope about a manifest, by its digest `sha256:<hex>`, under a name."""
     return key.sign(STATEMENT_TYPE, statement_bytes(manifest_digest, name))
 
 
@@ -345,7 +336,7 @@ def statement_bytes(manifest_digest: str, name: str) -> bytes:
 
 
 def parse_statement(envelope: bytes) -> Statement:
-    """The statement in an envelope (else E_SIG); its signatures are not verified here."""
+    """The statement in an envelope (else E_SIG); its signature is not verified."""
     found = parse_envelope(envelope)
     if found.payload_type != STATEMENT_TYPE:
         raise bad_signature(f"the envelope holds {found.payload_type}, not {STATEMENT_TYPE}")
@@ -353,7 +344,7 @@ def parse_statement(envelope: bytes) -> Statement:
 
 
 def speaks_of(envelope: bytes, manifest_digest: str, name: str) -> bool:
-    """Whether an envelope holds a statement of this manifest under this name, believed or not."""
+    """Whether an envelope, verified or not, is about this manifest under this name."""
     try:
         return parse_statement(envelope).about == (manifest_digest, name)
     except ArtifactError:
@@ -361,12 +352,12 @@ def speaks_of(envelope: bytes, manifest_digest: str, name: str) -> bool:
 
 
 def sign_folder(folder: Path, key: SigningKey, name: str) -> str:
-    """Signs an artifact under a name, in `signature.dsse.json`; returns its digest.
+    """Signs an artifact under a name, in `signature.dsse.json`; returns the artifact's digest.
 
-    A signature that is there is replaced.
+    An older signature is replaced.
 
     Raises:
-        ArtifactError: an artifact that must not be loaded is not signed either.
+        ArtifactError: the loader refuses the artifact.
         OutputError: the signature cannot be written.
     """
     from specctl.artifacts.load import load_files  # here: it needs torch

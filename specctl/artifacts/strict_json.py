@@ -1,4 +1,4 @@
-"""JSON of unknown origin: read in the one way that every parser agrees on, or refused."""
+"""Strict JSON: text that parsers could read in different ways, or slowly, is refused."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, NoReturn
 from specctl.errors import ArtifactError, reason_of
 
 MAX_NESTING = 32
-"""Levels. Our own manifests nest about six deep; parsers recurse."""
+"""Levels; parsers recurse, and manifests have about six."""
 MAX_KEYS = 4096
-"""In one object; validating a hundred thousand unknown fields takes seconds."""
+"""In one object: validating a hundred thousand unknown fields takes seconds."""
 MAX_KEY_CHARS = 256
-"""Of a key, like a name; the place of a value repeats the keys above it."""
+"""In one key: error messages repeat all keys above a value."""
 MAX_VALUES = 100_000
-"""In a whole text, counted before it is parsed; reading so many takes 0.1 s."""
+"""In a text, counted before it is parsed; parsing this many takes 0.1 s."""
 MAX_INT = 2**63 - 1
 
 
@@ -23,11 +23,11 @@ def parse_strict(data: bytes, file: str = "config.json") -> Any:
     """The value of a JSON text that every parser reads alike.
 
     Args:
-        file: named by a refusal.
+        file: its name in errors.
 
     Raises:
-        ArtifactError: E_MANIFEST for duplicate or long keys, more keys, values or levels than the
-            caps allow, NaN, infinities, numbers beyond 64 bit, or bytes that are not UTF-8 JSON.
+        ArtifactError: E_MANIFEST for duplicate or long keys, too many keys, values or levels, NaN,
+            infinities, integers above 64 bits, or bytes that are not UTF-8 JSON.
     """
 
     def refuse(problem: str) -> NoReturn:
@@ -51,7 +51,7 @@ def parse_strict(data: bytes, file: str = "config.json") -> Any:
 
     def as_int(literal: str) -> int:
         if len(literal) > 20 or abs(int(literal)) > MAX_INT:
-            refuse(f"{literal[:64]} is no whole number of 64 bit")
+            refuse(f"{literal[:64]} is no integer of 64 bits")
         return int(literal)
 
     if most_values(data) > MAX_VALUES:
@@ -77,7 +77,7 @@ def parse_strict(data: bytes, file: str = "config.json") -> Any:
 
 
 def most_values(data: bytes) -> int:
-    """Values that a JSON text holds at most: a list or object of n of them has n - 1 commas."""
+    """Upper bound of the values in a JSON text: a list or object of n values has n - 1 commas."""
     return 1 + sum(data.count(mark) for mark in (b",", b"[", b"{"))
 
 

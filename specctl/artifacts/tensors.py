@@ -1,10 +1,10 @@
-"""Fitted numbers between policy records and `policy.safetensors`, bit for bit in both directions.
+"""Moves fitted numbers between policy records and `policy.safetensors`, bit for bit.
 
-A safetensors file, read here by our own code before any number is used:
+A safetensors file, whose header is checked here before any number is used:
 
     8 bytes   length of the header, little-endian
     header    JSON: name to dtype, shape and the place of its bytes
-    buffer    the bytes of all tensors, one behind the other, without gap or overlap
+    buffer    the bytes of all tensors in turn, without gap or overlap
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ REFERENCE = "$tensor"
 DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "I64": np.dtype("<i8")}
 MAX_HEADER_BYTES, MAX_TENSORS, MAX_DIMS = 1 << 16, 64, 4
 MAX_NUMBERS = 10_000
-"""Fitted numbers of a policy; as Python's they take fifty times the bytes. The largest valid
-record, a table of 9 rows of 256 cells, has 2,559."""
+"""Fitted numbers of a policy; the largest valid record, a table of 9 rows of 256 cells, has
+2,559."""
 MAX_MAGNITUDE = 1e30
 """Above it a product of two values can overflow float32."""
 SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 
 
 class _Entry(Record):
-    """A tensor of the header: `data_offsets` are its first byte in the buffer, and its end."""
+    """A tensor in the header."""
 
     dtype: Literal["F32", "I64"]
     shape: Annotated[tuple[Count, ...], Field(max_length=MAX_DIMS)]
-    data_offsets: tuple[Count, Count]
+    data_offsets: tuple[Count, Count]  # of its first byte in the buffer, and of its end
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -62,13 +62,13 @@ def write_tensors(tensors: Mapping[str, Tensor]) -> bytes:
     """The bytes of `policy.safetensors`; equal tensors give equal bytes."""
     from safetensors.numpy import save
 
-    # safetensors writes the memory of a strided view as it lies, hence C order
+    # safetensors writes the raw memory of a strided view, hence C order
     return bytes(save({name: np.array(tensor, order="C") for name, tensor in tensors.items()}))
 
 
 def read_tensors(data: bytes, file: str = TENSORS) -> dict[str, Tensor]:
-    """The tensors by name of a safetensors file whose header describes its bytes exactly; E_WEIGHTS
-    for other formats, dtypes or values."""
+    """The tensors of a safetensors file by name; E_WEIGHTS unless its header describes every byte,
+    and dtypes and values are allowed."""
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or not 2 <= size <= min(len(data) - 8, MAX_HEADER_BYTES):
         raise _bad(file, f"a header of {size} bytes, in a file of {len(data)}")
@@ -84,7 +84,7 @@ def read_tensors(data: bytes, file: str = TENSORS) -> dict[str, Tensor]:
     for name, entry in sorted(header.items(), key=lambda item: item[1].data_offsets):
         start, end = entry.data_offsets
         if start != place:
-            raise _bad(file, f"{name!r} begins at byte {start}, and its place is {place}")
+            raise _bad(file, f"{name!r} begins at byte {start}, not {place}")
         if end > len(buffer):
             raise _bad(file, f"{len(buffer)} bytes of tensors, not {end}")
         values = np.frombuffer(buffer[start:end], DTYPES[entry.dtype])
@@ -96,30 +96,29 @@ def read_tensors(data: bytes, file: str = TENSORS) -> dict[str, Tensor]:
 
 
 def check_values(tensors: Mapping[str, Tensor]) -> None:
-    """Refuses values that no artifact may have: not finite, huge or denormal (E_WEIGHTS)."""
+    """Refuses values that are not finite, too large or denormal (E_WEIGHTS)."""
     for name, tensor in tensors.items():
         if tensor.dtype.kind != "f":
             continue
         size = np.abs(tensor)
         good = (size <= MAX_MAGNITUDE) & ((size == 0) | (size >= SMALLEST_NORMAL))
         if not good.all():
-            allowed = f"0 or between {SMALLEST_NORMAL:.3g} and {MAX_MAGNITUDE:g}"
-            raise _bad(name, f"{tensor[~good].flat[0]}, and values are {allowed}")
+            allowed = f"0 or of magnitude {SMALLEST_NORMAL:.3g} to {MAX_MAGNITUDE:g}"
+            raise _bad(name, f"{tensor[~good].flat[0]} is not {allowed}")
 
 
 # ------------------------------------------------------------------ the record
 
 
 def policy_tensors(policy: Policy) -> dict[str, Tensor]:
-    """The fitted fields of a policy by path, e.g. `shape.scorer.w1` (E_WEIGHTS for values that no
-    artifact may hold)."""
+    """The fitted fields of a policy by path, e.g. `shape.scorer.w1`; E_WEIGHTS for bad values."""
     tensors = {path: _to_tensor(value) for path, value in _learned_fields(policy, "")}
     check_values(tensors)
     return tensors
 
 
 def policy_tree(policy: Policy) -> dict[str, Any]:
-    """The record as JSON values, each fitted field replaced by a reference to its tensor."""
+    """The record as JSON values, with a reference to a tensor for each fitted field."""
     tree = policy.model_dump(mode="json")
     for path, _ in _learned_fields(policy, ""):
         *parents, name = path.split(".")
@@ -133,8 +132,8 @@ def policy_tree(policy: Policy) -> dict[str, Any]:
 def join_policy(tree: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Policy:
     """The policy of a manifest and its tensors; inverse of `policy_tree` and `policy_tensors`.
 
-    E_WEIGHTS if references and tensors do not match one to one, E_COST for more numbers than any
-    record holds, E_POLICY for a record that is not valid.
+    E_WEIGHTS if references and tensors do not match one to one, E_COST for too many numbers,
+    E_POLICY for an invalid record.
     """
     count = sum(tensor.size for tensor in tensors.values())
     if count > MAX_NUMBERS:
@@ -142,14 +141,14 @@ def join_policy(tree: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Polic
     used: set[str] = set()
     whole = _resolved(tree, tensors, "", used)
     if used != tensors.keys():
-        raise _bad(TENSORS, f"tensors {sorted(tensors)}, and the record uses {sorted(used)}")
+        raise _bad(TENSORS, f"it has tensors {sorted(tensors)}, but the record uses {sorted(used)}")
     try:
         policy = Policy.model_validate_json(canonical_json(whole))
     except ValidationError as error:
         raise ArtifactError("E_POLICY", "policy record", describe_violation(error)) from None
-    rebuilt = policy_tensors(policy)  # equal fields, dtypes, shapes and bits: one form alone
+    rebuilt = policy_tensors(policy)  # only the canonical form is accepted
     if rebuilt.keys() != tensors.keys():
-        raise _bad("policy record", f"refers to {sorted(tensors)}, not {sorted(rebuilt)}")
+        raise _bad("policy record", f"it refers to {sorted(tensors)}, not {sorted(rebuilt)}")
     for name, tensor in rebuilt.items():
         given = tensors[name]
         same = (tensor.dtype, tensor.shape) == (given.dtype, given.shape)
@@ -162,13 +161,13 @@ def join_policy(tree: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Polic
 def _resolved(
     tree: Mapping[str, Any], tensors: Mapping[str, Tensor], prefix: str, used: set[str]
 ) -> Any:
-    """The tree with each reference replaced by its numbers; the paths of those go to `used`."""
+    """The tree with numbers in place of references; adds the paths of these to `used`."""
     found = {}
     for name, value in tree.items():
         path = prefix + name
         if isinstance(value, dict) and REFERENCE in value:
             if value != {REFERENCE: path} or path not in tensors:
-                problem = f"{value} is no reference to its own tensor, of {sorted(tensors)}"
+                problem = f"{value} is no reference to its tensor; the file has {sorted(tensors)}"
                 raise _bad(f"policy, {shown(path, max_chars=200)}", problem)
             used.add(path)
             found[name] = tensors[path].tolist()
@@ -190,17 +189,17 @@ def _learned_fields(record: Record, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _to_tensor(value: Any) -> Tensor:
-    """int64 for whole numbers, float32 for all others, which the records have rounded to it."""
+    """int64 for whole numbers, float32 for others, which records round to float32."""
     try:
         wide = np.asarray(value)
         if wide.dtype.kind == "i":
             return wide.astype(np.int64)
-        with np.errstate(over="ignore"):  # to infinity, hence not equal, hence refused
+        with np.errstate(over="ignore"):  # infinity is refused below
             narrow = wide.astype(np.float32)
     except (OverflowError, ValueError, TypeError) as error:
-        raise _bad("fitted field", f"not numbers of 64 bit: {error}") from None
+        raise _bad("fitted field", f"not numbers of 64 bits: {error}") from None
     if not np.array_equal(narrow.astype(wide.dtype), wide):
-        raise _bad("fitted field", "float32 does not hold the numbers exactly")
+        raise _bad("fitted field", "its numbers are not exact in float32")
     return narrow
 
 

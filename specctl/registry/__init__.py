@@ -2,9 +2,9 @@
 
     names        names, references, and the place in front of a reference
     log          the history of one name: strict, chained entries; the only commit point
-    memory       the newest entry that a user saw of each history
+    memory       the newest entry of each history that a user saw
     content      files of artifacts and signatures, by digest
-    opening      a registry by its URL: made, opened, copied for backup or as a mirror
+    opening      makes, opens and copies a registry by its URL
     trust        the keys that a user trusts, and the verdict on signatures
     resolving    from a reference to a digest: history, signatures
     pulling      from a digest to a loaded artifact; the cache and `--offline`
@@ -12,8 +12,7 @@
     verifying    recomputes chains, digests and signatures
     listing      rows and tables
 
-docs/registry.md states the format and the protocol. Nothing here imports torch before an artifact
-is loaded.
+docs/registry.md states the format and the protocol. torch is imported when an artifact is loaded.
 """
 
 from specctl.registry.names import Reference, parse_name, parse_reference, split_reference

@@ -4,7 +4,7 @@ blobs/sha256/<hex>                     files of artifacts
 manifests/sha256/<hex>.json            `config.json` of an artifact; <hex> is its identity
 signatures/sha256/<hex>/<hex>.json     envelopes over a manifest, by their own digest
 
-What lies here counts for nothing until a history names it.
+An object counts once a history names it.
 """
 
 from __future__ import annotations
@@ -38,10 +38,9 @@ from specctl.stores import (
 )
 
 MAX_SIGNATURES = 1024
-"""Envelopes of one artifact that are read. Whoever may write may add junk; so much of it hides no
-good one."""
+"""Envelopes read for one artifact. Writers can add junk; the limit is far above honest use."""
 MAX_SIGNATURE_BYTES = 32 << 20
-"""Of all of these together."""
+"""Total size of these envelopes."""
 _FILES = TypeAdapter(dict[str, FileEntry])
 _ENVELOPE = re.compile(r"signatures/sha256/[0-9a-f]{64}/([0-9a-f]{64})\.json")
 
@@ -69,8 +68,8 @@ def hex_of(digest: str) -> str:
 class Content:
     """The artifacts in a store.
 
-    Methods raise `ArtifactError` for an object that is not what its digest says (E_DIGEST, E_SIZE)
-    or is absent (E_MISSING), and `StoreError` for a store that cannot be used.
+    Methods raise `ArtifactError` for an object that is damaged (E_DIGEST, E_SIZE) or absent
+    (E_MISSING), and `StoreError` for a store that cannot be used.
     """
 
     def __init__(self, store: ObjectStore) -> None:
@@ -79,8 +78,10 @@ class Content:
     def publish(
         self, digest: str, files: Mapping[str, bytes], envelopes: Iterable[bytes] = ()
     ) -> None:
-        """Stores blobs, then the manifest, then signatures; existing ones are compared, not
-        replaced. A reader that sees the manifest sees every blob of it."""
+        """Stores blobs, then the manifest, then signatures. Existing objects are compared and kept.
+
+        A reader that sees the manifest sees all its blobs.
+        """
         check_files(digest, files)
         for name, data in files.items():
             if name != MANIFEST:
@@ -102,9 +103,9 @@ class Content:
         return files
 
     def signatures(self, digest: str) -> list[bytes]:
-        """Envelopes with a statement of the manifest, under any name, none verified yet.
+        """Unverified envelopes with a statement of the manifest, under any name.
 
-        Other objects beside them are passed over; `damaged_signatures` names them.
+        Damaged ones are skipped; `damaged_signatures` lists them.
         """
         left, found = MAX_SIGNATURE_BYTES, list[bytes]()
         for one, envelope in islice(self._envelopes(digest), MAX_SIGNATURES):
@@ -116,13 +117,13 @@ class Content:
         return found
 
     def damaged_signatures(self, digest: str) -> Iterator[tuple[str, SpecctlError]]:
-        """Objects in the place of an envelope that are none, by key, and the reason."""
+        """Keys of damaged envelopes, each with the reason."""
         for one, found in self._envelopes(digest):
             if not isinstance(found, bytes):
                 yield one.key, found
 
     def _envelopes(self, digest: str) -> Iterator[tuple[StoredObject, bytes | SpecctlError]]:
-        """Objects in the place of an envelope: its bytes, or the reason that it is none."""
+        """Objects of the signature folder, each with its bytes or with the reason it is damaged."""
         for one in self.store.objects(signature_folder(digest)):
             named = _ENVELOPE.fullmatch(one.key)
             if named is None or one.size_bytes > MAX_ENVELOPE_BYTES:
@@ -147,7 +148,7 @@ class Content:
 
 
 def checked(place: str, data: bytes, digest: str) -> bytes:
-    """Returns bytes that have a digest (else E_DIGEST)."""
+    """Returns the data if it has the digest (else E_DIGEST)."""
     found = digest_of(data)
     if found != digest:
         fix = "do not use it; delete that object and push again from a good copy"
@@ -156,7 +157,7 @@ def checked(place: str, data: bytes, digest: str) -> bytes:
 
 
 def check_files(digest: str, files: Mapping[str, bytes]) -> None:
-    """Refuses files that are not those of the manifest with this digest."""
+    """Refuses files other than those of the manifest with this digest."""
     if MANIFEST not in files:
         raise missing_file(MANIFEST)
     checked(MANIFEST, files[MANIFEST], digest)
@@ -164,7 +165,7 @@ def check_files(digest: str, files: Mapping[str, bytes]) -> None:
 
 
 def listed_files(manifest: bytes) -> dict[str, FileEntry]:
-    """The files that a manifest lists, their names and sizes within the caps."""
+    """The files that a manifest lists, with valid names and sizes."""
     tree = parse_strict(manifest)
     try:
         files = _FILES.validate_python(tree.get("files") if isinstance(tree, dict) else None)
@@ -178,7 +179,7 @@ def listed_files(manifest: bytes) -> dict[str, FileEntry]:
 
 
 def check_envelope(place: str, envelope: bytes, digest: str) -> None:
-    """Refuses bytes without a statement of a manifest (E_SIG); signatures are not verified."""
+    """Refuses an envelope without a statement of this manifest (E_SIG); verifies no signature."""
     try:
         about = parse_statement(envelope).about[0]
         problem = f"it is about {about}"

@@ -1,4 +1,4 @@
-"""A registry as rows of plain values for scripts, and as tables for people."""
+"""Rows of plain values about a registry, and tables of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEARCHED = (
     *("reference", "digest", "target", "target_digest", "drafter", "drafter_digest"),
     *("hardware", "dtype", "workload"),
 )
-"""Columns in which the words of a search are looked for."""
+"""Columns that a search compares words with."""
 _HEADERS = {
     "num_versions": "versions",
     "num_names": "names",
@@ -38,7 +38,7 @@ _HEADERS = {
 
 
 def name_rows(registry: Registry, trust: Trust) -> list[Row]:
-    """One row a name: versions, aliases, newest generation, or the reason it cannot be read."""
+    """One row per name: versions, aliases and newest generation, or the reason it is unreadable."""
     rows: list[Row] = []
     for name, log in histories(registry):
         if isinstance(log, Exception):
@@ -58,9 +58,9 @@ def name_rows(registry: Registry, trust: Trust) -> list[Row]:
 
 
 def histories(registry: Registry) -> Iterator[tuple[str, Log | Exception]]:
-    """Every name with its history, or with the reason that it cannot be read, in order of names.
+    """Every name, sorted, with its history or the reason it is unreadable.
 
-    Many are read at once: a bucket takes some tenth of a second for each request.
+    Histories are read in parallel: each request to a bucket takes about a tenth of a second.
     """
 
     def read(name: str) -> tuple[str, Log | Exception]:
@@ -74,7 +74,7 @@ def histories(registry: Registry) -> Iterator[tuple[str, Log | Exception]]:
 
 
 def version_rows(log: Log, trust: Trust) -> list[Row]:
-    """One row a version, oldest first, with the aliases that point to it."""
+    """One row per version, oldest first, with the aliases that point to it."""
     rows = []
     for number, (digest, [generation, *_]) in enumerate(log.state.versions.items(), start=1):
         aliases = [alias for alias, at in pointers(log, trust).items() if at.digest == digest]
@@ -111,14 +111,14 @@ def entry_row(logged: Logged) -> Row:
 
 
 def search(registry: Registry, trust: Trust, words: Sequence[str]) -> Iterator[Row]:
-    """The versions that have every word in them: those of aliases, and the newest of each name.
+    """Versions that match every word, among the aliased ones and the newest of each name.
 
-    A row says what the artifact was made on and, as `refusal`, why a pull would refuse its entries.
-    Signatures of artifacts, which are not in the log, are left to the pull. A damaged name or
-    version is warned of, and the others are found.
+    A row has the pair and domain of the artifact and, as `refusal`, the reason for which a pull
+    would refuse its entries; signatures of artifacts are not checked. Damaged names and versions
+    are skipped with a warning.
 
     Args:
-        words: each a part of the reference, a digest, or the name of a model, device or workload.
+        words: parts of the reference, a digest, or the name of a model, device or workload.
     """
     for name, log in histories(registry):
         if isinstance(log, Exception):
@@ -146,7 +146,7 @@ def search(registry: Registry, trust: Trust, words: Sequence[str]) -> Iterator[R
 
 
 def _made_on(data: bytes) -> Row:
-    """What a manifest says that its artifact was made on; None where it does not say."""
+    """Pair and domain of a manifest; None for unknown fields."""
     manifest = parse_manifest(data)
     domain = (manifest.domain or Domain()).model_dump(mode="json")
     known = ("hardware", "dtype", "batch_size", "context_tokens", "workload")
@@ -160,10 +160,7 @@ def _made_on(data: bytes) -> Row:
 
 
 def table(title: str, rows: Sequence[Row], columns: Iterable[str]) -> Description:
-    """Rows as a table for people; text from other writers is made printable.
-
-    A column that is empty in all rows is left out.
-    """
+    """A table of rows without the columns that are always empty; text is made printable."""
     names = [name for name in columns if any(_is_given(row.get(name)) for row in rows)]
     cells = tuple(tuple(_cell(row.get(name)) for name in names) for row in rows)
     return Description(title, (), tuple(_HEADERS.get(name, name) for name in names), cells)

@@ -1,7 +1,7 @@
 """The history of one name: strict entries, chained by digest, signed or not, in dense generations.
 
 An entry is canonical JSON in a DSSE envelope. Creating the key of the next generation is the only
-commit point. Entries are verified as they are read and kept, so reading on costs only the new ones.
+commit point. Entries are verified once, when they are read; a refresh reads only the new ones.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from specctl.stores import KeyAbsentError, ObjectStore, UnreadableError, create,
 REGISTRY_VERSION: Final = 1
 ENTRY_TYPE = "application/vnd.specctl.registry.entry+json"
 MAX_GENERATION = 10**12 - 1
-"""Twelve digits, far below 2^53: a log cannot be fast-forwarded to where numbers end."""
+"""Twelve digits, far below 2^53, so that every JSON parser reads it exactly."""
 MAX_ENTRIES = 1_000_000
 READ_AHEAD = 16
-"""Entries requested at once where a listing shows as many."""
+"""Requests at a time."""
 LOGS = "log"
 _KEY = re.compile(rf"{LOGS}/[^/]+/([0-9]{{12}})\.json")
 Nonce = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -46,14 +46,14 @@ Generation = Annotated[int, Field(ge=0, le=MAX_GENERATION)]
 
 
 class Publish(Record):
-    """A version of the name."""
+    """Publishes a version of the name."""
 
     kind: Literal["publish"] = "publish"
     digest: Digest
 
 
 class Move(Record):
-    """An alias that now points to a version."""
+    """Points an alias to a version."""
 
     kind: Literal["alias", "rollback"]
     alias: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
@@ -102,11 +102,11 @@ class NameState:
     versions: dict[str, list[int]] = field(default_factory=dict)
     """The generations that published each digest, in the order of `v1`, `v2`, ..."""
     moves: dict[str, list[Pointer]] = field(default_factory=dict)
-    """Of each alias the versions that a rollback may go back to, the present one last."""
+    """Versions that each alias may roll back to, the present one last."""
 
     @property
     def aliases(self) -> dict[str, Pointer]:
-        """The present version of each alias, in the order of their names."""
+        """The present version of each alias, sorted by alias."""
         return {alias: self.moves[alias][-1] for alias in sorted(self.moves)}
 
     def expected(self, alias: str) -> tuple[str | None, int | None]:
@@ -117,7 +117,7 @@ class NameState:
         return now.digest, now.generation
 
     def broken_rule(self, action: Publish | Move) -> str | None:
-        """A sentence about the rule that an action would break as the next one; None for none."""
+        """The rule that an action would break next, as a sentence; None for a valid action."""
         if isinstance(action, Publish):
             return None
         if action.digest not in self.versions:
@@ -127,9 +127,9 @@ class NameState:
         return None
 
     def apply(self, action: Publish | Move, generation: int) -> None:
-        """Takes the next action in, which breaks no rule.
+        """Applies the next action, which must break no rule.
 
-        A rollback drops everything above its version; a move to the present version renews it.
+        A rollback drops the moves after its version; a move to the present version renews it.
         """
         if isinstance(action, Publish):
             self.versions.setdefault(action.digest, []).append(generation)
@@ -149,14 +149,13 @@ class Log:
 
     def __init__(self, store: ObjectStore, registry_id: str, name: str) -> None:
         self.store, self.registry_id, self.name = store, registry_id, name
-        self.entries: list[Logged] = []  # read and verified so far; `refresh` reads on
-        self.state = NameState()  # after them
+        self.entries: list[Logged] = []  # verified; `refresh` reads more
+        self.state = NameState()  # after these entries
         self._judged: tuple[Trust | None, int, NameState] = (None, 0, NameState())
 
     def accepted(self, trust: Trust) -> NameState:
-        """The state after the entries alone that a user accepts; all, where none must be signed.
-
-        Entries are judged once for a trust file, so asking again costs only the new ones.
+        """The state after the entries that `trust` accepts; after all entries if the name needs no
+        signature. Each entry is judged once per trust file.
         """
         if not trust.requires(self.name):
             return self.state
@@ -171,9 +170,8 @@ class Log:
         return state
 
     def refresh(self) -> None:
-        """Reads on until a generation is absent; E_LOG for a gap, a fork, a broken chain or rule.
-
-        A stale listing costs time, never an entry.
+        """Reads new entries until a generation is absent; E_LOG for a gap, a fork, a broken chain
+        or rule. A stale listing makes this slower, and no entry is missed.
         """
         highest = -1 if self.entries else self._highest_listed()
         if highest >= READ_AHEAD:
@@ -181,14 +179,14 @@ class Log:
         while (envelope := self._get(len(self.entries))) is not None:
             self._take(self._parsed(envelope))
         if highest >= len(self.entries):
-            raise self._broken(f"this entry is missing, and there is one at {highest}")
+            raise self._broken(f"this entry is missing, but entry {highest} exists")
 
     def draft(
         self, action: Publish | Move, actor: str, key: SigningKey | None, reason: str | None = None
     ) -> Logged:
-        """The next entry, signed and not committed.
+        """The next entry, signed but not committed.
 
-        An entry stays for ever, so none is made that a reader would refuse (E_ENTRY).
+        Entries are permanent, so one that readers would refuse is not made (E_ENTRY).
         """
         problem = self.state.broken_rule(action)
         if len(self.entries) >= MAX_ENTRIES:
@@ -205,14 +203,11 @@ class Log:
             )
         except ValidationError as error:
             violation = describe_violation(error)
-            problem = f"it takes 1 to 256 plain characters of text: {violation}"
+            problem = f"texts have 1 to 256 printable characters: {violation}"
         if problem is not None:
             raise RegistryError("E_ENTRY", "log entry", problem, hint="nothing was committed")
         payload = canonical_json(entry.model_dump(mode="json")).encode()
-        if key is None:
-            sealed = envelope_bytes(ENTRY_TYPE, payload)
-        else:
-            sealed = key.sign(ENTRY_TYPE, payload)
+        sealed = key.sign(ENTRY_TYPE, payload) if key else envelope_bytes(ENTRY_TYPE, payload)
         return Logged(entry, sealed, digest_of(sealed))
 
     def append(self, logged: Logged) -> None:
@@ -230,7 +225,7 @@ class Log:
         self.entries.append(logged)
 
     def _place(self) -> dict[str, Any]:
-        """The fields of the next entry that its place decides."""
+        """Fields that follow from the next entry's place in the history."""
         return {
             "registry_id": self.registry_id,
             "name": self.name,
@@ -239,7 +234,7 @@ class Log:
         }
 
     def _parsed(self, envelope: bytes) -> Logged:
-        """The next entry (E_LOG). Signatures are not verified."""
+        """Parses the next entry (else E_LOG) without verifying its signature."""
         if len(self.entries) >= MAX_ENTRIES:
             raise self._broken(f"a history has at most {MAX_ENTRIES} entries")
         try:
@@ -262,7 +257,7 @@ class Log:
             return None
 
     def _read_ahead(self, highest: int) -> None:
-        """Reads listed entries many at a time, up to the first that is absent."""
+        """Reads listed entries in parallel, up to the first that is absent."""
         with ThreadPoolExecutor(READ_AHEAD) as pool:
             for first in range(0, highest + 1, READ_AHEAD):
                 last = min(first + READ_AHEAD, highest + 1)
@@ -272,7 +267,7 @@ class Log:
                     self._take(self._parsed(envelope))
 
     def _highest_listed(self) -> int:
-        """The highest listed generation; -1 for none, or where an odd key spoils the listing."""
+        """The highest listed generation; -1 for none, or if an invalid key breaks the listing."""
         try:
             found = self.store.objects(f"{LOGS}/{segment_of(self.name)}")
             keys = (_KEY.fullmatch(one.key) for one in found)
@@ -295,7 +290,7 @@ def entry_key(name: str, generation: int) -> str:
 
 
 def parse_entry(envelope: bytes) -> Entry:
-    """The entry in a canonical envelope (else E_SIG); signatures are not verified."""
+    """The entry in a canonical envelope (else E_SIG); its signature is not verified."""
     sealed = parse_envelope(envelope)
     if sealed.payload_type != ENTRY_TYPE:
         raise bad_signature(f"the envelope holds {sealed.payload_type}, not {ENTRY_TYPE}")

@@ -1,8 +1,8 @@
-"""The newest entry that a user saw of each history, so that a shorter or another one is refused.
+"""The newest entry that a user saw of each history: a shortened or replaced history is refused.
 
     histories/<registry_id>/<name>.json    generation and digest, in the user's cache
 
-It goes by the identity of a registry, so that a copy in another place is held to the same history.
+Notes are kept by registry id, so a copy of a registry must continue the same history.
 """
 
 from __future__ import annotations
@@ -25,29 +25,30 @@ from specctl.registry.names import segment_of
 from specctl.registry.userdirs import cache_home, make_private
 
 _NOTE_BYTES = 4096
-_OTHERS_CAN_WRITE = 0o022
 
 
 class Newest(Record):
-    """An entry by its place and its bytes."""
+    """Generation and digest of an entry."""
 
     generation: Generation
     digest: Digest
 
 
 class Memory:
-    """Histories as one user saw them last.
+    """The histories that one user saw.
 
     Args:
-        root: a folder; None is the user's own cache.
+        root: a folder; None for the user's cache.
     """
 
     def __init__(self, root: Path | None = None) -> None:
         self._root = root
 
     def recall(self, registry_id: str, name: str) -> Newest | None:
-        """The newest known entry of a history, or None; recalled before the history is read, since
-        other processes write on meanwhile."""
+        """The newest known entry of a history, or None.
+
+        Recall it before reading the history: other processes may add entries meanwhile.
+        """
         path = self._path(registry_id, name)
         try:
             data = read_own(path, max_bytes=_NOTE_BYTES)
@@ -56,25 +57,25 @@ class Memory:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ArtifactError, ValidationError) as error:
-            found = error.strerror if isinstance(error, OSError) else "it has another form"
-            problem = f"the note of the newest entry that you saw cannot be used: {found}"
+            found = error.strerror if isinstance(error, OSError) else "it is malformed"
+            problem = f"this note of the newest entry that you saw cannot be used: {found}"
             raise RegistryError("E_LOG", str(path), problem, hint="remove it") from None
 
     def check(self, newest: Newest | None, log: Log) -> None:
-        """Refuses a history without the newest known entry (E_LOG)."""
+        """Refuses a history that lacks the newest known entry (E_LOG)."""
         if newest is None:
             return
         end = len(log.entries) - 1
         if newest.generation > end:
-            found = f"this one ends at generation {end}" if end >= 0 else "there is none now"
+            found = f"this one ends at generation {end}" if end >= 0 else "it is gone"
         elif log.entries[newest.generation].digest != newest.digest:
-            found = f"this one has another generation {newest.generation}"
+            found = "this one has another entry there"
         else:
             return
         raise RegistryError(
             "E_LOG",
             f"{log.store.url}, {LOGS}/{segment_of(log.name)}",
-            f"you saw a history up to generation {newest.generation}, and {found}",
+            f"you saw a history up to generation {newest.generation}, but {found}",
             hint="restore the missing entries from a copy of the registry; to accept the loss, "
             f"remove {self._path(log.registry_id, log.name)}",
         )
@@ -103,12 +104,12 @@ class Memory:
 
 
 def read_own(path: Path, *, max_bytes: int) -> bytes:
-    """The bytes of a note in the cache; OSError for one that is absent, a link, of another user,
-    writable by others, or too long."""
+    """Bytes of a note in the cache; OSError if it is absent, too long, a link, another user's or
+    writable by others."""
     data, status = read_plain(path, max_bytes=max_bytes)
     is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
-    if not is_own or status.st_mode & _OTHERS_CAN_WRITE:
-        raise PermissionError(errno.EPERM, "a note that others could write")
+    if not is_own or status.st_mode & 0o022:
+        raise PermissionError(errno.EPERM, "others can write to it")
     if len(data) > max_bytes:
         raise OSError(errno.EFBIG, f"more than {max_bytes} bytes")
     return data

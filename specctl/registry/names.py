@@ -7,13 +7,13 @@
 A word (TARGET, DRAFTER, HARDWARE, WORKLOAD, ALIAS) is `[a-z0-9][a-z0-9._-]*` without `..`, at most
 64 bytes. A name has at most 255 bytes, since it is a segment of a key and a file name. Lower case
 and ASCII only, so two names that look alike, or that a file system folds together, cannot both
-exist. The last `@` part is an alias if it has no colon, a digest behind `sha256:`, else hardware
-and workload. So no hardware is called `sha256`.
+exist. The last `@` part is an alias if it has no colon, a digest after `sha256:`, else hardware
+and workload. `sha256` is therefore no valid hardware.
 
-`v1` is the version that was published first under a name, `v2` the next; no alias is called so. Of
-a digest 8 digits will do, where they are those of one version.
+`v1` is the first version published under a name, `v2` the next; aliases cannot have this form. A
+digest may be cut to its first 8 digits or more where they fit one version only.
 
-In keys `:` is written `=`, which no name contains, so two names never share a key.
+Keys write `:` as `=`, which no name contains, so two names never share a key.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ GRAMMAR = (
 
 @dataclass(frozen=True)
 class Reference:
-    """A name and one of its versions: by alias or `v<number>`, by digest or its first digits, or
-    left open."""
+    """A name, and at most one of an alias, which may be `v<number>`, and a digest or its first
+    digits."""
 
     name: str
     alias: str | None = None
@@ -63,7 +63,7 @@ class Reference:
         return int(self.alias[1:]) if self.alias and is_version else None
 
     def pinned(self, digest: str) -> Reference:
-        """The same name at a fixed version."""
+        """The reference with its version fixed to a digest."""
         return replace(self, alias=None, digest=digest)
 
 
@@ -73,7 +73,7 @@ def parse_name(text: str) -> str:
 
 
 def parts_of(name: str) -> tuple[str | None, str | None, str | None, str | None]:
-    """Target, drafter, hardware and workload as a name says them; None where it does not."""
+    """Target, drafter, hardware and workload of a name; None for parts that it leaves out."""
     found = _NAME.fullmatch(parse_name(name))
     assert found is not None
     return found[1], found[2], found[3], found[4]
@@ -85,9 +85,9 @@ def parse_alias(text: str) -> str:
 
 
 def parse_new_alias(text: str) -> str:
-    """An alias that may be given: not one that reads like a version's number (else E_NAME)."""
+    """Returns an alias that is no version number such as `v1` (else E_NAME)."""
     if _VERSION.fullmatch(text):
-        problem = f"{text!r} is the number of a version, as v1, v2, ... are"
+        problem = f"{text!r} is the number of a version, like v1 and v2"
         raise RegistryError("E_NAME", "alias", problem, hint="choose another word")
     return parse_alias(text)
 
@@ -98,7 +98,7 @@ def parse_digest(text: str) -> str:
 
 
 def parse_reference(text: str) -> Reference:
-    """A reference of the grammar (else E_NAME)."""
+    """Parses a reference of the grammar (else E_NAME)."""
     head, at, tail = text.rpartition("@")
     if at and tail.startswith("sha256:"):
         digest = _matched(_SHORT, "digest", "sha256:<8 to 64 lower-case hex digits>", tail)
@@ -127,7 +127,7 @@ def split_reference(text: str) -> tuple[str, Reference] | None:
 
 
 def contains(text: str, word: str) -> bool:
-    """Whether a word is a part of a text; only letters and digits count, in either case."""
+    """Whether a word is part of a text; compares letters and digits only, ignoring case."""
     return _letters(word) in _letters(text)
 
 
@@ -141,9 +141,9 @@ def segment_of(name: str) -> str:
 
 
 def name_of(segment: str) -> str:
-    """The name of a key segment (E_NAME for a segment that no name is written as)."""
+    """The name of a key segment (E_NAME for any other text)."""
     if ":" in segment:
-        raise RegistryError("E_NAME", "key of a log", f"{segment!r} has a ':', which is written =")
+        raise RegistryError("E_NAME", "key of a log", f"{segment!r} has ':' in place of '='")
     return parse_name(segment.replace("=", ":"))
 
 

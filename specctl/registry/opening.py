@@ -34,7 +34,7 @@ from specctl.stores import (
 
 _MARKER_BYTES = 4096
 _NOTHING = {PROBE_KEY.partition("/")[0], TEMPORARY, "lost+found"}
-"""Left by an attempt to make a registry, and present on every new file system."""
+"""Entries of an empty place: traces of an interrupted `init`, and of a new file system."""
 
 
 class Marker(Record):
@@ -47,18 +47,16 @@ class Marker(Record):
 
 @dataclass
 class Registry:
-    """An open registry; one object may be used again and again, by one thread at a time.
+    """An open registry; each history is for one thread at a time.
 
     Attributes:
-        url: absolute folder or `s3://bucket/prefix`; cached references go by it.
-        marker: its identity. content: its files by digest.
-        memory: the histories that the user saw, which must go on; None for no user.
+        url: absolute folder or `s3://bucket/prefix`, the key of cached references.
     """
 
-    store: ObjectStore
-    marker: Marker
-    memory: Memory | None = None
-    content: Content = field(init=False)
+    store: ObjectStore  # of all its objects
+    marker: Marker  # its identity
+    memory: Memory | None = None  # the histories that the user saw; None for no user
+    content: Content = field(init=False)  # files by digest
     _logs: dict[str, Log] = field(default_factory=dict, init=False)
     _is_probed: bool = field(default=False, init=False)
 
@@ -66,29 +64,29 @@ class Registry:
         self.url, self.content = self.store.url, Content(self.store)
 
     def check_store(self) -> None:
-        """Refuses a store that ignores the condition of a put; tried once, before the first write.
+        """Refuses a store without conditional puts; probed once, before the first write.
 
-        The way to it may have changed since the registry was made.
+        An endpoint or a proxy may have changed since the registry was made.
         """
         if not self._is_probed:
             probe(self.store)
             self._is_probed = True
 
     def log(self, name: str) -> Log:
-        """The history of a name, read up to its end (E_NAME; E_LOG, also for one that lacks
-        entries that the user saw)."""
+        """The history of a name, read to its end (E_NAME; E_LOG, also if entries that the user saw
+        are missing)."""
         log = self._logs.get(name) or Log(self.store, self.marker.registry_id, name)
         if self.memory is None:
             log.refresh()
-        else:  # recalled first: another process of the user may write on meanwhile
+        else:
             newest = self.memory.recall(log.registry_id, name)
             log.refresh()
             self.memory.check(newest, log)
-        self._logs[name] = log  # a refused one is read anew next time
+        self._logs[name] = log  # a refused one is read again next time
         return log
 
     def note(self, log: Log) -> None:
-        """Remembers a history as the user sees it now."""
+        """Remembers the newest entry of a history for the user."""
         if self.memory is not None:
             self.memory.note(log)
 
@@ -105,8 +103,8 @@ class Registry:
         return log
 
     def names(self) -> list[str]:
-        """Names that a listing shows, sorted; a listing may be stale. Folders without the form of
-        a name are passed over; `verify` reports them."""
+        """Listed names, sorted; the listing may be stale. Other folders are skipped; `verify`
+        reports them."""
         found = []
         for segment in self.segments():
             with suppress(RegistryError):
@@ -118,18 +116,18 @@ class Registry:
         return set() if self.memory is None else self.memory.segments(self.marker.registry_id)
 
     def segments(self) -> list[str]:
-        """Key segments below `log/`, of names or not, sorted."""
+        """Key segments below `log/`, valid names or not, sorted."""
         return self.store.children(LOGS)
 
 
 def open_registry(place: str | Path, memory: Memory | None = None) -> Registry:
-    """The registry at a place; nothing but its marker is read yet.
+    """Opens the registry at a place; only its marker is read.
 
     Args:
-        memory: the histories that its user saw; None is that in the user's own cache.
+        memory: the histories that the user saw; None for those in the user's cache.
 
     Raises:
-        UsageError: a URL of another kind.
+        UsageError: an unsupported URL.
         RegistryError: E_NO_REGISTRY, E_VERSION.
         StoreError: the place cannot be read.
     """
@@ -150,8 +148,8 @@ def init_registry(place: str | Path) -> Registry:
     """Makes a place a registry.
 
     Raises:
-        RegistryError: E_EXISTS, for a registry and for a place that holds anything else.
-        StoreError: the store cannot be written, or ignores the condition of a put.
+        RegistryError: E_EXISTS if the place is not empty.
+        StoreError: the store cannot be written, or lacks conditional puts.
     """
     registry_id = secrets.token_hex(16)
     made = Marker(registry_version=REGISTRY_VERSION, registry_id=registry_id, created=utc_now())
@@ -159,7 +157,7 @@ def init_registry(place: str | Path) -> Registry:
 
 
 def make_registry(store: ObjectStore, marker: Marker) -> Registry:
-    """Gives a new or empty place a marker (E_EXISTS); see `init_registry`."""
+    """Writes a marker to a new or empty place (else E_EXISTS); see `init_registry`."""
     names = set(store.children("")) - _NOTHING
     if names and MARKER not in names:
         problem = f"the place is not empty: it holds {kind_of(names)}"
@@ -182,7 +180,7 @@ def make_registry(store: ObjectStore, marker: Marker) -> Registry:
 
 
 def read_marker(store: ObjectStore) -> Marker:
-    """The marker of a place: E_NO_REGISTRY where it has none, E_VERSION for another form."""
+    """The marker of a place: E_NO_REGISTRY without one, E_VERSION for an invalid one."""
     try:
         data = read(store, MARKER, max_bytes=_MARKER_BYTES)
         parse_strict(data)
@@ -209,24 +207,23 @@ def read_marker(store: ObjectStore) -> Marker:
 
 @dataclass(frozen=True)
 class Copied:
-    """The contents of a copy, new or there before: `num_names`, `num_entries` of their histories,
-    `num_artifacts`."""
+    """The contents of a copy, old and new."""
 
     num_names: int
-    num_entries: int
+    num_entries: int  # of all histories
     num_artifacts: int
 
 
 def copy_registry(source: Registry, destination: Path | str) -> Copied:
-    """Brings a place up to a registry; an empty place becomes a copy of it.
+    """Copies a registry to an empty place, or updates an older copy.
 
     Histories are copied byte for byte, so chains, signatures and the registry's identity hold in
-    the copy. A history follows the artifacts that it names: an interrupted copy has fewer entries,
-    never broken ones, and copying again completes it. Nothing in the destination is replaced.
+    the copy. Artifacts are copied before the history that names them: an interrupted copy has
+    fewer entries, never broken ones, and copying again completes it. Nothing is replaced.
 
     Raises:
-        UsageError: the source itself, or a place in it.
-        RegistryError: E_EXISTS where anything else is, E_LOG where a history of the copy differs.
+        UsageError: the destination is the source, or lies in it.
+        RegistryError: E_EXISTS if the destination holds something else, E_LOG if it was written to.
         ArtifactError: the source's content is damaged; the history that names it was not copied.
         StoreError: a place that cannot be used.
     """
@@ -255,7 +252,7 @@ def copy_registry(source: Registry, destination: Path | str) -> Copied:
 
 
 def _open_copy(source: Registry, place: Path | str) -> Registry:
-    """The place as a registry of the source's identity."""
+    """Opens or makes the destination, with the source's identity."""
     store = open_store(place)
     if f"{store.url}/".startswith(f"{source.url}/"):
         raise UsageError(f"{store.url} is the registry itself, or lies in it; copy it elsewhere")

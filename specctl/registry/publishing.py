@@ -35,48 +35,37 @@ from specctl.registry.trust import Trust
 from specctl.stores import KeyTakenError, UnknownOutcomeError
 
 MAX_LOSSES = 1000
-"""Times that a writer lets others go first before it gives up; each is another writer's success."""
+"""Commits that a writer loses to others before it gives up."""
 MAX_NAMED = 3
-"""Versions that a refusal names, newest first."""
+"""Versions listed in a refusal, newest first."""
 
 
 @dataclass(frozen=True)
 class Writer:
-    """A user who writes to a registry.
-
-    Attributes:
-        trust: the keys that this writer trusts.
-        actor: for people, e.g. `ann@host`; proves nothing.
-        key: signs the entries; None leaves them unsigned.
-    """
+    """A user who writes to a registry."""
 
     registry: Registry
-    trust: Trust
-    actor: str
-    key: SigningKey | None = None
+    trust: Trust  # the keys that this writer trusts
+    actor: str  # shown to people, e.g. `ann@host`; not verified
+    key: SigningKey | None = None  # signs the entries; None leaves them unsigned
 
     def has_signed(self, envelope: bytes) -> bool:
-        """Whether the writer's key signed an envelope; without a key there is nothing to add."""
+        """Whether the writer's key signed an envelope; true for a writer without a key."""
         return self.key is None or parse_envelope(envelope).is_signed_by(self.key.public_key)
 
 
 @dataclass(frozen=True)
 class Package:
-    """An artifact that was loaded once.
+    """An artifact that was loaded once."""
 
-    Attributes:
-        digest: of the manifest. files: by name, those of the manifest and the manifest itself.
-        envelopes: over the manifest; none is verified yet.
-    """
-
-    digest: str
-    files: Mapping[str, bytes]
-    envelopes: tuple[bytes, ...] = ()
+    digest: str  # of the manifest
+    files: Mapping[str, bytes]  # by name, the manifest included
+    envelopes: tuple[bytes, ...] = ()  # over the manifest, not verified
 
 
 @dataclass(frozen=True)
 class Written(Logged):
-    """The entry that a version or an alias rests on after a push or a move."""
+    """The entry behind a version or an alias, after a push or a move."""
 
     changed: bool = True  # whether this call wrote it
 
@@ -90,11 +79,11 @@ class Published(Written):
 
 
 def read_package(folder: Path) -> Package:
-    """An artifact folder, fit for a registry: it is loaded, so nothing bad is published.
+    """Reads an artifact folder and loads it, so that an invalid artifact is never published.
 
     Raises:
         ArtifactError: the loader refuses it, or it changed meanwhile; E_SIG for a signature of
-            something else.
+            another artifact.
     """
     check_is_artifact(folder)
     from specctl.artifacts.load import load_artifact  # here: it needs torch
@@ -110,18 +99,17 @@ def read_package(folder: Path) -> Package:
 
 
 def contradictions(name: str, package: Package) -> list[str]:
-    """A sentence for each word of a name that the artifact's manifest says otherwise.
+    """A sentence for each part of a name that contradicts the artifact's manifest.
 
-    People choose names by hand. What the manifest does not know is not compared, and neither is
-    `cpu`, which no processor is called.
+    Facts that the manifest lacks are not compared, and neither is the hardware `cpu`.
     """
     target, drafter, hardware, workload = parts_of(name)
     manifest = parse_manifest(package.files[MANIFEST])
-    if manifest.pair.drafter == "embedded":  # short for this one
+    if manifest.pair.drafter == "embedded":  # an abbreviation
         pair = manifest.pair.model_copy(update={"drafter": "embedded:eagle3"})
         manifest = manifest.model_copy(update={"pair": pair})
     domain = manifest.domain or Domain()
-    said = {
+    parts = {
         "target": (target, (manifest.pair.target,)),
         "drafter": (drafter, (manifest.pair.drafter,)),
         "hardware": (None if hardware == "cpu" else hardware, domain.hardware or ()),
@@ -129,7 +117,7 @@ def contradictions(name: str, package: Package) -> list[str]:
     }
     return [
         f"the name says {field} {word}, the artifact was made on {shown(', '.join(found))}"
-        for field, (word, found) in said.items()
+        for field, (word, found) in parts.items()
         if word is not None and found and not any(contains(one, word) for one in found)
     ]
 
@@ -137,13 +125,13 @@ def contradictions(name: str, package: Package) -> list[str]:
 def push(writer: Writer, package: Package, name: str, *, reason: str | None = None) -> Published:
     """Publishes a version: blobs, manifest, signatures, and last the entry that makes them count.
 
-    The writer's key signs the artifact and the entry. A version that is there already keeps its
-    number; it gets an entry only for the signature of a key that has not signed it.
+    The writer's key signs the artifact and the entry. A version that exists keeps its number; a
+    new entry is added only if the writer's key has not signed it.
 
     Raises:
-        ArtifactError: E_SIG where the name requires a signature that this push would not bring.
+        ArtifactError: E_SIG if the name requires a signature that is missing.
         RegistryError: E_NAME, E_BUSY, E_LOG.
-        StoreError: the store cannot be used; doing it again is safe.
+        StoreError: the store cannot be used; repeating is safe.
     """
     registry, trust, digest = writer.registry, writer.trust, package.digest
     log, envelopes = registry.log(parse_name(name)), list(package.envelopes)
@@ -160,7 +148,7 @@ def push(writer: Writer, package: Package, name: str, *, reason: str | None = No
         is_there = any(writer.has_signed(log.entries[one].envelope) for one in published)
         return None if is_there else Publish(digest=digest)
 
-    # Made once before anything is stored: its words and its key may be refused.
+    # Drafted before anything is stored, since the reason or the key may be refused.
     if (action := decide()) is not None:
         _drafted(writer, log, action, reason)
     registry.check_store()
@@ -186,15 +174,15 @@ def promote(
 ) -> Written:
     """Points an alias to a published version, by compare-and-swap on its present one.
 
-    Where it points there already nothing is written, unless the writer's key has not signed it.
+    If it points there already, an entry is written only to add the signature of the writer's key.
 
     Args:
-        expect: the digest that the alias must have; None is the present one.
+        expect: the digest that the alias must have now; None accepts any.
 
     Raises:
         RegistryError: E_ALIAS_CONFLICT with the present version if another writer moved it
             meanwhile, E_MISSING for a digest not published under the name, E_BUSY, E_LOG.
-        ArtifactError: the version's content or a signature is not right.
+        ArtifactError: the version's content is damaged, or it lacks a required signature.
     """
     log = writer.registry.known_log(name)
     parse_new_alias(alias)
@@ -214,22 +202,22 @@ def rollback(
     to: str | None = None,
     expect: str | None = None,
 ) -> Written:
-    """Points an alias back to an older version; see `promote` where it is there already.
+    """Points an alias back to an older version; see also `promote`.
 
     Args:
-        reason: must be given.
-        to: one of the versions that the alias had before; None is the one right before the present
-            one. A version that was rolled back from is none of them any more.
-        expect: the version to go back from. Where the alias's last move was a rollback from it,
-            nothing is left to do: so it may be repeated after a lost answer, or by two people.
+        reason: required.
+        to: an earlier version of the alias; None for the one before the present. Versions that
+            were rolled back do not count.
+        expect: the version to go back from. If the last move was a rollback from it, nothing is
+            written, so the call may be repeated after a lost answer, or by two people.
 
     Raises:
         RegistryError: E_NO_PREVIOUS; see also `promote`.
         UsageError: no reason.
-        UnknownOutcomeError: the outcome is not known; repeat it with `expect`.
+        UnknownOutcomeError: the outcome is unknown; repeat with `expect`.
     """
     if not reason.strip():
-        raise UsageError("--reason is empty; say why, for the history")
+        raise UsageError("--reason is empty; the history needs one")
     log = writer.registry.known_log(name)
     moves = log.accepted(writer.trust).moves.get(alias, [])
     if expect is not None and (not moves or moves[-1].digest != expect):
@@ -245,16 +233,16 @@ def rollback(
     try:
         return _moved(writer, log, "rollback", alias, digest, reason)
     except UnknownOutcomeError as lost:
-        fix = f"repeat it with --expect {moves[-1].digest}: where it was done, that changes nothing"
+        fix = f"repeat it with --expect {moves[-1].digest}, which is safe if it was done"
         raise UnknownOutcomeError(lost.message, hint=fix) from None
 
 
 def version_digest(writer: Writer, name: str, version: str) -> str:
-    """The digest of a version as people write it; an alias is where its writer sees it.
+    """The digest of a version given by the user; aliases are resolved as the writer sees them.
 
     Args:
-        version: `sha256:<hex>` or its first digits, another alias of the name, or the path of an
-            artifact's folder with a slash in it.
+        version: `sha256:<hex>` or its first digits, another alias of the name, or an artifact's
+            folder, written with a slash.
     """
     if "/" in version:
         return read_package(Path(version)).digest
@@ -273,7 +261,7 @@ def version_digest(writer: Writer, name: str, version: str) -> str:
 
 
 def _previous(reference: Reference, moves: Sequence[Pointer], to: str | None) -> str:
-    """The version to go back to: the one before, or one that the alias had; E_NO_PREVIOUS."""
+    """The version to go back to (else E_NO_PREVIOUS)."""
     held = [one.digest for one in moves]
     if to is None and len(held) > 1:
         return held[-2]
@@ -297,9 +285,9 @@ def _moved(
     digest: str,
     reason: str | None,
 ) -> Written:
-    """Commits a move of a version that is whole and that readers accept.
+    """Commits a move to a version that is complete and that readers accept.
 
-    Another writer that moved anything but this alias meanwhile is no conflict.
+    Only another move of this alias is a conflict.
     """
     registry, trust = writer.registry, writer.trust
     before = log.accepted(trust).expected(alias)
@@ -313,7 +301,7 @@ def _moved(
         present, last = log.accepted(trust).expected(alias), log.state.expected(alias)
         if present != before:
             raise _conflict(log.name, alias, before[0], present[0])
-        # A move that the writer does not accept, on top, is in the way of other readers.
+        # A later move that the writer does not accept still affects readers: it is replaced.
         if present[1] is not None and present == last and present[0] == digest:
             there = log.entries[present[1]]
             if writer.has_signed(there.envelope):
@@ -334,13 +322,10 @@ def _moved(
 def _committed(
     writer: Writer, log: Log, decide: Callable[[], Publish | Move | None], reason: str | None
 ) -> Logged | None:
-    """Appends an action to the newest state, deciding again where another writer was faster.
+    """Appends an action to the newest state; decides again if another writer was faster.
 
     Args:
-        decide: returns the action, or None where nothing is left to do; an error stops it.
-
-    Returns:
-        The entry that this call committed, or None.
+        decide: returns the action, or None if there is nothing to do.
     """
     for _ in range(MAX_LOSSES):
         log.refresh()
@@ -360,7 +345,7 @@ def _committed(
 
 
 def _drafted(writer: Writer, log: Log, action: Publish | Move, reason: str | None) -> Logged:
-    """The next entry, which readers accept."""
+    """Drafts the next entry and checks that readers accept it."""
     logged = log.draft(action, writer.actor, writer.key, reason)
     check_entry(writer.trust, logged)
     return logged
@@ -371,5 +356,5 @@ def _conflict(name: str, alias: str, expected: str | None, found: str | None) ->
         "E_ALIAS_CONFLICT",
         str(Reference(name, alias)),
         f"it points to {found or 'nothing'}, not to {expected or 'nothing'}",
-        hint="look at its present version, and decide again",
+        hint="check its present version, then decide again",
     )

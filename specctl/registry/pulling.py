@@ -1,8 +1,8 @@
 """From a reference to a loaded artifact, and the cache of pulled ones for `--offline`.
 
-Until the loader has accepted the files they are bytes in memory: nothing of a bad artifact is
-written. Cached files are recomputed on every read. With each reference the cache keeps the entries
-and signatures that it rested on, so that they can be judged again.
+Files stay in memory until the loader has accepted them, so a bad artifact is never written. Digests
+of cached files are checked on every read. With each reference the cache keeps the entries and
+signatures that decided it, so that they can be judged again.
 """
 
 from __future__ import annotations
@@ -42,47 +42,40 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Pulled:
-    """An artifact that passed every check.
-
-    Attributes:
-        folder: its read-only place in the cache.
-        remembered: when the reference was resolved, where it came from the cache; else None.
-        accepted: envelopes over it; none where the name requires none.
-        resolved: None where it came from the cache.
-    """
+    """An artifact that passed every check."""
 
     artifact: Artifact
     reference: Reference
-    folder: Path
-    remembered: str | None = None
-    accepted: tuple[bytes, ...] = ()
-    resolved: Resolved | None = None
+    folder: Path  # in the cache, read-only
+    remembered: str | None = None  # offline: the time at which the reference was resolved
+    accepted: tuple[bytes, ...] = ()  # envelopes over it; none if the name requires none
+    resolved: Resolved | None = None  # None for offline
 
 
 class Remembered(Record):
-    """The meaning of a reference when it was last pulled, at a time `resolved`."""
+    """A reference as it was last resolved."""
 
     resolved: UtcTime
     entries: tuple[str, ...]  # envelopes of the entries that decided it
-    envelopes: tuple[str, ...]  # accepted ones over the artifact; none where none was required
+    envelopes: tuple[str, ...]  # accepted ones over the artifact; none if none was required
 
 
 class Cache:
-    """Artifacts and references of one user, in folders that are open to nobody else.
+    """Artifacts and references of one user, in private folders.
 
     Args:
-        root: the folder; None is the user's own.
+        root: the folder; None for the user's cache.
     """
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = root or cache_home()
 
     def folder(self, digest: str) -> Path:
-        """The place of an artifact, pulled or not."""
+        """The place of an artifact, which may be absent."""
         return self.root / "artifacts" / "sha256" / hex_of(digest)
 
     def get(self, digest: str) -> dict[str, bytes] | None:
-        """Files of an artifact, or None where it was never pulled; E_DIGEST where they changed."""
+        """Files of an artifact, or None if it was never pulled; E_DIGEST if they changed."""
         folder = self.folder(digest)
         if not folder.is_dir():
             return None
@@ -93,13 +86,13 @@ class Cache:
             raise ArtifactError(
                 "E_DIGEST",
                 f"cache {folder}",
-                f"not the files that were pulled: {error.field}, {error.problem}",
+                f"its files changed since they were pulled: {error.field}, {error.problem}",
                 hint="remove that folder and pull again",
             ) from None
         return files
 
     def put(self, digest: str, files: Mapping[str, bytes]) -> Path:
-        """Keeps verified files; read-only, whole or not at all."""
+        """Keeps verified files, read-only; atomic."""
         folder = self.folder(digest)
         if folder.is_dir():
             return folder
@@ -121,7 +114,7 @@ class Cache:
         return folder
 
     def remember(self, url: str, reference: Reference, meant: Remembered) -> None:
-        """Replaces the meaning of a reference."""
+        """Stores a resolution of the reference, replacing an older one."""
         path = self._note(url, reference)
         with output_errors(path, "artifact cache"):
             make_private(path.parent, self.root)
@@ -129,8 +122,8 @@ class Cache:
             replace_file(path, data, mode=0o600)
 
     def recall(self, url: str, reference: Reference) -> Remembered:
-        """The meaning of a reference when it was last pulled: E_OFFLINE where it never was, or
-        where the note is a link, writable by others, too long or of another form."""
+        """The last resolution of a reference; E_OFFLINE if it was never pulled, or if its note is
+        malformed, too long, a link or writable by others."""
         try:
             data = read_own(self._note(url, reference), max_bytes=MAX_NOTE_BYTES)
             parse_strict(data)
@@ -138,14 +131,14 @@ class Cache:
         except FileNotFoundError:
             raise _not_cached(url, reference, "it was never pulled from this registry") from None
         except OSError as error:
-            problem = f"the note of it in the cache cannot be used: {error.strerror}"
+            problem = f"its note in the cache cannot be used: {error.strerror}"
             raise _not_cached(url, reference, problem) from None
         except (ArtifactError, ValidationError):
-            problem = "the note of it in the cache has another form"
+            problem = "its note in the cache is malformed"
             raise _not_cached(url, reference, problem) from None
 
     def whole(self, url: str, reference: Reference) -> Reference:
-        """The reference with all digits of its digest, where one pulled version has them."""
+        """The reference with its full digest, if exactly one pulled version fits."""
         note = self._note(url, reference)
         found = sorted(note.parent.glob(f"{note.stem}*.json")) if reference.digest else []
         return reference.pinned(f"sha256:{found[0].stem[1:]}") if len(found) == 1 else reference
@@ -159,7 +152,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class Reader:
-    """A user: their trust file and their cache."""
+    """A user's trust file and cache."""
 
     trust: Trust = field(default_factory=Trust.load)
     cache: Cache = field(default_factory=Cache)
@@ -168,10 +161,10 @@ class Reader:
 def pull(
     registry: Registry, reference: Reference, reader: Reader, *, expect: Expected | None = None
 ) -> Pulled:
-    """The artifact that a reference names now.
+    """Loads the artifact that a reference names now.
 
     Args:
-        expect: the pair that is about to run; None to look at an artifact without running it.
+        expect: the pair that is about to run; None to load an artifact without running it.
 
     Raises:
         RegistryError, ArtifactError: see `resolve`; or its files are missing or damaged.
@@ -181,8 +174,8 @@ def pull(
     if resolved.ignored is not None:
         entry = resolved.ignored.entry
         logger.warning(
-            "%s: generation %d moved it to %s without a signature that you trust, and does not "
-            "count", reference, entry.generation, entry.action.digest,
+            "%s: generation %d moved it to %s without a signature that you trust, so this "
+            "does not count", reference, entry.generation, entry.action.digest,
         )  # fmt: skip
     return pull_resolved(resolved, reader, expect=expect)
 
@@ -198,15 +191,15 @@ def pull_resolved(resolved: Resolved, reader: Reader, *, expect: Expected | None
         files = reader.cache.get(digest) or resolved.content.fetch(digest)
     artifact = load_files(files, expect=expect, digest=digest, artifact=place)
     folder = reader.cache.put(digest, files)
-    # The digest is remembered as a reference of its own: it is one of the name's versions.
-    for said in {reference.pinned(digest), reference}:
-        deciding = resolved.entries[:1] if said.digest else resolved.entries
+    # The digest is remembered too, so that it can be pulled offline by itself.
+    for named in {reference.pinned(digest), reference}:
+        deciding = resolved.entries[:1] if named.digest else resolved.entries
         meant = Remembered(
             resolved=utc_now(),
             entries=tuple(one.envelope.decode() for one in deciding),
             envelopes=tuple(data.decode() for data in accepted),
         )
-        reader.cache.remember(url, said, meant)
+        reader.cache.remember(url, named, meant)
     return Pulled(artifact, reference, folder, accepted=accepted, resolved=resolved)
 
 
@@ -217,12 +210,12 @@ def pull_offline(
     *,
     expect: Expected | None = None,
 ) -> Pulled:
-    """The artifact that a reference named when it was last pulled, from the cache alone.
+    """Loads the artifact that a reference named when it was last pulled, from the cache alone.
 
-    A newer version goes unseen. The user's trust file as it is now counts.
+    The user's present trust file applies.
 
     Raises:
-        RegistryError: E_OFFLINE where it was never pulled from this registry under this name.
+        RegistryError: E_OFFLINE if it was never pulled from this registry under this name.
         ArtifactError: the cached files are damaged, or do not fit; E_SIG.
     """
     from specctl.artifacts.load import load_files
@@ -247,14 +240,16 @@ def pull_offline(
 
 
 def _entries_of(url: str, reference: Reference, meant: Remembered) -> list[Logged]:
-    """The entries of a note, which must be one publication under the name and, for an alias, its
-    move to that version (E_OFFLINE)."""
+    """The entries of a note: one publication under the name and, for an alias, its move to that
+    version (else E_OFFLINE)."""
     entries = []
     for text in meant.entries:
         try:
             entry = parse_entry(text.encode())
         except ArtifactError:
-            raise _not_cached(url, reference, "the note of it has no entries") from None
+            raise _not_cached(
+                url, reference, "its note in the cache has malformed entries"
+            ) from None
         entries.append(Logged(entry, text.encode(), digest_of(text.encode())))
     found = [one.entry for one in entries]
     about = {(one.name, one.registry_id, one.action.digest) for one in found}
@@ -266,7 +261,7 @@ def _entries_of(url: str, reference: Reference, meant: Remembered) -> list[Logge
         or aliases
         != [None, *([reference.alias] if reference.alias and not reference.number else [])]
     ):
-        raise _not_cached(url, reference, "the note of it is about something else")
+        raise _not_cached(url, reference, "its note in the cache is about another reference")
     return entries
 
 
@@ -283,7 +278,7 @@ def pull_from(
     offline: bool = False,
     expect: Expected | None = None,
 ) -> Pulled:
-    """`pull` or `pull_offline`, by the texts of a place and of a reference."""
+    """Calls `pull` or `pull_offline` with a place and a reference given as text."""
     parsed = parse_reference(reference)
     if offline:
         return pull_offline(canonical_store(place), parsed, reader, expect=expect)
@@ -292,9 +287,9 @@ def pull_from(
 
 
 def copy_out(pulled: Pulled, out: Path) -> Path:
-    """Writes a pulled artifact as a folder of the user's own, loaded once more from there.
+    """Writes a pulled artifact, with a signature if there is one, to a folder of the user.
 
-    One signature goes with it, where there is any. A place that holds something else is refused.
+    It is loaded once more from there. A place that holds something else is refused.
     """
     from specctl.artifacts.load import load_artifact
 

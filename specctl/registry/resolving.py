@@ -1,7 +1,7 @@
 """From a reference to a digest that may be used: history and signatures.
 
-Readers and writers ask the same functions, so nothing is written that readers would refuse. What
-must be signed, and by whom, is decided by the user's own trust file alone.
+Readers and writers share these functions, so an entry that readers would refuse is never written.
+Required signatures depend on the user's own trust file alone.
 """
 
 from __future__ import annotations
@@ -19,31 +19,30 @@ from specctl.registry.trust import Trust
 
 @dataclass(frozen=True)
 class Resolved:
-    """A reference that passed every check of the history; its content has passed none yet."""
+    """A reference whose history was checked; its content is not checked yet."""
 
     log: Log
     reference: Reference
     digest: str
     entries: tuple[Logged, ...]
-    """The last accepted publication and, of an alias, its last accepted move."""
+    """The last accepted publication and, for an alias, its last accepted move."""
     trust: Trust
     ignored: Logged | None = None
-    """A later move of the alias, which does not count."""
+    """A later move of the alias that `trust` does not accept."""
 
     @property
     def content(self) -> Content:
-        """The files and signatures of the registry that it was resolved in."""
+        """Files and signatures of the registry."""
         return Content(self.log.store)
 
     def any_signature(self) -> bytes | None:
-        """An envelope of the artifact under its name, not verified: its recipient may require one
-        where this user does not."""
+        """An unverified envelope of the artifact under its name, for recipients who require one."""
         found = self.content.signatures(self.digest)
         return next((one for one in found if speaks_of(one, self.digest, self.log.name)), None)
 
 
 def resolve(registry: Registry, reference: Reference, trust: Trust) -> Resolved:
-    """The version that a reference names now.
+    """Resolves a reference to the version that it names now.
 
     Raises:
         RegistryError: E_UNKNOWN_NAME, E_UNKNOWN_ALIAS, E_MISSING, E_LOG.
@@ -68,9 +67,9 @@ def resolve_in(log: Log, reference: Reference, trust: Trust) -> Resolved:
 
 
 def pointers(log: Log, trust: Trust) -> dict[str, Pointer]:
-    """The aliases as a user sees them: where the last accepted move of each put it.
+    """The aliases as a user sees them, after the last accepted move of each.
 
-    One that no accepted entry moved is where its last move put it, which `check_entry` refuses.
+    An alias without an accepted move has its last move, which `check_entry` then refuses.
     """
     return {**log.state.aliases, **log.accepted(trust).aliases}
 
@@ -89,7 +88,7 @@ def named_digest(log: Log, reference: Reference, trust: Trust) -> str:
         if not fitting:
             check_published(log, reference.digest)
         if len(fitting) > 1:
-            problem = f"these digits begin {' and '.join(fitting)}"
+            problem = f"several versions begin so: {' and '.join(fitting)}"
             raise RegistryError("E_NAME", str(reference), problem, hint="give more of them")
         return fitting[0]
     aliases = pointers(log, trust)
@@ -101,7 +100,7 @@ def named_digest(log: Log, reference: Reference, trust: Trust) -> str:
     known = [*aliases, *(f"v{n + 1}" for n in range(len(versions)))]
     there = f"aliases: {', '.join(aliases) or 'none yet'}; versions: {len(versions)}"
     if reference.alias is None:
-        problem = f"a bare name, without @ALIAS, @v<number> or @sha256:<hex> ({there})"
+        problem = f"the name needs @ALIAS, @v<number> or @sha256:<hex> ({there})"
         raise RegistryError("E_NAME", str(reference), problem, hint="name the version")
     fix = did_you_mean(reference.alias, known, "`specctl registry show` lists both")
     problem = f"the name has no such alias or version ({there})"
@@ -109,12 +108,12 @@ def named_digest(log: Log, reference: Reference, trust: Trust) -> str:
 
 
 def check_published(log: Log, digest: str) -> None:
-    """Refuses a digest that the name never had (E_MISSING)."""
+    """Refuses a digest that was never published under the name (E_MISSING)."""
     if digest not in log.state.versions:
         raise RegistryError(
             "E_MISSING",
             f"{log.name}@{digest}",
-            f"the digest is none of the name's {len(log.state.versions)} versions",
+            f"the name has {len(log.state.versions)} versions, and none has this digest",
             hint="push it under this name first; `specctl registry show` lists versions",
         )
 
@@ -122,9 +121,9 @@ def check_published(log: Log, digest: str) -> None:
 def deciding_entries(
     log: Log, reference: Reference, digest: str, trust: Trust
 ) -> tuple[Logged, ...]:
-    """The entries that an answer rests on: the publication, and the alias's move.
+    """The entries that decide a resolution: the publication, and the alias's move.
 
-    Each is chained to all before it, so a signature over it covers the history too.
+    Each is chained to all earlier ones, so a signature over it covers the history too.
     """
     published, at = publication(log, trust, digest), pointers(log, trust).get(reference.alias or "")
     return (published,) if at is None else (published, log.entries[at.generation])

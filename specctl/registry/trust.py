@@ -1,9 +1,8 @@
-"""The user's trust file: public keys, the names that each is for, and which keys are revoked.
+"""The user's trust file: public keys, the names that each may sign for, and revocations.
 
-Nobody is trusted unless the user says so, and nothing in a registry changes that. A name that a key
-of the file is for, even a revoked one, must be signed by one that is not revoked; under other names
-anything goes. The file is strict JSON in the user's configuration folder. A file that others can
-write is refused, since they would decide whom this user trusts.
+Only the user adds keys; nothing in a registry does. A name that a key of the file matches, even a
+revoked one, must be signed by a matching key that is not revoked. Other names need no signature.
+The file is strict JSON in the user's configuration folder; a file that others can write is refused.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ Glob = Annotated[str, Field(pattern=r"^[a-z0-9._+@:*-]{1,256}$")]
 """`*` stands for any characters; nothing else is special."""
 Text = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{0,256}$")]
 MAX_KEYS, MAX_GLOBS, MAX_TRUST_BYTES = 256, 64, 1 << 20
-_TRUST = "trust that key, if you know whose it is: specctl registry trust add"
-_FETCH = "fetch it again: these are not the bytes that were signed"
+_TRUST = "trust that key, if you know its owner: specctl registry trust add"
+_FETCH = "fetch it again: the signed bytes were others"
 _SIGN = (
     "sign it with --key of a trusted key: specctl registry push, promote or rollback, or registry "
     "sign for a folder alone"
@@ -49,7 +48,8 @@ _SIGN = (
 
 
 class Revocation(Record):
-    """Nothing of a revoked key is accepted, old or new: a thief can write any date."""
+    """Time and reason of a revocation. Old signatures of the key are refused too: a thief can
+    backdate."""
 
     at: UtcTime
     reason: Text
@@ -94,18 +94,18 @@ class TrustedKey(Record):
 
     @property
     def state(self) -> str:
-        """Whether its signatures are accepted, in words."""
+        """`trusted`, or `revoked` with the reason."""
         return "trusted" if self.revoked is None else f"revoked: {self.revoked.reason}"
 
     def may_sign_for(self, name: str) -> bool:
-        """Whether the key is for a name, revoked or not."""
+        """Whether a pattern of the key, revoked or not, matches a name."""
         return any(fnmatchcase(name, glob) for glob in self.names)
 
 
 class Trust(Record):
     """The keys of a trust file; by default none."""
 
-    trust_version: Literal[1] = 1
+    trust_version: Literal[1] = 1  # of the file's format
     keys: Annotated[tuple[TrustedKey, ...], Field(max_length=MAX_KEYS)] = ()
 
     @model_validator(mode="after")
@@ -115,12 +115,12 @@ class Trust(Record):
 
     @classmethod
     def load(cls, path: Path | None = None) -> Trust:
-        """The trust of a file, by default the user's own, which may be absent: nobody is trusted.
+        """Reads a trust file, by default the user's own; if that is absent, no key is trusted.
 
         Raises:
-            UsageError: a file that was named and is absent, that cannot be read, or that others may
-                write.
-            ArtifactError: E_SCHEMA for another form.
+            UsageError: a named file is absent, or a file cannot be read or can be written by
+                others.
+            ArtifactError: E_SCHEMA for an invalid file.
         """
         place = trust_path() if path is None else path
         try:
@@ -134,7 +134,7 @@ class Trust(Record):
             ) from error
         if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o022:
             raise UsageError(
-                f"trust file {place} is no file that its owner alone can write: it is "
+                f"trust file {place} must be a regular file that only its owner can write, and is "
                 f"{stat.filemode(status.st_mode)}",
                 hint=f"read it, then chmod go-w {place}",
             )
@@ -142,7 +142,7 @@ class Trust(Record):
 
     @classmethod
     def parse(cls, data: bytes, what: str = "trust file") -> Trust:
-        """The trust in some JSON (E_SCHEMA for any other form: nothing has a default there)."""
+        """Parses a trust file (E_SCHEMA); its fields have no defaults."""
         try:
             parse_strict(data)
             found = cls.model_validate_json(data)
@@ -164,28 +164,28 @@ class Trust(Record):
         return next((key for key in self.keys if key.key_id == key_id), None)
 
     def requires(self, name: str) -> bool:
-        """Whether a name must be signed: some key, revoked or not, is for it."""
+        """Whether a name must be signed: a key, revoked or not, matches it."""
         return any(key.may_sign_for(name) for key in self.keys)
 
     def with_key(self, key: TrustedKey) -> Trust:
-        """This trust with one key more; one that is there gets these names.
+        """Adds a key, or replaces the names of a known one.
 
         Raises:
-            UsageError: the key was revoked, which is for good.
+            UsageError: the key was revoked.
         """
         known = self.key(key.key_id)
         if known is not None and known.revoked is not None:
             raise UsageError(
-                f"key {key.key_id} was revoked {known.revoked.at}, for good",
+                f"key {key.key_id} was revoked for good, {known.revoked.at}",
                 hint="make a new key: specctl registry keygen",
             )
         others = tuple(one for one in self.keys if one.key_id != key.key_id)
         return Trust(keys=(*others, key))
 
     def with_revoked(self, key_id: str, reason: str) -> Trust:
-        """This trust without a key, which stays listed, so that nobody adds it again."""
+        """Revokes a key; it stays listed, so that it cannot be added again."""
         if self.key(key_id) is None:
-            raise UsageError(f"{key_id} is no key of `specctl registry trust list`")
+            raise UsageError(f"the trust file has no key {key_id}")
         revoked = {"revoked": Revocation(at=utc_now(), reason=shown(reason)[:256])}
         change = {key_id: revoked}
         return Trust(keys=tuple(one.model_copy(update=change.get(one.key_id)) for one in self.keys))
@@ -198,7 +198,7 @@ class Trust(Record):
         key, short = self.key(key_id), key_id[:20]
         if key is None:
             raise _unsigned(name, f"{short} is not trusted", _TRUST)
-        if key.revoked is not None:  # for good, so trusting it is no cure
+        if key.revoked is not None:  # for good, so the hint is not `trust add`
             raise _unsigned(name, f"{short} was revoked {key.revoked.at} ({key.revoked.reason})")
         if not key.may_sign_for(name):
             raise _unsigned(name, f"{short} may not sign for {name}", _TRUST)
@@ -207,8 +207,10 @@ class Trust(Record):
         return key_id
 
     def accepted(self, envelopes: Iterable[bytes], digest: str, name: str) -> list[bytes]:
-        """The envelopes over an artifact under a name that trusted keys signed; E_SIG if there is
-        none: unsigned, of unknown or revoked keys, or of another manifest or name."""
+        """The envelopes of an artifact under a name that trusted keys signed.
+
+        E_SIG without any: unsigned, by unknown or revoked keys, or for another manifest or name.
+        """
         good, refusals = list[bytes](), list[tuple[bool, ArtifactError]]()
         for data in envelopes:
             is_known = False
@@ -225,7 +227,7 @@ class Trust(Record):
             return good
         if not refusals:
             raise _unsigned(name)
-        # One of a known key says more than those of strangers.
+        # A refusal about a known key is more useful than one about an unknown key.
         raise max(refusals, key=lambda one: one[0])[1]
 
 
@@ -248,14 +250,14 @@ def edit_trust(path: Path | None, change: Callable[[Trust], Trust]) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         changed = change(Trust.load(place) if place.exists() else Trust())
         with output_errors(place, "trust file", WRITABLE):
-            # For its owner alone to write, whatever the umask says.
+            # Only its owner may write, whatever the umask.
             replace_file(place, changed.to_bytes(), mode=0o644)
     finally:
         os.close(lock)
 
 
 def verify_folder(folder: Path, trust: Trust, name: str) -> tuple[str, str]:
-    """The digest of an artifact's folder that a trusted key signed under a name, and its id.
+    """Digest of an artifact folder, and id of the trusted key that signed it under a name.
 
     Raises:
         ArtifactError: E_SIG, or a refusal of the loader.
@@ -269,8 +271,8 @@ def verify_folder(folder: Path, trust: Trust, name: str) -> tuple[str, str]:
     return digest, trust.verify(parse_envelope(envelope), name)
 
 
-def _unsigned(name: str, found: str = "there is none", cure: str = "") -> ArtifactError:
+def _unsigned(name: str, found: str = "there is none", fix: str = "") -> ArtifactError:
     return bad_signature(
-        f"{name} needs a signature by a key that is trusted for it, and {found}",
-        f"{cure}; or {_SIGN}" if cure else _SIGN,
+        f"{name} needs a signature by a key that is trusted for it, but {found}",
+        f"{fix}; or {_SIGN}" if fix else _SIGN,
     )

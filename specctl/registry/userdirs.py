@@ -1,4 +1,4 @@
-"""Folders of the user: settings, and the cache, which may be removed at any time."""
+"""The user's folders: settings, and a cache that may be deleted at any time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def cache_home() -> Path:
 
 
 def make_cache_home() -> None:
-    """Makes the folder that keeps pulled artifacts, before anything is fetched.
+    """Makes the cache folder before anything is fetched.
 
     Raises:
         OutputError: it cannot be written; the message names the variable that chooses another.
@@ -35,7 +35,7 @@ def make_cache_home() -> None:
 
 
 def make_private(folder: Path, root: Path) -> None:
-    """Makes a folder of the cache, and closes those on the way that are open to others."""
+    """Makes a folder of the cache; removes others' rights to it and its parents up to `root`."""
     folder.mkdir(parents=True, exist_ok=True)
     for place in (folder, *folder.parents):
         if place.lstat().st_mode & 0o077:
@@ -45,13 +45,12 @@ def make_private(folder: Path, root: Path) -> None:
 
 
 def _home(kind: str) -> Path:
-    from platformdirs import PlatformDirs  # here: a server with local policies alone needs none
+    from platformdirs import PlatformDirs  # not needed to serve local policies
 
     dirs = PlatformDirs("specctl", appauthor=False)
     try:
         return dirs.user_config_path if kind == "config" else dirs.user_cache_path
     except RuntimeError:
         raise UsageError(
-            "the account has no home folder",
-            hint=f"set HOME, or XDG_{kind.upper()}_HOME to a folder of its own",
+            "this account has no home folder", hint=f"set HOME or XDG_{kind.upper()}_HOME"
         ) from None

@@ -24,13 +24,13 @@ from specctl.registry.trust import Trust
 from specctl.stores import ObjectTooLargeError, UnreadableError
 
 OBJECT_ERRORS = (ArtifactError, RegistryError, UnreadableError, ObjectTooLargeError)
-"""Errors of one object, or of its absence; any other is of the store."""
+"""Errors that concern one object; others concern the store."""
 _FIXES = {
     "E_SIG": "let a trusted key sign or publish it again, or decide about the key: "
     "specctl registry trust add",
     "E_LOG": "restore the entries from a copy; delete none",
-    "E_STORE": "let its owner open what is closed (docs/operators.md); find out who made a link or "
-    "an odd key, and move it away",
+    "E_STORE": "ask its owner for access (docs/operators.md); find out who made a link or an "
+    "invalid key, and move it away",
     "E_NAME": "find out who put it there, and move it away",
 }
 _RESTORE = "restore those objects from a copy, or delete them and push the artifacts again"
@@ -47,7 +47,7 @@ class Finding:
 
 @dataclass
 class Audit:
-    """The extent of a check, and its findings."""
+    """The number of objects checked, and the findings."""
 
     num_names: int = 0
     num_entries: int = 0
@@ -79,11 +79,11 @@ class Audit:
 
 
 def verify(registry: Registry, trust: Trust, reference: Reference | None = None) -> Audit:
-    """Checks every history and every version in it, or the history and version of a reference.
+    """Checks every version of every history, or the history and version of a reference.
 
     Raises:
-        RegistryError: a reference that means nothing here.
-        StoreError: the store does not answer, or refuses: its contents are not known then.
+        RegistryError: the reference does not resolve.
+        StoreError: the store does not answer, or refuses access.
     """
     done = Audit()
     if reference is not None:
@@ -149,7 +149,7 @@ def _finding(place: str, error: SpecctlError) -> Finding:
     code = getattr(error, "code", "E_STORE")
     found = error.problem if isinstance(error, CodedError) else error.message
     if isinstance(error, ArtifactError) and code == "E_MISSING":
-        found += f": {error.field}"  # a version has many objects
+        found += f": {error.field}"
     return Finding(code, place, found)
 
 

@@ -1,12 +1,12 @@
-"""Where shared bytes live: folders and S3 buckets behind one small interface.
+"""Shared storage: folders and S3 buckets behind one small interface.
 
     interface   the interface, its errors, and the grammar of keys
-    creating    exclusive creation with retries and unknown outcomes resolved; the probe of a store
-    local       a folder: POSIX links are the exclusive creation, safe for many processes
-    s3          S3 and compatible stores, by conditional put (obstore)
+    creating    exclusive creation with retries that resolve unknown outcomes; the probe of a store
+    local       a folder; exclusive creation by POSIX links, safe for many processes
+    s3          S3 and compatible stores; exclusive creation by conditional put (obstore)
     places      a store by its folder or URL
 
-The one thing required of a store is put-if-absent. Objects are never overwritten or deleted.
+A store must offer put-if-absent. Objects are never overwritten or deleted.
 """
 
 from specctl.stores.creating import PROBE_KEY, create, ensure, probe, read

@@ -1,9 +1,9 @@
-"""Exclusive creation that knows its outcome, and the probe that a store is capable of it.
+"""Exclusive creation with a known outcome, and the probe of a store that it is supported.
 
-After a timeout or a server error a put may have happened. Repeating it blindly turns one's own
-success into another writer's (delta-rs #2279, #268). So the key is read and bytes are compared.
-Equal bytes are one's own, because created objects hold a nonce or are named by their digest; other
-bytes are another writer's; an absent key may be tried again.
+After a timeout or a server error a put may have happened. A blind retry would mistake its own
+success for another writer's (delta-rs #2279, #268). So the key is read and its bytes are compared:
+equal bytes are this writer's, since created objects hold a nonce or are named by their digest;
+other bytes are another writer's; an absent key is tried again.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from specctl.stores.interface import (
 
 MAX_TRIES = 6
 FIRST_WAIT_S, MAX_WAIT_S = 0.05, 2.0
-"""Waits double and are drawn between half and all of it: 0.05 to 1.6 s, some 3 s in all."""
+"""Waits double, and are drawn between half and the whole: 0.05 to 1.6 s, about 3 s in all."""
 PROBE_KEY, PROBE_BYTES = "probe/put-if-absent", 16
 T = TypeVar("T")
 
 
 def create(store: ObjectStore, key: str, content: bytes | Path) -> None:
-    """Stores bytes or a file under a free key; equal bytes already there are a success.
+    """Stores bytes or a file under a free key; succeeds if the key holds equal bytes.
 
     Args:
-        content: holds a nonce, or `key` is named by its digest: equal bytes can only be this write.
+        content: holds a nonce, or its digest is in `key`, so equal bytes are this writer's.
 
     Raises:
         KeyTakenError: the key holds other bytes.
-        UnknownOutcomeError: not known after `MAX_TRIES`; doing it again is safe.
+        UnknownOutcomeError: still unknown after `MAX_TRIES`; repeating is safe.
         StoreError: refused; nothing was stored.
     """
     for attempt in range(MAX_TRIES):
@@ -59,23 +59,23 @@ def create(store: ObjectStore, key: str, content: bytes | Path) -> None:
 
 
 def ensure(store: ObjectStore, key: str, data: bytes) -> None:
-    """Stores a content-addressed object; one that is there already is the same.
+    """Stores a content-addressed object unless it exists.
 
     Raises:
-        StoreError: the key holds other bytes than its digest says: damage, or an attack.
+        StoreError: the key holds other bytes: damage, or an attack.
     """
     try:
         create(store, key, data)
     except KeyTakenError as error:
         raise StoreError(
-            f"{store.url}, {key}: its bytes are not those that its name is the digest of",
+            f"{store.url}, {key}: its bytes do not match the digest in its name",
             hint="check the rest with `specctl registry verify` or `specctl traces verify`, remove "
             "that object, then do this again",
         ) from error
 
 
 def read(store: ObjectStore, key: str, *, max_bytes: int) -> bytes:
-    """`store.get`, tried again where its failure may pass.
+    """`store.get`, retried after transient failures.
 
     Raises:
         StoreError: see `ObjectStore.get`.
@@ -84,7 +84,7 @@ def read(store: ObjectStore, key: str, *, max_bytes: int) -> bytes:
 
 
 def retried(call: Callable[[], T]) -> T:
-    """The result of a call that may be made twice, made again where its failure may pass."""
+    """The result of an idempotent call, retried after transient failures."""
     for attempt in range(MAX_TRIES - 1):
         try:
             return call()
@@ -94,14 +94,13 @@ def retried(call: Callable[[], T]) -> T:
 
 
 def probe(store: ObjectStore) -> None:
-    """Refuses a store that ignores the condition of a put: it would lose commits in silence.
+    """Refuses a store that ignores the condition of a put, which would silently lose commits.
 
-    Two different objects are put under one key; the second must be refused, and the first stand.
-    The key stays: later probes find it taken both times, so no right to delete is needed.
+    Two different objects are put under one key; the second must be refused, and the first kept.
+    The object stays, so no right to delete is needed; later probes find the key taken.
 
     Raises:
-        StoreError: the second put was accepted, or the refused key holds nothing, or the store
-            cannot be written.
+        StoreError: conditional puts do not work, or the store cannot be written.
     """
     first: bytes | None = None
     for _ in range(2):
@@ -110,21 +109,20 @@ def probe(store: ObjectStore) -> None:
             break
         first = data
     else:
-        raise _unfit(store, "one that overwrote it")
-    # Some stores answer every put with a refusal, and keep nothing.
+        raise _unfit(store, "it overwrote the key")
+    # Some stores refuse every put.
     try:
         standing = read(store, PROBE_KEY, max_bytes=PROBE_BYTES)
     except KeyAbsentError:
-        raise _unfit(store, "one that refuses to create a free key") from None
+        raise _unfit(store, "it refused to create a free key") from None
     if standing == data or first not in (None, standing):
-        raise _unfit(store, "one that overwrote it, and said that it did not")
+        raise _unfit(store, "it overwrote the key, although it reported a refusal")
 
 
 def _put_probe(store: ObjectStore) -> tuple[bytes, bool]:
     """Puts new bytes; returns them, and whether the key was taken.
 
-    Bytes of an unknown outcome may stand there now: they are no other writer's, so new ones are
-    put.
+    After an unknown outcome other bytes are put, since the key may hold the first ones.
     """
     for attempt in range(MAX_TRIES):
         data = secrets.token_bytes(PROBE_BYTES)
@@ -142,17 +140,16 @@ def _put_probe(store: ObjectStore) -> tuple[bytes, bool]:
 
 def _unfit(store: ObjectStore, found: str) -> StoreError:
     return StoreError(
-        f"{store.url}: the store does not refuse to create an existing key (If-None-Match: *): "
-        f"{found}",
-        hint="use a store with conditional writes; here a concurrent writer would be lost",
+        f"{store.url}: the store does not support conditional puts (If-None-Match: *): {found}",
+        hint="use a store that does; here a concurrent write would be lost",
     )
 
 
 def _holds(store: ObjectStore, key: str, content: bytes | Path) -> bool:
-    """Whether the key holds these bytes; False where it holds none, or none can be read.
+    """Whether the key holds these bytes; False if it is absent or unreadable.
 
     Raises:
-        KeyTakenError: it holds others.
+        KeyTakenError: it holds other bytes.
     """
     data = content.read_bytes() if isinstance(content, Path) else content
     try:

@@ -1,4 +1,4 @@
-"""The interface of a store: creation that fails where the key is taken, reading, listing."""
+"""The interface of a store: creation of free keys, reading, listing."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from typing import Protocol
 from specctl.errors import InvariantError, StoreError
 
 MAX_KEY_BYTES = 900
-"""S3 takes 1,024 bytes, of which the prefix of a URL has some."""
+"""S3 allows 1,024 bytes, including the prefix of the URL."""
 _SEGMENT = re.compile(r"[A-Za-z0-9_@+=-][A-Za-z0-9._@+=-]{0,254}")
 
 
 class KeyTakenError(StoreError):
-    """Exclusive creation lost: the key holds something already."""
+    """Exclusive creation failed: the key holds an object."""
 
 
 class KeyAbsentError(StoreError):
-    """Nothing is stored under the key."""
+    """The key holds no object."""
 
 
 class ObjectTooLargeError(StoreError):
-    """More bytes than the caller accepts; they were not read."""
+    """The object has more bytes than the caller accepts."""
 
 
 class UnreadableError(StoreError):
-    """An object that specctl never writes, such as a link, or that only its owner may read."""
+    """An object that cannot be read: a link, an invalid key, or one closed to this user."""
 
 
 class UnknownOutcomeError(StoreError):
-    """A write that may or may not have happened: timeout, dropped connection, server error."""
+    """A write with unknown outcome: timeout, dropped connection, server error."""
 
 
 class TransientError(StoreError):
-    """A read that may succeed when tried again."""
+    """A read that may succeed when repeated."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class StoredObject:
 class ObjectStore(Protocol):
     """Immutable objects under slash-separated keys, each written once.
 
-    Listings may be stale and never decide anything: exclusive creation does.
+    Listings may be stale, so decisions rest on exclusive creation alone.
     """
 
     url: str
@@ -59,8 +59,8 @@ class ObjectStore(Protocol):
         """Stores bytes under a key that must be free; durable when this returns.
 
         Raises:
-            KeyTakenError: the key is taken; its object was not touched.
-            UnknownOutcomeError: whether the bytes were stored is not known.
+            KeyTakenError: the key is taken; its object is unchanged.
+            UnknownOutcomeError: the bytes may have been stored.
             StoreError: the store refuses or cannot be reached; nothing was stored.
         """
 
@@ -75,36 +75,35 @@ class ObjectStore(Protocol):
         """The bytes of a key.
 
         Raises:
-            KeyAbsentError: there are none.
+            KeyAbsentError: the key holds no object.
             ObjectTooLargeError: more than `max_bytes`.
-            UnreadableError: this object cannot be read, whatever happens to the others.
+            UnreadableError: this one object cannot be read.
             TransientError: a failure that may pass.
-            StoreError: any other.
+            StoreError: any other failure.
         """
 
     def objects(self, prefix: str) -> Iterator[StoredObject]:
         """Objects whose key starts with `prefix` (whole path segments), in the order of keys.
 
-        Failures that may pass are tried again before they are raised.
+        Transient failures are retried first.
 
         Raises:
-            UnreadableError: a link, or a key that this store takes and that no client can name.
+            UnreadableError: a link, or an invalid key that the store accepted.
             TransientError, StoreError: as `get`.
         """
 
     def children(self, prefix: str) -> list[str]:
-        """Names directly below a prefix ("" is the top) of objects and of folders that hold any.
+        """Names directly below a prefix ("" is the top) of objects and non-empty folders, sorted.
 
-        Sorted. Nothing further below is read, so nothing there is in the way. Errors are those of
-        `objects`.
+        Deeper levels are not read. Errors are those of `objects`.
         """
 
 
 def check_key(key: str) -> str:
-    """Returns a key of plain segments `[A-Za-z0-9._@+=-]`, which every store reads in one way.
+    """Returns a key of plain segments `[A-Za-z0-9._@+=-]`, which all stores read alike.
 
     Raises:
-        InvariantError: any other. Callers build keys from checked names, never from free text.
+        InvariantError: any other key. Callers build keys from checked names.
     """
     segments = key.split("/")
     if len(key) > MAX_KEY_BYTES or not all(_SEGMENT.fullmatch(segment) for segment in segments):
@@ -117,19 +116,16 @@ def check_key(key: str) -> str:
 
 
 def taken(url: str, key: str) -> KeyTakenError:
-    """The error of a key that holds something."""
     return KeyTakenError(f"{url}, {key}: the key is taken", hint="read its object")
 
 
 def absent(url: str, key: str) -> KeyAbsentError:
-    """The error of a key that holds nothing."""
     return KeyAbsentError(
         f"{url}, {key}: there is no object",
-        hint="check the name, and the bucket if it is in one",
+        hint="check the name, and the bucket if there is one",
     )
 
 
 def too_large(url: str, key: str, max_bytes: int, found: int) -> ObjectTooLargeError:
-    """The error of an object beyond the caller's cap; both in bytes."""
     problem = f"{url}, {key}: {found} bytes, more than {max_bytes}"
     return ObjectTooLargeError(problem, hint="do not use it")

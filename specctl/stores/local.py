@@ -1,8 +1,8 @@
 """A folder as a store. POSIX: `link` is the exclusive creation, also between many processes.
 
-Whoever may write to a shared folder may put a link there. Were it followed, another user would
-choose what is read or created. So folders are entered one segment at a time, and no link below the
-root is followed. The root is the user's own choice, so a link may lead to it.
+Another user of a shared folder could put a link there, and so choose the file that is read or
+created. Folders are therefore entered one segment at a time, and no link below the root is
+followed. The root is the user's own choice and may be a link.
 """
 
 from __future__ import annotations
@@ -39,16 +39,15 @@ from specctl.stores.interface import (
 
 TEMPORARY = "tmp"
 MAX_DEPTH = 32
-"""Segments of a path; keys of specctl have fewer than ten."""
+"""Segments of a path; specctl's keys have fewer than ten."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 Segments = tuple[str, ...]
 
 
 class LocalStore:
-    """Objects as files below a folder, which is created with the first object.
+    """Objects as files below the folder `root`, which is created with the first object.
 
-    Args:
-        root: the folder; `tmp/` in it holds unfinished files, which are never read.
+    `tmp/` in it holds unfinished files, which are never read.
     """
 
     def __init__(self, root: Path | str) -> None:
@@ -57,7 +56,7 @@ class LocalStore:
         self._claimed: set[Segments] = set()
 
     def put_new(self, key: str, data: bytes) -> None:
-        """See `ObjectStore`. A file has its name only when its bytes are on disk."""
+        """See `ObjectStore`. A file gets its name once its bytes are on disk."""
         check_key(key)
         temporary = secrets.token_hex(16)
         with self._errors(key), self._folder((TEMPORARY,), create=True) as staging:
@@ -88,8 +87,7 @@ class LocalStore:
                     follow_symlinks=False,
                 )
             except FileExistsError:
-                # A writer that finds its own bytes there counts them as stored; the process that
-                # linked the name may have died before the folder was synced.
+                # The process that linked the name may have died before it synced the folder.
                 os.fsync(folder)
                 raise taken(self.url, key) from None
             os.fsync(folder)
@@ -115,7 +113,7 @@ class LocalStore:
             raise self._failed(key, error, writes=False) from None
 
     def objects(self, prefix: str) -> Iterator[StoredObject]:
-        """See `ObjectStore`. A link is listed as an object, which cannot be read."""
+        """See `ObjectStore`. A link is listed as an object that cannot be read."""
         segments = tuple(check_key(prefix.rstrip("/")).split("/")) if prefix else ()
         found: list[StoredObject] = []
         with (
@@ -132,7 +130,7 @@ class LocalStore:
         yield from sorted(found, key=lambda one: one.key)
 
     def children(self, prefix: str) -> list[str]:
-        """See `ObjectStore`. A folder may be empty where its maker died."""
+        """See `ObjectStore`. Empty folders are left by writers that died."""
         segments = tuple(check_key(prefix).split("/")) if prefix else ()
         with (
             self._errors(prefix, writes=False),
@@ -155,7 +153,7 @@ class LocalStore:
             self._folder((TEMPORARY,)) as folder,
         ):
             for name in sorted(os.listdir(folder)):
-                with suppress(FileNotFoundError):  # its writer lives, and has just removed it
+                with suppress(FileNotFoundError):  # removed by its writer meanwhile
                     status = os.stat(name, dir_fd=folder, follow_symlinks=False)
                     if time.time() - status.st_mtime > older_than_s:
                         os.unlink(name, dir_fd=folder)
@@ -167,12 +165,11 @@ class LocalStore:
         """The descriptor of a folder below the root; none of the segments is `.` or `..`.
 
         Args:
-            create: make it where it is absent; its name and those above it survive a power loss.
-                Each name is synced once by each store object, whoever made the folder: that process
-                may have died before the name was on disk.
+            create: make absent folders, with durable names. Each store object syncs each name once,
+                since another process that made the folder may have died before it did.
 
         Raises:
-            OSError: ELOOP for a link in the way, with its path as `filename`.
+            OSError: ELOOP for a link in the path, with its path as `filename`.
         """
         if create and (() not in self._claimed or not self.root.is_dir()):
             self._claim_root()
@@ -219,13 +216,13 @@ class LocalStore:
         except PermissionError:
             if not self.root.is_dir():
                 raise
-            is_new = False  # a parent that we may not read we cannot sync, nor did we write there
+            is_new = False  # the parent cannot be synced, and nothing was written there
         self._claimed.add(())
         if not is_new:
             return
         inner, above = os.open(self.root, _FOLDER), os.open(self.root.parent, _FOLDER)
         try:
-            if os.fstat(inner).st_uid == os.geteuid():  # else another user was faster
+            if os.fstat(inner).st_uid == os.geteuid():  # else another user made it meanwhile
                 share_as(inner, above)
         finally:
             os.close(inner)
@@ -242,10 +239,10 @@ class LocalStore:
         place = f"{self.url}, {key}"
         if error.errno == errno.ELOOP:
             return UnreadableError(
-                f"{place}: {error.filename} is a link, and none is followed",
+                f"{place}: {error.filename} is a link, and links are not followed",
                 hint="find out who made it and remove it; specctl creates no links",
             )
-        if error.errno == errno.EACCES and "/" in str(error.filename):  # else an unfinished file
+        if error.errno == errno.EACCES and "/" in str(error.filename):  # not a file in `tmp/`
             return UnreadableError(
                 f"{place}: {error.filename} is closed to this user: {error.strerror}",
                 hint="let its owner open it: chmod, or the setgid bit (docs/operators.md)",
@@ -263,17 +260,17 @@ def enter(above: int, name: str) -> int:
     try:
         return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=above)
     except NotADirectoryError:
-        # Linux gives the same error for a link as for a file.
+        # Linux reports a link like a file.
         if stat.S_ISLNK(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name) from None
         raise
 
 
 def _is_empty(above: int, name: str) -> bool:
-    """Whether something in a folder is an empty folder, or is gone."""
+    """Whether an entry of a folder is an empty folder, or is gone."""
     try:
         inner = enter(above, name)
-    except OSError as error:  # a file, a link, or closed to us: something is there
+    except OSError as error:  # a file, a link, or a closed folder
         return isinstance(error, FileNotFoundError)
     try:
         with os.scandir(inner) as found:
@@ -283,12 +280,12 @@ def _is_empty(above: int, name: str) -> bool:
 
 
 def _below(folder: int, path: str) -> Iterator[tuple[str, int]]:
-    """Path and size of everything below a folder that is no folder; a link is not followed.
+    """Path and size of everything below a folder except folders; links are not followed.
 
-    A folder at `MAX_DEPTH` is listed and not entered: each level holds one more folder open.
+    A folder at `MAX_DEPTH` is listed, not entered: each level keeps a descriptor open.
 
     Args:
-        path: of the folder, "" or ending in "/"; each path that is returned begins with it.
+        path: of the folder, "" or ending in "/"; the prefix of each returned path.
     """
     with os.scandir(folder) as found:
         entries = list(found)
@@ -316,7 +313,7 @@ def _read_regular(file: BinaryIO, url: str, key: str, max_bytes: int) -> bytes:
             f"{url}, {key}: not a regular file ({stat.filemode(status.st_mode)})",
             hint="remove it; specctl creates no such files",
         )
-    # Of the size that is there: room for the most would be taken at once.
+    # `read(max_bytes)` would allocate all of it at once.
     data = file.read(min(max_bytes, status.st_size) + 1)
     if len(data) > max_bytes:
         raise too_large(url, key, max_bytes, status.st_size)

@@ -1,7 +1,4 @@
-"""A store by its folder or URL, and the one form of that place.
-
-Records kept by URL must not depend on how it was typed.
-"""
+"""A store by its folder or URL, and the canonical form of a place, for records kept by URL."""
 
 from __future__ import annotations
 
@@ -21,31 +18,30 @@ _BUCKET = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def open_store(place: str | Path) -> ObjectStore:
-    """The store of a folder, `file:///folder` or `s3://bucket/prefix`; nothing is read yet.
+    """The store of a folder, `file:///folder` or `s3://bucket/prefix`; nothing is read.
 
     Raises:
-        UsageError: another kind of URL (see `canonical_store`), a path that is no text, or a
-            package that it needs is missing.
+        UsageError: see `canonical_store`; also a path that is not UTF-8, or a missing package.
     """
     text = str(place)
     try:
         text.encode()
-    except UnicodeEncodeError:  # it could stand in no message, note or JSON
+    except UnicodeEncodeError:  # messages and JSON could not hold it
         raise UsageError(f"folder {text!a}: its name is not UTF-8; rename it") from None
     url = canonical_store(text)
     return S3Store(url) if is_store_url(url) else LocalStore(url)
 
 
 def is_store_url(place: str) -> bool:
-    """Whether a place is named by a URL and not by a path."""
+    """Whether a place is a URL, not a path."""
     return "://" in place
 
 
 def check_no_secret(text: str) -> None:
-    """Refuses a URL with a user or a password, without repeating it.
+    """Refuses a URL with a user or a password, which would appear in messages and shared files.
 
     Raises:
-        UsageError: it has one: it would be in every message, and in files that are shared.
+        UsageError: it has one; the message does not repeat it.
     """
     if _USERINFO.search(text):
         raise UsageError(
@@ -55,13 +51,12 @@ def check_no_secret(text: str) -> None:
 
 
 def canonical_store(place: str) -> str:
-    """The absolute folder, or `s3://bucket[/prefix]`, that a text stands for; nothing is opened.
+    """The absolute folder, or `s3://bucket[/prefix]`, of a text; nothing is opened.
 
-    A link in a folder's path is kept, so a registry that was moved and left a link stays the same.
+    Links in a folder's path are kept, so a registry that moved and left a link keeps its place.
 
     Raises:
-        UsageError: another kind of URL, a user or password in it, or parts that would be dropped
-            or could be read in two ways.
+        UsageError: another kind of URL, a user or password in it, or ambiguous parts.
     """
     scheme, colon, _ = place.partition(":")
     if not is_store_url(place):
@@ -91,7 +86,7 @@ def canonical_store(place: str) -> str:
 
 def _absolute(text: str) -> str:
     path = Path(text).absolute()
-    if ".." in path.parts:  # the folder above a link is not the one written before it
+    if ".." in path.parts:  # a link's parent may differ from the written one
         depth = len(path.parts) - path.parts[::-1].index("..")
         path = Path(os.path.realpath(Path(*path.parts[:depth])), *path.parts[depth:])
     return "/" + str(path).lstrip("/")

@@ -2,8 +2,8 @@
 
 Credentials, region and endpoint come from the environment, as for every S3 tool:
 AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL and so on. obstore's own
-retries are off: a repeated put whose first try succeeded would look like another writer's, so the
-outcome of each try must be seen (`create`).
+retries are off, since `create` needs the outcome of each try: a repeated put whose first try
+succeeded would look like another writer's.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ _ENDPOINT = re.compile(
 _REGION = re.compile(r"[A-Za-z0-9_-]+")
 _METADATA = "169.254.169.254"
 _CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run where a role gives them"
-_UNCONDITIONAL = "the store does not know conditional puts (If-None-Match)"
 
 
 class S3Store:
@@ -48,12 +47,12 @@ class S3Store:
 
     Args:
         url: `s3://bucket/prefix`.
-        options: settings of obstore's `S3Store`, e.g. `endpoint`; they go before the environment.
+        options: settings of obstore's `S3Store`, e.g. `endpoint`; they override the environment.
 
     Raises:
-        UsageError: obstore is not installed, the URL names no bucket, or the environment no such
-            endpoint or region.
-        StoreError: settings that obstore refuses.
+        UsageError: obstore is not installed, the URL has no bucket, or the endpoint or region is
+            invalid.
+        StoreError: obstore refuses the settings.
     """
 
     def __init__(self, url: str, **options: Any) -> None:
@@ -72,7 +71,7 @@ class S3Store:
         import obstore
 
         with _store_errors(self.url, key, writes=True):
-            # One request, never multipart: the condition belongs to the request.
+            # One request, never multipart: the condition holds for one request.
             obstore.put(self._store, check_key(key), content, mode="create", use_multipart=False)
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
@@ -84,7 +83,7 @@ class S3Store:
             if found.meta["size"] > max_bytes:
                 raise too_large(self.url, key, max_bytes, found.meta["size"])
             data = bytearray()
-            # A store may send more than it declares.
+            # The store may send more than it declared.
             for chunk in found.stream(min_chunk_size=1 << 20):
                 data += bytes(chunk)
                 if len(data) > max_bytes:
@@ -94,7 +93,7 @@ class S3Store:
     def objects(self, prefix: str) -> Iterator[StoredObject]:
         """See `ObjectStore`.
 
-        The object that some tools put to show an empty folder, `log/`, is not below it.
+        Marker objects that some tools put for empty folders, e.g. `log/`, are left out.
         """
         import obstore
 
@@ -156,25 +155,24 @@ def _connect(url: str, options: dict[str, Any]) -> Any:
 def _check_settings(options: Mapping[str, object]) -> None:
     """Refuses endpoints and regions that obstore panics on.
 
-    Empty variables are taken away: they mean nothing, and obstore would take one for an address.
+    Empty variables are removed: obstore would take one for an address.
     """
     for name in (*ENDPOINTS, *REGIONS):
         if os.environ.get(name) == "":
             del os.environ[name]
     found = {**os.environ, **{name: str(value) for name, value in options.items()}}
     for name in found.keys() & {*ENDPOINTS, "endpoint", *REGIONS, "region"}:
-        value, expected = found[name], "a region, e.g. us-east-1"
+        value, form = found[name], "a region, e.g. us-east-1"
         if name in (*REGIONS, "region"):
             is_good = _REGION.fullmatch(value) is not None
         else:
-            expected = "http://host[:port] or https://host[:port]"
+            form = "http://host[:port] or https://host[:port]"
             match = _ENDPOINT.fullmatch(value)
             is_good = match is not None and int(match[3] or 0) <= 65535
         if not is_good:
             # An address with an @ holds a user, maybe a password.
             shown = "text with an @, not repeated here" if "@" in value else repr(value)
-            fix = "correct it, or unset it"
-            raise UsageError(f"{name}: expected {expected}, found {shown}", hint=fix)
+            raise UsageError(f"{name} is {shown}, not {form}", hint="correct it, or unset it")
 
 
 @contextmanager
@@ -205,9 +203,8 @@ def _store_errors(url: str, key: str, *, writes: bool) -> Iterator[None]:
             raise absent(url, key) from error
         if writes and "501 Not Implemented" in _first_line(error):
             raise StoreError(
-                f"{place}: the store does not refuse to create an existing key (If-None-Match: "
-                f"*): {_UNCONDITIONAL}",
-                hint="use a store with conditional writes; nothing was stored",
+                f"{place}: the store does not support conditional puts (If-None-Match: *)",
+                hint="use a store that does; nothing was stored",
             ) from error
         raise _unclear(place, error, writes=writes) from error
 
@@ -221,7 +218,7 @@ def _refused(place: str, error: Exception) -> StoreError:
 
 
 def _unclear(place: str, error: Exception, *, writes: bool) -> StoreError:
-    """A failure that may pass, including one of the metadata address that gives a role."""
+    """A failure that may pass, also of the metadata service that provides a role."""
     kind = UnknownOutcomeError if writes else TransientError
     reason = _first_line(error)
     if _lacks_credentials(error):
@@ -237,7 +234,7 @@ def _unclear(place: str, error: Exception, *, writes: bool) -> StoreError:
 
 
 def _lacks_credentials(error: Exception) -> bool:
-    """Without any in the environment, obstore asks the metadata service of a cloud's machine."""
+    """Without credentials in the environment, obstore queries the cloud's metadata service."""
     text = _first_line(error)
     return any(sign in text for sign in (_METADATA, "Missing SecretAccessKey", "Missing AccessKey"))
 

@@ -104,7 +104,9 @@ def test_an_artifact_made_elsewhere_needs_the_flag_and_of_another_pair_losslessn
 
 def test_every_difference_is_told(manifests: dict[bool, Manifest]) -> None:
     manifest = changed(manifests[True], **OTHERS["two of the pair"][0])
-    with pytest.raises(ArtifactError, match=r"E_TOKENIZER.*other too: target.*--allow-mismatch"):
+    with pytest.raises(
+        ArtifactError, match=r"E_TOKENIZER.*also different: target.*--allow-mismatch"
+    ):
         check_expected(manifest, PAIR)
 
 
@@ -120,5 +122,7 @@ def test_what_an_artifact_does_not_say_is_told_alone(
     ):
         check_expected(manifest, Expectation(PAIR, here))
     of_nothing, of_some = caplog.messages
-    assert of_nothing.startswith("W_DOMAIN hardware, dtype, batch_size: the artifact does not say")
+    assert of_nothing.startswith(
+        "W_DOMAIN hardware, dtype, batch_size: the artifact does not record this"
+    )
     assert of_some.startswith("W_DOMAIN hardware, batch_size:")

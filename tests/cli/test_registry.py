@@ -124,7 +124,7 @@ def test_versions_are_given_as_digest_alias_or_folder(
     assert said("promote", NAME, "prod", "./eagle2", "--expect", second)["digest"] == second
     assert "no such alias" in refuses(REGISTRY, *promote, "nothing")
     line = refuses(REGISTRY, "registry", "pull", f"{NAME}@sha256:2ac074cddc03")
-    assert "none of the name's 2 versions" in line
+    assert "the name has 2 versions, and none has this digest" in line
     assert "take it from `specctl registry show NAME`" in refuses(
         REGISTRY, "registry", "pull", f"{NAME}@sha256:2ac074c"
     )
@@ -139,7 +139,7 @@ def test_the_first_digits_of_a_digest_will_do(registry: Path, artifacts: Artifac
     assert said("promote", NAME, "prod", first[:19], "--expect", second[:19])["digest"] == first
     alike = "sha256:" + first[7:20] + ("0" if first[20] != "0" else "1") * 51
     log: Any = SimpleNamespace(state=SimpleNamespace(versions={first: 0, alike: 1}))
-    with pytest.raises(RegistryError, match=f"begin {first} and {alike}; give more of them"):
+    with pytest.raises(RegistryError, match=f"begin so: {first} and {alike}; give more of them"):
         named_digest(log, Reference(NAME, digest=first[:15]), Trust())
 
 

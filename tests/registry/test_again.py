@@ -210,8 +210,8 @@ def cut_and_write_on(store: MemoryStore) -> None:
 
 CUTS = {
     "the last entry deleted": (cut, "ends at generation 1"),
-    "all deleted": (remove, "there is none now"),
-    "written on": (cut_and_write_on, "another generation 2"),
+    "all deleted": (remove, "it is gone"),
+    "written on": (cut_and_write_on, "another entry there"),
 }
 
 

@@ -247,7 +247,7 @@ def test_what_is_written_can_be_read_again_whatever_the_umask(tmp_path: Path) ->
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "trust.json")
-    with pytest.raises(UsageError, match="owner alone"):
+    with pytest.raises(UsageError, match="must be a regular file"):
         Trust.load(tmp_path / "trust.json")
 
 

@@ -111,7 +111,9 @@ def run_elsewhere(*options: object) -> Any:
     """`run --json` of a policy from traces that do not say on what machine they were made."""
     outcome = specctl("run", "embedded", *options, "--device", "cpu", "--json")
     assert outcome.code == 0, outcome
-    assert outcome.err.startswith("warning: W_DOMAIN hardware, dtype: the artifact does not say")
+    assert outcome.err.startswith(
+        "warning: W_DOMAIN hardware, dtype: the artifact does not record this"
+    )
     assert outcome.err.count("\n") == 1
     return json.loads(outcome.out)
 

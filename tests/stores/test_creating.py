@@ -80,7 +80,7 @@ def test_a_store_that_creates_in_word_alone_is_refused(monkeypatch: pytest.Monke
     store.kept[PROBE_KEY] = b"of another probe"
     answers = iter([lambda *_: None, taken])
     monkeypatch.setattr(store, "put_new", lambda key, data: next(answers)(key, data))
-    with pytest.raises(StoreError, match="overwrote it"):
+    with pytest.raises(StoreError, match="overwrote the key"):
         probe(store)
 
 

@@ -81,7 +81,7 @@ def without_conditions(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_a_store_that_does_not_know_the_condition_is_told_apart(without_conditions: str) -> None:
-    with pytest.raises(StoreError, match=r"conditional puts \(If-None-Match\)") as refusal:
+    with pytest.raises(StoreError, match="does not support conditional puts") as refusal:
         open_store("s3://bucket/x").put_new("a", b"1")
     assert not isinstance(refusal.value, UnknownOutcomeError)
 
@@ -186,7 +186,7 @@ def test_an_endpoint_that_is_none_is_refused(
     monkeypatch.setenv(name, endpoint)
     with pytest.raises(UsageError, match=r"http://host\[:port\]") as refused:
         open_store("s3://bucket/x")
-    assert str(refused.value).startswith(f"{name}: ")
+    assert str(refused.value).startswith(f"{name} is ")
     assert "\n" not in str(refused.value)
 
 
