@@ -20,7 +20,7 @@ SIZES = {  # room: limit, budget
     "stores": (1006, 1000),
     "artifacts": (2311, 2050),
     "registry": (2561, 2150),
-    "runtime": (7174, 6800),
+    "runtime": (6999, 6800),
     "collect": (4477, 3750),
     "logs": (3688, 3300),
     "replay": (8977, 7900),

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specctl.runtime.eagle3 import Eagle3Head
-from specctl.runtime.eagle3_head import Eagle3Config
+from specctl.runtime.eagle3_head import Eagle3Config, Eagle3Head
 
 NUM_STEPS = 5
 STEP_DECAY = 0.9  # weight of a step relative to the one before

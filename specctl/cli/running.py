@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 LEAST_WAITING = 0.02
-"""Of the time of a comparison, from which on waiting for a processor is worth a line."""
+"""Fraction of the time waited for a processor from which a line reports it."""
 
 
 @verb(
@@ -70,7 +70,7 @@ def run(
     ),
     decisions: Decisions = option(
         "auto",
-        "What computes what a policy learned: auto, fused (CUDA kernels), torch, onnx (scorers)",
+        "Backend of a policy's learned part: auto, fused (CUDA kernels), torch, onnx (scorers)",
         group="advanced",
     ),
     decoding: Given,
@@ -97,7 +97,7 @@ def run(
     loaded = load_prompts(
         prompts, format=config.format, limit=config.limit, limit_seed=config.limit_seed
     )
-    # Before minutes of loading models: a mistyped policy shows at once.
+    # Before models load, so that a mistyped policy shows at once.
     named = resolve_policies(compare or policy, allow_lossy=allow_lossy, offline=offline)
     config.check()
 
@@ -139,13 +139,13 @@ def run(
     return answer_of(comparison, title, sampled, with_texts=not stream)
 
 
-# --------------------------------------------------------------------------- what it prints
+# --------------------------------------------------------------------------- output
 
 
 def answer_of(
     comparison: Comparison, title: str, sampled: Sequence[Any], *, with_texts: bool
 ) -> Answer:
-    """The table of a run, its texts, or of a comparison its verdict."""
+    """The table of a run, with its texts, or with the verdict of a comparison."""
     from specctl.runtime.compare import verdict
 
     results, waiting = comparison.results, comparison.waiting_frac
@@ -164,7 +164,7 @@ def answer_of(
 
 
 def texts_of(conversations: Sequence[Conversation]) -> list[str]:
-    """Lines of all texts, each below its name where there are several."""
+    """Lines of all texts, each below its name if there are several."""
     named = {
         f"{talk.prompt.prompt_id}/{turn}": text
         for talk in conversations
@@ -204,7 +204,7 @@ def comparison_table(rows: Sequence[dict[str, Any]], title: str) -> Any:
 
 
 def waiting_lines(waiting_frac: float | None) -> list[str]:
-    """A sentence on a machine that does other work too."""
+    """A sentence on other work of the machine, if it slowed the run."""
     if waiting_frac is None or waiting_frac < LEAST_WAITING:
         return []
     return [

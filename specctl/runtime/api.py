@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 Prompt = str | Messages
 DEFAULT_TOKENS = 128
 LEAST_TEXT = 256
-"""Tokens of the shortest text that a loop makes room for."""
+"""Shortest text that a loop allocates for, tokens."""
 
 
 @dataclass(frozen=True)
@@ -64,19 +64,15 @@ class Decoder:
     """A loaded pair under one policy.
 
     Args:
-        pair: from `load_pair`.
-        policy: what to draft, verify and accept.
         batch_size: prompts decoded together at most.
-        observer: sees every round, e.g. to collect traces.
-        decisions: what computes what the policy learned: `auto`, `fused`, `torch` or `onnx`
-            (`specctl.runtime.runnable.Decisions`).
+        observer: called with every round, e.g. to collect traces.
+        decisions: backend of the policy's learned part, see `specctl.runtime.config.Decisions`.
         graphs: see `DecodeLoop`.
-        allow_mismatch: what `follow` finds may be lossless and of another pair, hardware, number
+        allow_mismatch: let `follow` load lossless artifacts of another pair, hardware, number
             format or batch size; each difference is logged.
 
     Raises:
-        UsageError: a policy that this version or this pair cannot run, or decisions that are not
-            to be had for it here.
+        UsageError: this pair or this machine cannot run the policy, or not by these decisions.
     """
 
     def __init__(
@@ -93,7 +89,6 @@ class Decoder:
         if batch_size < 1:
             raise UsageError(f"batch_size must be at least 1, not {batch_size}")
         self.decisions = check_decisions(decisions)
-        # Refused here, not at first use.
         device = pair.target.model.device
         self._rules = runnable(policy, pair.drafter, device, batch_size, decisions=decisions)
         self.pair, self.policy = pair, policy
@@ -129,9 +124,8 @@ class Decoder:
             policy: `ar`, `chain`, `eagle2` (with settings, `eagle2:depth=8`), an artifact
                 folder, or a `Policy`.
             allow_lossy: accept policies that change the target's distribution.
-            allow_mismatch: accept a lossless artifact of another pair, hardware, number format or
-                batch size, now and where one is followed; each difference is logged.
-            decisions, graphs: see `Decoder`.
+            batch_size, allow_mismatch, decisions, graphs: see `Decoder`; `allow_mismatch` also
+                holds for `policy`.
         """
         pair = load_pair(target, drafter, device=device, dtype=dtype, compile=compile)
         if isinstance(policy, str):
@@ -161,25 +155,20 @@ class Decoder:
 
         Args:
             prompts: one string, or a list of strings (raw text) and message lists (chat).
-            max_new_tokens, max_tokens: tokens per prompt at most, by transformers' or by OpenAI's
-                and vLLM's name; 128 where neither is given.
+            max_new_tokens, max_tokens: tokens per prompt at most, under transformers' name and
+                under OpenAI's and vLLM's; 128 by default.
             temperature: 0 is greedy. top_k: 0, or vLLM's -1, keeps all tokens. top_p: nucleus mass.
-            seed: prompt i draws from a stream of (seed, i), whatever shares its batch.
+            seed: prompt i draws from the stream of (seed, i), independent of its batch.
         """
-        wanted = [prompts] if isinstance(prompts, str) else list(prompts)
+        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         sampling = Sampling(temperature, 0 if top_k == -1 else top_k, top_p, seed)
-        requests = self._requests(wanted, _length(max_new_tokens, max_tokens), sampling)
+        requests = self._requests(prompts, _length(max_new_tokens, max_tokens), sampling)
         finished = {done.request.request_id: done for done in self.loop(requests).run(requests)}
-        tokenizer, found = self.pair.target.tokenizer, [finished[r.request_id] for r in requests]
-        return [
-            Generation(
-                decode_text(tokenizer, done.token_ids),
-                done.token_ids,
-                done.finish_reason,
-                done.metrics,
-            )
-            for done in found
-        ]
+        generations = []
+        for done in (finished[request.request_id] for request in requests):
+            text = decode_text(self.pair.target.tokenizer, done.token_ids)
+            generations.append(Generation(text, done.token_ids, done.finish_reason, done.metrics))
+        return generations
 
     def stream(
         self,
@@ -192,7 +181,7 @@ class Decoder:
         top_p: float = 1.0,
         seed: int = 0,
     ) -> Iterator[str]:
-        """Pieces of one prompt's text, as rounds emit them; arguments as in `generate`."""
+        """Yields pieces of one prompt's text, round by round; arguments as in `generate`."""
         sampling = Sampling(temperature, 0 if top_k == -1 else top_k, top_p, seed)
         requests = self._requests([prompt], _length(max_new_tokens, max_tokens), sampling)
         text, loop = TextStream(self.pair.target.tokenizer), self.loop(requests)
@@ -215,8 +204,8 @@ class Decoder:
     ) -> Iterator[Conversation]:
         """Decodes all prompts, yielding each when its last turn is answered.
 
-        First turns are checked before anything is decoded; a later turn without room ends its
-        conversation, which says so.
+        First turns are checked before decoding starts. A later turn without room ends its
+        conversation and sets `is_cut`.
 
         Args:
             on_tokens: called with each request's new tokens as they are emitted.
@@ -245,11 +234,11 @@ class Decoder:
 
     @property
     def graph_counters(self) -> GraphCounters:
-        """Counters of the graphs of the last loop; all zero where none were asked for."""
+        """Graph counters of the last loop; zeros if its rounds are not captured."""
         return self._counters
 
     def release(self) -> None:
-        """Lets go of the loop that was kept, and of the memory of its graphs."""
+        """Drops the cached loop and the memory of its graphs."""
         self._loop = None
 
     def loop(self, requests: Sequence[Request]) -> DecodeLoop:
@@ -258,14 +247,14 @@ class Decoder:
         return self.loop_for(longest)
 
     def loop_for(self, max_text_tokens: int, memory: SharedMemory | None = None) -> DecodeLoop:
-        """A decode loop for texts of that length, or of the model's context if that is less.
+        """A decode loop for texts up to this length, capped at the model's context.
 
-        The last loop is used again where it serves, as its graphs cost a second; one that was given
-        another policy since, as by `follow`, does not. Lengths are rounded up to a power of two,
-        so that a somewhat longer prompt needs no new loop.
+        The last loop is reused if it has room and still runs this policy: its graphs took a second
+        to capture. Lengths are rounded up to a power of two, so that a slightly longer prompt can
+        reuse the loop too.
 
         Args:
-            memory: of decoders of the same pair that take turns, see `DecodeLoop`.
+            memory: shared by decoders of one pair that take turns, see `DecodeLoop`.
         """
         model = self.pair.target.model
         longest, kept = min(max_text_tokens, model.context_tokens), self._loop
@@ -295,25 +284,25 @@ class Decoder:
 
     @property
     def tree_room(self) -> TreeRoom:
-        """The room that trees of this policy need."""
+        """Memory that trees of this policy need."""
         return tree_room(self._rules.shape)
 
     @property
     def expectation(self) -> Expectation:
-        """The requirements on an artifact that is to run here: pair, machine, batch size."""
+        """Requirements on artifacts that run here: pair, machine, batch size."""
         return expectation(self.pair, self.batch_size, allow_mismatch=self.allow_mismatch)
 
     def follow(self, source: str | Path, loop: DecodeLoop, *, interval_s: float = 5.0) -> Follower:
-        """Has the policy of a loop follow an artifact folder or an alias; see `runtime.follow`.
+        """Has a loop's policy follow an artifact folder or a registry alias; see `runtime.follow`.
 
         Args:
-            source: a folder, there or not yet, or `REGISTRY/NAME@ALIAS`.
+            source: a folder, which may appear later, or `REGISTRY/NAME@ALIAS`.
             loop: of this decoder.
-            interval_s: seconds between two looks at it.
+            interval_s: seconds between two looks at the source.
 
         Raises:
             UsageError, RegistryError, StoreError, OutputError: see `runtime.follow.source_of`.
-                What is wrong with an artifact is not raised: `Follower.last_error` has it.
+                Errors of artifacts are stored in `Follower.last_error` instead.
         """
         from specctl.runtime.follow import Follower, source_of
 
@@ -336,7 +325,6 @@ class Decoder:
 
 
 def _length(max_new_tokens: int | None, max_tokens: int | None) -> int:
-    """Tokens to emit, by one of two names; `UsageError` where they differ."""
     given = {one for one in (max_new_tokens, max_tokens) if one is not None}
     if len(given) > 1:
         raise UsageError(

@@ -1,9 +1,8 @@
-"""Attention of several requests' tokens over cached text and draft trees, as transformers calls it.
+"""Attention over cached text and draft trees of several requests, in transformers' interface.
 
-A model that was loaded with `attn_implementation=ATTENTION` is told with every forward what its
-tokens see, by the option `reads`: a `Pass` over the nodes of draft trees or freshly emitted text,
-or a `Prompt`. It can therefore never fall back to "causal, mask omitted", a silent error
-of wrong text.
+Every forward of a model loaded with `attn_implementation=ATTENTION` states the visibility of its
+tokens in the option `reads`: a `Pass` over nodes of draft trees or emitted text, or a `Prompt`. A
+forward without it fails, where a default causal mask would silently give wrong text.
 """
 
 from __future__ import annotations
@@ -28,41 +27,40 @@ _UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 
 @dataclass(frozen=True)
 class Prompt:
-    """Text that is read into one slot: each token sees `before` entries, and all up to itself."""
+    """Text read into one slot: causal, behind `before` entries."""
 
     before: int = 0
 
 
 @dataclass
 class Pass:
-    """T tokens of B requests, end to end: nodes of draft trees, or text to be read.
+    """T tokens of B requests, packed end to end: nodes of draft trees, or text.
 
-    Request b lives in slot b. Its tokens see all of the slot's first `prefixes[b]` entries, and of
-    the entries behind them, the tail, those that `words` or `seen` say.
+    Request b occupies slot b. Its tokens see the slot's first `prefixes[b]` entries; `words` or
+    `visible` state which of the entries behind them, the tail, each token sees.
     """
 
     token_ids: Tensor
     position_ids: Tensor
     row: Tensor
     place: Tensor
-    """`token_ids`, `position_ids`, `row`, `place`: `[T]` int64; `row` is the request of a token,
-    `place` the entry of the slot that it writes."""
+    """`[T]` int64 each; `row` is the request of a token, `place` the slot entry that it writes."""
     prefixes: Tensor  # `[B]` int64
     offsets: Tensor  # `[B + 1]` int64, where each request's tokens start
     max_nodes: int  # tokens of the largest request
-    behind: int  # tail entries that earlier passes wrote
+    behind: int  # tail entries written by earlier passes
     width: int
-    """Entries of a slot that attention may cover; of an exact pass of one request, those up to the
-    end of its tail."""
+    """Entries of a slot that attention may cover; exactly those up to the end of the tail in an
+    exact pass of one request."""
     words: Tensor | None = None  # `[T, W]` int32, see `kernels.tree_attention.pack_ancestors`
-    seen: Tensor | None = None  # `[T, behind + max_nodes]` bool, in place of `words`
+    visible: Tensor | None = None  # `[T, behind + max_nodes]` bool, in place of `words`
     exact: bool = False
-    """The host knows all sizes, so torch's attention may run; a captured pass leaves them to the
-    device."""
+    """All sizes are known on the host, so torch's attention may run; in a captured pass only the
+    device knows them."""
     _elsewhere: dict[torch.device, Pass] = field(default_factory=dict, repr=False)
 
     def on(self, device: torch.device) -> Pass:
-        """The same on the device of a layer, moved once."""
+        """A copy on another device, made once."""
         if device == self.row.device:
             return self
         if device not in self._elsewhere:
@@ -73,12 +71,11 @@ class Pass:
 
     @property
     def num_rows(self) -> int:
-        """B."""
         return len(self.prefixes)
 
     @property
     def size(self) -> tuple[int, int]:
-        """B and the tokens of each request, where they all have as many."""
+        """B and the tokens of each request, of an even pass."""
         return self.num_rows, self.max_nodes
 
     @cached_property
@@ -93,10 +90,10 @@ class Pass:
 
     @cached_property
     def packed_words(self) -> Tensor:
-        """`words`, made from `seen` where only that was given."""
+        """`words`, packed from `visible` if only that was given."""
         if self.words is None:
-            assert self.seen is not None
-            self.words = pack_ancestors(self.seen)
+            assert self.visible is not None
+            self.words = pack_ancestors(self.visible)
         return self.words
 
     @cached_property
@@ -109,20 +106,20 @@ class Pass:
     def mask(self) -> Tensor | None:
         """`[B, 1, max_nodes, width]` bool; padding sees everything, which keeps it finite.
 
-        None for a single token, which sees everything.
+        None for a single token: nothing is masked.
         """
         if len(self.row) == 1 and not self.behind:
             return None
-        device, seen, size = self.row.device, self.seen, self.behind + self.max_nodes
+        device, visible, size = self.row.device, self.visible, self.behind + self.max_nodes
         tail = torch.arange(size, device=device)
-        if seen is None:
+        if visible is None:
             assert self.words is not None
-            seen = (self.words[:, tail // 32] >> (tail % 32) & 1).bool()
+            visible = (self.words[:, tail // 32] >> (tail % 32) & 1).bool()
         if self.exact and self.num_rows == 1:  # attention ends where the tail does
-            return F.pad(seen, (self.width - size, 0), value=True)[None, None]
+            return F.pad(visible, (self.width - size, 0), value=True)[None, None]
         prefix = self.prefixes[self.row][:, None]
         mask = torch.arange(self.width, device=device) < prefix
-        mask.scatter_(1, prefix + tail, seen)
+        mask.scatter_(1, prefix + tail, visible)
         if not self.is_even:
             padded = mask.new_ones(self.num_rows * self.max_nodes, self.width)
             padded[self.columns] = mask
@@ -132,7 +129,7 @@ class Pass:
     def attend(
         self, query: Tensor, keys: Tensor, values: Tensor, scaling: float | None = None
     ) -> Tensor:
-        """`[1, T, Hq, D]` contiguous: each token over the entries that it sees.
+        """Attention of each token over its visible entries: `[1, T, Hq, D]` contiguous.
 
         Args:
             query: `[1, Hq, T, D]`. keys, values: `[B, Hkv, width, D]`, heads not repeated.
@@ -169,16 +166,16 @@ class Pass:
 
 @dataclass
 class PassTables:
-    """Tensors that depend on sizes alone, made once: in a graph each would be a launch a round.
+    """Tensors that depend on sizes alone, cached: in a graph each would cost a launch a round.
 
-    A graph's key runs once before it is captured, so they are never made while recording.
+    Each key of a graph runs once before its capture, so none is made while recording.
     """
 
     device: torch.device
     _made: dict[tuple[str, int, int], Tensor] = field(default_factory=dict)
 
     def rows(self, num_rows: int, num_each: int) -> Tensor:
-        """`[B * n]` int64: whose each token is, where requests have n tokens each."""
+        """`[B * n]` int64: the request of each token, with n tokens a request."""
         return self._get("rows", num_rows, num_each)
 
     def steps(self, size: int) -> Tensor:
@@ -186,7 +183,7 @@ class PassTables:
         return self._get("rows", size, 1)
 
     def offsets(self, num_rows: int, num_each: int) -> Tensor:
-        """`[B + 1]` int64: where requests of n tokens each start, and the end."""
+        """`[B + 1]` int64: starts of requests with n tokens each, and the end."""
         return self._get("offsets", num_rows, num_each)
 
     def causal_words(self, num_rows: int, num_each: int) -> Tensor:
@@ -218,14 +215,11 @@ def attention(
     reads: Pass | Prompt | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention in transformers' calling convention.
+    """Attention in transformers' calling convention: `[1, T, Hq, D]` contiguous, and no weights.
 
     Args:
         query: `[1, Hq, T, D]`. key, value: `[B, Hkv, S, D]`, heads not repeated.
-        reads: what the tokens see.
-
-    Returns:
-        `[1, T, Hq, D]` contiguous, and None for weights.
+        reads: visibility of the tokens.
     """
     del dropout, attention_mask
     for name in _UNSUPPORTED:
@@ -236,8 +230,7 @@ def attention(
             )
     if reads is None:
         raise InvariantError(
-            f"attention of {type(module).__name__} was called without 'reads', which its "
-            "model gets",
+            f"{type(module).__name__} does not pass its model's option 'reads' to attention",
             hint="report this model",
         )
     if isinstance(reads, Pass):
@@ -251,8 +244,8 @@ def attend_prompt(
 ) -> Tensor:
     """`[1, Hq, T, D]`: causal attention of one text's next tokens.
 
-    From its beginning no mask is made: with one, only torch's slowest kernel is left for grouped
-    heads, and 8,000 tokens need tens of gigabytes.
+    At the start of a text no mask is made: a mask leaves only torch's slowest kernel for grouped
+    heads, and 8,000 tokens then need tens of gigabytes.
     """
     mask, grouped = None, query.shape[1] != key.shape[1]
     if reads.before:

@@ -1,9 +1,9 @@
-"""A transformers decoder driven with explicit positions and slots, and the cache of the slots.
+"""A transformers decoder with explicit positions and slots, and the cache of the slots.
 
-Target and small-model drafter share it: both read a prompt, both evaluate tree nodes behind it.
-The model's own code does all arithmetic; this module only feeds it. A slot is one request's row of
-keys and values. Active requests occupy slots 0..B-1, so that a forward works on a view; a request
-that leaves is replaced by the last active one (`move`).
+Target and small-model drafter share it: both read a prompt and evaluate tree nodes behind it. All
+arithmetic is the model's own code. A slot is one request's row of keys and values. Active requests
+occupy slots 0..B-1, so that a forward works on a view; when a request leaves, the last active one
+moves into its slot (`move`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from specctl.runtime.attention import Pass, Prompt
 class SlotCache(Cache):
     """A transformers cache over one `[2 L, slots, H, S, D]` tensor on each device that has layers.
 
-    The model calls `update`; the runtime calls everything else. `stage` says where the next forward
-    writes, `commit` what of it stays.
+    The model calls `update`. The runtime calls `stage` before a forward, which sets where it
+    writes, and `commit` after verification, which keeps the accepted entries.
 
     Args:
-        layers: the device of each layer. num_slots: rows. capacity: S, tokens a slot can hold.
+        layers: the device of each layer. capacity: S, tokens a slot can hold.
         like: `[H, D]`, one layer's key of one token, for heads and dtype; None allocates at the
             first use.
     """
@@ -43,7 +43,7 @@ class SlotCache(Cache):
         capacity: int,
         like: Tensor | None = None,
     ) -> None:
-        super().__init__(layers=[])  # the base class wants layers; this one answers `update` itself
+        super().__init__(layers=[])  # the base class stores by layer, this one by device
         self.num_slots, self.capacity, self.num_layers = num_slots, capacity, len(layers)
         # The place of each layer among those of its device.
         self._at = [(device, layers[:index].count(device)) for index, device in enumerate(layers)]
@@ -69,7 +69,7 @@ class SlotCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **_: object
     ) -> tuple[Tensor, Tensor]:
-        """Stores `[1, H, T, D]` and returns the entries that may be seen, `[B, H, width, D]`."""
+        """Stores `[1, H, T, D]` and returns the visible entries, `[B, H, width, D]`."""
         if not self._parts:
             if key_states.shape != value_states.shape:
                 raise ModelConfigError(
@@ -103,12 +103,12 @@ class SlotCache(Cache):
             part[:, target] = part[:, source]
 
     def of_layer(self, layer: int) -> Tensor:
-        """`[2, slots, H, S, D]`: keys and values of a layer that was used."""
+        """`[2, slots, H, S, D]`: keys and values of a layer."""
         device, index = self._at[layer]
         return self._parts[device][2 * index : 2 * index + 2]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Entries before the staged forward; positions are always given explicitly."""
+        """Entries before the staged forward, for transformers; positions are explicit."""
         del layer_idx
         return self._reads.before if isinstance(self._reads, Prompt) else 0
 
@@ -131,10 +131,10 @@ class SlotCache(Cache):
 
 @dataclass(frozen=True)
 class ForwardResult:
-    """Logits `[T', V]` and the captured states `[T, layers * H]`, or None."""
+    """The outputs of a forward."""
 
-    logits: Tensor
-    features: Tensor | None
+    logits: Tensor  # `[T', V]`
+    features: Tensor | None  # `[T, layers * H]`, captured states, or None
 
 
 class CachedModel:
@@ -142,7 +142,7 @@ class CachedModel:
 
     Args:
         model: a decoder-only causal LM, loaded with `attention.ATTENTION`, in eval mode; its
-            layers may be on several devices, among which hooks of accelerate carry the states.
+            layers may be on several devices, connected by hooks of accelerate.
         aux_layers: indices of decoder layers whose *input* is captured, low to high; empty for
             none (EAGLE-3's three fused states).
     """
@@ -172,7 +172,7 @@ class CachedModel:
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
-        """Those of the layers, and first the one that takes tokens and gives logits."""
+        """Devices of the layers, first the one of tokens and logits."""
         return tuple(dict.fromkeys([self.device, *self._of_layers]))
 
     @property
@@ -181,19 +181,19 @@ class CachedModel:
 
     @property
     def context_tokens(self) -> int:
-        """Positions that the model was made for."""
+        """Positions that the model was trained for."""
         return int(self.config.max_position_embeddings)
 
     @property
     def window(self) -> int | None:
-        """Tokens of its sliding window; None without one."""
+        """Tokens of the sliding window; None without one."""
         kinds = getattr(self.config, "layer_types", None)
         default = getattr(self.config, "use_sliding_window", True)
         slides = "sliding_attention" in kinds if kinds else default
         return getattr(self.config, "sliding_window", None) if slides else None
 
     def capture(self, aux_layers: tuple[int, ...]) -> None:
-        """Chooses the layers whose inputs forwards return as features."""
+        """Sets the layers whose inputs are returned as features."""
         for hook in self._hooks:
             hook.remove()
         self.aux_layers = aux_layers
@@ -203,34 +203,30 @@ class CachedModel:
         ]
 
     def allocate(self, num_slots: int, capacity: int) -> None:
-        """A fresh cache of `num_slots` requests of up to `capacity` tokens, allocated now."""
+        """Allocates a cache of `num_slots` requests of up to `capacity` tokens."""
         if self.window is not None and capacity > self.window:
             raise ModelConfigError(
                 f"prompt, new tokens and draft take {capacity} tokens, more than the sliding "
                 f"window of {self.window}; shorten the prompt or lower max_new_tokens"
             )
-        if self._key is None:  # one token tells heads and dtype, whatever the family calls them
+        if self._key is None:  # heads and dtype, by a forward of one token
             self.cache = SlotCache(self._of_layers, 1, 1)
             with torch.inference_mode():
                 self.extend(0, 0, torch.zeros(1, 1, dtype=torch.int64, device=self.device))
             self._key = self.cache.of_layer(0)[0, 0, :, 0]
-        self.cache = None  # the memory of the one before may be needed for this one
+        self.cache = None  # frees the old cache before the new one is allocated
         self.cache = SlotCache(self._of_layers, num_slots, capacity, self._key)
 
     def extend(
         self, slot: int, offset: int, token_ids: Tensor, *, last_only: bool = True
     ) -> ForwardResult:
-        """Appends text to one slot: logits of the last token or of all, features of all.
-
-        Args:
-            token_ids: `[1, T]` int64.
-        """
+        """Appends text `[1, T]` to a slot: logits of the last token or of all, features of all."""
         size = token_ids.shape[1]
         positions = torch.arange(offset, offset + size, device=self.device)[None]
         return self._run(Prompt(offset), token_ids, positions, slot, int(last_only))
 
     def forward(self, reads: Pass) -> ForwardResult:
-        """One pass over slots 0..B-1; asks the device nothing of itself."""
+        """Runs a pass over slots 0..B-1, without waiting for the device."""
         return self._run(reads, reads.token_ids[None], reads.position_ids[None], 0, 0)
 
     def _run(
@@ -240,7 +236,7 @@ class CachedModel:
         self.cache.stage(reads, token_ids.shape[1], slot)
         output = self.model(
             input_ids=token_ids,
-            # Nodes past the last position are never emitted, but must not be out of bounds.
+            # Nodes past the last position are never emitted, but must stay in bounds.
             position_ids=position_ids.clamp(max=self.context_tokens - 1),
             use_cache=True,
             logits_to_keep=keep,
@@ -262,7 +258,7 @@ class CachedModel:
 
 
 def decoder_layers(model: PreTrainedModel, num_layers: int) -> nn.ModuleList:
-    """The list of decoder layers, found by its length rather than by a name per family."""
+    """Finds the list of decoder layers by its length."""
     found = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == num_layers]
     if not found:
         raise ModelConfigError(
@@ -273,7 +269,7 @@ def decoder_layers(model: PreTrainedModel, num_layers: int) -> nn.ModuleList:
 
 
 def check_model(config: Any) -> None:
-    """Refuses architectures whose state is not a plain key-value cache."""
+    """Rejects architectures whose state is not a plain key-value cache."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     unknown = sorted(kinds - {"full_attention", "sliding_attention"})
     if getattr(config, "is_encoder_decoder", False):
@@ -282,7 +278,6 @@ def check_model(config: Any) -> None:
         unknown.append("no max_position_embeddings (ALiBi or recurrent)")
     if unknown:
         raise ModelConfigError(
-            f"model type {config.model_type} is no decoder with position ids whose layers "
-            f"all keep keys and values: {', '.join(unknown)}",
-            hint="use a dense attention model",
+            f"model type {config.model_type} is not supported: it has {', '.join(unknown)}",
+            hint="use a decoder with position ids and keys and values in every layer",
         )

@@ -1,4 +1,4 @@
-"""Device work recorded once and replayed: CUDA graphs by key, made lazily, in bounded memory."""
+"""Device work recorded once and replayed: CUDA graphs by key, lazily, in bounded memory."""
 
 from __future__ import annotations
 
@@ -21,33 +21,29 @@ from specctl.runtime.identity import first_line
 Found = TypeVar("Found")
 log = logging.getLogger("specctl.graphs")
 REMEMBERED = 4
-"""Rounds whose need a tier covers: a tree that has to be cut is worth more than some padding."""
+"""Last rounds whose largest need a tier covers: cutting a tree costs more than some padding."""
 WAITING_ROWS = 4
-"""Requests up to which the host waits where drafting may stop. A wait costs about as much as a
-twentieth of a drafted level of an 8B pair's head, and all requests must stop for it to pay."""
+"""Requests up to which the host waits where drafting may stop. A wait costs about a twentieth of a
+drafted level of an 8B pair's head, and pays only if all requests stop."""
 
 
 class Recording(NamedTuple):
     """The result of a capture."""
 
-    replay: Callable[[], None]  # does the recorded work again, at the same addresses
-    found: Any  # what the function returned: tensors that every replay fills anew
-    num_bytes: int  # memory that it holds as long as it lives
+    replay: Callable[[], None]  # repeats the recorded work at the same addresses
+    found: Any  # the function's result: tensors that every replay overwrites
+    num_bytes: int  # memory held as long as the recording lives
 
 
 class Capture(Protocol):
-    """Records a function's device work without doing it."""
+    """Records a function's device work without executing it."""
 
     def record(self, function: Callable[[], Any]) -> Recording:
-        """The recording.
-
-        Raises:
-            RuntimeError: it cannot be captured; `torch.OutOfMemoryError` where there is no room.
-        """
+        """Records a function, or raises `RuntimeError`, as `torch.OutOfMemoryError` is."""
         ...
 
     def forget(self) -> None:
-        """No recording is used any more: their memory may go."""
+        """Frees the memory of all recordings, which are no longer used."""
         ...
 
 
@@ -71,15 +67,15 @@ class CudaCapture:
         return recording
 
     def forget(self) -> None:
-        torch.cuda.synchronize(self.device)  # a graph that is given up may be under way
+        torch.cuda.synchronize(self.device)  # a dropped graph may still be running
         self._pool = None
 
     def _record(self, function: Callable[[], Any], pool: Any) -> Recording:
         graph = torch.cuda.CUDAGraph()
         with (
-            # A capture that fails would leave its own stream behind as the current one.
+            # A failed capture would leave its own stream as the current one.
             torch.cuda.stream(torch.cuda.current_stream(self.device)),
-            # Other threads (a recorder's) may allocate meanwhile.
+            # Other threads, such as a recorder's, may allocate meanwhile.
             torch.cuda.graph(
                 graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"
             ),
@@ -90,12 +86,12 @@ class CudaCapture:
         return Recording(graph.replay, found, max(0, held))
 
     def _recover(self, pool: Any) -> None:
-        """Ends what a capture that failed has left open in this process.
+        """Restores the state of torch after a failed capture.
 
-        torch before 2.12 leaves the allocator's part open (its pull request 180395): then no memory
-        is given back and no other graph can be captured. The random generator counts as captured
-        until the next capture ends, and every replay asks it: so a graph of next to nothing is
-        captured. The pool is not used again, as torch may refuse it.
+        torch before 2.12 leaves the allocator recording (its pull request 180395): memory is then
+        never freed and no other graph can be captured. The random generator, which every replay
+        reads, counts as captured until the next capture ends, so a tiny graph is captured. The
+        pool is dropped, as torch may reject it.
         """
         self._pool = None
         self._end_allocation(pool)
@@ -114,7 +110,7 @@ class CudaCapture:
 @cache
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream on which all graphs of a device are captured."""
-    # torch hands out 32 streams of a priority in turn; nothing else here asks for this priority.
+    # torch hands out 32 streams of a priority in turn; this priority is used only here.
     return torch.cuda.Stream(device, priority=-1)
 
 
@@ -125,9 +121,9 @@ def is_capturing() -> bool:
 
 @cache
 def load_libraries(device: torch.device, stream: torch.cuda.Stream, thread: int) -> None:
-    """Has cuBLAS and cuBLASLt take their workspaces, 32 to 64 MB, outside of every graph's pool.
+    """Has cuBLAS and cuBLASLt allocate their workspaces, 32 to 64 MB, outside every graph's pool.
 
-    They keep one for every thread and stream, and would take it in the first capture.
+    They keep one for each thread and stream, allocated at first use, which would be a capture.
     """
     del thread
     with torch.cuda.stream(stream), torch.inference_mode():
@@ -141,16 +137,15 @@ class GraphSettings:
     """Settings of a loop's captures."""
 
     capture: Capture | Literal["auto", "none"] = "auto"
-    """`auto` makes CUDA graphs on a CUDA device, `none` runs the same work without; or another
-    object that records."""
-    limit_bytes: int = 4 << 30  # memory that all graphs may hold together
+    """`auto` makes CUDA graphs on a CUDA device, `none` runs the same work eagerly; or another
+    recorder."""
+    limit_bytes: int = 4 << 30  # memory of all graphs together
     stop_waits: Literal["auto", "always", "never"] = "auto"
-    """Whether the host asks, where a policy may stop, if any request goes on. `auto` in batches of
-    up to 4; `never` drafts every level in one graph and drops on the device what is not wanted;
-    `always` also has a graph for every level of other policies."""
+    """Whether the host waits, at levels where a policy may stop, to skip drafting if all requests
+    stopped. `auto` waits in batches of up to 4; `never` drafts every level in one graph and drops
+    surplus nodes on the device; `always` makes a graph of every level for all policies."""
     flat_tokens: int = 64
-    """Verifications of up to so many tokens take equal time, as reading the weights does; smaller
-    tiers are not made, so that no tree is cut for nothing."""
+    """Smallest tier: verifying fewer tokens takes the same time, that of reading the weights."""
 
     def __post_init__(self) -> None:
         known = self.stop_waits in ("auto", "always", "never")
@@ -162,8 +157,8 @@ class GraphSettings:
             )
 
     def capture_on(self, devices: tuple[torch.device, ...]) -> Capture | None:
-        """The recorder, or None. Reference kernels synchronise with the host, so they cannot be
-        captured, and a graph covers one device."""
+        """The recorder, or None: reference kernels synchronise with the host, which a capture
+        forbids, and a graph covers one device."""
         if not isinstance(self.capture, str):
             return self.capture
         fused = has_triton() and wanted_backend() != "reference"
@@ -171,7 +166,7 @@ class GraphSettings:
         return CudaCapture(devices[0]) if is_possible and len(devices) == 1 else None
 
     def waits(self, num_rows: int) -> bool:
-        """Whether the host asks in a batch of that size."""
+        """Whether the host waits for batches of this size."""
         return self.stop_waits == "always" or (
             self.stop_waits == "auto" and num_rows <= WAITING_ROWS
         )
@@ -182,16 +177,14 @@ class GraphCounters:
     """Counts of the parts of rounds that may be graphs."""
 
     captures: int = 0  # graphs recorded
-    replays: int = 0  # parts that a graph did
-    eager_parts: int = 0  # parts done without one; the first of every key is, to warm up
-    eager_rounds: int = 0
-    """Rounds in which some part was done without one, though graphs were wanted."""
+    replays: int = 0  # parts replayed
+    eager_parts: int = 0  # parts run eagerly; the first of every key is, to warm up
+    eager_rounds: int = 0  # rounds with an eager part, though graphs are on
     failed_captures: int = 0
-    """Keys that stay eager: memory ran out, the limit was reached, or the work cannot be
-    captured."""
+    """Keys that stay eager: memory ran out, the limit was reached, or capture is impossible."""
     planned_waits: int = 0
-    """Times that the host waited for the device, all of them planned: once a round for the emitted
-    tokens, and where drafting may stop."""
+    """Waits of the host for the device: once a round for the emitted tokens, and where drafting
+    may stop."""
     graph_bytes: int = 0  # memory that the graphs hold
 
 
@@ -199,17 +192,17 @@ class GraphCounters:
 class GraphCache:
     """Graphs by key.
 
-    A key's first use runs as it is, which compiles kernels and fills the libraries' caches; its
-    second is captured; all others are replayed. Work that asks the device while it is captured
-    ends all captures of this cache, and its graphs go.
+    A key's first use runs eagerly, which compiles kernels and fills the libraries' caches; its
+    second use is captured; later ones are replayed. Work that synchronises with the host during a
+    capture ends all captures of this cache and drops its graphs.
 
-    A key stays eager if its graph finds no memory or passes the limit. A graph's size is known
-    only after its capture, and memory of a shared pool is given back only with all of its graphs:
-    so the others go too, and those still used are captured again. That happens once a key at most.
+    A key stays eager if its graph runs out of memory or exceeds the limit. A graph's size is known
+    only after its capture, and a shared pool is freed only with all of its graphs, so all graphs
+    are dropped, and captured again at their next use. That happens at most once a key.
     """
 
-    capture: Capture | None  # how; None for never
-    limit_bytes: int  # of all graphs together; halved to what they held when memory ran out
+    capture: Capture | None  # None for never
+    limit_bytes: int  # of all graphs; halved from what they held when memory ran out
     counters: GraphCounters = field(default_factory=GraphCounters)
     _graphs: dict[Hashable, Recording] = field(default_factory=dict)
     _warm: set[Hashable] = field(default_factory=set)
@@ -218,11 +211,11 @@ class GraphCache:
 
     @property
     def keys(self) -> tuple[Any, ...]:
-        """Of the graphs that there are."""
+        """Keys of the graphs held now."""
         return tuple(self._graphs)
 
     def run(self, key: Hashable, function: Callable[[], Found]) -> Found:
-        """Does the work of a key; the function must be the same in all that it bakes in."""
+        """Runs or replays the work of a key, whose function must always have the same constants."""
         if self.capture is None:
             return function()
         recording = self._graphs.get(key) or self._recorded(key, function)
@@ -236,9 +229,9 @@ class GraphCache:
         return found
 
     def clear(self) -> None:
-        """Gives all graphs up after memory ran out beside them.
+        """Drops all graphs after memory ran out beside them, and halves the limit.
 
-        What is still used is captured again, refused keys too, into half the memory.
+        Keys still used are captured again, refused ones included.
         """
         held = self.counters.graph_bytes
         self.limit_bytes = min(self.limit_bytes, held // 2)
@@ -263,8 +256,8 @@ class GraphCache:
             return None
         recording, reason = _tried(self.capture, function)
         if recording is None:
-            # What a failed capture took stays in the pool as long as a graph of it lives, and
-            # running the work as it is needs that memory.
+            # A failed capture's memory stays in the pool while a graph of it lives, and the eager
+            # run needs that memory.
             self._drop()
             self._is_over = "out of memory" not in reason  # e.g. experts counted on the host
             more = "; this loop captures nothing from now on" if self._is_over else ""
@@ -288,46 +281,37 @@ class GraphCache:
 
 
 def _tried(capture: Capture, function: Callable[[], Any]) -> tuple[Recording | None, str]:
-    """A capture, or the reason why it failed: no error, whose traceback would keep the memory."""
+    """A capture, or why it failed, in words: an error's traceback would keep the memory alive."""
     try:
         return capture.record(function), ""
     except RuntimeError as failure:  # bound to no other name, for the same reason
         return None, reason_of(failure)
 
 
-def reason_of(failure: RuntimeError) -> str:
-    """The first error of a capture that failed, in a line."""
-    error = first_error(failure)
+def reason_of(error: RuntimeError) -> str:
+    """The first error of a failed capture, in a line; ending the capture raised the others."""
+    while isinstance(error.__context__, RuntimeError):
+        error = error.__context__
     is_memory = isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
     return f"{'out of memory: ' * is_memory}{type(error).__name__}: {first_line(error)}"
 
 
-def first_error(error: RuntimeError) -> RuntimeError:
-    """The first error of a capture that failed: ending it raises another one."""
-    while isinstance(error.__context__, RuntimeError):
-        error = error.__context__
-    return error
-
-
 def bucket_of(num_rows: int, num_slots: int) -> int:
-    """Rows of the graph for that many requests: the next power of two, or all slots."""
+    """Rows of the graph for a number of requests: the next power of two, or all slots."""
     return min(1 << (num_rows - 1).bit_length(), num_slots)
 
 
 def token_tiers(most: int, least: int = 1) -> tuple[int, ...]:
-    """Ascending sizes of verifications, in tokens: powers of two from `least` on, then `most`.
-
-    Policies whose trees all have one size need only the last.
-    """
+    """Ascending sizes of verifications, in tokens: powers of two from `least` on, then `most`."""
     steps = (1 << n for n in range((least - 1).bit_length(), most.bit_length()))
     return tuple(sorted({step for step in steps if least <= step < most} | {most}))
 
 
 class TierChoice:
-    """The tier of the next round, from what the last ones needed.
+    """The tier of the next round, chosen by the needs of the last ones.
 
-    The host does not know yet what this round needs; the device cuts it to the tier (its likeliest
-    nodes) if it is more. So a tier covers the largest need of the last rounds, by request: some
+    The host does not know this round's need yet; the device cuts a larger batch to the tier's
+    likeliest nodes. The tier covers the largest need per request of the last rounds, as requests
     may have joined or left since.
     """
 
@@ -335,11 +319,11 @@ class TierChoice:
         self._needs: deque[float] = deque(maxlen=REMEMBERED)
 
     def choose(self, tiers: tuple[int, ...], num_rows: int, known: int | None = None) -> int:
-        """The smallest tier that covers the need, known or expected; the largest at first."""
+        """The smallest tier that covers the known or expected need; the largest at first."""
         expected = ceil(num_rows * max(self._needs)) if self._needs else tiers[-1]
         need = expected if known is None else known
         return tiers[min(bisect_left(tiers, need), len(tiers) - 1)]
 
     def note(self, num_tokens: int, num_rows: int) -> None:
-        """Notes what a round of so many requests would have verified, had nothing been cut."""
+        """Records the tokens that a round would have verified uncut."""
         self._needs.append(num_tokens / num_rows)

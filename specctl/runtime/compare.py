@@ -1,8 +1,8 @@
 """Several policies on the same prompts, in turns, and their results on disk.
 
-A machine that warms up or does other work would favour whichever policy ran at the right moment.
-So the policies take turns, prompt by prompt, in an order that is shuffled with the run's seed, and
-a verdict on two of them is of the pairs of times of each prompt.
+A machine that warms up or runs other work favours the policy that runs at the right moment. So the
+policies take turns, prompt by prompt, in an order shuffled with the run's seed, and two policies
+are compared by the paired times of each prompt.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ from specctl.stats import (
 
 log = logging.getLogger(__name__)
 BATCHES_A_TURN = 4
-"""Of prompts: the last batch of a turn runs empty, the others run full."""
+"""Batches of prompts: only the last of a turn runs partly empty."""
 MAX_P_VALUE = 0.01
 Verdict = Literal["faster", "slower", "not told apart"]
 SCHEDULED = Path("/proc/thread-self/schedstat")
-"""Of Linux: nanoseconds that the thread ran, that it stood ready and waited, and turns."""
+"""Linux: nanoseconds that the thread ran and that it waited ready to run, and number of turns."""
 
 
 def waited_us() -> float | None:
-    """Time that this thread waited for a processor until now; None where it is not counted."""
+    """Time that this thread has waited for a processor; None where the system does not count it."""
     try:
         return float(SCHEDULED.read_text().split()[1]) / 1e3
     except (OSError, IndexError, ValueError):
@@ -68,27 +68,26 @@ def waited_us() -> float | None:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where a text first differs from plain decoding's."""
+    """The first difference of a text from plain decoding's."""
 
     request_id: str
     position: int  # output tokens that agree
     top2_gap: float | None
-    """Logits between the target's two best tokens there, in a fresh forward; a tie within the
-    dtype's rounding explains it. None where tokens were sampled: there the noise of the race
-    decides as well."""
+    """Distance of the target's two best logits there, in a fresh forward; a tie within the dtype's
+    rounding explains the difference. None for sampled tokens, where noise decides as well."""
 
 
 @dataclass(frozen=True)
 class Paired:
-    """One policy's speed beside another's, on the same prompts."""
+    """One policy's speed over another's, on the same prompts."""
 
-    speedup: Interval  # tokens a second over the other's, with its 95 % interval over turns
+    speedup: Interval  # ratio of tokens a second, with its 95 % interval over turns
     num_turns: int
-    p_value: float  # of the test that swaps the two in every turn, `stats.swap_p_value`
+    p_value: float  # of `stats.swap_p_value`, which swaps the two in random turns
 
     @property
     def verdict(self) -> Verdict:
-        """`faster`, `slower` or `not told apart`, at a false verdict in at most 1 of 100."""
+        """`faster`, `slower` or `not told apart`, with at most 1 false verdict in 100."""
         if self.num_turns < MIN_PROMPTS or not self.p_value <= MAX_P_VALUE:
             return "not told apart"
         return "faster" if self.speedup.value > 1 else "slower"
@@ -116,12 +115,10 @@ class RunResult:
     conversations: list[Conversation]  # in prompt order
     metrics: Metrics
     turns: Floats  # `[T, 2]` tokens and seconds of each turn: of a prompt, or of a batch of prompts
-    paired: Paired | None = None
-    """Against plain decoding; None where that is not among the policies, or is this one."""
+    paired: Paired | None = None  # with plain decoding; None for itself, or without it
     divergences: list[Divergence] | None = None
-    """Against `ar`; None when `ar` was not part of the comparison, or drafts were drawn."""
-    graphs: GraphCounters = field(default_factory=GraphCounters)
-    """What became of the rounds' graphs, the warm-up's among them."""
+    """From plain decoding; None if it did not run, or if drafts were drawn."""
+    graphs: GraphCounters = field(default_factory=GraphCounters)  # warm-up included
 
     def summary(self) -> dict[str, Any]:
         """One row of `results.json`."""
@@ -141,13 +138,13 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs on the prompts that all policies finished, in the order asked for."""
+    """Runs on the prompts that all policies finished, in the order of the policies."""
 
     results: list[RunResult]
     is_interrupted: bool
     waiting_frac: float | None
-    """Of the time of decoding, for which the decoding thread was ready to run and had no
-    processor; None where the system does not count it."""
+    """Fraction of the time that the decoding thread waited for a processor; None where the system
+    does not count it."""
 
 
 def compare_policies(
@@ -162,15 +159,15 @@ def compare_policies(
     observer: Observer | None = None,
     on_tokens: OnTokens | None = None,
 ) -> Comparison:
-    """Decodes the prompts under every policy, in turns, after a warm-up that is not observed.
+    """Decodes the prompts under every policy, in turns, after an unobserved warm-up.
 
-    A turn is a prompt; with `batch_size` above 1, so many batches of prompts that most of a turn
-    runs at full batch. A single policy takes all prompts in one turn. Ctrl-C ends the comparison
-    with the turns that all policies have finished, if there are any.
+    A turn is a prompt, or `BATCHES_A_TURN` batches if `batch_size` exceeds 1. A single policy takes
+    all prompts in one turn. After Ctrl-C the comparison covers the turns that all policies
+    finished; before the first of them the interrupt is raised.
 
     Args:
-        decisions: see `Decoder`. A policy that cannot be decided so is refused before any text.
-        on_prompt: called with the id of every finished prompt. observer: sees every round.
+        decisions, observer: see `Decoder`.
+        on_prompt: called with the id of every finished prompt.
         on_tokens: called with each request's new tokens as they are emitted.
     """
     graphs = GraphSettings()
@@ -186,7 +183,7 @@ def compare_policies(
     longest = longest_text(pair.target.tokenizer, prompts, settings)
     for decoder in decoders:
         decoder.loop_for(longest, memory)
-        if observer is None:  # graphs that are captured here serve the texts that count
+        if observer is None:  # the timed turns replay graphs captured here
             list(decoder.converse(prompts[:batch_size], settings))
     size = 1 if batch_size == 1 else BATCHES_A_TURN * batch_size
     size = len(prompts) if len(policies) == 1 else size
@@ -212,8 +209,7 @@ def compare_policies(
     for run in runs:
         if failed := run.metrics.fallback_calls:
             log.warning(
-                "%s failed in %s of %s calls, which a static plan decided; the text is not touched "
-                "by that",
+                "%s failed in %s of %s calls, which a static plan decided; the text is the same",
                 *(run.named.label, failed, run.metrics.calls),
             )
     return Comparison(checked_against_plain(runs, pair), is_interrupted, waiting)
@@ -223,7 +219,7 @@ def compare_policies(
 class Turn:
     """Some prompts under one policy."""
 
-    conversations: list[Conversation]
+    conversations: list[Conversation]  # in the order of the prompts
     seconds: float
 
 
@@ -234,7 +230,7 @@ def take_turn(
     on_prompt: Callable[[str], None] | None,
     on_tokens: OnTokens | None,
 ) -> Turn:
-    """Decodes some prompts, on the clock."""
+    """Decodes some prompts and times them."""
     finished, began = {}, time.perf_counter()
     for conversation in decoder.converse(prompts, settings, on_tokens):
         finished[conversation.prompt.prompt_id] = conversation
@@ -246,7 +242,7 @@ def take_turn(
 
 
 def result_of(named: NamedPolicy, turns: Sequence[Turn], decoder: Decoder) -> RunResult:
-    """The turns of a policy together."""
+    """Pools the turns of a policy."""
     talks = [talk for turn in turns for talk in turn.conversations]
     metrics = pooled(done.metrics for talk in talks for done in talk.completions)
     sums = [
@@ -260,8 +256,8 @@ def result_of(named: NamedPolicy, turns: Sequence[Turn], decoder: Decoder) -> Ru
 
 
 def verdict(results: Sequence[RunResult]) -> str:
-    """A sentence on the fastest policy and on whether drafting pays; empty unless plain decoding
-    and another policy ran."""
+    """A sentence on the fastest policy and whether drafting pays; empty unless plain decoding and
+    another policy ran."""
     beside = {run.named.label: run.paired for run in results if run.paired is not None}
     if not beside:
         return ""
@@ -294,7 +290,7 @@ def verdict(results: Sequence[RunResult]) -> str:
 
 
 def checked_against_plain(runs: list[RunResult], pair: Pair) -> list[RunResult]:
-    """The runs beside plain decoding, where that is among them: speed, and divergences of texts."""
+    """The runs with speedups and divergences from plain decoding, if that is among them."""
     plain = next((run for run in runs if isinstance(run.named.policy.shape, RootOnly)), None)
     if plain is None:
         return runs
@@ -302,23 +298,23 @@ def checked_against_plain(runs: list[RunResult], pair: Pair) -> list[RunResult]:
         replace(
             run,
             paired=None if run is plain else paired(run.turns, plain.turns),
-            divergences=None if _has_own_text(run) else _against(plain, run, pair),
+            divergences=None if _draws_drafts(run) else _divergences(plain, run, pair),
         )
         for run in runs
     ]
 
 
-def _has_own_text(run: RunResult) -> bool:
-    """Whether drafts were drawn: the text then follows plain decoding's distribution alone."""
+def _draws_drafts(run: RunResult) -> bool:
+    """Whether drafts were drawn: only the distribution of texts is then plain decoding's."""
     done = (one for conversation in run.conversations for one in conversation.completions)
     drawn = isinstance(run.named.policy.acceptance, Ratio)
     return drawn and not all(one.request.sampling.greedy for one in done)
 
 
-def _against(reference: RunResult, run: RunResult, pair: Pair) -> list[Divergence]:
+def _divergences(reference: RunResult, run: RunResult, pair: Pair) -> list[Divergence]:
     found = []
     for ours, theirs in zip(run.conversations, reference.conversations, strict=True):
-        # Later turns answer other texts once a turn differs: only the first one counts.
+        # Only the first differing turn counts: later ones answer different texts.
         pairs = zip(ours.completions, theirs.completions, strict=False)
         differing = next((p for p in pairs if p[0].token_ids != p[1].token_ids), None)
         if differing is not None:
@@ -333,7 +329,7 @@ def _against(reference: RunResult, run: RunResult, pair: Pair) -> list[Divergenc
 
 @torch.inference_mode()
 def top2_gap(pair: Pair, text: Sequence[int]) -> float:
-    """Distance of the target's two best logits after a text, from an uncached forward."""
+    """Distance of the target's two best logits after a text, by a fresh forward."""
     model = pair.target.model
     model.allocate(1, len(text))
     logits = model.extend(0, 0, torch.tensor([text], device=model.device)).logits[-1]
@@ -352,7 +348,7 @@ def write_results(
     batch_size: int,
     decisions: Decisions = "auto",
 ) -> None:
-    """Writes `results.json` (a list, one object a policy), `run.json` and `<policy>.jsonl`."""
+    """Writes `results.json` (one object a policy), `run.json` and `<policy>.jsonl`."""
     results = comparison.results
     num_prompts = max((len(result.conversations) for result in results), default=0)
     facts = {

@@ -15,20 +15,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 Decisions = Literal["auto", "fused", "torch", "onnx"]
-"""Where a policy's learned part is computed; the rule stays the same.
+"""Backend of a policy's learned part; the rule stays the same.
 
-    auto     on CUDA by fused kernels, inside captured rounds; by torch elsewhere, and for
-             policies without such kernels
-    fused    by those kernels, or a refusal
-    torch    by the rule's own tensors
-    onnx     a learned scorer, of fit c2t or survival, by onnxruntime on the loop's device
+    auto     fused kernels inside captured rounds on CUDA, where the policy has them; else torch
+    fused    fused kernels; policies without them are rejected
+    torch    the rule's own tensors
+    onnx     onnxruntime on the loop's device, for a learned scorer of fit c2t or survival
 
-They decide alike: docs/artifact-format.md says how exactly.
+All decide alike; docs/artifact-format.md states how exactly.
 """
 
 
 class ModelsConfig(Record):
-    """A pair of models and where it runs."""
+    """A pair of models and its device."""
 
     target: str = option("embedded", "Target: folder, hub id, or 'embedded'", group="common")
     drafter: str = option(
@@ -52,7 +51,7 @@ class ModelsConfig(Record):
     )
 
     def check(self) -> None:
-        """Refuses words that no model, device or number format has, before anything is loaded."""
+        """Rejects unknown devices, number formats and models before anything is loaded."""
         from specctl.runtime.identity import check_device, check_dtype, check_model
 
         check_device(self.device)
@@ -61,7 +60,7 @@ class ModelsConfig(Record):
             check_model(name)
 
     def load_pair(self) -> Pair:
-        """Loads both models; raises as `specctl.runtime.load.load_pair`."""
+        """Loads both models; see `specctl.runtime.load.load_pair`."""
         import torch
 
         from specctl.runtime.load import load_pair
@@ -75,7 +74,7 @@ class ModelsConfig(Record):
 
 
 class DecodingConfig(ModelsConfig):
-    """Models, prompts, and how these are decoded."""
+    """Models, prompts and decoding settings."""
 
     format: str = option(
         "auto", "Prompt format: auto, text, jsonl, spec-bench, humaneval, gsm8k, sharegpt"
@@ -100,7 +99,6 @@ class DecodingConfig(ModelsConfig):
 
     @property
     def settings(self) -> DecodeSettings:
-        """The decoding settings of the loop."""
         from specctl.runtime.conversations import DecodeSettings
         from specctl.runtime.requests import Sampling
 
@@ -108,7 +106,7 @@ class DecodingConfig(ModelsConfig):
         return DecodeSettings(self.max_new_tokens, sampling)
 
     def with_room(self, pair: Pair, prompts: Sequence[Any]) -> Any:
-        """The prompts that fit into the model's context; others are counted in a warning.
+        """The prompts that fit into the model's context; a warning counts the others.
 
         Raises:
             PromptTooLongError: none fits, or one does not and `on_long` is error.

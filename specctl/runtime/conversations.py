@@ -1,5 +1,4 @@
-"""Text in, token ids out, and back; prompts of one turn or several, each of which answers on top of
-the answers before."""
+"""Text to token ids and back, and conversations of one turn or several."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from specctl.runtime.requests import Completion, Request, Sampling
 
 Messages = Sequence[Mapping[str, str]]
 RETOKENISED_SLACK = 64
-"""Tokens kept free for answers that grow a little when they are tokenised again."""
+"""Tokens kept free for an answer that grows when it is tokenised again."""
 
 
 def encode_prompt(tokenizer: Any, prompt: str | Messages) -> list[int]:
@@ -42,26 +41,26 @@ def encode_prompt(tokenizer: Any, prompt: str | Messages) -> list[int]:
 
 
 def decode_text(tokenizer: Any, token_ids: Sequence[int]) -> str:
-    """The text of emitted tokens, special tokens left out."""
+    """The text of emitted tokens, without special tokens."""
     text: str = tokenizer.decode(list(token_ids), skip_special_tokens=True)
     return text
 
 
 class TextStream:
-    """Turns a growing list of tokens into pieces of text that never break a character."""
+    """Decodes a stream of tokens into pieces of text that end at whole characters."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer.backend_tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
 
     def feed(self, token_ids: Sequence[int]) -> str:
-        """The text that these tokens complete; may be empty."""
+        """The text that these tokens complete, possibly empty."""
         pieces = (self._stream.step(self._tokenizer, token) for token in token_ids)
         return "".join(piece for piece in pieces if piece)
 
 
 def request_seed(seed: int, request_id: str) -> int:
-    """Seed of one request's own stream: a hash, so that no request shares another's coins."""
+    """Seed of a request's own stream: a hash, so that requests draw independently."""
     text = f"{seed}:{request_id}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
 
@@ -70,7 +69,7 @@ def request_seed(seed: int, request_id: str) -> int:
 
 
 class ConversationPrompt(Protocol):
-    """One prompt: `collect.prompts.Prompt`, or anything shaped like it."""
+    """The interface of `collect.prompts.Prompt`."""
 
     @property
     def prompt_id(self) -> str: ...
@@ -88,8 +87,8 @@ class Conversation:
 
     prompt: ConversationPrompt
     completions: list[Completion] = field(default_factory=list)  # one per answered turn
-    texts: list[str] = field(default_factory=list)  # their text
-    is_cut: bool = False  # a later turn found no room in the context and was left out
+    texts: list[str] = field(default_factory=list)  # one per answered turn
+    is_cut: bool = False  # a later turn was dropped for want of room in the context
 
 
 @dataclass(frozen=True)
@@ -97,8 +96,7 @@ class DecodeSettings:
     """Settings for decoding prompts."""
 
     max_new_tokens: int = 128  # per turn
-    sampling: Sampling = field(default_factory=Sampling)
-    """Its seed is the run's; each request gets its own."""
+    sampling: Sampling = field(default_factory=Sampling)  # the run's seed; requests derive theirs
 
 
 def next_request(tokenizer: Any, conversation: Conversation, settings: DecodeSettings) -> Request:
@@ -120,13 +118,13 @@ def next_request(tokenizer: Any, conversation: Conversation, settings: DecodeSet
 def conversation_ids(
     tokenizer: Any, prompt: ConversationPrompt, responses: Sequence[str]
 ) -> list[int]:
-    """Token ids up to where the model speaks next.
+    """Token ids of a conversation up to the model's next answer.
 
-    Chat prompts go through the tokenizer's template where there is one; otherwise the texts
-    stand in order with a blank line between them.
+    Chat prompts go through the tokenizer's template, if it has one; other texts are joined by
+    blank lines.
     """
-    asked = prompt.turns[: len(responses) + 1]
-    texts = [text for pair in zip(asked, responses, strict=False) for text in pair] + [asked[-1]]
+    turns = prompt.turns[: len(responses) + 1]
+    texts = [text for pair in zip(turns, responses, strict=False) for text in pair] + [turns[-1]]
     if prompt.chat and tokenizer.chat_template is not None:
         roles = cycle(("user", "assistant"))
         messages = [{"role": r, "content": t} for r, t in zip(roles, texts, strict=False)]
@@ -137,11 +135,11 @@ def conversation_ids(
 def longest_text(
     tokenizer: Any, prompts: Sequence[ConversationPrompt], settings: DecodeSettings
 ) -> int:
-    """Tokens of the longest text that these prompts can become."""
+    """Tokens of the longest conversation that these prompts can become."""
     longest = 1
     for prompt in prompts:
         later = len(prompt.turns) - 1
-        asked = len(conversation_ids(tokenizer, prompt, [""] * later))
-        room = asked + (later + 1) * settings.max_new_tokens + later * RETOKENISED_SLACK
+        given = len(conversation_ids(tokenizer, prompt, [""] * later))
+        room = given + (later + 1) * settings.max_new_tokens + later * RETOKENISED_SLACK
         longest = max(longest, room)
     return longest

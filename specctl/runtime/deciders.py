@@ -1,7 +1,11 @@
-"""Decisions inside captured rounds: one decider a kind of kernel, and the parameters of each.
+"""Decisions by kernels inside captured rounds: one decider for each kind of kernel.
 
-The torch rules are the specification; `tests/kernels/test_policy_eval.py` holds both to the same
-rounds. All parameters of a family that has some stand in one buffer, which a reload overwrites.
+The torch rules are the specification; `tests/kernels/test_policy_eval.py` compares both on the same
+rounds. A family's parameters are in one buffer, so that its next policy needs no new capture:
+
+    buffer = pack(table_of(shape)).to(device)        once, before graphs are captured
+    if recapture_reason(old, new) is None:
+        buffer.write(pack(table_of(new)))            between two rounds
 """
 
 from __future__ import annotations
@@ -51,21 +55,20 @@ from specctl.policy.scorers import folded_layer
 from specctl.tree import DraftPool
 
 MAX_SLOTS, MAX_CANDIDATES, MAX_BEST, MAX_TOKENS, MAX_CHILDREN = 4096, 1024, 64, 1024, 32
-"""Limits of the kernels: slots of a pool, candidates of a level and how many of them are kept,
-nodes of a tree, children of a node."""
+"""Limits of the kernels: slots of a pool, candidates of a level, nodes kept of a level, nodes of a
+tree, children of a node."""
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes of a growing tree, all known beforehand."""
+    """Fixed sizes of a growing tree, by level from 1 on."""
 
-    widths: tuple[int, ...]  # nodes expanded at each level from 1 on: the root, then the frontier's
-    starts: tuple[int, ...]  # first pool slot of each level from 1 on, and the end of the last
-    behind: tuple[int, ...]  # nodes evaluated before each level from 1 on; the root is none of them
+    widths: tuple[int, ...]  # nodes expanded for the level: the root, then the frontier
+    starts: tuple[int, ...]  # first pool slot of the level, and the end of the last
+    behind: tuple[int, ...]  # nodes evaluated before the level, the root not counted
 
     @classmethod
     def of(cls, rule: ShapeRule) -> Geometry:
-        """The geometry of a rule's trees."""
         widths, starts, behind = [], [1], []
         width, before = 1, 0
         for depth in range(1, rule.max_depth + 1):
@@ -78,7 +81,6 @@ class Geometry:
 
     @property
     def capacity(self) -> int:
-        """Slots of the pool."""
         return self.starts[-1]
 
     @property
@@ -87,7 +89,7 @@ class Geometry:
 
     @property
     def num_words(self) -> int:
-        """Words of 32 bits that say which of the nodes a node sees."""
+        """Words of 32 bits for the visibility of a node."""
         last = self.behind[-1] + self.widths[-1] if self.widths else 1
         return -(-last // WORD_BITS)
 
@@ -95,38 +97,35 @@ class Geometry:
 class Grown(NamedTuple):
     """One drafted level of B rows."""
 
-    pool: DraftPool  # written up to this level
+    pool: DraftPool  # up to this level
     best: Best  # candidates of the level, best first
     start: int  # first slot of the level
-    depth: int  # of it
-    num_parents: int  # nodes it was drafted below
+    depth: int
+    num_parents: int
 
 
 class Chosen(NamedTuple):
-    """The next frontier: `[B, W]` int64 pool slots and `[B, W]` bool, whether to expand."""
+    """The next frontier."""
 
-    slots: Tensor
-    keep: Tensor
+    slots: Tensor  # `[B, W]` int64, in the pool
+    keep: Tensor  # `[B, W]` bool, whether to expand
 
 
 class Ranking(NamedTuple):
-    """The nodes to submit are those of highest score, `limit` `[B]` of a row at most, none below
-    `min_score` `[1]`; `scores` is `[B, P]` float32."""
+    """Scores of the pool: the best nodes are submitted."""
 
-    scores: Tensor
-    limit: Tensor | None = None
-    min_score: Tensor | None = None
+    scores: Tensor  # `[B, P]` float32
+    limit: Tensor | None = None  # `[B]`, nodes submitted at most
+    min_score: Tensor | None = None  # `[1]`, lowest score submitted
 
 
 class StaticDecider:
-    """EAGLE-2's frontier and rerank; the base of the deciders of other families.
-
-    A decider decides for rows 0 .. B - 1 of its buffers.
+    """EAGLE-2's frontier and rerank, and the base of other deciders; decides for rows 0 .. B - 1.
 
     Attributes:
-        num_best: candidates of a level that it wants to see.
-        params: its parameters; None for a shape that is known beforehand.
-        check_levels: levels behind which every row may have stopped, or knows what it verifies.
+        num_best: candidates of a level that it ranks.
+        params: None for a static tree.
+        check_levels: levels after which all rows may have stopped, or their sizes are known.
     """
 
     params: PolicyBuffer | None = None
@@ -137,32 +136,29 @@ class StaticDecider:
         self._always = torch.ones(1, 1, dtype=torch.bool, device=device)
 
     def begin(self, num_rows: int) -> None:
-        """Starts a round, on the device's time."""
+        """Starts a round."""
 
     def decide(self, level: Grown) -> Chosen:
-        """Chooses what to expand, after every level, the deepest too."""
+        """Chooses the nodes to expand; called after every level, the deepest included."""
         index = level.best.index
         return Chosen(index, self._always.expand_as(index))
 
     def rank(self, pool: DraftPool) -> Ranking:
-        """Ranks the whole pool after the last level; deeper levels have empty slots."""
+        """Ranks the whole pool after the last level; levels not drafted are empty slots."""
         return Ranking(pool.joint_logp)
 
     def planned_tokens(self, num_rows: int) -> Tensor | None:
-        """`[B]` nodes that rows will verify at most, where that is known before the end."""
-
-    def bins(self, num_rows: int) -> Tensor | None:
-        """`[B]` the regime of each row."""
+        """`[B]`: nodes verified at most, if known before the last level."""
 
     def stopped_at(self, num_rows: int) -> Tensor | None:
-        """`[B]` the level whose gate closed, for budgets."""
+        """`[B]`: the level whose gate closed, for budgets."""
 
     def faulty(self, num_rows: int) -> Tensor | None:
-        """`[B]` bool: something decided by was NaN."""
+        """`[B]` bool: a score is NaN."""
 
 
 class BinDecider(StaticDecider):
-    """HeteroSpec: after the base draft the bin of Φ says how deep and how wide."""
+    """HeteroSpec: after the base draft the bin of Φ sets depth and size."""
 
     params: PolicyBuffer
 
@@ -172,15 +168,15 @@ class BinDecider(StaticDecider):
         super().__init__(rule, params.storage.device)
         self.params, self.base_depth = params, record.base.depth
         self.check_levels = (record.base.depth,)
-        self._plan = torch.zeros(3, slots, dtype=torch.int64, device=params.storage.device)
+        self._plan = torch.zeros(2, slots, dtype=torch.int64, device=params.storage.device)
 
     def decide(self, level: Grown) -> Chosen:
         index, rows = level.best.index, len(level.best.index)
-        bins, max_depth, num_tokens = self._plan[:, :rows]
+        max_depth, num_tokens = self._plan[:, :rows]
         if level.depth == self.base_depth:
             found = choose_bins(self.params, level.pool)
-            for column, values in zip((bins, max_depth, num_tokens), found[:3], strict=True):
-                column.copy_(values)
+            max_depth.copy_(found.max_depth)
+            num_tokens.copy_(found.num_tokens)
         if level.depth < self.base_depth:
             return Chosen(index, self._always.expand_as(index))
         return Chosen(index, (max_depth > level.depth)[:, None].expand_as(index))
@@ -189,14 +185,11 @@ class BinDecider(StaticDecider):
         return Ranking(pool.joint_logp, limit=self.planned_tokens(len(pool.parent)))
 
     def planned_tokens(self, num_rows: int) -> Tensor:
-        return self._plan[2, :num_rows]
-
-    def bins(self, num_rows: int) -> Tensor:
-        return self._plan[0, :num_rows]
+        return self._plan[1, :num_rows]
 
 
 class GateDecider(StaticDecider):
-    """ECHO: a level whose likeliest path is unlikely is the last one, and is widened."""
+    """ECHO: a level whose likeliest path is unlikely is widened, and is the last."""
 
     params: PolicyBuffer
 
@@ -226,12 +219,11 @@ class GateDecider(StaticDecider):
 
 
 class PruneDecider(StaticDecider):
-    """C2T and the joint threshold: drops nodes that no score reaches."""
+    """C2T and the joint threshold: drops nodes of low scores."""
 
     params: PolicyBuffer
 
-    def __init__(self, rule: ShapeRule, record: Shape, params: PolicyBuffer, slots: int) -> None:
-        del record
+    def __init__(self, rule: ShapeRule, _: Shape, params: PolicyBuffer, slots: int) -> None:
         super().__init__(rule, params.storage.device)
         capacity, device = Geometry.of(rule).capacity, params.storage.device
         self.params, self.check_levels = params, tuple(range(1, rule.max_depth))
@@ -267,11 +259,11 @@ class PruneDecider(StaticDecider):
 
 
 def not_by_kernels(shape: Shape, rule: ShapeRule) -> str | None:
-    """The reason why a shape drafts by its torch rule; None if kernels can draft it."""
+    """The reason why a shape drafts by its torch rule; None if kernels draft it."""
     if shape_family(shape).kernel != "static":
         table = table_of(shape)
         if table is None:
-            return f"shape {shape.kind} decides by torch rules alone"
+            return f"shape {shape.kind} has torch rules only"
         if isinstance(table, PruneTable) and table.own == "given":
             return "its scorer has no kernel"
         if isinstance(table, PruneTable) and table.network and table.network.extra:
@@ -285,45 +277,30 @@ def not_by_kernels(shape: Shape, rule: ShapeRule) -> str | None:
         ("children of a node", rule.top_k, MAX_CHILDREN),
     )
     return next(
-        (f"{n} {what}, the kernels take {most}" for what, n, most in sizes if n > most), None
+        (f"{n} {what}, above the kernels' {most}" for what, n, most in sizes if n > most), None
     )
 
 
 def decider_of(
     shape: Shape, rule: ShapeRule, num_slots: int, device: torch.device
 ) -> StaticDecider:
-    """The decider of a shape that kernels can draft, and its rule."""
+    """The decider of a shape that kernels can draft."""
     kernel, table = shape_family(shape).kernel, table_of(shape)
     if kernel is None or table is None:
         return StaticDecider(rule, device)
-    return DECIDERS[kernel](rule, shape, pack(table).to(device), num_slots)
-
-
-DECIDERS: dict[str, Callable[[ShapeRule, Any, PolicyBuffer, int], StaticDecider]] = {
-    "bins": BinDecider,
-    "gates": GateDecider,
-    "pruned": PruneDecider,
-}
-"""By `ShapeFamily.kernel`."""
+    return KERNELS[kernel][0](rule, shape, pack(table).to(device), num_slots)
 
 
 # --------------------------------------------------------------------------- parameters
-#
-# A family with fused kernels keeps its parameters in one buffer, so that the next policy of the
-# family needs no new capture:
-#
-#     buffer = pack(table_of(shape)).to(device)        once, before graphs are captured
-#     if recapture_reason(old, new) is None:
-#         buffer.write(pack(table_of(new)))            between two rounds
 
 
 def table_of(shape: Shape) -> Table | None:
-    """The arrays of a shape, or None where no decision kernel is its own.
+    """The parameters of a shape's decision kernel; None if it has none.
 
-    Thresholds are those of the torch rule, rounded down to float32 as there.
+    Thresholds are rounded to float32 as in the torch rule.
     """
-    make = TABLES.get(shape_family(shape).kernel or "")
-    return None if make is None else make(shape)
+    kernel = shape_family(shape).kernel
+    return KERNELS[kernel][1](shape) if kernel in KERNELS else None
 
 
 def _bins(shape: EntropyBins) -> BinTable:
@@ -338,7 +315,7 @@ def _bins(shape: EntropyBins) -> BinTable:
 
 def _gates(shape: SparseGates) -> GateTable | None:
     if shape.rerank:
-        return None  # the kernel's gates come with levels that are filled in order
+        return None  # the kernel fills the levels in order
     bars = map(log_threshold, shape.thresholds)
     return GateTable(dict(zip(shape.gate_levels, bars, strict=True)), shape.reached_depth)
 
@@ -362,18 +339,19 @@ def _pruning(shape: JointThreshold | ScoredTree) -> PruneTable | None:
     )
 
 
-TABLES: dict[str, Callable[[Any], Table | None]] = {
-    "bins": _bins,
-    "gates": _gates,
-    "pruned": _pruning,
+Decider = Callable[[ShapeRule, Any, PolicyBuffer, int], StaticDecider]
+KERNELS: dict[str | None, tuple[Decider, Callable[[Any], Table | None]]] = {
+    "bins": (BinDecider, _bins),
+    "gates": (GateDecider, _gates),
+    "pruned": (PruneDecider, _pruning),
 }
-"""By `ShapeFamily.kernel`; static trees have no parameters."""
+"""Decider and parameters by `ShapeFamily.kernel`; static trees have no parameters."""
 
 
 def recapture_reason(old: Shape, new: Shape) -> str | None:
-    """The reason why a buffer and the graphs of `old` cannot serve `new`; None if they can.
+    """The reason why the buffer and graphs of `old` cannot serve `new`; None if they can.
 
-    Bins may plan less than was captured: depth and size are numbers of the buffer there.
+    Bins may plan less than was captured, as the buffer holds their depths and sizes.
     """
     before, after = _captured_sizes(old), _captured_sizes(new)
     if after["layout"] is None and old != new:
@@ -386,7 +364,7 @@ def recapture_reason(old: Shape, new: Shape) -> str | None:
 
 
 def _captured_sizes(shape: Shape) -> dict[str, Any]:
-    """The facts of a shape that its graphs hold fixed; all else of it is in the buffer."""
+    """The sizes that a shape's graphs bake in; all else is in the buffer."""
     rule, table = build_shape(shape), table_of(shape)
     sizes = {name: getattr(rule, name) for name in ("max_depth", "top_k", "width", "max_tokens")}
     base_depth = shape.base.depth if isinstance(shape, EntropyBins) else 0

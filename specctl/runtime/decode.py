@@ -1,8 +1,8 @@
 """The decode loop over slots: admit, round, emit, release.
 
-Requests join an open slot and leave it between rounds; the text of a request depends on its
-prompt, its seed and the target alone. In float32, that is: in bfloat16 the shape of a batch
-decides which matrix kernels run, hence how logits round, and a text may turn at a near tie.
+Requests join and leave slots between rounds. In float32 a request's text depends on its prompt,
+its seed and the target alone. In bfloat16 the shape of a batch selects the matrix kernels and with
+them the rounding of logits, so a text may change at a near tie.
 """
 
 from __future__ import annotations
@@ -51,9 +51,8 @@ Found = TypeVar("Found")
 class SharedMemory:
     """Memory of a pair's models that loops use in turns."""
 
-    room: TreeRoom  # for trees
-    cache: weakref.ref[SlotCache] | None = None
-    """Of the target, which tells this memory from another one."""
+    room: TreeRoom
+    cache: weakref.ref[SlotCache] | None = None  # of the target, to identify this memory
     user: weakref.ref[DecodeLoop] | None = None  # the loop that used it last
 
 
@@ -61,28 +60,25 @@ class DecodeLoop:
     """Decodes requests under one policy.
 
     Args:
-        target: the model whose text is emitted.
-        drafter: required unless the policy drafts nothing.
-        policy: what to draft, verify and accept.
+        drafter: None only for plain decoding.
         batch_size: slots, requests decoded together at most.
         max_text_tokens: longest text, prompt and new tokens together.
         eos_ids: tokens that end a text.
-        observer: sees every round.
-        draw: how sampled requests draw the target's tokens.
-        graphs: how rounds are captured in CUDA graphs; `auto` as `GraphSettings()`, None for never.
-        decisions: where the policy's learned part is computed; see
-            `specctl.runtime.runnable.Decisions`.
-        memory: that of loops of the same models, batch size and lengths that take turns; its own
-            unless given.
+        observer: called with every round.
+        draw: draws the target's tokens of sampled requests.
+        graphs: settings of CUDA graphs; `auto` is `GraphSettings()`, None captures nothing.
+        decisions: backend of the policy's learned part, see `specctl.runtime.config.Decisions`.
+        memory: shared by loops of equal models, batch size and lengths that take turns; None
+            allocates its own.
 
     Attributes:
-        graph_counters: what became of the rounds' graphs. setting: what its rounds share.
-        new_watch: makes each round's stopwatch; a profile puts its own there.
-        now: seconds of the host, in place of wall time; a profile may put its own there.
+        setting: the parts of its rounds that stay when the policy changes.
+        new_watch: makes each round's stopwatch; a profile replaces it.
+        now: clock of the host, seconds; None is wall time.
 
     Raises:
-        UsageError: a policy that this version or this pair cannot run.
-        DeviceMemoryError: no room for so many slots of such texts.
+        UsageError: this pair or this machine cannot run the policy.
+        DeviceMemoryError: the slots do not fit the device.
     """
 
     def __init__(
@@ -129,16 +125,16 @@ class DecodeLoop:
         self._waiting: deque[Request] = deque()
         self._finished: list[Completion] = []
         self._changed = True  # a request joined, left or moved since the last upload
-        self._untimed: tuple[Stopwatch, list[Active]] | None = None
+        self._last_watch: tuple[Stopwatch, list[Active]] | None = None  # times not booked yet
 
     @property
     def rules(self) -> Runnable:
-        """The rules that decide; `reload` replaces them."""
+        """The rules of the current policy."""
         return self.round.rules
 
     @property
     def faults(self) -> Faults:
-        """Failures of the policies, in place of which a static plan went on."""
+        """Failures of policies, each replaced by a static plan."""
         return self.setting.faults
 
     def _rules(self, policy: Policy) -> Runnable:
@@ -149,7 +145,7 @@ class DecodeLoop:
     def _allocate(self, rules: Runnable) -> Round:
         room = self._memory.room
         if not self.owns_memory:
-            # One more: padding of a captured pass is written there.
+            # One entry more, for the padding of captured passes.
             self.target.allocate(self.batch_size, self.max_text_tokens + room.submitted + 1)
             assert self.target.cache is not None
             self._memory.cache = weakref.ref(self.target.cache)
@@ -160,7 +156,7 @@ class DecodeLoop:
         return Round(self.setting, self.policy, rules)
 
     def _take_turn(self) -> None:
-        """Uses the memory from here on."""
+        """Claims the shared memory for this loop."""
         user = None if self._memory.user is None else self._memory.user()
         is_taken = user is not None and user is not self and bool(user._active)
         if not self.owns_memory or is_taken:
@@ -173,7 +169,7 @@ class DecodeLoop:
             self.target.capture(self.drafter.aux_layers if self.drafter else ())
 
     def _guarded(self, work: Callable[[], Found]) -> Found:
-        """Work on the device; memory that runs out is freed of graphs once, then named."""
+        """Runs work on the device. If memory runs out, it is retried once without graphs."""
         with torch.inference_mode(), current(self.target.device):
             try:
                 try:
@@ -200,7 +196,7 @@ class DecodeLoop:
         return cache is not None and cache() is not None and cache() is self.target.cache
 
     def serves(self, max_text_tokens: int) -> bool:
-        """Whether the loop is free for texts of that length, its graphs still good."""
+        """Whether the idle loop has its memory and room for texts of this length."""
         return self.owns_memory and not self.busy and max_text_tokens <= self.max_text_tokens
 
     def warm_up(self) -> None:
@@ -209,15 +205,15 @@ class DecodeLoop:
         self._changed = True
 
     def reload(self, policy: Policy) -> None:
-        """Decides by another policy from the next round on; requests go on where they are.
+        """Changes the policy between two rounds; requests continue.
 
-        Between rounds only. Everything is built and rehearsed beside the old policy first, so a
-        refusal leaves the loop as it was. What the old rules remembered of requests is gone.
+        The new rules are built and rehearsed first, so an error leaves the loop unchanged. The
+        memory of the old rules is dropped.
 
         Raises:
-            UsageError: a policy that cannot run here, trees beyond the memory that was
-                allocated, or a rehearsal that failed.
-            LossyPolicyError: a lossy policy in a loop that began lossless.
+            UsageError: the policy cannot run here, needs more memory than was allocated, or
+                failed in its rehearsal.
+            LossyPolicyError: the policy is lossy and the loop began lossless.
         """
         check_lossless(self.policy, policy)
         rules = self._rules(policy)
@@ -226,20 +222,16 @@ class DecodeLoop:
         if not self.round.rewrite(policy, rules):
             with torch.inference_mode(), current(self.target.device):
                 self.round = Round(self.setting, policy, rules)
-            self.graph_counters.graph_bytes = 0  # the old graphs go
+            self.graph_counters.graph_bytes = 0  # of the old graphs
         self.policy, self._changed = policy, True
 
     @property
     def busy(self) -> bool:
-        """Whether a request waits, is being decoded, or is finished and not given yet."""
+        """Whether a request is waiting, active, or finished but not returned yet."""
         return bool(self._waiting or self._active or self._finished)
 
     def submit(self, request: Request, *, first: bool = False) -> None:
-        """Queues a request, behind the waiting ones or before them.
-
-        Raises:
-            PromptTooLongError: no room for one new token.
-        """
+        """Queues a request, last or first; `PromptTooLongError` without room for a new token."""
         request.check_room(self.max_text_tokens)
         if first:
             self._waiting.appendleft(request)
@@ -247,15 +239,15 @@ class DecodeLoop:
             self._waiting.append(request)
 
     def step(self, on_tokens: OnTokens | None = None) -> list[Completion]:
-        """Fills free slots, then decodes one round; the requests that finished.
+        """Fills free slots, decodes one round and returns the requests that finished.
 
         Args:
-            on_tokens: called with each request's new tokens. If it raises, or an observer does,
-                the step ends; no text suffers, and finished requests are given by the next step.
+            on_tokens: called with each request's new tokens. If it or an observer raises, the step
+                ends; texts stay whole, and the next step returns the finished requests.
 
         Raises:
             InvariantError: another loop took the models.
-            DeviceMemoryError: memory ran out; requests wait or run where they were.
+            DeviceMemoryError: memory ran out; requests stay queued or active.
         """
         self._take_turn()
         emit = on_tokens or (lambda *_: None)
@@ -281,7 +273,7 @@ class DecodeLoop:
             yield from self.step()
 
     def _admit(self, request: Request) -> list[int]:
-        """Reads the prompt into the next slot; the first token."""
+        """Reads the prompt into the next slot and returns the first token."""
         watch, slot = Stopwatch(now=self.now), len(self._active)
         prompt = torch.tensor([request.prompt_ids], device=self.target.device)
         result = self.target.extend(slot, 0, prompt)
@@ -301,7 +293,7 @@ class DecodeLoop:
         return active.output[:]
 
     def _round(self) -> list[tuple[Active, list[int]]]:
-        """One round of all active requests; the tokens that each of them emitted."""
+        """Decodes one round of all active requests and returns the tokens each emitted."""
         watch, actives = self.new_watch(), self._active[:]
         if self._changed:
             lead = 0 if self.drafter is None else self.drafter.lead
@@ -317,8 +309,8 @@ class DecodeLoop:
             ]
             self.round.upload(facts, [active.output for active in actives])
             self._changed = False
-        found = self.round.play(watch)
-        self._book_times()  # of the round before: by now its events are over
+        found = self.round.run(watch)
+        self._book_times()  # of the last round, whose events are over by now
         emitted = [
             (active, active.emit(row.tokens, self.eos_ids))
             for active, row in zip(actives, found.rows, strict=True)
@@ -327,7 +319,7 @@ class DecodeLoop:
         if not all(active.reason for active in actives):
             try:
                 self.round.finish(watch)
-            except torch.OutOfMemoryError:  # nothing was committed: the round is done again
+            except torch.OutOfMemoryError:  # nothing was committed: the round is retried
                 for active, tokens in emitted:
                     del active.output[len(active.output) - len(tokens) :]
                     active.reason = ""
@@ -341,7 +333,7 @@ class DecodeLoop:
                 levels=row.num_levels,
                 is_fallback=found.is_static_plan or bool(row.faulty),
             )
-        self._untimed = watch, actives
+        self._last_watch = watch, actives
         if self.observer is not None and found.record is not None:
             numbers = torch.tensor([calls, [len(tokens) for _, tokens in emitted]])
             round_idx, num_emitted = numbers.to(self.target.device, non_blocking=True)
@@ -355,33 +347,30 @@ class DecodeLoop:
         return emitted
 
     def _book_times(self) -> RoundTimes | None:
-        """Books the time of the last round, once; on CUDA the device's, so as late as can be."""
-        if self._untimed is None:
+        """Books the last round's time, once and late: on CUDA it waits for the device's clock."""
+        if self._last_watch is None:
             return None
-        (watch, actives), self._untimed = self._untimed, None
+        (watch, actives), self._last_watch = self._last_watch, None
         times = watch.times()
         for active in actives:
             active.metrics.add_times(times, len(actives))
         return times
 
     def _release(self) -> None:
-        """Frees the slots of finished requests; the last active one moves into each hole."""
+        """Frees the slots of finished requests; the last active one moves into each gap."""
         for row in reversed(range(len(self._active))):
             active = self._active[row]
             if active.reason:
                 self._book_times()
                 last = len(self._active) - 1
                 if row != last:
+                    assert self.target.cache is not None
                     with torch.inference_mode(), current(self.target.device):
-                        self._move(last, row)
+                        self.target.cache.move(last, row)
+                        if self.drafter is not None:
+                            self.drafter.move(last, row)
+                        self.round.move(last, row)
                 self._changed = True
                 self._active[row] = self._active[last]
                 self._active.pop()
                 self._finished.append(active.completion())
-
-    def _move(self, source: int, target: int) -> None:
-        assert self.target.cache is not None
-        self.target.cache.move(source, target)
-        if self.drafter is not None:
-            self.drafter.move(source, target)
-        self.round.move(source, target)

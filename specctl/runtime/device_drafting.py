@@ -1,7 +1,7 @@
-"""Drafting on the device by kernels: the tree grows and is cut without asking the host.
+"""Drafting by kernels: the tree grows and is cut on the device.
 
-Static trees, HeteroSpec, ECHO, C2T and the joint threshold have kernels (`runtime.deciders`); every
-other shape drafts by its torch rule (`policy.growing.grow_tree`), between captured parts.
+Static trees, HeteroSpec, ECHO, C2T and the joint threshold have kernels (`runtime.deciders`); other
+shapes draft by their torch rules (`policy.growing.grow_tree`), between captured parts.
 """
 
 from __future__ import annotations
@@ -9,24 +9,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specctl.features import ENTROPY_TOP_K
 from specctl.kernels.bookkeeping import Opened, new_opened, open_level, open_tree
-from specctl.kernels.node_features import node_features
 from specctl.kernels.tree_build import append_level, select_nodes
 from specctl.policy.rules import ShapeRule
 from specctl.runtime.attention import Pass, PassTables
 from specctl.runtime.deciders import Geometry, Grown, StaticDecider
-from specctl.runtime.drafter import Drafter
+from specctl.runtime.drafter import Drafter, children_of
 from specctl.runtime.state import Rows
 from specctl.tree import PAD, Children, DraftPool
 
 
 class DraftBuffers:
-    """The drafts of up to S requests at fixed addresses, by kernels or by rules.
+    """Drafts of up to S requests at fixed addresses, written by kernels or copied from rules.
 
     Attributes:
-        pool: columns `[S, P]`. submitted: `[S, N]` int64 pool slots, ascending, -1 padded; of
-            rows without a request, none. faulty: `[S]` bool, rows decided by NaN.
+        pool: columns `[S, P]`.
+        submitted: `[S, N]` int64 pool slots, ascending, -1 padded; -1 in rows without a request.
+        faulty: `[S]` bool, rows with NaN scores.
     """
 
     def __init__(self, rule: ShapeRule, num_slots: int, device: torch.device) -> None:
@@ -41,16 +40,15 @@ class DraftBuffers:
         self.faulty = torch.zeros(num_slots, dtype=torch.bool, device=device)
 
     def rows(self, num_rows: int) -> DraftPool:
-        """The pool of the first rows."""
         return self.pool.rows(slice(num_rows))
 
     def submit(self, chosen: Tensor) -> None:
-        """Keeps what the first rows submit, `[B, N']`; the others submit nothing."""
+        """Stores the first rows' nodes, `[B, N']`; other rows submit nothing."""
         self.submitted.fill_(-1)
         self.submitted[: len(chosen), : chosen.shape[1]] = chosen
 
     def take(self, pool: DraftPool, submitted: Tensor) -> None:
-        """Copies a draft that was made elsewhere."""
+        """Copies a draft of a rule."""
         rows, size = pool.parent.shape
         self.pool.parent.fill_(PAD)
         for own, column in zip(self.pool, pool, strict=True):
@@ -64,8 +62,8 @@ class KernelDrafting:
     """Grows trees of up to S requests by kernels, over buffers that stay where they are.
 
     Attributes:
-        report: `[2]` int64 for the host where drafting may stop: nodes that would be expanded
-            next, and nodes that the batch will verify at most, -1 where that is not known yet.
+        report: `[2]` int64, read by the host where drafting may stop: nodes to expand next, and
+            nodes that the batch verifies at most, -1 while unknown.
     """
 
     def __init__(
@@ -82,18 +80,18 @@ class KernelDrafting:
         self.geometry, device = Geometry.of(rule), tables.device
         num_slots = len(buffers.faulty)
         opened = new_opened(num_slots, self.geometry.max_width, self.geometry.num_words, device)
-        # A level reads what the level before sees, so each is written beside the other.
+        # A level reads the words of the level before, so two buffers take turns.
         self._opened = opened, opened._replace(words=torch.zeros_like(opened.words))
         self.report = torch.zeros(2, dtype=torch.int64, device=device)
 
     def whole(self, state: Rows) -> None:
-        """All levels, then the shape's own choice."""
+        """Drafts all levels and selects."""
         for depth in range(1, self.rule.max_depth + 1):
             self.level(depth, state)
         self.select(state)
 
     def level(self, depth: int, state: Rows) -> None:
-        """Drafts a level, decides on it and opens the next."""
+        """Drafts a level, decides on it and prepares the next."""
         rows, geometry = len(state.root_ids), self.geometry
         width, start = geometry.widths[depth - 1], geometry.starts[depth - 1]
         if depth == 1:
@@ -126,10 +124,10 @@ class KernelDrafting:
                 behind=geometry.behind[depth],
             )
         if depth in self.decider.check_levels:
-            self._tell(depth, state)
+            self._fill_report(depth, state)
 
     def select(self, state: Rows) -> None:
-        """The shape's choice of what to verify; where a row's is NaN, the likeliest nodes."""
+        """Selects the nodes to verify; in rows with NaN scores the likeliest ones."""
         rows, size = len(state.root_ids), self.rule.max_tokens
         if self.rule.max_depth == 0:
             self._begin(state)
@@ -151,9 +149,8 @@ class KernelDrafting:
     def _opened_rows(self, depth: int, num_rows: int) -> Opened:
         return Opened(*(part[:num_rows] for part in self._opened[depth % 2]))
 
-    def _tell(self, depth: int, state: Rows) -> None:
-        """Fills the report, by `fill_` and `copy_`: a number assigned to an element would be a
-        blocking copy from the host, which no graph can hold."""
+    def _fill_report(self, depth: int, state: Rows) -> None:
+        # Not by assignment to elements: that is a blocking copy, which no graph can hold.
         rows, going, tokens = len(state.root_ids), self.report[0], self.report[1]
         if depth == self.rule.max_depth:
             going.fill_(0)
@@ -185,6 +182,4 @@ class KernelDrafting:
                 words=opened.words[:, :width].flatten(0, 1),
             )
             logits = self.drafter.level(nodes, opened.parent[:, :width])
-        found = node_features(logits, self.rule.top_k, ENTROPY_TOP_K)
-        token_ids = self.drafter.to_target_ids(found.top_ids)
-        return Children(token_ids, found.top_logp, found.entropy, found.topk_entropy)
+        return children_of(logits, self.rule.top_k, self.drafter.to_target_ids)

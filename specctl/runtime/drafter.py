@@ -1,9 +1,9 @@
 """Drafters: models that propose the next level of a tree.
 
-Both kinds keep, per slot, a *stable* prefix of text they have read; the entries of tree nodes
-stand behind it during a round and are overwritten by the next `read`. The node at level d is
-evaluated at position `stable + d - 1`, for both kinds (EAGLE's slots lag the text by one).
-All that they keep stands at fixed addresses, so that their passes may be captured.
+Each slot holds a *stable* prefix, the text read so far. Entries of tree nodes follow it during a
+round and are overwritten by the next `read`. Both kinds evaluate a node of level d at position
+`stable + d - 1` (EAGLE's slots lag the text by one). Their state stays at fixed addresses, so that
+passes may be captured.
 """
 
 from __future__ import annotations
@@ -24,27 +24,21 @@ from specctl.tree import Children
 
 
 class Drafter(Protocol):
-    """Reads committed text, then evaluates tree nodes level by level.
+    """Reads committed text, then evaluates tree nodes level by level."""
 
-    Attributes:
-        aux_layers: target layers whose inputs `read` wants as features; may be empty.
-        vocab_size: size of the logits it returns.
-        lead: text tokens that its stable prefix is ahead of the target's, which lacks the root.
-        device: where it computes. capacity: entries of a slot.
-    """
-
-    aux_layers: tuple[int, ...]
-    vocab_size: int
-    lead: int
+    aux_layers: tuple[int, ...]  # target layers whose inputs are the features of `read`
+    vocab_size: int  # of its logits
+    lead: int  # tokens that its stable prefix is ahead of the target's, which lacks the root
 
     @property
     def device(self) -> torch.device: ...
     @property
-    def capacity(self) -> int: ...
+    def capacity(self) -> int:
+        """Entries of a slot."""
+        ...
 
     def allocate(self, num_slots: int, capacity: int, max_width: int) -> None:
-        """Room for `num_slots` requests of `capacity` tokens, tree nodes included, and for levels
-        of `max_width` nodes."""
+        """Allocates slots of `capacity` tokens, tree nodes included, and levels of `max_width`."""
         ...
 
     def prefill(self, slot: int, token_ids: Tensor, features: Tensor | None) -> None:
@@ -59,27 +53,26 @@ class Drafter(Protocol):
         """Reads committed text of B requests.
 
         Args:
-            last: `[B]` int64, place of each request's last token among the T of the text; tokens
-                that follow are padding.
+            last: `[B]` int64, index of each request's last token among the T of the text; padding
+                may follow.
             features: `[T, F]`, the target's states before each of these tokens, or None.
         """
         ...
 
     def root_logits(self, num_rows: int) -> Tensor:
-        """`[B, V]` after each root."""
+        """`[B, V]`: logits after each root."""
         ...
 
     def level(self, nodes: Pass, parent: Tensor) -> Tensor:
-        """Evaluates one level: `[B, n, V]` after its nodes.
+        """`[B, n, V]`: logits after the nodes of a level.
 
         Args:
-            parent: `[B, n]` int64, column of each node's parent in the level before; 0 at the
-                first level, whose parent is the root.
+            parent: `[B, n]` int64, column of each node's parent in the level before; 0 at level 1.
         """
         ...
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
-        """Draft vocabulary to target vocabulary."""
+        """Maps draft ids to target ids."""
         ...
 
     def move(self, source: int, target: int) -> None:
@@ -91,7 +84,7 @@ class SmallModelDrafter:
     """An independent causal LM with the target's tokenizer.
 
     Args:
-        vocab_size: logits beyond it are padding of the model's own and are cut off.
+        vocab_size: padding logits from here on are dropped.
     """
 
     aux_layers: tuple[int, ...] = ()
@@ -129,7 +122,7 @@ class SmallModelDrafter:
         return self._roots[:num_rows]
 
     def level(self, nodes: Pass, parent: Tensor) -> Tensor:
-        del parent  # the pass says who is above a node
+        del parent  # the pass holds the ancestors
         return self._pass(nodes).view(*nodes.size, -1)
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
@@ -165,7 +158,7 @@ class Eagle3Drafter:
 
     def allocate(self, num_slots: int, capacity: int, max_width: int) -> None:
         config, like = self.head.config, self.head.norm
-        self.cache = SlotCache([], 0, 0)  # the memory of the one before may be needed
+        self.cache = SlotCache([], 0, 0)  # frees the old cache before the new one is allocated
         key = like.new_empty(config.num_key_value_heads, config.head_dim)
         self.cache = SlotCache([like.device], num_slots, capacity, key)
         with torch.inference_mode(False):
@@ -173,13 +166,13 @@ class Eagle3Drafter:
             self._hidden = like.new_zeros(num_slots, max(1, max_width), config.hidden_size)
 
     def prefill(self, slot: int, token_ids: Tensor, features: Tensor | None) -> None:
-        # Slot i pairs token i + 1 with the target's state at i: the first token has no slot.
+        # Slot i pairs token i + 1 with the target's state at i, so the first token has no slot.
         self._roots[slot] = self.read_prompt(self.cache, slot, 0, token_ids[:, 1:], features)[-1]
 
     def read_prompt(
         self, cache: SlotCache, slot: int, start: int, token_ids: Tensor, features: Tensor | None
     ) -> Tensor:
-        """`[T, H]`: the head's outputs for text in a slot from `start` on.
+        """`[T, H]`: the head's outputs for text at `start` of a slot.
 
         Args:
             token_ids: `[1, T]`. features: `[T, F]`, the target's states before each of them.
@@ -221,7 +214,7 @@ class Eagle3Drafter:
         return self.head.fuse(features)
 
     def _pass(self, tokens: Pass, hidden: Tensor) -> Tensor:
-        """`[T, H]` of nodes or text, given `[T, H]` before each."""
+        """`[T, H]`: outputs at nodes or text, from the hidden states `[T, H]` before them."""
         self.cache.stage(tokens, len(hidden))
 
         def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -234,7 +227,7 @@ class Eagle3Drafter:
     def _block(
         self, token_ids: Tensor, hidden: Tensor, position_ids: Tensor, attend: Attend
     ) -> Tensor:
-        # Nodes past the last position are never emitted, but they must not be out of bounds.
+        # Nodes past the last position are never emitted, but must stay in bounds.
         position_ids = position_ids.clamp(max=len(self.head.cos) - 1)
         return self.head.block(self.head.embed(token_ids), hidden, position_ids, attend)
 
@@ -244,10 +237,10 @@ class DrafterSource:
 
     Args:
         stable: `[B]` int64, entries of each slot that the drafter has read. longest: their largest.
-        keep_logits: keep what the drafter said at every node, for `parent_logits`.
+        keep_logits: keep the logits of every node for `parent_logits`.
         draw: draws a chain's next tokens instead of taking the likeliest: from logits `[B, Vd]` and
-            the level, 1 for the root's children, to these after the processors, which are kept in
-            their place, and draft ids `[B]`.
+            the level, 1 for the root's children, to processed logits, which are kept instead, and
+            draft ids `[B]`.
     """
 
     def __init__(
@@ -263,7 +256,7 @@ class DrafterSource:
         self.drafter, self.stable, self.longest = drafter, stable, longest
         self.tables, self.keep_logits, self._draw = tables, keep_logits, draw
         self._depth = self._behind = 0
-        self._seen: Tensor | None = None  # all that is behind, as long as the tree is a chain
+        self._visible: Tensor | None = None  # all entries behind, while the tree is a chain
         self._kept: list[Tensor] = []
         self._slot_column: list[Tensor] = []
 
@@ -294,10 +287,8 @@ class DrafterSource:
         return children
 
     def parent_logits(self, slots: Tensor) -> Tensor:
-        """The drafter's logits from which pool slots were drawn: `[B, N, Vd]` of slots `[B, N]`.
-
-        The root, and an empty slot, get those of the root's children.
-        """
+        """`[B, N, Vd]`: the logits that pool slots `[B, N]` were drawn from; for the root and empty
+        slots those of the root's children."""
         logits = torch.cat(self._kept, 1)
         column = torch.cat([torch.zeros_like(self._slot_column[0][:1]), *self._slot_column])
         index = column[slots.clamp(min=0)][..., None]
@@ -309,15 +300,15 @@ class DrafterSource:
         behind, device = self._behind, parent.device
         self._depth, self._behind = self._depth + 1, behind + width
         words = None
-        if self._seen is None and width == 1:  # a chain so far: text like any other
+        if self._visible is None and width == 1:  # a chain so far: causal like text
             words, prefixes, before = self.tables.causal_words(rows, 1), self.stable + behind, 0
         else:
             prefixes, before = self.stable, behind
-            if self._seen is None:
-                self._seen = parent.new_ones(rows, 1, behind, dtype=torch.bool)
-            above = self._seen.gather(1, parent[..., None].expand(-1, -1, behind))
+            if self._visible is None:
+                self._visible = parent.new_ones(rows, 1, behind, dtype=torch.bool)
+            above = self._visible.gather(1, parent[..., None].expand(-1, -1, behind))
             own = torch.eye(width, dtype=torch.bool, device=device).expand(rows, -1, -1)
-            self._seen = torch.cat([above, own], 2)
+            self._visible = torch.cat([above, own], 2)
         steps = torch.arange(behind, behind + width, device=device)
         return Pass(
             token_ids=token_ids.flatten(),
@@ -330,13 +321,13 @@ class DrafterSource:
             behind=before,
             width=self.longest + behind + width,
             words=words,
-            seen=None if self._seen is None else self._seen.flatten(0, 1),
+            visible=None if self._visible is None else self._visible.flatten(0, 1),
             exact=True,
         )
 
 
 def children_of(logits: Tensor, top_k: int, to_target_ids: Callable[[Tensor], Tensor]) -> Children:
-    """The likeliest children that a drafter's logits `[B, W, V]` name."""
+    """The likeliest children by a drafter's logits `[B, W, V]`."""
     found = node_features(logits, top_k, ENTROPY_TOP_K)
     token_ids = to_target_ids(found.top_ids)
     return Children(token_ids, found.top_logp, found.entropy, found.topk_entropy)

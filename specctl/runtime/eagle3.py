@@ -1,4 +1,4 @@
-"""EAGLE-3 checkpoints: the official and speculators' naming, every tensor checked one by one."""
+"""EAGLE-3 checkpoints, in the official naming and that of speculators."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from torch import Tensor
 
 from specctl.errors import CheckpointKeyError, CheckpointShapeError, ModelConfigError
 from specctl.runtime.eagle3_head import Eagle3Config, Eagle3Head
-
-__all__ = ["Eagle3Config", "Eagle3Head", "load_eagle3", "save_eagle3"]
 
 log = logging.getLogger("specctl.models")
 LAYER_NAMES = {"official": "midlayer", "speculators": "layers.0"}
@@ -31,12 +29,12 @@ def load_eagle3(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Eagle3Head:
-    """Loads a head in the official or in speculators' naming, every tensor checked.
+    """Loads a head and checks the name and shape of every tensor.
 
     Args:
-        folder: has `config.json`, and `model.safetensors` or `pytorch_model.bin`.
-        target_embedding: `[V, Ht]`; used unless the file brings its own.
-        target_config: the target's config, for its widths and context.
+        folder: with `config.json`, and `model.safetensors` or `pytorch_model.bin`.
+        target_embedding: `[V, Ht]`, used unless the file has its own.
+        target_config: for the target's widths and context.
     """
     config = Eagle3Config.from_folder(folder)
     widths = {"hidden_size": config.target_hidden_size, "vocab_size": config.vocab_size}
@@ -58,8 +56,8 @@ def load_eagle3(
     stated, context = config.max_position_embeddings, target_config.max_position_embeddings
     if stated < context:
         log.warning(
-            "EAGLE-3 head %s states %d positions, its target %d: beyond the first it drafts at "
-            "positions that it may not have been trained for, and less may be accepted",
+            "EAGLE-3 head %s was made for %d positions, its target for %d: drafts at later "
+            "positions may be accepted less often",
             folder, stated, context,
         )  # fmt: skip
     head = Eagle3Head(config, embedding, max(stated, context))
@@ -91,10 +89,9 @@ def save_eagle3(head: Eagle3Head, folder: Path, naming: str = "official") -> Non
 
 
 def parameter_parts(config: Eagle3Config) -> dict[str, dict[str, Shape]]:
-    """The checkpoint's tensors and their shapes, by the parameter of the head that stacks them.
+    """Names and shapes of the checkpoint's tensors, by the parameter of the head that stacks them.
 
-    Names of the layer's tensors begin with `layer`, whatever the naming; vocabulary maps are left
-    out.
+    The layer's tensors are named `layer.*`. Vocabulary maps are not listed.
     """
     width, dim, inner = config.hidden_size, config.head_dim, config.intermediate_size
     q_size, kv_size = config.num_attention_heads * dim, config.num_key_value_heads * dim
@@ -116,9 +113,9 @@ def parameter_parts(config: Eagle3Config) -> dict[str, dict[str, Shape]]:
 
 
 def _read_tensors(folder: Path, shapes: dict[str, Shape]) -> dict[str, Tensor]:
-    """The file's tensors, layer names normalised to `layer.*`, keys and shapes checked."""
+    """The file's tensors after its checks, with the layer named `layer.*`."""
     path = folder / "model.safetensors"
-    if not path.exists():  # official heads are published so
+    if not path.exists():  # as official heads are published
         path = folder / "pytorch_model.bin"
     if not path.exists():
         raise CheckpointKeyError(
@@ -142,7 +139,7 @@ def _load(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        # Plain tensors alone: anything that would run code is refused by torch.
+        # torch rejects pickles of anything but plain tensors.
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # readers of damaged files raise anything
         reason = str(error).strip().partition("\n")[0][:200]
@@ -180,7 +177,7 @@ def _check_shape(name: str, tensor: Tensor, shape: Shape) -> None:
 
 
 def _read_vocabulary(tensors: dict[str, Tensor], config: Eagle3Config) -> Tensor:
-    """`d2t` after its checks; zeros where both vocabularies are the same."""
+    """`d2t` after its checks; zeros for equal vocabularies."""
     d2t, member = tensors.pop("d2t", None), tensors.pop("t2d", None)
     if d2t is None and member is None and config.draft_vocab_size == config.vocab_size:
         return torch.zeros(config.vocab_size, dtype=torch.int64)

@@ -1,11 +1,11 @@
 """The EAGLE-3 head: one decoder layer over fused target states and its own previous output.
 
-Training and the runtime share this code: `block` leaves attention to its caller, who knows what
-is visible (a causal prefix, a tree behind a cache, or the unrolled steps of a training run).
+Training and the runtime share this code: the caller of `block` supplies attention (over a causal
+prefix, a tree behind a cache, or the unrolled steps of training).
 
-Two layouts of `config.json` exist: the official one (flat, Llama keys) and the one of `speculators`
-(the Llama keys under `transformer_layer_config`). Nothing is inherited from the target but the
-number of layers that the default feature layers are counted from.
+Two layouts of `config.json` exist: the official one (flat, Llama keys) and that of `speculators`
+(Llama keys under `transformer_layer_config`). The default feature layers are counted from the
+target's number of layers; all else is the head's own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from specctl.errors import ModelConfigError
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
-# Flags of EAGLE-3.1 and biases change the arithmetic; they are refused, never skipped.
+# Flags of EAGLE-3.1 and biases change the arithmetic, so they are rejected.
 _REFUSED_FLAGS = ("norm_before_fc", "fc_norm", "norm_output", "bias", "attention_bias", "mlp_bias")
 
 
@@ -40,22 +40,20 @@ class Eagle3Config(BaseModel):
     target_hidden_size: int  # width of one fused target state
     num_attention_heads: int
     num_key_value_heads: int
-    head_dim: int  # width of an attention head; the config's own value wins over hidden / heads
+    head_dim: int  # width of an attention head, by default hidden / heads
     intermediate_size: int
     vocab_size: int
     draft_vocab_size: int
     max_position_embeddings: int = 2048
     rms_norm_eps: float = 1e-6
     rope_parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
-    """In transformers' form; theta is 10000 unless the head says otherwise."""
+    """In transformers' form."""
     aux_layer_ids: tuple[int, ...] | None = None
-    """Target layers whose *input* is fused, or None for the default three."""
-    norm_before_residual: bool = False
-    """The residual is the normed hidden state (speculators' option)."""
+    """Target layers whose *input* is fused; None for the default three."""
+    norm_before_residual: bool = False  # the residual is the normed hidden state (speculators)
 
     @classmethod
     def from_folder(cls, folder: Path) -> Eagle3Config:
-        """Reads `folder/config.json`."""
         path = Path(folder) / "config.json"
         try:
             return cls.from_dict(json.loads(path.read_text(encoding="utf-8")), str(path))
@@ -74,9 +72,8 @@ class Eagle3Config(BaseModel):
         unknown += [f"{k}={flat[k]}" for k, known in only.items() if flat.get(k, known) != known]
         if unknown:
             raise ModelConfigError(
-                f"EAGLE-3 config {source} is of another head than one silu layer without "
-                f"biases and EAGLE-3.1 norms: {', '.join(unknown)}",
-                hint="use a plain EAGLE-3 head; this runtime would compute it wrongly",
+                f"EAGLE-3 config {source} has unsupported settings: {', '.join(unknown)}",
+                hint="use an EAGLE-3 head of one silu layer without biases and EAGLE-3.1 norms",
             )
         needed = ("hidden_size", "num_attention_heads", "vocab_size", "intermediate_size")
         for name in needed:
@@ -104,7 +101,7 @@ class Eagle3Config(BaseModel):
         )
 
     def to_dict(self, naming: str = "official") -> dict[str, Any]:
-        """The `config.json` that serving engines accept; explicit layer ids stand twice."""
+        """The `config.json` for serving engines, with explicit layer ids in both places."""
         shape = self.model_dump(
             exclude={"aux_layer_ids", "norm_before_residual", "draft_vocab_size"}
         )
@@ -140,7 +137,7 @@ class Eagle3Config(BaseModel):
 
 
 def _rope_parameters(flat: dict[str, Any], source: str) -> dict[str, Any]:
-    """Either generation of the rope fields, in transformers' present form."""
+    """The rope fields of either generation, in transformers' present form."""
     given = dict(flat.get("rope_parameters") or flat.get("rope_scaling") or {})
     given.setdefault("rope_type", given.pop("type", "default"))
     given.setdefault("rope_theta", float(flat.get("rope_theta") or 10000.0))
@@ -153,7 +150,7 @@ def _rope_parameters(flat: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def _aux_layer_ids(raw: dict[str, Any]) -> tuple[int, ...] | None:
-    """Explicit layers from the top level or from `eagle_config`; they must agree."""
+    """Explicit layers, from the top level or from `eagle_config`."""
     name = "eagle_aux_hidden_state_layer_ids"
     top, nested = raw.get(name), (raw.get("eagle_config") or {}).get(name)
     if top and nested and list(top) != list(nested):
@@ -168,11 +165,10 @@ def _aux_layer_ids(raw: dict[str, Any]) -> tuple[int, ...] | None:
 class Eagle3Head(nn.Module):
     """An EAGLE-3 draft head.
 
-    Slot i pairs token i + 1 with the fused target state at i, stands at position i, and
-    predicts token i + 2. A later level feeds the previous output as `hidden`.
+    Slot i has position i, pairs token i + 1 with the fused target state at i, and predicts token
+    i + 2. Deeper levels take the previous output as `hidden`.
 
     Args:
-        config: the head's shape.
         embedding: `[V, H]`, the target's token embedding.
         num_positions: positions that the rotary table covers.
     """
@@ -233,11 +229,11 @@ class Eagle3Head(nn.Module):
         self.target_ids = self.d2t + torch.arange(len(d2t), device=self.norm.device)
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """Token embeddings `[..., H]` of target ids."""
+        """`[..., H]`: embeddings of target ids."""
         return F.embedding(token_ids, self.embedding)
 
     def fuse(self, features: Tensor) -> Tensor:
-        """Three target states `[..., 3 Ht]` to one hidden state `[..., H]`."""
+        """Fuses three target states `[..., 3 Ht]` into one hidden state `[..., H]`."""
         if features.shape[-1] == self.config.hidden_size:
             return features
         fused: Tensor = self.fc(features)
@@ -248,11 +244,10 @@ class Eagle3Head(nn.Module):
 
         Args:
             embeds, hidden: `[B, T, H]`. position_ids: `[B, T]`.
-            attend: takes rotated q `[B, Hq, T, D]`, k and v `[B, Hkv, T, D]`; gives
-                `[B, Hq, T, D]`.
+            attend: from rotated q `[B, Hq, T, D]`, k and v `[B, Hkv, T, D]` to `[B, Hq, T, D]`.
 
         Returns:
-            `[B, T, H]`, before the final norm: what the next level takes as hidden.
+            `[B, T, H]`, before the final norm: the next level's `hidden`.
         """
         normed = self._norm(hidden, self.hidden_norm)
         residual = normed if self.config.norm_before_residual else hidden
@@ -265,19 +260,19 @@ class Eagle3Head(nn.Module):
         return output
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """`[..., draft_vocab]` of outputs of `block`."""
+        """`[..., draft_vocab]`: logits of outputs of `block`."""
         scores: Tensor = self.lm_head(self._norm(hidden, self.norm))
         return scores
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
-        """Draft vocabulary to target vocabulary."""
+        """Maps draft ids to target ids."""
         return self.target_ids[draft_ids]
 
     def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(hidden, weight.shape, weight, self.config.rms_norm_eps)
 
     def _heads(self, mixed: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Splits heads and rotates queries and keys in one go; `[B, heads, T, D]` each."""
+        """Splits heads and rotates queries and keys together; `[B, heads, T, D]` each."""
         rows, steps, _ = mixed.shape
         dim, num_queries = self.config.head_dim, self.config.num_attention_heads
         heads = mixed.view(rows, steps, -1, dim).transpose(1, 2)

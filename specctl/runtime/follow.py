@@ -5,10 +5,10 @@
             follower.poll()  # between two rounds
             loop.step()
 
-A thread looks, loads and checks, and puts what it found into a slot; `poll` takes over what is in
-the slot, so no round waits for a disk, a network or the first load of an artifact. What cannot be
-loaded is logged and tried again at the next look; what the loop refuses is logged and not offered
-again. The loop keeps what it has.
+A thread looks, loads and checks, and puts the new policy into a slot; `poll` reloads the loop from
+the slot, so no round waits for a disk, a network or an artifact. Failed loads are logged and tried
+again at the next look. A policy that the loop refuses is logged once. On any failure the old policy
+stays.
 """
 
 from __future__ import annotations
@@ -32,38 +32,41 @@ from specctl.registry.opening import Registry, open_registry
 from specctl.registry.pulling import Reader, pull_resolved
 from specctl.registry.resolving import Resolved, accepted_signatures, resolve
 from specctl.registry.userdirs import make_cache_home
-from specctl.runtime.references import check_is_no_reference, is_meant_as_artifact, place_asked
+from specctl.runtime.references import (
+    check_is_no_reference,
+    is_meant_as_artifact,
+    registry_and_reference,
+)
 
 log = logging.getLogger("specctl.policy")
 INTERVAL_S = 5.0
-"""Between two looks of the thread, seconds."""
+"""Seconds between two looks of the thread."""
 JOIN_S = 10.0
-"""Longest wait for a look that is under way when following ends; the thread is a daemon."""
+"""Longest wait, at the end, for a look in progress; the thread is a daemon."""
 
 
 # --------------------------------------------------------------------------- sources
 
 
 class Version(NamedTuple):
-    """A version that a source holds now: a key, the same for the same bytes and for no others, and
-    what loads it."""
+    """A version of a source's artifact."""
 
-    key: Hashable
+    key: Hashable  # equal for equal bytes only
     load: Callable[[], Artifact]
 
 
 @dataclass(frozen=True)
 class FolderSource:
-    """An artifact folder that may be replaced, or made, while a loop runs."""
+    """An artifact folder that may be made or replaced while a loop runs."""
 
     folder: Path
-    expect: Expectation  # what the loop runs; artifacts for anything else are refused
+    expect: Expectation  # requirements of the loop
 
     def __str__(self) -> str:
         return str(self.folder)
 
     def newest(self) -> Version | None:
-        """The version there now, by a few file stats; None for none."""
+        """The present version, by file stats; None without a folder."""
         stamp = stamp_of(self.folder)
         return Version(stamp, self._load) if stamp else None
 
@@ -73,16 +76,16 @@ class FolderSource:
 
 
 def stamp_of(folder: Path) -> tuple[tuple[str | int, ...], ...]:
-    """An identity of the files of a folder, unlike that of earlier files; empty for none.
+    """An identity of a folder's files; empty without a folder.
 
-    Names, sizes and times alone would not: a link may be moved to a folder that has all of them
-    alike. A copy that is not finished has another stamp when it is.
+    Inodes are part of it, as a link may move to a folder with equal names, sizes and times. A copy
+    in progress changes its stamp until it is finished.
     """
     try:
         files = [(path.name, path.stat()) for path in sorted(folder.iterdir())]
     except FileNotFoundError:
         return ()
-    except OSError as error:  # there, and not to be read: the loader says why
+    except OSError as error:  # unreadable: the loader reports why
         return ((error.errno or 0,),)
     return tuple(
         (name, of.st_dev, of.st_ino, of.st_ctime_ns, of.st_mtime_ns, of.st_size)
@@ -92,17 +95,17 @@ def stamp_of(folder: Path) -> tuple[tuple[str | int, ...], ...]:
 
 @dataclass(frozen=True)
 class AliasSource:
-    """An alias of a registry. Moves between two looks are skipped: the newest counts."""
+    """An alias of a registry."""
 
     registry: Registry
     reference: Reference  # `NAME@ALIAS`
-    reader: Reader  # the keys it trusts, and the cache
-    expect: Expectation  # what the loop runs; artifacts for anything else are refused
+    reader: Reader  # trusted keys and cache
+    expect: Expectation  # requirements of the loop
 
     def __post_init__(self) -> None:
         if self.reference.alias is None:
             raise UsageError(
-                f"policy to follow: {self.reference} is no NAME@ALIAS; a digest never "
+                f"policy to follow: {self.reference} is not NAME@ALIAS; a digest never "
                 "changes, so load it once"
             )
 
@@ -110,8 +113,8 @@ class AliasSource:
         return str(self.reference)
 
     def newest(self) -> Version:
-        """The version that the alias names now. Entries and signatures are judged each time, so a
-        revocation is noticed whatever the digest."""
+        """The alias's present version. Entries and signatures are checked every time, so that a
+        revocation counts even if the digest stays."""
         resolved = resolve(self.registry, self.reference, self.reader.trust)
         accepted_signatures(resolved.log, resolved.trust, resolved.digest)
         return Version(resolved.digest, partial(self._load, resolved))
@@ -121,21 +124,19 @@ class AliasSource:
 
 
 def source_of(text: str, expect: Expectation) -> FolderSource | AliasSource:
-    """The source that a user names: an artifact folder, there or not yet, or `REGISTRY/NAME@ALIAS`.
-
-    The registry is one of the user: that user's trust and cache. Without `REGISTRY/` it
-    is the one of `SPECCTL_REGISTRY`.
+    """The source of a user's text: an artifact folder, which may appear later, or
+    `REGISTRY/NAME@ALIAS`; `SPECCTL_REGISTRY` replaces a missing `REGISTRY/`.
 
     Raises:
-        UsageError: a folder where only a reference can be meant, or a reference without an alias.
-        RegistryError, StoreError: no registry there, or one that cannot be asked.
+        UsageError: a folder that looks like a reference, or a reference without an alias.
+        RegistryError, StoreError: the registry is missing or cannot be read.
         OutputError: the user's own folders cannot be written.
     """
     if os.path.isdir(text) or not is_meant_as_artifact(text):
         if not os.path.isdir(text):
-            log.warning("no artifact folder %s yet: it is followed from when it is there", text)
+            log.warning("artifact folder %s does not exist yet; waiting for it", text)
         return FolderSource(Path(text), expect)
-    place, reference = place_asked(text)
+    place, reference = registry_and_reference(text)
     make_cache_home()
     return AliasSource(open_registry(place), reference, Reader(), expect)
 
@@ -143,42 +144,44 @@ def source_of(text: str, expect: Expectation) -> FolderSource | AliasSource:
 # --------------------------------------------------------------------------- following
 
 
-class Player(Protocol):
-    """A loop whose policy follows a source.
-
-    Attributes:
-        policy: that decides; None before the first.
-    """
+class Reloadable(Protocol):
+    """A loop whose policy can change between rounds."""
 
     @property
-    def policy(self) -> Policy | None: ...
+    def policy(self) -> Policy | None:
+        """The present policy; None before the first."""
+        ...
 
     def reload(self, policy: Policy) -> None:
-        """Has another policy decide from the next round on; where it raises, the old one stays."""
+        """Changes the policy, or raises and keeps the old one."""
         ...
 
 
 class Loaded(NamedTuple):
-    """A policy that passed every check, the key of its version, and the digest of its artifact."""
+    """A policy that passed every check."""
 
-    key: Hashable
-    digest: str
+    key: Hashable  # of its version
+    digest: str  # of its artifact
     policy: Policy
 
 
 class Follower:
-    """Has a loop's policy follow a source; one loop, polled from the thread that decodes.
+    """Has the policy of one loop follow a source; polled from the decoding thread.
 
     Args:
         interval_s: seconds between two looks of the thread.
 
     Attributes:
         num_failures: looks and reloads that failed.
-        digest: of the artifact that the loop plays; None before the first.
+        digest: of the loop's artifact; None before the first.
     """
 
     def __init__(
-        self, source: FolderSource | AliasSource, loop: Player, *, interval_s: float = INTERVAL_S
+        self,
+        source: FolderSource | AliasSource,
+        loop: Reloadable,
+        *,
+        interval_s: float = INTERVAL_S,
     ) -> None:
         self.source, self.loop, self.interval_s = source, loop, interval_s
         self.num_failures = 0
@@ -186,18 +189,18 @@ class Follower:
         self._look_error: Exception | None = None
         self._reload_error: Exception | None = None
         self._loaded: Loaded | None = None
-        self._slot: Loaded | None = None  # the thread writes it, the loop reads it
-        self._decided: Hashable = None  # key of the version that was last taken over or refused
+        self._slot: Loaded | None = None  # written by the thread, read by the loop
+        self._decided: Hashable = None  # key of the last version reloaded or refused
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     @property
     def last_error(self) -> Exception | None:
-        """The reason why the newest version was not taken over; None where it was."""
+        """The reason why the newest version was not reloaded; None if it was."""
         return self._look_error or self._reload_error
 
     def look(self) -> None:
-        """Looks once and puts what is there into the slot; without a thread, call it yourself."""
+        """Looks once and fills the slot; call it yourself if no thread runs."""
         try:
             version = self.source.newest()
             if version is None:
@@ -206,16 +209,16 @@ class Follower:
                 artifact = version.load()
                 check_costs(artifact.policy.budget)
                 self._loaded = Loaded(version.key, artifact.digest, artifact.policy)
-        except Exception as error:  # whatever it is, requests go on under the old policy
+        except Exception as error:  # requests continue under the old policy
             self._slot, self._look_error = None, self._failed(error)
         else:
             self._slot, self._look_error = self._loaded, None
 
     def poll(self) -> bool:
-        """Takes over what is in the slot, between two rounds; each version once.
+        """Reloads the loop from the slot, between two rounds, once a version.
 
         Returns:
-            Whether another policy decides from now on.
+            Whether the policy changed.
         """
         found = self._slot
         if found is None or found.key == self._decided:
@@ -225,7 +228,7 @@ class Follower:
         if is_new:
             try:
                 self.loop.reload(found.policy)
-            except Exception as error:  # e.g. no memory on the device: the loop is as it was
+            except Exception as error:  # e.g. out of memory: the loop is unchanged
                 self._reload_error = self._failed(error)
                 return False
             log.info("policy reloaded: %s %s", self.source, found.digest)
@@ -233,13 +236,13 @@ class Follower:
         return is_new
 
     def _failed(self, error: Exception) -> Exception:
-        """Counts a failure and logs it, unless the last one said the same."""
+        """Counts a failure and logs it, unless it repeats the last one."""
         self.num_failures += 1
         if str(error) != str(self.last_error):
             trace = None if isinstance(error, SpecctlError) else error
             text = "policy %s not reloaded, the old one stays: %s"
             log.warning(text, self.source, error, exc_info=trace)
-        return error.with_traceback(None)  # whose frames hold the files of an artifact
+        return error.with_traceback(None)  # its frames hold the artifact's files
 
     def _run(self, stop: threading.Event) -> None:
         while not stop.is_set():
@@ -252,16 +255,16 @@ class Follower:
             raise UsageError(
                 f"the follower of {self.source} is already running; make one for each loop"
             )
-        self._stop = threading.Event()  # its own: an earlier thread that hangs stays stopped
+        self._stop = threading.Event()  # a new one: an earlier thread that hangs stays stopped
         self._thread = threading.Thread(
             target=self._run, args=(self._stop,), name="specctl-follow", daemon=True
         )
         self._thread.start()
-        atexit.register(self._end)  # a thread in the midst of torch would abort the process
+        atexit.register(self._end)  # a thread inside torch would abort the process
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stops it; a look that is under way is waited for, but not for ever."""
+        """Stops the thread, after at most `JOIN_S`."""
         atexit.unregister(self._end)
         self._end()
         self._thread = None

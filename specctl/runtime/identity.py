@@ -1,7 +1,6 @@
-"""Identity of models, tokenizers and machines, without loading a model: what fingerprints of
-traces and artifacts are made of.
+"""Identity of models, tokenizers and machines, for fingerprints of traces and artifacts.
 
-Nothing here imports torch or transformers before it is used.
+No model is loaded, and torch and transformers are imported at first use.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ _SAMPLED_BLOCKS, _BLOCK_BYTES = 256, 64 * 2**10
 
 
 def check_device(word: str) -> None:
-    """Raises `UsageError` for what is no device's name."""
+    """Rejects words that are not a device (UsageError)."""
     names = word.split(",")
     known = re.fullmatch(r"auto|cpu|cuda|cuda:\d+(,cuda:\d+)*", word)
     if known is None or len(set(names)) < len(names):
         raise UsageError(
-            f"--device {word} is none of auto, cpu, cuda, cuda:N and a list of different ones, "
+            f"--device {word} is none of auto, cpu, cuda, cuda:N and a list of different GPUs, "
             "cuda:0,cuda:1"
         )
 
 
 def check_dtype(word: str) -> None:
-    """Raises `UsageError` for what is no number format that this runtime has."""
+    """Rejects unknown number formats (UsageError)."""
     if word not in ("auto", *DTYPES):
         long = SHORT_DTYPES.get(word, word)
         raise UsageError(
@@ -54,11 +53,8 @@ def check_dtype(word: str) -> None:
 
 
 def check_model(name: str) -> None:
-    """Refuses a name that can be no model: no part of the embedded pair, no folder, no hub id.
-
-    Raises:
-        UsageError: no part of the embedded pair. ModelError: anything else.
-    """
+    """Rejects a name that is no part of the embedded pair (UsageError), or neither a folder nor a
+    hub id (ModelError)."""
     kind, _, part = name.partition(":")
     if kind == "embedded":
         embedded_path(part or "target")
@@ -73,9 +69,8 @@ def check_model(name: str) -> None:
 def weights_digest(folder: Path) -> str:
     """`sha256:<hex>` of a checkpoint: its config and its weight files.
 
-    Files up to 256 MiB are read whole. Of larger ones the size, the header and 256 evenly
-    spread blocks of 64 KiB are read: seconds instead of minutes, and any retraining changes
-    practically every block.
+    Files up to 256 MiB are read whole. Of larger ones the size and 256 evenly spread blocks of
+    64 KiB are read, which takes seconds instead of minutes; retraining changes nearly every block.
     """
     config, files = folder / "config.json", weight_files(folder)
     if not config.is_file() or not files:
@@ -93,24 +88,24 @@ def weights_digest(folder: Path) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The weight files of a checkpoint: safetensors, or torch's own where there are none."""
+    """The weight files of a checkpoint: safetensors, else torch's own format."""
     return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
 
 
 def config_digest(folder: Path) -> str:
-    """`sha256:<hex>` of a checkpoint's config alone: the same for two trainings of one shape."""
+    """`sha256:<hex>` of a checkpoint's config alone, equal for retrained weights."""
     return "sha256:" + hashlib.sha256(_canonical_config(folder / "config.json")).hexdigest()
 
 
 def hub_revision(folder: Path) -> str | None:
-    """The hub's commit of a checkpoint in its cache (`snapshots/<commit>`); None elsewhere."""
+    """The commit of a checkpoint in the hub's cache (`snapshots/<commit>`); None elsewhere."""
     place = folder.absolute()
     is_snapshot = place.parent.name == "snapshots" and re.fullmatch(r"[0-9a-f]{40}", place.name)
     return place.name if is_snapshot else None
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
-    """`sha256:<hex>` of all that maps text to ids; the chat template is not part of it."""
+    """`sha256:<hex>` of the mapping from text to ids, without the chat template."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         described: Any = sorted(tokenizer.get_vocab().items())
@@ -123,18 +118,14 @@ def tokenizer_digest(tokenizer: Any) -> str:
 
 
 def _canonical_config(path: Path) -> bytes:
-    """The config without what loading rewrites."""
+    """The config without the fields that loading rewrites."""
     config = read_config(path)
     kept = {k: v for k, v in config.items() if k not in ("_name_or_path", "transformers_version")}
     return json.dumps(kept, sort_keys=True).encode()
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A model's `config.json`.
-
-    Raises:
-        ModelError: not readable, or not a JSON object.
-    """
+    """A model's `config.json`; `ModelError` unless it is a JSON object."""
     cause: Exception | None = None
     try:
         config = json.loads(path.read_text("utf-8"))
@@ -160,7 +151,7 @@ def _file_digest(path: Path) -> bytes:
 
 
 def hardware_name(*devices: torch.device) -> str:
-    """The device's own name: the GPU's, or the processor's; of several GPUs, `2 x` that name."""
+    """The name of the GPU, several as `2 x NAME`, or of the processor."""
     if devices[0].type == "cuda":
         import torch
 
@@ -170,7 +161,7 @@ def hardware_name(*devices: torch.device) -> str:
 
 
 def processor_name() -> str:
-    """The processor's own name where Linux tells it."""
+    """The processor's name, or its architecture outside Linux."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -181,14 +172,13 @@ def processor_name() -> str:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a checkpoint."""
     from transformers import AutoTokenizer
 
     return quietly(AutoTokenizer, folder)
 
 
 def quietly(factory: Any, folder: Path, **options: Any) -> Any:
-    """Loads a folder by a factory of transformers, its progress bars and reports off."""
+    """Loads a folder by a factory of transformers without its progress bars and reports."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -196,7 +186,7 @@ def quietly(factory: Any, folder: Path, **options: Any) -> Any:
     logging.set_verbosity_error()  # its loading report is many lines
     try:
         return factory.from_pretrained(folder, local_files_only=True, **options)
-    except Exception as error:  # whatever a checkpoint's code raises
+    except Exception as error:  # a checkpoint's code may raise anything
         why, fix = _why_unloadable(factory.__name__, folder, error)
         raise ModelError(f"model {folder} {why}", hint=fix) from error
     finally:
@@ -207,7 +197,7 @@ _TOKENIZER_FILE = re.compile(r"(tokenizer|vocab|merges|tekken|special_tokens).*|
 
 
 def _why_unloadable(factory: str, folder: Path, error: Exception) -> tuple[str, str]:
-    """The fault of a folder that transformers cannot load, and the next step."""
+    """The reason why transformers cannot load a folder, and the next step."""
     import transformers
 
     names, config = sorted(os.listdir(folder)), folder / "config.json"

@@ -51,7 +51,7 @@ log = logging.getLogger("specctl.models")
 NO_DIGEST = "sha256:" + 64 * "0"
 """Stands for "no drafter" in a fingerprint."""
 Devices = tuple[torch.device, ...]
-"""Of a model, the first for tokens and logits."""
+"""Devices of a model, the first for tokens and logits."""
 _WORKLOAD = re.compile(r"[a-z0-9._-]{1,64}")
 
 
@@ -59,25 +59,24 @@ _WORKLOAD = re.compile(r"[a-z0-9._-]{1,64}")
 class Target:
     """The model whose text is emitted, its tokenizer and their identity."""
 
-    name: str
-    folder: Path  # `name`, `folder`: what was asked for, and where it lies
+    name: str  # as the user gave it
+    folder: Path
     model: CachedModel
     tokenizer: Any
     eos_ids: tuple[int, ...]  # tokens that end a text
     digest: str  # of config and weights
-    tokenizer_digest: str  # of all that maps text to ids
+    tokenizer_digest: str  # of the mapping from text to ids
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A target and, unless only plain decoding is wanted, its drafter."""
+    """A target and its drafter, if it has one."""
 
     target: Target
     drafter: Drafter | None
-    drafter_name: str
-    drafter_digest: str  # as the target's; all zeros without a drafter
+    drafter_name: str  # `none` without a drafter
+    drafter_digest: str  # of config and weights; zeros without a drafter
     drafter_folder: Path | None = None
-    """`drafter_name`, `drafter_folder`: as the target's; `none` and None without a drafter."""
 
     def __repr__(self) -> str:
         model = self.target.model
@@ -110,8 +109,8 @@ def load_pair(
         target: folder, hub id, or `embedded`.
         drafter: folder or hub id of an EAGLE-3 head or of a small model with the target's
             tokenizer, `embedded` (the head), `embedded:small`, or None.
-        device: `auto` (CUDA where there is one), `cpu`, `cuda`, `cuda:1`; or `cuda:0,cuda:1`: a
-            part of the target's layers on each, and all else on the first.
+        device: `auto` (CUDA if present), `cpu`, `cuda`, `cuda:1`; or `cuda:0,cuda:1`, which spreads
+            the target's layers and puts all else on the first.
         dtype: `auto` (float32 on the CPU, bfloat16 on CUDA) or a name of `DTYPES`.
         compile: torch.compile fuses norms and MLPs of the target's layers.
 
@@ -143,16 +142,18 @@ def load_target(
     tokenizer = load_tokenizer(folder)
     tokenizer.model_max_length = sys.maxsize  # the loop checks lengths; its warning would be noise
     model = CachedModel(_causal_lm(folder, devices, dtype))
-    if compile:  # what a layer does around attention is fused; the first passes are slow
+    if compile:  # all of a layer but attention; the first passes are slow
         for part in (part for layer in model.layers for part in layer.children()):
             if not any(name in type(part).__name__ for name in ("Attention", "Moe", "MoE")):
                 part.compile(dynamic=True)
-    identity = tokenizer_digest(tokenizer)
-    return Target(name, folder, model, tokenizer, _eos_ids(model, tokenizer), digest, identity)
+    eos = getattr(model.model.generation_config, "eos_token_id", None)
+    eos = tokenizer.eos_token_id if eos is None else eos
+    eos_ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
+    return Target(name, folder, model, tokenizer, eos_ids, digest, tokenizer_digest(tokenizer))
 
 
 def load_drafter(folder: Path, target: Target, device: torch.device, dtype: torch.dtype) -> Drafter:
-    """An EAGLE-3 head or a small model, by `config.json`."""
+    """Loads an EAGLE-3 head or a small model, as `config.json` says."""
     if is_eagle3(folder):
         embedding: Any = target.model.model.get_input_embeddings().weight
         config = target.model.config
@@ -166,17 +167,17 @@ def load_drafter(folder: Path, target: Target, device: torch.device, dtype: torc
 
 
 def is_eagle3(folder: Path) -> bool:
-    """Whether a checkpoint's config says EAGLE-3, in the official or in speculators' words."""
+    """Whether a checkpoint is an EAGLE-3 head, in the official layout or that of speculators."""
     config = read_config(folder / "config.json")
     words = [*config.get("architectures", []), config.get("speculators_model_type", "")]
     return any("eagle3" in word.lower() for word in words) or "draft_vocab_size" in config
 
 
 def check_vocabulary(folder: Path, model: CachedModel, target: Target) -> None:
-    """The drafter must speak the target's tokens.
+    """Rejects a drafter with another tokenizer than the target's.
 
-    A folder without a tokenizer is taken at its word if the sizes agree; models of one family
-    may pad their vocabularies differently, which is harmless when the tokenizers agree.
+    A drafter without a tokenizer passes if the vocabulary sizes agree. With equal tokenizers the
+    sizes may differ, as models of one family pad their vocabularies differently.
     """
     ours = target.tokenizer_digest
     has_tokenizer = (folder / "tokenizer_config.json").exists()
@@ -196,7 +197,7 @@ def model_folder(
     """Resolves `embedded`, `embedded:NAME`, a folder, or a hub id (downloaded or cached).
 
     Args:
-        revision: of a hub id; None: the newest. cache: folder of downloads; None: the hub's own.
+        revision: of a hub id, by default the newest. cache: download folder, by default the hub's.
     """
     check_model(name)
     if name == "embedded" or name.startswith("embedded:"):
@@ -212,7 +213,7 @@ def model_folder(
         if not weight_files(folder):  # official EAGLE-3 heads
             folder = Path(fetch(allow_patterns=[*patterns, "pytorch_model*.bin"]))
         return folder
-    except Exception as error:  # hub, HTTP, OS, validation alike
+    except Exception as error:  # of the hub, HTTP, the OS or validation
         raise ModelError(
             f"model {name!r} is no folder, not embedded, and no hub id that is in the cache "
             f"or can be fetched: {_why_not_fetched(error)}",
@@ -227,10 +228,10 @@ def _why_not_fetched(error: Exception) -> str:
     if os.environ.get("HF_HUB_OFFLINE"):
         return "none in the cache, and HF_HUB_OFFLINE is set"
     for kind, words in (
-        (errors.GatedRepoError, "a model that its owner gives to known users alone; log in"),
+        (errors.GatedRepoError, "the model is gated; log in"),
         (errors.RepositoryNotFoundError, "no model of that name that this user may read"),
         (errors.RevisionNotFoundError, "no such revision"),
-        (errors.HFValidationError, "a name that no hub id has"),
+        (errors.HFValidationError, "not a valid hub id"),
         (errors.LocalEntryNotFoundError, "none in the cache, and no answer from the hub"),
     ):
         if isinstance(error, kind):
@@ -241,7 +242,7 @@ def _why_not_fetched(error: Exception) -> str:
 
 
 def parse_devices(device: str) -> Devices:
-    """Torch devices; CUDA asked for and absent is refused."""
+    """Torch devices of a word; `UsageError` for GPUs that this machine lacks."""
     if device == "auto":
         return (torch.device("cuda" if torch.cuda.is_available() else "cpu"),)
     check_device(device)
@@ -256,7 +257,6 @@ def parse_devices(device: str) -> Devices:
 
 
 def parse_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """A torch dtype; `auto` is float32 on the CPU and bfloat16 on CUDA."""
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     check_dtype(dtype)
@@ -265,12 +265,11 @@ def parse_dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 
 def check_loadable(folder: Path, devices: Devices) -> None:
-    """Refuses, before weights are read, models that cannot be loaded on devices here."""
+    """Rejects, before reading weights, models that cannot be loaded on these devices."""
     names = ", ".join(map(str, devices))
     if len(devices) > 1 and find_spec("accelerate") is None:
         raise ModelConfigError(
-            f"model {folder} on {names} needs the package accelerate, by which transformers "
-            "spreads layers",
+            f"model {folder} on {names} needs the package accelerate, which spreads the layers",
             hint="pip install 'specctl[split]'",
         )
     quantised = read_config(folder / "config.json").get("quantization_config")
@@ -282,7 +281,7 @@ def check_loadable(folder: Path, devices: Devices) -> None:
             AutoHfQuantizer.from_config(quantised, pre_quantized=True).validate_environment(
                 device_map={"": devices[0]}
             )
-        except Exception as error:  # whatever a quantiser says that it lacks
+        except Exception as error:  # quantisers raise anything
             raise ModelConfigError(
                 f"quantised model {folder}: transformers cannot load {method} weights on "
                 f"{names}: {type(error).__name__}: {first_line(error)}",
@@ -293,8 +292,8 @@ def check_loadable(folder: Path, devices: Devices) -> None:
         total_bytes = sum(torch.cuda.mem_get_info(device)[1] for device in devices)
         if size_bytes > total_bytes:
             raise ModelConfigError(
-                f"model {folder} has {size_bytes / 1e9:.0f} GB of weights, and {names} "
-                f"{total_bytes / 1e9:.0f} GB",
+                f"model {folder} has {size_bytes / 1e9:.0f} GB of weights, and {names} has "
+                f"{total_bytes / 1e9:.0f} GB of memory",
                 hint="spread the target's layers over more GPUs (--device cuda:0,cuda:1), or "
                 "use a quantised or smaller checkpoint",
             )
@@ -328,8 +327,8 @@ def _causal_lm(folder: Path, devices: Devices, dtype: torch.dtype) -> PreTrained
     if "disk" in getattr(model, "hf_device_map", {}).values():
         raise ModelConfigError(
             f"model {folder}: {sum(v == 'disk' for v in model.hf_device_map.values())} parts "
-            f"find no room in the free memory of {', '.join(map(str, devices))}",
-            hint="end what else uses the GPUs, or name more of them",
+            f"do not fit the free memory of {', '.join(map(str, devices))}",
+            hint="end other work on the GPUs, or name more of them",
         )
     missing = sorted(loading["missing_keys"])
     if missing:  # transformers fills them with random numbers and only warns
@@ -341,29 +340,20 @@ def _causal_lm(folder: Path, devices: Devices, dtype: torch.dtype) -> PreTrained
     return loaded
 
 
-def _eos_ids(model: CachedModel, tokenizer: Any) -> tuple[int, ...]:
-    stated = getattr(model.model.generation_config, "eos_token_id", None)
-    if stated is None:
-        stated = tokenizer.eos_token_id
-    if stated is None:
-        return ()
-    return tuple(stated) if isinstance(stated, list) else (stated,)
-
-
 # --------------------------------------------------------------------------- where it holds
 
 
 def pair_domain(
     pair: Pair, *, batch_size: int | None = None, workload: str | None = None
 ) -> Domain:
-    """The domain of evidence that is gathered with a pair, as it is loaded, on this machine.
+    """The domain of evidence gathered with a loaded pair on this machine.
 
     Args:
         batch_size: requests that share a round; None where rounds are not shared.
-        workload: what the prompts are, in the user's word.
+        workload: the user's word for the prompts.
 
     Raises:
-        UsageError: a workload that no name of a registry could carry.
+        UsageError: a workload that is not a short word of [a-z0-9._-].
     """
     model = pair.target.model
     return domain_at(
@@ -379,7 +369,7 @@ def domain_at(
     batch_size: int | None = None,
     workload: str | None = None,
 ) -> Domain:
-    """The same of the models in two folders."""
+    """As `pair_domain`, for models in two folders."""
     if workload is not None and not _WORKLOAD.fullmatch(workload):
         raise UsageError(
             f"workload {ascii(workload)[:80]} is no short word of [a-z0-9._-], such as chat"
@@ -397,10 +387,10 @@ def domain_at(
 
 
 def expectation(pair: Pair, batch_size: int, *, allow_mismatch: bool) -> Expectation:
-    """The requirements on artifacts that are to run on a loaded pair, here, at a load.
+    """Requirements on artifacts that run on a loaded pair, on this machine, at a batch size.
 
     Args:
-        allow_mismatch: accept lossless policies that were fitted elsewhere, with a warning each.
+        allow_mismatch: accept lossless policies of another domain, with a warning for each.
     """
     domain = pair_domain(pair, batch_size=batch_size)
     return Expectation(pair.fingerprint, domain, allow_mismatch)

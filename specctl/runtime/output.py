@@ -1,4 +1,4 @@
-"""Results on disk: the place is checked before minutes of work, files are whole or not there."""
+"""Results on disk: places are checked before minutes of work, and files are written whole."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specctl.errors import OutputError, reason_of
 
 
 def finite(value: Any) -> Any:
-    """The same value with NaN and infinities, which JSON lacks, as None."""
+    """The value with NaN and infinities as None."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -25,19 +25,19 @@ def finite(value: Any) -> Any:
 
 
 def json_bytes(value: Any) -> bytes:
-    """JSON for people and scripts; NaN, which JSON lacks, is null."""
+    """Indented JSON; NaN and infinities, which JSON lacks, are null."""
     return (json.dumps(finite(value), indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def prepare_folder(folder: Path, what: str = "results folder") -> None:
-    """Creates a folder, where it is missing, and tries whether it can be written to."""
+    """Creates a folder if it is missing and checks that it can be written."""
     with _refusing(f"{what} {folder}", "a folder"):
         folder.mkdir(parents=True, exist_ok=True)
         _probe(folder / "probe")
 
 
 def check_place(path: Path, what: str) -> None:
-    """Refuses a file that cannot be written, before minutes are spent on its content."""
+    """Rejects a file that cannot be written."""
     with _refusing(f"{what} {path}", "a file"):
         if path.is_dir():
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -45,7 +45,7 @@ def check_place(path: Path, what: str) -> None:
 
 
 def write_whole(path: Path, content: bytes, what: str) -> None:
-    """Writes a file whole or not at all; an older one is replaced."""
+    """Writes or replaces a file, whole or not at all."""
     staged = beside(path)
     with _refusing(f"{what} {path}", "a file"):
         try:

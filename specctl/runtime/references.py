@@ -1,8 +1,7 @@
 """Artifacts by place: a folder, or a reference such as `s3://bucket/registry/NAME@prod`.
 
-A registry is asked about a reference before a folder is looked at. Whoever may write to a shared
-folder could otherwise put a folder of the same words beside the histories, and that would be loaded
-without signature or digest.
+References are resolved before folders. A user with write access to a registry's folder could
+otherwise add a folder of the same name, which would be loaded without signature or digest.
 """
 
 from __future__ import annotations
@@ -22,29 +21,29 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("specctl.policy")
 REGISTRY = "SPECCTL_REGISTRY"
-"""Environment variable: the registry of references that name none."""
+"""Environment variable: the registry of references without a place."""
 
 
 def artifact_at(piece: str, expect: Expected | None, *, offline: bool = False) -> Artifact:
-    """The artifact that a piece names, checked as for a folder and, from a registry, much more.
+    """Loads the artifact that a piece of a spec names.
 
     Args:
-        offline: take what a reference meant when it was last pulled, from the cache, and say so.
+        offline: resolve a reference by the cache, as of its last pull; a warning says so.
 
     Raises:
-        UsageError: a folder where only a reference can be meant.
-        ArtifactError: it must not be loaded.
-        RegistryError, StoreError: the registry says no, or cannot be asked.
+        UsageError: a folder that looks like a reference.
+        ArtifactError: the artifact must not be loaded.
+        RegistryError, StoreError: the registry refuses, or cannot be read.
     """
     if os.path.isdir(piece):
         check_is_no_reference(piece)
         check_is_artifact(Path(piece))
-        from specctl.artifacts.load import load_artifact  # with torch, which words do not need
+        from specctl.artifacts.load import load_artifact  # imports torch
 
         return load_artifact(Path(piece), expect=expect)
     from specctl.registry.pulling import Reader, pull_from
 
-    place, reference = place_asked(piece)
+    place, reference = registry_and_reference(piece)
     pulled = pull_from(place, str(reference), Reader(), offline=offline, expect=expect)
     if pulled.remembered is not None:
         log.warning(
@@ -56,21 +55,20 @@ def artifact_at(piece: str, expect: Expected | None, *, offline: bool = False) -
 
 def is_artifact(piece: str) -> bool:
     """Whether a piece of a spec names an artifact: a folder, or a registry's PLACE/NAME@ALIAS."""
-    # isdir is false, where Path.is_dir raises, for a text too long for a path
+    # not Path.is_dir, which raises for a text that is too long for a path
     return os.path.isdir(piece) or _is_versioned(split_reference(piece))
 
 
 def is_meant_as_artifact(piece: str) -> bool:
-    """Whether text that is neither an artifact nor a known word can only be meant as a reference.
-
-    That is PLACE/NAME@ALIAS of a place that is no registry, NAME@ALIAS of `SPECCTL_REGISTRY`, and
-    PLACE/NAME of a registry, which says no version: asking for it says what is wrong.
+    """Whether text that is neither an artifact nor a known word looks like a reference:
+    PLACE/NAME@ALIAS of a place that is no registry, NAME@ALIAS of `SPECCTL_REGISTRY`, or PLACE/NAME
+    of a registry, without a version. Resolving it raises the fitting error.
     """
     return split_reference(piece) is not None or _by_its_look(piece) is not None
 
 
 def _by_its_look(piece: str) -> tuple[str, Reference] | None:
-    """Place and versioned reference by the words alone; no place is `SPECCTL_REGISTRY`."""
+    """Place and versioned reference by the text alone; no place is `SPECCTL_REGISTRY`."""
     place, slash, last = piece.rpartition("/")
     try:
         found = place or slash, parse_reference(last)
@@ -80,18 +78,18 @@ def _by_its_look(piece: str) -> tuple[str, Reference] | None:
 
 
 def _is_versioned(found: tuple[str, Reference] | None) -> bool:
-    # A name alone says no version, and `mars` behind a plus could be of the name.
+    # A name without a version could be a word of a policy, such as `mars` behind a plus.
     return found is not None and (found[1].alias or found[1].digest) is not None
 
 
-def place_asked(piece: str) -> tuple[str, Reference]:
-    """The registry and the reference of text of which `is_meant_as_artifact`."""
+def registry_and_reference(piece: str) -> tuple[str, Reference]:
+    """Registry and reference of a piece for which `is_meant_as_artifact` holds."""
     found = split_reference(piece) or _by_its_look(piece)
     assert found is not None
     place = found[0] or os.environ.get(REGISTRY, "")
     if not place:
         raise UsageError(
-            f"policy {piece}: no registry is named; write REGISTRY/NAME@ALIAS, or set {REGISTRY}"
+            f"policy {piece} names no registry; write REGISTRY/NAME@ALIAS, or set {REGISTRY}"
         )
     return place, found[1]
 
@@ -99,9 +97,10 @@ def place_asked(piece: str) -> tuple[str, Reference]:
 def check_is_no_reference(piece: str) -> None:
     """Rejects a folder inside a registry, and one whose name looks like a registry reference.
 
-    The second, since who may add to a registry's folder may perhaps remove its marker, too.
+    The name counts even without a registry's marker: a user who can add folders may be able to
+    remove the marker.
     """
-    # Not `realpath`: a link was chosen by its maker, elsewhere.
+    # Not `realpath`: a link from elsewhere into a registry is deliberate.
     place, _, last = os.path.abspath(piece).rpartition("/")
     if os.path.lexists(f"{place}/{MARKER}") or split_reference(piece) is not None:
         found = f"a registry at {place} and a folder {last} in it"
@@ -110,6 +109,6 @@ def check_is_no_reference(piece: str) -> None:
     else:
         return
     raise UsageError(
-        f"policy {piece} is {found}: a folder has none of a registry's checks",
+        f"policy {piece} is {found}: loading a folder skips a registry's checks",
         hint="remove a folder that does not belong in a registry; load others from elsewhere",
     )

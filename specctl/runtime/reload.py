@@ -1,4 +1,4 @@
-"""Another policy while requests are being decoded: the checks before it may take over."""
+"""Checks before a policy may replace another while requests are being decoded."""
 
 from __future__ import annotations
 
@@ -18,32 +18,30 @@ from specctl.runtime.runnable import Runnable, selected
 from specctl.tree import Children
 
 TYPICAL_PROBS = (0.6, 0.15)
-"""Of the likeliest child, in the two rows of a rehearsal: a sure drafter and a doubtful one."""
+"""Probability of the likeliest child in the two rows of a rehearsal."""
 
 
 @dataclass(frozen=True)
 class TreeRoom:
-    """Room for trees that memory was allocated for."""
+    """Memory for trees."""
 
-    drafted: int
-    submitted: int
-    """`drafted`, `submitted`: slots behind a text, of the largest draft and the largest tree."""
+    drafted: int  # cache entries behind a text for the largest draft
+    submitted: int  # cache entries behind a text for the largest tree
     width: int  # nodes of a level
 
     def __or__(self, other: TreeRoom) -> TreeRoom:
-        """Room for both."""
         return TreeRoom(*map(max, astuple(self), astuple(other)))
 
 
 def tree_room(shape: ShapeRule) -> TreeRoom:
-    """The room that trees of a shape need."""
-    # Reading pads a batch to its longest accepted path, past a row's own end.
+    """Memory that trees of a shape need."""
+    # Reading pads every row to the longest accepted path.
     drafted = shape.max_depth * shape.width + shape.max_depth + 1
     return TreeRoom(drafted, shape.max_tokens, shape.width)
 
 
 def check_lossless(old: Policy, new: Policy) -> None:
-    """Refuses to make a lossless loop lossy: its user was promised the target's text."""
+    """Rejects a lossy policy in a lossless loop, which promised the target's text."""
     if old.lossless and not new.lossless:
         raise LossyPolicyError(
             f"reload: acceptance {new.acceptance.kind} is lossy, and the loop began with a "
@@ -53,7 +51,7 @@ def check_lossless(old: Policy, new: Policy) -> None:
 
 
 def check_fits(rules: Runnable, drafter: Drafter | None, room: TreeRoom) -> None:
-    """Refuses trees larger than the loop's memory, and a drafter that it did not load."""
+    """Rejects trees larger than the loop's memory, and drafting in a loop without a drafter."""
     if rules.drafter is not None and drafter is None:
         raise UsageError(
             f"reload: the policy drafts {rules.shape.max_depth} levels, and the loop began "
@@ -70,11 +68,10 @@ def check_fits(rules: Runnable, drafter: Drafter | None, room: TreeRoom) -> None
         )
 
 
-class StageDrafter:
-    """Children of two made-up requests, the first one sure of itself, the second one not."""
+class RehearsalSource:
+    """Children of two made-up requests; each sibling is half as likely as the one before."""
 
     def children(self, level: Level, frontier: Frontier, top_k: int) -> Children:
-        """Sibling i is half as likely as sibling i - 1."""
         shape = (*frontier.index.shape, top_k)
         best = torch.tensor(TYPICAL_PROBS, device=frontier.index.device)[:, None, None]
         halves = 0.5 ** torch.arange(top_k, device=best.device)
@@ -94,7 +91,7 @@ def rehearse(rules: Runnable) -> None:
     try:
         plan = shape.begin(fresh_start(rows, shape.memory_size, device))
         recent = roots[:, None].expand(-1, RECENT_TOKENS) if shape.needs_text else None
-        pool = grow_tree(shape, plan, StageDrafter(), roots, Stopwatch(), recent)
+        pool = grow_tree(shape, plan, RehearsalSource(), roots, Stopwatch(), recent)
         submitted = rules.budget.share(plan, pool, selected(shape, plan, pool))
     except torch.OutOfMemoryError:
         raise

@@ -1,7 +1,6 @@
-"""A request from its submission to its completion: what is wanted, its rounds, what they cost.
+"""A request from submission to completion: settings, rounds, times and counters.
 
-`Observer` is the contract for who watches rounds; the runtime knows nothing behind it. Nothing here
-imports torch before it is used, as headers of traces name `Sampling`.
+torch is imported at first use, as headers of traces use `Sampling`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Sampling:
     temperature: float = 0.0  # divides the logits
     top_k: int = 0  # 0 keeps all
     top_p: float = 1.0  # nucleus mass in (0, 1]
-    seed: int = 0  # of this request's own noise; nothing else shares it
+    seed: int = 0  # of the request's own noise
 
     def __post_init__(self) -> None:
         for name, holds, expected in (
@@ -47,7 +46,7 @@ class Sampling:
         return self.temperature == 0.0
 
     def for_request(self, seed: int) -> Sampling:
-        """The same settings with a request's own seed."""
+        """These settings with a request's own seed."""
         return replace(self, seed=seed)
 
 
@@ -57,10 +56,10 @@ class Request:
 
     request_id: str  # unique within a run
     prompt_ids: tuple[int, ...]  # token ids, special tokens included, at least one
-    max_new_tokens: int  # tokens to emit at most; decoding stops there exactly
+    max_new_tokens: int  # tokens to emit at most
     prompt_id: str = ""  # shared by the turns of one prompt
     category: str = ""
-    turn: int = 0  # `category`, `turn`: of the prompt, for reports
+    turn: int = 0
     sampling: Sampling = field(default_factory=Sampling)  # greedy by default
 
     def __post_init__(self) -> None:
@@ -71,11 +70,11 @@ class Request:
             )
 
     def check_room(self, max_text_tokens: int) -> None:
-        """Refuses a prompt that leaves no room for one new token."""
+        """Rejects a prompt that leaves no room for a new token."""
         if len(self.prompt_ids) >= max_text_tokens:
             raise PromptTooLongError(
-                f"prompt {self.request_id} has {len(self.prompt_ids)} tokens, of at most "
-                f"{max_text_tokens - 1} that leave room for one more",
+                f"prompt {self.request_id} has {len(self.prompt_ids)} tokens; with room for one "
+                f"more at most {max_text_tokens - 1} fit",
                 hint="shorten or drop this prompt",
             )
 
@@ -88,7 +87,7 @@ OnTokens = Callable[[Request, list[int]], None]
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """Wall time of one round, whole batch: `draft_us`, `verify_us`, `policy_us`, `other_us`."""
+    """Wall time of one round of the whole batch, by phase."""
 
     draft_us: float
     verify_us: float
@@ -99,12 +98,12 @@ class RoundTimes:
 class Stopwatch:
     """Splits a round into phases: `lap(phase)` ends one.
 
-    On a CUDA device a lap ends at an event on the stream, so times are the device's own, and
-    nothing waits until they are read.
+    On CUDA a lap ends at an event on the stream, so that times are the device's own and only
+    reading them waits.
 
     Args:
-        device: whose work is timed; None times the host.
-        now: seconds of the host, in place of wall time.
+        device: the device timed; None times the host.
+        now: clock of the host, seconds; None is wall time.
     """
 
     def __init__(
@@ -122,7 +121,7 @@ class Stopwatch:
         self._mark()
 
     def laps(self) -> dict[str, list[float]]:
-        """Microseconds of every lap, in order, by phase; waits for the last of them."""
+        """Microseconds of every lap by phase, in order; waits for the last lap."""
         if self._on_cuda:
             self._marks[-1].synchronize()
         found: dict[str, list[float]] = {}
@@ -132,7 +131,7 @@ class Stopwatch:
         return found
 
     def times(self) -> RoundTimes:
-        """Sums by phase; a commit is the drafter's reading, so it is drafting."""
+        """Sums by phase; a commit counts as drafting, as the drafter reads in it."""
         sums = {phase: sum(times) for phase, times in self.laps().items()}
         draft_us = sums.get("draft", 0.0) + sums.get("commit", 0.0)
         return RoundTimes(draft_us, *(sums.get(phase, 0.0) for phase in PHASES[1:]))
@@ -150,24 +149,22 @@ class Stopwatch:
 
 @dataclass
 class Metrics:
-    """Counts and times that add up: pooled metrics are sums of requests' metrics."""
+    """Additive counts and times: pooled metrics are sums over requests."""
 
-    num_requests: int = 0  # requests counted
-    num_tokens: int = 0  # tokens emitted, the one that prefill gives included
+    num_requests: int = 0
+    num_tokens: int = 0  # tokens emitted, the one of prefill included
     calls: int = 0
-    """Target verification forwards that the requests took part in. A batched forward counts once
-    per request, so that the number does not depend on the batch."""
-    verified_tokens: int = 0  # tokens the target processed in verification, roots included
+    """Verification forwards of the target, a batched one counted once per request, so that the
+    number is independent of the batch."""
+    verified_tokens: int = 0  # tokens processed in verification, roots included
     num_accepted: int = 0  # draft tokens accepted and emitted
     drafted_levels: int = 0  # levels drafted for the requests
-    fallback_calls: int = 0
-    """Of the calls, those whose tree a static plan chose because the policy failed."""
+    fallback_calls: int = 0  # calls whose policy failed, decided by a static plan
     draft_us: float = 0.0
     verify_us: float = 0.0
     policy_us: float = 0.0
     other_us: float = 0.0
-    """`draft_us`, `verify_us`, `policy_us`, `other_us`: wall time of rounds, shared equally by the
-    requests of a batch."""
+    """`draft_us` to `other_us`: wall time of rounds, shared equally by the requests of a batch."""
     prefill_us: float = 0.0  # wall time of reading prompts, target and drafter together
     accepted_lengths: list[int] = field(default_factory=list)  # draft tokens accepted, call by call
 
@@ -182,12 +179,12 @@ class Metrics:
 
     @property
     def wall_us(self) -> float:
-        """Prefill and rounds together."""
+        """Time of prefill and rounds."""
         return self.draft_us + self.verify_us + self.policy_us + self.other_us + self.prefill_us
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens emitted over wall time, prompts' reading included: Σ tokens / Σ time."""
+        """Tokens emitted over wall time, prefill included: Σ tokens / Σ time."""
         return 1e6 * self.num_tokens / self.wall_us if self.wall_us else float("nan")
 
     def add_round(
@@ -215,14 +212,14 @@ class Metrics:
             setattr(self, key, getattr(self, key) + getattr(times, key) / share)
 
     def summary(self) -> dict[str, float | int]:
-        """Plain values for JSON, derived ones included."""
+        """Plain values for JSON, with derived ones."""
         derived = ("wall_us", "mean_acceptance_length", "tokens_per_s")
         names = [f.name for f in fields(self) if f.name != "accepted_lengths"]
         return {name: getattr(self, name) for name in (*names, *derived)}
 
 
 def pooled(parts: Iterable[Metrics]) -> Metrics:
-    """The sum over requests."""
+    """The sum of metrics."""
     total = Metrics()
     for part in parts:
         for item in fields(Metrics):
@@ -239,7 +236,7 @@ class Completion:
 
     request: Request
     token_ids: tuple[int, ...]
-    """Emitted tokens; the end-of-text token, where it was reached, is the last."""
+    """Emitted tokens, the end-of-text token included."""
     finish_reason: str  # `eos`, `length` (max_new_tokens) or `context` (the model's positions)
     metrics: Metrics  # of this request alone
 
@@ -252,7 +249,7 @@ class Active:
     limit: int  # tokens that it may emit
     output: list[int] = field(default_factory=list)
     metrics: Metrics = field(default_factory=lambda: Metrics(num_requests=1))
-    reason: str = ""  # why it is finished; empty while it is not
+    reason: str = ""  # of its end; empty while it runs
 
     @property
     def text_tokens(self) -> int:
@@ -260,7 +257,7 @@ class Active:
         return len(self.request.prompt_ids) + len(self.output) - 1
 
     def emit(self, tokens: Sequence[int], eos_ids: Collection[int]) -> list[int]:
-        """Appends tokens up to the end of the text or the limit, exactly; those appended."""
+        """Appends tokens up to the end of the text or the limit, and returns them."""
         kept = list(tokens[: self.limit - len(self.output)])
         for place, token in enumerate(kept):
             if token in eos_ids:
@@ -273,7 +270,6 @@ class Active:
         return kept
 
     def completion(self) -> Completion:
-        """The finished request, kept when its slot is freed."""
         return Completion(self.request, tuple(self.output), self.reason, self.metrics)
 
 
@@ -284,29 +280,29 @@ class Active:
 class RoundRecord:
     """One finished round of B active requests.
 
-    Tensors belong to the round and are never written again, so an observer may keep them and
-    work on them later in another thread. On CUDA they are ready in the stream that is current on
-    the thread that calls `on_round`: work in another stream has to wait for an event of that one.
+    Tensors belong to the round and are never overwritten, so an observer may keep them and process
+    them in another thread. On CUDA they are ready in the stream that is current when `on_round` is
+    called; work in another stream must wait for an event of that stream.
     """
 
-    requests: list[Request]  # the B requests, row by row
+    requests: list[Request]  # of the B rows
     round_idx: Tensor  # `[B]` int64, 0-based within each request
     position: Tensor  # `[B]` int64, output tokens emitted before this round
-    context_tokens: Tensor  # `[B]` int64, text length up to and with the root
+    context_tokens: Tensor  # `[B]` int64, text length, root included
     pool: DraftPool  # all drafted candidates, `[B, P]`, root at 0; for `ar` the root alone
     offered_depth: Tensor  # `[B]` int64, levels drafted for the row
     offered_width: int  # nodes expanded per level at most
     top_k: int  # children per expanded node at most; every `pool.sibling_rank` is below it
     submitted: Tensor  # `[B, N]` int64, pool index of every verified node, root first, -1 padded
-    tree: TokenTree  # the verified nodes themselves, `[B, N]`
+    tree: TokenTree  # the verified nodes, `[B, N]`
     target_logits: Tensor  # `[B, N, V]` raw logits after each verified node
     target_logp_source: Tensor
-    """`[B, N, V]` logits after temperature, top-k and top-p, which tokens were drawn from; the
-    same tensor as `target_logits` when greedy."""
+    """`[B, N, V]` logits after temperature, top-k and top-p, from which tokens were drawn;
+    `target_logits` itself when greedy."""
     target_ids: Tensor  # `[B, N]` int64, the target's token after each verified node
     path: Tensor
-    """`[B, D + 1]` int64, tree indices of root and accepted nodes, -1 padded; what verification
-    admitted, before EOS and length cut it."""
+    """`[B, D + 1]` int64, tree indices of root and accepted nodes, -1 padded; not cut at EOS or
+    the length."""
     num_emitted: Tensor  # `[B]` int64, tokens emitted, bonus included, after EOS and length
     times: RoundTimes  # wall time of the round
     policy_digest: str  # identity of the deciding policy
@@ -323,8 +319,8 @@ class RoundRecord:
 
 
 class Observer(Protocol):
-    """Sees every round; must return at once and must not change anything."""
+    """A receiver of rounds; it must return quickly and change nothing."""
 
     def on_round(self, record: RoundRecord) -> None:
-        """Called after commit, on the decoding thread."""
+        """Receives a round after its commit, on the decoding thread."""
         ...

@@ -1,12 +1,12 @@
 """The round: draft, select, verify, commit, observe. The one loop body of every policy.
 
-    host    level 1 ─ level 2 ─ … ─ select ─ ask(tier) ─ judge ─ commit ─ reads ─ books
-    device          └ who goes on? where a policy may stop       └ outcome leaves beside the commit
+    host    level 1 ─ level 2 ─ … ─ select ─ ask(tier) ─ judge ─ commit ─ read ─ count
+    device          └ number of rows that continue               └ outcome, copied beside the commit
 
-The state of requests stays on the device. On CUDA the parts are graphs where they can be: drafting
-by kernels (one graph, or one a level where the host waits), `ask` by tier, `commit`. Rules without
-kernels, shared budgets, sampling and acceptance run between the graphs. Without a capture, as on a
-CPU, rules draft and nothing is padded: the host reads sizes as they come.
+The state of requests stays on the device. On CUDA the parts are graphs where possible: drafting by
+kernels (one graph, or one a level where the host waits), `ask` by tier, `commit`. Rules without
+kernels, shared budgets, sampling and acceptance run between the graphs. Without captures, as on a
+CPU, rules draft and nothing is padded, as the host knows all sizes.
 """
 
 from __future__ import annotations
@@ -65,20 +65,18 @@ log = logging.getLogger("specctl.graphs")
 
 @dataclass(frozen=True)
 class RoundSetting:
-    """The parts of a loop that stay while its policies change."""
+    """The parts of a loop that stay when its policy changes."""
 
     target: CachedModel
-    drafter: Drafter | None  # the loop's; it reads on under plain decoding, too
-    graphs: GraphSettings  # how rounds are captured
-    num_slots: int  # requests at most
+    drafter: Drafter | None  # reads under plain decoding too
+    graphs: GraphSettings
+    num_slots: int
     eos_ids: Collection[int]  # tokens that end a text
     decisions: Decisions
     faults: Faults
     counters: GraphCounters
-    """`faults`, `counters`: where rounds note what a static plan decided, and what became of
-    graphs."""
     draw: Draw = gumbel_draw
-    observed: bool = False  # whether rounds are recorded for someone
+    observed: bool = False  # whether rounds are recorded
 
 
 @dataclass(frozen=True)
@@ -88,18 +86,15 @@ class RoundResult:
     rows: list[RowOutcome]  # of the requests
     is_static_plan: bool  # the policy failed, so a static plan chose the nodes
     record: Callable[..., RoundRecord] | None
-    """Makes the record for observers of `requests`, `round_idx`, `num_emitted` and `times`; None
-    unless the round is observed."""
+    """Makes the observers' record from `requests`, `round_idx`, `num_emitted` and `times`; None
+    without an observer."""
 
 
 class Round:
     """Rounds of up to `num_slots` requests under one policy.
 
-    All memory that the policy needs is taken at once: a loop that cannot have it learns so before
-    it gives up the policy that it has.
-
-    Args:
-        rules: of the policy, with their fallback.
+    The constructor allocates all memory of the policy, so that a reload without memory fails while
+    the old policy is still there.
 
     Attributes:
         is_static: rounds are captured, hence of fixed sizes.
@@ -150,21 +145,19 @@ class Round:
         elif self.is_static:
             log.info("policy %s drafts between graphs: %s", policy.name, reason)
         self._num_rows = 0
-        self._lengths: list[list[int]] = []  # prefix and stable of each row, as the host knows them
+        self._lengths: list[list[int]] = []  # the host's prefix and stable of each row
         self._texts: Sequence[list[int]] = ()
         self._counts: list[int] | None = None
 
     def rewrite(self, policy: Policy, rules: Runnable) -> bool:
-        """Decides by another policy from the next round on, if its parameters fit the buffers.
+        """Changes the policy if its parameters fit the buffers and the graphs can stay.
 
         Returns:
-            Whether the graphs stay; nothing is done if they cannot.
+            Whether it did; if not, nothing has changed.
         """
-        old = self.policy
-        same = old.additions == policy.additions
-        if self.kernels is None or not same:
+        if self.kernels is None or self.policy.additions != policy.additions:
             return False
-        if recapture_reason(old.shape, policy.shape) is not None:
+        if recapture_reason(self.policy.shape, policy.shape) is not None:
             return False
         table = table_of(policy.shape)
         if table is not None:
@@ -175,10 +168,10 @@ class Round:
         return True
 
     def upload(self, facts: Sequence[SlotFacts], texts: Sequence[list[int]] = ()) -> None:
-        """Tells the device of the requests in slots 0, 1, ...; after any of them changed.
+        """Uploads the state of the requests in slots 0, 1, ..., after any of them changed.
 
         Args:
-            texts: tokens that each emitted, the lists that grow; for policies that read them.
+            texts: the growing lists of emitted tokens, for policies that read text.
         """
         longest = max((f.prefix for f in facts), default=0) + self.rules.shape.max_tokens + 1
         assert self.setting.target.cache is not None
@@ -194,28 +187,32 @@ class Round:
         self._lengths = [[of.prefix, of.stable] for of in facts]
 
     def first_token(self, logits: Tensor, sampling: Sampling) -> Tensor:
-        """`[1]` int64, the token after a prompt, whose last logits are `[1, V]`."""
+        """`[1]` int64: the token after a prompt, from its last logits `[1, V]`."""
         best, row = logits.max(-1), torch.zeros_like(logits[:, 0], dtype=torch.int64)
         check_finite(best.values)
         table = SamplingTable.of([sampling], logits.device)
         processed = table.process(logits, row)
         return table.draw(processed, best.indices, row, row, self.setting.draw)
 
-    def play(self, watch: Stopwatch) -> RoundResult:
-        """One round of the requests that were uploaded, up to the tokens that it emits.
+    def run(self, watch: Stopwatch) -> RoundResult:
+        """Runs a round of the uploaded requests up to the emitted tokens.
 
-        Captured rounds are committed by then; others wait for `finish`. Laps: `draft` a level or
-        all of them, `policy` a wait and the selection, `verify`, `commit`, `other`.
+        Captured rounds are committed by then; `finish` commits others. Laps: `draft` (a level or
+        all of them), `policy` (a wait and the selection), `verify`, `commit`, `other`.
 
         Raises:
-            ModelError: logits from which no token may be drawn.
+            ModelError: logits hold NaN or infinity.
         """
         eager = self.setting.counters.eager_parts
         num_rows = self._num_rows
         bucket = bucket_of(num_rows, self.setting.num_slots) if self.is_static else num_rows
         rows = self.state.rows(bucket)
         draft = self._draft(rows, watch)
-        output = self._ask(draft, rows, self._tier(draft, bucket))
+        tier = None
+        if self.is_static:
+            tiers = self._tiers.setdefault(bucket, self._tiers_of(bucket))
+            tier = self.choice.choose(tiers, num_rows, draft.known)
+        output = self._ask(draft, rows, tier)
         memory = self.memories[1].read(bucket)
         verdict = self.verifier.judge(rows, draft, output, self.state.samplings, memory)
         self._outcomes.post(self.verifier.settled.outcome)
@@ -238,10 +235,10 @@ class Round:
         return RoundResult(found, draft.rules is not self.rules, record)
 
     def finish(self, watch: Stopwatch, counts: list[int] | None = None) -> None:
-        """Commits the round that was played, unless that is under way.
+        """Commits the last round, unless its graph has.
 
         Args:
-            counts: tokens that the drafter reads of each request; a profile varies them.
+            counts: tokens of each request that the drafter reads; a profile varies them.
         """
         if self._counts is not None:
             rows = self.state.rows(len(self._counts))
@@ -259,18 +256,17 @@ class Round:
         return max(lengths[column] for lengths in self._lengths)
 
     def join(self, slot: int) -> None:
-        """A new request stands in the slot."""
+        """Clears the rules' memory of a slot for a new request."""
         for memory in self.memories:
             memory.join(slot)
 
     def move(self, source: int, target: int) -> None:
-        """Copies what rules remember of one slot over another."""
+        """Copies the rules' memory of one slot over another."""
         for memory in self.memories:
             memory.move(source, target)
 
     def warm_up(self) -> None:
-        """Compiles kernels and captures the graphs of every batch bucket and tier, on rows without
-        requests."""
+        """Compiles kernels and captures the graphs of all buckets and tiers, on empty rows."""
         num_slots, buckets = self.setting.num_slots, [1]
         while buckets[-1] < num_slots:
             buckets.append(bucket_of(buckets[-1] + 1, num_slots))
@@ -298,14 +294,12 @@ class Round:
         if self.rules.acceptance.samples_drafts:
             return "draft tokens are drawn from the drafter"
         if self.rules.acceptance.needs_draft_law:
-            return "the acceptance wants the drafter's distribution"
+            return "the acceptance needs the drafter's distribution"
         return not_by_kernels(self.policy.shape, self.rules.shape)
 
     def _draft(self, rows: Rows, watch: Stopwatch) -> Draft:
-        """The policy's draft, or a static plan's where its rules fail.
-
-        One that fails in the midst has drafted nothing that counts: requests change at the commit.
-        """
+        """The policy's draft, or the fallback's if the rules fail; requests change only at the
+        commit, so an unfinished draft leaves no trace."""
         static = self.rules.fallback
         with nullcontext() if static is None else self._caught():
             if self.kernels is not None:
@@ -315,8 +309,8 @@ class Round:
         return self._draft_by_rules(static, rows, watch)
 
     def _caught(self) -> AbstractContextManager[None]:
-        """Ends and counts a failure of the policy; memory that runs out is the loop's to free, and
-        an error of specctl names something else."""
+        """Counts and suppresses failures of the policy. Out of memory is handled by the loop, and
+        errors of specctl have other causes."""
         return self.setting.faults.caught(torch.OutOfMemoryError, SpecctlError)
 
     def _draft_by_kernels(self, kernels: KernelDrafting, rows: Rows, watch: Stopwatch) -> Draft:
@@ -331,7 +325,7 @@ class Round:
                     num_going, num_tokens = self._reports.read().tolist()
                     watch.lap("policy")
                     known = num_tokens if num_tokens >= 0 else None
-                    if not num_going and self._num_rows:  # a warm-up captures every level
+                    if not num_going and self._num_rows:  # warm-up, without rows, captures all
                         break
             self.graphs.run(("select", bucket), partial(kernels.select, rows))
         else:
@@ -386,7 +380,7 @@ class Round:
         return Draft(buffers.rows(bucket), submitted, faulty, rules, known)
 
     def _draw_drafts(self, rows: Rows, logits: Tensor, level: int) -> tuple[Tensor, Tensor]:
-        """See `DrafterSource`; greedy requests take the likeliest token."""
+        """Draws draft tokens for `DrafterSource`; greedy requests take the likeliest."""
         row, positions = self.tables.rows(len(logits), 1), rows.positions + level - 1
         processed, best = self.state.samplings.process(logits, row), logits.argmax(-1)
         draw = partial(gumbel_draw, stream=DRAFT_STREAM)
@@ -395,7 +389,7 @@ class Round:
     def _draft_distribution(
         self, rules: Runnable, source: DrafterSource, submitted: Tensor
     ) -> DraftLaw:
-        """The drafter's distribution where each submitted node was drawn, after the processors."""
+        """The processed distribution from which each submitted node was drafted."""
         drafter, num_rows = source.drafter, len(submitted)
         processed = logits = source.parent_logits(submitted).float()
         if rules.acceptance.samples_drafts:
@@ -408,15 +402,6 @@ class Round:
 
     # verification
 
-    def _tier(self, draft: Draft, bucket: int) -> int | None:
-        """Tokens that the next verification is padded to; None where nothing is padded."""
-        if not self.is_static:
-            return None
-        tiers = self._tiers.get(bucket)
-        if tiers is None:
-            tiers = self._tiers[bucket] = self._tiers_of(bucket)
-        return self.choice.choose(tiers, self._num_rows, draft.known)
-
     def _ask(self, draft: Draft, rows: Rows, tier: int | None) -> TargetOutput:
         if tier is None:
             return self.verifier.ask(rows, draft, None, self._longest(0))
@@ -424,7 +409,7 @@ class Round:
         return self.graphs.run(("ask", len(rows.root_ids), tier), work)
 
     def _tiers_of(self, num_rows: int) -> tuple[int, ...]:
-        """Sizes of verification: one where all trees have the same, else few."""
+        """Sizes of verification: one if all trees have equal sizes, else a few."""
         limit = getattr(self.policy.budget, "max_tokens", None)
         most = min(num_rows * self.rules.shape.max_tokens, limit or sys.maxsize)
         is_static = shape_family(self.policy.shape).is_static
@@ -433,11 +418,11 @@ class Round:
         return token_tiers(most, self.setting.graphs.flat_tokens)
 
     def _learn(self, draft: Draft, output: TargetOutput, verdict: Verdict, num_rows: int) -> None:
-        """Lets the rules note what they want to know of these requests in the next round."""
+        """Updates the rules' memory of the requests."""
         rules: tuple[ShapeRule | AcceptanceRule, ...] = (self.rules.shape, self.rules.acceptance)
         for rule, memory in zip(rules, self.memories, strict=True):
             if rule.memory_size:
-                with self._caught():  # then it knows what it knew
+                with self._caught():  # a failure keeps the old memory
                     outcome = outcome_of(draft, output, verdict, num_rows)
                     memory.write(rule.observe(memory.read(num_rows), outcome))
 
@@ -456,11 +441,11 @@ class Round:
     def _record(
         self, draft: Draft, output: TargetOutput, verdict: Verdict, rows: Rows
     ) -> Callable[..., RoundRecord]:
-        """The round's tensors as they are before the commit, in memory of their own."""
+        """The round's tensors before the commit, in memory of their own."""
         num_rows = self._num_rows
         tree = output.token_tree(num_rows)
         logits = output.by_node(output.logits, num_rows)
-        if self.is_static and output.is_even:  # a view of memory that the next graph overwrites
+        if self.is_static and output.is_even:  # a view that the next graph overwrites
             logits = logits.clone()
         processed = logits
         if verdict.processed is not output.logits:
@@ -468,7 +453,7 @@ class Round:
         submitted, view = output.tree.submitted[:num_rows], draft.view
         if view is None:
             view = draft.pool.each(lambda column: column[:num_rows].clone())
-        if self.is_static:  # a graph's memory is scratch to the one that is replayed next
+        if self.is_static:  # the next graph overwrites this one's memory
             columns = (tree.token_ids, tree.parent, tree.depth, tree.draft_logp)
             tree = TokenTree(*(column.clone() for column in columns))
             submitted = submitted.clone()
@@ -492,7 +477,7 @@ class Round:
 
 
 def without_host_reads(budget: BudgetRule, max_depth: int) -> BudgetRule:
-    """The same budget, which need not ask the device how deep trees are."""
+    """The budget with the depth of trees as a constant, instead of a read from the device."""
     if isinstance(budget, ElasticRule):
         return replace(budget, max_depth=max_depth)
     if isinstance(budget, CostedRule) and budget.calibration is not None:
@@ -501,15 +486,12 @@ def without_host_reads(budget: BudgetRule, max_depth: int) -> BudgetRule:
 
 
 def trim(submitted: Tensor) -> Tensor:
-    """Drops the columns that are empty in every row, so that the target never sees them."""
+    """Drops the columns that are empty in every row."""
     return submitted[:, : int((submitted >= 0).sum(1).max())]
 
 
 def check_finite(best: Tensor, whose: str = "target") -> None:
-    """Refuses logits from which no token may be drawn, given each row's largest.
-
-    NaN and +inf show in the maximum; a row of nothing but -inf does too.
-    """
+    """Rejects rows of logits by their maximum, which shows NaN, +inf and rows of -inf alone."""
     if not bool(torch.isfinite(best).all()):
         raise _logits_not_finite(whose)
 

@@ -1,10 +1,10 @@
-"""The rules of a policy, ready to run with a drafter on a device, and what happens if they fail.
+"""The rules of a policy, ready to run with a drafter on a device, and their fallback.
 
-A failure of a policy ends at its border: a static plan drafts the round again, and it is counted.
-Nothing has been drawn from the target when a shape or a budget decides, so whichever nodes are
-submitted instead, the text is the same; only the round is not the policy's. Drafts that were drawn
-from the drafter must be verified whatever fails then: their static plan is the policy's longest
-chain, and its draws are those of before, as noise follows from seed and position.
+If a policy fails, a static plan drafts the round again, and the failure is counted. Shapes and
+budgets decide before anything is drawn from the target, so the text is the same whichever nodes
+are submitted. Tokens drawn from the drafter must be verified even after a failure: their static
+plan is the policy's longest chain, and it draws the same tokens, as noise follows from seed and
+position.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from specctl.runtime.drafter import Drafter
 from specctl.tree import DraftPool
 
 FALLBACK = StaticTree(depth=6, top_k=8, num_tokens=48)
-"""The plan that takes over, as far as the failed policy's own limits reach."""
+"""The fallback plan, cut to the limits of the failed policy."""
 log = logging.getLogger("specctl.policy")
 
 
@@ -51,10 +51,9 @@ class Runnable:
     shape: ShapeRule
     budget: BudgetRule
     acceptance: AcceptanceRule
-    drafter: Drafter | None  # that it needs: none for plain decoding
+    drafter: Drafter | None  # None for plain decoding
     digest: str  # of the policy
-    fallback: Runnable | None = None
-    """Takes a round over if these rules fail; None where failures are not caught."""
+    fallback: Runnable | None = None  # for rounds in which these rules fail; None raises instead
 
 
 def runnable(
@@ -65,16 +64,14 @@ def runnable(
     eos_ids: Collection[int] = (),
     decisions: Decisions = "auto",
 ) -> Runnable:
-    """The rules of a policy for that many requests together.
+    """The rules of a policy at a batch size.
 
     Args:
         eos_ids: tokens that end a text.
 
     Raises:
-        UsageError: a part that this version cannot decide, a policy that drafts without a
-            drafter or with one on another device, a draft vocabulary smaller than top_k, a budget
-            that cannot be decided or is smaller than the batch, or decisions that are not to be
-            had here.
+        UsageError: the drafter is missing, on another device, or has fewer tokens than top_k; the
+            budget lacks costs or is smaller than the batch; or the decisions cannot run here.
     """
     shape = build_shape(policy.shape, device)
     if check_decisions(decisions) == "onnx":
@@ -100,13 +97,13 @@ def runnable(
 
 
 def check_decisions(word: str) -> Decisions:
-    """One of the words of `Decisions`."""
+    """Rejects words other than those of `Decisions`."""
     check_choice("decisions", word, get_args(Decisions))
     return word  # type: ignore[return-value]
 
 
 def selected(shape: ShapeRule, plan: Plan, pool: DraftPool) -> Tensor:
-    """The nodes that a shape submits."""
+    """The nodes that a shape submits; `ArithmeticError` if a score is NaN."""
     submitted, unsound = shape.select(plan, pool), shape.unsound(plan)
     if unsound is not None and bool(unsound.any()):
         raise ArithmeticError(not_a_number(int(unsound.sum())))
@@ -114,21 +111,20 @@ def selected(shape: ShapeRule, plan: Plan, pool: DraftPool) -> Tensor:
 
 
 def not_a_number(num_requests: int) -> str:
-    """What is wrong with scores that are NaN."""
     return f"a score is not a number in {num_requests} requests"
 
 
 @dataclass
 class Faults:
-    """Failures of a loop's policies, in place of which a static plan went on."""
+    """Failures of a loop's policies, each replaced by a static plan."""
 
-    total: int = 0  # how many there were
+    total: int = 0
     last: str | None = None  # the last one in words
 
     @contextmanager
     def caught(self, *but: type[Exception]) -> Iterator[None]:
-        """Counts a failure inside and ends it there, but for some kinds; one of torch while a CUDA
-        graph is captured is the capture's, which must not end as if it had recorded all."""
+        """Counts and suppresses failures inside, except some kinds, and errors of torch during a
+        capture, which must fail as a whole."""
         try:
             yield
         except but:
@@ -139,14 +135,14 @@ class Faults:
             self.note(f"{type(error).__name__}: {error}")
 
     def note(self, reason: str) -> None:
-        """Counts a failure; the first is logged."""
+        """Counts a failure and logs the first."""
         self.total, self.last = self.total + 1, reason
         if self.total == 1:
             log.warning("policy fault, static plan for the round: %s", reason)
 
 
 def with_fallback(policy: Policy, rules: Runnable, batch_size: int) -> Runnable:
-    """The same rules, and the fallback for rounds in which they fail."""
+    """The rules with their fallback."""
     static = fallback_policy(policy, rules, batch_size)
     if static is None:
         return rules
@@ -156,11 +152,10 @@ def with_fallback(policy: Policy, rules: Runnable, batch_size: int) -> Runnable:
 
 
 def fallback_policy(policy: Policy, rules: Runnable, batch_size: int) -> Policy | None:
-    """EAGLE-2's tree within the limits of the policy's own trees, so that memory suffices; of drawn
-    drafts the longest chain.
+    """EAGLE-2's tree within the limits of the policy's own trees, so that memory suffices; for
+    drawn drafts the longest chain.
 
-    A budget's limit is kept by giving every slot the same part of it. None where a policy never
-    submits more than roots: there is nothing smaller.
+    A budget is split equally over the slots. None for a policy that submits only roots.
     """
     shape, limit = rules.shape, getattr(policy.budget, "max_tokens", None)
     if rules.acceptance.samples_drafts:

@@ -3,9 +3,9 @@
 A sampled token is the argmax of log p plus standard Gumbel numbers, which has exactly the
 target's distribution (Yellott, J. Math. Psychol. 15, 1977; Maddison, Tarlow and Minka, NeurIPS
 2014). The noise is a function of the request's seed, the output position and the token
-(`specctl.noise`), so a text depends on its seed and on the target alone: not on the policy, the
-tree, the round boundaries or the other requests of its batch. Logits that round differently in
-another batch change a draw only where the two best are within that rounding of each other.
+(`specctl.noise`), so a text depends on its seed and the target alone, and not on policy, tree,
+rounds or batch. Logits that round differently in another batch change a draw only if the two best
+are within that rounding of each other.
 
 Drawing the target's token and following the child that matches *is* point-mass verification
 (design.md, section 3): the text follows the target's distribution for any tree.
@@ -25,24 +25,23 @@ from specctl.noise import TOKEN_STREAM, gumbels, noise_keys, signed_seed
 from specctl.runtime.requests import Sampling
 
 Draw = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Draws tokens `[T]` from logits `[T, V]` after the processors, by seeds and output positions, both
-`[T]` int64. Nodes of one level share a position, which is sound, as at most one is reached."""
+"""Draws tokens `[T]` from processed logits `[T, V]`, by seeds and output positions, `[T]` int64
+each. Nodes of one level share a position, which is sound, as at most one of them is reached."""
 
 
 @dataclass(frozen=True)
 class SamplingTable:
-    """Sampling settings of B requests, as tensors; `choices` are the same for the host."""
+    """Sampling settings of B requests, on the host and as tensors."""
 
     choices: tuple[Sampling, ...]
-    seeds: Tensor
-    top_k: Tensor  # `seeds`, `top_k`: `[B]` int64; the seed's highest bit is the sign
+    seeds: Tensor  # `[B]` int64; the highest bit is the sign
+    top_k: Tensor  # `[B]` int64
     greedy: Tensor  # `[B]` bool
-    temperature: Tensor
-    top_p: Tensor  # `temperature`, `top_p`: `[B]` float64; 1 in greedy rows
+    temperature: Tensor  # `[B]` float64, 1 in greedy rows
+    top_p: Tensor  # `[B]` float64
 
     @classmethod
     def of(cls, choices: Sequence[Sampling], device: torch.device | str) -> SamplingTable:
-        """The table of some requests."""
         integers = [[signed_seed(s.seed), s.top_k, int(s.greedy)] for s in choices]
         numbers = [[1.0 if s.greedy else s.temperature, s.top_p] for s in choices]
         seeds, top_k, greedy = torch.tensor(integers, device=device).view(-1, 3).T
@@ -51,14 +50,14 @@ class SamplingTable:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether no request samples."""
+        """Whether all requests are greedy."""
         return all(choice.greedy for choice in self.choices)
 
     def process(self, logits: Tensor, row: Tensor) -> Tensor:
-        """Temperature, then top-k, then top-p; rows of greedy requests stay as they are.
+        """Applies temperature, then top-k, then top-p; rows of greedy requests stay unchanged.
 
-        The order and the rules are those of transformers' logits processors: top-k keeps ties,
-        top-p keeps the smallest set of likeliest tokens whose mass reaches p.
+        Order and rules are those of transformers' logits processors: top-k keeps ties, top-p keeps
+        the smallest set of likeliest tokens whose mass reaches p.
 
         Args:
             logits: `[T, V]`. row: `[T]` int64, the request of each.
@@ -84,7 +83,7 @@ class SamplingTable:
     def draw(
         self, processed: Tensor, best: Tensor, row: Tensor, positions: Tensor, by: Draw
     ) -> Tensor:
-        """`[T]` int64, the target's token after each of T nodes.
+        """`[T]` int64: the target's token after each node.
 
         Args:
             processed: `[T, V]`, of `process`. best: `[T]`, its argmax, which greedy requests take.
@@ -98,7 +97,7 @@ class SamplingTable:
 def gumbel_draw(
     processed: Tensor, seeds: Tensor, positions: Tensor, stream: int = TOKEN_STREAM
 ) -> Tensor:
-    """See `Draw`; in float64, where ties do not happen. The stream says what is drawn."""
+    """Draws tokens by Gumbel noise of a stream, in float64, which has no ties; see `Draw`."""
     keys = noise_keys(seeds, positions, stream)
     if runs_fused("sample_tokens", processed, keys):
         return sample_tokens(processed, keys, torch.zeros_like(keys, dtype=torch.bool))
@@ -107,6 +106,6 @@ def gumbel_draw(
 
 
 def process_logits(logits: Tensor, sampling: Sampling) -> Tensor:
-    """`[T, V]` logits of one request after its processors; `logits` itself if it is greedy."""
+    """`[T, V]`: processed logits of one request; `logits` itself if it is greedy."""
     table = SamplingTable.of([sampling], logits.device)
     return table.process(logits, torch.zeros_like(logits[:, 0], dtype=torch.int64))

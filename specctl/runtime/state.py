@@ -1,4 +1,4 @@
-"""State of the requests in slots, at fixed addresses on the device, and read back."""
+"""State of the requests in slots, at fixed addresses on the device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SlotFacts:
     """The host's state of one request."""
 
     root_id: int  # last committed token
-    prefix: int  # text length without it, entries in the target's cache
+    prefix: int  # entries in the target's cache: the text without the root
     stable: int  # entries that the drafter has read
     position: int  # tokens emitted
     sampling: Sampling
@@ -31,7 +31,7 @@ class SlotFacts:
 class Rows(NamedTuple):
     """`[B]` int64 columns of the first B slots; see `SlotFacts`."""
 
-    advancing: Tensor  # `[3, B]`, prefix, stable and positions together
+    advancing: Tensor  # `[3, B]`: prefix, stable and positions
     prefix: Tensor
     stable: Tensor
     positions: Tensor
@@ -39,13 +39,13 @@ class Rows(NamedTuple):
     vacant: Tensor  # `[B]` bool, rows without a request
 
     def advance(self, root_ids: Tensor, counts: Tensor) -> None:
-        """After a round that committed `counts` `[B]` tokens, the last of them the new root."""
+        """Advances the rows by a round that committed `counts` `[B]` tokens."""
         self.root_ids.copy_(root_ids)
         self.advancing.add_(counts)
 
 
 class SlotState:
-    """Columns of all slots; rounds advance them on the device."""
+    """Columns of all slots, advanced on the device."""
 
     def __init__(self, num_slots: int, device: torch.device) -> None:
         self.num_slots, self.device = num_slots, device
@@ -59,7 +59,7 @@ class SlotState:
     def upload(self, facts: Sequence[SlotFacts]) -> None:
         """Sets the first rows and empties the others, in stream order.
 
-        Not while a round whose outcome was not read yet may still read the last upload.
+        The outcome of the last round must have been read, as it may still use the old upload.
         """
         if len(facts) > self.num_slots:
             raise InvariantError(
@@ -72,12 +72,12 @@ class SlotState:
         self.integers.copy_(self._host, non_blocking=True)
         self.vacant.fill_(True)
         self.vacant[: len(facts)].fill_(False)
-        # A bucket has rows without a request; they sample greedily.
+        # Rows of a bucket without a request are greedy.
         padding = [Sampling()] * (self.num_slots - len(facts))
         self.samplings = SamplingTable.of([*(of.sampling for of in facts), *padding], self.device)
 
     def rows(self, num_rows: int) -> Rows:
-        """Views of the first rows, made once."""
+        """Views of the first rows, cached."""
         if num_rows not in self._rows:
             columns, vacant = self.integers[:, :num_rows], self.vacant[:num_rows]
             prefix, stable, positions, root_ids = columns
@@ -86,13 +86,13 @@ class SlotState:
 
 
 class SlotMemory:
-    """One rule's memory of each request, `[slots, M]` float64; zero when a request joins."""
+    """One rule's memory of each request, `[slots, M]` float64, initially zero."""
 
     def __init__(self, num_slots: int, size: int, device: torch.device) -> None:
         self._rows = torch.zeros(num_slots, size, dtype=torch.float64, device=device)
 
     def join(self, slot: int) -> None:
-        """Forgets the request that stood in the slot."""
+        """Clears a slot for a new request."""
         self._rows[slot] = 0
 
     def read(self, num_rows: int) -> Tensor:
@@ -100,7 +100,7 @@ class SlotMemory:
         return self._rows[:num_rows]
 
     def write(self, memory: Tensor) -> None:
-        """Keeps `[B, M]` for the first B slots."""
+        """Sets the first B slots to `[B, M]`."""
         self._rows[: len(memory)] = memory
 
     def move(self, source: int, target: int) -> None:
@@ -109,10 +109,10 @@ class SlotMemory:
 
 
 class HostCopy:
-    """Copies one small tensor to pinned memory on a stream of its own.
+    """Copies a small tensor to pinned memory on a stream of its own.
 
     Attributes:
-        num_waits: times that it was read, which is when the host waits.
+        num_waits: number of reads, each of which waits.
     """
 
     def __init__(self, like: Tensor) -> None:
@@ -122,9 +122,9 @@ class HostCopy:
             self._stream, self._ready = torch.cuda.Stream(like.device), torch.cuda.Event()
 
     def post(self, values: Tensor) -> None:
-        """Sends the values as the work launched so far leaves them; later work is not waited for.
+        """Starts a copy of the values behind the work launched so far.
 
-        They must not be written again before `read`.
+        They must stay unchanged until `read`.
         """
         if not self._on_cuda:
             self._host.copy_(values)
@@ -135,7 +135,7 @@ class HostCopy:
             self._ready.record(self._stream)
 
     def read(self) -> Tensor:
-        """Waits for the last post; its values on the host, overwritten by the next."""
+        """Waits for the last post and returns its values, which the next one overwrites."""
         if self._on_cuda:
             self._ready.synchronize()
         self.num_waits += 1

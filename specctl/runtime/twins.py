@@ -1,11 +1,10 @@
-"""Decisions by the ONNX twin of an artifact, run by onnxruntime where the tensors lie.
+"""Decisions by the ONNX twin of an artifact, run by onnxruntime on the device of the tensors.
 
-A rule with a learned scorer keeps all of its code but the log-odds of nodes. The graph is that of
+Only the log-odds of nodes come from the twin; the rest of the rule is torch. The graph is that of
 `policy.onnx` in the artifact, built from the record by the same function. Input and output are
-torch tensors given by address, on the CPU as on CUDA: nothing is copied, and on CUDA the host waits
-for nothing. There the session computes on a stream of torch's, and is refused unless CUDA runs all
-of it: onnxruntime leaves CUDA out in silence where a library is missing, and gives single nodes to
-the CPU where it has no kernel.
+torch tensors bound by address, so nothing is copied, and on CUDA the host never waits. There the
+session computes on a stream of torch and must run wholly on CUDA: onnxruntime silently drops CUDA
+if a library is missing, and runs single nodes on the CPU if it has no kernel for them.
 """
 
 from __future__ import annotations
@@ -36,26 +35,22 @@ from specctl.policy.scorers import LogOdds
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 RUN_ENTRIES = {"disable_synchronize_execution_providers": "1", "gpu_graph_id": "-1"}
-"""Without the first a run on CUDA ends with the host waiting for the stream. The second says that
-nothing is captured, as by default; left out, its look-up throws in every run, 30 us."""
+"""The first keeps the host from waiting for the stream after each run on CUDA. The second is the
+default, stated because looking up a missing entry throws, which takes 30 us a run."""
 ELEMENTS = {torch.float32: np.float32, torch.int64: np.int64}
 
 
 @dataclass(frozen=True)
 class Port:
-    """The one input and the one output of a twin that are bound."""
+    """The input and output of a twin."""
 
     given: str  # name of the input, float32 `[n]` or `[n, F]`
-    found: str  # name of the output, `[n]` of `dtype`
-    dtype: torch.dtype
+    found: str  # name of the output, `[n]`
+    dtype: torch.dtype  # of the output
 
 
 class TwinSession:
-    """The outputs of a twin for tensors on one device.
-
-    Args:
-        model: bytes of the twin.
-    """
+    """A session of a twin on one device."""
 
     def __init__(self, model: bytes, port: Port, device: torch.device) -> None:
         import onnxruntime as ort
@@ -68,13 +63,9 @@ class TwinSession:
             self.options.add_run_config_entry(*entry)
 
     def __call__(self, given: Tensor) -> Tensor:
-        """`[n]` of the port's dtype.
-
-        Args:
-            given: float32 `[n]` or `[n, F]`, on the session's device.
-        """
+        """`[n]` of the port's dtype, from float32 `[n]` or `[n, F]` on the session's device."""
         given, found = given.contiguous(), self._empty(given)
-        if len(given):  # onnxruntime takes no address of nothing
+        if len(given):  # onnxruntime rejects empty tensors
             self._bind(self.binding.bind_input, self.port.given, given)
             self._bind(self.binding.bind_output, self.port.found, found)
             with _in_order(self.stream):
@@ -97,7 +88,7 @@ class TwinSession:
 
 
 def _open(model: bytes, device: torch.device, stream: torch.cuda.Stream | None) -> Any:
-    """A session all of which runs on that device."""
+    """A session that runs wholly on the device."""
     import onnxruntime as ort
 
     options, wanted = ort.SessionOptions(), PROVIDERS[device.type]
@@ -107,7 +98,7 @@ def _open(model: bytes, device: torch.device, stream: torch.cuda.Stream | None) 
     provider = wanted if stream is None else (wanted, cuda_options(stream))
     try:
         session = ort.InferenceSession(model, options, providers=[provider], enable_fallback=False)
-    except Exception as error:  # onnxruntime's errors share no base but this one
+    except Exception as error:  # the only base of onnxruntime's errors
         raise _refused(wanted, str(error).splitlines()[0]) from error
     found = session.get_providers()
     if found[0] != wanted:
@@ -116,7 +107,7 @@ def _open(model: bytes, device: torch.device, stream: torch.cuda.Stream | None) 
 
 
 def cuda_options(stream: torch.cuda.Stream) -> dict[str, str]:
-    """Of the CUDA provider; without the last one a network's factors lose 13 of their 23 bits."""
+    """Options of the CUDA provider; TF32 would drop 13 of the 23 bits of a network's factors."""
     return {
         "device_id": str(stream.device.index),
         "user_compute_stream": str(stream.cuda_stream),
@@ -125,10 +116,10 @@ def cuda_options(stream: torch.cuda.Stream) -> dict[str, str]:
 
 
 def _stream_on(device: torch.device) -> torch.cuda.Stream | None:
-    """The stream that a session computes on, None on the CPU.
+    """The stream that a session computes on; None on the CPU.
 
-    onnxruntime takes stream 0 for none (its PR 19619) and would use one of its own, out of order.
-    Stream 0 is torch's default, so then the session gets another one, whose order we keep.
+    onnxruntime takes stream 0, torch's default, for none (its PR 19619) and would compute out of
+    order on its own stream. The session then gets another stream, which `_in_order` synchronises.
     """
     if device.type not in PROVIDERS:
         raise _refused(" or ".join(PROVIDERS.values()), f"device {device.type}")
@@ -140,7 +131,7 @@ def _stream_on(device: torch.device) -> torch.cuda.Stream | None:
 
 @contextmanager
 def _in_order(stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """Work on `stream` within comes behind torch's work so far and before what follows."""
+    """Orders work on `stream` behind torch's earlier work and before its later work."""
     if stream is None:
         yield
         return
@@ -162,18 +153,18 @@ SCORER = Port("features", "log_odds", torch.float32)
 
 
 def by_twin(shape: Shape, rule: ShapeRule, device: torch.device) -> ShapeRule:
-    """The rule with its scorer computed by onnxruntime; `ar` has nothing to decide.
+    """The rule with its scorer computed by onnxruntime; `ar` stays as it is.
 
     Raises:
-        UsageError: a shape without a learned scorer, onnxruntime or onnx not installed, or a device
-            that onnxruntime does not compute all of the twin on.
+        UsageError: the shape has no learned scorer, a package is missing, or onnxruntime cannot run
+            the whole twin on the device.
     """
     if isinstance(shape, RootOnly):
         return rule
     if not isinstance(shape, ScoredTree):
         raise UsageError(
-            f"decisions onnx: shape {shape.kind} has no learned scorer, as fit c2t and "
-            "survival give",
+            f"decisions onnx: shape {shape.kind} has no learned scorer, as those of fit c2t and "
+            "survival have",
             hint="decide it by torch (--decisions torch)",
         )
     for package in ("onnxruntime", "onnx"):
@@ -190,11 +181,8 @@ def by_twin(shape: Shape, rule: ShapeRule, device: torch.device) -> ShapeRule:
 
 
 def network_by(session: TwinSession) -> LogOdds:
-    """Log-odds by the twin of a network.
-
-    NaN stays NaN, which the round's guard must see. Whether a ReLU lets it through is up to the
-    provider.
-    """
+    """Log-odds by the twin of a network. NaN is restored for the round's check, as providers differ
+    in whether a ReLU passes it on."""
 
     def log_odds(features: Tensor) -> Tensor:
         return session(features).masked_fill_(features.isnan().any(1), math.nan)

@@ -1,8 +1,8 @@
-"""The target's answer to the trees, and what is kept: the second half of a round.
+"""Verification, the second half of a round.
 
-ask      cuts the selection to the tier and asks the target about every node; captured
-judge    draws the target's tokens and walks; never captured, so graphs need not know how
-         requests sample, and any acceptance may decide
+ask      cuts the selection to the tier and runs the target on every node; captured
+judge    draws the target's tokens and walks the trees; eager, so that graphs are independent of
+         sampling and acceptance
 commit   moves the accepted entries, lets the drafter read, advances the state; captured
 """
 
@@ -42,35 +42,32 @@ class Draft:
     pool: DraftPool  # all candidates
     submitted: Tensor  # `[B, N]` pool slots, ascending, -1 padded
     faulty: Tensor
-    """`[B]` bool, rows that decided by NaN, so that the likeliest nodes are submitted."""
-    rules: Runnable  # who drafted
-    known: int | None = None  # tokens that will be verified at most, where the host knows
-    view: DraftPool | None = None
-    """The pool of a rule, in memory of its own; None where kernels drafted."""
-    distribution: DraftLaw | None = None  # the drafter's own, where the acceptance wants it
+    """`[B]` bool, rows with NaN scores, which submit the likeliest nodes."""
+    rules: Runnable  # of the draft: the policy's or its fallback's
+    known: int | None = None  # tokens verified at most, if known on the host
+    view: DraftPool | None = None  # a rule's pool, in memory of its own; None if kernels drafted
+    distribution: DraftLaw | None = None  # the drafter's, if the acceptance needs it
 
 
 @dataclass(frozen=True)
 class TargetOutput:
-    """The target's answer, on T places."""
+    """The target's outputs at T packed nodes."""
 
     tree: BuiltTree
     laid: Laid
     logits: Tensor  # `[T, V]`
-    best: Tensor
-    best_ids: Tensor  # `best`, `best_ids`: `[T]`, the largest and its token
+    best: Tensor  # `[T]`, the largest logit
+    best_ids: Tensor  # `[T]`, its token
     features: Tensor | None  # `[T, F]`, the target's states, or None
-    is_even: bool = False  # all B requests fill all N columns, so that places need no gathering
+    is_even: bool = False  # all B requests fill all N columns, so that no gather is needed
 
     def token_tree(self, num_rows: int) -> TokenTree:
-        """The verified nodes of the first rows."""
         tree = self.tree
         columns = (tree.token_ids, tree.parent, tree.depth, tree.draft_logp)
         return TokenTree(*(column[:num_rows] for column in columns))
 
     def by_node(self, values: Tensor, num_rows: int) -> Tensor:
-        """`[B, N, V]` of `[T, V]`, a view where all trees are equally large, else a copy; columns
-        behind a tree's nodes mean nothing."""
+        """`[B, N, V]` from `[T, V]`, a view if all trees have equal sizes; padding is arbitrary."""
         at = self.laid.node_at[:num_rows]
         if self.is_even:
             return values.view(*at.shape, -1)
@@ -79,12 +76,12 @@ class TargetOutput:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The tokens drawn and admitted."""
+    """The target's tokens and the accepted paths."""
 
-    processed: Tensor  # `[T, V]` logits that the tokens were drawn from
+    processed: Tensor  # `[T, V]` logits from which the tokens were drawn
     target_ids: Tensor  # `[B, N]`
     path: Tensor  # `[B, D + 1]`
-    evidence: Tensor | None  # `[B, N]`, what the acceptance measured, or None
+    evidence: Tensor | None  # `[B, N]`, measurements of the acceptance, or None
 
 
 class Verifier:
@@ -92,10 +89,10 @@ class Verifier:
 
     Args:
         max_depth: levels of a tree at most.
-        is_static: all sizes are fixed beforehand, as captures want it.
+        is_static: all sizes are fixed, for captures.
 
     Attributes:
-        settled: what a round came to, at fixed addresses.
+        settled: the outcome of a round, at fixed addresses.
     """
 
     def __init__(
@@ -117,26 +114,25 @@ class Verifier:
         self._relaxation = Relaxation.of(acceptance, target, eos_ids)
         self._features: Tensor | None = None
         self._logits: Tensor | None = None
-        if is_static and target.aux_layers:  # graphs read it where it stands
+        if is_static and target.aux_layers:  # at a fixed address for graphs
             width = len(target.aux_layers) * int(target.config.hidden_size)
             size = (num_slots, max_depth + 1, width)
             self._features = torch.zeros(size, dtype=target.dtype, device=target.device)
 
     def reserve(self, num_tokens: int) -> None:
-        """Takes memory for the logits of the largest captured verification, once for all graphs:
-        each would hold its own else, as long as it lives."""
+        """Allocates logits of the largest captured verification once for all graphs, each of which
+        would otherwise hold its own."""
         size = (num_tokens, self.target.vocab_size)
         self._logits = torch.zeros(size, dtype=self.target.dtype, device=self.target.device)
 
     def ask(
         self, rows: Rows, draft: Draft, num_tokens: int | None, longest: int | None
     ) -> TargetOutput:
-        """One forward over all submitted nodes.
+        """Runs the target on all submitted nodes.
 
         Args:
-            num_tokens: tier of a captured round, to which the batch is cut; None for as many as
-                there are.
-            longest: largest prefix; None for as long as the cache has room.
+            num_tokens: tier of a captured round, to which the batch is cut; None does not cut.
+            longest: largest prefix; None for the capacity of the cache.
         """
         cache, pool, submitted = self.target.cache, draft.pool, draft.submitted
         assert cache is not None
@@ -179,7 +175,7 @@ class Verifier:
         return TargetOutput(tree, laid, logits, best.values, best.indices, result.features, is_even)
 
     def _roots(self, rows: Rows) -> BuiltTree:
-        """Trees of a root each: plain decoding, without the bookkeeping of trees."""
+        """Trees of a root each, for plain decoding."""
         roots = rows.root_ids[:, None]
         zero = torch.zeros_like(roots)
         return BuiltTree(
@@ -195,7 +191,7 @@ class Verifier:
         )
 
     def _full(self, tree: BuiltTree, rows: Rows) -> Laid:
-        """`lay_out` of trees that fill all their columns."""
+        """As `lay_out`, for trees that fill all their columns."""
         num_rows, columns = tree.token_ids.shape
         node_at = self.tables.steps(num_rows * columns).view(num_rows, columns)
         return Laid(
@@ -217,7 +213,7 @@ class Verifier:
         samplings: SamplingTable,
         memory: Tensor,
     ) -> Verdict:
-        """Draws the target's tokens, walks, and fills `settled`."""
+        """Draws the target's tokens, walks the trees and fills `settled`."""
         tree, laid = output.tree, output.laid
         processed = samplings.process(output.logits, laid.row)
         own = samplings.draw(processed, output.best_ids, laid.row, laid.positions, self.draw)
@@ -238,7 +234,7 @@ class Verifier:
                     seeds=samplings.seeds[:num_rows],
                     positions=rows.positions[:, None] + tree.depth,
                     memory=memory,
-                    draft_law=_as_wide(draft.distribution, tree.token_ids),
+                    draft_law=_padded(draft.distribution, tree.token_ids),
                 )
             )
             acceptance, evidence = Judged(judged.admitted), judged.evidence
@@ -273,8 +269,8 @@ class Verifier:
         """Keeps the accepted nodes and lets the drafter read them.
 
         Args:
-            counts: tokens that each request emitted, where the host knows: no more is read.
-            longest: largest prefix of the drafter; None for as long as its cache has room.
+            counts: tokens that the drafter reads of each request; None reads padded paths.
+            longest: largest prefix of the drafter; None for the capacity of its cache.
         """
         num_rows, settled = len(rows.root_ids), self.settled
         assert self.target.cache is not None
@@ -327,7 +323,7 @@ class Verifier:
         drafter.read(text, last, features)
 
 
-def _as_wide(law: DraftLaw | None, token_ids: Tensor) -> DraftLaw | None:
+def _padded(law: DraftLaw | None, token_ids: Tensor) -> DraftLaw | None:
     """Pads the drafter's distributions to the captured shape; padding is never read."""
     if law is None or law.logits.shape[:2] == token_ids.shape:
         return law
@@ -338,7 +334,7 @@ def _as_wide(law: DraftLaw | None, token_ids: Tensor) -> DraftLaw | None:
 
 @dataclass(frozen=True)
 class Relaxation:
-    """MARS by the kernel's walk (`kernels.verify_tree.RunnerUp`)."""
+    """MARS in the kernel's walk (`kernels.verify_tree.RunnerUp`)."""
 
     bound: Tensor  # `[1]` float32
     denied: Tensor  # `[V]` bool
@@ -348,8 +344,7 @@ class Relaxation:
     def of(
         cls, acceptance: Acceptance, target: CachedModel, eos_ids: Collection[int]
     ) -> Relaxation | None:
-        """The relaxation of an acceptance; None where kernels cannot do it. EOS is denied in any
-        case."""
+        """The relaxation of an acceptance, with EOS denied; None if kernels cannot compute it."""
         if not isinstance(acceptance, Mars) or acceptance.mode != "sound":
             return None
         denied = torch.zeros(target.vocab_size, dtype=torch.bool)
@@ -364,7 +359,7 @@ class Relaxation:
         return cls(at, denied.to(target.device), "ratio" if is_ratio else "difference")
 
     def runner_up(self, output: TargetOutput, processed: Tensor, greedy: Tensor) -> RunnerUp:
-        """The second choices that may be followed."""
+        """The second choices that the walk may follow."""
         found, at = node_features(output.logits, 2, 1), output.laid.node_at
         filtered = None if processed is output.logits else processed
         bound = self.bound.expand(len(greedy)).contiguous()
@@ -373,11 +368,7 @@ class Relaxation:
 
 
 def cut(pool: DraftPool, submitted: Tensor, rows: Rows, num_tokens: int) -> Tensor:
-    """The likeliest nodes of a batch that a tier has room for, roots first of all.
-
-    Returns:
-        `[B, N']`, N' at most the tier.
-    """
+    """`[B, N']`: all roots and the likeliest nodes of a batch, as many as fit the tier."""
     num_rows, columns = submitted.shape
     if num_rows * columns <= num_tokens:
         return submitted
@@ -387,7 +378,7 @@ def cut(pool: DraftPool, submitted: Tensor, rows: Rows, num_tokens: int) -> Tens
 
 
 def outcome_of(draft: Draft, output: TargetOutput, verdict: Verdict, num_rows: int) -> Outcome:
-    """A round as rules that learn from it know it."""
+    """The outcome of a round for the rules' `observe`."""
     return Outcome(
         draft.view or draft.pool.rows(slice(num_rows)),
         output.tree.submitted[:num_rows],
@@ -411,6 +402,5 @@ class RowOutcome(NamedTuple):
 
     @classmethod
     def of(cls, outcome: list[int]) -> RowOutcome:
-        """The row, its tokens without their padding."""
         size, end = len(FACTS), len(FACTS) + outcome[0]
         return cls._make([*outcome[:size], outcome[size:end]])

@@ -1,6 +1,6 @@
 """Policies by name: `ar`, `chain:num_draft_tokens=6`, `eagle2:depth=8+survival:max_tokens=64`, an
-artifact folder, a reference such as `s3://bucket/registry/NAME@prod`, or several composed: a shape,
-then `+` what replaces its budget or acceptance. docs/policies.md lists the words and settings.
+artifact folder, a reference such as `s3://bucket/registry/NAME@prod`, or a composition: a shape,
+then `+` and parts that replace its budget or acceptance. docs/policies.md lists words and settings.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _NAMED = re.compile(r"([A-Za-z][\w.-]*)=(.+)")
 
 @dataclass(frozen=True)
 class NamedPolicy:
-    """A policy, what to call it in tables, and the artifact it came from, if it is one whole."""
+    """A policy with its name."""
 
-    label: str
+    label: str  # in tables
     policy: Policy
-    artifact_digest: str | None = None
+    artifact_digest: str | None = None  # of a policy that is one whole artifact
     parts: tuple[tuple[str, Artifact], ...] = ()
-    """Artifacts by the part that they gave (`shape`, `budget`, `acceptance`)."""
-    spec: str = ""  # the user's words for it
+    """Artifacts by the part that they supply (`shape`, `budget`, `acceptance`)."""
+    spec: str = ""  # the user's words
 
 
 def resolve_policy(
@@ -50,24 +50,22 @@ def resolve_policy(
     step_cost: StepCost | StepCosts | None = None,
     offline: bool = False,
 ) -> NamedPolicy:
-    """The policy that a user named.
+    """The policy of a user's words.
 
     Args:
-        spec: an artifact folder, `REGISTRY/NAME@ALIAS` (without `REGISTRY/`, of the registry in
-            `SPECCTL_REGISTRY`), or a shape's name with `:field=value` settings; then `+` and words
-            of a budget or an acceptance, or an artifact that brings one, which replace those of
-            the first.
-        pair: the pair, or all that an `Expectation` says, that it must fit; None skips the check
-            (inspection only).
+        spec: an artifact folder, `REGISTRY/NAME@ALIAS` (`SPECCTL_REGISTRY` replaces a missing
+            `REGISTRY/`), or a shape's name with `:field=value` settings; then `+` and a budget or
+            an acceptance, in words or as an artifact, which replaces the first one's.
+        pair: the pair or `Expectation` that the policy must fit; None skips the check.
         allow_lossy: accept policies that change the distribution of the text.
-        step_cost: given to a budget that needs one and brings none.
-        offline: registries are not asked; the cache is, and the log says so.
+        step_cost: for a budget that needs step costs and has none.
+        offline: resolve references by the cache; a warning says so.
 
     Raises:
-        UsageError: unknown name or field, parts that do not go together, or a budget without
+        UsageError: unknown name or field, parts that do not fit together, or a budget without
             the step costs that it needs.
-        ArtifactError: an artifact that must not be loaded.
-        RegistryError, StoreError: a registry that says no, or cannot be asked.
+        ArtifactError: an artifact must not be loaded.
+        RegistryError, StoreError: a registry refuses, or cannot be read.
         LossyPolicyError: a lossy policy without `allow_lossy`.
     """
     named = _composed(spec, partial(artifact_at, expect=pair, offline=offline))
@@ -91,8 +89,8 @@ def resolve_policies(
     step_cost: StepCost | StepCosts | None = None,
     offline: bool = False,
 ) -> list[NamedPolicy]:
-    """Several comma-separated policies, `NAME=POLICY` for one that is to be called so; two of one
-    label get their spec behind it.
+    """Several comma-separated policies, optionally as `NAME=POLICY`; equal labels are extended by
+    the spec.
 
     Raises:
         UsageError: the same policy twice, or an empty name; see also `resolve_policy`.
@@ -117,25 +115,25 @@ def resolve_policies(
 
 
 def _name_and_spec(word: str) -> tuple[str, str]:
-    """`best=tuned/policy` in two; no name where none is given."""
+    """Splits `best=tuned/policy`; the name may be empty."""
     found = _NAMED.fullmatch(word)
     if found is None or os.path.isdir(word):
         return "", word
     name, spec = found.groups()
     if name in WORDS["shape"]:
-        raise UsageError(f"policy {word!r}: {name} is a policy; put a name of your own before =")
+        raise UsageError(f"policy {word!r}: {name} is a policy; choose another name before =")
     return name, spec
 
 
 def check_words(specs: Iterable[str]) -> None:
-    """Refuses words that name no policy at once; artifacts, and what fits them, come later."""
+    """Rejects words that name no policy; artifacts are checked later."""
     for _, spec in map(_name_and_spec, specs):
         if not any(names_artifact(piece) for piece in pieces(spec)):
             _composed(spec, partial(artifact_at, expect=None))
 
 
 def check_policies(named: Iterable[NamedPolicy], expect: Expected) -> None:
-    """Refuses policies of another pair or domain, which were resolved before that was known."""
+    """Rejects artifacts of another pair or domain, once the pair is loaded."""
     artifacts = {one.digest: (policy.spec, one) for policy in named for _, one in policy.parts}
     for spec, artifact in artifacts.values():
         with refusals_of(spec):
@@ -147,11 +145,11 @@ def check_policies(named: Iterable[NamedPolicy], expect: Expected) -> None:
 
 @dataclass(frozen=True)
 class _Given:
-    """One part of a composition, and the artifact that gave it, if one did."""
+    """One part of a composition."""
 
     part: str
     record: Any
-    artifact: Artifact | None = None
+    artifact: Artifact | None = None  # its source, if it is one
 
 
 def _composed(spec: str, load: Callable[[str], Artifact]) -> NamedPolicy:
@@ -176,7 +174,7 @@ def _composed(spec: str, load: Callable[[str], Artifact]) -> NamedPolicy:
 
 
 def _bad_setting(spec: str, given: dict[str, _Given], error: UsageError, fix: str) -> UsageError:
-    """The refusal of a setting's value, or of parts that do not go together."""
+    """The error for a setting's value, or for parts that do not fit together."""
     what, cause = f"policy {spec!r}", error.__cause__
     assert isinstance(cause, ValidationError)
     place, rule, kind, _ = violated_rule(cause)
@@ -192,8 +190,8 @@ def _bad_setting(spec: str, given: dict[str, _Given], error: UsageError, fix: st
 def _given(
     spec: str, piece: str, load: Callable[[str], Artifact], *, is_first: bool
 ) -> list[_Given]:
-    """The parts that a piece gives: the first one a shape and all else of an artifact, others what
-    replaces another part."""
+    """The parts of a piece: of the first one a shape, or all parts of an artifact; of others the
+    parts that they replace."""
     if names_artifact(piece):
         artifact = load(piece)
         policy = artifact.policy
@@ -227,7 +225,7 @@ def _given(
 
 
 def pieces(spec: str) -> Iterator[str]:
-    """The parts between the pluses of a spec; an artifact may have pluses in its name."""
+    """The pieces between the pluses of a spec; names of artifacts may contain pluses."""
     words = spec.split("+")
     while words:
         size = _longest(words)
@@ -236,7 +234,7 @@ def pieces(spec: str) -> Iterator[str]:
 
 
 def _longest(words: list[str]) -> int:
-    """Words in the first piece: of an artifact that exists, else of what looks like one."""
+    """Words of the first piece: of an existing artifact, else of text that looks like one."""
     if part_of(words[0]) is None:
         for is_one in (is_artifact, is_meant_as_artifact):
             for size in range(len(words), 0, -1):
@@ -246,19 +244,19 @@ def _longest(words: list[str]) -> int:
 
 
 def names_artifact(piece: str) -> bool:
-    """Whether a piece names an artifact, there or not. A known word never does: a folder of that
-    name, whoever made it, would change what the word means; `./chain` is one."""
+    """Whether a piece names an artifact, present or not. A known word never does, so that a folder
+    cannot change its meaning; `./chain` names the folder."""
     return part_of(piece) is None and (is_artifact(piece) or is_meant_as_artifact(piece))
 
 
 def part_of(piece: str) -> str | None:
-    """The part of a piece, by its first word; None for an unknown one."""
+    """The part that a piece's first word belongs to; None for an unknown word."""
     name = re.split("[:+]", piece, maxsplit=1)[0]
     return next((part for part, known in WORDS.items() if name in known), None)
 
 
 def record_of(piece: str) -> dict[str, Any]:
-    """The record that a known word with its settings stands for, as plain values."""
+    """The record of a known word with its settings, as plain values."""
     name, *settings = piece.split(":")
     family = next(one for part in PARTS.values() for one in part if name in one.words)
     known = [field for field in family.record.model_fields if field != "kind"]
@@ -286,14 +284,14 @@ def record_of(piece: str) -> dict[str, Any]:
 
 
 def words_of(policy: Policy) -> str | None:
-    """The words that stand for a policy, the inverse of `record_of`; None where a part has no word
-    or a setting cannot be said in one: what was fitted is named by its artifact."""
+    """The words of a policy, inverse to `record_of`; None if a part has no word or a setting cannot
+    be written in one, as in fitted policies."""
     found = [words_of_part(one) for one in (policy.shape, *policy.additions.values())]
     return None if None in found else "+".join(map(str, found))
 
 
 def words_of_part(record: Record) -> str | None:
-    """The shortest words whose record is this one, of a part of a policy; None for none."""
+    """The shortest words of a part's record; None if there are none."""
     own, found = record.model_dump(mode="json"), []
     fields = {name: field.default for name, field in type(record).model_fields.items()}
     defaults = {name: list(one) if isinstance(one, tuple) else one for name, one in fields.items()}
@@ -302,21 +300,22 @@ def words_of_part(record: Record) -> str | None:
         settings = [
             f"{name}={_text(value)}" for name, value in own.items() if value != implied[name]
         ]
-        # No word says that nothing is set; a record in a record has braces; a plus ends the part.
+        # None and nested records cannot be written, and a plus ends the part.
         if not any(one.endswith("=None") or {*"{+"} & {*one} for one in settings):
             found.append(":".join([word, *settings]))
     return min(found, key=len, default=None)
 
 
 def _text(value: Any) -> str:
-    """A setting as `record_of` reads it: a list has slashes, of one value behind it."""
+    """A setting as `record_of` reads it: values of a list are separated by slashes, and a single
+    one is followed by a slash."""
     if isinstance(value, list):
         return "/".join(map(_text, value)) + "/" * (len(value) == 1)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _value(text: str) -> Any:
-    """A number, `true` or `false`; other text stands for itself, for the record to judge."""
+    """A number, a bool, or the text itself, which the record checks."""
     with suppress(ValueError):
         return int(text)
     with suppress(ValueError):

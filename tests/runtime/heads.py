@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specctl.runtime.eagle3 import Eagle3Head, load_eagle3
+from specctl.runtime.eagle3 import load_eagle3
+from specctl.runtime.eagle3_head import Eagle3Head
 
 Tensors = dict[str, Tensor]
 H, VOCAB, DRAFT_VOCAB, INNER = 32, 96, 40, 48

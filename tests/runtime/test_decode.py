@@ -52,7 +52,7 @@ def test_context_ends_the_text() -> None:
 
 def test_a_prompt_without_room_is_refused_before_anything_runs() -> None:
     loop = toy.loop_of(toy.POLICIES["ar"], max_text_tokens=8)
-    with pytest.raises(PromptTooLongError, match="of at most 7"):
+    with pytest.raises(PromptTooLongError, match="at most 7 fit"):
         loop.submit(Request("long", tuple(range(8)), 4))
     assert not loop.busy
 

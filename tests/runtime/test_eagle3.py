@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from specctl.embedded import embedded_path
 from specctl.errors import CheckpointKeyError, CheckpointShapeError, ModelConfigError
-from specctl.runtime.eagle3 import Eagle3Head, load_eagle3, save_eagle3
-from specctl.runtime.eagle3_head import Eagle3Config
+from specctl.runtime.eagle3 import load_eagle3, save_eagle3
+from specctl.runtime.eagle3_head import Eagle3Config, Eagle3Head
 from specctl.runtime.identity import weights_digest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
@@ -236,7 +236,7 @@ def test_a_head_of_fewer_positions_than_its_target_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     load(write_head(tmp_path / "head"))
-    assert "states 64 positions, its target 128" in caplog.text
+    assert "made for 64 positions, its target for 128" in caplog.text
 
 
 @pytest.mark.parametrize(("field", "value"), [("hidden_size", 2 * H), ("vocab_size", VOCAB + 1)])

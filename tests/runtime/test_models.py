@@ -54,7 +54,7 @@ def tree_pass(offsets: list[int], tokens: Tensor, parent: Tensor, depth: Tensor)
         max_nodes=nodes,
         behind=0,
         width=max(offsets) + nodes,
-        seen=ancestor_mask(parent, 4).expand(rows, -1, -1).flatten(0, 1),
+        visible=ancestor_mask(parent, 4).expand(rows, -1, -1).flatten(0, 1),
         exact=True,
     )
 
@@ -122,7 +122,7 @@ def test_a_window_narrower_than_the_text_is_refused() -> None:
 def test_recurrent_layers_are_refused(kinds: list[str]) -> None:
     config = toy_config()
     config.layer_types = kinds
-    with pytest.raises(ModelConfigError, match="keep keys and values"):
+    with pytest.raises(ModelConfigError, match="is not supported: it has"):
         check_model(config)
 
 
@@ -130,7 +130,7 @@ def test_a_model_that_drops_the_option_is_refused() -> None:
     model = toy_model(0)
     assert model.config._attn_implementation == ATTENTION
     # Else transformers would build or omit a mask by itself.
-    with pytest.raises(InvariantError, match="without 'reads'"):
+    with pytest.raises(InvariantError, match="option 'reads'"):
         model.model.layers[0].self_attn(
             torch.zeros(1, 2, 32), position_embeddings=(torch.ones(1, 2, 8),) * 2
         )

@@ -32,7 +32,7 @@ def test_two_devices_decode_and_collect_as_one(tmp_path: Path) -> None:
     *found, refused = done.stdout.splitlines()
     one, both = map(json.loads, found)
     assert one == both
-    assert "parts find no room in the free memory of twin:0, twin:1" in refused
+    assert "parts do not fit the free memory of twin:0, twin:1" in refused
     assert sum(map(len, one.values())) == 6
     for table in ("rounds", "nodes"):
         found = [sorted_rows(tmp_path / name, table) for name in ("cpu", "both")]
@@ -58,7 +58,7 @@ def test_a_worker_of_several_gpus_spreads_the_target_over_them() -> None:
 
 def test_what_several_devices_need_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     for word in ("cuda:0,cuda:0", "cpu,cuda:0", "cuda:0,", "cuda,cuda:1"):
-        with pytest.raises(UsageError, match="a list of different ones"):
+        with pytest.raises(UsageError, match="a list of different GPUs"):
             parse_devices(word)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     gpus = parse_devices("cuda:0,cuda:1")
@@ -69,7 +69,7 @@ def test_what_several_devices_need_is_said(monkeypatch: pytest.MonkeyPatch) -> N
         load_pair("embedded", None, device="cuda:0,cuda:1", compile=True)
     folder = load.model_folder("embedded", embedded_default="target")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100_000, 1_000_000))
-    with pytest.raises(ModelConfigError, match=r"cuda:0, cuda:1 0 GB; spread .* more GPUs"):
+    with pytest.raises(ModelConfigError, match=r"cuda:1 has 0 GB of memory; spread .* more GPUs"):
         check_loadable(folder, gpus)
     monkeypatch.setattr(load, "find_spec", lambda _: None)
     with pytest.raises(ModelConfigError, match=r"pip install 'specctl\[split\]'"):

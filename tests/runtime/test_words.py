@@ -148,7 +148,7 @@ def test_a_policy_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert named[-1].policy.shape == Chain(num_draft_tokens=2)
     check_words(["mine=eagle2:depth=3", "eagle2"])
     for words, says in (
-        ("ar=chain", "ar is a policy; put a name of your own before ="),
+        ("ar=chain", "ar is a policy; choose another name before ="),
         ("best=medusa", "such as ar, chain or eagle2"),
         ("best=ar,best=chain", "each of them once"),
     ):

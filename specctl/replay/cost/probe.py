@@ -142,7 +142,7 @@ class RoundProbe:
         roots = self.prompts[:, 0].tolist()
         body.upload([SlotFacts(root, context, read_before, 1, Sampling()) for root in roots])
         clock = Stopwatch(self.device, own_clock(self.device))
-        found = body.play(clock)
+        found = body.run(clock)
         num_tokens, longest = found.rows[0].num_verified, body.rules.shape.max_depth + 1
         self._num_reads += 1  # the next size in turn that a path of this tree can have
         fitting = [size for size in self.read_sizes if size <= longest]
