@@ -43,7 +43,7 @@ BASE = StaticTree(depth=5, top_k=6, num_tokens=24)
 
 @dataclass(frozen=True)
 class Run:
-    """What came of it: texts and, request by request, counts that the policy decided."""
+    """Results: texts and, request by request, counts that the policy decided."""
 
     texts: dict[str, tuple[int, ...]]
     counts: dict[str, tuple[int, int, int]]
@@ -199,7 +199,7 @@ def assert_same_rounds(seen: Kept, wanted: Kept, at_least: int) -> None:
 
 
 def check_captured(found: Run) -> None:
-    """Graphs did most of it, and nothing failed to be one."""
+    """Most parts were replayed and no capture failed."""
     counters = found.loop.graph_counters
     assert found.loop.round.kernels is not None
     assert counters.failed_captures == 0
@@ -382,7 +382,6 @@ def opaque_kernels(tape: Tape) -> Iterator[None]:
 
 
 def own(module: ModuleType) -> list[tuple[str, Callable[..., Any]]]:
-    """Functions that a module defines for others."""
     return [
         (name, value)
         for name, value in vars(module).items()
