@@ -114,7 +114,7 @@ class LabelledNodes:
 
     nodes: NodeTable  # M of them, all `labelled`
     prompt: Any  # `[M]` text, their prompts
-    prompt_ids: tuple[str, ...]  # of the whole log
+    prompt_ids: tuple[str, ...]  # of the log
 
 
 def labelled_nodes(log: DenseLog) -> LabelledNodes:

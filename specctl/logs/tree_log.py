@@ -503,10 +503,13 @@ def _first_child(parent: Any, root: Longs) -> Longs:
 LogT = TypeVar("LogT", bound=TreeLog)
 
 
-def sampled(log: LogT, max_positions: int, seed: int) -> LogT:
+def sampled(log: LogT, max_positions: int, seed: int, *, warn: bool = True) -> LogT:
     """The log, or a seeded sample of its prompts with so many positions at most.
 
-    Prompts are ordered by a hash of seed and id; two are taken at least. A warning counts them.
+    Prompts are ordered by a hash of seed and id; two are taken at least.
+
+    Args:
+        warn: count them in a warning.
     """
     if log.num_positions <= max_positions:
         return log
@@ -522,9 +525,10 @@ def sampled(log: LogT, max_positions: int, seed: int) -> LogT:
             break
         chosen.append(name)
         num_positions += sizes[name]
-    logger.warning(
-        "a seeded sample of whole prompts is read, %s of %s, with %s of %s positions; see "
-        "--max-positions",
-        *(f"{n:,}" for n in (len(chosen), len(sizes), num_positions, log.num_positions)),
-    )
+    if warn:
+        logger.warning(
+            "a seeded sample of whole prompts is read, %s of %s, with %s of %s positions; see "
+            "--max-positions",
+            *(f"{n:,}" for n in (len(chosen), len(sizes), num_positions, log.num_positions)),
+        )
     return replace(log.only(chosen), num_positions=num_positions)

@@ -63,6 +63,9 @@ LIMITS: dict[RungKind, str] = {
     "ceiling": "R_ceil",
 }
 """Labels of the rungs that are no policies."""
+MAX_CALIBRATED = 20_000
+"""Positions that the estimates are fitted to, a sample of whole prompts: about a million labelled
+nodes, which is more than their few parameters can use."""
 
 
 def run_ladder(
@@ -182,7 +185,7 @@ def sum_rungs(
     train, held_out = log.only(sides.train), log.only(sides.held_out)
     with progress("positions", 2 * log.num_positions):
         estimates = fit_estimates(
-            labelled_nodes(log),
+            labelled_nodes(sampled(log, MAX_CALIBRATED, config.seed, warn=False)),
             frozenset(sides.train),
             num_folds=config.num_folds,
             is_sampled=is_sampled,

@@ -140,7 +140,7 @@ class Estimates:
     """Estimates by name, `features` and `oracle`, and how good they are on held-out prompts."""
 
     conditionals: Mapping[str, Conditional]
-    fold_of: Mapping[str, int]  # fold of each prompt; the oracle of a fold never saw it
+    fold_of: Mapping[str, int]  # of the sample's prompts; the oracle of a fold never saw its own
     oracle_features: tuple[str, ...]  # names of `ORACLE_FEATURES` that the log holds
     quality: dict[str, ProbabilityQuality]  # by name, and `draft_prob` as the drafter states it
 
@@ -148,7 +148,7 @@ class Estimates:
 def fit_estimates(
     sample: LabelledNodes, train: frozenset[str], *, num_folds: int, is_sampled: bool, seed: int
 ) -> Estimates:
-    """Fits the features on training prompts, the oracle across all of them."""
+    """Fits the features on the sample's training prompts, the oracle across all of its prompts."""
     trained = np.isin(sample.prompt, sorted(train))
     nodes, accepted = sample.nodes, sample.nodes.on_path
     fold_of = folds_of(sample.prompt_ids, num_folds, seed)

@@ -117,7 +117,8 @@ def rank_log(
         start, end = end, end + positions.num_rows
         read.append(positions)
         matched[start:end] = chunk.matched
-        fold = np.array([estimates.fold_of[name] for name in positions.row_prompts])[nodes.row]
+        folds = [estimates.fold_of.get(name, 0) for name in positions.row_prompts]
+        fold = np.array(folds)[nodes.row]
         pools = {width: _grow_pools(chunk, width) for width in widths}
         wanted = np.zeros(chunk.num_nodes + 1, np.bool_)
         for node, _ in chain.from_iterable(pools.values()):
