@@ -16,8 +16,8 @@ from functools import cache
 from typing import Any
 
 TRACE_VERSION = 1
-"""Increased when a reader of the previous version would misread a file. A new nullable column does
-not increase it; changing a meaning under an old name is forbidden."""
+"""Increased where a meaning changes under an old name. A new column changes the schema identity,
+which readers compare: sets written without it are refused."""
 
 
 @dataclass(frozen=True)

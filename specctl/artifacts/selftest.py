@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specctl.artifacts.manifest import TENSORS
 from specctl.artifacts.tensors import MAX_MAGNITUDE, SMALLEST_NORMAL
-from specctl.errors import ArtifactError
+from specctl.errors import ArtifactError, InvariantError
 from specctl.features import SUFFIX_TOKENS
 from specctl.policy import (
     EntropyBins,
@@ -90,6 +90,8 @@ def _answer_of(shape: Shape) -> Callable[[Tensor], Tensor] | None:
         return lambda gate_logp: stop_levels(shape, gate_logp)
     if isinstance(shape, ScoredTree):
         return build_log_odds(shape.scorer)
+    if shape.learned:
+        raise InvariantError(f"family {shape.kind} has no self-test for {', '.join(shape.learned)}")
     return None
 
 

@@ -1,7 +1,7 @@
 """The one maker of rows: tensors on the host to the two tables of a trace set.
 
     decoded rounds    statistics ─────────────┐
-    engine's steps    engines.recording ──────┴─► RoundRows ─round_tables─┐
+    engine's steps    engines.recording ──────┴─► RoundRows ─round_tables─┐     logits: read_steps
     every position    dense.trees.columns_of ──────────────────dense_tables─┴─► _tables ─► Arrow
 
 A round has `[R, P]` tensors, padded; a dense text flat columns of its M nodes. Tables are made once
@@ -220,7 +220,8 @@ def dense_tables(
     Args:
         roots: indices of the P roots in the text.
         tensors: `text` `[T]`; `num_drafted` and `num_accepted` `[P]`; `row`, columns and labels of
-            the M nodes; `LOGIT_TENSORS` and `target_entropy` of the S nodes that are `judged`.
+            the M nodes (`on_path`: the text goes along; `judged`: it goes along to the parent;
+            `unknown`: it ends before); `LOGIT_TENSORS` and `target_entropy` of the S judged ones.
     """
     root = torch.arange(roots.start, roots.stop)
     round_idx = root - len(request.prompt_ids)

@@ -1,7 +1,12 @@
 """ECHO (arXiv:2604.09603): sparse gates end a tree of fixed width, and a budget shares a batch.
 
 level    1      2      3 (gate)             gate open: on with the default width
-kept     W      W      W  or up to W_max    gate closed: this level is widened, none follows"""
+kept     W      W      W  or up to W_max    gate closed: this level is widened, none follows
+
+The gate is decided here, `gate_closes`. Without `rerank` two other forms of it exist: between CUDA
+graphs `GateDecider` asks the kernel `gate_kernel` of `kernels/policy_eval`, and onnxruntime runs
+`_gates_graph` of `artifacts/onnx_twin.py`.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specctl.artifacts.selftest import FOUND, GIVEN, NUM_ROWS, check_selftest, selftest_tensors
-from specctl.errors import ArtifactError
+from specctl.errors import ArtifactError, InvariantError
 from specctl.policy import EntropyBins, Policy, ScoredTree, SparseGates
 from tests.artifacts.conftest import refused
 from tests.artifacts.examples import FFN, POLICIES
@@ -57,6 +57,12 @@ def test_answers_are_a_function_of_the_policy_and_pass(policy: Policy) -> None:
 def test_a_policy_that_learned_something_else_is_refused(name: str) -> None:
     policy, other = OTHERS[name]
     refused("E_SELFTEST", check_selftest, other, selftest_tensors(policy))
+
+
+def test_a_learned_family_without_a_self_test_is_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(POLICIES["ar"].shape), "learned", ("weights",))
+    with pytest.raises(InvariantError, match="no self-test for weights"):
+        selftest_tensors(POLICIES["ar"])
 
 
 def test_rows_meet_every_bin_and_every_gate() -> None:
