@@ -220,7 +220,7 @@ def show_json(value: Any) -> None:
     change of direction, and what the output's encoding lacks is escaped: readers of JSON find the
     same text.
     """
-    from specctl.runtime.output import finite
+    from specctl.records import finite
 
     text = json.dumps(finite(value), indent=2, ensure_ascii=False)
     with _written():

@@ -24,6 +24,7 @@ TRY_AGAIN = "free space or correct permissions, then try again"
 READ_AGAIN = "correct permissions or check the disk, then try again"
 RESUME = "free space or correct permissions, then go on with --resume"
 """Hint of commands that have the option."""
+ELSEWHERE = "choose another --out"
 
 
 @contextmanager
@@ -161,3 +162,33 @@ def publish_link(temporary: Path, final: Path) -> None:
     """
     os.link(temporary, final)
     sync_folder(final.parent)
+
+
+# --------------------------------------------------------------------------- results
+
+
+def prepare_folder(folder: Path, what: str = "results folder") -> None:
+    """Creates a folder if it is missing and checks that it can be written."""
+    with output_errors(folder, what, ELSEWHERE):
+        folder.mkdir(parents=True, exist_ok=True)
+        _probe(folder / "probe")
+
+
+def check_place(path: Path, what: str) -> None:
+    """Rejects a file that cannot be written, before minutes of work."""
+    with output_errors(path, what, ELSEWHERE):
+        if path.is_dir():
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        _probe(path)
+
+
+def write_whole(path: Path, content: bytes, what: str) -> None:
+    """Writes or replaces a file of results, whole or not at all."""
+    with output_errors(path, what, ELSEWHERE):
+        replace_file(path, content)
+
+
+def _probe(path: Path) -> None:
+    probe = beside(path)
+    probe.touch(exist_ok=False)
+    probe.unlink()

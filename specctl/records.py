@@ -1,9 +1,10 @@
-"""Strict records: frozen, no unknown fields, no NaN; their canonical JSON; float32 rounding."""
+"""Strict records: frozen, no unknown fields, no NaN; JSON, canonical and of results; float32."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator
 from itertools import pairwise
@@ -176,3 +177,17 @@ MAX_POSITIONS: int = option(
     name="--max-positions",
     ge=1000,
 )
+
+
+def finite(value: Any) -> Any:
+    """The value with NaN and infinities, which JSON lacks, as None."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def json_bytes(value: Any) -> bytes:
+    """Indented JSON, with null for NaN and infinities."""
+    return (json.dumps(finite(value), indent=2, ensure_ascii=False) + "\n").encode()

@@ -112,7 +112,7 @@ def export(
 
 def _files(files: Mapping[str, str], out: Path | None) -> list[Any]:
     """Writes an engine's files, or has them printed where there is no folder."""
-    from specctl.runtime.output import prepare_folder, write_whole
+    from specctl.durable import prepare_folder, write_whole
 
     if out is None:
         return [[f"{name}:", *content.splitlines()] for name, content in files.items()]

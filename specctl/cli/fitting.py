@@ -295,8 +295,8 @@ def fit_auto(
     if set(FITS) <= set(skip or ()):
         raise UsageError("--skip leaves no fit", hint="leave one of them out")
 
+    from specctl.durable import prepare_folder
     from specctl.replay.tune.tuning import attempts, families_of, prepare
-    from specctl.runtime.output import prepare_folder
     from specctl.train.fits import default_fit, write_fit
 
     opened = open_to_fit(traces)

@@ -67,8 +67,8 @@ def profile(
 
     With --from nothing is measured: the cost model is fitted to the steps that an engine served.
     """
+    from specctl.durable import check_place
     from specctl.replay.cost.files import COST_MODEL, save_cost_model
-    from specctl.runtime.output import check_place
 
     grid: ProfileGrid = config.build()
     setup: ModelsConfig = models.build()
@@ -137,8 +137,8 @@ def replay(
 
     Counts are exact for lossless policies that the log supports; others are marked, with bounds.
     """
+    from specctl.durable import prepare_folder
     from specctl.logs.trace_files import open_place, read_header, split_reference
-    from specctl.runtime.output import prepare_folder
     from specctl.runtime.words import check_words
 
     settings = config.build(policies=policy)
@@ -195,8 +195,8 @@ def ladder(
 
     In tokens/s: from plain decoding to what is possible with this drafter.
     """
+    from specctl.durable import prepare_folder
     from specctl.logs.trace_set import TraceSet
-    from specctl.runtime.output import prepare_folder
     from specctl.runtime.words import check_words
 
     settings = config.build()
@@ -257,11 +257,11 @@ def tune(
     """
     settings: TuneConfig = config.build()
 
+    from specctl.durable import prepare_folder
     from specctl.engines.export import engine_options
     from specctl.replay.tune.candidates import listed_families
     from specctl.replay.tune.publish import grid_table
     from specctl.replay.tune.tuning import prepare
-    from specctl.runtime.output import prepare_folder
 
     if show_grid:
         families = listed_families(config.family or (), config.grid or ())
@@ -304,11 +304,11 @@ def report(
 
     First the best setting, its gains and what to set in your engine, then the details.
     """
+    from specctl.durable import check_place
     from specctl.logs.trace_set import TraceSet
     from specctl.replay.acceptance import trace_figures
     from specctl.replay.cost.files import cost_facts, load_cost_model
     from specctl.report import build_page, read_given, settings_for, write_page
-    from specctl.runtime.output import check_place
 
     check_place(out, "report")
     cost = None if cost_model is None else cost_facts(load_cost_model(cost_model))

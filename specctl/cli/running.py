@@ -79,8 +79,8 @@ def run(
     """Decode prompts under a policy, or compare several."""
     from specctl.collect.prompts import load_prompts
     from specctl.collect.trace_writer import check_place
+    from specctl.durable import prepare_folder
     from specctl.logs.trace_files import open_place, sample_place
-    from specctl.runtime.output import prepare_folder
     from specctl.runtime.words import check_policies, resolve_policies
 
     refuse_together(context, "compare", "policy")

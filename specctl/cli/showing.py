@@ -54,9 +54,10 @@ def import_(
 
     Acceptance by position, what shorter drafts would accept, and which length is fastest.
     """
+    from specctl.durable import prepare_folder, write_whole
     from specctl.logs.importing import FORMATS, describe_summary, import_file
     from specctl.logs.sources import Source
-    from specctl.runtime.output import json_bytes, prepare_folder, write_whole
+    from specctl.records import json_bytes
 
     check_choice("--format", format, FORMATS)
     if out is not None:

@@ -73,7 +73,8 @@ def drift(
 
     Run it as often as you like: a false alarm has probability --false-alarm-prob over all runs.
     """
-    from specctl.runtime.output import json_bytes, prepare_folder, write_whole
+    from specctl.durable import prepare_folder, write_whole
+    from specctl.records import json_bytes
     from specctl.watch.drift import prometheus
     from specctl.watch.run import watch_traces
     from specctl.watch.signals import UNITS
@@ -165,9 +166,10 @@ def recalibrate(
     import os
 
     from specctl.cli import registry as publishing
+    from specctl.durable import prepare_folder, write_whole
+    from specctl.records import json_bytes
     from specctl.registry.names import parse_new_alias
     from specctl.replay.tune.publish import POLICY_FOLDER
-    from specctl.runtime.output import json_bytes, prepare_folder, write_whole
     from specctl.runtime.words import resolve_policy
     from specctl.watch import recalibrate as room
 

@@ -13,8 +13,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from specctl import formatting
+from specctl.durable import write_whole
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
+from specctl.records import json_bytes
 from specctl.replay.batch_figures import BatchFigures, BatchTotals
 from specctl.replay.config import Engine
 from specctl.replay.cost.files import clock_of, without_decision_cost
@@ -22,7 +24,6 @@ from specctl.replay.cost.model import CostModel
 from specctl.replay.facts import TraceFacts
 from specctl.replay.held_out import ScoredPrompts
 from specctl.replay.score import PolicyFigures, PolicyScores
-from specctl.runtime.output import json_bytes, write_whole
 from specctl.runtime.words import NamedPolicy
 from specctl.stats import Interval, intervals_over
 

@@ -15,10 +15,11 @@ from typing import Any
 from markupsafe import Markup, escape
 from pydantic_core import to_jsonable_python
 
+from specctl.durable import write_whole
 from specctl.engines.engine import EngineSettings
 from specctl.formatting import Table
+from specctl.records import finite
 from specctl.report.charts import Chart
-from specctl.runtime.output import finite, write_whole
 
 TITLES = {
     "recommendation": "The best setting",

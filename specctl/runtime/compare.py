@@ -23,8 +23,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from specctl.durable import write_whole
 from specctl.policy import Ratio, RootOnly
 from specctl.progress import advance
+from specctl.records import json_bytes
 from specctl.runtime.api import Decoder
 from specctl.runtime.capture import GraphCounters, GraphSettings
 from specctl.runtime.config import Decisions
@@ -37,7 +39,6 @@ from specctl.runtime.conversations import (
 from specctl.runtime.decode import SharedMemory
 from specctl.runtime.identity import hardware_name
 from specctl.runtime.load import Pair
-from specctl.runtime.output import json_bytes, write_whole
 from specctl.runtime.requests import Metrics, Observer, OnTokens, pooled
 from specctl.runtime.words import NamedPolicy
 from specctl.stats import (

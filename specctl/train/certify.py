@@ -18,12 +18,12 @@ from typing import Any
 
 from specctl.artifacts import Metric
 from specctl.artifacts.manifest import REPORT_JSON
+from specctl.durable import write_whole
 from specctl.formatting import Table, number
 from specctl.policy import Policy, policy_digest
 from specctl.progress import progress
 from specctl.records import Record
 from specctl.runtime.load import Pair
-from specctl.runtime.output import write_whole
 from specctl.stats import Interval
 from specctl.train.configs import Contract, PairedConfig, RelaxedConfig
 from specctl.train.contract import Certificate, Trial, certify

@@ -29,6 +29,7 @@ from torch import Tensor
 from specctl.answers import is_correct
 from specctl.artifacts import PairFingerprint
 from specctl.collect.prompts import load_prompt_files, spread
+from specctl.durable import prepare_folder, write_whole
 from specctl.errors import (
     EvidenceError,
     OutputError,
@@ -44,7 +45,6 @@ from specctl.runtime.api import Decoder
 from specctl.runtime.conversations import ConversationPrompt, DecodeSettings
 from specctl.runtime.identity import hardware_name
 from specctl.runtime.load import Pair
-from specctl.runtime.output import prepare_folder, write_whole
 from specctl.runtime.requests import RoundRecord, pooled
 from specctl.stats import (
     UNKNOWN,

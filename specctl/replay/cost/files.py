@@ -13,6 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.artifacts.strict_json import parse_strict
+from specctl.durable import write_whole
 from specctl.errors import (
     ArtifactError,
     ClockError,
@@ -34,7 +35,6 @@ from specctl.replay.cost.model import (
     decider_of,
 )
 from specctl.replay.cost.rates import EngineCost, LinearCost
-from specctl.runtime.output import write_whole
 
 logger = logging.getLogger(__name__)
 COST_MODEL = "cost model"

@@ -8,9 +8,10 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from specctl.durable import write_whole
 from specctl.formatting import Table, fixture_note, sampling
+from specctl.records import json_bytes
 from specctl.replay.ladder.result import LadderResult, Rung, RungKind
-from specctl.runtime.output import json_bytes, write_whole
 from specctl.stats import intervals_over
 
 JSON_NAME, PICTURE_NAME = "ladder.json", "ladder.png"

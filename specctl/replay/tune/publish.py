@@ -19,13 +19,14 @@ from specctl.artifacts import (
 from specctl.artifacts import card as cards
 from specctl.artifacts.card import cell
 from specctl.artifacts.manifest import Range
+from specctl.durable import write_whole
 from specctl.formatting import Table, fixture_note
 from specctl.policy import Policy
+from specctl.records import json_bytes
 from specctl.replay.tune.candidates import SearchedFamily
 from specctl.replay.tune.evaluators import FIGURES
 from specctl.replay.tune.tuning import Tuned
 from specctl.replay.tune.verdict import Standing, TuneResult
-from specctl.runtime.output import json_bytes, write_whole
 from specctl.stats import CONFIDENCE, Interval, intervals_over
 
 RESULT_NAME, POLICY_FOLDER = "tune.json", "policy"

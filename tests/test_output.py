@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from specctl import durable
+from specctl.durable import check_place, prepare_folder, write_whole
 from specctl.errors import OutputError
-from specctl.runtime import output
-from specctl.runtime.output import check_place, json_bytes, prepare_folder, write_whole
+from specctl.records import json_bytes
 
 
 def test_an_older_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
@@ -30,7 +31,7 @@ def test_a_write_that_fails_keeps_the_older_file(
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(output.os, "fsync", full)
+    monkeypatch.setattr(durable.os, "fsync", full)
     with pytest.raises(OutputError, match=r"results .*no space left"):
         write_whole(path, b"new", "results")
     assert path.read_bytes() == b"old"
@@ -40,9 +41,9 @@ def test_a_write_that_fails_keeps_the_older_file(
 def test_a_file_where_a_folder_is_wanted_and_the_other_way_round(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(OutputError, match=r"results folder .* cannot be written as a folder"):
+    with pytest.raises(OutputError, match=r"results folder .* cannot be written"):
         prepare_folder(file)
-    with pytest.raises(OutputError, match=r"report .* as a file: a folder"):
+    with pytest.raises(OutputError, match=r"report .* cannot be written: a folder"):
         check_place(tmp_path, "report")
     with pytest.raises(OutputError, match="no such file or folder"):
         check_place(tmp_path / "absent" / "report.html", "report")
