@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from common import parser, report, requests_of
+from specctl.replay.cost.check import Prediction, StepRecorder, predict
 
 from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
 from specctl.replay.config import ProfileGrid
-from specctl.replay.cost.check import Prediction, StepRecorder, predict
 from specctl.replay.cost.model import CostModel, Steps
 from specctl.replay.cost.profile import profile
 from specctl.runtime.decode import DecodeLoop

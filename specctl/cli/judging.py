@@ -53,7 +53,7 @@ def profile(
     ),
     policy: list[str] | None = option(
         None,
-        "Policy whose own decisions are timed too, e.g. an artifact folder; repeat for more",
+        "Also time the decisions of this policy, e.g. an artifact folder; repeat for more",
         name="--policy -p",
         default="none",
     ),
@@ -85,7 +85,7 @@ def profile(
         return Answer(engine_summary(fitted, out), [render_engine(fitted, out)])
 
     from specctl.collect.prompts import load_prompts
-    from specctl.replay.cost.deciding import deciding_policies
+    from specctl.replay.cost.live import deciding_policies
     from specctl.replay.cost.profile import num_steps, render, summary_json, timed_rounds
     from specctl.replay.cost.profile import profile as measure
     from specctl.runtime.conversations import Conversation, DecodeSettings, next_request

@@ -87,7 +87,7 @@ def test_a_batch_that_was_not_measured_is_refused_before_the_log_is_read(
     monkeypatch.setattr("specctl.replay.run.DenseLog.open", lambda *_: pytest.fail("the log"))
     found = specctl("replay", dense, "-p", "ar,chain", "--cost-model", clock, "--batch-size", 8)
     assert (found.code, found.out) == (USAGE, "")
-    assert "expected at most 3, the largest that was measured, found 8" in found.err
+    assert "measured up to batch size 3; 8 is larger" in found.err
 
 
 def test_a_served_batch_with_budgets_and_goodput(dense: Path, cost: Path, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ HEAVY: list[tuple[int, str, str]] = [
     (MODEL, "run p.txt --target strange", "is of model_type 'strange'"),
     (MODEL, "run p.txt --target broken", "a file is damaged or does not fit the others"),
     (MODEL, "run p.txt --target bert", "generates no text (...ForCausalLM): BertForMaskedLM"),
-    (INPUT, "replay DENSE -p ar --cost-model nope.json", "nope.json: expected a file that can be"),
+    (INPUT, "replay DENSE -p ar --cost-model nope.json", "model nope.json cannot be read: no such"),
     (INPUT, "report -o r.html --results nope.json", "nope.json cannot be read: no such file"),
     (USAGE, "fit c2t NODES -o OUT --features draft_lgp", "did you mean draft_logp?"),
     (USAGE, "fit c2t NODES -o OUT --predicts jiont", "found jiont; did you mean joint?"),

@@ -13,8 +13,8 @@ import pytest
 from specctl.logs.trace_set import TraceSet
 from specctl.policy import Policy
 from specctl.replay.config import TuneConfig
-from specctl.replay.cost.deciding import deciding_policies
 from specctl.replay.cost.files import check_clock, save_cost_model
+from specctl.replay.cost.live import deciding_policies
 from specctl.replay.cost.model import SD_OF_MEAN, DeciderCost, HeldOut, LiveCheck, TableCost
 from specctl.replay.tune.search import TuneSearch
 from specctl.replay.tune.tuning import prepare
@@ -209,7 +209,7 @@ def test_a_clock_that_failed_its_check_gives_no_verdict(verb: str) -> None:
     found = run(verb, "off")
     assert (found.code, found.out) == (CLOCK, "")
     said = found.err.splitlines()[-1]
-    assert "within 10% of the measured ones in its own check" in said
+    assert "verdicts need speeds within 10% of the measured ones" in said
     assert "off by -55% in its own check (eagle2)" in said
     assert said.endswith("or go on with --force")
 

@@ -110,7 +110,7 @@ def test_a_measured_card_goes_by_its_name_with_what_it_is_not(
 def test_a_wrong_name_is_told_the_right_ones(tmp_path: Path, monkeypatch: Any) -> None:
     with pytest.raises(InputError, match=f"did you mean {H100}") as refusal:
         load_cost_model(Path("h100-llama-8b-eagle"))
-    assert "or one of h100-llama-3.1-8b-eagle, line" in str(refusal.value)
+    assert "packaged ones are h100-llama-3.1-8b-eagle, line" in str(refusal.value)
     assert "\n" not in str(refusal.value)
     monkeypatch.chdir(tmp_path)
     own = table_model()
@@ -143,7 +143,7 @@ def test_shapes_that_a_clock_does_not_know() -> None:
     )
     tree = Steps(1, 6, 64, 3, 4, 2)
     with pytest.raises(
-        UsageError, match="measured with chains alone, found a tree of 4"
+        UsageError, match="measured with chains alone, and this tree has 4"
     ) as refusal:
         chains.round_us(tree)
     assert "\n" not in str(refusal.value)

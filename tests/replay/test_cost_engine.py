@@ -220,7 +220,7 @@ def test_steps_out_of_range_are_warned_of(tmp_path: Path, caplog: pytest.LogCapt
     assert tokens.endswith("its times are of 1 to 6")
     assert "50% of the steps have 0 to 5 passes of the drafter" in levels
     assert levels.endswith("its times are of 3 to 3")
-    with pytest.raises(UsageError, match="at most 8, the largest that vllm ran, found 9"):
+    with pytest.raises(UsageError, match="up to 8, the largest that vllm ran; 9 is larger"):
         model.round_us(Steps(9, 9, 100, 3, 1, 1))
 
 
@@ -231,8 +231,8 @@ def other_figures(steps: list[Row]) -> list[Row]:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda steps: steps[:49], "at least 50, found 49"),
-        (other_figures, "step 100 of run r1: expected the same figures"),
+        (lambda steps: steps[:49], "at least 50 steps of the engine; these traces hold 49"),
+        (other_figures, "step 100 of run r1 has different figures"),
     ],
 )
 def test_steps_that_are_too_few_or_contradict(
@@ -251,7 +251,7 @@ def test_traces_of_no_engine_or_of_two(tmp_path: Path) -> None:
     with pytest.raises(TraceMismatchError, match=r"vllm 0.33.0 .*vllm 0.32.0"):
         fitted(one, newer)
     elsewhere = log_steps(tmp_path / "c", steps, "r3", hardware=["Another CPU"])
-    with pytest.raises(TraceMismatchError, match=r"Another CPU; .*A CPU"):
+    with pytest.raises(TraceMismatchError, match=r"Another CPU, .*A CPU"):
         fitted(one, elsewhere)
 
 

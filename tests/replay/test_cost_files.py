@@ -108,7 +108,7 @@ def test_what_is_not_one_json_value_is_refused(tmp_path: Path) -> None:
             load_cost_model(path)
     with pytest.raises(InputError, match="no such file or folder"):
         load_cost_model(tmp_path / "none.json")
-    with pytest.raises(InputError, match="found a folder"):
+    with pytest.raises(InputError, match="cannot be read: a folder"):
         load_cost_model(tmp_path)
 
 

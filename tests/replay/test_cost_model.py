@@ -86,7 +86,7 @@ def test_published_linear_form_by_hand() -> None:
 
 
 def test_what_was_not_measured_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"at most 3.*found 4.*--batch-sizes"):
+    with pytest.raises(UsageError, match=r"batch size 3; 4 is larger.*--batch-sizes"):
         TABLE.verify_us(8, 4, 64)
     alone = table_model(draft=None)
     assert alone.round_us(Steps(1, 1, 64, 0, 0, 1)) == pytest.approx(11)
@@ -128,7 +128,7 @@ def test_decisions_refuse_a_missing_or_flat_model() -> None:
     assert require_slope(TABLE) is TABLE
     assert require_slope(LINEAR) is LINEAR
     for model in (None, flat, single, free):
-        with pytest.raises(UsageError, match=r"rises with the tokens.*specctl profile"):
+        with pytest.raises(UsageError, match=r"time rises with the tokens.*specctl profile"):
             require_slope(model)
     with pytest.raises(UsageError, match="rises"):
         flat.step_cost(1, 64, levels=1, level_width=1, max_tokens=8)
@@ -210,7 +210,7 @@ def test_held_out_error_by_hand() -> None:
 
 
 def test_a_grid_with_a_hole_is_a_bug() -> None:
-    with pytest.raises(InvariantError, match="4 points"):
+    with pytest.raises(InvariantError, match="of 4 points"):
         profile.fit_grid({(1, 8, 1): [1.0], (1, 8, 2): [1.0], (1, 64, 1): [1.0]})
 
 

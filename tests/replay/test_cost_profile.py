@@ -21,8 +21,8 @@ from specctl.cli import judging  # registers the verb
 from specctl.errors import UsageError
 from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
 from specctl.replay.config import ProfileGrid
-from specctl.replay.cost import Steps, deciding, load_cost_model
-from specctl.replay.cost.check import StepRecorder, checked_policies, predict
+from specctl.replay.cost import Steps, live, load_cost_model
+from specctl.replay.cost.live import StepRecorder, checked_policies, predicted_us
 from specctl.replay.cost.model import LiveCheck
 from specctl.replay.cost.probe import RoundProbe, Samples, own_clock, probed_tree
 from specctl.replay.cost.profile import check_grid, check_lines, num_steps, profile
@@ -266,7 +266,7 @@ def test_a_capture_that_fails_is_no_measurement(caplog: pytest.LogCaptureFixture
     settings = GraphSettings(capture=TapeCapture(fails=1))
     with torch.inference_mode():
         probe = RoundProbe(toy(), 1, 8, [], (1,), 1, settings)
-        with pytest.raises(UsageError, match=r"captured.*found 1 that failed.*--rounds ordinary"):
+        with pytest.raises(UsageError, match=r"captured.*1 captures failed.*--rounds ordinary"):
             probe.run(None, Samples())
 
 
@@ -285,8 +285,8 @@ def test_live_runs_take_what_was_predicted(
     began = charged.clock.now_us
     steps, prompts = run_live(charged.pair, shape, batch_size, charged.graphs())
     wall_us = charged.clock.now_us - began
-    found = predict(charged.model, steps, prompts, drafts=not isinstance(shape, RootOnly))
-    assert found.wall_us == pytest.approx(wall_us, rel=0.005)
+    found = predicted_us(charged.model, steps, prompts, drafts=not isinstance(shape, RootOnly))
+    assert found == pytest.approx(wall_us, rel=0.005)
 
 
 def test_replayed_rounds_have_a_clock() -> None:
@@ -337,12 +337,12 @@ def test_a_budget_still_sees_a_slope_below_the_smallest_tier() -> None:
 
 
 GRIDS = [
-    ({"tokens": (2, 4)}, r"--verified-tokens: expected 1 first"),
-    ({"batch_sizes": (2,)}, r"--batch-sizes: expected 1 first"),
-    ({"widths": (2, 3)}, r"--widths: expected 1 first"),
-    ({"tokens": (1, 99)}, r"--verified-tokens: expected at most 31 at these widths"),
-    ({"widths": (1, 65)}, r"--widths: expected at most 64"),
-    ({"context_tokens": (8, 500)}, r"--contexts: expected at most 248"),
+    ({"tokens": (2, 4)}, r"--verified-tokens must begin with 1"),
+    ({"batch_sizes": (2,)}, r"--batch-sizes must begin with 1"),
+    ({"widths": (2, 3)}, r"--widths must begin with 1"),
+    ({"tokens": (1, 99)}, r"--verified-tokens may be at most 31 at these widths"),
+    ({"widths": (1, 65)}, r"--widths may be at most 64"),
+    ({"context_tokens": (8, 500)}, r"--contexts may be at most 248"),
 ]
 
 
@@ -354,7 +354,7 @@ def test_grids_beyond_the_pair_are_refused(changes: dict[str, Any], words: str) 
 
 @pytest.mark.usefixtures("busy_machine")
 def test_the_verb_writes_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deciding, "NUM_PASSES", 1)
+    monkeypatch.setattr(live, "NUM_PASSES", 1)
     monkeypatch.setattr(judging, "NUM_CHECKED", 1)
     path, mine = tmp_path / "cost_model.json", "threshold:depth=2:top_k=2"
     told = json.loads(passes("profile", "-o", path, *QUICK, "-p", mine, "--json").out)

@@ -24,8 +24,8 @@ from specctl.policy import (
     build_shape,
 )
 from specctl.replay.batch_simulation import Load, simulate
-from specctl.replay.cost.deciding import deciding_policies, time_decider
 from specctl.replay.cost.files import without_decision_cost
+from specctl.replay.cost.live import deciding_policies, time_decider
 from specctl.replay.cost.model import DeciderCost, Steps, decider_of, steps_of
 from specctl.replay.metrics import LoadClock
 from specctl.replay.rounds import replay
@@ -153,10 +153,10 @@ def test_what_decides_nothing_is_refused() -> None:
     pair: Any = SimpleNamespace(fingerprint=None, drafter=object())
     assert deciding_policies((), pair) == []
     assert len(deciding_policies(("svip", "confidence:threshold=0.5"), pair)) == 1, "one rule"
-    with pytest.raises(UsageError, match="found eagle2, which decides nothing"):
+    with pytest.raises(UsageError, match="--policy eagle2 decides nothing"):
         deciding_policies(("eagle2",), pair)
     pair.drafter = None
-    with pytest.raises(UsageError, match="found a target alone"):
+    with pytest.raises(UsageError, match="this is a target alone"):
         deciding_policies(("svip",), pair)
     told = refuses(USAGE, "profile", "--from", "none", "-p", "svip")
     assert "leave --policy out" in told

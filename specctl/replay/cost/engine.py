@@ -1,13 +1,12 @@
-"""The cost model of a serving engine, fitted to the step times that its traces hold.
+"""The cost model of a serving engine, fitted to the step times in its traces.
 
     rows of rounds ─engine_steps─► steps, each once ─fit_engine─► EngineCost, with its error
 
-Nothing is measured here: the engine's plugin has timed every step that it served, and has written
-that into the rows of the step (`step_*` and `*_us`, docs/trace-format.md). Rates are those of the
-least absolute error, relative to the step, so that a few slow steps do not bend them. They give
-medians, and a run takes the mean of its steps: one factor for all rates makes up for that. Every
-run of the engine is cut into stretches of time, of which some are held out: neighbours in time
-share what else the machine did, so that steps drawn at random would flatter the fit.
+The engine's plugin timed every served step and wrote the times into its rows (`step_*` and `*_us`,
+docs/trace-format.md). Rates minimise the absolute error relative to the step, so a few slow steps
+do not bend them. Such rates give medians; one common factor turns them into means, since a run
+takes the sum of its steps. Each run is cut into stretches of time, and some stretches are held out:
+neighbouring steps share the machine's other load, so a random split would flatter the fit.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ if TYPE_CHECKING:
     from specctl.logs.trace_set import TraceSet
 
 MIN_STEPS = 50
-"""Different steps, below which nothing is fitted."""
+"""Fewest different steps for a fit."""
 STRETCHES, HELD_OUT = 10, (2, 7)
-"""Stretches of time of each run, and those that are held out of the fit."""
+"""Stretches of time of each run, and the held-out ones."""
 ROUNDS_OF_FIT = 50
-"""Of reweighting; rates settle to a thousandth within twenty."""
+"""Rounds of reweighting; rates settle to a thousandth within twenty."""
 FIGURES = (
     *("batch_size", "step_tokens", "step_prompt_tokens", "step_context_tokens", "step_levels"),
     *("draft_us", "verify_us", "policy_us", "other_us"),
@@ -48,7 +47,7 @@ FIGURES = (
 class EngineSteps:
     """Steps of an engine, each once; `[S]` each."""
 
-    stretch: NDArray[np.int64]  # int64, of its run's time, 0 to `STRETCHES` - 1
+    stretch: NDArray[np.int64]  # of its run's time, 0 to `STRETCHES` - 1
     batch_size: Floats
     tokens: Floats  # over the batch, roots and prompts counted
     prompt_tokens: Floats  # of prompts among them
@@ -61,7 +60,7 @@ class EngineSteps:
 
     @property
     def total_us(self) -> Floats:
-        """`[S]` whole times."""
+        """`[S]`."""
         return self.verify_us + self.draft_us + self.host_us
 
     def counts(self) -> Steps:
@@ -77,16 +76,12 @@ class EngineSteps:
         )
 
     def at(self, rows: NDArray[np.bool_]) -> EngineSteps:
-        """Some of them."""
         return EngineSteps(**{name: values[rows] for name, values in vars(self).items()})
 
 
 def engine_steps(traces: TraceSet) -> EngineSteps:
-    """The steps that the rows of a set belong to.
-
-    A step is known by its number and the run of the engine, whose id stands in front of the number
-    of each request.
-    """
+    """The steps of a set's rows, by the engine's run (the first part of a request's id) and the
+    number of the step."""
     import polars as pl
 
     run = pl.col("request_id").cast(pl.String).str.replace("-[^-]*$", "").alias("run")
@@ -99,9 +94,8 @@ def engine_steps(traces: TraceSet) -> EngineSteps:
     if not steps["same"].all():
         wrong = steps.filter(~pl.col("same")).row(0, named=True)
         raise TraceMismatchError(
-            f"step {wrong['step_idx']} of run {wrong['run']}: expected the same figures in all "
-            "of its rows, found different ones",
-            hint="fit to each set by itself, to find the one that is wrong",
+            f"step {wrong['step_idx']} of run {wrong['run']} has different figures in its rows",
+            hint="fit to each set by itself, to find the damaged one",
         )
     place = pl.int_range(pl.len()).over("run") * STRETCHES // pl.len().over("run")
     steps = steps.with_columns(stretch=place)
@@ -123,7 +117,7 @@ def fit_engine(traces: TraceSet) -> EngineCost:
     """The cost model of the engine that wrote these traces.
 
     Raises:
-        TraceMismatchError: traces of no engine, or of several engines, versions or machines.
+        TraceMismatchError: traces of specctl's own loop, or of several engines or machines.
         UsageError: too few steps.
     """
     facts = _one_engine(traces)
@@ -132,7 +126,8 @@ def fit_engine(traces: TraceSet) -> EngineCost:
     used, held = steps.at(~is_held), steps.at(is_held)
     if len(used.stretch) + len(held.stretch) < MIN_STEPS or not is_held.any():
         raise UsageError(
-            f"steps of the engine: expected at least {MIN_STEPS}, found {len(steps.stretch)}",
+            f"a fit needs at least {MIN_STEPS} steps of the engine; these traces hold "
+            f"{len(steps.stretch)}",
             hint="log more requests, at every load that matters",
         )
     measured, expires = validity(datetime.now(UTC))
@@ -195,10 +190,8 @@ def fit_engine(traces: TraceSet) -> EngineCost:
 
 
 def step_error(model: EngineCost, steps: EngineSteps) -> StepError:
-    """The error of a model at steps that it was not fitted to.
-
-    Stalls are no part of the total, nor of the means: where they fall is chance.
-    """
+    """The error of a model at held-out steps; total and means leave stalls out, as they fall by
+    chance."""
     predicted_us, measured_us = model.round_us(steps.counts()), steps.total_us
     error = np.abs(predicted_us - measured_us) / measured_us
     median, p90 = np.quantile(error, (0.5, 0.9)).tolist()
@@ -238,15 +231,15 @@ def least_absolute(table: Floats, values: Floats, scale: Floats) -> Floats:
 
 
 def _one_engine(traces: TraceSet) -> dict[str, Any]:
-    """The engine that wrote all of the traces."""
+    """The one engine behind all traces."""
     engines = {part.place.name: _engine_of(part.header.collect) for part in traces.parts}
     name, facts = next(iter(engines.items()))
     for other, found in engines.items():
         if found != facts or facts["engine"] is None:
             raise TraceMismatchError(
-                f"traces {other}: expected those of one engine, version, dtype and machine, "
-                "found "
-                f"{_in_words(found)}{f'; {name}: {_in_words(facts)}' if found != facts else ''}",
+                "a fit takes traces of one engine, version, dtype and machine; "
+                f"{other} holds {_in_words(found)}"
+                + (f", {name} holds {_in_words(facts)}" if found != facts else ""),
                 hint="log inside the engine with its plugin, and fit to each engine by itself",
             )
     return facts
@@ -272,12 +265,12 @@ def _in_words(facts: dict[str, Any]) -> str:
 
 
 def engine_summary(model: EngineCost, out: Path) -> dict[str, Any]:
-    """Plain values for scripts: identity, source, error, rates."""
+    """The model as plain values."""
     return {"out": str(out), "digest": model.digest, **model.model_dump(mode="json")}
 
 
 def render_engine(model: EngineCost, out: Path) -> Any:
-    """A rich group: rates, what was used, the held-out error, the file."""
+    """A rich group: rates, range, held-out error and file."""
     from rich.console import Group
 
     names = [name for name in EngineCost.model_fields if name.endswith("_us")]
@@ -293,7 +286,7 @@ def render_engine(model: EngineCost, out: Path) -> Any:
         f"error at {error.num_steps} held-out steps: median {error.median:.1%}, "
         f"p90 {error.p90:.1%}; of their whole time {error.total:+.1%}, by draft length "
         f"{error.by_length:.1%}",
-        f"seen: {model.support}",
+        f"range: {model.support}",
         f"wrote {out}  {model.digest}  expires {model.expires}",
     ]
     return Group(table, *lines)

@@ -1,4 +1,4 @@
-"""`cost_model.json` on disk, and whether it speaks of this machine, this pair and today."""
+"""`cost_model.json` on disk, and its fit to this machine, this pair and today."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from specctl.replay.cost.rates import EngineCost, LinearCost
 logger = logging.getLogger(__name__)
 COST_MODEL = "cost model"
 VALID_DAYS = 90
-"""Drivers and libraries move; an older table draws a warning, no refusal."""
+"""Drivers and libraries change; an older table draws a warning."""
 RATES = tuple(name for name in LinearCost.model_fields if name.endswith("_us"))
 """Names that `--linear` takes; docs/cost-model.md."""
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
@@ -55,12 +55,11 @@ def clock_names() -> list[str]:
 
 
 def load_cost_model(path: Path) -> AnyCost:
-    """A cost model from a file, its white space and order of keys free, or a packaged one by its
-    name, unless a file is called that.
+    """A cost model from a file, or a packaged one by its name; a file of that name goes first.
 
     Raises:
-        InputError: a file that cannot be read, or whose first violation is named by field and
-            index: negative, NaN or falling timings, axes that do not increase, other fields.
+        InputError: the file cannot be read or breaks a rule of the format; the message names the
+            first field at fault.
     """
     names = clock_names()
     try:
@@ -73,8 +72,8 @@ def load_cost_model(path: Path) -> AnyCost:
     except OSError as error:
         advice = "check the path, or write one with specctl profile"
         raise InputError(
-            f"cost model {path}: expected a file that can be read, or one of {', '.join(names)}, "
-            f"found {reason_of(error)}",
+            f"cost model {path} cannot be read: {reason_of(error)}; packaged ones are "
+            f"{', '.join(names)}",
             hint=did_you_mean(str(path), names, advice),
         ) from error
     except ValidationError as error:
@@ -82,7 +81,7 @@ def load_cost_model(path: Path) -> AnyCost:
     except ArtifactError as error:
         problem = error.problem
     raise InputError(
-        f"cost model {path} is not as docs/cost-model.md says: {problem}",
+        f"cost model {path} breaks the format of docs/cost-model.md: {problem}",
         hint="correct that, or measure again with specctl profile",
     )
 
@@ -109,8 +108,7 @@ def parse_linear(text: str) -> LinearCost:
     except ValueError as error:
         found = str(error)
     raise UsageError(
-        f"--linear: expected rates in us, name=value, comma-separated: {', '.join(RATES)}, found "
-        f"{found}",
+        f"--linear takes rates in us as name=value, comma-separated ({', '.join(RATES)}): {found}",
         hint="correct that rate",
     )
 
@@ -129,13 +127,13 @@ def doubts(
 ) -> list[str]:
     """One line for each reason why the times of a model may not hold.
 
-    They may have failed their own check, be of another pair, expired, of another machine, or of the
-    ordinary loop where rounds are captured. A linear form names no machine and no pair: `clock_of`
-    says so with every figure.
+    Times may have failed their own check or expired, or belong to another pair, another machine or
+    the ordinary loop where rounds are captured. A linear form names no machine and no pair;
+    `clock_of` states this beside every figure.
 
     Args:
-        pair: the pair at hand; None where it is not known.
-        here: fields of `Machine` at hand, as many as are known; None leaves the machine out.
+        pair: the pair at hand; None if unknown.
+        here: known fields of the `Machine` at hand; None skips the machine.
         now: in place of the present time, UTC.
     """
     if isinstance(model, LinearCost):
@@ -181,19 +179,19 @@ def doubts(
 
 
 def check_clock(model: CostModel, *, force: bool) -> None:
-    """Refuses a model that failed its own check: what it calls faster may be slower.
+    """Refuses a model that failed its own check, because its verdicts may be wrong.
 
     Args:
-        force: go on all the same; `clock_of` then says it in one line with every verdict.
+        force: accept it; `clock_of` then adds the error to every verdict.
 
     Raises:
-        ClockError: by how much it was off.
+        ClockError: with the error of its speed.
     """
     check = model.failed_check
     if check is not None and not force:
         raise ClockError(
-            f"cost model: expected speeds within {LARGEST_ERROR:.0%} of the measured ones in its "
-            f"own check, found {_off_by(check)}",
+            f"the cost model is {_off_by(check)}; verdicts need speeds within "
+            f"{LARGEST_ERROR:.0%} of the measured ones",
             hint="measure again on a quiet machine with specctl profile, or go on with --force",
         )
 
@@ -203,7 +201,7 @@ def _off_by(check: LiveCheck) -> str:
 
 
 def outside_of(model: CostModel | None, steps: Mapping[str, Steps]) -> dict[str, list[OutOfRange]]:
-    """By label, the rounds of policies that are unlike any that the model was fitted to."""
+    """Rounds of policies outside the model's range, by label."""
     return {label: [] if model is None else model.outside(of) for label, of in steps.items()}
 
 
@@ -218,10 +216,10 @@ def warn_outside(outside: Mapping[str, Sequence[OutOfRange]]) -> None:
 def without_decision_cost(
     model: CostModel | None, policies: Mapping[str, Policy], words: Mapping[str, str]
 ) -> dict[str, str] | None:
-    """Policies whose own decisions take a time that a measured table does not have, by label.
+    """Policies whose own decisions a measured table has no time for: label to words.
 
     Args:
-        words: of each policy, by which `profile --policy` knows it.
+        words: each policy as `profile --policy` takes it.
     """
     if not isinstance(model, TableCost):
         return None
@@ -231,18 +229,18 @@ def without_decision_cost(
 
 
 def device_of(model: CostModel) -> str | None:
-    """The device that times were measured on; None of stated ones."""
+    """The device that times were measured on; None for stated rates."""
     if isinstance(model, EngineCost):
         return model.device
     return model.machine.device if isinstance(model, TableCost) else None
 
 
 def clock_of(model: CostModel | None, pair: PairFingerprint | None) -> str | None:
-    """The owner of these times, and in brackets their error and what they are not: the words that
-    go into one line with every gain in time.
+    """The source of the times, with error and reservations in brackets, for every line that states
+    a gain.
 
     Args:
-        pair: the pair at hand; None where it is not known.
+        pair: the pair at hand; None if unknown.
     """
     if model is None:
         return None
@@ -268,17 +266,16 @@ def clock_of(model: CostModel | None, pair: PairFingerprint | None) -> str | Non
 
 @dataclass(frozen=True)
 class CostFacts:
-    """A cost model in the words of a report."""
+    """Sentences on a cost model, for a report."""
 
     digest: str
-    # hardware, provenance: in words
     hardware: str
     provenance: str
     warnings: tuple[str, ...]  # e.g. that it has expired
 
 
 def cost_facts(model: AnyCost) -> CostFacts:
-    """The sentences that a report gives of a cost model."""
+    """A cost model in words."""
     if isinstance(model, LinearCost):
         hardware = f"linear cost form by {model.source}"
         provenance = (

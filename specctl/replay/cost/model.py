@@ -1,8 +1,7 @@
-"""`CostModel`: the time that rounds of given counts take on a machine, vectorised.
+"""`CostModel`: from the counts of rounds to their time on a machine, vectorised.
 
-A `TableCost` was measured: grids of times by shape, and how the runtime pads what they time. Forms
-that are linear in the counts stand in `rates`. All are strict records, and the content of
-`cost_model.json` (docs/cost-model.md).
+`TableCost` holds measured grids of times by shape, and the padding of the runtime. `rates` holds
+the linear forms. All are strict records: the content of `cost_model.json` (docs/cost-model.md).
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 LARGEST_ERROR = 0.1
-"""Of a check's speed, above which no verdict rests on a table."""
+"""Largest error of a check's speed at which verdicts may rest on a table."""
 WAITING = 0.03
-"""Share of a check in which its thread waited for a processor, above which it is said."""
+"""Share of a check that its thread may wait for a processor without a remark."""
 SD_OF_MEAN = math.sqrt(math.pi / 2)
 """Standard deviation of a normal error whose absolute value is 1 in the mean."""
 Axis = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
@@ -48,27 +47,25 @@ Spread = Annotated[float, Field(ge=0)]
 
 @dataclass(frozen=True)
 class Steps:
-    """Rounds of a batch, one entry each; arrays `[M]` or numbers that all rounds share."""
+    """M rounds of a batch; arrays `[M]`, or numbers that all rounds share."""
 
     batch_size: ArrayLike  # requests in the round
-    num_tokens: ArrayLike  # verified over the batch, roots counted, and padding where there is some
+    num_tokens: ArrayLike  # verified over the batch, roots and padding included
     context_tokens: ArrayLike  # text per request up to its root, mean over the batch
     levels: ArrayLike  # drafted; 0 for a plain round
-    # nodes per request that each level below the first evaluates; of drafts of one level without
-    # meaning
-    level_width: ArrayLike
-    # tokens per request that the drafter reads after the round, padding included; 0 where it reads
-    # none because every request ended
+    level_width: ArrayLike  # nodes per request of each level below the first
+    # tokens per request that the drafter reads after the round, padding included; 0 where every
+    # request ended
     num_emitted: ArrayLike
-    # per request that the policy verifies at most, roots counted, which captured rounds are padded
-    # up to; None where it always verifies that many
+    # largest tree of the policy per request, roots included, to which captured rounds are padded;
+    # None where all its trees have this size
     max_tokens: ArrayLike | None = None
     prompt_tokens: ArrayLike = 0  # among `num_tokens`, those of prompts that share the forward
     decider: str = ""  # see `decider_of`
 
 
 def steps_of(run: Rounds) -> Steps:
-    """Replayed rounds as they would run one request at a time."""
+    """Replayed rounds, run one request at a time."""
     outcomes = run.outcomes
     return Steps(
         batch_size=1,
@@ -83,7 +80,7 @@ def steps_of(run: Rounds) -> Steps:
 
 
 def decider_of(policy: Policy) -> str:
-    """Name of what decides, the same for all settings of one rule; empty where nothing does."""
+    """The name of a policy's rule, equal for all of its settings; empty for static drafts."""
     shape, budget = policy.shape, policy.budget
     words = [shape.kind] if shape_family(shape).is_timed else []
     if isinstance(shape, ScoredTree):
@@ -98,7 +95,7 @@ def decider_of(policy: Policy) -> str:
 
 
 def width_of(steps: Steps) -> Floats:
-    """Nodes per request of each level below the first, 1 where there is none."""
+    """Nodes per request of each level below the first, at least 1."""
     return np.where(_f(steps.levels) > 1, np.maximum(_f(steps.level_width), 1), 1)
 
 
@@ -107,25 +104,24 @@ class OutOfRange:
     """Steps outside the range that a cost model was fitted to, along one dimension."""
 
     words: str  # the dimension
-    # low, high: the least and the most that is known; None for no end
+    # low, high: the range; None for no upper end
     low: float
     high: float | None
     num_outside: int  # of `num` steps
     num: int
-    # least, most: of these
+    # least, most: the extremes of the steps outside
     least: float
     most: float
 
     @classmethod
     def of(cls, words: str, values: ArrayLike, low: float | None, high: float | None) -> OutOfRange:
-        """The values outside of the range."""
         found, low = _f(values), low or 0.0
         outside = found[(found < low) | (found > (np.inf if high is None else high))]
         ends = outside.min(initial=np.inf), outside.max(initial=-np.inf)
         return cls(words, low, high, outside.size, found.size, *map(float, ends))
 
     def __add__(self, more: OutOfRange) -> OutOfRange:
-        """The steps outside of the range among these and more."""
+        """Both sets of steps together."""
         return replace(
             self,
             num_outside=self.num_outside + more.num_outside,
@@ -161,48 +157,48 @@ class CostModel(Record, ABC):
         return canonical_json(self.model_dump(mode="json")).encode()
 
     def outside(self, steps: Steps) -> list[OutOfRange]:
-        """Rounds unlike any that the times were fitted to, dimension by dimension; nothing where
-        that is not known."""
+        """Rounds outside the range of the fit, one entry a dimension; empty where the range is
+        unknown."""
         del steps
         return []
 
     @property
     @abstractmethod
     def rises(self) -> bool:
-        """Whether verification takes longer with more tokens, wherever it was measured."""
+        """Whether verification takes longer with more tokens at every measured point."""
 
     @property
     def time_error(self) -> float | None:
-        """Relative standard error of the time that rounds of a policy take together, from what was
-        held out of the fit; None where nothing is known of it. See `stats.with_time_error`."""
+        """Relative standard error of the total time of a policy's rounds, from the points held out
+        of the fit; None if unknown. See `stats.with_time_error`."""
         return None
 
     @property
     def failed_check(self) -> LiveCheck | None:
-        """The live run from which the model is furthest off, where it must not be trusted."""
+        """The live run with the largest error, if that error forbids verdicts."""
         return None
 
     @property
     def drafts(self) -> bool:
-        """Whether there are times of a drafter."""
+        """Whether the model holds times of a drafter."""
         return True
 
     @property
     def smallest_tier(self) -> int:
-        """Fewest tokens that captured rounds are padded to; 0 where they are not."""
+        """Fewest tokens that captured rounds are padded to; 0 without padding."""
         return 0
 
     @abstractmethod
     def part_us(self, part: str, sizes: ArrayLike, batch: ArrayLike, context: ArrayLike) -> Floats:
-        """Time of a part of a round, of a shape that the arguments' common one broadcasts.
+        """Time of one part of a round; broadcasts to the common shape of the arguments.
 
         Args:
             part: a field of `TableCost`, or of its `DraftGrids` as `draft.<field>`.
-            sizes: per request, see `Grid`. batch: rows that are computed, padding included.
+            sizes: per request, see `Grid`. batch: computed rows, padding included.
         """
 
     def _padded(self, tokens: Floats, batch: Floats, most: Floats | None) -> tuple[Floats, Floats]:
-        """Tokens per row and rows that a verification computes; see `Steps` for `most`."""
+        """Tokens per row, and rows, of a verification; `most` is `Steps.max_tokens`."""
         del most
         return tokens / batch, batch
 
@@ -218,11 +214,7 @@ class CostModel(Record, ABC):
         context_tokens: ArrayLike,
         max_tokens: ArrayLike | None = None,
     ) -> Floats:
-        """Verification alone: the target's forward over `num_tokens` of the whole batch.
-
-        Args:
-            max_tokens: see `Steps`.
-        """
+        """Verification: the target's forward over `num_tokens` of the whole batch."""
         most = None if max_tokens is None else _f(max_tokens)
         sizes, rows = self._padded(_f(num_tokens), _f(batch_size), most)
         return self.part_us("verify", sizes, rows, context_tokens)
@@ -245,8 +237,8 @@ class CostModel(Record, ABC):
         return np.where(drafts, parts + np.where(num_read > 0, read, 0.0), 0.0)
 
     def decider_us(self, decider: str, batch: ArrayLike) -> Floats:
-        """Time of a policy's own decisions a level, beyond EAGLE-2's, which levels contain; 0 where
-        it is not known."""
+        """Time of a policy's own decisions a level, less EAGLE-2's choice, which levels contain; 0
+        if unknown."""
         del decider
         return np.zeros(np.shape(batch))
 
@@ -265,7 +257,7 @@ class CostModel(Record, ABC):
         return self.draft_us(steps) + verify + self.loop_us(steps)
 
     def prefill_us(self, num_tokens: ArrayLike, *, drafts: bool) -> Floats:
-        """Reading prompts of these lengths, one at a time; with the drafter where it drafts."""
+        """Reading prompts of these lengths, one at a time."""
         if drafts:
             self._check_drafter()
         return self.part_us("draft.prefill" if drafts else "prefill", num_tokens, 1, 1)
@@ -280,11 +272,11 @@ class CostModel(Record, ABC):
         max_tokens: int,
         num_emitted: float = 1.0,
     ) -> StepCost:
-        """The table that a budget rule needs at run time: rounds of `batch_size` .. `max_tokens`.
+        """The table that a budget rule reads at run time: rounds of `batch_size` .. `max_tokens`.
 
-        Sizes of equal cost are one entry, so a staircase stays one and nothing is lost. Captured
-        rounds are padded, but below their smallest tier sizes keep a cost of their own: a budget
-        cannot choose between sizes that all cost the same.
+        Sizes of equal cost share one entry, so a staircase stays a staircase. Below the smallest
+        tier of captured rounds each size keeps its unpadded cost, because a budget needs a slope to
+        choose a size.
 
         Raises:
             UsageError: a flat model, or no size to choose.
@@ -292,9 +284,9 @@ class CostModel(Record, ABC):
         require_slope(self)
         if max_tokens <= batch_size:
             raise UsageError(
-                f"max_tokens of a step cost: expected more than the {batch_size} roots, found "
-                f"{max_tokens}",
-                hint="raise it",
+                f"a step cost of at most {max_tokens} tokens has no room beside the {batch_size} "
+                "roots",
+                hint="raise max_tokens",
             )
         sizes = np.arange(batch_size, max_tokens + 1)
         most = np.where(sizes < self.smallest_tier, sizes, max_tokens) / batch_size
@@ -306,7 +298,7 @@ class CostModel(Record, ABC):
         return StepCost(token_counts=tuple(counts), step_us=tuple(step_us))
 
     def full_batch_cost(self, rule: ShapeRule, batch_size: int, context_tokens: float) -> StepCost:
-        """`step_cost` of drafts of a shape, for a batch with no free slot."""
+        """`step_cost` of a shape's drafts, for a full batch."""
         return self.step_cost(
             batch_size,
             context_tokens,
@@ -318,7 +310,7 @@ class CostModel(Record, ABC):
     def _check_drafter(self) -> None:
         if not self.drafts:
             raise UsageError(
-                "cost model: expected timings of a drafter, found a target alone",
+                "the cost model has no timings of a drafter: it was measured on a target alone",
                 hint="profile the pair: specctl profile --drafter ...",
             )
 
@@ -326,14 +318,13 @@ class CostModel(Record, ABC):
 def require_slope(model: CostModel | None) -> CostModel:
     """The model, if its verification time rises with the tokens.
 
-    With a missing or flat table every further token looks free, so that a budget would always
-    verify all: decisions refuse it.
+    Under a flat model every token is free, so a budget would always verify all of them.
     """
     if model is not None and model.rises:
         return model
     raise UsageError(
-        "budget decision: expected a cost model whose verification time rises with the tokens, "
-        f"found {'none' if model is None else f'a flat one, {model.digest[:19]}'}",
+        "a budget needs a cost model whose verification time rises with the tokens; "
+        f"{'none is given' if model is None else f'{model.digest[:19]} is flat'}",
         hint="measure one (specctl profile) and give it with --cost-model",
     )
 
@@ -358,8 +349,8 @@ class Machine(Record):
 class Grid(Record):
     """Measured times of one part of a round, `[B, C, S]`."""
 
-    # batch_sizes, context_tokens, sizes: strictly increasing; a part that does not depend on one
-    # has a single entry there. `sizes` counts per request: tokens verified, nodes of a level,
+    # batch_sizes, context_tokens, sizes: strictly increasing; a single entry on an axis that the
+    # part does not depend on. `sizes` counts per request: tokens verified, nodes of a level,
     # tokens read
     batch_sizes: Axis
     context_tokens: Axis
@@ -383,11 +374,11 @@ class Grid(Record):
         return self
 
     def read(self, sizes: ArrayLike, batch_sizes: ArrayLike, context_tokens: ArrayLike) -> Floats:
-        """Times at points of `[batch, context, size]`, multilinear between measured ones.
+        """Times at points of `[batch, context, size]`, multilinear between the measured ones.
 
-        Below an axis' first point the time there holds. Beyond the last context and size it goes
-        on along the line through the middle and the last point (a single noisy last step must not
-        set the slope). A larger batch than any measured is refused, never guessed.
+        Below the first point of an axis its time is constant. Beyond the last context and size it
+        follows the line through the middle and the last point, so that one noisy step does not set
+        the slope. A batch larger than all measured ones is refused.
 
         Returns:
             us, float64, of the arguments' common shape.
@@ -396,8 +387,7 @@ class Grid(Record):
         if np.any(batch > largest):
             found = int(np.max(batch))
             raise UsageError(
-                f"batch size of the cost model: expected at most {largest}, the largest that was "
-                f"measured, found {found}",
+                f"the cost model was measured up to batch size {largest}; {found} is larger",
                 hint=f"measure it too: specctl profile --batch-sizes ...,{found}",
             )
         points = np.broadcast_arrays(batch_sizes, context_tokens, sizes)
@@ -413,26 +403,27 @@ class Grid(Record):
 
 
 class DraftGrids(Record):
-    """The parts of a round that drafts, beside verification."""
+    """Parts of a drafting round, besides verification."""
 
     root: Grid  # level 1, from the state kept at the root
-    level: Grid  # each further level by its width
-    select: Grid  # choosing what to submit, by width
-    extend: Grid  # the drafter reads what was committed, by tokens of the longest row
+    level: Grid  # each further level, by width
+    select: Grid  # choosing the nodes to submit, by width
+    extend: Grid  # the drafter reads the committed tokens, by tokens of the longest row
     loop: Grid  # host work of a round
     prefill: Grid  # target and drafter read a prompt, by its tokens
 
 
 class HeldOut(Record):
-    """Error at points that were measured but not fitted: |predicted - measured| / measured."""
+    """Error at measured points outside the fit: |predicted - measured| / measured."""
 
     num_points: PositiveInt
-    mape: Spread  # the mean, worst: the largest; shares, not percent
+    # mape, worst: mean and largest error; shares, not percent
+    mape: Spread
     worst: Spread
 
 
 class DeciderCost(Record):
-    """Time of a rule's decisions a level, beyond EAGLE-2's, measured live; by batch size."""
+    """Time of a rule's decisions a level, less EAGLE-2's, measured live; by batch size."""
 
     batch_sizes: Axis
     level_us: tuple[Spread, ...]
@@ -445,15 +436,15 @@ class DeciderCost(Record):
 
 
 class LiveCheck(Record):
-    """The model held against a few prompts that were decoded, one at a time."""
+    """The model compared with a few prompts that were decoded one at a time."""
 
     policy: Name
     num_tokens: PositiveInt  # emitted
     # predicted_us, measured_us: of the run, its prompts included
     predicted_us: Microseconds
     measured_us: Microseconds
-    # share of the measured time in which it stood ready and other work had the processors; 0 where
-    # the system does not say
+    # share of the measured time that the thread waited for a processor; 0 if the system does not
+    # report it
     waited: Annotated[float, Field(ge=0, le=1)] = 0.0
 
     @property
@@ -463,15 +454,15 @@ class LiveCheck(Record):
 
     @property
     def undisturbed_error(self) -> float:
-        """The error without the waiting."""
+        """The error of the time without waiting."""
         return (1 + self.error) * (1 - self.waited) - 1
 
 
 class TableCost(CostModel):
-    """Measured by `specctl profile`.
+    """Times measured by `specctl profile`.
 
-    Times are a staircase up to the capture limit and lines between sizes above it. Captured rounds
-    are padded as the runtime pads them: rows to a power of two, tokens to a tier.
+    They form a staircase up to the capture limit, and lines between sizes above it. Captured rounds
+    are padded as in the runtime: rows to a power of two, tokens to a tier.
     """
 
     kind: Literal["table"] = "table"
@@ -482,19 +473,19 @@ class TableCost(CostModel):
     measured: UtcTime
     expires: UtcTime
     num_samples: PositiveInt  # rounds behind each median of verification
-    # the timed rounds, of the ordinary loop or captured ones
+    # rounds that were timed: of the ordinary loop, or captured ones
     rounds: Literal["ordinary", "graphs"] = "ordinary"
-    # of another engine: sizes of the grid up to this batch total are captured, and smaller batches
-    # are padded to the next; 0 without such captures
+    # of another engine: up to this batch total, tokens are padded to the next size of the grid; 0
+    # without padding
     capture_limit_tokens: Count
-    # totals of a batch that captured rounds of this runtime are padded to, or to the most that a
-    # policy verifies where that is less; none where they are not padded so
+    # batch totals that captured rounds of this runtime are padded to, or to the policy's largest
+    # tree if that is smaller; empty without padding
     token_tiers: tuple[PositiveInt, ...] = ()
     verify: Grid  # the target's forward and the choice of its tokens, by tokens per request
     loop: Grid  # host work of a plain round
     prefill: Grid  # the target reads a prompt, by its tokens
     draft: DraftGrids | None  # None for a target without a drafter
-    # by the name of `decider_of`, what `--policy` had timed
+    # rules timed by `--policy`, by the name of `decider_of`
     deciders: dict[Name, DeciderCost] = Field(default_factory=dict)
     held_out: dict[Name, HeldOut]  # by part
     checks: tuple[LiveCheck, ...] = ()  # live runs at the end of the measurement
@@ -513,13 +504,13 @@ class TableCost(CostModel):
 
     @property
     def time_error(self) -> float | None:
-        """Of the part of a round that is known worst: prompts are no part of one."""
+        """The error of the worst part of a round; prompts are no part of it."""
         parts = [of.mape for name, of in self.held_out.items() if not name.endswith("prefill")]
         return SD_OF_MEAN * max(parts) if parts else None
 
     @property
     def failed_check(self) -> LiveCheck | None:
-        """A check that is off by more than `LARGEST_ERROR`, and not because its thread waited."""
+        """The worst check, if its error exceeds `LARGEST_ERROR` and waiting does not explain it."""
         worst = max(self.checks, key=lambda check: abs(check.error), default=None)
         if worst is None or abs(worst.error) <= LARGEST_ERROR:
             return None
@@ -540,8 +531,8 @@ class TableCost(CostModel):
         grid: Grid = getattr(self if name == part else self.draft, name)
         if name == "level" and grid.sizes == (1,) and np.any(np.asarray(sizes) > 1):
             raise UsageError(
-                "nodes a level of the cost model: expected 1, as it was measured with chains "
-                f"alone, found a tree of {int(np.max(sizes))}",
+                "the cost model was measured with chains alone, and this tree has "
+                f"{int(np.max(sizes))} nodes a level",
                 hint="measure trees too: specctl profile --widths 1,4,10",
             )
         return grid.read(sizes, batch, context)
@@ -561,7 +552,7 @@ class TableCost(CostModel):
         ]
 
     def _padded(self, tokens: Floats, batch: Floats, most: Floats | None) -> tuple[Floats, Floats]:
-        """Rows of graphs: the next power of two, as far as measured."""
+        """Rows are padded to the next power of two within the measured batches, tokens to tiers."""
         rows = batch
         if self.rounds == "graphs":
             bucket = np.minimum(np.exp2(np.ceil(np.log2(batch))), self.verify.batch_sizes[-1])
@@ -574,7 +565,7 @@ class TableCost(CostModel):
         return np.where(padded * rows <= self.capture_limit_tokens, padded, sizes), rows
 
     def _num_read(self, levels: Floats, emitted: Floats) -> Floats:
-        """A captured round reads as many places as its tree is deep, last round or not."""
+        """A captured round, the last one too, reads as many places as its tree is deep."""
         return np.where(levels > 0, levels + 1, emitted) if self.rounds == "graphs" else emitted
 
 
@@ -596,14 +587,14 @@ def _corners(axis: Floats, points: Floats) -> list[tuple[NDArray[np.int64], Floa
 
 
 def _next_above(steps: Sequence[int], values: Floats) -> Floats:
-    """Each value rounded up to the next of increasing steps; beyond the last it stays."""
+    """Each value rounded up to the next of increasing steps; unchanged beyond the last."""
     axis = np.asarray(steps, np.float64)
     index = np.searchsorted(axis, values)
     return np.where(index < len(axis), axis[np.minimum(index, len(axis) - 1)], values)
 
 
 def _check_shape(name: str, values: Sized, shape: Sequence[tuple[str, int]]) -> None:
-    """Nested tuples have the lengths of the axes."""
+    """Raises ValueError unless nested tuples have the lengths of the axes."""
     (axis, wanted), *deeper = shape
     require(
         len(values) == wanted,

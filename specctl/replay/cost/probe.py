@@ -1,8 +1,7 @@
 """Timing the runtime's own rounds, ordinary and captured, at controlled shapes.
 
-Whole rounds are run, in their order, and every lap of theirs is kept: a level timed in a loop of
-its own would find its weights in the processor's cache, where a real round does not, because
-the target has just passed through it.
+Whole rounds run in order, and each lap is kept. A level timed in a loop of its own would find its
+weights in the processor's cache; in a real round the target has just evicted them.
 """
 
 from __future__ import annotations
@@ -28,26 +27,23 @@ from specctl.runtime.state import SlotFacts
 PROBE_DEPTH = 4
 """Levels of a probed tree: one from the root, three expansions."""
 WARM_UPS = 2
-"""Uses of a graph's key before replays: as it is, then captured."""
+"""Uses of a graph's key before replays: one eager, one captured."""
 ONE = 1
-"""The place on an axis of a part that does not depend on it."""
+"""The only point on an axis that a part does not depend on."""
 Point = tuple[int, int, int]
 """Batch size, context, size."""
 Times = dict[Point, list[float]]
 
 
 def own_clock(device: torch.device) -> Callable[[], float]:
-    """The clock of measurements, seconds. Where one thread of a CPU does all the work it is that
-    thread's own time: other work on the machine makes it wait, and the waiting does not count."""
+    """The clock of measurements, seconds. With one CPU thread it is that thread's own time, which
+    leaves out the waiting for processors that other work holds."""
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     return time.thread_time if alone else time.perf_counter
 
 
 class Samples:
-    """Times, us, by part of a round and by the point at which they were taken.
-
-    Parts are the fields of `TableCost`, and those of its `DraftGrids` as `draft.<field>`.
-    """
+    """Times in us, by part and point; parts are named as in `CostModel.part_us`."""
 
     def __init__(self) -> None:
         self.by_part: dict[str, Times] = {}
@@ -56,7 +52,7 @@ class Samples:
         self.by_part.setdefault(part, {}).setdefault(point, []).append(us)
 
     def at(self, part: str, sizes: Sequence[int]) -> Times:
-        """The samples of some sizes, e.g. of those to fit, or of those held out."""
+        """The samples of some sizes, e.g. of the held-out ones."""
         return {point: us for point, us in self.by_part[part].items() if point[2] in sizes}
 
 
@@ -66,19 +62,19 @@ def probed_tree(width: int, num_tokens: int) -> StaticTree:
 
 
 def tree_capacity(width: int) -> int:
-    """Nodes of the largest tree of a width that a probe can submit, root counted."""
+    """Nodes of the largest probed tree of a width, root counted."""
     return pool_capacity(build_shape(probed_tree(width, PROBE_DEPTH + 1)))
 
 
 class RoundProbe:
-    """A batch at one context, ready to run rounds that leave it where it was.
+    """A batch at one context, on which rounds run again and again.
 
     Args:
-        batch_size: B. context_tokens: of every row, before its root.
-        trees: all that may be probed, to allocate the room that they need.
+        context_tokens: of every row, before its root.
+        trees: all that may be probed; room for them is allocated.
         read_sizes: tokens that the drafter reads after rounds, in turn.
         num_rounds: timed at each call of `run`.
-        graphs: how rounds are captured; None times them without.
+        graphs: settings of captured rounds; None for ordinary ones.
     """
 
     def __init__(
@@ -112,7 +108,7 @@ class RoundProbe:
         ]
 
     def run(self, tree: StaticTree | None, into: Samples) -> None:
-        """Times rounds after those that warm up and capture; plain ones without a tree."""
+        """Warms up, then times rounds of a tree; plain rounds without one."""
         policy, counters = Policy(shape=tree or RootOnly()), GraphCounters()
         rules = runnable(policy, self.pair.drafter, self.device, self.batch_size)
         setting = RoundSetting(
@@ -128,7 +124,7 @@ class RoundProbe:
         )
         body = Round(setting, policy, rules)
         if self.graphs is not None and body.kernels is None:
-            raise not_in_graphs(f"policy {policy.name}, which drafts between graphs")
+            raise not_in_graphs(f"policy {policy.name} drafts between graphs")
         self._rewind(tree)
         warm_ups = 1 if self.graphs is None else WARM_UPS
         for samples in [*[Samples()] * warm_ups, *[into] * self.num_rounds]:
@@ -136,7 +132,7 @@ class RoundProbe:
         check_captured(counters)
 
     def _play(self, body: Round, tree: StaticTree | None, into: Samples) -> None:
-        """One round from where the prompts end; the upload takes back the round before."""
+        """Runs one round from the end of the prompts; the upload undoes the round before."""
         batch, context, drafter = self.batch_size, self.context, body.setting.drafter
         read_before = context + (0 if drafter is None else drafter.lead)
         roots = self.prompts[:, 0].tolist()
@@ -163,7 +159,7 @@ class RoundProbe:
         into.add("draft.extend", (batch, context, num_read), laps["commit"][0])
 
     def _rewind(self, tree: StaticTree | None) -> None:
-        """Has the drafter read the prompts again."""
+        """Makes the drafter read the prompts again."""
         if tree is None:
             return
         assert self.pair.drafter is not None
@@ -175,14 +171,13 @@ class RoundProbe:
 def check_captured(counters: GraphCounters) -> None:
     """Refuses times of rounds that ran in part without a graph."""
     if counters.failed_captures:
-        raise not_in_graphs(f"{counters.failed_captures} that failed (logger specctl.graphs)")
+        raise not_in_graphs(f"{counters.failed_captures} captures failed (logger specctl.graphs)")
 
 
-def not_in_graphs(found: str) -> UsageError:
+def not_in_graphs(reason: str) -> UsageError:
     """The refusal to time rounds as graphs."""
     return UsageError(
-        "--rounds graphs: expected rounds that can be captured, on CUDA with fused kernels, "
-        f"found {found}",
+        f"--rounds graphs needs rounds that can be captured, on CUDA with fused kernels: {reason}",
         hint="--rounds ordinary times the ordinary loop",
     )
 
@@ -195,12 +190,11 @@ def loop_us(
     max_new_tokens: int,
     graphs: GraphSettings | None = None,
 ) -> float:
-    """Host work of one step: the time beside drafting, verification and decisions.
+    """Host work of one step: its time less drafting, verification and decisions.
 
-    While the host keeps its books on captured rounds the device is still at the commit, so host
-    work cannot simply be added: there it is the wall time of a step beyond the parts that a table
-    names. The making of a loop, once for any number of rounds, is no part of it. The device's share
-    is taken from the loop's own rounds, all of them warm, with no request joining or leaving.
+    The bookkeeping of captured rounds overlaps with the device's commit. There, host work is the
+    wall time of a step less the device's parts, over warm rounds in which no request joins or
+    leaves. Making the loop is left out.
     """
     loop = _loop(pair, policy, batch_size, prompt_tokens, max_new_tokens, graphs, batch_size)
     if graphs is None:
@@ -212,7 +206,7 @@ def loop_us(
         models_us = total.draft_us + total.verify_us + total.policy_us + total.prefill_us
         return (wall_us - models_us) / num_steps
     if loop.round.kernels is None:
-        raise not_in_graphs(f"policy {policy.name}, which drafts between graphs")
+        raise not_in_graphs(f"policy {policy.name} drafts between graphs")
     clocks: list[Stopwatch] = []
 
     def new_watch() -> Stopwatch:
@@ -230,7 +224,7 @@ def loop_us(
     _wait(loop)
     wall_us = 1e6 * (time.perf_counter() - start)
     check_captured(loop.graph_counters)
-    charged_us = 0.0  # by the parts of a table; of a plain round the verification alone
+    charged_us = 0.0  # the parts of a table; for a plain round, verification alone
     for clock in clocks:
         laps = clock.laps()
         charged_us += laps["verify"][0]
@@ -246,7 +240,7 @@ def prefill_us(
     num_prompts: int,
     graphs: GraphSettings | None = None,
 ) -> list[float]:
-    """Reading prompts, one at a time, after one that warms up."""
+    """Times of reading prompts, one at a time, after one for warm-up."""
     loop = _loop(pair, policy, 1, prompt_tokens, 1, graphs, num_prompts + 1)
     finished, _ = _run(loop)
     return [done.metrics.prefill_us for done in finished[1:]]
@@ -261,7 +255,7 @@ def _loop(
     graphs: GraphSettings | None,
     num_requests: int,
 ) -> DecodeLoop:
-    """A decode loop with random prompts submitted, to be decoded to their full length."""
+    """A decode loop with random prompts, which run to their full length."""
     loop = DecodeLoop(
         pair.target.model,
         pair.drafter,
@@ -295,7 +289,7 @@ def _wait(loop: DecodeLoop) -> None:
 
 
 def random_tokens(pair: Pair, count: int, *, seed: int) -> list[int]:
-    """Uniform over the vocabulary: experts of a mixture are met as in mixed text."""
+    """Tokens uniform over the vocabulary, which spread over the experts of a mixture."""
     generator = torch.Generator().manual_seed(seed)
     ids: list[int] = torch.randint(
         pair.target.model.vocab_size, (count,), generator=generator

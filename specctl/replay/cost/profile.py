@@ -1,4 +1,4 @@
-"""`specctl profile`: measures a pair on the machine at hand and fits its cost model."""
+"""`specctl profile`: a pair measured on the machine at hand, and its cost model."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from specctl.formatting import listed, terminal_table
 from specctl.policy import Chain, Policy, RootOnly, StaticTree
 from specctl.policy.family import MAX_TOKENS, MAX_TOP_K
 from specctl.replay.config import ProfileGrid
-from specctl.replay.cost.check import check_live, checked_policies, num_runs
-from specctl.replay.cost.deciding import time_decider
 from specctl.replay.cost.files import validity
+from specctl.replay.cost.live import check_live, checked_policies, num_runs, time_decider
 from specctl.replay.cost.model import (
     LARGEST_ERROR,
     WAITING,
@@ -54,15 +53,15 @@ Floats = NDArray[np.float64]
 PLAIN = Policy(shape=RootOnly())
 DRAFTING = Policy(shape=Chain(num_draft_tokens=PROBE_DEPTH))
 MOST_TOKENS = 2048
-"""Largest tier of captured rounds that a table names."""
+"""Largest tier of captured rounds in a table."""
 GRAPH_TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
-"""Sizes whose totals are tiers of captured rounds in every batch of a power of two requests."""
+"""Tokens per request whose batch totals are tiers of captured rounds, for batches of 1, 2, 4 ..."""
 GRAPH_READS = tuple(StaticTree(depth=d, top_k=1, num_tokens=d + 1) for d in (1, 8))
-"""A captured round reads as many tokens as its tree is deep and one more: near and far points."""
+"""Trees that give two points of reading: a captured round reads one token more than its depth."""
 QUICK_BATCHES = (1, 4)
-"""Batch sizes of a quick profile, where none are named."""
+"""Default batch sizes of a quick profile."""
 NUM_LOOP_STEPS = 4
-"""Rounds that the loop of captured rounds is timed at, at least, in one pass."""
+"""Fewest rounds over which the loop of captured rounds is timed in one pass."""
 NOISY_SPREAD, NOISY_ERROR = 0.25, 0.1
 """Interquartile range over median, and mean held-out error, above which a profile is noisy."""
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -72,11 +71,9 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def settled(grid: ProfileGrid, pair: Pair, graphs: GraphSettings | None) -> ProfileGrid:
-    """The grid as this pair is timed on it.
-
-    A target alone has no trees to verify, so it is timed at plain rounds. A quick pass has the
-    same points of two batch sizes, medians of fewer rounds. Texts of graphs are long enough to warm
-    up, capture and time the loop's rounds.
+    """The grid for this pair: plain rounds alone for a target without a drafter, fewer passes and
+    batch sizes for a quick profile, and with graphs texts that are long enough to warm up, capture
+    and time the loop's rounds.
     """
     changes: dict[str, Any] = {}
     if graphs is not None and "tokens" not in grid.model_fields_set:
@@ -94,25 +91,25 @@ def settled(grid: ProfileGrid, pair: Pair, graphs: GraphSettings | None) -> Prof
 
 
 def check_grid(pair: Pair, grid: ProfileGrid) -> None:
-    """Refuses a grid beyond the model's context, or trees beyond the probe's."""
+    """Refuses a grid beyond the model's context, and trees larger than a probe can grow."""
     largest, widest = grid.tokens[-1], grid.widths[-1]
     room = pair.target.model.context_tokens - largest
     most = min(tree_capacity(min(widest, MAX_TOP_K)), MAX_TOKENS)
     longest = max(grid.context_tokens[-1], grid.prompt_tokens[-1] + grid.loop_tokens)
-    for option, holds, expected, found in (
-        ("--batch-sizes", grid.batch_sizes[0] == 1, "1 first", grid.batch_sizes),
-        ("--verified-tokens", grid.tokens[0] == 1, "1 first, a plain round", grid.tokens),
-        ("--widths", grid.widths[0] == 1, "1 first, a chain", grid.widths),
-        ("--widths", widest <= MAX_TOP_K, f"at most {MAX_TOP_K}", widest),
-        ("--verified-tokens", largest <= most, f"at most {most} at these widths", largest),
-        ("--contexts", longest <= room, f"at most {room}, the model's room", longest),
+    for holds, broken in (
+        (grid.batch_sizes[0] == 1, "--batch-sizes must begin with 1"),
+        (grid.tokens[0] == 1, "--verified-tokens must begin with 1, a plain round"),
+        (grid.widths[0] == 1, "--widths must begin with 1, a chain"),
+        (widest <= MAX_TOP_K, f"--widths may be at most {MAX_TOP_K}"),
+        (largest <= most, f"--verified-tokens may be at most {most} at these widths"),
+        (longest <= room, f"--contexts may be at most {room}, the model's room"),
     ):
         if not holds:
-            raise UsageError(f"{option}: expected {expected}, found {found}", hint="change it")
+            raise UsageError(broken)
 
 
 def tree_shapes(tokens: Sequence[int], widths: Sequence[int]) -> list[StaticTree]:
-    """Trees that meet every size and every width, the sizes dealt to the widths in turn."""
+    """Trees of every size and of every width; sizes are dealt to the widths in turn."""
     turn = cycle(sorted(widths))
     shapes = [
         probed_tree(next(width for width in turn if tree_capacity(width) >= size), size)
@@ -123,20 +120,20 @@ def tree_shapes(tokens: Sequence[int], widths: Sequence[int]) -> list[StaticTree
 
 
 def timed_rounds(choice: str, pair: Pair) -> GraphSettings | None:
-    """The capture of the rounds to be timed; None for that of the ordinary loop.
+    """The capture settings of the rounds to be timed; None for the ordinary loop.
 
     Args:
         choice: auto, graphs or ordinary.
 
     Raises:
-        UsageError: graphs where there are none.
+        UsageError: graphs are asked for and this device has none.
     """
     settings, devices = GraphSettings(), pair.target.model.devices
     has_graphs = settings.capture_on(devices) is not None
     if choice == "ordinary" or (choice == "auto" and not has_graphs):
         return None
     if not has_graphs:
-        raise not_in_graphs(f"none on {listed(map(str, devices))} here")
+        raise not_in_graphs(f"there are none on {listed(map(str, devices))}")
     return settings
 
 
@@ -155,10 +152,9 @@ def profile(
     """Measures and fits; one to two minutes for the embedded pair on one thread.
 
     Args:
-        requests: decoded in the end to hold the model against; none are no check.
-        policies: whose own decisions are timed on these requests too.
-        graphs: how captured rounds are captured; None times the ordinary loop's. See
-            `timed_rounds`.
+        requests: decoded at the end as a check of the model; empty for no check.
+        policies: their own decisions are timed too, on these requests.
+        graphs: of `timed_rounds`.
         on_step: called `num_steps` times.
 
     Raises:
@@ -190,8 +186,7 @@ def profile(
 
 
 def num_steps(pair: Pair, grid: ProfileGrid, num_policies: int = 0) -> int:
-    """Measurements of `profile` with requests and so many policies, each of which moves the
-    progress bar by one."""
+    """Steps of the progress bar of `profile` with requests and so many policies."""
     grid = settled(grid, pair, None)
     num_checked = len(checked_policies(pair, grid)) + num_policies
     return grid.num_steps + num_policies * len(grid.batch_sizes) + num_runs(grid) * num_checked
@@ -235,7 +230,7 @@ AXES = {
     "draft.prefill": "prompt_tokens",
     "draft.select": "widths",
 }
-"""The axis of `ProfileGrid` that the sizes of a part are on, where it has held-out points."""
+"""Parts with held-out points, and the axis of `ProfileGrid` that their sizes are on."""
 
 
 def fit_table(
@@ -244,8 +239,8 @@ def fit_table(
     """The record of a profile's samples, with the error at the points held out of the fit."""
     measured_at, expires = validity(datetime.now(UTC))
     tiers: tuple[int, ...] = ()
-    if graphs is not None and not grid.capture_limit_tokens:  # whatever the policy; its largest
-        least = graphs.flat_tokens  # tree is one more
+    if graphs is not None and not grid.capture_limit_tokens:  # a policy's largest tree is one more
+        least = graphs.flat_tokens
         tiers = token_tiers(max(MOST_TOKENS, least), least)
     fitted, held_out = dict[str, Grid](), dict[str, HeldOut]()
     for part, times in samples.by_part.items():
@@ -295,18 +290,17 @@ def this_machine(pair: Pair) -> Machine:
 
 
 def fit_grid(times: Times) -> Grid:
-    """A grid over the points of samples, which must form a full one.
+    """A grid over the points of samples, which must be a full grid.
 
-    Medians, then isotonic regression: along sizes at the first context, and along sizes of the
-    addition of each further context, which must not be negative. So times rise with tokens and
-    with context, and a cached token costs more with more tokens that attend to it; that keeps
-    every extrapolation sorted too.
+    Medians are made monotone by isotonic regression along sizes: at the first context, then for the
+    non-negative increment of each further context. So times rise with tokens and with context, and
+    a cached token costs more the more tokens attend to it; extrapolations stay sorted too.
     """
     axes = [sorted(set(axis)) for axis in zip(*times, strict=True)]
     medians, spreads = np.empty((2, *(len(axis) for axis in axes)))
     if len(times) != medians.size:
         raise InvariantError(
-            f"grid of timings: expected {medians.size} points, found {len(times)}",
+            f"a grid of {medians.size} points has timings at {len(times)}",
             hint="report this grid",
         )
     for point, us in times.items():
@@ -330,7 +324,7 @@ def fit_grid(times: Times) -> Grid:
 
 
 def monotone(plane: Floats) -> Floats:
-    """`[C, S]` made non-decreasing along both axes, increments along C sorted along S too."""
+    """`[C, S]` made non-decreasing along both axes; increments along C rise along S too."""
     rows = [isotonic(plane[0])]
     for before, after in pairwise(plane):
         rows.append(rows[-1] + np.maximum(isotonic(after - before), 0.0))
@@ -340,9 +334,9 @@ def monotone(plane: Floats) -> Floats:
 def isotonic(values: Floats) -> Floats:
     """The non-decreasing sequence nearest in squares.
 
-    By the max-min formula (Robertson, Wright and Dykstra, 1988): value i is the largest, over
-    stretches that start by i, of the smallest mean that such a stretch has when it ends at i or
-    later. A dozen values at most; scikit-learn is not there where serving is timed.
+    By the max-min formula (Robertson, Wright and Dykstra, 1988): value i is the maximum over starts
+    s <= i of the minimum over ends e >= i of the mean of s .. e. There are a dozen values at most,
+    and scikit-learn is absent where serving is timed.
     """
     size = len(values)
     means = np.full((size, size), np.inf)
@@ -353,7 +347,7 @@ def isotonic(values: Floats) -> Floats:
 
 
 def held_out_error(grid: Grid, times: Times) -> HeldOut:
-    """Relative error of a grid at points, one or more, that it was not fitted on."""
+    """Relative error of a grid at points outside its fit."""
     batch, context, sizes = (np.array(axis) for axis in zip(*times, strict=True))
     measured = np.array([np.median(us) for us in times.values()])
     error = np.abs(grid.read(sizes, batch, context) - measured) / measured
@@ -364,12 +358,12 @@ def held_out_error(grid: Grid, times: Times) -> HeldOut:
 
 
 def spread(grid: Grid) -> float:
-    """Median over a grid's points of interquartile range over time."""
+    """Interquartile range over time, median of a grid's points."""
     return float(np.median(np.array(grid.iqr_us) / np.array(grid.us)))
 
 
 def is_noisy(model: TableCost) -> bool:
-    """Whether the samples of one point, or neighbouring points, contradict each other."""
+    """Whether samples of a point scatter, or held-out points are off."""
     errors = [error.mape for error in model.held_out.values()]
     return spread(model.verify) > NOISY_SPREAD or max(errors, default=0.0) > NOISY_ERROR
 
@@ -389,21 +383,21 @@ def summary_json(model: TableCost, out: Path) -> dict[str, Any]:
     return {
         "out": str(out),
         "digest": model.digest,
-        **model.model_dump(mode="json", include={*stated, "checks"}),
+        **model.model_dump(mode="json", include=stated),
         "spread": spread(model.verify),
         "is_noisy": is_noisy(model),
     }
 
 
 def check_lines(model: TableCost) -> Iterator[str]:
-    """Promised and measured speed of the policies that were decoded, and what to think of it."""
+    """Predicted and measured speed of the checked policies, and the verdict on the model."""
     for check in model.checks:
-        promised, measured = (
+        predicted, measured = (
             1e6 * check.num_tokens / us for us in (check.predicted_us, check.measured_us)
         )
         waiting = f", {check.waited:.0%} of the time waiting" if check.waited > WAITING else ""
         yield (
-            f"check: {check.policy}: {promised:.0f} tokens/s predicted, {measured:.0f} measured "
+            f"check: {check.policy}: {predicted:.0f} tokens/s predicted, {measured:.0f} measured "
             f"({check.error:+.0%}{waiting})"
         )
     worst = max(model.checks, key=lambda check: abs(check.error), default=None)
@@ -424,7 +418,7 @@ def check_lines(model: TableCost) -> Iterator[str]:
 
 
 def render(model: TableCost, out: Path) -> Any:
-    """A rich group: verification by size and batch, the held-out error, the check, the file."""
+    """A rich group: verification by size and batch, held-out error, check and file."""
     from rich.console import Group
 
     errors = ", ".join(f"{k} {e.mape:.1%}" for k, e in model.held_out.items())

@@ -1,5 +1,5 @@
-"""Cost models that are linear in the counts of a step: stated by somebody, or fitted to an engine's
-own steps (`engine`)."""
+"""Cost models that are linear in the counts of a step: stated rates, and rates fitted to the steps
+of an engine (`engine`)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Rate = Annotated[float, Field(ge=0)]
 
 
 class Rates(NamedTuple):
-    """Microseconds of a part of a step, whose sizes and cached tokens count per request."""
+    """Microseconds of a part of a step; sizes and cached tokens count per request."""
 
     fixed: float
     request: float
@@ -38,14 +38,14 @@ class Rates(NamedTuple):
 
 
 class RateCost(CostModel):
-    """Parts of a round that cost a fixed time, and more a request, a token and a cached token."""
+    """Parts of a round with a fixed time and rates a request, a token and a cached token."""
 
     verify_token_us: Rate
 
     @property
     @abstractmethod
     def rates(self) -> dict[str, Rates]:
-        """By part; what is not there is inside the others."""
+        """By part; a missing part is contained in the others."""
 
     @property
     def rises(self) -> bool:
@@ -65,20 +65,20 @@ class RateCost(CostModel):
 
 
 class LinearCost(RateCost):
-    """Published or hand-written, after SpecDecode-Bench's simulator (`predictor.py`).
+    """Published or hand-written rates, after SpecDecode-Bench's simulator (`predictor.py`).
 
     A step of n batched tokens over c cached ones, L passes of the drafter and K drafted tokens (n,
     c and K over the batch) costs `step_us + verify_fixed_us + n · verify_token_us
-    + c · verify_cached_token_us`, and where it drafts also `draft_fixed_us + L · draft_level_us
+    + c · verify_cached_token_us`. A drafting step adds `draft_fixed_us + L · draft_level_us
     + K · draft_token_us + c · draft_cached_token_us`. A level of W nodes drafts W tokens a request,
-    the first level one; a prompt is one step of its tokens. Reading committed tokens is inside the
-    fixed part. The simulator's rate for draft tokens is of those of one request, however large the
-    batch, and the root counts: of chains that is a level's, once more in the fixed part.
+    the first level one. A prompt is one step of its tokens. The fixed part includes the reading of
+    committed tokens. The simulator's rate for draft tokens counts one request of the batch, root
+    included: for chains it becomes `draft_level_us`, and once more a part of `draft_fixed_us`.
     """
 
     kind: Literal["linear"] = "linear"
     cost_model_version: Literal[1]
-    source: Name  # model, drafter and hardware, and who published the rates
+    source: Name  # model, drafter, hardware and publication of the rates
     verify_fixed_us: Microseconds
     verify_token_us: Rate
     verify_cached_token_us: Rate
@@ -87,8 +87,8 @@ class LinearCost(RateCost):
     draft_token_us: Rate
     draft_cached_token_us: Rate = 0.0
     step_us: Rate
-    # largest_batch_size, largest_level_width: that the rates are fitted to; None where they are
-    # stated for any. See `outside`
+    # largest_batch_size, largest_level_width: the range of the fit behind the rates; None for no
+    # limit. See `outside`
     largest_batch_size: PositiveInt | None = None
     largest_level_width: PositiveInt | None = None
 
@@ -121,17 +121,17 @@ class LinearCost(RateCost):
 
 
 class Span(Record):
-    """The least and the most of something in the steps of a fit."""
+    """The least and the most of a quantity in the steps of a fit."""
 
     low: Rate
     high: Rate
 
 
 class Support(Record):
-    """The steps of a fit, dimension by dimension."""
+    """The range of a fit, dimension by dimension."""
 
     batch_size: Span  # requests of a step
-    tokens_per_request: Span  # that the target verified, the roots counted
+    tokens_per_request: Span  # verified, roots counted
     levels: Span  # passes of the drafter
     context_tokens: Span  # cached, per request
     prompt_tokens: Span  # read in a step, over the batch
@@ -143,49 +143,46 @@ class Support(Record):
 
 
 class StepError(Record):
-    """|predicted - measured| / measured of steps that were held out of the fit."""
+    """|predicted - measured| / measured of steps held out of the fit."""
 
     num_steps: PositiveInt
     # median, p90: shares, not percent
     median: Spread
     p90: Spread
-    total: float  # predicted over measured time of all of them together, less 1; without stalls
-    by_length: Spread  # the mean over draft lengths of the same, without its sign, by their steps
+    total: float  # predicted over measured time of all steps together, less 1; without stalls
+    by_length: Spread  # |total| of each draft length, averaged by number of steps
 
 
 STALL = 10.0
-"""Times its fitted time, beyond which a step says more about a pause of the machine than about the
-engine: one second among a thousand steps would make each of them look a tenth slower."""
+"""Steps that take more than so many times their fitted time are pauses of the machine: one second
+among a thousand steps would make each look a tenth slower."""
 
 
 class EngineCost(RateCost):
-    """Fitted by `specctl profile --from` to the step times of a serving engine.
+    """Rates fitted by `specctl profile --from` to the step times of a serving engine.
 
     A step of B requests, n verified tokens, p tokens of prompts, c cached ones (all three over the
     batch) and L passes of the drafter costs `verify_fixed_us + B · verify_request_us
-    + n · verify_token_us + p · verify_prompt_token_us + c · verify_cached_token_us`, where it
-    drafts `draft_fixed_us + L · (level_us + B · level_request_us) + p · draft_prompt_token_us`, and
-    always `host_us + B · host_request_us` for the policy, the scheduler and the rest. A level of W
-    nodes counts as W requests. A prompt by itself is a step of its tokens.
+    + n · verify_token_us + p · verify_prompt_token_us + c · verify_cached_token_us`, and
+    `host_us + B · host_request_us` for the policy, the scheduler and the rest. A drafting step adds
+    `draft_fixed_us + L · (level_us + B · level_request_us) + p · draft_prompt_token_us`. A level of
+    W nodes counts as W requests. A prompt by itself is a step of its tokens.
     """
 
     kind: Literal["engine"] = "engine"
     cost_model_version: Literal[1]
-    # engine, engine_version: whose steps these are
     engine: Name
     engine_version: Name
-    device: Name  # hardware that the traces name
+    device: Name  # hardware named by the traces
     dtype: Name
     pair: PairFingerprint
-    traces_digest: Digest  # of the rounds behind the fit
+    traces_digest: Digest
     measured: UtcTime
     expires: UtcTime
-    # that the rates are fitted to; num_prompt_steps of these read prompts too
-    num_steps: PositiveInt
-    num_prompt_steps: Count
-    num_stalls: Count  # of these, that are no part of the means, being slower by more than `STALL`
-    # that rates of medians were multiplied by, so that they give mean times
-    mean_over_median: Annotated[float, Field(gt=0)]
+    num_steps: PositiveInt  # behind the fit
+    num_prompt_steps: Count  # of these, steps that read prompts too
+    num_stalls: Count  # of these, steps slower than `STALL` times, which the means leave out
+    mean_over_median: Annotated[float, Field(gt=0)]  # factor from rates of medians to mean times
     verify_fixed_us: Rate
     verify_request_us: Rate
     verify_token_us: Rate
@@ -198,7 +195,7 @@ class EngineCost(RateCost):
     host_us: Rate
     host_request_us: Rate
     support: Support  # see `outside`
-    held_out: StepError  # the error at other stretches of time
+    held_out: StepError
 
     @cached_property
     def rates(self) -> dict[str, Rates]:
@@ -229,16 +226,16 @@ class EngineCost(RateCost):
 
     @property
     def time_error(self) -> float:
-        """Of all held-out steps of one draft length together: a single step says little of them."""
+        """The error of all held-out steps of one draft length together, as single steps scatter."""
         return SD_OF_MEAN * self.held_out.by_length
 
     def round_us(self, steps: Steps) -> Floats:
-        """As of any model; a larger batch than the engine ever ran is refused, never guessed."""
+        """Times as of any model; a batch larger than the engine ever ran is refused."""
         largest, found = self.support.batch_size.high, float(np.max(steps.batch_size, initial=0))
         if found > largest:
             raise UsageError(
-                f"batch size of the cost model: expected at most {largest:g}, the largest that "
-                f"{self.engine} ran, found {found:g}",
+                f"the cost model is fitted to batches up to {largest:g}, the largest that "
+                f"{self.engine} ran; {found:g} is larger",
                 hint="log the engine at that load, and fit again with specctl profile --from",
             )
         prompt = np.asarray(steps.prompt_tokens, np.float64)
