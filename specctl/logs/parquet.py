@@ -1,7 +1,7 @@
-"""Reading Parquet files of traces: an error of polars or pyarrow becomes a refusal of ours.
+"""Reading Parquet files of traces; errors of polars and pyarrow become `TraceCorruptError`.
 
-A digest shows that bytes are the bytes that were written, not that they can be decoded. Lazy frames
-and columns are read long after `TraceSet.open`, so every reader goes through these functions.
+Files with the right digest may still fail to decode, and lazy frames are read long after
+`TraceSet.open`, so every reader goes through these functions.
 """
 
 from __future__ import annotations
@@ -23,11 +23,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def decoding(what: str) -> Iterator[None]:
-    """Turns errors of the libraries that read files into `TraceCorruptError` naming `what`.
-
-    Raises:
-        HostMemoryError: there was too little memory, which is no file's fault.
-    """
+    """Turns errors of the reading libraries into `TraceCorruptError` naming `what`, or into
+    `HostMemoryError`."""
     found: list[type[BaseException]] = [OSError, UnicodeDecodeError]
     try:
         yield
@@ -40,11 +37,11 @@ def decoding(what: str) -> Iterator[None]:
             theirs = sys.modules["polars"].exceptions
             found += [theirs.PolarsError, theirs.PanicException]
         if isinstance(error, tuple(found)):
-            reason = f"bytes that cannot be decoded ({type(error).__name__})"
+            reason = f"its bytes cannot be decoded ({type(error).__name__})"
             if isinstance(error, OSError) and error.errno:
                 reason = reason_of(error)
             elif column := re.match(r'unable to find column "(\w+)"', str(error)):
-                reason = f"no column {column[1]}"
+                reason = f"it has no column {column[1]}"
             raise _undecodable(what, reason) from error
         raise
 
@@ -71,24 +68,24 @@ def scan_files(table: str, paths: Sequence[Path]) -> pl.LazyFrame:
 def read_columns(path: Path, columns: Sequence[str]) -> Any:
     """Columns of a file, as a `pyarrow.Table`."""
     with decoding(str(path)):
-        # Not pq.read_table: threads of pyarrow's pool, beside torch's, abort a process that ends.
+        # Not pq.read_table: threads of pyarrow's pool, beside torch's, abort an ending process.
         return _opened(path, columns).read(list(columns), use_threads=False)
 
 
 def _opened(path: Path, columns: Sequence[str]) -> Any:
-    """A `ParquetFile`; pyarrow would say nothing of columns that it lacks."""
+    """A `ParquetFile` that has these columns; pyarrow ignores missing ones."""
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(path, page_checksum_verification=True)
     missing = sorted(set(columns) - set(file.schema_arrow.names))
     if missing:
-        raise _undecodable(str(path), f"no column {missing[0]}")
+        raise _undecodable(str(path), f"it has no column {missing[0]}")
     return file
 
 
-def _undecodable(what: str, found: str) -> TraceCorruptError:
+def _undecodable(what: str, reason: str) -> TraceCorruptError:
     return TraceCorruptError(
-        f"{what}: expected Parquet files with the columns of the format, found {found}",
+        f"{what} cannot be read: {reason}",
         hint="`specctl traces verify` names the file; go on without it, or fetch it again",
     )
 
@@ -97,14 +94,12 @@ def _undecodable(what: str, found: str) -> TraceCorruptError:
 
 
 Tables = dict[str, "pa.Table"]
-"""By name of the trace format; a table without rows may be absent."""
+"""Tables by name; one without rows may be absent."""
 
 
 def read_tables(paths: dict[str, Path]) -> Tables:
-    """All rows of a segment's files, in the columns and types of the format.
-
-    Columns may hold nulls where the format has none, which `row_checks` name.
-    """
+    """All rows of a segment's files, in the columns and types of the format; `row_checks` finds
+    forbidden nulls."""
     import pyarrow as pa
 
     tables = {}
@@ -117,7 +112,7 @@ def read_tables(paths: dict[str, Path]) -> Tables:
 
 
 def join_tables(parts: Sequence[Tables]) -> Tables:
-    """One after another, as one; dictionaries are unified."""
+    """Tables one after another; dictionaries are unified."""
     import pyarrow as pa
 
     found = {name: [part[name] for part in parts if name in part] for name in TABLES}
@@ -131,7 +126,7 @@ def join_tables(parts: Sequence[Tables]) -> Tables:
 
 
 def drop_prompts(tables: Tables, prompts: Iterable[str]) -> Tables:
-    """Rows of all other prompts; nodes go with the requests of their rounds."""
+    """The rows of all other prompts and the nodes of their requests."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

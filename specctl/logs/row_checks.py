@@ -1,7 +1,4 @@
-"""Checks of rows of any writer: within a table, between tables, and against the record.
-
-Frames are `polars.DataFrame`s, as every fit reads them.
-"""
+"""Checks of rows: within a table, between tables, and against the segment's record."""
 
 from __future__ import annotations
 
@@ -21,17 +18,14 @@ KEYS = {"rounds": ROUND_KEY, "nodes": (*ROUND_KEY, "node_idx")}
 
 
 class RowError(Exception):
-    """The check that failed, in one line."""
+    """A failed check, in one line."""
 
 
 def check_rows(tables: Mapping[str, pl.DataFrame], prompt_ids: Iterable[str]) -> None:
-    """All checks of the rows of one segment; a table without rows may be absent.
+    """Raises `RowError` of the first failed check of a segment; a table without rows may be absent.
 
     Args:
-        prompt_ids: those of the segment's record.
-
-    Raises:
-        RowError: naming the first check that fails.
+        prompt_ids: of the segment's record.
     """
     for table, rows in tables.items():
         check_table(table, rows)
@@ -42,60 +36,59 @@ def check_rows(tables: Mapping[str, pl.DataFrame], prompt_ids: Iterable[str]) ->
 
 
 def check_table(table: str, rows: pl.DataFrame) -> None:
-    """Checks of one table: nothing required is null, keys are unique, parents come first.
+    """Checks one table: required columns hold no null, keys are unique, parents come first.
 
     Args:
-        rows: with the key's columns; other columns that it lacks are not checked.
+        rows: with the key's columns; other absent columns are skipped.
     """
     import polars as pl
 
     for column in TABLES[table]:
         if not column.nullable and column.name in rows.columns and rows[column.name].null_count():
-            raise RowError(f"null in column {column.name}")
-    # Writers put nodes round by round in rising order, which shows at a glance that none is twice.
+            raise RowError(f"a null stands in column {column.name}")
+    # Writers put nodes round by round in rising order; then no key can be repeated.
     last, run = pl.col(KEYS[table][-1]), pl.struct(ROUND_KEY).rle_id()
     is_rising = rows.select((last > last.shift()) | (run > run.shift())).to_series().all()
     if table == "rounds" or not is_rising or _runs(rows).is_duplicated().any():
         counted = rows.lazy().group_by(KEYS[table]).len().filter(pl.col("len") > 1)
         twice = counted.head(1).collect()
         if len(twice):
-            raise RowError(f"({', '.join(KEYS[table])}) {twice.row(0)[:-1]} twice")
+            raise RowError(f"({', '.join(KEYS[table])}) {twice.row(0)[:-1]} stands twice")
     if "parent_idx" in rows.columns:
         is_late = (pl.col("parent_idx") >= pl.col("node_idx")) | (pl.col("parent_idx") < -1)
         late = rows.select(*KEYS["nodes"], "parent_idx").filter(is_late)
         if len(late):
             found = late.row(0, named=True)
-            raise RowError(f"a parent that does not stand before its node: {found}")
+            raise RowError(f"a parent does not stand before its node: {found}")
 
 
 def check_prompts(rounds: pl.DataFrame, prompt_ids: Iterable[str]) -> None:
-    """Every round is of a prompt that the record names; a prompt may have no round."""
+    """Checks that the record names the prompt of every round; a prompt may have no round."""
     found = rounds["prompt_id"].unique().to_list()
-    strangers = sorted(set(found).difference(prompt_ids))
-    if strangers:
-        raise RowError(f"rows of prompt {strangers[0]!r}, which the segment's record does not name")
+    unknown = sorted(set(found).difference(prompt_ids))
+    if unknown:
+        raise RowError(f"the segment's record does not name prompt {unknown[0]!r} of its rows")
 
 
 def check_owners(nodes: pl.DataFrame, rounds: pl.DataFrame) -> None:
-    """Every node is of a round of the same segment, and nodes are in the order of the rounds.
+    """Checks that nodes belong to rounds of the segment and stand in the order of the rounds.
 
-    Replay goes along both tables side by side: with another order it would take one round's tree
-    for another's of the same size.
+    Replay reads both tables side by side, so another order would swap trees of equal size.
     """
     places = rounds.select(ROUND_KEY).with_row_index("place")
     runs = _runs(nodes).join(places, on=ROUND_KEY, how="left", maintain_order="left")
     place = runs["place"]
     if place.null_count():
         found = runs.row(place.is_null().arg_max() or 0)[:-1]
-        raise RowError(f"nodes of round {found}, which the segment's rounds do not have")
+        raise RowError(f"nodes of round {found} have no row in `rounds`")
     is_behind = place <= place.shift()
     if is_behind.any():
         found = runs.row(is_behind.arg_max() or 0)[:-1]
-        raise RowError(f"nodes of round {found} behind those of a later one")
+        raise RowError(f"nodes of round {found} stand behind those of a later one")
 
 
 def _runs(rows: pl.DataFrame) -> pl.DataFrame:
-    """The round of each run of rows of one round."""
+    """One row for each run of rows of the same round."""
     import polars as pl
 
     rounds = rows.select(pl.struct(ROUND_KEY).rle().struct.field("value"))
@@ -106,12 +99,12 @@ def _runs(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def check_keys(name: str, files: Iterable[dict[str, Path]], prompt_ids: Iterable[str]) -> None:
-    """Reads the key columns, and those of parents, of every row that counts.
+    """Reads the key columns and the parents of every row.
 
     Raises:
-        TraceCorruptError: a key that is null or stands twice, a request in two segments, rows of a
-            prompt that no record names, nodes without their round or before their parent, or a
-            file that cannot be read.
+        TraceCorruptError: a null or repeated key, a request in two segments, rows of a prompt that
+            no record names, nodes without their round or before their parent, or an unreadable
+            file.
     """
     import polars as pl
 
@@ -129,7 +122,7 @@ def check_keys(name: str, files: Iterable[dict[str, Path]], prompt_ids: Iterable
             requests = pl.concat(parts)["request_id"] if parts else pl.Series(dtype=pl.String)
             twice = requests.filter(requests.is_duplicated())
             if len(twice):
-                raise RowError(f"rounds of request {twice[0]!r} in two segments")
+                raise RowError(f"two segments hold rounds of request {twice[0]!r}")
         except RowError as error:
             raise broken_rows(name, error) from error
 
@@ -137,7 +130,7 @@ def check_keys(name: str, files: Iterable[dict[str, Path]], prompt_ids: Iterable
 def broken_rows(what: str, error: RowError) -> TraceCorruptError:
     """The refusal of a segment or set whose rows fail a check."""
     return TraceCorruptError(
-        f"{what}: expected rows as a writer makes them, found {shown(str(error))}",
+        f"{what} has damaged rows: {shown(str(error))}",
         hint=(
             "find the segment with `specctl traces verify`, and collect its prompts again into "
             "a new set"

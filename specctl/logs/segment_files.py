@@ -1,6 +1,6 @@
-"""The local file of a segment, checked: a folder's own, or a private copy of a bucket's object.
+"""The local file of a segment, checked: one of the folder, or a private copy of a bucket's object.
 
-Every file of a set is named by the SHA-256 of its bytes, so its name finds and checks a copy.
+Files are named by the SHA-256 of their bytes, so the name finds and checks a copy.
 """
 
 from __future__ import annotations
@@ -30,50 +30,44 @@ from specctl.stores.creating import read
 from specctl.stores.interface import ObjectTooLargeError, UnreadableError
 
 MAX_CACHE_BYTES = 32 << 30
-"""Of copies besides those in use; the oldest go first."""
+"""Limit on copies besides those in use; the oldest go first."""
 IN_USE_S = 24 * 3600.0
-"""After this time no process still reads what it opened."""
+"""Time after which no process still reads a copy."""
 PARALLEL_FETCHES = 4
 _TEMPORARY = "tmp-"
 
 
 def local_file(place: Place, file: StoredFile, *, verify: bool = True, fresh: bool = False) -> Path:
-    """A local file with the bytes that a key should hold.
+    """A local file with the bytes of a key.
 
     Args:
-        verify: digest them; else only their presence and number is checked.
-        fresh: read a bucket's object again, whatever copy there is.
+        verify: digest them; else check presence and size.
+        fresh: fetch a bucket's object again, in place of a local copy.
     """
     if place.root is None:
         return _copy(place, file, verify=verify, fresh=fresh)
     path = place.root / file.key
     try:
         if path.is_symlink() or path.parent.is_symlink():
-            raise _damaged(str(path), "expected a file of the set's own, found a link")
+            raise _damaged(f"{path} is a link")
         found = path.stat().st_size
         if file.size_bytes is not None and found != file.size_bytes:
-            raise _damaged(str(path), f"expected {file.size_bytes} bytes, found {found} bytes")
+            raise _damaged(f"{path} has {found} bytes of {file.size_bytes}")
         if verify and file_sha256(path) != file.sha256:
-            raise _damaged(str(path), f"expected sha256 {file.sha256[:12]}…, found other bytes")
+            raise _damaged(f"{path} was altered: its digest is not {file.sha256[:12]}…")
     except FileNotFoundError:
-        raise _damaged(str(path), "expected the file, found none") from None
-    except PermissionError as error:  # no damage, so it must not be called that
+        raise _damaged(f"{path} is missing") from None
+    except PermissionError as error:  # no damage
         raise UnreadableError(
-            f"{path}: expected a file that can be read, found {reason_of(error)}", hint=READ_AGAIN
+            f"{path} cannot be read: {reason_of(error)}", hint=READ_AGAIN
         ) from error
     except OSError as error:
-        found_error = reason_of(error)
-        raise _damaged(
-            str(path), f"expected a file that can be read, found {found_error}"
-        ) from error
+        raise _damaged(f"{path} cannot be read: {reason_of(error)}") from error
     return path
 
 
 def fetch_all(place: Place, files: Iterable[StoredFile]) -> None:
-    """Brings copies of a bucket's objects here, several at a time; a folder needs none.
-
-    What cannot be brought is left to `local_file`, which says why.
-    """
+    """Copies a bucket's objects here, several at a time; `local_file` reports failures."""
     if place.root is not None:
         return
 
@@ -85,9 +79,9 @@ def fetch_all(place: Place, files: Iterable[StoredFile]) -> None:
         list(pool.map(fetch, files))
 
 
-def _damaged(where: str, problem: str) -> TraceCorruptError:
+def _damaged(problem: str) -> TraceCorruptError:
     return TraceCorruptError(
-        f"{where}: {problem}",
+        problem,
         hint=(
             "restore the file, or name the snapshot of the rest that `specctl traces snapshot "
             "TRACES --skip-damaged` takes"
@@ -103,18 +97,17 @@ def _copy(place: Place, file: StoredFile, *, verify: bool, fresh: bool) -> Path:
             if not verify or file_sha256(path) == file.sha256:
                 os.utime(path)
                 return path
-            path.unlink(missing_ok=True)  # it rotted; the bucket has the original
+            path.unlink(missing_ok=True)  # altered; the bucket has the original
         try:
             content = read(place.store, file.key, max_bytes=file.size_bytes or MAX_SEGMENT_BYTES)
         except KeyAbsentError:
-            raise _damaged(where, "expected the object, found none") from None
+            raise _damaged(f"{where} is missing") from None
         except ObjectTooLargeError:
-            raise _damaged(where, "more bytes than a segment may have") from None
+            raise _damaged(f"{where} has more bytes than a segment may have") from None
         if hashlib.sha256(content).hexdigest() != file.sha256:
-            found = f"{len(content)} other bytes"
-            raise _damaged(where, f"expected sha256 {file.sha256[:12]}…, found {found}")
+            raise _damaged(f"{where} was altered: its digest is not {file.sha256[:12]}…")
         make_folder(folder)
-        folder.chmod(0o700)  # for its owner alone: the bucket may be as private
+        folder.chmod(0o700)  # for its owner alone, as the bucket may be private
         _trim(folder)
         temporary = folder / f"{_TEMPORARY}{uuid.uuid4().hex}"
         try:
@@ -126,7 +119,7 @@ def _copy(place: Place, file: StoredFile, *, verify: bool, fresh: bool) -> Path:
 
 
 def _trim(folder: Path) -> None:
-    """Removes unfinished copies of processes that died, and the oldest ones beyond the cap."""
+    """Removes unfinished copies of dead processes, and the oldest copies beyond the limit."""
     for path in folder.glob(f"{_TEMPORARY}*"):
         with suppress(FileNotFoundError):  # another process has just removed it
             if time.time() - path.stat().st_mtime > IN_USE_S:

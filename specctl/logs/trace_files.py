@@ -1,4 +1,4 @@
-"""The files of a trace set (docs/trace-format.md): where they are, the header, the segments.
+"""The files of a trace set (docs/trace-format.md): places, header and segments.
 
 trace.json                       the header, written once
 rounds/<time>-<sha256>.parquet   a segment: rounds, and in the footer the record of what it holds
@@ -39,7 +39,7 @@ HEADER_NAME = "trace.json"
 ROUNDS, NODES, SNAPSHOTS = "rounds", "nodes", "snapshots"
 FOLDERS = frozenset({ROUNDS, NODES, SNAPSHOTS, TEMPORARY, "probe"})
 RECORD_KEY = b"specctl.segment"
-"""Under this key the footer of a rounds file holds the `SegmentRecord`."""
+"""Key of the `SegmentRecord` in the footer of a rounds file."""
 MAX_JSON_BYTES = 64 << 20
 MAX_SEGMENT_BYTES = 1 << 30
 NEWER = "read it with the specctl that wrote it, or collect again"
@@ -58,21 +58,21 @@ Count = Annotated[int, Field(ge=0)]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a trace set lives."""
+    """The folder or bucket of a trace set."""
 
     store: ObjectStore
-    root: Path | None  # the folder, None where the set is in a bucket
+    root: Path | None  # the folder; None for a bucket
     name: str  # as the user wrote it
 
     def at(self, key: str) -> str:
-        """A key as messages name it."""
+        """A key, for messages."""
         return f"{self.name.rstrip('/')}/{key}"
 
     def read(self, key: str) -> bytes:
         """The bytes of the header or of a snapshot.
 
         Raises:
-            StoreError: nothing there (`KeyAbsentError`), too much, or unreadable.
+            StoreError: absent (`KeyAbsentError`), too large, or unreadable.
         """
         return read(self.store, key, max_bytes=MAX_JSON_BYTES)
 
@@ -90,10 +90,10 @@ class Place:
 
 
 def open_place(place: str | Path) -> Place:
-    """A folder, `file:///folder` or `s3://bucket/prefix`; nothing is read yet.
+    """A folder, `file:///folder` or `s3://bucket/prefix`, without reading from it.
 
     Raises:
-        UsageError: another kind of URL, or a package that it needs is missing.
+        UsageError: another kind of URL, or a missing package.
     """
     text = str(place)
     if not is_store_url(text):
@@ -103,19 +103,19 @@ def open_place(place: str | Path) -> Place:
 
 
 def sample_place(place: str | Path) -> str:
-    """Where the dense sample of a set of rounds stands, beside it, as a set holds one kind."""
+    """The place of the dense sample that belongs to a set of rounds, beside it."""
     return str(place).rstrip("/") + "-dense"
 
 
 def split_reference(reference: str | Path) -> tuple[str, str | None]:
-    """`TRACES`, `TRACES@sha256:<hex>` or `TRACES@2026-01-31T12:00:00`: the place, and the snapshot
-    or the UTC time from which on."""
+    """The place, and the snapshot or first UTC time, of `TRACES`, `TRACES@sha256:<hex>` or
+    `TRACES@2026-01-31T12:00:00`."""
     found = _REFERENCE.fullmatch(str(reference))
     return (str(reference), None) if found is None else (found["place"], found["part"])
 
 
 def enclosing_set(path: Path) -> Path | None:
-    """The trace set that a path lies in, at any depth; a set does not lie in itself."""
+    """The trace set that a path lies in, at any depth below its folder."""
     above = (folder for folder in path.resolve().parents if (folder / HEADER_NAME).is_file())
     return next(above, None)
 
@@ -137,30 +137,29 @@ RecordT = TypeVar("RecordT", bound=Stored)
 
 
 def parse_record(where: str, content: bytes, kind: type[RecordT]) -> RecordT:
-    """A record from its bytes. The version is checked before the fields, which it governs."""
+    """A record from its bytes; the version is checked first, since it governs the fields."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise _altered(where, f"expected JSON, found {len(content)} other bytes") from error
+        raise _altered(where, f"its {len(content)} bytes are not JSON") from error
     found = value.get("trace_version") if isinstance(value, dict) else None
     if found != TRACE_VERSION:
-        expected = f"trace_version {TRACE_VERSION}"
-        raise TraceSchemaError(f"{where}: expected {expected}, found {found!r}", hint=NEWER)
+        raise TraceSchemaError(
+            f"{where} has trace_version {found!r}; this specctl reads {TRACE_VERSION}", hint=NEWER
+        )
     try:
         record = kind.model_validate(value)
     except ValidationError as error:
         raise TraceSchemaError(
-            f"{where}: expected the fields of docs/trace-format.md, found "
-            f"{describe_violation(error)}",
-            hint=NEWER,
+            f"{where} breaks docs/trace-format.md: {describe_violation(error)}", hint=NEWER
         ) from error
     if record.to_bytes() != content:
-        raise _altered(where, "expected canonical JSON, found altered bytes")
+        raise _altered(where, "it is not canonical JSON")
     return record
 
 
 def _altered(where: str, problem: str) -> TraceCorruptError:
-    return TraceCorruptError(f"{where}: {problem}", hint="restore the file")
+    return TraceCorruptError(f"{where} was altered: {problem}", hint="restore the file")
 
 
 class _Tokens(Record):
@@ -170,14 +169,14 @@ class _Tokens(Record):
 
 
 class _Engine(BaseModel, extra="allow", strict=True):
-    """`collect.engine`: the serving engine that the rows were written in."""
+    """`collect.engine`: the serving engine that wrote the rows."""
 
     name: str
     version: str
 
 
 class _Collect(BaseModel, extra="allow", strict=True):
-    """Entries of `collect` that readers look into; others are only compared."""
+    """Entries of `collect` that readers use; others are compared alone."""
 
     engine: _Engine | None = None
     tokens: _Tokens = _Tokens(mode="keep")
@@ -192,7 +191,7 @@ def _check_collect(collect: dict[str, JsonValue]) -> dict[str, JsonValue]:
 
 
 class TraceHeader(Stored):
-    """`trace.json`: what a set was collected from and how; see the page for each field."""
+    """`trace.json`: the source of a set and its collection; docs/trace-format.md has each field."""
 
     schema_ids: dict[str, Digest]
     target_digest: Digest
@@ -223,19 +222,15 @@ def read_header(place: Place) -> TraceHeader:
         content = place.read(HEADER_NAME)
     except KeyAbsentError as error:
         if place.keys(ROUNDS):
-            raise _altered(
-                where, "expected the header of the segments that are there, found none"
+            raise TraceCorruptError(
+                f"{where} is missing, and its segments are there", hint="restore the file"
             ) from error
-        found, fix = "another folder", "name what `specctl collect` wrote"
+        found, fix = f"it has no {HEADER_NAME}", "name a folder that `specctl collect` wrote"
         if place.root is not None and place.root.is_file():
-            found, fix = "a file", "name a set; `specctl import` reads logs and metrics of engines"
+            found, fix = "it is a file", "`specctl import` reads logs and metrics of engines"
         elif place.root is not None and not place.root.is_dir():
             found = "no such folder"
-        raise TraceError(
-            f"trace set {place.name}: expected a folder or bucket with {HEADER_NAME}, found "
-            f"{found}",
-            hint=fix,
-        ) from error
+        raise TraceError(f"{place.name} is no trace set: {found}", hint=fix) from error
     header = parse_record(where, content, TraceHeader)
     known = {table: schema_id(table) for table in TABLES}
     if header.schema_ids != known:
@@ -245,15 +240,15 @@ def read_header(place: Place) -> TraceHeader:
             if header.schema_ids.get(name) != known.get(name)
         )
         raise TraceSchemaError(
-            f"{where}, table {odd}: expected schema {known.get(odd, 'none')[:19]}, found "
-            f"{header.schema_ids.get(odd, 'none')[:19]}",
+            f"{where}: table {odd} has schema {header.schema_ids.get(odd, 'none')[:19]}, not "
+            f"{known.get(odd, 'none')[:19]}",
             hint=NEWER,
         )
     return header
 
 
 class StoredFile(NamedTuple):
-    """A file of a set, with the hex SHA-256 of its bytes and, where it is known, their number."""
+    """A file of a set, with the hex SHA-256 of its bytes and, if known, their number."""
 
     key: str
     sha256: str
@@ -269,7 +264,7 @@ class NodesFile(Record):
 
     @property
     def key(self) -> str:
-        """Where the file is; derived, so that a record cannot point out of the set."""
+        """Key of the file, derived from the digest so that it stays inside the set."""
         return f"{NODES}/{self.sha256.removeprefix('sha256:')}.parquet"
 
 
@@ -299,17 +294,17 @@ class Segment:
     record: SegmentRecord
     num_rounds: int  # rows of the rounds file
     size_bytes: int  # of both files
-    # prompts that an earlier segment has too; their rows here do not count
+    # prompts that an earlier segment owns; their rows here are skipped
     repeats: frozenset[str] = field(default=frozenset())
 
     @property
     def key(self) -> str:
-        """Of the rounds file."""
+        """Key of the rounds file."""
         return f"{ROUNDS}/{self.name}.parquet"
 
     @property
     def files(self) -> dict[str, StoredFile]:
-        """By table; tables without rows are left out."""
+        """Files by table; tables without rows are absent."""
         found, nodes = {}, self.record.nodes
         if self.num_rounds:
             found[ROUNDS] = StoredFile(self.key, self.name.rpartition("-")[2])
@@ -320,7 +315,7 @@ class Segment:
 
     @property
     def prompt_ids(self) -> tuple[str, ...]:
-        """Prompts that count here."""
+        """Prompts that the segment owns."""
         return tuple(p for p in self.record.prompt_ids if p not in self.repeats)
 
     @property
@@ -330,7 +325,7 @@ class Segment:
 
     @property
     def texts(self) -> dict[str, str]:
-        """Digests of the texts of its prompts, where they were recorded."""
+        """Recorded digests of the texts, by prompt."""
         pairs = zip(self.record.prompt_ids, self.record.text_digests or (), strict=False)
         return {prompt: digest for prompt, digest in pairs if digest is not None}
 
@@ -340,7 +335,7 @@ def parse_segment_key(where: str, key: str) -> tuple[str, str]:
     found = _SEGMENT_KEY.fullmatch(key)
     if found is None:
         raise TraceCorruptError(
-            f"{where}: expected {ROUNDS}/<time>-<sha256>.parquet, found another name",
+            f"{where} has another name than {ROUNDS}/<time>-<sha256>.parquet",
             hint="give the file its name back; remove it, if no writer of traces made it",
         )
     return found["name"], found["hex"]
@@ -351,8 +346,8 @@ def check_header_digest(place: Place, header: TraceHeader, segment: Segment) -> 
     if segment.record.header_digest != header.digest:
         raise _altered(
             place.at(HEADER_NAME),
-            f"expected the header that {segment.key} was collected under, "
-            f"{segment.record.header_digest[:19]}…, found {header.digest[:19]}…",
+            f"{segment.key} was collected under {segment.record.header_digest[:19]}…, and its "
+            f"digest is {header.digest[:19]}…",
         )
 
 
@@ -360,17 +355,17 @@ def check_header_digest(place: Place, header: TraceHeader, segment: Segment) -> 
 
 
 RUN = frozenset(TraceHeader.model_fields) - {"specctl_version"}
-"""Fields that must be equal where a writer goes on."""
+"""Fields that a resumed run must repeat."""
 SOURCE = frozenset(
     {"target_digest", "drafter_digest", "tokenizer_digest", "sampling", "collect.tokens"}
 )
-"""Fields that sets read together have in common. Policies differ: every row has its own."""
+"""Fields that must be equal in sets read together; policies may differ, as each row has its own."""
 
 
 def _differences(
     have: Mapping[str, Any], want: Mapping[str, Any], stem: str = ""
 ) -> dict[str, tuple[Any, Any]]:
-    """Both values by dotted name, where they differ; what is absent is None."""
+    """Pairs of different values by dotted name; None for an absent one."""
     found: dict[str, tuple[Any, Any]] = {}
     for key in have.keys() | want.keys():
         pair = one, other = have.get(key), want.get(key)
@@ -384,17 +379,13 @@ def _differences(
 def check_equal(
     place: Place, stored: TraceHeader, wanted: TraceHeader, fields: Iterable[str], fix: str
 ) -> None:
-    """Refuses a header that differs in some fields or below them, naming the first.
-
-    Raises:
-        TraceMismatchError: of token ids in the words of the options that treat them.
-    """
+    """Raises `TraceMismatchError` of the first of these fields, or fields below, that differs."""
     stems = tuple(f"{name}." for name in fields)
     every = _differences(stored.model_dump(), wanted.model_dump())
     names = [name for name in every if f"{name}.".startswith(stems)]
     if not names:
         return
-    # Identity before detail: another drafter is named as that, not by its vocabulary size.
+    # Identity before detail: another drafter rather than its vocabulary size.
     name = min(names, key=lambda name: (name.startswith("collect."), name))
     found, expected = ("none" if value is None else repr(value) for value in every[name])
     what = f"field {name}"
@@ -404,5 +395,5 @@ def check_equal(
     elif name == "collect.domain.hardware":
         fix = "collect into another set on this machine, and name both where traces are read"
     raise TraceMismatchError(
-        f"trace set {place.name}, {what}: expected {expected}, found {found}", hint=fix
+        f"trace set {place.name} differs in {what}: it has {found}, not {expected}", hint=fix
     )

@@ -1,10 +1,10 @@
-"""Reading trace sets: one listing, the footers, and the rows that count.
+"""Reading trace sets: one listing, the footers, and the rows.
 
     rounds/*.parquet ─names─► records in the footers ─count_once─► segments ─► files ─► rows
 
-A file below `rounds/` is the only sign that its prompts are finished, and holds all their rows. A
-prompt that two writers finished counts in the segment whose name comes first, so every reader of
-the same files decides alike.
+A file below `rounds/` marks its prompts as finished and holds all their rows. A prompt that two
+writers finished belongs to the segment whose name comes first, so all readers of the same files
+agree.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from specctl.errors import (
     TraceMismatchError,
     TraceSchemaError,
     UsageError,
+    check_choice,
 )
 from specctl.logs.parquet import Tables, collected, decoding, drop_prompts, read_tables, scan_files
 from specctl.logs.row_checks import check_keys
@@ -71,7 +72,7 @@ class Damage:
 
     what: str  # its key
     reason: str
-    num_rows: int | None = None  # rows that are missing with it, None where that is unknown
+    num_rows: int | None = None  # rows lost with it; None if unknown
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,8 @@ class Listing:
 
     place: Place
     header: TraceHeader
-    segments: tuple[Segment, ...]  # in order of their names; what does not count is marked
-    damages: tuple[Damage, ...] = ()  # what was left out
+    segments: tuple[Segment, ...]  # in order of their names, repeated prompts marked
+    damages: tuple[Damage, ...] = ()
 
     @property
     def prompt_ids(self) -> tuple[str, ...]:
@@ -90,7 +91,7 @@ class Listing:
 
     @property
     def num_repeats(self) -> int:
-        """Times that a writer finished a prompt that an earlier segment has."""
+        """Prompts in segments other than their own, counted once a segment."""
         return sum(len(segment.repeats) for segment in self.segments)
 
     @property
@@ -99,34 +100,26 @@ class Listing:
         return snapshot_digest(self.segments)
 
     def paths(self, segment: Segment) -> dict[str, Path]:
-        """Local files of a segment by table, as they are stored; tables without rows are left out.
-
-        Raises:
-            As `local_file`.
-        """
+        """Local files of a segment as stored, by table; tables without rows are absent."""
         files = segment.files.items()
         return {table: local_file(self.place, file, verify=False) for table, file in files}
 
     def tables(self, segment: Segment) -> Tables:
-        """All rows of a segment.
-
-        Raises:
-            As `local_file` and `read_tables`.
-        """
+        """All rows of a segment."""
         return read_tables(self.paths(segment))
 
 
 def read_listing(
     reference: str | Path, *, verify: bool = True, skip_damaged: bool = False, fresh: bool = False
 ) -> Listing:
-    """The segments of `TRACES` as they are now, of `TRACES@sha256:<hex>` as they were frozen, or of
-    `TRACES@2026-01-31T12:00:00` those published since, by the clock of their writers.
+    """The segments of `TRACES` as it is now, of the snapshot `TRACES@sha256:<hex>`, or those that
+    were published since `TRACES@2026-01-31T12:00:00`, by the clock of their writers.
 
     Args:
-        verify: digest the nodes files; else only their sizes are checked, and of a bucket nothing.
-            Rounds files are always digested.
+        verify: digest the nodes files; else check the sizes of local ones. Rounds files are always
+            digested.
         skip_damaged: list damaged segments instead of refusing them.
-        fresh: read a bucket's objects again, whatever copies there are.
+        fresh: fetch a bucket's objects again, in place of local copies.
 
     Raises:
         TraceError: not a trace set, or no such snapshot.
@@ -179,7 +172,7 @@ def read_listing(
 
 
 def count_once(segments: Iterable[Segment]) -> tuple[Segment, ...]:
-    """Segments in order of their names, each with the prompts that an earlier one has too."""
+    """Segments in order of their names, each with the prompts that an earlier segment owns."""
     earlier: set[str] = set()
     counted = []
     for segment in sorted(segments, key=lambda one: one.name):
@@ -199,8 +192,8 @@ def _read_segment(place: Place, file: StoredFile, *, fresh: bool) -> Segment:
     metadata = footer.metadata or {}
     found = metadata.get(b"specctl.schema_id", b"none").decode(errors="replace")
     if found != schema_id("rounds"):
-        expected = f"schema {schema_id('rounds')[:19]}…"
-        raise TraceSchemaError(f"{where}: expected {expected}, found {found[:19]}…", hint=NEWER)
+        known = schema_id("rounds")[:19]
+        raise TraceSchemaError(f"{where} has schema {found[:19]}…, not {known}…", hint=NEWER)
     record = parse_record(where, metadata.get(RECORD_KEY, b""), SegmentRecord)
     size = path.stat().st_size + (record.nodes.size_bytes if record.nodes else 0)
     return Segment(PurePosixPath(file.key).stem, record, footer.num_rows, size)
@@ -210,17 +203,16 @@ def _read_segment(place: Place, file: StoredFile, *, fresh: bool) -> Segment:
 
 
 def snapshot_text(segments: Iterable[Segment]) -> bytes:
-    """The names of segments, one a line, sorted: they hold the digests of the rounds files."""
+    """The names of segments, which hold the digests of the rounds files; sorted, one a line."""
     return "\n".join(sorted(segment.name for segment in segments)).encode()
 
 
 def snapshot_digest(segments: Iterable[Segment]) -> str:
-    """`sha256:<hex>` of segments in any order: the identity of their rows."""
+    """`sha256:<hex>` of segments in any order, the identity of their rows."""
     return "sha256:" + hashlib.sha256(snapshot_text(segments)).hexdigest()
 
 
 def snapshot_key(digest: str) -> str:
-    """Where a snapshot is stored."""
     return f"{SNAPSHOTS}/{digest.removeprefix('sha256:')}.txt"
 
 
@@ -235,21 +227,19 @@ def read_snapshot(place: Place, digest: str) -> list[str]:
 
     Raises:
         TraceError: the set has no such snapshot.
-        TraceCorruptError: its text is not the one that its name is the digest of.
+        TraceCorruptError: its name is not the digest of its text.
     """
     where = place.at(snapshot_key(digest))
     try:
         content = place.read(snapshot_key(digest))
     except KeyAbsentError as error:
         raise TraceError(
-            f"trace set {place.name}, snapshot {digest}: expected one of its snapshots, found "
-            "none of that name",
+            f"trace set {place.name} has no snapshot {digest}",
             hint="list them with `specctl traces snapshot TRACES --list`",
         ) from error
     if "sha256:" + hashlib.sha256(content).hexdigest() != digest:
         raise TraceCorruptError(
-            f"{where}: expected the text that its name is the digest of, found {len(content)} "
-            "other bytes",
+            f"{where} was altered: its name is not the digest of its bytes",
             hint="restore the file",
         )
     keys = [f"{ROUNDS}/{name}.parquet" for name in content.decode("ascii", "replace").split()]
@@ -273,23 +263,23 @@ class TraceSet:
 
     @classmethod
     def open(cls, *sets: str | Path, verify: bool = True, skip_damaged: bool = False) -> TraceSet:
-        """Opens sets whose rows follow the same distributions, as they are at this moment.
+        """Opens sets of one pair and sampling, as they are at this moment.
 
         Args:
-            sets: folders or `s3://bucket/prefix`; `SET@sha256:<hex>` opens that snapshot of it.
-            verify: digest every file and check the keys of all rows; else only the rounds files
-                are digested, and sizes checked.
+            sets: folders or `s3://bucket/prefix`; `SET@sha256:<hex>` opens a snapshot.
+            verify: digest every file and check the keys of all rows; else digest the rounds files
+                and check sizes.
             skip_damaged: leave out damaged segments and list them in `damages`.
 
         Raises:
             TraceError: not a trace set, or no such snapshot.
             TraceSchemaError: another version, or other columns.
-            TraceCorruptError: a file is missing, truncated or altered, or a row counts twice.
-            TraceMismatchError: sets of different pairs or sampling, or that share prompts.
+            TraceCorruptError: a file is missing, truncated or altered, or a row is repeated.
+            TraceMismatchError: sets of different pairs or sampling, or with common prompts.
             StoreError: a bucket that cannot be read.
         """
         if not sets:
-            raise UsageError("traces: expected a folder, found none", hint="name one")
+            raise UsageError("traces: none are named", hint="name a folder")
         parts = tuple(read_listing(name, verify=verify, skip_damaged=skip_damaged) for name in sets)
         for part in parts:
             check_equal(part.place, part.header, parts[0].header, SOURCE, _TOGETHER)
@@ -302,7 +292,7 @@ class TraceSet:
 
     @property
     def header(self) -> TraceHeader:
-        """Of the first set; everything that makes rows comparable is equal in all."""
+        """The first set's; pair, sampling and token mode are equal in all."""
         return self.parts[0].header
 
     @property
@@ -317,7 +307,7 @@ class TraceSet:
 
     @property
     def digest(self) -> str:
-        """`sha256:<hex>` of the rows, whatever the set is called: that of their snapshot."""
+        """`sha256:<hex>` of the rows: the digest of their snapshot."""
         return snapshot_digest(segment for part in self.parts for segment in part.segments)
 
     @property
@@ -327,12 +317,12 @@ class TraceSet:
 
     @property
     def damages(self) -> tuple[Damage, ...]:
-        """Segments that were left out, where `open` skips damage."""
+        """Segments that `open` left out."""
         return tuple(damage for part in self.parts for damage in part.damages)
 
     @property
     def fingerprint(self) -> PairFingerprint:
-        """The pair that the traces came from.
+        """The pair behind the traces.
 
         Raises:
             TraceMismatchError: collected without a drafter.
@@ -342,7 +332,7 @@ class TraceSet:
         header = self.header
         if header.drafter_digest is None:
             raise TraceMismatchError(
-                "traces: expected a drafter, found plain decoding",
+                "these traces come from plain decoding, without a drafter",
                 hint="collect again with --drafter",
             )
         return PairFingerprint(
@@ -354,34 +344,30 @@ class TraceSet:
         )
 
     def scan(self, table: str) -> pl.LazyFrame:
-        """The rows of `rounds` or `nodes` that count, lazily: nothing is read before `collect`.
+        """The rows of `rounds` or `nodes`, lazily.
 
-        `specctl.logs.parquet.collected` reads it and refuses files that cannot be decoded; errors
-        of the frame's own `collect` are polars'.
+        `specctl.logs.parquet.collected` reads them and refuses files that cannot be decoded; the
+        frame's own `collect` raises errors of polars.
         """
-        if table not in TABLES:
-            raise UsageError(
-                f"trace table: expected {' or '.join(TABLES)}, found {table!r}", hint="name one"
-            )
+        check_choice("table", table, TABLES)
         return scan_files(table, [files[table] for files in self._files if table in files])
 
     def num_rows(self, table: str) -> int:
-        """Rows of a table that count, from the footers alone."""
+        """Rows of a table, from the footers."""
         import pyarrow.parquet as pq
 
         paths = [files[table] for files in self._files if table in files]
         return sum(pq.read_metadata(path).num_rows for path in paths)
 
     def segment_files(self) -> list[dict[str, Path]]:
-        """The files of each table with the rows that count, in order of the segments.
+        """The files of each segment by table, nodes in the order of their rounds.
 
-        Nodes stand in the order of their rounds. Segments without rows are left out; of those with
-        repeats there are copies without them.
+        Segments without rows are absent; segments with repeated prompts are copied without them.
         """
         return self._files
 
     def summary(self) -> dict[str, Any]:
-        """Counts for a person: segments, prompts, repeats, requests, rounds, nodes, bytes."""
+        """Counts: segments, prompts, repeats, requests, rounds, nodes, bytes."""
         import polars as pl
 
         rounds = self.scan("rounds").select(
@@ -408,7 +394,7 @@ class TraceSet:
         return [paths for paths in found if paths]
 
     def _without_repeats(self, part: Listing, segment: Segment) -> dict[str, Path]:
-        """Files of the process's own, with the rows of a segment that count."""
+        """Temporary files with the rows of a segment less its repeated prompts."""
         import pyarrow.parquet as pq
 
         copies = {}
@@ -420,22 +406,22 @@ class TraceSet:
 
     @cached_property
     def _scratch(self) -> Path:
-        """A folder for the life of the process: readers keep paths, not this object."""
+        """A folder that lives as long as the process, since readers keep paths of it."""
         folder = Path(tempfile.mkdtemp(prefix="specctl-traces-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         return folder
 
 
 def _check_disjoint(parts: Sequence[Listing]) -> None:
-    """Refuses a prompt in two sets: it would be counted twice, and its rounds share their keys."""
+    """Refuses a prompt in two sets, whose rounds would have equal keys."""
     owner: dict[str, Listing] = {}
     for part in parts:
         for prompt in part.prompt_ids:
             first = owner.setdefault(prompt, part)
             if first is not part:
                 raise TraceMismatchError(
-                    f"trace set {part.place.name}: expected prompts that no other set holds, "
-                    f"found prompt {prompt!r}, which {first.place.name} holds too",
+                    f"trace sets {first.place.name} and {part.place.name} both hold prompt "
+                    f"{prompt!r}",
                     hint="name one of these sets",
                 )
 
@@ -444,10 +430,10 @@ def _check_disjoint(parts: Sequence[Listing]) -> None:
 
 
 def domain_of(traces: TraceSet) -> Domain:
-    """The domain of evidence that is fitted from traces: what headers record and rows show.
+    """The domain of traces, from headers and rows.
 
-    Sets of several machines give all of them; anything else that differs is unknown. Batch sizes
-    are those of live rows: no requests share a position of a dense log.
+    Hardware lists the machines of all sets; any other field that differs between sets is unknown.
+    Batch sizes are of live rows, since a dense position belongs to one request.
 
     Raises:
         TraceSchemaError: a header whose domain has other fields.
@@ -475,7 +461,7 @@ def domain_of(traces: TraceSet) -> Domain:
 
 
 def _recorded_domain(header: TraceHeader) -> Domain:
-    """Imported traces record at most the number format."""
+    """The domain of a header; without one, its number format alone."""
     from pydantic import ValidationError
 
     from specctl.artifacts import Domain
@@ -485,7 +471,7 @@ def _recorded_domain(header: TraceHeader) -> Domain:
         return Domain.model_validate_json(canonical_json(stated))
     except ValidationError as error:
         raise TraceSchemaError(
-            "trace.json, collect.domain: expected the fields of docs/artifact-format.md, domain, "
-            f"found {describe_violation(error)}",
+            "trace.json: collect.domain breaks docs/artifact-format.md (domain): "
+            f"{describe_violation(error)}",
             hint=NEWER,
         ) from error

@@ -1,12 +1,12 @@
 """Dense and live logs as flat trees, some whole requests at a time.
 
-A log is read front to back, in chunks of whole requests, so memory does not grow with it. Nodes
-stay flat, one tree after another: trees need no padding, and a child is found by adding its rank
-to the place of its parent's first child.
+A log is read front to back in chunks of whole requests, so memory stays bounded. Nodes are flat,
+one tree after another, without padding; a child's index is the index of its parent's first child
+plus its rank.
 
 A *dense* log holds a tree at every output position, so any policy can be replayed over it. A
-*live* log holds the rounds that one policy ran: it cannot be replayed, but drafts and
-the target's choices are labels all the same. There every round stands for itself.
+*live* log holds the rounds of one policy: it gives drafts and labels, and no replay. Each live
+round is a request of its own.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ if TYPE_CHECKING:  # slow to import
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 SegmentFiles = dict[str, Path]
-"""Of each table, the file; both tell of the same rounds, in the same order."""
+"""File of each table; both hold the same rounds in the same order."""
 CHUNK_NODES = 1 << 19
-"""Node rows that a chunk holds at least, unless the file ends."""
+"""Fewest node rows of a chunk, unless the file ends."""
 UNKNOWN = -1
-"""Stands for null in columns of truth values."""
+"""Null in boolean columns."""
 ROUND_COLUMNS = (
     "request_id",
     "prompt_id",
@@ -57,7 +57,7 @@ ROUND_COLUMNS = (
 OFFERED = ("top_k", "offered_width", "offered_depth")
 ENTROPIES = ("parent_entropy", "parent_topk_entropy")
 TEXT_COLUMNS = ("token_id",)
-"""`LogChunk.token_ids` needs them, given as `extra`."""
+"""Columns that `LogChunk.token_ids` needs, given as `extra`."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,7 @@ class Support:
     top_k: int  # children of each expanded node
     width: int  # nodes expanded per level, by joint probability
     depth: int  # levels
-    # for every j <= top_k, the nodes that the static tree of (top_k j, width j) expands are
-    # expanded too, whatever their place among the `width` best
+    # every narrower static tree, of top_k j and width j for j <= top_k, is contained too
     nested: bool
 
 
@@ -77,21 +76,20 @@ class LogChunk:
     """Some whole requests of a log: R positions, T nodes."""
 
     support: Support
-    positions: Positions  # of these requests alone
-    matched: Any  # `[R]` int32 numpy, draft tokens on the path, as far as the log goes
+    positions: Positions
+    matched: Any  # `[R]` int32 numpy, draft tokens on the path within the logged tree
     root: Tensor  # `[R]` int64, flat index of each tree's root
-    first_child: Tensor  # `[T]` int64, flat index of the first child; -1 where not expanded
+    first_child: Tensor  # `[T]` int64, flat index of the first child; -1 if not expanded
     on_path: Tensor  # `[T]` bool, the path to the node is a prefix of the text
-    known: Tensor  # `[T]` bool, the log tells whether it is. Unknown nodes are not `on_path`
+    known: Tensor  # `[T]` bool, `on_path` is known; unknown nodes are not `on_path`
     # draft_logp, entropy, topk_entropy: `[T]` float32, nats; entropies of the distribution that the
-    # node comes from, NaN where they were not read
+    # node was drawn from, NaN if they were not read
     draft_logp: Tensor
     entropy: Tensor
     topk_entropy: Tensor
     # further columns of the nodes table, `[T]` numpy, NaN for null
     extra: dict[str, Any] = field(default_factory=dict)
-    # `[R, RECENT_TOKENS]` int64 numpy, of live logs read with their text: its end at each root.
-    # None of others
+    # `[R, RECENT_TOKENS]` int64 numpy, end of the text at each root; of live logs with text alone
     recent: Any = None
 
     @property
@@ -101,12 +99,12 @@ class LogChunk:
 
     @property
     def token_ids(self) -> Tensor | None:
-        """`[T]` int32, where `TEXT_COLUMNS` were read."""
+        """`[T]` int32; None unless `TEXT_COLUMNS` were read."""
         tokens = self.extra.get("token_id")
         return None if tokens is None else torch.from_numpy(tokens)
 
     def take(self, requests: Bools) -> LogChunk:
-        """Some requests, `[Q]`. Trees of the others stay; no root leads to them any more."""
+        """Some requests, `[Q]`; trees of the others stay, without a root that leads to them."""
         rows = self.positions.rows_of(requests)
         return replace(
             self,
@@ -118,7 +116,7 @@ class LogChunk:
 
 
 def open_log(traces: TraceSet) -> DenseLog | LiveLog:
-    """The log of a trace set, whichever kind it is.
+    """The dense or live log of a trace set.
 
     Raises:
         TraceMismatchError, TraceEmptyError: see `DenseLog.open`.
@@ -127,10 +125,10 @@ def open_log(traces: TraceSet) -> DenseLog | LiveLog:
 
 
 def segment_files(traces: TraceSet) -> tuple[SegmentFiles, ...]:
-    """The files of a trace set, in the order in which they are read.
+    """The files of a trace set, in reading order.
 
     Raises:
-        TraceEmptyError: there are none.
+        TraceEmptyError: the set has none.
     """
     files = tuple(traces.segment_files())
     if not files:
@@ -144,19 +142,19 @@ class TreeLog:
 
     files: tuple[SegmentFiles, ...]
     num_positions: int  # of the prompts that are read
-    prompts: frozenset[str] | None = None  # only their requests are read; None for all
+    prompts: frozenset[str] | None = None  # prompts to read; None for all
 
     def only(self, prompts: Iterable[str]) -> Self:
-        """The requests of some prompts alone."""
+        """The log of some prompts."""
         return replace(self, prompts=frozenset(prompts))
 
     def chunks(
         self, *, with_entropy: bool = True, extra: tuple[str, ...] = ()
     ) -> Iterator[LogChunk]:
-        """The log from front to back; chunks without any of the wanted prompts are left out.
+        """The log from front to back, without chunks that hold none of the prompts.
 
         Args:
-            extra: columns of numbers of the nodes table to read as well.
+            extra: further numeric columns of the nodes table.
         """
         for chunk in self._chunks(with_entropy, extra):
             if self.prompts is None:
@@ -177,15 +175,15 @@ class DenseLog(TreeLog):
 
     support: Support
     digest: str  # of the trace set
-    tokens: str  # what became of token ids, see `specctl.trace.token_mode`
+    tokens: str  # see `specctl.trace.token_mode`
 
     @classmethod
     def open(cls, traces: TraceSet) -> DenseLog:
-        """Checks that every position carries a tree.
+        """Opens traces that hold a tree at every position.
 
         Raises:
-            TraceError: live traces, which only hold the positions that one policy visited.
-            TraceMismatchError: folders of different support.
+            TraceError: live traces.
+            TraceMismatchError: sets of different support.
             TraceEmptyError: no positions.
         """
         supports = [support_of(header) for header in traces.headers]
@@ -221,17 +219,17 @@ class DenseLog(TreeLog):
 class LiveLog(TreeLog):
     """A live trace set, opened for fits and reports."""
 
-    # puts the texts together from roots and accepted tokens, where token ids are asked for
+    # assembles the texts from roots and accepted tokens, if token ids are read
     reads_text: bool = False
 
     @classmethod
     def open(cls, traces: TraceSet) -> LiveLog:
-        """Raises `TraceEmptyError` where there are no rounds."""
+        """Raises `TraceEmptyError` without rounds."""
         return cls(files=segment_files(traces), num_positions=traces.num_rows("rounds"))
 
     @cached_property
     def support(self) -> Support:
-        """The most that was drafted.
+        """The largest drafts.
 
         Raises:
             TraceEmptyError: no round drafted. TraceMismatchError: the number of children varies.
@@ -283,8 +281,8 @@ def map_chunks(
 ) -> Iterator[T]:
     """The result of `work` for every chunk of a log, in order; `positions` progress.
 
-    As many threads work as `chunk_threads` says, since tensor operations release the interpreter
-    lock; one chunk more than these is in memory.
+    `chunk_threads` threads work, as tensor operations release the interpreter lock; one chunk more
+    than these is in memory.
     """
 
     def done(chunk: LogChunk) -> tuple[int, T]:
@@ -320,10 +318,10 @@ def _read_chunks(
     with_entropy: bool,  # noqa: FBT001
     extra: tuple[str, ...],
 ) -> Iterator[LogChunk]:
-    """Chunks of every file in turn; the columns of one file at a time are in memory.
+    """Chunks of every file in turn, with the columns of one file in memory.
 
     Args:
-        support: of dense logs; None for live ones, where each chunk states its own.
+        support: of dense logs; None for live ones, whose chunks have their own.
     """
     import polars as pl
 
@@ -338,22 +336,16 @@ def _read_chunks(
         rounds = pl.DataFrame(read_columns(part["rounds"], names))
         kinds = rounds["kind"].unique().to_list()
         if kinds != [kind]:
-            raise _corrupt(part["rounds"], f"expected rows of kind {kind}, found {kinds!r}")
+            raise _corrupt(part["rounds"], f"rows of kind {kinds!r} in a {kind} set")
         starts = _request_starts(part, rounds) if support else np.arange(len(rounds) + 1)
         root = np.concatenate([[0], np.cumsum(rounds["num_drafted"].to_numpy() + np.int64(1))])
         nodes = _node_arrays(part["nodes"], columns)
         excess = len(nodes["parent_idx"]) - int(root[-1])
         if excess:
             found = f"{excess} more" if excess > 0 else f"{-excess} fewer"
-            raise _corrupt(
-                part["nodes"],
-                f"expected as many rows as the rounds table accounts for, found {found}",
-            )
+            raise _corrupt(part["nodes"], f"{found} rows than the rounds table accounts for")
         if not np.array_equal(np.flatnonzero(nodes["parent_idx"] < 0), root[:-1]):
-            raise _corrupt(
-                part["nodes"],
-                "expected trees of the sizes that the rounds table states, found others",
-            )
+            raise _corrupt(part["nodes"], "trees of other sizes than the rounds table states")
         recent = _recent_texts(rounds, root, nodes) if reads_text else None
         first = 0
         for stop in starts[1:].tolist():  # whole requests with about CHUNK_NODES nodes
@@ -367,15 +359,15 @@ def _read_chunks(
 
 
 def _recent_texts(rounds: pl.DataFrame, root: Longs, nodes: dict[str, Any]) -> Longs:
-    """`[R, RECENT_TOKENS]`: the end of the text at each round's root, from the roots and accepted
-    tokens of the request's rounds; `NO_TEXT` before its first one."""
+    """`[R, RECENT_TOKENS]`: the end of the text at each root, assembled from the roots and accepted
+    tokens of the request's rounds; `NO_TEXT` before the first."""
     from specctl.features import NO_TEXT, RECENT_TOKENS
 
     request, _ = coded(rounds["request_id"])
     order = np.lexsort((rounds["position"].to_numpy(), request))
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
-    kept = np.flatnonzero(nodes["path_accepted"] == 1)  # of roots it is true
+    kept = np.flatnonzero(nodes["path_accepted"] == 1)  # true at roots
     step = place[np.searchsorted(root, kept, "right") - 1]
     kept, step = kept[np.argsort(step, kind="stable")], np.sort(step)
     at = np.searchsorted(step, np.arange(len(order)))  # of each root, in order
@@ -391,7 +383,7 @@ def _corrupt(path: Path, problem: str) -> TraceCorruptError:
 
 
 def _node_arrays(path: Path, columns: Iterable[str]) -> dict[str, Any]:
-    """Columns of a nodes file; truth values become int8: 1, 0 and `UNKNOWN` for null."""
+    """Columns of a nodes file; booleans become int8: 1, 0 and `UNKNOWN` for null."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -401,19 +393,18 @@ def _node_arrays(path: Path, columns: Iterable[str]) -> dict[str, Any]:
         column = table[name]
         if pa.types.is_boolean(column.type):
             column = pc.fill_null(column.cast("int8"), UNKNOWN)
-        # Copied: Arrow's buffers are read-only, and torch shares only what may be written to.
+        # Copied: Arrow's buffers are read-only, and torch shares writable memory alone.
         arrays[name] = np.array(column.to_numpy())
     return arrays
 
 
 def _request_starts(files: SegmentFiles, rounds: pl.DataFrame) -> Longs:
-    """`[Q + 1]` first row of every request; rows of one request stand together, ascending."""
+    """`[Q + 1]` first row of every request, whose rows must be contiguous and ascending."""
     position, run = rounds["position"].to_numpy(), rounds["request_id"].rle_id().to_numpy()
     begins = np.diff(run, prepend=-1) != 0
     num_requests = rounds["request_id"].n_unique()
     if (np.diff(position)[~begins[1:]] != 1).any() or begins.sum() != num_requests:
-        expected = "the positions of each request together and ascending"
-        raise _corrupt(files["rounds"], f"expected {expected}, found another order")
+        raise _corrupt(files["rounds"], "positions of a request are not together and ascending")
     return np.append(np.flatnonzero(begins), len(run))
 
 
@@ -460,14 +451,14 @@ def _chunk(
 
 
 def _live_labels(flat: dict[str, Any], root: Longs) -> tuple[Any, Bools, Bools]:
-    """The target's choices followed down the tree, a level at a time.
+    """Labels from the target's choices, followed down the tree a level at a time.
 
-    `path_accepted` is no label: it is null at nodes that were not submitted and false beyond the
-    end of the text, both of which the target's choices may still tell. Below a rejected token
-    everything is rejected, below an unverified one everything is unknown.
+    `path_accepted` would lose labels: it is null at nodes that were not submitted and false beyond
+    the end of the text. Below a rejected token all nodes are rejected, below an unverified one all
+    are unknown.
 
     Returns:
-        `[T]` parents as places within their own trees, the path, and what is known.
+        `[T]` each: index of the parent within its tree, `on_path` and `known`.
     """
     depth, match = flat["depth"], flat["node_match"]
     node_idx, parent_idx = flat["node_idx"], flat["parent_idx"]
@@ -487,8 +478,8 @@ def _live_labels(flat: dict[str, Any], root: Longs) -> tuple[Any, Bools, Bools]:
 def _first_child(parent: Any, root: Longs) -> Longs:
     """`[T]` flat index of each node's first child, -1 for none, from parents within the trees.
 
-    Children of one node stand together, so a first child is a row whose parent is not the one
-    of the row before; at a new tree the root stands between.
+    Siblings are contiguous, so a first child is a row whose parent differs from that of the row
+    before; between two trees stands a root.
     """
     firsts = np.flatnonzero(parent[1:] != parent[:-1]) + 1
     firsts = firsts[parent[firsts] >= 0]
@@ -504,12 +495,12 @@ LogT = TypeVar("LogT", bound=TreeLog)
 
 
 def sampled(log: LogT, max_positions: int, seed: int, *, warn: bool = True) -> LogT:
-    """The log, or a seeded sample of its prompts with so many positions at most.
+    """The log, or a seeded sample of its prompts with at most `max_positions` positions.
 
-    Prompts are ordered by a hash of seed and id; two are taken at least.
+    Prompts are taken in the order of a hash of seed and id, at least two of them.
 
     Args:
-        warn: count them in a warning.
+        warn: state the size of the sample in a warning.
     """
     if log.num_positions <= max_positions:
         return log
@@ -519,7 +510,7 @@ def sampled(log: LogT, max_positions: int, seed: int, *, warn: bool = True) -> L
     if log.prompts is not None:
         sizes = Counter({name: sizes[name] for name in log.prompts})
     chosen, num_positions = list[str](), 0
-    # Other hashes than those of `split_prompts`, which would put the whole sample on one side.
+    # Not the hash of `split_prompts`, which would put the whole sample on one side.
     for name in sorted(sizes, key=lambda n: sha256(f"sample {seed}:{n}".encode()).digest()):
         if num_positions + sizes[name] > max_positions and len(chosen) >= 2:
             break

@@ -66,7 +66,7 @@ LIGHT: list[tuple[int, str, str]] = [
     (INPUT, "run nofile.txt", "expected a prompt file, found no such file; name a file, or"),
     (INPUT, "run p.csv", "line 1: expected a JSON object, found 'a,b', which is no JSON from"),
     (INPUT, "run empty.txt", "empty.txt: expected at least one prompt, found none"),
-    (INPUT, "replay nofolder -p ar", "expected a folder or bucket with trace.json, found"),
+    (INPUT, "replay nofolder -p ar", "nofolder is no trace set: no such folder;"),
     (INPUT, "traces verify nofolder", "name what `specctl collect` wrote"),
     (MODEL, "run p.txt --target ./nonexist", "no folder here, no hub id (owner/name)"),
 ]

@@ -39,10 +39,10 @@ def test_a_set_keeps_tokens_or_leaves_them_out(tmp_path: Path) -> None:
     with TraceWriter.open(tmp_path / "set", made, tokens="drop") as writer:
         writer.commit(["a"], rows_of("a"))
     changed = header(collect={"max_new_tokens": 32, **token_header("keep")})
-    with pytest.raises(TraceMismatchError, match="token ids: expected --tokens keep"):
+    with pytest.raises(TraceMismatchError, match="it has --tokens drop, not --tokens keep"):
         TraceWriter.open(tmp_path / "set", changed, resume=True)
     TraceWriter.open(tmp_path / "other", changed).close()
-    with pytest.raises(TraceMismatchError, match="token ids: expected --tokens"):
+    with pytest.raises(TraceMismatchError, match="token ids: it has --tokens keep"):
         TraceSet.open(tmp_path / "set", tmp_path / "other")
 
 

@@ -288,8 +288,8 @@ def test_a_bucket_that_overwrites_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_other_places_are_not_traces(root: Path, tmp_path: Path) -> None:
     for places, error, words in (
         ((tmp_path / "none",), TraceError, "no such folder"),
-        ((tmp_path,), TraceError, "another folder"),
-        ((), UsageError, "none"),
+        ((tmp_path,), TraceError, "it has no trace.json"),
+        ((), UsageError, "none are named"),
     ):
         with pytest.raises(error, match=words):
             TraceSet.open(*places)
@@ -298,15 +298,16 @@ def test_other_places_are_not_traces(root: Path, tmp_path: Path) -> None:
 
 
 HEADERS: list[tuple[Any, str]] = [
-    ({"trace_version": 2}, "trace_version 1, found 2"),
-    (b"[]", "trace_version 1, found None"),
+    ({"trace_version": 2}, "trace_version 2; this specctl reads 1"),
+    (b"[]", "trace_version None"),
     ({"later": 1}, "later"),
     ({"sampling": None}, "sampling"),
     ({"target_digest": "sha256:x"}, "target_digest"),
     ({"schema_ids": {"rounds": DIGEST}}, "table"),
     ({"collect": {"tokens": {"mode": "x"}}}, "mode"),
     ({"policy_digest": DIGEST}, "collected under"),
-    *((content, "found") for content in (b"", b"\xff", b"[" * 99_999, b'{"trace_version":1 }')),
+    (b'{"trace_version":1 }', "schema_ids: it is missing"),
+    *((content, "was altered: ") for content in (b"", b"\xff", b"[" * 99_999)),
 ]
 
 
@@ -369,7 +370,7 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no nodes": (lambda root: files_of(root)["nodes"].unlink(), "nodes"),
     "swapped": (swap_nodes, "nodes"),
     "linked": (link_nodes, "a link"),
-    "shorter": (lambda root: os.truncate(files_of(root)["nodes"], 99), "bytes, found"),
+    "shorter": (lambda root: os.truncate(files_of(root)["nodes"], 99), "has 99 bytes of"),
 }
 
 
@@ -524,10 +525,10 @@ def test_one_request_in_two_segments_is_damage(tmp_path: Path) -> None:
     with TraceWriter.open(tmp_path / "set", header()) as opened:
         opened.commit(["a"], made)
         opened.commit(["b"], renamed)
-    with pytest.raises(TraceCorruptError, match="request 'a/0' in two segments"):
+    with pytest.raises(TraceCorruptError, match="two segments hold rounds of request 'a/0'"):
         TraceSet.open(tmp_path / "set")
     [damage] = verify(tmp_path / "set").damages
-    assert "in two segments" in damage.reason
+    assert "two segments hold" in damage.reason
 
 
 # --------------------------------------------------------------------------- in a bucket

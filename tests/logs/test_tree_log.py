@@ -93,8 +93,12 @@ def _one_root_more(values: Any) -> Any:
 DAMAGES: dict[str, tuple[str, Edit, str]] = {
     "a node row is lost": ("nodes", lambda t: t.slice(0, t.num_rows - 1), "fewer"),
     "a node row too many": ("nodes", lambda t: pa.concat_tables([t, t.slice(0, 1)]), "more"),
-    "a tree of another size": ("rounds", _set("num_drafted", _first_bigger), "trees of the sizes"),
-    "a root inside a tree": ("nodes", _set("parent_idx", _one_root_more), "trees of the sizes"),
+    "a tree of another size": (
+        "rounds",
+        _set("num_drafted", _first_bigger),
+        "of other sizes",
+    ),
+    "a root inside a tree": ("nodes", _set("parent_idx", _one_root_more), "of other sizes"),
     "positions out of order": ("rounds", _set("position", lambda p: p[::-1].copy()), "ascending"),
 }
 
