@@ -1,8 +1,8 @@
-"""Acceptance that other tools counted: by draft position, of shorter chains, and what it means.
+"""Acceptance counted by servers: by draft position, for chains of any shorter length, in words.
 
-Counts of rounds by accepted tokens give every chain that is no longer than the measured one, in
-expectation: E[accepted | K] = Σ_{j <= K} P(at least j). Where rounds drafted fewer tokens than the
-longest, or where only a mean is known, τ by length is a range; nothing is said of longer chains.
+Counts of rounds by accepted tokens give the expectation for every chain up to the measured length:
+E[accepted | K] = Σ_{j <= K} P(at least j). τ by length is a range if some rounds drafted fewer
+tokens, or if only the mean is known. Longer chains remain unknown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NOT_REPLAYED = {
     "round are not there, so no other policy can be replayed from them",
 }
 Range = tuple[float, float]
-"""The least and the most that a figure can be; equal where it is known."""
+"""Least and most of a figure; equal if it is known."""
 ChainClock = Callable[[int, float], float]
 """From draft tokens of a chain and emitted tokens to the time of a request's step, us."""
 UNKNOWN_BATCHES = "which requests were decoded together"
@@ -35,24 +35,24 @@ def chain_figures(
     is_ragged: bool,
     not_known: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Figures of rounds whose draft was a chain, and of every chain that is no longer.
+    """Figures of rounds with chains, and of every shorter chain.
 
     Args:
         num_rounds: above 0. at_least: rounds with at least 1, 2, ... accepted draft tokens.
-        is_ragged: not every round drafted all positions. Each drafted at least one.
-        not_known: further things that the source does not say.
+        is_ragged: some rounds drafted fewer positions; each drafted at least one.
+        not_known: further facts that the source lacks.
 
     Returns:
-        Besides sums and ratios: `marginal_prob`, P(at least j accepted), of all rounds.
-        `conditional_prob`: of the rounds that accepted j - 1; None where no round came that far.
-        `fixed_length_sweep`, see `sweep_of`; None without positions.
+        Sums and ratios; `marginal_prob`, P(at least j accepted), over all rounds;
+        `conditional_prob`, over rounds that accepted j - 1, None without such rounds;
+        `fixed_length_sweep` of `sweep_of`, None without positions.
     """
     marginal = [count / num_rounds for count in at_least]
     reached = [num_rounds, *at_least][: len(at_least)]
     most, depth = list(marginal), len(at_least)
     if is_ragged:
-        # A round that drafted j - 1 tokens or fewer, and lost none of them, may have accepted
-        # token j too. Each of them drafted depth - j + 1 fewer than the longest, at least.
+        # A round that drafted less than j tokens and accepted them all might have accepted token j
+        # too; it drafted at least depth - j + 1 tokens fewer than the longest.
         short = max(depth * num_rounds - num_drafted, 0)
         bounds = [
             (count + short // (depth - place)) / num_rounds
@@ -88,25 +88,24 @@ def chain_figures(
 
 
 def mean_ranges(mean_acceptance_length: Range, depth: int) -> list[Range]:
-    """τ of chains of 1 to `depth` tokens, of which only the longest one's mean is known.
+    """τ of chains of 1 to `depth` tokens, from the mean of the longest.
 
-    Position j is accepted no more often than those before it, so that the first K of `depth` hold
-    at least their share of the accepted tokens, and at most all of them, or K.
+    Acceptance falls with the position, so the first K of `depth` positions hold at least their
+    share of the accepted tokens, and at most all of them, or K.
     """
     low, high = (max(mean - 1, 0.0) for mean in mean_acceptance_length)
     return [(1 + low * k / depth, 1 + min(high, k)) for k in range(1, depth + 1)]
 
 
 def sweep_of(ranges: Sequence[Range], basis: str, if_chains: str = "") -> dict[str, Any]:
-    """`fixed_length_sweep`: how it is known, and one entry for each length from 1 on.
+    """`fixed_length_sweep`: its basis, and one entry for each length from 1 on.
 
     Returns:
         `basis`, `is_exact`, `if_chains`, and `chains` of `num_draft_tokens`,
-        `mean_acceptance_length_range` (the bonus token counted), and `pays_below_step_frac`: the
-        last of these draft tokens pays where drafting and verifying it takes less than that share
-        of a plain step; None where it is not known. With plain steps of time 1 and draft tokens of
-        time x each, τ(K) / (1 + K x) rises with the K-th iff x < m / (τ(K-1) - (K-1) m), where m
-        is the K-th's acceptance; it falls in K, because m does.
+        `mean_acceptance_length_range` (bonus token counted) and `pays_below_step_frac`: the largest
+        cost of a draft token, as a share of a plain step, at which the last one pays; None if
+        unknown. With plain steps of time 1 and draft tokens of time x each, τ(K) / (1 + K x) rises
+        with the K-th token iff x < m / (τ(K-1) - (K-1) m), m being its acceptance.
     """
     is_exact = all(low == high for low, high in ranges)
     chains, before = list[dict[str, Any]](), 1.0
@@ -125,34 +124,34 @@ def sweep_of(ranges: Sequence[Range], basis: str, if_chains: str = "") -> dict[s
     return {"basis": basis, "is_exact": is_exact, "if_chains": if_chains, "chains": chains}
 
 
-# ----------------------------------------------------------------- what it means
+# ----------------------------------------------------------------- in words
 
 
 def explain(figures: dict[str, Any], clock: ChainClock | None, load: str) -> dict[str, Any]:
-    """The figures, with the best length under a cost model, and `meaning`: two sentences.
+    """The figures with the best length under a cost model, and `meaning`, two sentences.
 
     Args:
-        clock: of a cost model; without one, a line says when a draft token pays.
-        load: the batch size and context that the clock was read at, in words.
+        clock: of a cost model; without one, a sentence states the cost at which a draft token pays.
+        load: batch size and context of the clock, in words.
     """
     sweep = figures["fixed_length_sweep"]
     best = None if clock is None or sweep is None else best_lengths(sweep, clock)
     if sweep is None:
         worth = f"No length can be named: {figures['why_no_sweep']}"
     elif best is not None:
-        worth = _say_best(best, len(sweep["chains"]), load, sweep["if_chains"])
+        worth = _best_words(best, len(sweep["chains"]), load, sweep["if_chains"])
     else:
-        worth = _say_break_even(figures, sweep)
+        worth = _break_even_words(figures, sweep)
     unknown = "; ".join(figures["not_known"])
-    lines = [_say_acceptance(figures), worth + (f". Not known: {unknown}." if unknown else ".")]
+    lines = [_acceptance_words(figures), worth + (f". Not known: {unknown}." if unknown else ".")]
     return {**figures, "best_length": best, "meaning": lines}
 
 
 def best_lengths(sweep: dict[str, Any], clock: ChainClock) -> dict[str, Any]:
-    """The lengths that may be fastest, plain decoding (0) among them; one where τ is known.
+    """The lengths that may be fastest, 0 for plain decoding; a single one if τ is exact.
 
     Returns:
-        `num_draft_tokens`, a list; `tokens_per_s_range` by length from 0 on.
+        `num_draft_tokens`, a list, and `tokens_per_s_range` by length from 0 on.
     """
     taus = [(1.0, 1.0), *(chain["mean_acceptance_length_range"] for chain in sweep["chains"])]
     rates = [
@@ -166,7 +165,7 @@ def best_lengths(sweep: dict[str, Any], clock: ChainClock) -> dict[str, Any]:
 
 
 def shown_range(found: Sequence[float], digits: str) -> str:
-    """`2.10`, or `1.90 to 2.10` where the ends differ in these digits."""
+    """`2.10`, or `1.90 to 2.10` if the ends differ in these digits."""
     low, high = (f"{end:{digits}}" for end in found)
     return low if low == high else f"{low} to {high}"
 
@@ -177,7 +176,7 @@ def _mean_of(figures: dict[str, Any]) -> list[float]:
     return found
 
 
-def _say_acceptance(figures: dict[str, Any]) -> str:
+def _acceptance_words(figures: dict[str, Any]) -> str:
     mean = shown_range(_mean_of(figures), ".2f")
     emits = f"a round emits {mean} tokens (mean acceptance length, the target's own token counted)"
     marginal = figures.get("marginal_prob")
@@ -192,7 +191,7 @@ def _say_acceptance(figures: dict[str, Any]) -> str:
     return f"Draft {noun} {places} accepted in {least}{shares} of {rounds:,} rounds; {emits}."
 
 
-def _say_best(best: dict[str, Any], depth: int, load: str, if_chains: str) -> str:
+def _best_words(best: dict[str, Any], depth: int, load: str, if_chains: str) -> str:
     lengths, rates = best["num_draft_tokens"], best["tokens_per_s_range"]
 
     def rate(length: int) -> str:
@@ -212,7 +211,7 @@ def _say_best(best: dict[str, Any], depth: int, load: str, if_chains: str) -> st
     return line[0].upper() + line[1:]
 
 
-def _say_break_even(figures: dict[str, Any], sweep: dict[str, Any]) -> str:
+def _break_even_words(figures: dict[str, Any], sweep: dict[str, Any]) -> str:
     if not sweep["is_exact"]:
         steps = f"{_mean_of(figures)[0]:.2f} plain steps"
         line = f"Drafting pays where a round takes less time than {steps}; "

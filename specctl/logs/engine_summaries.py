@@ -1,21 +1,20 @@
-"""Figures of a server's metrics and of its log, of vLLM and SGLang: summarised, never replayed.
+"""Figures of the metrics and logs of vLLM and SGLang.
 
 - vLLM's Prometheus counters (`vllm/v1/spec_decode/metrics.py` of 0.32.0; since 0.9):
   `vllm:spec_decode_num_drafts`, `_num_draft_tokens`, `_num_accepted_tokens` and, with a label
   `position` counted from 0, `_num_accepted_tokens_per_pos`; the text of `/metrics` appends
-  `_total`. A position's counter rises where at least that many tokens were accepted: over drafts
-  it is the *marginal* rate. Counters run since the server's start, over all requests; rounds
-  without a draft are not among them. Engines of one model (data parallel) are added up.
-- vLLM's log (the same module): a line `SpecDecoding metrics: ...` for each interval in which it
-  served, with sums of tokens, and acceptance by position rounded to three digits.
+  `_total`. The counter of a position over drafts is its *marginal* rate. Counters run from the
+  server's start, over all requests with drafts. Engines of one model (data parallel) are added up.
+- vLLM's log (the same module): a line `SpecDecoding metrics: ...` for each busy interval, with sums
+  of tokens and acceptance by position in three digits.
 - SGLang's metrics (`observability/metrics_collector.py` of 0.5.23, `--enable-metrics`): counters
   of finished requests, `sglang:spec_verify_calls`, `sglang:generation_tokens` and
-  `sglang:num_requests`, of which the first token of each comes from reading its prompt; gauges of
-  the last interval, `sglang:spec_accept_length`, `_accept_rate`, `_num_steps`,
-  `_num_draft_tokens` (root counted). A finished request's last round is cut at the text's end.
+  `sglang:num_requests` (reading a prompt gives the first token of a request); gauges of the last
+  interval, `sglang:spec_accept_length`, `_accept_rate`, `_num_steps`, `_num_draft_tokens` (root
+  counted). A request's last round is cut at the end of the text.
 - SGLang's log (`managers/scheduler_components/metrics_reporter.py`): a line `Decode batch, ...`
-  each `--decode-log-interval` (40) steps, with `accept len` and `accept rate`, means of the
-  interval's rounds of two digits; `server_args={...}` when it starts. Both have means alone.
+  every `--decode-log-interval` (40) steps, with `accept len` and `accept rate`, means of the
+  interval's rounds in two digits; `server_args={...}` at the start.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ from specctl.logs.acceptance_figures import (
     mean_ranges,
     sweep_of,
 )
-from specctl.logs.import_lines import Sample, Spot, metric_samples, text_lines
-from specctl.logs.sources import Source
+from specctl.logs.sources import Sample, Source, Spot, metric_samples, text_lines
 
 # ----------------------------------------------------------------- vLLM, metrics
 
@@ -52,20 +50,20 @@ def summarise_counters(source: Source) -> dict[str, Any]:
     for sample in metric_samples(source, STEM):
         name, position = sample.name.removeprefix(STEM), sample.labels.get("position", "")
         if name not in (*_TOTALS, _BY_POSITION):
-            expected = f"{STEM} followed by {', '.join(_TOTALS)} or {_BY_POSITION}"
+            known = f"{STEM} followed by {', '.join(_TOTALS)} or {_BY_POSITION}"
             fix = "scrape vLLM 0.9 or newer; 0.32.0 was checked"
-            raise sample.spot.refuse(f"expected {expected}, found {sample.name[:80]}", fix)
+            raise sample.spot.refuse(f"unknown counter {sample.name[:80]}; known are {known}", fix)
         if name == _BY_POSITION and not _POSITION.fullmatch(position):
             raise sample.spot.refuse(
-                f'expected a label position="0", "1", ..., found {repr(position)[:40]}'
+                f'the label position is {repr(position)[:40]}, not "0", "1", ...'
             )
         key = int(position) if name == _BY_POSITION else name
         counters = models.setdefault(sample.labels.get("model_name", ""), Counter())
         counters[key] += sample.count()
     if not any(counters["num_drafts"] for counters in models.values()):
         raise InputError(
-            f"{source.name}: expected a counter {STEM}num_drafts_total above 0, found "
-            f"{'no drafts yet' if models else 'none'}",
+            f"{source.name} needs a counter {STEM}num_drafts_total above 0: "
+            f"{'there are no drafts yet' if models else 'it has none'}",
             hint="scrape it once the server has served some requests"
             if models
             else "this server does not speculate: start it with --speculative-config",
@@ -75,24 +73,23 @@ def summarise_counters(source: Source) -> dict[str, Any]:
 
 
 def _counter_figures(source: Source, model: str, counters: Counter[str | int]) -> dict[str, Any]:
-    """A scrape is one moment; counters that contradict each other are refused."""
+    """Figures of one model, unless its counters contradict each other."""
     drafts, drafted, accepted = totals = [counters[name] for name in _TOTALS]
     positions = sorted(key for key in counters if isinstance(key, int))
     at_least = [counters[position] for position in positions]
     chained = [drafts, *at_least]
     rules = {
-        "positions 0, 1, ... without a gap": positions == [*range(len(positions))],
-        "no position accepted more often than the one before": chained
+        "positions have a gap": positions == [*range(len(positions))],
+        "a position is accepted more often than the one before": chained
         == sorted(chained, reverse=True),
-        "the positions to add up to the accepted tokens": not at_least or sum(at_least) == accepted,
-        "no more accepted than drafted tokens": accepted <= drafted,
+        "positions do not add up to the accepted tokens": not at_least or sum(at_least) == accepted,
+        "more tokens are accepted than drafted": accepted <= drafted,
     }
-    for rule, holds in rules.items():
+    for broken, holds in rules.items():
         if not holds:
             named = dict(zip(_TOTALS, totals, strict=True))
             raise InputError(
-                f"{source.name}, model {model!r}: expected {rule}, found {named}, by position "
-                f"{at_least[:8]}",
+                f"{source.name}, model {model!r}: {broken} ({named}, by position {at_least[:8]})",
                 hint="scrape again",
             )
     if not drafts:
@@ -111,25 +108,26 @@ def _counter_figures(source: Source, model: str, counters: Counter[str | int]) -
 
 LOG_MARK = "SpecDecoding metrics: "
 THROUGHPUT = "Avg prompt throughput: "
-"""Of the line that vLLM's log has for each interval, speculation or not."""
+"""Mark of the line of every interval in vLLM's log, with or without speculation."""
 _PROCESS = re.compile(r"\((\w+) pid=(\d+)\)")
 _NUMBER = r"(\d{1,9}(?:\.\d{1,6})?)"
 _MEAN = re.compile(rf"Mean acceptance length: {_NUMBER}")
 _TOKENS = re.compile(r"Accepted: (\d{1,12}) tokens, Drafted: (\d{1,12}) tokens")
 _RATES = re.compile(rf"Per-position acceptance rate: ({_NUMBER}(?:, {_NUMBER})*)")
 _MEAN_ERROR, _RATE_ERROR = 0.005 + 1e-9, 0.0005 + 1e-9
-"""Of figures with two and with three digits behind the point."""
+"""Rounding of two and of three digits behind the point."""
 _MAX_EXACT = 1000
-"""Rounds of an interval whose counts three digits tell exactly."""
+"""Most rounds of an interval whose counts follow exactly from three digits."""
 _MAX_OFF = 20_000
-"""Rounds from the likeliest number that are tried: a mean of 1.1 of a million tokens."""
+"""Distance from the likeliest number of rounds that is searched; enough for a mean of 1.1 over a
+million tokens."""
 
 
 def summarise_engine_log(source: Source) -> dict[str, Any]:
     """Figures over all intervals of vLLM's log.
 
-    The log does not print how many rounds there were. Where every round drafts all positions they
-    follow from the drafted tokens; elsewhere from the mean length, as far as its digits tell.
+    The log does not print the number of rounds. It follows from the drafted tokens if every round
+    drafts all positions, else from the digits of the mean length.
     """
     num_intervals = num_other = rounds = drafted = accepted = most_rounds = 0
     at_least: list[int] = []
@@ -143,18 +141,19 @@ def summarise_engine_log(source: Source) -> dict[str, Any]:
         if process := _PROCESS.search(before):
             pid = processes.setdefault(process[1], process[2])
             if pid != process[2]:
-                found = f"{process[1]} of pid {process[2]}, before of pid {pid}"
                 raise spot.refuse(
-                    f"expected lines of one server, found {found}", "give each server's log alone"
+                    f"{process[1]} has pid {process[2]}, and {pid} before, so these are two "
+                    "servers",
+                    "give each server's log alone",
                 )
         interval = _Interval.parse(text, spot)
         num_intervals += 1
         if not interval.drafted:
             continue
         if at_least and len(at_least) != len(interval.rates):
-            found = f"{len(interval.rates)}, before {len(at_least)}"
             raise spot.refuse(
-                f"expected one number of positions, found {found}", "give each server's log alone"
+                f"{len(interval.rates)} positions, after lines of {len(at_least)}",
+                "give each server's log alone",
             )
         num_rounds, even = interval.rounds(spot)
         counts = [round(rate * num_rounds) for rate in interval.rates]
@@ -197,20 +196,20 @@ class _Interval:
             return cls(1.0, 0, 0, [])
         mean, rates = _MEAN.search(text), _RATES.search(text)
         if mean is None or tokens is None or rates is None:
-            expected = "mean acceptance length, accepted and drafted tokens and rates by position"
             raise spot.refuse(
-                f"expected {expected}, found {text.strip()[:80]}",
+                "mean acceptance length, tokens or rates by position are missing in "
+                f"{text.strip()[:80]!r}",
                 "use the log of vLLM 0.9 or newer",
             )
         found = [float(rate) for rate in rates[1].split(", ")]
         return cls(float(mean[1]), int(tokens[1]), int(tokens[2]), found)
 
     def rounds(self, spot: Spot) -> tuple[int, bool]:
-        """Rounds of the interval, and whether each of them drafted all positions."""
+        """Rounds of the interval, and whether each drafted all positions."""
         even, rest = divmod(self.drafted, len(self.rates))
         if rest == 0 and self._fits(even):
             return even, True
-        if not self.accepted:  # nothing tells; at least so many
+        if not self.accepted:  # unknown; the least
             return even + bool(rest), False
         likeliest = round(self.accepted / max(self.mean - 1, _MEAN_ERROR))
         for off in range(_MAX_OFF):
@@ -218,10 +217,10 @@ class _Interval:
                 if even < num_rounds <= self.drafted and self._fits(num_rounds):
                     return num_rounds, False
         found = f"{self.accepted} of {self.drafted} tokens, mean {self.mean}, {self.rates[:8]}"
-        raise spot.refuse(f"expected figures that fit together, found {found}", "remove the line")
+        raise spot.refuse(f"these figures contradict each other: {found}", "remove the line")
 
     def _fits(self, num_rounds: int) -> bool:
-        """Whether all that is printed can be of so many rounds."""
+        """Whether the printed figures fit a number of rounds."""
         counts = [round(rate * num_rounds) for rate in self.rates]
         off = abs(sum(counts) - self.accepted)
         return (
@@ -248,7 +247,7 @@ _TREES = "the drafts are trees, of which shorter chains do not follow"
 _VARIES = "the number of draft tokens changed while the server ran"
 _NO_DEPTH = "the number of draft tokens is not there: keep the log's line of server_args"
 _IF_CHAINS = "if the drafts were chains (--speculative-eagle-topk 1)"
-"""SGLang counts the same of trees, by depth; its figures do not say which they were."""
+"""SGLang's figures count trees by depth and chains alike."""
 
 
 def summarise_sglang_counters(source: Source) -> dict[str, Any]:
@@ -263,8 +262,8 @@ def summarise_sglang_counters(source: Source) -> dict[str, Any]:
         fix = "speculation is off, or nothing was decoded yet: start the server with "
         fix += "--speculative-algorithm, and scrape it once it has served some requests"
         raise InputError(
-            f"{source.name}: expected a counter sglang:spec_verify_calls_total or a gauge "
-            f"sglang:spec_accept_length above 0, found {'0' if known else 'neither name'}",
+            f"{source.name} needs a counter sglang:spec_verify_calls_total or a gauge "
+            f"sglang:spec_accept_length above 0: {'it is 0' if known else 'it has neither'}",
             hint=fix if known else "scrape SGLang as 0.5.23 names its metrics",
         )
     return {**NOT_REPLAYED, "models": {name: found for name, found in figures.items() if found}}
@@ -288,9 +287,8 @@ def _sglang_figures(source: Source, model: str, named: dict[str, list[Sample]]) 
         mean = (tokens / rounds, (tokens + min(aborted, requests)) / rounds)
         if mean[0] < 1:
             raise InputError(
-                f"{source.name}, model {model!r}: expected at least one token of each round in "
-                f"sglang:generation_tokens_total, found {tokens} tokens behind the first ones of "
-                f"{requests}, {rounds} rounds",
+                f"{source.name}, model {model!r}: {rounds} rounds and only {tokens} tokens besides "
+                f"the first ones of {requests} requests, less than one a round",
                 hint="scrape one server, all of whose requests speculate",
             )
         facts |= {"num_requests": requests, "num_tokens": tokens}
@@ -318,9 +316,9 @@ def summarise_sglang_log(source: Source) -> dict[str, Any]:
     for spot, line in text_lines(source):
         if SERVER_ARGS in line:
             if started is not None:
-                again = f"another start, behind that of line {started.number}"
                 raise spot.refuse(
-                    f"expected lines of one server, found {again}", "give each server's log alone"
+                    f"another start, after that of line {started.number}",
+                    "give each server's log alone",
                 )
             started, arguments = spot, dict(_ARGUMENT.findall(line))
         if DECODE_MARK not in line:
@@ -330,10 +328,10 @@ def summarise_sglang_log(source: Source) -> dict[str, Any]:
             continue
         running, length = _RUNNING.search(line), _LENGTH.search(line)
         if running is None or length is None or float(length[1]) < 1:
-            expected = "#running-req, accept len of at least 1 and accept rate"
             text = line[line.index(DECODE_MARK) :].strip()[:80]
             raise spot.refuse(
-                f"expected {expected}, found {text}", "use a log as SGLang 0.5.23 writes it"
+                f"#running-req or an accept len of at least 1 is missing in {text!r}",
+                "use a log as SGLang 0.5.23 writes it",
             )
         is_capped = is_capped or "cap len: " in line
         found.append((int(running[1]), float(length[1]), float(length[2]) if length[2] else None))
@@ -342,8 +340,7 @@ def summarise_sglang_log(source: Source) -> dict[str, Any]:
         if num_decode:
             fix = "speculation is off: start the server with --speculative-algorithm"
         raise InputError(
-            f"{source.name}: expected lines '{DECODE_MARK}, ...' with 'accept len', found "
-            f"{num_decode} lines '{DECODE_MARK}', none of them with it",
+            f"{source.name} has {num_decode} lines {DECODE_MARK!r}, none of them with 'accept len'",
             hint=fix,
         )
     topk = arguments.get("speculative_eagle_topk")
@@ -371,9 +368,9 @@ def summarise_sglang_log(source: Source) -> dict[str, Any]:
 
 
 def _depth_of(intervals: list[tuple[int, float, float | None]]) -> int | None:
-    """Draft tokens of each round: accepted tokens over the rate, where the digits leave one number.
+    """Draft tokens of a round, from mean and rate, if their digits leave one number.
 
-    As SGLang 0.5.23 counts the rate: accepted over `speculative_num_draft_tokens` - 1 a round.
+    SGLang 0.5.23 counts the rate as accepted over `speculative_num_draft_tokens` - 1 a round.
     """
     fitting = set(range(1, _MAX_DEPTH))
     for _, length, rate in intervals:
@@ -393,7 +390,7 @@ def _mean_figures(
     *,
     is_chain: bool = False,
 ) -> dict[str, Any]:
-    """Figures where only a mean acceptance length is known, and the draft tokens of a round."""
+    """Figures from a range of the mean acceptance length and, if known, draft tokens a round."""
     basis = "a range: only the mean is known; no position is accepted more often than one before it"
     figures = {
         **facts,

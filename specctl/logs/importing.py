@@ -1,7 +1,4 @@
-"""`specctl import`: a server's log or its metrics to a summary, and two sentences on its meaning.
-
-`acceptance_figures.explain` writes the sentences.
-"""
+"""`specctl import`: a server's log or metrics as a summary and two sentences on its meaning."""
 
 from __future__ import annotations
 
@@ -22,8 +19,7 @@ from specctl.logs.engine_summaries import (
     summarise_sglang_counters,
     summarise_sglang_log,
 )
-from specctl.logs.import_lines import Spot, text_lines
-from specctl.logs.sources import Source
+from specctl.logs.sources import Source, Spot, text_lines
 
 SUMMARIES: dict[str, Callable[..., dict[str, Any]]] = {
     "vllm-prometheus": summarise_counters,
@@ -37,7 +33,7 @@ LINES: dict[str, Callable[[str], bool]] = {
     "vllm-log": lambda line: LOG_MARK in line or THROUGHPUT in line,
     "sglang-log": lambda line: DECODE_MARK in line or SERVER_ARGS in line,
 }
-"""Formats, and whether a line is of theirs."""
+"""Tests of a line, by format."""
 FORMATS = ("auto", *SUMMARIES)
 
 
@@ -56,7 +52,7 @@ def import_file(
         clock, load: of a cost model, for the best length; see `explain`.
 
     Raises:
-        InputError: the source.
+        InputError: the source cannot be read or summarised.
     """
     text = source if isinstance(source, Source) else Source.of(source)
     name = detect_format(text) if format == "auto" else format
@@ -70,11 +66,7 @@ def import_file(
 
 
 def detect_format(source: Source) -> str:
-    """The format of a text, by all of its lines.
-
-    Raises:
-        InputError: none that is known, naming those that are; lines of several.
-    """
+    """The format of a text, by all of its lines; `InputError` for none or several."""
     first: tuple[Spot, str] | None = None
     formats: dict[str, Spot] = {}
     for spot, line in text_lines(source):
@@ -84,16 +76,17 @@ def detect_format(source: Source) -> str:
                 formats[name] = spot
     if len(formats) > 1:
         one, other = list(formats)[:2]
-        found = f"lines of {one}, and here of {other}"
         raise formats[other].refuse(
-            f"expected lines of one server, found {found}", "give each server's alone"
+            f"a line of {other}, after lines of {one}", "give each server's alone"
         )
     if formats:
         return next(iter(formats))
     spot, line = first or (Spot(source.name, 1), "")
-    found = repr(line.strip()[:40]) if line else "an empty file"
     raise spot.refuse(
-        f"expected lines of {', '.join(SUMMARIES)}, found {found}", "state the format with --format"
+        f"{line.strip()[:40]!r} is no line of {', '.join(SUMMARIES)}"
+        if line
+        else "an empty file has no format",
+        "state the format with --format",
     )
 
 
@@ -101,7 +94,7 @@ def detect_format(source: Source) -> str:
 
 
 def describe_summary(summary: dict[str, Any]) -> list[Any]:
-    """A summary for a person: figures and two sentences, for each model of a scrape."""
+    """Figures and two sentences for each model of a summary."""
     title = f"summary of {summary['format']}"
     why_not = ("not replayed", summary["why_not_replayed"])
     parts: list[Any] = []

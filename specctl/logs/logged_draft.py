@@ -1,4 +1,4 @@
-"""A round's draft from the log: the runtime's own growth, the log in the place of the drafter."""
+"""A round's draft from the log: the runtime's own growth, with the log in place of a drafter."""
 
 from __future__ import annotations
 
@@ -23,19 +23,18 @@ from specctl.policy.rules import (
 from specctl.tree import Children, DraftPool, gather
 
 BATCH_POSITIONS = 512
-"""Positions drafted together; their pools stay within the processor's cache."""
+"""Positions drafted together; their pools fit the processor's cache."""
 
 
 @dataclass(frozen=True)
 class Expansions:
-    """Nodes that a shape wanted expanded and those the log lacks, `[B]` each."""
+    """Expansions that a shape wanted, and their support by the log; `[B]` each."""
 
-    wanted: Tensor  # int64, nodes that it expanded
-    missing: Tensor  # int64, those whose children the log lacks, wholly or in part
-    # bool, the children of a node on the path are missing: the path may go on there
-    is_open: Tensor
-    # float32, joint log-probability of the likeliest node with missing children, -inf for none: no
-    # unknown node is likelier
+    wanted: Tensor  # int64, expanded nodes
+    missing: Tensor  # int64, of these, nodes with children that the log lacks
+    is_open: Tensor  # bool, children of a node on the path are missing, so the path may go on
+    # float32, joint log-probability of the likeliest node with missing children, -inf for none; a
+    # bound on all unknown nodes
     best_missing: Tensor
 
 
@@ -58,7 +57,7 @@ class LoggedDraft:
 
     @property
     def num_accepted(self) -> Tensor:
-        """`[B]` draft tokens accepted, whatever remains of the text."""
+        """`[B]` draft tokens accepted, before the cut at the end of the text."""
         return self.on_path.sum(1) - 1
 
     @property
@@ -68,7 +67,7 @@ class LoggedDraft:
 
     @property
     def matched(self) -> Tensor:
-        """`[B]` int32, draft tokens on the path as far as the log goes."""
+        """`[B]` int32, draft tokens on the path within the logged tree."""
         rows = self.rows if isinstance(self.rows, slice) else self.rows.numpy()
         return torch.tensor(self.chunk.matched[rows])
 
@@ -79,8 +78,8 @@ class LoggedDraft:
 
     @property
     def terminal_rank(self) -> Tensor:
-        """`[B]` int64: rank by joint probability, among the submitted draft nodes, of the deepest
-        accepted one, 1-based; 0 where none was accepted."""
+        """`[B]` int64: 1-based rank of the deepest accepted node by joint probability, among the
+        submitted draft nodes; 0 if none was accepted."""
         index = self.submitted[:, 1:]
         if index.shape[1] == 0:
             return torch.zeros(len(index), dtype=torch.int64)
@@ -94,14 +93,14 @@ class LoggedDraft:
 def logged_draft(
     rule: ShapeRule, chunk: LogChunk, rows: slice | Tensor, start: RoundStart | None = None
 ) -> LoggedDraft:
-    """Grows and selects as a round would.
+    """Grows and selects as a live round does.
 
     Args:
-        rows: positions of the chunk, B of them.
-        start: what the rule remembers of their requests; None for first rounds.
+        rows: B positions of the chunk.
+        start: the rule's memory of their requests; None for first rounds.
 
     Raises:
-        TraceError: the rule compares tokens with the text, and the chunk holds none.
+        TraceError: the rule reads the text, and the chunk holds no tokens.
     """
     source = _LogSource(chunk, rows)
     root_ids = torch.zeros_like(source.node[:, 0])
@@ -129,7 +128,7 @@ def batches(num_rows: int, size: int) -> Iterator[slice]:
 
 
 def recent_text(chunk: LogChunk, rows: slice | Tensor) -> Tensor:
-    """The text up to the roots of some positions, as a live round knows it: `recent_tokens`."""
+    """`recent_tokens`: the text up to the roots of some positions."""
     tokens = chunk.token_ids
     if tokens is None:
         raise TraceError(
@@ -147,21 +146,18 @@ def recent_text(chunk: LogChunk, rows: slice | Tensor) -> Tensor:
 
 
 class _NoLaps:
-    """A stopwatch that is not read."""
+    """A stopwatch without readings."""
 
     def lap(self, phase: str, /) -> None:
         del phase
 
 
 class _LogSource:
-    """Children of B positions of a chunk; a `ChildSource`.
-
-    Attributes:
-        node: `[B, P]` int64, flat log index of every slot of the growing pool, -1 for none.
-    """
+    """A `ChildSource` of B positions of a chunk."""
 
     def __init__(self, chunk: LogChunk, rows: slice | Tensor) -> None:
         self.chunk = chunk
+        # `[B, P]` int64, flat log index of every slot of the growing pool, -1 for none
         self.node = chunk.root[rows, None]
         self._tokens = chunk.token_ids
         zero = torch.zeros_like(self.node[:, 0])
@@ -169,7 +165,7 @@ class _LogSource:
         self.expansions = Expansions(zero, zero, zero > 0, never)
 
     def children(self, level: Level, frontier: Frontier, top_k: int) -> Children:
-        """See `ChildSource`; token ids stay 0 unless the chunk was read with them."""
+        """See `ChildSource`; token ids are 0 unless the chunk was read with them."""
         parents = self.node.gather(1, frontier.index)
         first = self.chunk.first_child[parents.clamp(min=0)].masked_fill(parents < 0, -1)
         known = (first >= 0)[..., None].expand(-1, -1, top_k)
@@ -189,7 +185,7 @@ class _LogSource:
         )
 
     def _count(self, pool: DraftPool, frontier: Frontier, parents: Tensor, known: Tensor) -> None:
-        """Counts expansions; below a parent that is itself unknown everything was counted."""
+        """Counts expansions; children of unknown parents are counted at the parent."""
         wanted = frontier.keep & (parents >= 0)
         missing = wanted & ~known.all(-1)
         on_path = missing & self.chunk.on_path[parents.clamp(min=0)]

@@ -1,21 +1,20 @@
-"""Logged nodes as a fit meets them, and their labelled rows as one table.
+"""Logged nodes for fits, and their labelled rows as one table.
 
-A shape grows its trees from the log through the runtime's own code, so features and scores of
-the nodes are those that a live round would see. Positions of dense logs and rounds of live ones
-are alike here; a live log holds the drafts of its policy, so any other shape meets gaps in it.
+A shape grows its trees from the log by the runtime's own code, so the nodes have the features and
+scores of a live round. Positions of dense logs and rounds of live ones are treated alike; a live
+log holds the drafts of one policy, so other shapes find gaps in it.
 
-**Nodes.** Those that a run would score if it ranked by joint probability: `first_top_k`
-children of every node that was expanded, the `second_top_k` likeliest of each level expanded. A
-fitted scorer ranks otherwise, so its own frontier differs a little; drafting again with the
-fitted scorer is not done.
+**Nodes.** The nodes that a run would score if it ranked by joint probability: `first_top_k`
+children of every expanded node, with the `second_top_k` likeliest of each level expanded. A fitted
+scorer ranks otherwise, so its own frontier differs a little.
 
-**Labels.** Joint: the whole path to the node was accepted, where the log tells (null is not
-false). Conditional: the node was accepted, among children of accepted nodes.
+**Labels.** Joint: the whole path to the node was accepted; null is unknown. Conditional: the node
+was accepted, among children of accepted nodes.
 
-**Negatives.** All positives stay, and of the negatives a uniform share r. That multiplies the odds
-by 1/r, so a model fitted to these rows says logit + log(1/r), and the true logit is its own plus
-log r (below 0): `NodeRows.log_kept`. A threshold found without that correction, as the paper's, is
-not comparable with ours: beta' = beta r / (1 - beta + beta r).
+**Negatives.** All positives are kept, and a uniform share r of the negatives. This multiplies the
+odds by 1/r, so the true logit is that of a model fitted to these rows plus log r (below 0):
+`NodeRows.log_kept`. The paper's threshold lacks this correction; it compares with ours by
+beta' = beta r / (1 - beta + beta r).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specctl.errors import TraceEmptyError, TraceSchemaError, UsageError, did_you_mean
+from specctl.errors import TraceEmptyError, TraceSchemaError, UsageError, check_choice
 from specctl.features import NODE_FEATURES, needs_text, node_features
 from specctl.logs import logged_draft as drafting
 from specctl.logs.logged_draft import logged_draft
@@ -47,7 +46,7 @@ from specctl.records import MAX_POSITIONS_READ
 from specctl.tree import DraftPool, gather
 
 SPARE = 2.0
-"""Negatives held while reading, over those that are expected to be wanted."""
+"""Negatives held while reading, over the expected number of wanted ones."""
 Names = NDArray[np.object_]
 
 
@@ -56,34 +55,33 @@ class NodeBatch:
     """The drafts of a shape at B positions."""
 
     pool: DraftPool  # candidates, `[B, P]`
-    # `[B, P]` float32 that a pruning shape gave them, along the path; None of others
-    scores: Tensor | None
+    scores: Tensor | None  # `[B, P]` float32 along the path, of a pruning shape; None of others
     submitted: Tensor  # `[B, N]` int64 pool indices, -1 padded
-    accepted: Tensor  # `[B, P]` bool, the path is a prefix of the text; the root's is
-    known: Tensor  # `[B, P]` bool, the log tells whether it is; false in empty slots
-    longest: Tensor  # `[B]` int64, draft tokens of the longest path accepted that the log holds
-    num_missing: Tensor  # `[B]` int64, expansions that the shape wanted and the log lacks
+    accepted: Tensor  # `[B, P]` bool, the path is a prefix of the text; true at roots
+    known: Tensor  # `[B, P]` bool, `accepted` is known; false in empty slots
+    longest: Tensor  # `[B]` int64, draft tokens of the longest accepted path in the log
+    num_missing: Tensor  # `[B]` int64, wanted expansions that the log lacks
     prompt_id: Names  # `[B]` text
 
     @property
     def labelled(self) -> Tensor:
-        """`[B, P]` bool: the parent was accepted and the node's own fate is known."""
+        """`[B, P]` bool: the parent was accepted and the node's acceptance is known."""
         return self.known & gather(self.accepted, self.pool.parent, 0)
 
 
 @dataclass(frozen=True)
 class LoggedNodes:
-    """The nodes of a log, as often as they are read; `positions` progress."""
+    """The nodes of a log, read again at each call; `positions` progress."""
 
     log: DenseLog | LiveLog
 
     @property
     def support(self) -> Support:
-        """The nodes that the log holds at every position."""
+        """The nodes at every position of the log."""
         return self.log.support
 
     def sizes(self, prompt_ids: Iterable[str] | None = None) -> tuple[int, int]:
-        """Positions of some prompts, and draft tokens accepted at them."""
+        """Positions of some prompts, and the draft tokens accepted there."""
         wanted = None if prompt_ids is None else frozenset(prompt_ids)
         positions = accepted = 0
         for files in self.log.files:
@@ -102,7 +100,7 @@ class LoggedNodes:
 
         Args:
             rule: grows and selects as in a request's first round.
-            prompt_ids: only these; None for all.
+            prompt_ids: prompts to read; None for all.
         """
         wanted = None if prompt_ids is None else frozenset(prompt_ids)
         for chunk in self.log.chunks(extra=TEXT_COLUMNS if rule.needs_text else ()):
@@ -132,13 +130,13 @@ class LoggedNodes:
 def logged_nodes(
     traces: TraceSet, max_positions: int = MAX_POSITIONS_READ, seed: int = 0
 ) -> LoggedNodes:
-    """The nodes of dense or live traces, of a seeded sample of prompts where there are more.
+    """The nodes of dense or live traces; of a seeded sample of prompts above `max_positions`.
 
     Raises:
         TraceError, TraceMismatchError, TraceEmptyError: see `DenseLog.open` and `LiveLog.support`.
     """
     log = sampled(open_log(traces), max_positions, seed)
-    _ = log.support  # refused now where the number of children varies
+    _ = log.support  # raises early if the number of children varies
     return LoggedNodes(log)
 
 
@@ -156,21 +154,21 @@ class NodeRows:
     # num_positives, num_negatives: in the log, before sampling
     num_positives: int
     num_negatives: int
-    num_unknown: int  # nodes that were left out because the log does not tell
-    kept_frac: float  # share of the negatives that was kept
+    num_unknown: int  # nodes without a label
+    kept_frac: float  # r, the kept share of the negatives
 
     @property
     def log_kept(self) -> float:
-        """log r, to be added to the logit of a model that was fitted to these rows."""
+        """log r, to add to the logit of a model fitted to these rows."""
         return math.log(self.kept_frac)
 
     @property
     def weight(self) -> Floats:
-        """`[M]` nodes of the log that a row stands for."""
+        """`[M]` nodes of the log that each row represents."""
         return np.where(self.accepted, 1.0, 1 / self.kept_frac)
 
     def take(self, chosen: Bools | NDArray[np.int64]) -> NodeRows:
-        """Some rows; what was left out and the share kept stay those of the whole."""
+        """Some rows; counts and `kept_frac` stay."""
         rows = {name: getattr(self, name)[chosen] for name in ("features", "accepted", "prompt")}
         return replace(self, **rows)
 
@@ -178,7 +176,7 @@ class NodeRows:
 def frontier_rule(
     depth: int, first_top_k: int, second_top_k: int, features: tuple[str, ...] = ()
 ) -> BaseShape:
-    """Expands by joint probability and submits the root alone."""
+    """A shape that expands by joint probability and submits the root alone."""
     return BaseShape(
         depth, first_top_k, second_top_k, max_tokens=1, needs_text=needs_text(features)
     )
@@ -196,33 +194,28 @@ def sample_nodes(
     negatives: float,
     seed: int,
 ) -> NodeRows:
-    """Reads a log once and keeps what a fit needs.
+    """Reads a log once and keeps the rows of a fit.
 
     Args:
-        prompt_ids: the prompts to read; None for all.
-        features: registry names, in the order that the scorer reads.
-        predicts: acceptance of the whole path, or of the node given its parent's.
+        prompt_ids: prompts to read; None for all.
+        features: registry names, in the order of the scorer.
+        predicts: acceptance of the whole path, or of the node given its parent.
         depth: levels. first_top_k: children of an expanded node. second_top_k: nodes expanded
             per level.
         negatives: per positive; 0 keeps all.
 
     Raises:
         UsageError: unknown or repeated features.
-        TraceSchemaError: features that are not finite: the log lacks their columns.
-        TraceEmptyError: no nodes, or labels of one kind only.
+        TraceSchemaError: features with infinite or missing values, whose columns the log lacks.
+        TraceEmptyError: no nodes, or labels of one kind.
     """
-    unknown = [name for name in features if name not in NODE_FEATURES]
-    if unknown or len(set(features)) < len(features):
-        raise UsageError(
-            f"--features: expected different names among {', '.join(sorted(NODE_FEATURES))}, "
-            f"found {', '.join(unknown or features)}",
-            hint=did_you_mean(unknown[0], NODE_FEATURES, "name some of these")
-            if unknown
-            else "name each once",
-        )
+    for name in features:
+        check_choice("--features", name, sorted(NODE_FEATURES))
+    if len(set(features)) < len(features):
+        raise UsageError(f"--features names one twice: {', '.join(features)}")
     rule = frontier_rule(depth, first_top_k, second_top_k, features)
     random, counts, prompts = np.random.default_rng(seed), Counter[str](), dict[str, int]()
-    below = 1.0  # rejected nodes need a smaller random number
+    below = 1.0  # rejected nodes are kept if their random number is smaller
     if predicts == "joint" and negatives:  # most nodes are below a rejected one
         positions, accepted_tokens = source.sizes(prompt_ids)
         num_nodes = positions * (pool_capacity(rule) - 1)
@@ -230,7 +223,7 @@ def sample_nodes(
     parts: list[tuple[Any, ...]] = []
     for batch in source.batches(rule, prompt_ids):
         wanted = (batch.known if predicts == "joint" else batch.labelled).clone()
-        wanted[:, 0] = False  # no decision is about the root
+        wanted[:, 0] = False  # roots are always submitted
         place = wanted.flatten().nonzero()[:, 0]
         accepted = batch.accepted.flatten()[place].numpy()
         key = random.random(len(place))
@@ -248,7 +241,7 @@ def sample_nodes(
     if counts["accepted"] == 0 or size == 0:
         found = ", ".join(f"{counts[name]} {name}" for name in ("accepted", "rejected", "unknown"))
         raise TraceEmptyError(
-            f"node labels: expected accepted and rejected draft tokens, found {found}",
+            f"a fit needs accepted and rejected draft tokens; these traces hold {found}",
             hint="collect traces of more prompts, or with another drafter",
         )
     columns = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -273,13 +266,12 @@ def _features(batch: NodeBatch, place: Tensor, names: tuple[str, ...]) -> Single
     features: Singles = node_features(batch.pool, names).flatten(0, 1)[place].numpy()
     if (bad := ~np.isfinite(features).all(0)).any():
         raise TraceSchemaError(
-            "node features: expected finite values in every logged node, found others in "
-            f"{', '.join(np.array(names)[bad])}",
+            f"some nodes have no finite value of {', '.join(np.array(names)[bad])}",
             hint="leave these features out, or collect traces that hold them",
         )
     return features
 
 
 def codes_of(values: Any, known: dict[str, int]) -> Ints:
-    """`[M]` codes of names, of which new ones join the known."""
+    """`[M]` codes of names; new names are added to `known`."""
     return np.array([known.setdefault(value, len(known)) for value in values], np.int32)

@@ -1,4 +1,4 @@
-"""Every node of a chunk as plain columns, and those of a log that have a label."""
+"""Every node of a chunk as plain columns, and the labelled nodes of a log."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ TABLE_COLUMNS = (
     *("parent_idx", "depth", "sibling_rank", "joint_logp"),
     *("target_logp", "target_entropy", "target_margin"),
 )
-"""Columns that the table needs, given as `extra`."""
+"""Columns of the table to read as `extra`."""
 
 
 @dataclass(frozen=True)
 class NodeTable:
     """M logged nodes, roots among them; arrays `[M]`."""
 
-    row: Longs  # position within the chunk, or -1
+    row: Longs  # position within the chunk; -1 for requests that were left out
     parent: Longs  # index into the table, -1 at roots
     # depth, rank: levels from the root; 0-based among siblings
     depth: Ints
@@ -34,22 +34,21 @@ class NodeTable:
     joint_logp: Singles
     entropy: Singles
     topk_entropy: Singles
-    target_logp: Singles  # nats, the target's, NaN where its parent is off the path
+    target_logp: Singles  # nats, the target's; NaN if the parent is off the path
     # root_target_entropy, root_target_margin: nats, of the target's distribution after the root
     root_target_entropy: Singles
     root_target_margin: Singles
     on_path: Bools  # the path is a prefix of the text
-    known: Bools  # the log tells whether it is
-    labelled: Bools
-    """The parent is on the path and the node's own fate is known; roots are not."""
+    known: Bools  # `on_path` is known
+    labelled: Bools  # the parent is on the path and `on_path` is known; false at roots
 
     def take(self, chosen: Bools | Longs) -> NodeTable:
-        """Some nodes; their `parent` keeps pointing into this table."""
+        """Some nodes; their `parent` still indexes this table."""
         return NodeTable(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
     def features(self, names: tuple[str, ...]) -> Singles:
-        """`[M, F]` float32: columns, `log_odds` (nats, of the draft probability) and `log_rank`
-        (log of the 1-based rank)."""
+        """`[M, F]` float32 of columns, `log_odds` (of the draft probability) and `log_rank` (of the
+        1-based rank)."""
         return np.stack([self._feature(name) for name in names], 1)
 
     def _feature(self, name: str) -> Singles:
@@ -65,12 +64,10 @@ def node_table(chunk: LogChunk) -> NodeTable:
     """Every node of a chunk of a dense log.
 
     Args:
-        chunk: read with `TABLE_COLUMNS`. Nodes of requests that were left out are in the table,
-            of no row and without a label.
+        chunk: read with `TABLE_COLUMNS`.
 
     Raises:
-        TraceCorruptError: depth, rank or path log-probability of a node is not what follows from
-            its parent's.
+        TraceCorruptError: depth, rank or path log-probability of a node contradict its parent's.
     """
     root, extra = chunk.root.numpy(), chunk.extra
     begins = np.flatnonzero(extra["parent_idx"] < 0)
@@ -88,8 +85,8 @@ def node_table(chunk: LogChunk) -> NodeTable:
         and np.allclose(joint[node], joint[up] + logp[node], rtol=1e-4, atol=1e-4)
         and not (depth[root].any() or joint[root].any())
     ):
-        raise broken_rows("nodes", RowError("depths, ranks or joint_logp that no tree has"))
-    below = np.maximum(first[root], 0)  # carry what the target says there
+        raise broken_rows("nodes", RowError("depths, ranks or joint_logp contradict the tree"))
+    below = np.maximum(first[root], 0)  # first children hold the target's values at the root
     return NodeTable(
         row=row,
         parent=parent,

@@ -23,18 +23,16 @@ RowsT = TypeVar("RowsT", bound="DataclassInstance")
 
 @dataclass(frozen=True)
 class Positions:
-    """R positions of Q requests, request after request, positions ascending.
-
-    The first row of a request is where its first round starts.
-    """
+    """R positions of Q requests, request after request, positions ascending; the first round of a
+    request starts at its first row."""
 
     start: Longs  # `[Q + 1]` int64, first row of each request; the last entry is R
     prompt: Ints  # `[Q]` int32, code into `prompt_ids`
     prompt_ids: tuple[str, ...]
-    category: Ints  # the same into `categories`
+    category: Ints  # `[Q]` int32, code into `categories`
     categories: tuple[str, ...]
     remaining: Ints  # `[R]` int32, tokens of the response from here on, at least 1
-    context_tokens: Ints  # `[R]` int32, text length up to and with the root
+    context_tokens: Ints  # `[R]` int32, text length, root included
 
     @property
     def num_rows(self) -> int:
@@ -48,7 +46,7 @@ class Positions:
 
     @property
     def num_tokens(self) -> Longs:
-        """`[Q]` int64, tokens of each response that rounds emit: all but the first."""
+        """`[Q]` int64, tokens that rounds emit of each response: all but the first."""
         return self.remaining[self.start[:-1]].astype(np.int64)
 
     @property
@@ -62,7 +60,7 @@ class Positions:
         return np.array(self.prompt_ids, object)[self.prompt][self.request]
 
     def rows_of(self, requests: Bools) -> Bools:
-        """`[R]`: the row belongs to one of these requests, `[Q]`."""
+        """`[R]` rows of some requests, `[Q]`."""
         return np.repeat(requests, np.diff(self.start))
 
     def take(self, requests: Bools) -> Positions:
@@ -97,7 +95,7 @@ def join_positions(parts: list[Positions]) -> Positions:
 
 
 def join_rows(parts: Sequence[RowsT]) -> RowsT:
-    """Dataclasses of arrays by row, or of such dataclasses, in order; the rest is the first's."""
+    """Concatenates dataclasses of row arrays, nested ones too; other fields are the first's."""
     if len(parts) == 1:
         return parts[0]
     joined: dict[str, Any] = {}
@@ -113,7 +111,7 @@ def join_rows(parts: Sequence[RowsT]) -> RowsT:
 
 
 def _recoded(parts: list[tuple[tuple[str, ...], Ints]]) -> tuple[tuple[str, ...], Any]:
-    """One table of names for all parts, in order of first appearance."""
+    """One table of names for all parts, in order of appearance, and their codes."""
     codes: dict[str, int] = {}
     tables = [[codes.setdefault(name, len(codes)) for name in names] for names, _ in parts]
     rows = [np.array(t, np.int32)[c] for t, (_, c) in zip(tables, parts, strict=True) if len(c)]
@@ -121,7 +119,7 @@ def _recoded(parts: list[tuple[tuple[str, ...], Ints]]) -> tuple[tuple[str, ...]
 
 
 def coded(column: pl.Series) -> tuple[Ints, tuple[str, ...]]:
-    """A column of names as codes, and the names in their order of appearance."""
+    """A column of names as codes, and the names in order of appearance."""
     import polars as pl
 
     names = column.cast(pl.String)

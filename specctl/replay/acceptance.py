@@ -8,11 +8,11 @@ from typing import Literal
 
 import numpy as np
 
-from specctl.errors import TraceEmptyError
-from specctl.logs.positions import Bools, Floats, Ints
-from specctl.logs.round_table import RoundTable, read_round_table
+from specctl.errors import TraceEmptyError, TraceMismatchError
+from specctl.logs.parquet import collected, scan_files
+from specctl.logs.positions import Bools, Floats, Ints, coded
 from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import DenseLog, Support
+from specctl.logs.tree_log import DenseLog, Support, segment_files
 from specctl.policy import Policy, StaticTree
 from specctl.replay.facts import PairFacts, ResultRecord
 from specctl.replay.rounds import replay
@@ -26,8 +26,7 @@ class DepthAcceptance(ResultRecord):
     # num_at_risk, num_accepted: rounds
     num_at_risk: int
     num_accepted: int
-    # rounds that reached d - 1 and were not seen at d, because the text ended or the tree did
-    num_censored: int
+    num_censored: int  # rounds that reached d - 1, where the text or the tree ended
     conditional_prob: Interval  # accepted at d, given accepted at d - 1
     marginal_prob: Interval  # accepted at d
 
@@ -37,10 +36,9 @@ class CategoryFigures(ResultRecord):
 
     name: str
     num_prompts: int
-    num_rounds: int  # of the reference rounds
+    num_rounds: int  # reference rounds
     tau: Interval  # tokens
-    # acceptance of drafts in its rounds (dense: at its positions)
-    depths: tuple[DepthAcceptance, ...]
+    depths: tuple[DepthAcceptance, ...]  # over its rounds (dense: its positions)
 
 
 class TraceFigures(PairFacts):
@@ -50,17 +48,73 @@ class TraceFigures(PairFacts):
     num_prompts: int
     num_rows: int  # rounds, or positions of dense traces
     num_nodes: int  # drafted, roots excluded
-    # support, tree: of dense traces; None of live ones. `tree` is the static tree, as on the
-    # command line, that was replayed for the reference rounds
+    # support, tree: None of live traces; `tree` is the static tree, in words, that was replayed for
+    # the reference rounds
     support: dict[str, int | bool] | None
     tree: str | None
-    # num_reference, num_unsupported: reference rounds, and those of which the log lacks an
-    # expansion
-    num_reference: int
-    num_unsupported: int
+    num_reference: int  # reference rounds
+    num_unsupported: int  # of these, rounds of which the log lacks an expansion
     tau: Interval
     depths: tuple[DepthAcceptance, ...]
     categories: tuple[CategoryFigures, ...]
+
+
+# ----------------------------------------------------------------------------- the rounds table
+
+COUNTS = ("offered_depth", "num_drafted", "num_accepted", "num_emitted")
+
+
+@dataclass(frozen=True)
+class RoundTable:
+    """The `rounds` table as arrays: R rounds (dense: positions) of P prompts, in the order of the
+    log's chunks."""
+
+    is_dense: bool
+    # prompt, category: `[R]` int32 codes into `prompt_ids` and `categories`
+    prompt: Ints
+    prompt_ids: tuple[str, ...]
+    category: Ints
+    categories: tuple[str, ...]
+    # offered_depth, num_drafted, num_accepted, num_emitted: `[R]` int32
+    offered_depth: Ints
+    num_drafted: Ints
+    num_accepted: Ints
+    num_emitted: Ints
+
+    @property
+    def num_prompts(self) -> int:
+        """P."""
+        return len(self.prompt_ids)
+
+    @property
+    def is_cut(self) -> Bools:
+        """`[R]`: the text ended on the accepted path, so the next depth is unknown."""
+        return np.equal(self.num_emitted, self.num_accepted)
+
+
+def read_round_table(traces: TraceSet) -> RoundTable:
+    """The `rounds` rows of every file.
+
+    Raises:
+        TraceEmptyError: no rounds. TraceMismatchError: live and dense rounds together.
+    """
+    import polars as pl
+
+    rounds = scan_files("rounds", [files["rounds"] for files in segment_files(traces)])
+    names = pl.col("prompt_id", "category", "kind").cast(pl.String)
+    table = collected(rounds.select(names, pl.col(*COUNTS).cast(pl.Int32)))
+    kinds = table["kind"].unique().to_list()
+    if kinds not in (["dense"], ["live"]):
+        raise TraceMismatchError(
+            f"a report takes dense or live rounds; these traces hold {' and '.join(kinds)} ones",
+            hint="report on these folders one at a time",
+        )
+    prompts, categories = coded(table["prompt_id"]), coded(table["category"])
+    counts = (table[name].to_numpy() for name in COUNTS)
+    return RoundTable(kinds == ["dense"], *prompts, *categories, *counts)
+
+
+# --------------------------------------------------------------------------------- the figures
 
 
 def trace_figures(traces: TraceSet, *, seed: int = 0) -> TraceFigures:
@@ -75,7 +129,7 @@ def trace_figures(traces: TraceSet, *, seed: int = 0) -> TraceFigures:
     rounds = read_round_table(traces)
     if not rounds.offered_depth.any():
         raise TraceEmptyError(
-            "traces: expected rounds with a draft, found plain decoding alone",
+            "no round of these traces has a draft: they come from plain decoding",
             hint="collect with a drafter and a policy that drafts",
         )
     resamples = Resamples.draw(rounds.num_prompts, seed=seed)
@@ -110,15 +164,15 @@ def trace_figures(traces: TraceSet, *, seed: int = 0) -> TraceFigures:
 def acceptance_by_depth(
     rounds: RoundTable, resamples: Resamples, inside: Bools | None = None
 ) -> tuple[DepthAcceptance, ...]:
-    """Acceptance at every offered depth, censored rounds left out and never counted as rejected.
+    """Acceptance at every offered depth, without censored rounds.
 
-    At depth d a round is *at risk* where its path reached depth d - 1, depth d was offered, and the
-    text went on. The share of those that accept is the conditional acceptance a_d; the marginal one
-    is the product a_1 ... a_d, the product-limit estimate of Kaplan and Meier (1958), which is the
-    plain share where nothing is censored.
+    A round is *at risk* at depth d if its path reached depth d - 1, depth d was offered and the
+    text went on. The accepted share of these is the conditional acceptance a_d. The marginal one is
+    the product a_1 ... a_d, the product-limit estimate of Kaplan and Meier (1958); without
+    censoring it is the plain share.
 
     Args:
-        inside: `[R]`, the rounds that count; all by default.
+        inside: `[R]`, some rounds; None for all.
     """
     chosen = np.ones(len(rounds.prompt), np.bool_) if inside is None else inside
     accepted, offered = rounds.num_accepted, rounds.offered_depth
@@ -156,7 +210,7 @@ def acceptance_by_depth(
 def _categories(
     rounds: RoundTable, reference: ReferenceRounds, resamples: Resamples
 ) -> Iterator[CategoryFigures]:
-    """By name; prompts without a category go by the empty name."""
+    """Figures by category; prompts without one have the empty name."""
     for name, code in sorted((name, code) for code, name in enumerate(rounds.categories)):
         inside, chosen = rounds.category == code, reference.category == code
         yield CategoryFigures(
@@ -173,10 +227,8 @@ def _categories(
 
 @dataclass(frozen=True)
 class ReferenceRounds:
-    """M rounds with a draft.
-
-    Live traces bring the rounds that their policy ran. Dense traces hold a tree at every position
-    and no rounds, so the default EAGLE-2 tree, as far as the log contains it, is replayed.
+    """M rounds with a draft: of live traces their own; of dense ones those of the default EAGLE-2
+    tree within the log, replayed.
     """
 
     # prompt, category: `[M]` int32, codes of `RoundTable`
@@ -208,7 +260,7 @@ def _live_rounds(rounds: RoundTable) -> ReferenceRounds:
 
 
 def _replayed_rounds(log: DenseLog, tree: StaticTree, rounds: RoundTable) -> ReferenceRounds:
-    """The rounds that the tree would run over a dense log; codes are those of `rounds`."""
+    """The tree's rounds over a dense log, with the codes of `rounds`."""
     [run] = replay(log, [Policy(shape=tree)], with_bounds=False)
     positions, request = run.positions, run.request
     prompt = _recoded(positions.prompt_ids, rounds.prompt_ids)[positions.prompt]
@@ -218,7 +270,7 @@ def _replayed_rounds(log: DenseLog, tree: StaticTree, rounds: RoundTable) -> Ref
 
 
 def _recoded(names: Sequence[str], known: Sequence[str]) -> Ints:
-    """Codes in `known` of each of `names`."""
+    """Codes of names in `known`."""
     place = {name: code for code, name in enumerate(known)}
     return np.array([place[name] for name in names], np.int32)
 

@@ -14,11 +14,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from specctl.errors import UsageError
+from specctl.lazy import Tensor, inference, torch
 from specctl.logs.logged_draft import LoggedDraft, logged_drafts
 from specctl.logs.positions import Bools, Ints, Positions, join_rows
 from specctl.logs.tree_log import DenseLog, LogChunk, map_chunks
@@ -123,7 +122,7 @@ def static_outcomes(summary: Summary, depth: int, num_tokens: int) -> Outcomes:
     )
 
 
-@torch.inference_mode()
+@inference
 def _of_chunk(rule: BaseShape, chunk: LogChunk) -> Summary:
     parts = [_of_draft(draft, rule) for draft in logged_drafts(rule, chunk, BATCH_POSITIONS)]
     arrays: list[Any] = [np.concatenate(column) for column in zip(*parts, strict=True)]

@@ -130,7 +130,7 @@ CASES: list[tuple[int, str, str]] = [
             ("c2t", "--hidden", "1", "at least 2"),
             ("c2t", "--lr", "nan", "a number"),
             ("c2t", "--recall", "0", "above 0"),
-            ("c2t", "--features", "joint_prob,colour", "different names among"),
+            ("c2t", "--features", "joint_prob,colour", "found 'colour'"),
             ("c2t", "--negatives", "-1", "at least 0"),
             ("echo", "--delta", "2", "at most 1"),
         ]
@@ -219,7 +219,7 @@ CASES: list[tuple[int, str, str]] = [
     (INPUT, "fit cart FOLDER -o OUT", "trace.json"),
     (INPUT, "fit cart ABSENT -o OUT", "trace.json"),
     (INPUT, "fit cart TRACES BLIND -o OUT", "drafter_digest"),
-    (INPUT, "fit c2t BLIND -o OUT", "accepted and rejected draft tokens, found 0 accepted"),
+    (INPUT, "fit c2t BLIND -o OUT", "draft tokens; these traces hold 0 accepted"),
     (INPUT, "fit c2t SURE -o OUT", "at least 2 prompts"),
     (INPUT, "fit c2t TRACES -o OUT --features copy_length,depth", "dense"),
     (USAGE, "fit adasd embedded -o OUT SMALL --clips 0.2,0.1", "clips rise from above 0"),

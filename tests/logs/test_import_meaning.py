@@ -234,10 +234,10 @@ def test_a_page_reads_like_its_file(tmp_path: Path, of: Any) -> None:
     [
         (b"none", {"status": 404}, "status 404 Not Found; name its page of metrics"),
         (b"busy", {"status": 503}, "status 503 Service Unavailable; check that it runs"),
-        (b"<html>hi</html>", {"kind": "text/html"}, "found text/html, which begins"),
-        (b"<html>hi</html>", {}, "found text/plain, which begins"),
-        (b'{"object": "list"}', {"kind": "application/json"}, "found application/json"),
-        (b"# HELP python_gc x\npython_gc 1\n", {}, "lines of vllm-prometheus"),
+        (b"<html>hi</html>", {"kind": "text/html"}, "it is text/html and begins with"),
+        (b"<html>hi</html>", {}, "it is text/plain and begins with"),
+        (b'{"object": "list"}', {"kind": "application/json"}, "it is application/json"),
+        (b"# HELP python_gc x\npython_gc 1\n", {}, "no line of vllm-prometheus"),
         (b"vllm:num_requests_running 0\n", {}, "start it with --speculative-config"),
     ],
 )
@@ -262,7 +262,7 @@ def test_servers_that_are_not_there() -> None:
     for url, says in (
         (f"http://127.0.0.1:{port}/metrics", "Connection refused"),
         ("http://127.0.0.1:port/metrics", "port"),
-        ("http://", "found"),
+        ("http://", "cannot be read"),
     ):
         with pytest.raises(InputError, match=says):
             import_file(url)
@@ -279,10 +279,10 @@ def test_text_is_imported_without_a_file(tmp_path: Path) -> None:
 def test_lines_of_two_engines_are_refused(tmp_path: Path) -> None:
     both = scrape(tmp_path / "m.txt", *COUNTERS)
     both.write_text(both.read_text() + scrape_sglang(tmp_path / "s.txt").read_text())
-    assert "line 11: expected lines of one server" in refused(both)
+    assert "line 11: a line of sglang-prometheus" in refused(both)
     log = engine_log(tmp_path / "vllm.log", "Engine 000: Avg prompt throughput: 1.0 tokens/s")
     log.write_text(log.read_text() + sglang_log(tmp_path / "s.log", (1, 2.0, 0.5)).read_text())
-    assert "found lines of vllm-log, and here of sglang-log" in refused(log)
+    assert "a line of sglang-log, after lines of vllm-log" in refused(log)
 
 
 @pytest.mark.parametrize(
@@ -290,13 +290,13 @@ def test_lines_of_two_engines_are_refused(tmp_path: Path) -> None:
     [
         (b"", "an empty file"),
         (b"\n \n", "an empty file"),
-        (b"\x89PNG\r\n\x1a\n", "expected UTF-8 text, found byte 0x89"),
+        (b"\x89PNG\r\n\x1a\n", "byte 0x89 at column 1 is not UTF-8"),
         (b"GET / 200\nGET / 404\n", "state the format with --format"),
         (b"[2026-11-25 07:00:00] INFO ready\n", "state the format with --format"),
         (b"[1, 2]\n", "state the format with --format"),
         (b'{"a": 1}\n', "state the format with --format"),
         (b"vllm:spec_decode_efficiency 0.5\n", "scrape vLLM 0.9 or newer"),
-        (b"vllm:spec_decode_num_drafts_total{a 1\n", "a sample of vllm:spec_decode_"),
+        (b"vllm:spec_decode_num_drafts_total{a 1\n", "no sample of vllm:spec_decode_"),
         (
             b"INFO Engine 000: Avg prompt throughput: 1.0 tokens/s\n",
             "and 1 of throughput; speculation is off",
@@ -318,4 +318,4 @@ def test_logs_of_two_vllm_servers_are_refused(tmp_path: Path) -> None:
     one = engine_log(tmp_path / "a.log", line.format("Api_0", 7), line.format("Api_1", 9))
     assert import_file(one)["num_rounds"] == 4
     two = engine_log(tmp_path / "b.log", line.format("Api_0", 7), line.format("Api_0", 9))
-    assert "line 3: expected lines of one server, found Api_0 of pid 9" in refused(two)
+    assert "line 3: Api_0 has pid 9, and 7 before" in refused(two)
