@@ -1,8 +1,9 @@
-"""Refusals of public ops, before anything is launched, and small helpers of their launchers."""
+"""Checks of arguments before a launch, and small helpers of launchers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 def require_tensor(
     op: str, name: str, tensor: Tensor, shape: tuple[int | None, ...], *dtypes: torch.dtype
 ) -> None:
-    """Refuses a tensor of another shape or dtype.
+    """Rejects a tensor of another shape or dtype.
 
     Args:
         shape: None stands for any size. dtypes: the accepted ones; none means any.
@@ -29,44 +30,36 @@ def require_tensor(
     if fits and (not dtypes or tensor.dtype in dtypes):
         return
     wanted = " x ".join("any" if size is None else str(size) for size in shape)
-    refuse(
-        op,
-        name,
-        " or ".join(map(_word, dtypes or ("any dtype",))) + f" of {wanted}",
-        f"{_word(tensor.dtype)} of {' x '.join(map(str, tensor.shape))}",
-    )
+    found = f"{_word(tensor.dtype)} of {' x '.join(map(str, tensor.shape))}"
+    types = " or ".join(map(_word, dtypes or ("any dtype",)))
+    refuse(op, f"{name} must be {types} of {wanted}, not {found}")
 
 
 def require_dense(op: str, name: str, tensor: Tensor, like: Tensor | None = None) -> None:
-    """Refuses a buffer whose rows are not dense, or whose strides differ from another's.
-
-    A kernel writes to such buffers in place, all of them by one stride.
-    """
+    """Rejects a buffer that a kernel cannot write in place: its rows must be dense, and its strides
+    those of `like`."""
     is_dense = tensor.shape[-1] <= 1 or tensor.stride(-1) == 1
     if not is_dense or (like is not None and tensor.stride() != like.stride()):
-        expected = "dense rows" + ("" if like is None else f", strides {like.stride()}")
-        refuse(op, name, expected, f"strides {tensor.stride()}", "cut related buffers alike")
+        strides = "" if like is None else f" and strides {like.stride()}"
+        problem = f"{name} must have dense rows{strides}, not strides {tensor.stride()}"
+        refuse(op, problem, "slice related buffers alike")
 
 
 def require_at_least(op: str, name: str, found: int, least: int) -> None:
-    """Refuses an empty axis."""
+    """Rejects a size below a bound."""
     if found < least:
-        refuse(op, name, f"at least {least}", str(found))
+        refuse(op, f"{name} must be at least {least}, not {found}")
 
 
 def require_at_most(op: str, name: str, found: int, limit: int) -> None:
-    """Refuses a size beyond a kernel's capacity."""
+    """Rejects a size above a kernel's capacity."""
     if found > limit:
         fix = "send less, or run the torch reference (SPECCTL_KERNELS=reference)"
-        refuse(op, name, f"at most {limit}", str(found), fix)
+        refuse(op, f"{name} must be at most {limit}, not {found}", fix)
 
 
-def refuse(
-    op: str, name: str, expected: str, found: str, fix: str = "see the op's docstring"
-) -> None:
-    """Raises the one error of all ops."""
-    subject = f"kernel {op}, {name}" if name else f"kernel {op}"
-    raise UsageError(f"{subject}: expected {expected}, found {found}", hint=fix)
+def refuse(op: str, problem: str, fix: str = "see the op's docstring") -> NoReturn:
+    raise UsageError(f"kernel {op}: {problem}", hint=fix)
 
 
 def _word(value: object) -> str:
@@ -77,7 +70,7 @@ def _word(value: object) -> str:
 
 
 def dense_rows(tensor: Tensor) -> Tensor:
-    """The tensor itself where its last axis is dense (rows may lie apart), else a copy."""
+    """The tensor itself if its last axis is dense, else a copy."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 

@@ -1,4 +1,4 @@
-"""The implementation of an op that runs: chosen by device, logged once, never changed in silence.
+"""Choice between an op's implementations, by device and logged once.
 
     tensors on CUDA      fused (Triton)
     tensors elsewhere    reference (torch)
@@ -47,7 +47,7 @@ def runs_fused(op: str, *tensors: Tensor) -> bool:
     device, *others = set(map(_device_of, tensors))
     if others:
         raise UsageError(
-            f"kernel {op}: expected tensors on one device, found "
+            f"kernel {op}: tensors must be on one device, not on "
             f"{', '.join(sorted(map(str, (device, *others))))}",
             hint="move them together",
         )
@@ -75,7 +75,7 @@ def forced(backend: Backend) -> Iterator[None]:
 
 
 def current(device: torch.device) -> AbstractContextManager[None]:
-    """Makes a GPU the current one for a block: Triton launches kernels on that."""
+    """Makes a GPU the current one for a block, as Triton launches kernels there."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
@@ -100,27 +100,25 @@ def _from_environment() -> Backend:
     for known in get_args(Backend):
         if word == known:
             return known  # type: ignore[no-any-return]
-    raise UsageError(
-        f"{VARIABLE}: expected {' or '.join(get_args(Backend))}, found {word!r}",
-        hint="set one or none",
-    )
+    raise UsageError(f"{VARIABLE} must be {' or '.join(get_args(Backend))}, not {word!r}")
 
 
 def _check_fused(op: str, device: str) -> None:
-    """Refuses a forced fused kernel that cannot run here."""
+    """Rejects a forced fused kernel that cannot run here."""
     if not has_triton():
-        found, fix = "no triton", "install it (Linux only), or do not force the fused kernels"
-    elif device != "cuda" and not is_interpreted():
-        found = f"tensors on {device}"
-        fix = "move them to CUDA, set TRITON_INTERPRET=1 to debug, or do not force it"
-    else:
-        return
-    raise UsageError(f"fused kernel {op}: expected triton and CUDA, found {found}", hint=fix)
+        raise UsageError(
+            f"fused kernel {op} needs triton, which is not installed",
+            hint="install it (Linux only), or do not force fused kernels",
+        )
+    if device != "cuda" and not is_interpreted():
+        raise UsageError(
+            f"fused kernel {op} needs CUDA, and its tensors are on {device}",
+            hint="move them, set TRITON_INTERPRET=1 to debug, or do not force fused kernels",
+        )
 
 
 @cache
 def _log_choice(op: str, device: str, is_fused: bool, backend: Backend) -> None:  # noqa: FBT001
-    """Logs once for each op and device."""
     if device == "cuda" and not is_fused and backend == "auto":
         log.warning("kernel %s: reference on cuda, as triton is missing; expect it slower", op)
     else:

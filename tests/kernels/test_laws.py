@@ -37,10 +37,10 @@ def test_a_cpu_runs_the_reference_and_says_so_once(caplog: pytest.LogCaptureFixt
 
 
 REFUSED = [
-    ("auto", "fused", True, "expected triton and CUDA, found tens"),
-    ("auto", "fused", False, "found no triton; install it"),
+    ("auto", "fused", True, "needs CUDA, and its tensors are on cpu"),
+    ("auto", "fused", False, "needs triton, which is not installed; install it"),
     ("fused", None, True, "fused kernel some_op"),
-    ("fast", None, True, "SPECCTL_KERNELS: expected auto or reference or fused"),
+    ("fast", None, True, "SPECCTL_KERNELS must be auto or reference or fused"),
 ]
 
 
@@ -108,7 +108,7 @@ def test_devices_may_not_mix(name: str) -> None:
         )
         memo = {id(tensor): tensor for tensor in call.tensors} | {id(spoilt): elsewhere}
         mixed: Call = copy.deepcopy(call, memo)  # type: ignore[arg-type]
-        with pytest.raises(UsageError, match="expected tensors on one device, found cpu, meta"):
+        with pytest.raises(UsageError, match="tensors must be on one device, not on cpu, meta"):
             mixed.public()(*mixed.args, **mixed.options)
 
 

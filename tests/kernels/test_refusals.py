@@ -189,75 +189,75 @@ def test_every_tensor_is_refused_in_another_dtype_or_shape(op: Callable[..., Any
             if (op, spoilt.dtype) == (commit_kv, torch.complex64):
                 continue  # the reference moves bytes of any dtype
             known = {name, "pool.parent"} if name == "pool.token_ids" else {name}
-            assert told.startswith(f"kernel {op.__name__}, "), name
+            assert told.startswith(f"kernel {op.__name__}: "), name
             assert any(one.rpartition(".")[2] in told for one in known), (name, told)
 
 
 REFUSED: list[tuple[Callable[..., Any], Given, str]] = [
-    (node_features, {"top_k": 6}, "top_k: expected at most 5, found 6"),
-    (node_features, {"entropy_top_k": 0}, "entropy_top_k: expected at least 1, found 0"),
+    (node_features, {"top_k": 6}, "top_k must be at most 5, not 6"),
+    (node_features, {"entropy_top_k": 0}, "entropy_top_k must be at least 1, not 0"),
     # --- trees
-    (append_level, {"start": 8}, "slots: expected at most 10, found 11"),
+    (append_level, {"start": 8}, "slots must be at most 10, not 11"),
     (link_tree, {"pool.depth": torch.clone}, "pool.depth.*dense rows"),
-    (select_nodes, {"num_tokens": 0}, "num_tokens .*: expected at least 1"),
-    (select_nodes, {"limit": LONG[0]}, "limit: expected int64 of 2"),
-    (walk_tree, {"acceptance.form": "odds"}, "form: expected ratio or difference, found 'odds'"),
-    (walk_tree, {"acceptance.node_at": None}, "node_at: expected the rows of filtered, found n"),
+    (select_nodes, {"num_tokens": 0}, "num_tokens .* must be at least 1"),
+    (select_nodes, {"limit": LONG[0]}, "limit must be int64 of 2"),
+    (walk_tree, {"acceptance.form": "odds"}, "form must be ratio or difference, not 'odds'"),
+    (walk_tree, {"acceptance.node_at": None}, "node_at is missing"),
     # --- bookkeeping
-    (open_tree, {"opened": new_opened(2, 0, 2, CPU)}, "entries of opened: expected at least 1"),
-    (open_tree, {"pool.depth": torch.clone}, "pool.depth: expected dense rows, strides"),
-    (open_level, {"above": lambda x: x[..., :1]}, "above: expected int32 of 2 x any x 2"),
-    (open_level, {"above": None}, "above: expected the words of the level before.* found nothing"),
-    (open_level, {"above": OPENED.words, "opened": OPENED}, "above: .* another .* found the same"),
-    (open_level, {"behind": 62}, "nodes: expected at most 64, found 65"),
-    (open_level, {"opened": new_opened(2, 2, 2, CPU)}, "width: expected at most 2, found 3"),
-    (open_level, {"opened": new_opened(3, 3, 2, CPU)}, "opened.slots: expected int64 of 2 x any"),
-    (open_level, {"opened.parent": LONG.T.contiguous().T}, "opened.parent: expected dense r"),
-    (open_level, {"opened.words": apart}, "opened.words: expected dense rows"),
-    (lay_out, {"num_tokens": 0}, "num_tokens: expected at least 1"),
-    (lay_out, axis_of(2, 0), "entries of parent: expected at least 1, found 0"),
-    (lay_out, axis_of(1025, 1), "rows: expected at most 1024, found 1025"),
+    (open_tree, {"opened": new_opened(2, 0, 2, CPU)}, "entries of opened must be at least 1"),
+    (open_tree, {"pool.depth": torch.clone}, "pool.depth must have dense rows and strides"),
+    (open_level, {"above": lambda x: x[..., :1]}, "above must be int32 of 2 x any x 2"),
+    (open_level, {"above": None}, "above is missing; give the words"),
+    (open_level, {"above": OPENED.words, "opened": OPENED}, "above is the buffer of opened.words"),
+    (open_level, {"behind": 62}, "nodes must be at most 64, not 65"),
+    (open_level, {"opened": new_opened(2, 2, 2, CPU)}, "width must be at most 2, not 3"),
+    (open_level, {"opened": new_opened(3, 3, 2, CPU)}, "opened.slots must be int64 of 2 x any"),
+    (open_level, {"opened.parent": LONG.T.contiguous().T}, "opened.parent must have dense r"),
+    (open_level, {"opened.words": apart}, "opened.words must have dense rows"),
+    (lay_out, {"num_tokens": 0}, "num_tokens must be at least 1"),
+    (lay_out, axis_of(2, 0), "entries of parent must be at least 1, not 0"),
+    (lay_out, axis_of(1025, 1), "rows must be at most 1024, not 1025"),
     (
         lay_out,
         {"tree": lambda tree: type(tree)(*(part[:0] for part in tree)), "prefix": ROWS[:0],
          "positions": ROWS[:0]},
-        "rows: expected at least 1, found 0",
+        "rows must be at least 1, not 0",
     ),
-    (settle, {"found.node_at": lambda x: x[:, :0]}, "entries of node_at: expected at least 1"),
-    (settle, {"settled": new_settled(2, 4, CPU)}, "settled.outcome: expected int64 of 2 x 9"),
-    (settle, {"settled": new_settled(1, 3, CPU)}, "settled.outcome: expected int64 of 2 x 9"),
-    (settle, {"settled.read_ids": apart}, "settled.read_ids: expected dense rows"),
+    (settle, {"found.node_at": lambda x: x[:, :0]}, "entries of node_at must be at least 1"),
+    (settle, {"settled": new_settled(2, 4, CPU)}, "settled.outcome must be int64 of 2 x 9"),
+    (settle, {"settled": new_settled(1, 3, CPU)}, "settled.outcome must be int64 of 2 x 9"),
+    (settle, {"settled.read_ids": apart}, "settled.read_ids must have dense rows"),
     # --- the cache and what reads it
-    (commit_kv, {"storage": apart}, "last stride 1"),
-    (tree_attention, {"values": KEYS[:, :, 1:]}, "values: expected float32 of 1 x 2"),
-    (tree_attention, {"max_nodes": 33}, "tail entries: expected at most 32, found 33"),
-    (tree_attention, {"query": apart}, "query, keys and values contiguous"),
-    (tree_attention, {"query": torch.zeros(2, 5, 4)}, "a multiple of 2 query heads"),
+    (commit_kv, {"storage": apart}, "a last stride of 1, not"),
+    (tree_attention, {"values": KEYS[:, :, 1:]}, "values must be float32 of 1 x 2"),
+    (tree_attention, {"max_nodes": 33}, "tail entries must be at most 32, not 33"),
+    (tree_attention, {"query": apart}, "query, keys and values must have dense"),
+    (tree_attention, {"query": torch.zeros(2, 5, 4)}, "5 query heads are no multiple of 2"),
     (
         tree_attention,
         {"ancestors": lambda x: x.repeat(1, 4)[:, ::2]},
-        "ancestors, prefixes and offsets contiguous",
+        "ancestors, prefixes and offsets must be contiguous",
     ),
     (
         tree_attention,
         {name: torch.zeros(1, 2, 2, 257) for name in ("keys", "values")}
         | {"query": torch.zeros(2, 2, 257)},
-        "head size: expected at most 256, found 257",
+        "head size must be at most 256, not 257",
     ),
     # --- policies
-    (choose_bins, {"params": NETWORK}, "expected bins, found pruned"),
+    (choose_bins, {"params": NETWORK}, "of kind bins, not pruned"),
     (PolicyBuffer.write, {"packed": BINS}, "the parameter buffer is of layout"),
     (prune_level, {"of_parent": torch.zeros(2, 3)}, "4 nodes"),
-    (prune_level, {"scores": torch.zeros(2, 4)}, "slots: expected at most 4, found 5"),
-    (prune_level, {"params": pack(PruneTable(-1.0, "given"))}, "extra: expected 1 columns"),
-    (pack, {"table": BinTable([1.0, 1.0], [1, 2, 3], [4, 5, 6], 1)}, "edges: expected ascending"),
-    (pack, {"table": BinTable([0.1], [1, 2], [4, 5], 1)}, "edges: expected float32 numbers"),
-    (pack, {"table": BinTable([1.0], [1], [4, 5], 1)}, "2 depths and tokens, found"),
-    (pack, {"table": BinTable([*range(256)], [1] * 257, [4] * 257, 1)}, "1 to 255, found 256"),
-    (pack, {"table": GateTable({65: -1.0}, 8)}, "levels of 1 to 64"),
-    (pack, {"table": PruneTable(-1.0, "network")}, "a network iff it scores"),
-    (pack, {"table": network(17, 4)}, "features: expected 1 to 16, found 17"),
-    (pack, {"table": network(3, 65)}, "hidden units: expected 1 to 64"),
+    (prune_level, {"scores": torch.zeros(2, 4)}, "slots must be at most 4, not 5"),
+    (prune_level, {"params": pack(PruneTable(-1.0, "given"))}, "extra is missing: .* needs 1 col"),
+    (pack, {"table": BinTable([1.0, 1.0], [1, 2, 3], [4, 5, 6], 1)}, "edges do not ascend"),
+    (pack, {"table": BinTable([0.1], [1, 2], [4, 5], 1)}, "edges are not float32"),
+    (pack, {"table": BinTable([1.0], [1], [4, 5], 1)}, "1 depths and 2 tokens for 2 bins"),
+    (pack, {"table": BinTable([*range(256)], [1] * 257, [4] * 257, 1)}, "256 edges, not 1 to 255"),
+    (pack, {"table": GateTable({65: -1.0}, 8)}, "is not 1 to 64"),
+    (pack, {"table": PruneTable(-1.0, "network")}, "a network is missing"),
+    (pack, {"table": network(17, 4)}, "17 features, not 1 to 16"),
+    (pack, {"table": network(3, 65)}, "65 hidden units, not 1 to 64"),
 ]  # fmt: skip
 
 
@@ -274,18 +274,18 @@ def links(slots: int) -> Given:
 
 
 LARGE: list[tuple[Callable[..., Any], Given, str]] = [
-    (lay_out, axis_of(1, 1025), "nodes of a tree: expected at most 1024"),
+    (lay_out, axis_of(1, 1025), "nodes of a tree must be at most 1024"),
     (
         settle,
         {"found": drawn_round(Round(2, 129, 4, 5, 6), torch.float32, 0),
          "settled": new_settled(2, 129, CPU)},
-        "nodes of a path: expected at most 128, found 129",
+        "nodes of a path must be at most 128, not 129",
     ),
     *(
         (
             walk_tree,
             links(slots) | {"max_depth": depth, "acceptance": acceptance},
-            "expected at most",
+            "must be at most",
         )
         for slots, depth in ((1025, 3), (8, 65))
         for acceptance in (None, Judged(torch.zeros(1, slots).bool()))
@@ -295,14 +295,14 @@ LARGE: list[tuple[Callable[..., Any], Given, str]] = [
             verify_tree,
             {"parent": links(slots)["parent"], "admitted": torch.zeros(1, slots).bool(),
              "max_depth": depth},
-            "expected at most",
+            "must be at most",
         )
         for slots, depth in ((1025, 3), (8, 65))
     ),
     (
         commit_kv,
         {"storage": torch.zeros(1, 1, 1, 2, 2, dtype=torch.complex128)},
-        r"a dtype of 1, 2, 4 or 8 bytes, found torch\.complex128",
+        r"a dtype of 1, 2, 4 or 8 bytes, not torch\.complex128",
     ),
 ]  # fmt: skip
 
@@ -314,4 +314,4 @@ def test_refused_by_the_fused_kernel(
 ) -> None:
     given = on_device(arguments(op, changes), device)
     told = refusal_of(op, given)
-    assert re.search(f"kernel {op.__name__}, .*{message}", told), told
+    assert re.search(f"kernel {op.__name__}: .*{message}", told), told

@@ -1,7 +1,7 @@
 """`open_tree`, `open_level`, `lay_out`, `settle`: a round's small integers, a launch a step.
 
-None of them computes much. As torch operations they would be some forty launches a drafted level
-and fifty a verification, which in a captured graph cost more than the policy does.
+As torch operations they would take some forty launches a drafted level and fifty a verification,
+which in a captured graph cost more than the policy.
 
     open_tree    once a round: an empty pool and its root
     open_level   once a level: the nodes that the drafter evaluates next, and their ancestors
@@ -38,17 +38,15 @@ class Opened(NamedTuple):
     """The nodes that a drafter evaluates next, buffers `[B, W]` written in place."""
 
     slots: Tensor  # int64, in the pool
-    keep: Tensor  # bool, whether it is expanded at all
-    token_ids: Tensor
-    parent: Tensor
-    position_ids: Tensor
-    place: Tensor
-    """`token_ids`, `parent`, `position_ids`, `place`: int64; `parent` is a column of the level
-    before, `place` an entry of the row's slot."""
-    words: Tensor  # `[B, W, words]` int32, the evaluated nodes that each sees, itself included
+    keep: Tensor  # bool, whether it is expanded
+    token_ids: Tensor  # int64
+    parent: Tensor  # int64, column in the level before
+    position_ids: Tensor  # int64
+    place: Tensor  # int64, entry of the row's slot
+    words: Tensor  # `[B, W, words]` int32, evaluated nodes visible to each, itself included
 
     def check(self, op: str, num_rows: int) -> None:
-        """Refuses what does not fit a batch."""
+        """Rejects buffers that do not fit the batch."""
         shape: tuple[int | None, ...] = (num_rows, None)
         for name, column in zip(self._fields[:-1], self[:-1], strict=True):
             dtype = torch.bool if name == "keep" else torch.int64
@@ -68,8 +66,7 @@ class Laid(NamedTuple):
     token_ids: Tensor
     position_ids: Tensor
     positions: Tensor
-    """`row`, `place`, `token_ids`, `position_ids`, `positions`: `[T]` int64; `positions` counts
-    output tokens, `position_ids` text."""
+    """`row` to `positions`: `[T]` int64; `positions` counts output tokens, `position_ids` text."""
     words: Tensor  # `[T, words]` int32
     node_at: Tensor  # `[B, N]` int64, place of each node on the axis
 
@@ -89,7 +86,7 @@ class Walked(NamedTuple):
     stable: Tensor  # `[B]` int64
 
     def check(self, op: str) -> None:
-        """Refuses parts that do not fit each other."""
+        """Rejects parts that do not fit each other."""
         require_tensor(op, "path", self.path, (None, None), torch.int64)
         rows, steps = self.path.shape
         shapes: dict[str, tuple[int | None, ...]] = {
@@ -114,18 +111,16 @@ class Settled(NamedTuple):
     """Buffers of at least B rows, int64."""
 
     outcome: Tensor
-    """`[B, facts + D + 1]`: `FACTS`, then emitted tokens, -1 padded: what the host reads."""
+    """`[B, facts + D + 1]`, for the host: `FACTS`, then emitted tokens, -1 padded."""
     path: Tensor  # `[B, D + 1]`, of the walk
-    path_at: Tensor  # places of its nodes on the packed axis
-    read_ids: Tensor
-    read_place: Tensor
-    """`read_ids`, `read_place`: `[B, D + 1]`, for the drafter to read the emitted text, whose
-    entries stand at their positions; its padding is token 0."""
-    last: Tensor  # `[B]` column of the last emitted token
-    next_root: Tensor  # `[B]` that token
+    path_at: Tensor  # `[B, D + 1]`, its nodes on the packed axis
+    read_ids: Tensor  # `[B, D + 1]`, emitted tokens for the drafter, padded with 0
+    read_place: Tensor  # `[B, D + 1]`, their entries, which are their positions
+    last: Tensor  # `[B]`, column of the last emitted token
+    next_root: Tensor  # `[B]`, that token
 
     def check(self, op: str, num_rows: int, steps: int) -> None:
-        """Refuses buffers that are too small."""
+        """Rejects buffers that are too small."""
         rows = max(num_rows, len(self.outcome))
         for name in self._fields:
             is_column, facts = name in ("last", "next_root"), len(FACTS) * (name == "outcome")
@@ -135,7 +130,6 @@ class Settled(NamedTuple):
 
 
 def new_opened(num_slots: int, width: int, num_words: int, device: torch.device) -> Opened:
-    """Buffers of so many rows."""
     integers = torch.zeros(5, num_slots, width, dtype=torch.int64, device=device)
     slots, token_ids, parent, position_ids, place = integers
     keep = torch.zeros(num_slots, width, dtype=torch.bool, device=device)
@@ -144,7 +138,6 @@ def new_opened(num_slots: int, width: int, num_words: int, device: torch.device)
 
 
 def new_settled(num_slots: int, steps: int, device: torch.device) -> Settled:
-    """Buffers of so many rows."""
     outcome = torch.zeros(num_slots, len(FACTS) + steps, dtype=torch.int64, device=device)
     tables = torch.zeros(4, num_slots, steps, dtype=torch.int64, device=device)
     columns = torch.zeros(2, num_slots, dtype=torch.int64, device=device)
@@ -152,7 +145,7 @@ def new_settled(num_slots: int, steps: int, device: torch.device) -> Settled:
 
 
 def open_tree(pool: DraftPool, root_ids: Tensor, vacant: Tensor, opened: Opened) -> None:
-    """Empties the pool but for its roots, and opens the roots.
+    """Empties the pool except its roots, and opens the roots.
 
     For each row b, as a loop:
 
@@ -234,9 +227,8 @@ def open_level(
     if above is not None:
         require_tensor(op, "above", above, (rows, None, num_words), torch.int32)
     if depth > 1 and (above is None or above.data_ptr() == opened.words.data_ptr() != 0):
-        expected = "the words of the level before, in another buffer than opened.words"
-        found = "nothing" if above is None else "the same buffer"
-        refuse(op, "above", expected, found, "write levels to two buffers in turn")
+        problem = "above is missing" if above is None else "above is the buffer of opened.words"
+        refuse(op, problem, "give the words of the level before, in a buffer of their own")
     require_at_most(op, "nodes", behind + width, 32 * num_words)
     require_at_most(op, "width", width, opened.slots.shape[1])
     given = (slots, keep, vacant, stable, above)
@@ -297,7 +289,7 @@ def lay_out(
 
 
 def settle(found: Walked, settled: Settled) -> None:
-    """Writes a round's outcome, for the host and for the drafter's next reading.
+    """Writes a round's outcome for the host and for the drafter's next reading.
 
     For each row b, as a loop, with c the nodes of its path:
 

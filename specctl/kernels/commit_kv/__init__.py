@@ -16,9 +16,9 @@ def commit_kv(storage: Tensor, offset: Tensor, path: Tensor) -> None:
 
         storage[:, b, :, offset[b] + i] = storage[:, b, :, offset[b] + path[b, i]]
 
-    reading everything before writing anything. Entries past the path are left as they are;
-    the cache treats them as free. One launch on CUDA. The caller ensures
-    that offset + path lies below S: it is not checked, as that would wait for the device.
+    reading everything before writing anything. Entries past the path stay unchanged; the cache
+    treats them as free. One launch on CUDA. The caller ensures that offset + path lies below S:
+    checking it would wait for the device.
 
     Args:
         storage: `[2 L, B, H, S, D]` keys and values of L layers, any dtype of 1, 2, 4 or 8 bytes;
@@ -36,9 +36,7 @@ def commit_kv(storage: Tensor, offset: Tensor, path: Tensor) -> None:
     if storage.stride(4) != 1 and storage.shape[4] > 1:
         refuse(
             "commit_kv",
-            "storage",
-            "entries whose numbers stand side by side (last stride 1)",
-            f"strides {storage.stride()}",
+            f"storage must have a last stride of 1, not strides {storage.stride()}",
             "allocate [2 L, B, H, S, D] contiguous and slice its rows only",
         )
     implementation(__name__, "commit_kv", storage, offset, path).commit_kv(storage, offset, path)

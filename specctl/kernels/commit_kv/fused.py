@@ -51,8 +51,8 @@ def commit_kernel(
 def commit_kv(storage: Tensor, offset: Tensor, path: Tensor) -> None:
     num_planes, num_rows, num_heads, _, dim = storage.shape
     if storage.itemsize not in WORDS:
-        expected, fix = "a dtype of 1, 2, 4 or 8 bytes", "move real and imaginary parts apart"
-        refuse("commit_kv", "storage", expected, str(storage.dtype), fix)
+        problem = f"storage must have a dtype of 1, 2, 4 or 8 bytes, not {storage.dtype}"
+        refuse("commit_kv", problem, "store real and imaginary parts apart")
     words, path = storage.view(WORDS[storage.itemsize]), dense_rows(path)
     if not (words.numel() and path.shape[1]):
         return

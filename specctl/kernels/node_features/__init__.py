@@ -67,7 +67,7 @@ def node_features(logits: Tensor, top_k: int, entropy_top_k: int) -> NodeFeature
     """
     if logits.dtype not in (*FLOATS, torch.float64):
         found = str(logits.dtype).removeprefix("torch.")
-        refuse(OP, "logits", "float32, float16 or bfloat16", found, "convert them")
+        refuse(OP, f"logits must be float32, float16 or bfloat16, not {found}", "convert them")
     require_at_least(OP, "top_k", top_k, 1)
     require_at_least(OP, "entropy_top_k", entropy_top_k, 1)
     require_at_most(OP, "top_k", top_k, logits.shape[-1])
@@ -76,11 +76,7 @@ def node_features(logits: Tensor, top_k: int, entropy_top_k: int) -> NodeFeature
 
 
 def best_and_entropy(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The log-probability of each row's likeliest token, `top_logp[..., 0]` of `node_features`, and
-    the row's `entropy`, to the last bit, in half the time on a CPU.
-
-    Returns:
-        `[...]` float32 each, nats.
-    """
+    """`top_logp[..., 0]` and `entropy` of `node_features`, to the last bit, in half the time on a
+    CPU: `[...]` float32 each, nats."""
     logp, entropy = implementation(__name__, OP, logits).best_and_entropy(logits)
     return logp, entropy

@@ -170,7 +170,8 @@ def node_features(logits: Tensor, top_k: int, entropy_top_k: int) -> tuple[Tenso
     entropy_top_k = min(entropy_top_k, vocab_size)
     num_rows, num_best = math.prod(shape), max(top_k, entropy_top_k)
     if logits.dtype not in FLOATS:
-        refuse(OP, "logits", "float32, float16 or bfloat16", str(logits.dtype), "convert them")
+        problem = f"logits must be float32, float16 or bfloat16, not {logits.dtype}"
+        refuse(OP, problem, "convert them")
     require_at_most(OP, "top_k", num_best, MAX_TOP_K)
     require_at_most(OP, "vocabulary", vocab_size, MAX_VOCAB)
     num_leaves = num_rows * ceil_div(vocab_size, BLOCKS[0]) * BLOCKS[0] // LEAF

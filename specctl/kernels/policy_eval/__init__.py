@@ -1,10 +1,10 @@
-"""`choose_bins`, `close_gates`, `prune_level`: a policy decides on the device.
+"""`choose_bins`, `close_gates`, `prune_level`: decisions of policies on the device.
 
 All parameters come from one buffer (`layout`) that may be overwritten between two rounds.
-Thresholds and the values compared with them are float32, therefore decisions are those of the
-rules in `specctl.policy`, on every float32. A network is computed in float64 and rounded once: its
-scores are the reference's to the last bit or its neighbour, and the float32 rule's but for that
-rule's own rounding.
+Thresholds and the values compared with them are float32, so decisions equal those of the rules in
+`specctl.policy` for every float32. A network is computed in float64 and rounded once: its scores
+are within one float32 step of the reference's, and differ from the float32 rule's by that rule's
+rounding.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from specctl.tree import DraftPool
 class Bins(NamedTuple):
     """The regime of each row."""
 
-    bins: Tensor
-    max_depth: Tensor
-    num_tokens: Tensor  # `bins`, `max_depth`, `num_tokens`: `[B]` int64
-    value: Tensor  # `[B]` float32, nats, Φ itself
+    bins: Tensor  # `[B]` int64
+    max_depth: Tensor  # `[B]` int64
+    num_tokens: Tensor  # `[B]` int64
+    value: Tensor  # `[B]` float32, Φ, nats
 
 
 class GateState(NamedTuple):
@@ -46,11 +46,10 @@ class Pruned(NamedTuple):
     """`[B, W]` int64 pool slots, best first."""
     score: Tensor  # `[B, W]` float32
     keep: Tensor  # `[B, W]` bool: expand this one
-    faulty: Tensor  # `[B]` bool: a score is NaN; such a round is better drafted by a static plan
+    faulty: Tensor  # `[B]` bool: a score is NaN
 
 
 def new_gate_state(num_rows: int, capacity: int, device: torch.device | str = "cpu") -> GateState:
-    """Buffers of a state, which the first level fills."""
     max_depth, stopped_at, num_kept = torch.zeros(3, num_rows, dtype=torch.int64, device=device)
     order = torch.zeros(num_rows, capacity, device=device)
     return GateState(max_depth, stopped_at, num_kept, order)
@@ -193,13 +192,12 @@ def prune_level(
         require_tensor(op, "of_parent", of_parent, (rows, None), torch.float32)
         parents = of_parent.shape[1]
     if num_nodes < 1 or num_nodes % parents:
-        expected = f"some nodes below each of {parents} parents"
-        fix = "cut the pool behind the level, and give its first slot as start"
-        refuse(op, "level", expected, f"{num_nodes} nodes", fix)
+        problem = f"{num_nodes} nodes of a level cannot be shared equally by {parents} parents"
+        refuse(op, problem, "cut the pool behind the level, and give its first slot as start")
     columns = 1 if params.layout.own == "given" else len(params.layout.extra)
     if columns and extra is None:
-        fix = "give the columns that the kernel cannot compute"
-        refuse(op, "extra", f"{columns} columns, as the layout says", "none", fix)
+        problem = f"extra is missing: the layout needs {columns} columns"
+        refuse(op, problem, "give the columns that the kernel cannot compute")
     if extra is not None:
         require_tensor(op, "extra", extra, (rows, num_nodes, columns), torch.float32)
     module = implementation(__name__, op, *pool, scores, of_parent, extra, params.storage)
@@ -209,4 +207,5 @@ def prune_level(
 
 def _require_kind(op: str, params: PolicyBuffer, kind: Kind) -> None:
     if params.layout.kind != kind:
-        refuse(op, "parameter buffer", kind, params.layout.kind, "call the op of this policy")
+        problem = f"the parameter buffer must be of kind {kind}, not {params.layout.kind}"
+        refuse(op, problem, "call the op of this policy")

@@ -1,12 +1,12 @@
-"""The parameter buffer: what a policy learned, as one flat tensor that can be overwritten in place.
+"""The parameter buffer: a policy's parameters as one flat tensor, overwritten in place.
 
     words 0..31     int32 header: kind, counts, flags, and from word 16 on a column for each feature
     words 32..      float32 tables of the kind, and int32 ones as bits
 
-A captured graph reads the buffer when it is replayed. So whatever stands in it may change between
-two rounds without a new capture, number of bins, hidden size and features included: room is kept
-for the largest. Two policies whose `Layout` is equal fit the same buffer; another layout means
-other launches. What is no parameter at all (widths, levels, sizes) is the launcher's, not here.
+A captured graph reads the buffer at every replay, so its content may change between two rounds
+without a new capture. Number of bins, hidden size and features may change too, as the buffer has
+room for the largest. Policies of one `Layout` fit one buffer; another layout needs other launches.
+Widths, levels and sizes are arguments of the launches.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ COLUMNS = (
     "joint_prob", "joint_logp", "draft_logp", "parent_entropy", "parent_topk_entropy", "depth",
     "sibling_rank",
 )  # fmt: skip
-"""Node features that the kernel computes from a pool, by `specctl.features` name; any other comes
-as a column of its own."""
+"""Node features that the kernel computes from a pool, by `specctl.features` name; others are given
+as columns."""
 MAX_EDGES, MAX_LEVELS, MAX_FEATURES, MAX_HIDDEN = 255, 64, 16, 64
 
 # Words of the header.
@@ -61,13 +61,11 @@ class BinTable:
     """HeteroSpec's bins of Φ."""
 
     edges: Sequence[float]
-    """E ascending float32, nats; bin i holds what is above i of them, an edge itself going
-    left."""
-    depths: Sequence[int]
-    tokens: Sequence[int]  # `depths`, `tokens`: `E + 1` each, levels and size of every bin
+    """E ascending float32, nats; bin i holds values above edge i - 1 up to edge i."""
+    depths: Sequence[int]  # `E + 1`, levels of every bin
+    tokens: Sequence[int]  # `E + 1`, size of every bin
     first_depth: int  # levels after which the bin is chosen
-    conditional: bool = False
-    """Φ is read where the best conditional probability ends, not the best joint one."""
+    conditional: bool = False  # Φ of the best conditional probability, not of the best joint one
 
 
 @dataclass(frozen=True)
@@ -82,15 +80,15 @@ class GateTable:
 class Network:
     """`w2 · relu(w1 · x + b1) + b2`, a log-odds."""
 
-    columns: tuple[str, ...]  # F names of what it reads, in order
+    columns: tuple[str, ...]  # names of its F features, in order
     w1: NDArray[Any]  # `[F, H]`
-    b1: NDArray[Any]
-    w2: NDArray[Any]  # `b1`, `w2`: `[H]`
-    b2: float  # a number
+    b1: NDArray[Any]  # `[H]`
+    w2: NDArray[Any]  # `[H]`
+    b2: float
 
     @property
     def extra(self) -> tuple[str, ...]:
-        """Names that the kernel cannot compute."""
+        """Features that the kernel cannot compute."""
         return tuple(name for name in self.columns if name not in COLUMNS)
 
 
@@ -99,10 +97,9 @@ class PruneTable:
     """A score that prunes while the tree grows: C2T, or a plain threshold."""
 
     min_score: float  # float32; below it a node is neither expanded nor submitted
-    own: Own = "joint"
-    """Whose score: the path's log-probability, a network's, or one that comes from elsewhere."""
-    combine: Combine = "none"  # with the parent's: not at all, the lesser, or the sum
-    keep_leaves: bool = True  # a node that is not among the best of its level may be submitted
+    own: Own = "joint"  # a node's score: its path's log-probability, a network's, or a given one
+    combine: Combine = "none"  # with the parent's score: none, the minimum, or the sum
+    keep_leaves: bool = True  # nodes outside the best of their level may be submitted
     network: Network | None = None
 
 
@@ -111,11 +108,11 @@ Table = BinTable | GateTable | PruneTable
 
 @dataclass(frozen=True)
 class Layout:
-    """The properties of the buffer that a captured graph relies on."""
+    """The properties of a buffer that a captured graph depends on."""
 
     kind: Kind
     own: Own = "joint"  # see `PruneTable`; `joint` for other kinds
-    extra: tuple[str, ...] = ()  # columns that come from outside
+    extra: tuple[str, ...] = ()  # columns given by the caller
 
 
 @dataclass(frozen=True)
@@ -132,7 +129,7 @@ class PolicyBuffer:
 
     @property
     def min_score(self) -> Tensor:
-        """`[1]` float32 of a `pruned` buffer, a part of it: a graph sees the next policy's."""
+        """`[1]` float32 view of a `pruned` buffer, so that a graph reads the next policy's."""
         return self.storage[MIN_SCORE : MIN_SCORE + 1]
 
     def write(self, packed: PolicyBuffer) -> None:
@@ -145,12 +142,10 @@ class PolicyBuffer:
         self.storage.copy_(packed.storage, non_blocking=True)
 
     def to(self, device: torch.device | str) -> PolicyBuffer:
-        """A copy on the device."""
         return PolicyBuffer(self.layout, self.storage.to(device, copy=True))
 
 
 def layout_of(table: Table) -> Layout:
-    """The layout that a policy needs."""
     if isinstance(table, BinTable):
         return Layout("bins")
     if isinstance(table, GateTable):
@@ -175,10 +170,11 @@ def pack(table: Table) -> PolicyBuffer:
 
 def _pack_bins(table: BinTable, header: NDArray[np.int32], words: NDArray[np.float32]) -> None:
     edges, size = _exact("edges", table.edges), len(table.edges)
-    _require("edges", 1 <= size <= MAX_EDGES, f"1 to {MAX_EDGES}", size)
-    _require("edges", bool((np.diff(edges) > 0).all()), "ascending ones", table.edges)
-    found = (len(table.depths), len(table.tokens))
-    _require("bins", found == (size + 1, size + 1), f"{size + 1} depths and tokens", found)
+    _require(1 <= size <= MAX_EDGES, f"{size} edges, not 1 to {MAX_EDGES}")
+    _require(bool((np.diff(edges) > 0).all()), f"edges do not ascend: {table.edges}")
+    num_depths, num_tokens = len(table.depths), len(table.tokens)
+    fits = num_depths == num_tokens == size + 1
+    _require(fits, f"{num_depths} depths and {num_tokens} tokens for {size + 1} bins")
     header[FIRST_DEPTH], header[NUM_EDGES] = table.first_depth, size
     header[CONDITIONAL] = table.conditional
     words[EDGES : EDGES + size] = edges
@@ -189,7 +185,7 @@ def _pack_bins(table: BinTable, header: NDArray[np.int32], words: NDArray[np.flo
 def _pack_gates(table: GateTable, header: NDArray[np.int32], words: NDArray[np.float32]) -> None:
     levels = list(table.bars)
     fits = all(1 <= level <= MAX_LEVELS for level in (*levels, table.first_depth))
-    _require("gates", fits, f"levels of 1 to {MAX_LEVELS}", (*levels, table.first_depth))
+    _require(fits, f"a level of {(*levels, table.first_depth)} is not 1 to {MAX_LEVELS}")
     header[FIRST_DEPTH] = table.first_depth
     words[BARS:] = -np.inf  # nothing is below it: no gate
     words[[BARS + level for level in levels]] = _exact("gates", list(table.bars.values()))
@@ -197,16 +193,17 @@ def _pack_gates(table: GateTable, header: NDArray[np.int32], words: NDArray[np.f
 
 def _pack_pruning(table: PruneTable, header: NDArray[np.int32], words: NDArray[np.float32]) -> None:
     has_network = table.network is not None
-    _require("own", has_network == (table.own == "network"), "a network iff it scores", table.own)
+    fits = has_network == (table.own == "network")
+    _require(fits, f"own is {table.own}, and a network is {'given' if has_network else 'missing'}")
     header[COMBINE], header[KEEP_LEAVES] = COMBINES.index(table.combine), table.keep_leaves
     words[MIN_SCORE] = _exact("min_score", [table.min_score])[0]
     if table.network is None:
         return
     network, (features, hidden) = table.network, table.network.w1.shape
-    _require("features", 1 <= features <= MAX_FEATURES, f"1 to {MAX_FEATURES}", features)
-    _require("hidden units", 1 <= hidden <= MAX_HIDDEN, f"1 to {MAX_HIDDEN}", hidden)
+    _require(1 <= features <= MAX_FEATURES, f"{features} features, not 1 to {MAX_FEATURES}")
+    _require(1 <= hidden <= MAX_HIDDEN, f"{hidden} hidden units, not 1 to {MAX_HIDDEN}")
     found = (len(network.columns), len(network.b1), len(network.w2))
-    _require("network", found == (features, hidden, hidden), "arrays that fit w1", found)
+    _require(found == (features, hidden, hidden), f"arrays of {found} entries do not fit w1")
     header[NUM_FEATURES], header[NUM_HIDDEN] = features, hidden
     columns = (*COLUMNS, *network.extra)
     header[FEATURES : FEATURES + features] = [columns.index(name) for name in network.columns]
@@ -217,16 +214,16 @@ def _pack_pruning(table: PruneTable, header: NDArray[np.int32], words: NDArray[n
 
 
 def _exact(what: str, values: Sequence[float]) -> NDArray[np.float32]:
-    """float32 of thresholds that are float32 already; another rounding would move decisions."""
+    """float32 thresholds, which must be exact: rounding here would change decisions."""
     rounded = np.array(values, np.float32)
     same = bool((rounded.astype(np.float64) == np.array(values, np.float64)).all())
-    _require(what, same, "float32 numbers, rounded as the rules do", values)
+    _require(same, f"{what} are not float32: {values}")
     return rounded
 
 
-def _require(what: str, holds: bool, expected: str, found: object) -> None:  # noqa: FBT001
+def _require(holds: bool, problem: str) -> None:  # noqa: FBT001
     if not holds:
         raise UsageError(
-            f"parameter buffer, {what}: expected {expected}, found {found}",
+            f"policy without a parameter buffer: {problem}",
             hint="decide by the torch rule, or correct the policy",
         )

@@ -1,4 +1,4 @@
-"""`sample_tokens`: the target's own token of every row, drawn or likeliest, without waiting."""
+"""`sample_tokens`: the target's token of every row, drawn or likeliest, without a wait."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def sample_tokens(logits: Tensor, keys: Tensor, greedy: Tensor) -> Tensor:
                 score[v] = logits[r, v] if greedy[r] else logits[r, v] - log(-log(u))
             ids[r] = argmax(score)              # the lowest of ids that tie
 
-    in float64: ties do not happen by chance. -inf is allowed and never drawn; a row of nothing but
-    -inf yields 0, one with NaN any token, so refuse those before.
+    in float64, where ties do not happen by chance. -inf is allowed and never drawn. A row of -inf
+    alone yields 0, one with NaN any token; the caller rejects such rows.
 
     Args:
         logits: `[R, V]` after temperature, top-k and top-p, float32, bfloat16 or float16.

@@ -12,7 +12,7 @@ from specctl.kernels.dispatch import implementation
 
 
 class TokenRanks(NamedTuple):
-    """Of R rows and K tokens of each; 0 in rows that ask for no token, and where there is none."""
+    """Ranks of K tokens in R rows; 0 in rows without a token, and where a token is missing."""
 
     log_sum_exp: Tensor  # `[R]` float32, nats: a raw logit less this is its log-probability
     top_two: Tensor  # `[R, 2]` float32, the two largest logits; -inf where there is one
@@ -31,8 +31,8 @@ def token_ranks(logits: Tensor, tokens: Tensor) -> TokenRanks:
         logits[k]     = x[t[k]]                             # 0 where t[k] < 0
         num_larger[k] = sum(value > x[t[k]] for value in x) # 0 where t[k] < 0
 
-    A collector calls this for every verified node: half of a draft tree are leaves, whose rows
-    hold no drafted child.
+    A collector calls this for every verified node; half of a draft tree are leaves, whose rows have
+    no drafted child.
 
     Args:
         logits: `[R, V]` float32, float16 or bfloat16, free of NaN and +inf; -inf is allowed, a

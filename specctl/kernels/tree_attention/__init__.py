@@ -27,8 +27,8 @@ def tree_attention(
 ) -> Tensor:
     """Attention of packed tree nodes over their requests' cached prefixes and over each other.
 
-    The entries of a request's slot are its prefix, seen by all of its tokens, and behind it the
-    tail, seen as the bits say. As a loop:
+    The entries of a request's slot are its prefix, visible to all of its tokens, and the tail,
+    visible as the bits state. As a loop:
 
         for b in range(B):
             for i in range(offsets[b], offsets[b + 1]):
@@ -46,8 +46,8 @@ def tree_attention(
     are float32. A token that sees nothing is 0, and so are tokens of no request, from `offsets[B]`
     on. NaN in an entry reaches every token that sees it; in the tail also those that do not.
 
-    There is no sliding window, in slots or in depth, and no capping of scores: the runtime
-    refuses contexts beyond a model's window, and models that cap.
+    Sliding windows and capped scores are not supported: the runtime rejects contexts longer than a
+    model's window, and models that cap.
 
     Padded rows `[B, N, Hq, D]` are packed ones of equal size: `query.flatten(0, 1)`, offsets
     0, N, 2 N, ...
@@ -84,14 +84,13 @@ def tree_attention(
     require_at_most(OP, "tail entries", behind + max_nodes, 32 * ancestors.shape[1])
     is_dense = query.stride(2) == keys.stride(3) == values.stride(3) == 1
     whole = ancestors.is_contiguous() and prefixes.is_contiguous() and offsets.is_contiguous()
-    for fits, expected in (
-        (heads % key_heads == 0, f"a multiple of {key_heads} query heads"),
-        (is_dense, "query, keys and values contiguous in the head's numbers"),
-        (whole, "ancestors, prefixes and offsets contiguous"),
+    for fits, problem in (
+        (heads % key_heads == 0, f"{heads} query heads are no multiple of {key_heads} key heads"),
+        (is_dense, "query, keys and values must have dense heads"),
+        (whole, "ancestors, prefixes and offsets must be contiguous"),
     ):
         if not fits:
-            found = f"{tuple(query.shape)} queries, {tuple(keys.shape)} keys"
-            refuse(OP, "", expected, found)
+            refuse(OP, problem)
     args = (query, keys, values, prefixes, offsets, ancestors)
     if num_tokens == 0:
         return query.new_empty(query.shape)
@@ -101,16 +100,10 @@ def tree_attention(
     return out
 
 
-def pack_ancestors(seen: Tensor) -> Tensor:
-    """Visibility of tail entries as words.
-
-    Args:
-        seen: `[..., M]` bool.
-
-    Returns:
-        `[..., ceil(M / 32)]` int32: bit j % 32 of word j // 32 is `seen[..., j]`.
-    """
-    padded = torch.nn.functional.pad(seen, (0, -seen.shape[-1] % 32))
+def pack_ancestors(visible: Tensor) -> Tensor:
+    """Packs the visibility of tail entries, `[..., M]` bool, into `[..., ceil(M / 32)]` int32: bit
+    j % 32 of word j // 32 is `visible[..., j]`."""
+    padded = torch.nn.functional.pad(visible, (0, -visible.shape[-1] % 32))
     bits = padded.unflatten(-1, (-1, 32)).int()
-    words: Tensor = (bits << torch.arange(32, device=seen.device)).sum(-1).int()
+    words: Tensor = (bits << torch.arange(32, device=visible.device)).sum(-1).int()
     return words

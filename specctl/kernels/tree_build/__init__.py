@@ -1,10 +1,10 @@
-"""`append_level`, `select_nodes`, `link_tree`: a draft tree grows and is cut.
+"""`append_level`, `select_nodes`, `link_tree`: growth and selection of a draft tree.
 
-All of it stays on the device and has a fixed capacity, so that a round can be captured in graphs:
+Everything stays on the device at a fixed capacity, so that a round can be captured in graphs:
 
-    append_level   after every drafted level: candidates behind the pool, the best of them
-    select_nodes   once a round: the best N nodes of the pool
-    link_tree      once a round: the selected nodes as a tree of their own
+    append_level   after every drafted level: appends candidates to the pool and ranks them
+    select_nodes   once a round: selects the best N nodes of the pool
+    link_tree      once a round: makes a tree of the selected nodes
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ COLUMN_TYPES = {
     "expanded": torch.bool,
     "path_entropy": torch.float32,
 }
-"""Columns of a pool that kernels grow, in the order of `DraftPool`, whose last is for rules."""
+"""Columns of a pool grown by kernels, in the order of `DraftPool`."""
 LINKED = ("token_ids", "parent", "depth", "draft_logp")
-"""Those that `link_tree` reads, of a pool that anything grew."""
+"""Columns that `link_tree` reads."""
 
 
 class Best(NamedTuple):
@@ -57,17 +57,16 @@ class BuiltTree(NamedTuple):
     """Trees of up to N nodes in their own numbering, `[B, N]` int64 unless said otherwise."""
 
     submitted: Tensor  # pool slots, ascending, -1 in empty slots
-    token_ids: Tensor
-    parent: Tensor
-    depth: Tensor  # `token_ids`, `parent`, `depth`: 0, -2 and 0 in empty slots
-    draft_logp: Tensor  # float32, 0 there
-    position_ids: Tensor  # position of the root plus depth; the root's in empty slots
+    token_ids: Tensor  # 0 in empty slots
+    parent: Tensor  # -2 in empty slots
+    depth: Tensor  # 0 in empty slots
+    draft_logp: Tensor  # float32, 0 in empty slots
+    position_ids: Tensor  # position of the root plus depth
     valid: Tensor  # bool
     num_nodes: Tensor  # `[B]`, root counted
     ancestor_bits: Tensor
-    """`[B, N, ceil(N / 32)]` int32; bit j of word w stands for node 32 w + j, which is set when
-    that node is an ancestor or the node itself. An empty slot sees itself alone, so that attention
-    over it stays finite."""
+    """`[B, N, ceil(N / 32)]` int32; bit j of word w is set if node 32 w + j is an ancestor or the
+    node itself. An empty slot sees itself alone, which keeps attention finite."""
 
 
 def append_level(
@@ -80,7 +79,7 @@ def append_level(
     depth: int,
     num_best: int,
 ) -> Best:
-    """Writes the children of a frontier behind the pool, and finds the best of them.
+    """Appends the children of a frontier to the pool, and ranks them.
 
     For each row b, as a loop:
 
@@ -176,7 +175,7 @@ def select_nodes(
 def link_tree(
     pool: DraftPool, submitted: Tensor, max_depth: int, positions: Tensor | None = None
 ) -> BuiltTree:
-    """The sub-tree of some nodes of a pool, re-numbered, with all that verification needs of it.
+    """The sub-tree of some nodes of a pool, re-numbered for verification.
 
     For each row b, as a loop, with n and m over nodes:
 
@@ -207,11 +206,11 @@ def link_tree(
 
 
 def check_pool(op: str, pool: DraftPool, columns: Iterable[str] = COLUMN_TYPES) -> None:
-    """Refuses columns of other dtypes or sizes, or of unequal strides: they are written to."""
+    """Rejects columns of other dtypes or sizes, or of unequal strides, as kernels write them."""
     shape = tuple(pool.token_ids.shape)
     for name in columns:
         column = getattr(pool, name)
         if column is None:
-            refuse(op, f"pool.{name}", "a column", "none")
+            refuse(op, f"pool.{name} is missing")
         require_tensor(op, f"pool.{name}", column, shape or (None, None), COLUMN_TYPES[name])
         require_dense(op, f"pool.{name}", column, pool.token_ids)

@@ -63,9 +63,9 @@ def select_nodes(
     empty = ~alive.gather(1, order)
     if limit is not None:
         empty = empty | (torch.arange(order.shape[1], device=order.device) >= limit[:, None])
-    beyond = scores.shape[1]
-    ordered = order.masked_fill(empty, beyond).sort(1).values
-    ordered = ordered.masked_fill(ordered == beyond, -1)
+    end = scores.shape[1]
+    ordered = order.masked_fill(empty, end).sort(1).values
+    ordered = ordered.masked_fill(ordered == end, -1)
     return torch.nn.functional.pad(ordered, (0, num_tokens - ordered.shape[1]), value=-1)
 
 
@@ -76,11 +76,11 @@ def link_tree(
     slots, exists, chosen = torch.arange(end, device=device), submitted >= 0, submitted.clamp(min=0)
     above = pool.parent.gather(1, chosen)
     is_root, spare = above == ROOT, pool.parent.shape[1]
-    # Where each pool slot stands among the submitted; `end` for nowhere.
+    # Index of each pool slot among the submitted; `end` if it is not submitted.
     place = submitted.new_full((rows, spare + 1), end)
     place.scatter_(1, submitted.where(exists, spare), slots.expand_as(submitted))[:, spare] = end
     parent = place.gather(1, above.where(above >= 0, spare))
-    # The way up from each node: it stays at the root, or at `end` where it misses the root.
+    # Parents, where the root is its own; a path that misses the root stays at `end`.
     up = torch.nn.functional.pad(torch.where(is_root, slots, parent), (0, 1), value=end)
     current = slots.expand_as(submitted)
     itself = seen = slots[:, None] == slots

@@ -1,8 +1,8 @@
-"""`verify_tree`, `walk_tree`: from the target's answers to the emitted tokens.
+"""`verify_tree`, `walk_tree`: from the target's tokens to the emitted tokens.
 
-An acceptance states which child `walk_tree` may follow besides the one that holds the target's own
-token. All of it is tensors, thresholds too, so that a captured graph sees values that are
-overwritten in place.
+An acceptance names the child that `walk_tree` may follow besides the one that holds the target's
+token. All its values are tensors, thresholds included, so that a captured graph reads values that
+are overwritten in place.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ class Walk(NamedTuple):
 
     path: Tensor  # `[B, D + 1]` int64, root and accepted nodes, -1 padded
     token_ids: Tensor
-    """`[B, D + 1]` int64, what is emitted: accepted tokens, then the target's own after the last
-    of them; -1 padded."""
+    """`[B, D + 1]` int64, emitted tokens: the accepted ones, then the target's own; -1 padded."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Judged:
     admitted: Tensor  # `[B, N]` bool, at most one child per node
 
     def check(self, num_rows: int, num_slots: int) -> None:
-        """Refuses what does not fit a batch of trees."""
+        """Rejects tensors that do not fit a batch of trees."""
         require_tensor("walk_tree", "admitted", self.admitted, (num_rows, num_slots), torch.bool)
 
 
@@ -61,17 +60,15 @@ class RunnerUp:
     top_ids: Tensor  # `[B, N, 2]` int64
     top_logits: Tensor  # `[B, N, 2]` float32, raw
     greedy: Tensor  # `[B]` bool
-    bound: Tensor  # `[B]` float32, what closeness must exceed
+    bound: Tensor  # `[B]` float32, lower bound of closeness, exclusive
     form: Literal["ratio", "difference"] = "ratio"
-    denied: Tensor | None = None
-    """`[V]` bool, tokens that are relaxed neither to nor from; None denies none."""
+    denied: Tensor | None = None  # `[V]` bool, tokens relaxed neither to nor from
     filtered: Tensor | None = None
-    """`[T, V]` logits after top-k and top-p, whose -inf are never emitted; None where nothing is
-    excluded."""
-    node_at: Tensor | None = None  # `[B, N]` int64, the row of each node in them
+    """`[T, V]` logits after top-k and top-p, -inf for tokens never emitted; None excludes none."""
+    node_at: Tensor | None = None  # `[B, N]` int64, the row of each node in `filtered`
 
     def check(self, num_rows: int, num_slots: int) -> None:
-        """Refuses what does not fit a batch of trees."""
+        """Rejects tensors that do not fit a batch of trees."""
         pairs = (num_rows, num_slots, 2)
         require_tensor("walk_tree", "top_ids", self.top_ids, pairs, torch.int64)
         require_tensor("walk_tree", "top_logits", self.top_logits, pairs, torch.float32)
@@ -82,12 +79,12 @@ class RunnerUp:
         if self.filtered is not None:
             require_tensor("walk_tree", "filtered", self.filtered, (None, None), *FLOATS)
             if self.node_at is None:
-                refuse("walk_tree", "node_at", "the rows of filtered", "none")
+                refuse("walk_tree", "node_at is missing, which indexes the rows of filtered")
             else:
                 shape = (num_rows, num_slots)
                 require_tensor("walk_tree", "node_at", self.node_at, shape, torch.int64)
         if self.form not in ("ratio", "difference"):
-            refuse("walk_tree", "form", "ratio or difference", repr(self.form), "name one of them")
+            refuse("walk_tree", f"form must be ratio or difference, not {self.form!r}")
 
 
 Acceptance = Judged | RunnerUp
