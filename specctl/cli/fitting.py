@@ -217,7 +217,7 @@ def fit_mars(
     The threshold is chosen by what it costs in right answers.
     """
     from specctl.train.configs import THETAS
-    from specctl.train.mars import MARS, check_mode
+    from specctl.train.faces import MARS, check_mode
 
     check_mode(config.mode, greedy=not runs.temperature)
     thetas = THETAS.get(config.form, THETAS["ratio"])
@@ -244,7 +244,7 @@ def fit_adasd(
 
     The clip is chosen by what it costs in right answers.
     """
-    from specctl.train.adasd import ADASD
+    from specctl.train.faces import ADASD
 
     return _certify(ADASD, prompts, out, config, runs, shape)
 

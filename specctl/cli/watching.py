@@ -75,8 +75,7 @@ def drift(
     """
     from specctl.durable import prepare_folder, write_whole
     from specctl.records import json_bytes
-    from specctl.watch.drift import prometheus
-    from specctl.watch.run import watch_traces
+    from specctl.watch.drift import prometheus, watch_traces
     from specctl.watch.signals import UNITS
 
     check_choice("--unit", unit, UNITS)

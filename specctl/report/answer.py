@@ -1,4 +1,4 @@
-"""The first section: the best setting, its gains, the distance to the possible, engine settings."""
+"""The first section: the best setting, its gains, the distance to the optimum, engine settings."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ LIMITS = {
     "oracle": "the best possible with this drafter, over plain decoding, estimated",
     "clairvoyant": "a bound for it: all outcomes known in advance",
 }
-"""Rungs that tell what is possible, in words."""
+"""Rungs above every policy, in words."""
 NAMES = {
     "oracle": "best possible",
     "plain": "plain decoding",
     "chain": "best static chain",
     "tree": "best static tree",
 }
-"""Rungs on the picture; others by the first word of their label."""
+"""Names of rungs on the picture; others have the first word of their label."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Point:
 
     @property
     def name(self) -> str:
-        """Short, for the picture: tables hold the whole label."""
+        """A short name for the picture; tables have the whole label."""
         kind = "plain" if self.label == PLAIN else self.kind
         return NAMES.get(kind, self.label.split(":")[0]) + self.marks
 
@@ -70,7 +70,7 @@ class Point:
 
 
 def recommendation(given: Given, figures: TraceFigures | None) -> Section:
-    """The setting to run, from the strongest evidence that is given."""
+    """The setting to run, by the strongest evidence given."""
     if given.tune is not None:
         return _from_tune(given, given.tune)
     if given.ladder is not None:
@@ -79,7 +79,7 @@ def recommendation(given: Given, figures: TraceFigures | None) -> Section:
 
 
 def _of_traces(figures: TraceFigures | None) -> list[tuple[str, str]]:
-    """What traces say without times."""
+    """Figures of traces without times."""
     if figures is None:
         return []
     of = "the policy that was logged" if figures.tree is None else figures.tree
@@ -188,7 +188,7 @@ def _over_static(gain: Interval, chosen: str, static: str) -> tuple[str, str]:
 def _answer(
     given: Given, points: Sequence[Point], marks: Sequence[tuple[str, str]], **words: Any
 ) -> Section:
-    """The section; the ladder and a run add what they know to the `points` and `marks`."""
+    """The section, with `points` and `marks` of the ladder and of a run added."""
     assert given.setting is not None
     ladder, run, shown = given.comparable_ladder, given.run, [*marks]
     if run is not None:
@@ -239,10 +239,10 @@ def _measured(given: Given, run: RunScores) -> Iterator[Interval]:
 def _picture(
     given: Given, points: Sequence[Point], limits: Sequence[Rung], of: str = ""
 ) -> Figure | None:
-    """Speed against acceptance: the settings, the best one among them, and what is possible.
+    """Speed over acceptance for the settings, the best one and the estimated optimum.
 
     Args:
-        of: sentence on the prompts; by default those of the best setting.
+        of: sentence about the prompts; by default about the best setting's.
     """
     points = [p for p in points if p.tau.known and p.speed.known]
     if not points:

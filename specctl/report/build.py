@@ -1,4 +1,4 @@
-"""From figures of traces and results of other verbs to a page."""
+"""Builds a page from figures of traces and results of other verbs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specctl.report.trace_sections import category_section, depth_section
 from specctl.stats import MIN_PROMPTS
 
 FEW_PROMPTS = 30
-"""Below this, percentile intervals of a bootstrap are markedly too narrow."""
+"""Below this, bootstrap percentile intervals are markedly too narrow."""
 FIXTURE = (
     "These traces come from the embedded pair, a fixture for people and tests: no figure here says "
     "anything about large models."
@@ -29,13 +29,14 @@ FIXTURE = (
 
 
 def build_page(figures: TraceFigures | None, given: Given) -> Page:
-    """The report.
+    """Builds the report.
 
     Args:
-        figures: of traces; None where only results are given.
+        figures: of traces; None for results alone.
 
     Raises:
-        UsageError: neither traces nor results. TraceMismatchError: results of another pair.
+        UsageError: neither traces nor results are given.
+        TraceMismatchError: the sources are of different pairs.
     """
     sources: dict[str, Any] = {} if figures is None else {"traces": figures}
     sources |= given.results
@@ -83,7 +84,7 @@ def build_page(figures: TraceFigures | None, given: Given) -> Page:
 
 
 def _sections(figures: TraceFigures | None, given: Given) -> Iterator[Section]:
-    """The answer, what there is, what there is not, a line each, and the caveats."""
+    """The answer, sections with data, sections without, and the caveats."""
     yield recommendation(given, figures)
     found = [policies_section(given.replay), runs_section(given.run)]
     found += [ladder_section(given.ladder), drift_section(given.drift)]

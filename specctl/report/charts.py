@@ -1,8 +1,8 @@
 """Charts as inline SVG: drawn by matplotlib, coloured by the style sheet of the page.
 
-Every colour becomes a variable of the style sheet, so a chart follows the light and the dark theme
-and paper. Styles also differ by dash or mark, not by colour alone. No inline style is left: the
-content security policy of the page would block it.
+Every colour becomes a variable of the style sheet, so charts follow the light and dark theme and
+print. Styles also differ by dash or mark. Inline styles are removed, since the page's content
+security policy blocks them.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ NAME_ROW, LEGEND_ROW = 14, 18
 NARROW = 360
 """Width of the drawing for a phone."""
 MANY = 24
-"""Points of a line above which it carries no marks."""
+"""Longer lines have no marks."""
 CHARACTER = 7.2
-"""Width of a character at 12 px: enough to place labels."""
+"""Approximate width of a character at 12 px."""
 MARKS = ("o", "s", "D", "^", "o", "s")
 DASHES: tuple[Any, ...] = ("-", (0, (7, 4)), (0, (2, 3)), (0, (9, 3, 2, 3)), "-", (0, (5, 2)))
 COLOURS = {"grid": "#0000b0", "soft": "#0000b1", "paper": "#0000b2"} | {
     f"s{style}": f"#0000a{style}" for style in range(6)
 }
-"""Stand-ins, each replaced by the variable of its name."""
+"""Placeholders, each replaced by the variable of its name."""
 SETTINGS: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "specctl", "text.parse_math": False, "font.size": 12,
     "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False,
@@ -73,22 +73,22 @@ class Series:
 class Chart:
     """Two axes and series between them."""
 
-    alt: str  # the figure in words, for readers who cannot see it
+    alt: str  # the figure in words
     x_label: str
     y_label: str
     series: Sequence[Series]
-    y_range: tuple[float, float] | None = None  # from the data and 0 by default
-    whole_x: bool = False  # x counts something: ticks at whole numbers only
+    y_range: tuple[float, float] | None = None  # by default of the data and 0
+    whole_x: bool = False  # ticks at whole numbers only
     width: int = 640
     height: int = 320
 
     def markup(self) -> str:
-        """The drawing and its twin for phones; the style sheet shows one."""
+        """The drawing, and a narrow one for phones; the style sheet shows one of them."""
         narrow = replace(self, width=NARROW, height=min(self.height, 290))
         return self.svg("chart wide") + narrow.svg("chart narrow")
 
     def svg(self, css_class: str) -> str:
-        """The chart as markup, every text in it escaped."""
+        """The chart as markup with escaped text."""
         import matplotlib as mpl
         from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.figure import Figure
@@ -160,10 +160,10 @@ def _draw_series(axes: Any, series: Series) -> Any:
 
 
 def _draw_names(axes: Any, series: Sequence[Series]) -> None:
-    """Names of points, each where it covers no point and no other name, if there is a place."""
+    """Draws names of points, if possible where they cover no point and no other name."""
     points = [
         (*axes.transData.transform((x, y)), (x, y), name)
-        for one in reversed(series)  # the last series stands out
+        for one in reversed(series)  # the last series has precedence
         for x, y, name in zip(one.x, one.y, one.names or [""] * len(one.x), strict=True)
         if one.names or one.kind == "points"
     ]
@@ -196,7 +196,7 @@ def _overlap(one: Box, other: Box) -> bool:
 
 
 def _inline(text: str, title: str, alt: str, size: str) -> str:
-    """The drawing for a page: presentation attributes in place of styles, variables of colours."""
+    """Makes matplotlib's SVG fit for a page: attributes for styles, variables for colours."""
     body = text[text.index("<svg") :]
     body = body[body.index(">") + 1 :]
     body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", body, flags=re.S)
@@ -207,7 +207,7 @@ def _inline(text: str, title: str, alt: str, size: str) -> str:
     body = re.sub(r'(<use [^>]*?) stroke="[^"]*"( stroke-width="[^"]*")?', r"\1", body)
     body = re.sub(r">\s+<", "><", body).replace("\n", " ")
     while (flat := re.sub(r"<g>((?:(?!</?g[ >]).)*)</g>|<g/>", r"\1", body)) != body:
-        body = flat  # without groups that carry nothing
+        body = flat  # without empty groups
     for name, colour in COLOURS.items():
         body = body.replace(colour, f"var(--{name})")
     title, alt = html.escape(title), html.escape(alt)
@@ -218,7 +218,7 @@ def _inline(text: str, title: str, alt: str, size: str) -> str:
 
 
 def _rounded(found: re.Match[str]) -> str:
-    """Coordinates to a tenth of a pixel."""
+    """Rounds coordinates to a tenth of a pixel."""
     text = re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.1f}", found[0])
     return re.sub(r"\s+(?=[A-Zz\"])|(?<=[A-Z])\s+", "", text.replace(".0 ", " "))
 

@@ -1,4 +1,4 @@
-"""The results of other verbs that a report is given: files read back, and what they agree on."""
+"""Results of other verbs for a report: reads their files and relates them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RunPaired(ResultRecord):
 
 
 class RunPolicy(ResultRecord):
-    """One policy of `results.json`, as measured: the figures that a page shows."""
+    """One measured policy of `results.json`; figures that the page shows."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -72,7 +72,7 @@ class RunScores(ResultRecord):
 
 @dataclass(frozen=True)
 class Given:
-    """Results that may stand beside traces; None for those that are not given."""
+    """Results given beside traces, or None."""
 
     replay: ReplayScores | None = None
     ladder: LadderResult | None = None
@@ -80,8 +80,8 @@ class Given:
     run: RunScores | None = None
     drift: DriftScores | None = None
     cost: CostFacts | None = None
-    artifact: str | None = None  # digest of the policy that was tuned, by which `run` names it
-    engines: Sequence[EngineSettings] = ()  # what to set for the recommended setting
+    artifact: str | None = None  # digest of the tuned policy, its name in `run`
+    engines: Sequence[EngineSettings] = ()  # for the recommended setting
 
     @property
     def results(self) -> dict[str, TraceFacts]:
@@ -98,7 +98,7 @@ class Given:
 
     @property
     def ladder_of_load(self) -> LadderResult | None:
-        """The ladder, if it is of the traces, the times and the load that were tuned for."""
+        """The ladder, if its traces, times and load are those of the tuning."""
         one, tune = self.ladder, self.tune
         if one is None or tune is None:
             return one
@@ -108,7 +108,7 @@ class Given:
 
     @property
     def comparable_ladder(self) -> LadderResult | None:
-        """That ladder, if it is of the same prompts: only then do its figures stand beside."""
+        """`ladder_of_load`, if its prompts are those of the tuning too, so that figures compare."""
         one, tune = self.ladder_of_load, self.tune
         is_same = one is None or tune is None or one.prompts_digest == tune.prompts_digest
         return one if is_same else None
@@ -122,10 +122,10 @@ def read_given(
     drift: Path | None = None,
     cost: CostFacts | None = None,
 ) -> Given:
-    """The results in the named files; `run` is `results.json`, with `run.json` beside it.
+    """Reads results from files; `run` is `results.json`, with `run.json` beside it.
 
     Raises:
-        InputError: a file that cannot be read, or is no result of its verb; the field is named.
+        InputError: a file cannot be read, or is no result of its verb; names the field.
     """
     return Given(
         replay=None if replay is None else read_result(replay, ReplayScores, "specctl replay"),
@@ -144,11 +144,10 @@ def _with_facts(path: Path) -> bytes:
 
 
 def settings_for(given: Given, tune: Path | None) -> Given:
-    """Results with what to set in engines for their recommended setting: in the one that was tuned
-    for, else in all.
+    """Adds engine settings for the recommended setting: of the tuned engine, else of all.
 
     Args:
-        tune: the file of the tuning among them.
+        tune: file of the tuning in `given`.
     """
     from specctl.engines.export import ENGINES, read_source, settings_of
 
@@ -157,7 +156,7 @@ def settings_for(given: Given, tune: Path | None) -> Given:
         return given
     source = None
     if tune is not None or part_of(setting) is not None:
-        with suppress(UsageError):  # the label of an artifact, which its words do not describe
+        with suppress(UsageError):  # an artifact's label is no policy in words
             source = read_source(setting if tune is None else str(tune))
     if source is None:
         words = f"specctl export ARTIFACT --to ENGINE prints what to set for {setting}."

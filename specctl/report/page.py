@@ -1,4 +1,4 @@
-"""The page: sections of plain values, rendered once, alike for people and for scripts."""
+"""The page: sections of plain values, rendered as HTML and as JSON."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TITLES = {
     "traces": "Acceptance by depth and category",
     "caveats": "Before these figures travel",
 }
-"""Titles of sections by key, without a term that needs explaining."""
+"""Titles of sections by key, without terms that need an explanation."""
 TERMS = {
     "τ": "mean acceptance length: tokens that one call of the target emits, 1 + accepted ones",
     "TPOT": "time per output token",
@@ -43,13 +43,13 @@ TERMS = {
     "R_ceil": "rate if every draft token were accepted",
     "λ*": "price of time at which a node is still worth verifying",
 }
-"""Terms that a page explains where it first uses them."""
+"""Terms that a page explains at their first use."""
 WHOLE = re.compile(r"(\[-?\d[^\[\]]*\]|--[a-z-]+)")
-"""What keeps together: an interval, and an option of the command line."""
+"""Text kept on one line: an interval, or an option of the command line."""
 SETTING = re.compile(r"(?<=:)(?=[a-z_]+=)")
-"""Where the words of a policy may break over lines."""
+"""Possible line breaks in a policy's words."""
 CODE = re.compile(r"(?<=[,/:])(?=\S)")
-"""Where a command may, too."""
+"""Possible line breaks in a command."""
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,14 @@ class Section:
     key: str  # anchor on the page and key in the JSON
     reading: str = ""  # the answer in words
     basis: str = ""  # prompts, rounds and source behind it
-    missing: str = ""  # in place of an answer: what the data lack, and the option that brings it
-    setting: str = ""  # the policy that is recommended, in words
-    marks: Sequence[tuple[str, str]] = ()  # figures that stand out, each with its meaning
+    missing: str = ""  # in place of an answer: the missing data, and the option that supplies it
+    setting: str = ""  # the recommended policy, in words
+    marks: Sequence[tuple[str, str]] = ()  # highlighted figures with their meanings
     engines: Sequence[EngineSettings] = ()
     figures: Sequence[Figure] = ()
     tables: Sequence[Table] = ()
     notes: Sequence[str] = ()  # caveats of these figures
-    data: Any = None  # result records of the section, for scripts
+    data: Any = None  # result records of the section, for JSON
 
     @property
     def title(self) -> str:
@@ -88,7 +88,7 @@ class Section:
 
     @property
     def words(self) -> str:
-        """All its words, to look terms up in."""
+        """All text of the section, to find terms in."""
         texts = (self.reading, self.basis, self.missing, self.marks, self.notes, self.engines)
         return repr((texts, self.figures, self.tables))
 
@@ -104,7 +104,7 @@ class Page:
     sections: Sequence[Section]
 
     def to_json(self) -> dict[str, Any]:
-        """The twin of the page, for scripts; NaN becomes null."""
+        """The page as JSON; NaN becomes null."""
         value = {
             "kind": "report",
             "title": self.title,
@@ -116,9 +116,9 @@ class Page:
         return found
 
     def html(self) -> str:
-        """One file that loads nothing: no script, styles and figures inline.
+        """One self-contained file: no script, styles and figures inline.
 
-        The content security policy forbids every source but the one style sheet, by its digest.
+        The content security policy allows only the style sheet with this digest.
         """
         import jinja2
 
@@ -132,7 +132,7 @@ class Page:
         return template.render(page=self, terms=terms, style=style, style_digest=digest)
 
     def first_uses(self) -> Iterator[tuple[str, dict[str, str]]]:
-        """By section, the terms that it is the first to use, with their meaning."""
+        """By section, the terms that it uses first, with their meanings."""
         left = dict(TERMS)
         for section in self.sections:
             found = {
@@ -142,7 +142,7 @@ class Page:
 
 
 def folding(text: str, places: re.Pattern[str] = SETTING) -> Markup:
-    """Escaped, with the places where it may break beside blanks."""
+    """Escapes text and marks its possible line breaks."""
     wrap = Markup('<span class="whole">{}</span>').format
     parts = (
         wrap(part) if number % 2 else Markup("<wbr>").join(map(escape, places.split(part)))
@@ -156,5 +156,5 @@ def _resource(name: str) -> str:
 
 
 def write_page(page: Page, path: Path) -> None:
-    """Writes the page, whole or not at all; raises `OutputError` where it cannot."""
+    """Writes the page atomically (else `OutputError`)."""
     write_whole(path, page.html().encode(), "report")

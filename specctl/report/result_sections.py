@@ -74,7 +74,7 @@ def policies_section(replay: ReplayScores | None) -> Section:
 
 
 def runs_section(run: RunScores | None) -> Section:
-    """Policies as they ran, in wall time."""
+    """Measured policies, in wall time."""
     if run is None:
         return Section(
             "runs", missing="(no data supplied: give --run results.json of specctl run --compare)"
@@ -115,7 +115,7 @@ def runs_section(run: RunScores | None) -> Section:
 
 
 def drift_section(drift: DriftScores | None) -> Section:
-    """The evidence of a change over the units of a watch, and what moved."""
+    """The evidence of a change over a watch, and the signals that moved."""
     if drift is None:
         return Section(
             "drift", missing="(no data supplied: give --drift drift.json of specctl drift)"
@@ -165,7 +165,7 @@ MOST_DRAWN = 8.0
 
 
 def _evidence_figure(drift: DriftScores) -> Figure:
-    """The groups with most evidence; the same step of evidence is the same height."""
+    """The evidence of the groups with most, on a log scale."""
     curves, bar = drift.evidence.log10, -math.log10(drift.alpha)
     units = [index + 1 for index in drift.evidence.index]
     groups = sorted((name for name in curves if name != "all"), key=lambda name: -max(curves[name]))
@@ -186,7 +186,7 @@ def _evidence_figure(drift: DriftScores) -> Figure:
 
 
 def ladder_section(ladder: LadderResult | None) -> Section:
-    """From plain decoding to the best that is possible."""
+    """Rungs from plain decoding to the optimum."""
     if ladder is None:
         return Section(
             "ladder",

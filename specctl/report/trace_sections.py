@@ -15,17 +15,17 @@ MAX_LINES = 6
 BY_DEPTH: dict[str, Any] = {
     "x_label": "depth (levels)", "y_label": "probability", "y_range": (0.0, 1.0), "whole_x": True,
 }  # fmt: skip
-"""Looks of a chart of probabilities by depth."""
+"""Settings of a chart of probabilities by depth."""
 
 
 def rows_of(figures: TraceFigures) -> str:
-    """n of figures that count every row."""
+    """The number of prompts and rows, in words."""
     noun = "position" if figures.kind == "dense" else "round"
     return f"{count(figures.num_prompts, 'prompt')}, {count(figures.num_rows, noun)}"
 
 
 def reference(figures: TraceFigures) -> str:
-    """The source of figures of rounds."""
+    """The rounds behind a figure, in words."""
     if figures.tree is None:
         return f"{count(figures.num_reference, 'live round')} with a draft"
     return f"{count(figures.num_reference, 'round')} of {figures.tree}, replayed"

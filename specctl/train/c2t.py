@@ -1,12 +1,12 @@
 """`fit c2t`: a two-layer network that prunes draft trees (arXiv:2502.13652).
 
-Readings of the paper (docs/c2t.md): split by prompt, all positives
-and a share of the negatives with the bias corrected for it, acceptance given the parent's
-multiplied along the path. `predicts="joint"` is the paper's label.
+Departures from the paper (docs/c2t.md): prompts are split, negatives are sampled with the bias
+corrected, and acceptance given the parent is multiplied along the path. `predicts="joint"` is the
+paper's label.
 
-Training (section 4.1 and appendix B) takes contiguous slices of tensors that were shuffled once,
-`Adam(fused=True)`, one thread and no DataLoader: the network is so small that anything else would
-cost more than its arithmetic.
+The network is so small that overhead would cost more than its arithmetic. So training (section 4.1
+and appendix B) takes contiguous slices of tensors shuffled once, `Adam(fused=True)`, one thread and
+no DataLoader.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from specctl.train.report import Fit
 from specctl.train.scored import ScoredReport, judge, read_sides, scored_figures, scored_fit
 
 LAST_LR_FRAC = 0.02
-"""Of the learning rate, where its cosine ends: a constant rate leaves the last steps' noise in."""
+"""End of the learning rate's cosine; a constant rate would keep the noise of the last steps."""
 
 
 class C2TReport(ScoredReport):
@@ -39,13 +39,13 @@ class C2TReport(ScoredReport):
 
 
 def fit_c2t(source: LoggedNodes, prompt_ids: Iterable[str], config: C2TConfig) -> Fit[C2TReport]:
-    """Fits the network on training prompts, chooses beta there, reports on held-out ones.
+    """Fits the network and chooses beta on training prompts; reports on held-out ones.
 
     Reads the log `scored.NUM_PASSES` times.
 
     Raises:
-        UsageError: options that contradict each other or the log's support, a beta that keeps
-            nothing, a recall that none reaches.
+        UsageError: options contradict each other or the log's support, beta keeps nothing, or no
+            beta reaches the recall.
         TraceEmptyError: too few prompts, or labels of one kind.
     """
     sides = read_sides(source, prompt_ids, config)
@@ -75,9 +75,10 @@ def train_ffn(
     """Fits the network to rows by binary cross-entropy.
 
     Args:
-        features: `[M, F]`, columns as `names`. accepted: `[M]`, both kinds present.
-        log_kept: log of the share of negatives among the rows; it becomes part of the bias, so
-            that the network speaks of all nodes, not of the sampled ones.
+        features: `[M, F]`, columns as `names`.
+        accepted: `[M]`, with both values.
+        log_kept: log of the share of negatives that were sampled; added to the bias, so that the
+            network predicts for all nodes.
     """
     generator = torch.Generator().manual_seed(config.seed)
     mean = features.mean(0, dtype=np.float64).astype(np.float32)
@@ -93,8 +94,7 @@ def train_ffn(
     weights[-1].data.add_(log_kept)
     if not all(bool(torch.isfinite(weight).all()) for weight in weights):
         raise UsageError(
-            "training diverged: weights of the network are not finite",
-            hint="lower --lr",
+            "training diverged: weights of the network are not finite", hint="lower --lr"
         )
     w1, b1, w2, b2 = (weight.detach().tolist() for weight in weights)
     return FfnScorer(
@@ -137,7 +137,7 @@ def _descend(
 
 
 def _fresh(num_features: int, hidden: int, generator: torch.Generator) -> list[Tensor]:
-    """Uniform within 1 / sqrt(fan-in), as torch's linear layers start."""
+    """Initial weights, uniform within 1 / sqrt(fan-in), as in torch's linear layers."""
     sizes = [((hidden, num_features), num_features), ((hidden,), num_features)]
     return [
         torch.rand(shape, generator=generator)

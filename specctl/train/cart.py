@@ -2,9 +2,8 @@
 
     rounds ─select_rounds─► Φ and labels ─partition─► edges ─► EntropyBins ─► report
 
-Two sets of rounds matter. *Eligible* rounds were drafted by the base tree and carry its Φ: shares
-and acceptance lengths are over these. *Used* rounds also pass the filter and have the label: the
-bins are fitted to these.
+*Eligible* rounds were drafted by the base tree and have its Φ; shares and acceptance lengths are
+over these. *Used* rounds also pass the filter and have the label; the bins are fitted to these.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ Bins = NDArray[np.int64]
 USED = "used"
 INELIGIBLE = ("other_tree", "no_phi")
 UNLABELLED = ("not_fully_accepted", "nothing_accepted")
-"""The reason why a round is left out; see `_fate`."""
+"""Reasons to leave a round out; see `_fate`."""
 ROUND_COLUMNS = (
     "prompt_id", "offered_depth", "top_k", "phi", "phi_depth", "num_accepted", "fully_accepted",
     "tcr",
@@ -81,11 +80,11 @@ class BinReport(Record):
 
 
 class HeldOut(Record):
-    """Error of the bin means of training on held-out rounds, in squared units of the label."""
+    """Error of the training means of bins on held-out rounds, in squared units of the label."""
 
     num_used: int
     mse: float
-    mse_interval: tuple[float, float] | None  # by prompt; null with too few of them
+    mse_interval: tuple[float, float] | None  # by prompt; null with too few prompts
     constant_mse: float  # of the training mean alone
     r_squared: float | None  # 1 - mse / constant_mse
 
@@ -94,7 +93,7 @@ class CartReport(Record):
     """`report.json` of a fit."""
 
     config: CartConfig
-    rounds_by_fate: dict[str, int]  # `used`, or why not
+    rounds_by_fate: dict[str, int]  # `used`, or the reason to leave them out
     prompts: dict[str, int]
     bins: tuple[BinReport, ...]
     held_out: HeldOut
@@ -104,10 +103,10 @@ class CartReport(Record):
 
 
 def fit_cart(traces: TraceSet, config: CartConfig, base: str | None = None) -> Fit[CartReport]:
-    """Fits bins to the rounds of live traces, or to those of a base tree on dense ones.
+    """Fits bins to the rounds of live traces, or of a base tree on dense ones.
 
     Args:
-        base: see `rounds_to_fit`; it takes the place of the configuration's.
+        base: see `rounds_to_fit`; overrides the configuration's.
 
     Raises:
         TraceMismatchError: live traces of another family. UsageError, TraceError: see
@@ -117,7 +116,7 @@ def fit_cart(traces: TraceSet, config: CartConfig, base: str | None = None) -> F
     shape = policy["shape"]
     if shape["kind"] != "eagle2":
         raise TraceMismatchError(
-            f"fit cart needs traces that a static tree collected, and these are of {shape['kind']}",
+            f"fit cart needs traces of a static tree; these are of {shape['kind']}",
             hint="collect again with --policy eagle2",
         )
     tree = StaticTree(**shape)
@@ -128,10 +127,10 @@ def fit_cart(traces: TraceSet, config: CartConfig, base: str | None = None) -> F
 def fit_rounds(rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig) -> Fit[CartReport]:
     """Fits bins of Φ on the training prompts and reports on the held-out ones.
 
-    CART may find fewer than 2^max_leaf_depth bins where rounds are few; the report shows it.
+    CART may find fewer than 2^max_leaf_depth bins in few rounds; the report shows it.
 
     Raises:
-        UsageError: options that contradict each other.
+        UsageError: options contradict each other.
         TraceSchemaError: columns are missing.
         TraceEmptyError: too few prompts, rounds, or bins for the gammas.
     """
@@ -154,7 +153,7 @@ def fit_rounds(rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig) -> Fit[C
         shape = EntropyBins(base=config.base, edges=tuple(edges), **plan)
     except ValidationError as error:
         raise UsageError(
-            f"the plan of the bins is no policy: {describe_violation(error)}",
+            f"the bins make no valid policy: {describe_violation(error)}",
             hint="lower --alpha or the gammas",
         ) from None
     unseen = torch.from_numpy(frame.filter("held_out")["phi"].to_numpy().copy())
@@ -187,7 +186,7 @@ def fit_rounds(rounds: pl.DataFrame | pl.LazyFrame, config: CartConfig) -> Fit[C
 
 
 def bins_of(phi: Phis, edges: tuple[float, ...] | list[float]) -> Bins:
-    """`[n]` bin of each Φ, by the rule that the runtime uses."""
+    """`[n]` bin of each Φ, by the runtime's rule."""
     table = torch.tensor(edges, dtype=torch.float32)
     return entropy_bin(torch.from_numpy(phi.copy()), table).numpy()
 
@@ -198,12 +197,11 @@ def bins_of(phi: Phis, edges: tuple[float, ...] | list[float]) -> Bins:
 def rounds_to_fit(
     traces: TraceSet, base: str | None, config: CartConfig
 ) -> tuple[pl.DataFrame, Mapping[str, Any]]:
-    """The rounds of live traces as they are; of dense ones, what the base tree would do. And the
-    record of the policy that they were drafted with.
+    """Rounds of live traces, or of a base tree replayed on dense ones, and their policy's record.
 
     Args:
-        base: static tree to draft at every position, e.g. `eagle2:depth=6`; dense traces only.
-            None: that of the traces, else eagle2's, as deep and wide as they hold.
+        base: static tree to draft at every position, e.g. `eagle2:depth=6`; for dense traces only.
+            None: eagle2's, as deep and wide as the traces hold.
     """
     import polars as pl
 
@@ -211,8 +209,7 @@ def rounds_to_fit(
     if "dense" not in traces.header.collect:
         if base is not None:
             raise UsageError(
-                "--base needs dense traces: live ones hold the rounds of the tree that collected "
-                "them",
+                "--base needs dense traces: live ones hold the rounds of their own tree",
                 hint="leave it out, or collect with --dense",
             )
         if is_conditional:
@@ -275,8 +272,8 @@ def select_rounds(
 
     Returns:
         Eligible rounds: `phi` (nats), `label` of the configured kind, `tcr` (1-based rank),
-        `num_accepted` draft tokens, `used` (the bins may be fitted to it), `held_out`, and
-        `prompt`, a code from 0. The split. Rounds of the traces by fate, `used` or why not.
+        `num_accepted` draft tokens, `used`, `held_out`, and `prompt`, a code from 0. The split.
+        The number of rounds by fate.
     """
     import polars as pl
 
@@ -323,17 +320,17 @@ def select_rounds(
     sizes = frame["used"].sum() - num_held_out, num_held_out
     if min(sizes) == 0:
         raise TraceEmptyError(
-            f"the split by prompt leaves {sizes[0]} rounds for training and {sizes[1]} held out, "
-            f"and both sides need some ({listed})",
+            f"the split by prompt leaves {sizes[0]} rounds for training and {sizes[1]} held out; "
+            f"both sides need some ({listed})",
             hint="collect more prompts, use another --seed, or --filter all --label accepted",
         )
     return frame, split, counts
 
 
 def _fate(config: CartConfig) -> pl.Expr:
-    """`used`, or the first reason for which a round is left out.
+    """`used`, or the first reason to leave a round out.
 
-    A round that was offered another depth has another censoring: its label does not compare.
+    Labels of rounds with another drafted depth are censored differently and do not compare.
     """
     import polars as pl
 
@@ -374,7 +371,7 @@ def _side(rounds: pl.DataFrame, index: int) -> BinSide:
 def _held_out_error(used: pl.DataFrame) -> HeldOut:
     """Squared error of the bins' training means on held-out rounds, and of one constant.
 
-    Every bin holds a training round that was used, since the bins were cut between those.
+    No bin is empty, since the edges lie between used training rounds.
     """
     train, test = used.filter(~used["held_out"]), used.filter("held_out")
     bins, label = train["bin"].to_numpy(), train["label"].to_numpy()

@@ -3,9 +3,9 @@
     prompts ─sweep─► answers, strict and at every setting ─judge─► the fastest setting that keeps
                                                                    the contract ─► artifact
 
-The two fits are faces of this: a configuration has the settings, a `Face` the words. The statistics
-are in `contract.py`. Nothing about a relaxed text can be replayed from a log: it leaves the strict
-one at its first relaxed token.
+Both fits are a configuration with the settings and a `Face` with the words. `contract.py` has the
+statistics. A relaxed text differs from the logged one after its first relaxed token, so it cannot
+be replayed and is decoded here.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from specctl.train.report import Fit, FitReport
 
 @dataclass(frozen=True)
 class Face:
-    """Words of one lossy acceptance; `title`, `what` and `limits` are those of `FitReport`."""
+    """Words of one lossy acceptance; `title`, `what` and `limits`: see `FitReport`."""
 
     kind: str  # of the fit, such as `mars`
     title: str
     what: str
-    setting: str  # the name of what is swept, such as `theta`
+    setting: str  # name of the swept parameter, such as `theta`
     limits: tuple[str, ...]
     opening: Callable[[Any, Pair], Opening] | None = None
-    """Of a configuration: what lets a laxer setting's answers be copied."""
+    """The `Opening` of a configuration, by which answers of stricter settings are copied."""
 
 
 @dataclass(frozen=True)
@@ -73,26 +73,24 @@ class Sweep:
 
     @property
     def policies(self) -> tuple[Policy, ...]:
-        """One a setting."""
+        """One per setting."""
         return policies_of(self.config, self.base)
 
     @cached_property
     def certificate(self) -> Certificate:
-        """The contract over the settings."""
         kind = self.contract.kind
         return certify([losses_of(self.strict, one, kind) for one in self.relaxed], self.contract)
 
     @cached_property
     def comparisons(self) -> tuple[Comparison, ...]:
-        """Each setting beside the strict policy."""
+        """Each setting against the strict policy."""
         return tuple(compare_answers(self.strict, answers) for answers in self.relaxed)
 
     @property
     def chosen(self) -> int | None:
         """The certified setting of most tokens per call, the strictest of equal ones.
 
-        All certified settings hold together at the contract's confidence, so any may be picked,
-        by any criterion.
+        The contract's confidence holds for all certified settings together, so any may be picked.
         """
         certified = range(self.certificate.num_certified)
         speed = [found.tokens_per_call.value for found in self.comparisons]
@@ -100,7 +98,7 @@ class Sweep:
 
     @property
     def digest(self) -> str:
-        """Identity of the texts that were judged, `sha256:<hex>`."""
+        """`sha256:<hex>` of the judged texts."""
         policies, answers = (self.base, *self.policies), (self.strict, *self.relaxed)
         return answers_digest(
             {policy_digest(one): found for one, found in zip(policies, answers, strict=True)}
@@ -108,7 +106,7 @@ class Sweep:
 
 
 def policies_of(config: RelaxedConfig, base: Policy) -> tuple[Policy, ...]:
-    """The policy of every setting, by shape and budget of `base`."""
+    """The policy of every setting, with the shape and budget of `base`."""
     return tuple(
         base.model_copy(update={"acceptance": config.acceptance(setting)})
         for setting in config.settings
@@ -118,10 +116,10 @@ def policies_of(config: RelaxedConfig, base: Policy) -> tuple[Policy, ...]:
 def sweep(
     face: Face, pair: Pair, base: Policy, plan: Plan, config: RelaxedConfig, folder: RunFolder
 ) -> Sweep:
-    """Runs the strict policy and every setting over the prompts; finished answers are kept.
+    """Runs the strict policy and every setting over the prompts; finished answers are reused.
 
     Args:
-        base: shape and budget; its own acceptance is replaced.
+        base: shape and budget; its acceptance is replaced.
     """
     base = strict_twin(base)
     opening = face.opening(config, pair) if face.opening else None
@@ -146,10 +144,11 @@ def fit_relaxed(
     """Sweeps the settings of a lossy acceptance and picks the fastest certified one.
 
     Args:
-        base: shape and budget. place: folder of answers, unless `runs` names one.
+        base: shape and budget.
+        place: folder of answers, unless `runs` names one.
 
     Returns:
-        The fit, and the digest of the texts that were judged.
+        The fit, and the digest of the judged texts.
 
     Raises:
         EvidenceError: not even the strictest setting keeps the contract.
@@ -168,13 +167,13 @@ def fit_relaxed(
 
 
 class SettingRow(Record):
-    """One setting: its figures beside the strict policy's, and whether it is certified."""
+    """Figures of one setting against the strict policy, and its trial."""
 
     setting: float
     comparison: Comparison
     by_category: dict[str, Comparison]
     trial: Trial
-    num_decoded: int  # the other answers are known to be the stricter setting's
+    num_decoded: int  # the other answers are copied from the stricter setting
 
     def cells(self) -> list[str]:
         """The setting under `COLUMNS`."""
@@ -197,14 +196,14 @@ class SweepReport(Record):
     """`report.json` of a judged sweep."""
 
     config: dict[str, Any]
-    policy: Policy  # shape and budget under which everything was judged
+    policy: Policy  # the strict policy: shape and budget of all settings
     setup: dict[str, Any]  # decoding, prompts and machine
     num_prompts: int
     num_checked: int
     strict_accuracy: float | None
     strict_tokens_per_call: Interval  # of the same shape with the target's own text
-    rows: tuple[SettingRow, ...]  # one a setting, strictest first
-    chosen: int | None  # index of the setting in the artifact; None where all were refused
+    rows: tuple[SettingRow, ...]  # one per setting, strictest first
+    chosen: int | None  # index of the setting in the artifact; None if all were refused
     needed: int | None  # see `Certificate`
 
     @classmethod
@@ -240,7 +239,7 @@ class SweepReport(Record):
         )
 
     def table(self, setting: str) -> Table:
-        """The settings, below the strict policy."""
+        """The strict policy and the settings."""
         strict = ("strict", number(self.strict_tokens_per_call.value), "1",
                   number(self.strict_accuracy, ".1%"))  # fmt: skip
         rows = [row.cells() for row in self.rows]
@@ -263,7 +262,7 @@ LEGEND = (
 
 
 def judge(found: Sweep, face: Face, setup: dict[str, Any], folder: RunFolder) -> Fit[SweepReport]:
-    """Judges a finished sweep; its report stays in the folder, whatever the contract decides."""
+    """Judges a finished sweep; writes its report to the folder even if all settings fail."""
     report = report_of(found, face, setup)
     write_whole(folder.path / REPORT_JSON, report.json_bytes(), "report")
     found.certificate.require_any([f"{face.setting} {one:g}" for one in found.config.settings])
@@ -273,7 +272,7 @@ def judge(found: Sweep, face: Face, setup: dict[str, Any], folder: RunFolder) ->
 
 
 def report_of(found: Sweep, face: Face, setup: dict[str, Any]) -> FitReport[SweepReport]:
-    """The figures of a sweep as they are shown and published."""
+    """The report of a sweep."""
     data, contract, index = SweepReport.of(found, setup), found.contract, found.chosen
     rule = found.config.model_dump(exclude={f"{face.setting}s", "deny_token_ids", "contract"})
     published = {} if index is None else found.relaxed[index]
@@ -301,7 +300,7 @@ def report_of(found: Sweep, face: Face, setup: dict[str, Any]) -> FitReport[Swee
 
 
 def _metrics(row: SettingRow, setting: str) -> dict[str, Metric | Interval | float | None]:
-    """The manifest's figures of the published setting."""
+    """The figures of the chosen setting, for the manifest."""
     found, trial, speedup = row.comparison, row.trial, row.comparison.speedup
     return {
         setting: row.setting,
@@ -321,7 +320,7 @@ def _metrics(row: SettingRow, setting: str) -> dict[str, Metric | Interval | flo
 
 
 def _promise(row: SettingRow, setting: str, contract: Contract) -> str:
-    """The sentence of a card that says what is certified."""
+    """The sentence of the card about the certified promise."""
     return (
         f"Certified: at {setting} {row.setting:g}, at confidence {contract.confidence:g}, it loses "
         f"at most {contract.max_loss:g} right answers per prompt ({contract.kind} loss) on prompts "

@@ -1,7 +1,7 @@
 """Settings of the fit of each family. A field with a description is an option of `specctl fit ...`.
 
-The command line is made from these models (`specctl.cli.verbs`), so name, type, bounds,
-default and help of an option stand here alone. Nothing here imports torch.
+`specctl.cli.verbs` makes the command line from these models, so name, type, bounds, default and
+help of an option are defined here only. Does not import torch.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class FitConfig(Record):
 
     @classmethod
     def fields_for(cls, support: Any, seed: int, predicts: str = "conditional") -> dict[str, Any]:
-        """Fields that depend on what traces hold, on the seed and on the label."""
+        """Fields that depend on the traces' support, on the seed and on the label."""
         return {}
 
 
 def check_sizes(*sizes: tuple[str, int, int]) -> None:
-    """Raises `UsageError` for an option that is larger than what the traces hold."""
+    """Raises `UsageError` for an option larger than the traces' support."""
     for flag, wanted, held in sizes:
         if wanted > held:
             raise UsageError(
@@ -111,12 +111,12 @@ DEFAULT_FEATURES = {
     "joint": ("joint_prob", "parent_entropy", "depth"),
     "conditional": ("draft_logp", "parent_entropy", "depth"),
 }
-"""By label: the paper's three; and, for acceptance given the parent's, the token's own probability
-in the place of the path's, which cannot tell siblings far from the root apart."""
+"""By label: the paper's three, and for acceptance given the parent the token's own probability,
+since the path's hardly differs between siblings far from the root."""
 
 
 class NodeConfig(Record):
-    """The logged nodes to fit to, and their features; `seed` is that of the sample."""
+    """The logged nodes to fit to, and their features."""
 
     features: tuple[str, ...] = option(
         DEFAULT_FEATURES["conditional"],
@@ -140,11 +140,11 @@ class NodeConfig(Record):
     negatives: float = option(
         10.0, "Rejected nodes sampled per accepted one; 0 takes all", ge=0.0, le=1000000.0
     )
-    seed: Seed = 0
+    seed: Seed = 0  # of the sample
 
     @classmethod
     def defaults(cls, support: Any, predicts: str) -> dict[str, Any]:
-        """Fields that depend on the label, and on what the traces hold."""
+        """Fields that depend on the label, and on the traces' support."""
         held = {"depth": support.depth, "first_top_k": support.top_k, "second_top_k": support.width}
         sizes = {name: min(cls.model_fields[name].default, most) for name, most in held.items()}
         features = DEFAULT_FEATURES.get(predicts, DEFAULT_FEATURES["conditional"])
@@ -154,8 +154,8 @@ class NodeConfig(Record):
 class FfnConfig(Record):
     """Settings for training C2T's network.
 
-    A network that was stopped early looks like a method that fails, so there are more passes where
-    `epochs` are less than `min_steps` steps. The learning rate falls along a cosine.
+    A network that was stopped too early would look like a failing method, so training takes at
+    least `min_steps` steps. The learning rate falls along a cosine.
     """
 
     hidden: int = option(48, "Hidden units", ge=2, le=48)
@@ -169,7 +169,7 @@ class FfnConfig(Record):
     threads: PositiveInt = option(1, "CPU threads of torch; more than 1 is rarely faster")
 
     def num_epochs(self, num_rows: int) -> int:
-        """Passes over that many rows."""
+        """Passes over this many rows."""
         steps = math.ceil(num_rows / self.batch_size)
         return max(self.epochs, math.ceil(self.min_steps / steps))
 
@@ -222,7 +222,7 @@ class SurvivalNodeConfig(NodeConfig):
 
     @classmethod
     def defaults(cls, support: Any, predicts: str) -> dict[str, Any]:
-        """Sizes that the traces hold; the features and the label are the table's."""
+        """Sizes from the traces' support; the table fixes its features."""
         fixed = {name: cls.model_fields[name].default for name in ("features", "negatives")}
         return {**super().defaults(support, predicts), **fixed}
 
@@ -230,7 +230,7 @@ class SurvivalNodeConfig(NodeConfig):
 class SurvivalConfig(ScoredConfig):
     """Settings for fitting a table of acceptance.
 
-    Half of the bins of draft probability stand by where the accepted nodes lie, half by all.
+    Half of the bins of draft probability are quantiles of accepted nodes, half of all nodes.
     """
 
     nodes: SurvivalNodeConfig = SurvivalNodeConfig()
@@ -250,7 +250,7 @@ class SurvivalConfig(ScoredConfig):
 
 
 class EchoConfig(FitConfig):
-    """Settings for fitting ECHO's gates; the first five: see `SparseGates`."""
+    """Settings for fitting ECHO's gates; sizes: see `SparseGates`."""
 
     depth: Depth = option(
         8, "Levels drafted at most", default="the traces', at most 8", group="common"
@@ -293,7 +293,7 @@ class EchoConfig(FitConfig):
         return {name: min(cls.model_fields[name].default, held) for name, held in most.items()}
 
     def check_support(self, support: Any) -> None:
-        """Raises `UsageError` for a tree that is deeper or wider than the traces'."""
+        """Raises `UsageError` for a tree deeper or wider than the traces hold."""
         check_sizes(
             ("--depth", self.depth, support.depth),
             ("--width", self.width, support.top_k),
@@ -312,7 +312,7 @@ class EchoConfig(FitConfig):
 
     @property
     def budget(self) -> Budget:
-        """ECHO's, where a K_max is given."""
+        """ECHO's budget if K_max is given."""
         if self.max_tokens is None:
             return PerRequest()
         return ElasticBudget(
@@ -331,20 +331,20 @@ FITS: dict[str, type[FitConfig]] = {
     "survival": SurvivalConfig,
     "echo": EchoConfig,
 }
-"""Fits to traces that `fit auto` tries, and that are fitted again on other traces."""
+"""Fits to traces that `fit auto` tries and `recalibrate` repeats."""
 
 
 # --------------------------------------------------------------------------- paired runs
 
 
 class Contract(Record):
-    """The promise of a lossy acceptance; its confidence is of all tested settings together."""
+    """The promise of a lossy acceptance; the confidence is for all tested settings together."""
 
     max_loss: float = option(
         0.02, "Mean loss per prompt that may not be exceeded", gt=0, lt=1, group="common"
     )
     confidence: float = option(0.9, "Confidence of that promise", gt=0, lt=1)
-    kind: LossKind = "binary"  # of the losses, see `train.contract.p_value_of`
+    kind: LossKind = "binary"  # see `train.contract.p_value_of`
 
     @property
     def level(self) -> float:
@@ -374,7 +374,7 @@ class PairedConfig(DecodingConfig):
 
     @property
     def loss_kind(self) -> LossKind:
-        """The kind of loss that `loss` and the number of answers make."""
+        """The kind of loss, by `loss` and the number of answers."""
         if self.loss == "net":
             return "net"
         return "binary" if self.num_seeds == 1 else "bounded"
@@ -388,11 +388,11 @@ THETAS = {
     "margin": (0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.0),
     "prob_ratio": (0.9, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1),
 }
-"""Strictest first. Of the ratio, the paper's sweep; of the others, about the same reach."""
+"""Strictest first. `ratio` is the paper's sweep; the others relax about as much."""
 
 
 class RelaxedConfig(Record):
-    """The settings of a lossy acceptance that are tried, and the contract."""
+    """The settings of a lossy acceptance to try, and the contract."""
 
     deny_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = DENIED
     contract: Contract = Contract()
@@ -403,7 +403,7 @@ class RelaxedConfig(Record):
         raise NotImplementedError
 
     def acceptance(self, setting: float) -> Acceptance:
-        """The record of one setting."""
+        """The acceptance of one setting."""
         raise NotImplementedError
 
 

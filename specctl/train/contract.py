@@ -1,12 +1,12 @@
 """The statistics of a quality contract: p-values of losses, fixed-sequence tests, prompts needed.
 
 Settings are tested in a fixed order, from the strictest on, each at the full level, until one
-fails (Learn-then-Test with fixed-sequence testing, arXiv:2110.01052). Whatever the losses do
-along the order, the chance that any certified setting loses more than promised is then at most
-1 - confidence. Nothing is assumed monotone: quality need not fall with the threshold.
+fails (Learn-then-Test with fixed-sequence testing, arXiv:2110.01052). The chance that any certified
+setting loses more than promised is then at most 1 - confidence, also if losses are not monotone
+along the order.
 
 The unit is the prompt: tokens of one text are dependent, and one relaxed token changes all that
-follow. The kind of loss is stated before the data is looked at; `p_value_of` has a test for each.
+follow. The kind of loss is fixed before the data is seen; `p_value_of` has a test for each.
 """
 
 from __future__ import annotations
@@ -32,28 +32,26 @@ class Trial(Record):
     mean_loss: float
     p_value: float  # of "loses more than max_loss"
     max_certifiable: float  # the smallest max_loss that these losses would certify alone
-    certified: bool  # it and all stricter settings passed
-    is_tested: bool  # the sequence had not ended before it
+    certified: bool  # this setting and all stricter ones passed
+    is_tested: bool  # all stricter settings passed
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """The outcome of a contract over settings, strictest first.
-
-    `needed`: prompts that would certify the first setting with 80 % power at the observed loss;
-    None where it passed, or where no number would do.
-    """
+    """The outcome of a contract over settings, strictest first."""
 
     contract: Contract
     trials: tuple[Trial, ...]
     needed: int | None
+    """Prompts that would certify the first setting with 80 % power at the observed loss; None if
+    it passed, or if no number would do."""
 
     @property
     def num_certified(self) -> int:
         return sum(trial.certified for trial in self.trials)
 
     def require_any(self, names: Sequence[str]) -> None:
-        """Raises `EvidenceError` where not even the strictest of these settings passed."""
+        """Raises `EvidenceError` if not even the strictest of these settings passed."""
         if self.num_certified:
             return
         first, contract = self.trials[0], self.contract
@@ -61,7 +59,7 @@ class Certificate:
         fix = "no number of prompts certifies such a loss: raise --max-loss, or test stricter ones"
         if self.needed is not None:
             fix = f"decide again on about {self.needed} fresh prompts ({POWER:.0%} power at such a "
-            fix += f"loss; {least} at the least, with no loss at all), or raise --max-loss"
+            fix += f"loss; {least} if none is lost), or raise --max-loss"
         raise EvidenceError(
             f"{names[0]} does not keep the contract, a mean loss of at most {contract.max_loss:g} "
             f"at confidence {contract.confidence:g}: it lost {first.mean_loss:.4g} over "
@@ -75,8 +73,7 @@ def certify(losses: Sequence[Floats], contract: Contract) -> Certificate:
 
     Args:
         losses: `[n]` per prompt for each setting, strictest first. The order must not depend on
-            the losses; dropping settings from the end is always allowed, since it only loses
-            certificates.
+            the losses. Settings may be dropped from the end.
 
     Raises:
         UsageError: no setting, no prompt, or a loss outside the kind's range.
@@ -100,7 +97,7 @@ def certify(losses: Sequence[Floats], contract: Contract) -> Certificate:
 
 
 def count_passing(p_values: Sequence[float], contract: Contract) -> int:
-    """The number of settings that pass, from the first on, before one fails."""
+    """The number of settings before the first that fails."""
     if not p_values:
         raise UsageError("a quality contract needs settings to test")
     failing = (place for place, p in enumerate(p_values) if p > contract.level)
@@ -123,7 +120,7 @@ def max_certifiable(losses: Floats, confidence: float, kind: LossKind) -> float:
 
 
 def zero_loss_prompts(max_loss: float, confidence: float) -> int:
-    """Fewest prompts that certify a binary contract when none of them loses."""
+    """Fewest prompts that certify a binary contract without any loss."""
     return _fewest(lambda size: binomial_cdf(0, size, max_loss) <= 1 - confidence, 1)
 
 
@@ -132,8 +129,8 @@ def binomial_prompts(
 ) -> int | None:
     """Fewest prompts that certify a binary contract with that power; None if no number does.
 
-    For each count of losses, the fewest prompts that still certify it are the most powerful ones,
-    so only those sizes need a look.
+    For each count of losses only the fewest prompts that certify it are checked: they have the most
+    power.
     """
     if true_loss >= max_loss:
         return None
@@ -168,7 +165,10 @@ def prompts_needed(losses: Floats, contract: Contract) -> int | None:
 
 
 def _fewest(holds: Callable[[int], bool], start: int, precision: int | None = None) -> int:
-    """The least size that holds, doubling from `start`; to one part in `precision`, or exactly."""
+    """The smallest size that holds, found by doubling from `start` and bisection.
+
+    Exact, or to one part in `precision`.
+    """
     high = start
     while not holds(high):
         high *= 2
@@ -186,9 +186,9 @@ NUM_STAKES = 60
 
 
 def p_value_of(losses: Floats, max_loss: float, kind: LossKind) -> float:
-    """P-value of "the mean loss is at least `max_loss`": small where that is hard to believe.
+    """P-value of "the mean loss is at least `max_loss`".
 
-    - `binary`, 0 or 1: exact binomial, the tightest there is;
+    - `binary`, 0 or 1: exact binomial;
     - `bounded`, in [0, 1]: Hoeffding-Bentkus (Bates et al., arXiv:2101.02703, Theorem 4);
     - `net`, in [-1, 1] (gains offset losses): betting on a fixed grid of stakes, averaged
       (Waudby-Smith and Ramdas, arXiv:2010.09686); it profits from a small variance.
@@ -221,7 +221,7 @@ def _hoeffding_bentkus(mean: float, size: int, max_loss: float) -> float:
         return 1.0
     terms = ((mean, max_loss), (1 - mean, 1 - max_loss))
     divergence = sum(p * float(np.log(p / q)) for p, q in terms if p > 0)
-    # Up to rounding of the mean, which must not lift a whole number to the next.
+    # Rounding of the mean must not lift a whole number to the next.
     bentkus = np.e * binomial_cdf(np.ceil(size * mean - 1e-9), size, max_loss)
     return float(min(1.0, np.exp(-size * divergence), bentkus))
 
@@ -229,12 +229,12 @@ def _hoeffding_bentkus(mean: float, size: int, max_loss: float) -> float:
 def _betting(losses: Floats, max_loss: float) -> float:
     """One over the wealth of a gambler who bets that losses fall short of `max_loss`.
 
-    Each stake s gives wealth Π (1 + s (max_loss - loss)); its mean is at most 1 where the losses
-    are as high as feared, hence so is that of the average over stakes (Markov's inequality). No
-    stake depends on the data, so the order of the prompts does not matter.
+    Each stake s gives wealth Π (1 + s (max_loss - loss)). Its mean is at most 1 if the mean loss is
+    at least `max_loss`, and so is that of the average over stakes; Markov's inequality bounds the
+    p-value. Stakes do not depend on the data, so the order of prompts does not matter.
     """
     stakes = np.linspace(0, 1 / (1 - max_loss), NUM_STAKES + 2)[1:-1]
-    # Distinct losses are few: 0, 1 and -1 unless there are several seeds a prompt.
+    # Distinct losses are few: 0, 1 and -1 unless prompts have several seeds.
     values, counts = np.unique(losses, return_counts=True)
     growth = np.log1p(stakes[:, None] * (max_loss - values)) @ counts
     top = growth.max()

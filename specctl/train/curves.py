@@ -1,8 +1,8 @@
 """Nodes kept by every threshold of a pruned tree, from one pass over a log.
 
-A tree pruned at beta is what the same rule, drafting without a threshold, scores at beta or
-more: the best of a level that reach beta are the best of the level, cut at beta. So one pass with
-beta = 0 gives all thresholds, exactly as they would run, as far as the log goes.
+A tree pruned at beta holds the nodes that the same rule, drafting without a threshold, scores at
+beta or more: cutting a level at beta commutes with taking its best nodes. So one pass with beta = 0
+gives the trees of all thresholds exactly, within the log's support.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ LOG_ODDS = np.linspace(-9.0, 6.0, 151)
 """The grid of thresholds, nats: probabilities from 0.0001 to 0.998."""
 BETAS = tuple((1 / (1 + np.exp(-LOG_ODDS))).tolist())
 NUM_RESAMPLES = 1000
-"""Of prompts, for intervals."""
+"""Resamples of prompts for intervals."""
 LOW, HIGH, NUM_CELLS = -16.0, 16.0, 1600
-"""Fine bins of log-odds, nats, in which scores are counted as batches pass."""
+"""Fine bins of log-odds, nats, in which scores are counted."""
 NUM_BINS = 15
-"""Equal-mass bins of the calibration error, made of neighbouring fine ones."""
+"""Equal-mass bins of the calibration error, each of neighbouring fine bins."""
 
 
 class DepthCalibration(Record):
-    """Calibration at one depth, or at all together where `depth` is none."""
+    """Calibration at one depth, or at all together."""
 
-    depth: int | None
+    depth: int | None  # None for all
     num_nodes: int
     accepted_frac: float
     ece: float  # root mean squared gap of score and share accepted over equal-mass bins, debiased
@@ -66,7 +66,7 @@ class CalibrationTally:
             counts += found.numpy().reshape(counts.shape)
 
     def by_depth(self) -> tuple[DepthCalibration, ...]:
-        """All depths together, then each that holds nodes."""
+        """All depths together, then each depth with nodes."""
         levels: list[int] = np.flatnonzero(self._counts[0].any(1)).tolist()
         return (
             _calibration(None, self._counts[:, 1:].sum(1)),
@@ -80,7 +80,7 @@ class CalibrationTally:
 
 
 def _calibration(depth: int | None, counts: Floats) -> DepthCalibration:
-    """Of counts `[3, NUM_CELLS]`."""
+    """Calibration from counts `[3, NUM_CELLS]`."""
     debiased, plain = calibration_errors(*equal_mass(*counts))
     num_nodes, num_accepted, _ = counts.sum(1)
     return DepthCalibration(
@@ -93,7 +93,7 @@ def _calibration(depth: int | None, counts: Floats) -> DepthCalibration:
 
 
 def equal_mass(nodes: Floats, accepted: Floats, prob: Floats) -> list[Floats]:
-    """Neighbouring cells joined to at most `NUM_BINS` bins of about equal size."""
+    """Joins neighbouring cells to at most `NUM_BINS` bins of about equal size."""
     before = np.cumsum(nodes) - nodes
     bin_of = np.minimum((before * NUM_BINS / max(1.0, nodes.sum())).astype(int), NUM_BINS - 1)
     sums = sums_by(bin_of, NUM_BINS, np.stack([nodes, accepted, prob], 1))
@@ -101,7 +101,7 @@ def equal_mass(nodes: Floats, accepted: Floats, prob: Floats) -> list[Floats]:
 
 
 class CurvePoint(Record):
-    """The nodes that one threshold keeps, the same threshold at every position."""
+    """The nodes that one threshold keeps over all positions."""
 
     beta: float
     recall: float  # kept accepted nodes of all that the longest logged paths hold
@@ -138,13 +138,12 @@ class Curve:
         return tuple(self.point(index) for index in keeping)
 
     def point(self, index: int) -> CurvePoint:
-        """One threshold."""
         found = self._figures(self._columns(index).sum(0)[None])
         values = {name: float(value[0]) for name, value in found.items()}
         return CurvePoint(beta=self.betas[index], **values)
 
     def intervals(self, index: int, seed: int) -> dict[str, Interval]:
-        """Of a point's figures, by resampling prompts."""
+        """Intervals of a point's figures, by resampling prompts."""
         resamples, point = self.resamples(seed), self.point(index)
         drawn = self._figures(resamples.drawn(self._columns(index))[1:])
         return {
@@ -153,20 +152,19 @@ class Curve:
         }
 
     def resamples(self, seed: int) -> Resamples:
-        """Of the prompts; curves over the same prompts share them."""
+        """Resamples of the prompts; curves over the same prompts get the same ones."""
         return Resamples.draw(len(self.kept), seed=seed, num=NUM_RESAMPLES)
 
     def index_of_recall(self, recall: float) -> int | None:
-        """The highest threshold that keeps this share of accepted tokens; None: no one does."""
+        """The highest threshold that keeps this share of accepted tokens; None if there is none."""
         reached = np.flatnonzero(self.accepted.sum(0) >= recall * self.longest.sum())
         return int(reached[-1]) if len(reached) else None
 
     def tokens_at_recall(self, recall: float, resamples: Resamples | None = None) -> Floats:
-        """`[1 + R]` nodes kept per position, root counted, where the curve passes a recall; of all
-        prompts, then of every resample.
+        """`[1 + R]` nodes kept per position, root counted, at a recall: of all prompts, then of
+        every resample.
 
-        Between two thresholds the logarithm of the number is taken as linear in recall. NaN where
-        the curve does not reach it.
+        Interpolates the logarithm linearly between thresholds; NaN if the recall is not reached.
         """
         columns = (self.kept, self.accepted, self.longest[:, None], self.positions[:, None])
         tables = [column.astype(float) for column in columns]
@@ -181,12 +179,12 @@ class Curve:
         return found
 
     def _columns(self, index: int) -> Floats:
-        """`[Q, 5]` what a point's figures are made of."""
+        """`[P, 5]` counts behind a point's figures."""
         at = self.kept[:, index], self.accepted[:, index]
         return np.stack([*at, self.positions, self.longest, self.drafted], 1).astype(float)
 
     def _figures(self, sums: Floats) -> dict[str, Floats]:
-        """Figures of a point, of sums `[R, 5]` over prompts."""
+        """Figures of a point from sums `[R, 5]` over prompts."""
         kept, accepted, positions, longest, drafted = sums.T
         with np.errstate(invalid="ignore", divide="ignore"):
             return {
@@ -204,17 +202,17 @@ def trace_curve(
     *,
     betas: tuple[float, ...] = BETAS,
 ) -> Curve:
-    """Drafts with a pruning rule that keeps everything, and counts what each threshold would.
+    """Drafts with a pruning rule that keeps everything, and counts the nodes of each threshold.
 
     Args:
-        rule: its scores are log-probabilities of acceptance; the runtime's own.
+        rule: the runtime's, with log-probabilities of acceptance as scores.
         betas: ascending probabilities.
     """
     size = len(betas) + 1
     thresholds = torch.tensor([lowest_logp(beta) for beta in betas], dtype=torch.float32)
     calibration, num_missing = CalibrationTally(rule.max_depth), 0
     prompts: dict[str, int] = {}
-    # By thresholds reached: all nodes, and accepted ones.
+    # By number of thresholds reached: all nodes, and accepted ones.
     nodes = np.zeros((2, len(prompt_ids), size), np.int64)
     totals = np.zeros((len(prompt_ids), 3), np.int64)
     for batch in source.batches(rule, prompt_ids):
@@ -234,7 +232,7 @@ def trace_curve(
         np.add.at(totals, groups[row], each.numpy())
     if not prompts:
         raise TraceEmptyError("the log holds no positions of these prompts")
-    # A node that reached g thresholds is kept by the first g.
+    # The first g thresholds keep a node that reached g.
     kept, accepted = np.cumsum(nodes[:, : len(prompts), ::-1], 2)[..., ::-1][..., 1:]
     positions, longest, drafted_nodes = totals[: len(prompts)].T
     return Curve(

@@ -1,4 +1,4 @@
-"""`fit echo`: where ECHO's gates stand and when they close (arXiv:2604.09603, section 3.2).
+"""`fit echo`: levels and thresholds of ECHO's gates (arXiv:2604.09603, section 3.2).
 
     positions ─area by level─► sweet spots ─Youden's J, or replayed cost─► SparseGates ─► report
 
@@ -45,11 +45,11 @@ if TYPE_CHECKING:  # slow to import
 
 Bools = NDArray[np.bool_]
 COST_SHARES = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65)
-"""Shares of the rows at a gate that the tried thresholds cut; 0 is a gate that never closes."""
+"""Shares of the rows that the tried thresholds of a gate cut; 0 is a gate that never closes."""
 NUM_RESAMPLES = 1000
 NUM_STEPS = 512
-"""Steps of confidence in resampled curves: two rows that share one count half, which moves an
-area by less than 1 / 512. The area itself is exact."""
+"""Steps of confidence in resampled curves. Rows in one step count as ties, which moves an area by
+less than 1 / 512; the area of all rows is exact."""
 
 
 # --------------------------------------------------------------------------- levels and gates
@@ -75,7 +75,6 @@ class LevelRows:
         )
 
     def of(self, rows: Bools) -> LevelRows:
-        """Some rows."""
         return LevelRows(self.level_logp[rows], self.accepted[rows], self.prompt[rows])
 
     def confidence(self, level: int) -> Floats:
@@ -89,18 +88,18 @@ class LevelRows:
 
 @dataclass(frozen=True)
 class Gate:
-    """One gate of a set, given the shallower ones."""
+    """One gate of a set."""
 
     level: int
     threshold: float  # probability below which it closes
-    auc: Interval  # among the rows that pass the gates before it
+    auc: Interval  # among the rows that pass the shallower gates
 
 
 def area_by_prompt(rows: LevelRows, level: int, *, min_rows: int, seed: int) -> Interval:
     """The area under the ROC curve of a level, with a bootstrap interval over prompts.
 
     Args:
-        min_rows: fewest rows of each class; with fewer the area is not known.
+        min_rows: fewest rows of each class; below it the area is unknown.
     """
     from scipy.sparse import csr_array
     from sklearn.metrics import roc_auc_score
@@ -120,10 +119,10 @@ def area_by_prompt(rows: LevelRows, level: int, *, min_rows: int, seed: int) -> 
 
 
 def youden_threshold(score: Floats, label: Bools) -> float:
-    """The cut that maximises true less false positive rate (Youden's J).
+    """The cut that maximises the true minus the false positive rate (Youden's J).
 
-    Midway between two neighbouring confidences, so that no rounding moves a row across it; 0
-    where no cut is better than none.
+    It lies midway between two neighbouring confidences, so that rounding moves no row across it; 0
+    if no cut is better than none.
     """
     from sklearn.metrics import roc_curve
 
@@ -136,7 +135,7 @@ def youden_threshold(score: Floats, label: Bools) -> float:
 
 
 def gates_at(levels: Sequence[int], rows: LevelRows, *, min_rows: int, seed: int) -> list[Gate]:
-    """Gates at given levels, each fitted to the rows that pass those before it."""
+    """Gates at given levels, each fitted to the rows that pass the shallower gates."""
     gates: list[Gate] = []
     for level in sorted(levels):
         found = area_by_prompt(rows, level, min_rows=min_rows, seed=seed)
@@ -153,9 +152,8 @@ def gates_at(levels: Sequence[int], rows: LevelRows, *, min_rows: int, seed: int
 def choose_gates(rows: LevelRows, areas: Sequence[Interval], config: EchoConfig) -> list[Gate]:
     """Sweet spots: the root's level, then the deepest, then the others by falling area.
 
-    A level joins if its area is above δ over all rows, and if in the set that it makes every
-    gate's area is above δ among the rows that reach it. A gate behind others judges only what
-    they let pass, which is harder to tell apart.
+    A level joins if its area is above δ over all rows, and if with it every gate's area is above δ
+    among the rows that reach the gate: rows that passed other gates are harder to separate.
     """
     tried = [level for level, found in enumerate(areas, 1) if found.value > config.delta]
     tried.sort(key=lambda level: (level != 1, level != len(areas), -areas[level - 1].value))
@@ -179,11 +177,10 @@ def shape_with(config: EchoConfig, gates: Sequence[Gate]) -> SparseGates:
 
 
 def gate_rows(log: DenseLog, shape: SparseGates) -> PositionRows:
-    """Every position as if no gate ever closed.
+    """Every position, drafted as if no gate ever closed.
 
-    Returns:
-        Rows with `level_1` to `level_D`: the log-probability of the likeliest path to each level,
-        nats (ECHO, Eq. 6).
+    Columns `level_1` to `level_D` are the log-probability of the likeliest path to each level, nats
+    (ECHO, Eq. 6).
     """
     never = tuple(0.0 for _ in shape.thresholds)
     rule = build_shape(shape.model_copy(update={"thresholds": never}))
@@ -202,13 +199,13 @@ SUMS = ("calls", "tokens", "accepted", "verified", "levels", "time_us", "utilisa
 
 @dataclass(frozen=True)
 class Replays:
-    """Replays of a log, one request at a time; `clock` of a cost model, for times."""
+    """Replays of a log, one request at a time."""
 
     log: DenseLog
-    clock: Clock | None = None
+    clock: Clock | None = None  # a cost model's, for times
 
     def sums(self, policies: Sequence[Policy], prompts: Sequence[str]) -> list[dict[str, float]]:
-        """Sums over each policy's rounds, and of the utilisation of each round."""
+        """`SUMS` over the rounds of each policy."""
         found = np.zeros((len(policies), len(SUMS)))
         part = self.log.only(prompts)
         for row, run in zip(found, replay(part, policies, with_bounds=False), strict=True):
@@ -227,12 +224,12 @@ def saturation_tokens(
     """K_max of Eq. 2: the most tokens of a batch, roots counted, that take at most a third longer
     to verify than half as many.
 
-    Of times a + b K that is K = a / b, the compute-bound limit, where the tokens' own time comes
-    to equal the rest; of Eq. 2's own form it is at most K_max + 1 / (3 γ), and never less.
+    For times a + b K this is K = a / b, the compute-bound limit, at which the tokens' time equals
+    the rest. For the times of Eq. 2 it lies between K_max and K_max + 1 / (3 γ).
 
     Args:
-        verify_us: us of verifications of so many tokens.
-        num_tokens: that a request submits at most, root counted.
+        verify_us: time of verifying a number of tokens, us.
+        num_tokens: most tokens that a request submits, root counted.
     """
     sizes = np.arange(2 * batch_size, batch_size * num_tokens + 1, dtype=np.float64)
     added = verify_us(sizes) / verify_us(sizes / 2) - 1
@@ -254,14 +251,14 @@ def saturation_tokens(
 def fit_echo(
     traces: TraceSet, config: EchoConfig, cost_model: AnyCost | None = None
 ) -> Fit[EchoReport]:
-    """Fits gates to dense traces, and K_max where the configuration names a batch size.
+    """Fits gates to dense traces, and K_max if the configuration has a batch size.
 
     Args:
-        cost_model: times of the report, of thresholds chosen by cost, and of K_max.
+        cost_model: times for the report, for thresholds chosen by cost, and for K_max.
 
     Raises:
-        UsageError: a tree that the traces do not hold, thresholds by cost or a K_max without
-            times, or times that no batch or every batch saturates.
+        UsageError: the tree is larger than the traces hold, thresholds by cost or K_max lack
+            times, or the times have no K_max.
         TraceEmptyError: too few prompts, or no level whose area is known and above δ.
         TraceError: live traces.
     """
@@ -295,8 +292,8 @@ def fit_gates(found: PositionRows, config: EchoConfig, replays: Replays) -> Fit[
     """Chooses gates on the training prompts and reports on the held-out ones.
 
     Args:
-        found: of `gate_rows`, for `config.open_shape`.
-        replays: of the same log; with a clock where thresholds are chosen by cost.
+        found: from `gate_rows`, for `config.open_shape`.
+        replays: of the same log; with a clock if thresholds are chosen by cost.
     """
     rows = found.rows
     split = split_prompts(
@@ -349,7 +346,7 @@ def cheapest_gates(
     config: EchoConfig,
     time_us: Callable[[Sequence[SparseGates]], Sequence[float]],
 ) -> list[Gate]:
-    """Thresholds of least time, gate by gate from the root, the others as they stand.
+    """Chooses the threshold of least time for one gate after another, from the root on.
 
     Args:
         time_us: predicted time of the training prompts under each shape.
@@ -357,7 +354,7 @@ def cheapest_gates(
     chosen = list(gates)
     for place, gate in enumerate(chosen):
         score = rows.confidence(gate.level)
-        # Where given shares of the rows are cut, and where Youden's J cuts; no gate first.
+        # Quantiles of the rows, Youden's threshold, and no gate.
         cuts = np.unique([*np.quantile(score, COST_SHARES[1:]), gate.threshold]).tolist()
         tried = [replace(gate, threshold=cut) for cut in (0.0, *cuts)]
         sets = [[*chosen[:place], one, *chosen[place + 1 :]] for one in tried]
@@ -401,19 +398,19 @@ class LevelReport(Record):
     reached_frac: float  # of training positions, by their accepted lengths
     auc: Interval  # area under the ROC curve of its confidence over all training positions
     held_out_auc: Interval
-    gated_auc: Interval | None  # over those that pass the gates before it; null without a gate
+    gated_auc: Interval | None  # over positions that pass the shallower gates; null without a gate
     threshold: float | None  # probability below which its gate closes
 
 
 class GateReport(Record):
-    """One gate on held-out positions that pass the gates before it."""
+    """One gate on held-out positions that pass the shallower gates."""
 
     level: int
     threshold: float
     num_rows: int
     closes_frac: float
-    true_rate: float | None  # of those that reach the level, the share that passes
-    false_rate: float | None  # of the others
+    true_rate: float | None  # share that passes of positions that reach the level
+    false_rate: float | None  # share that passes of the others
 
 
 class ReplayReport(Record):
@@ -422,18 +419,18 @@ class ReplayReport(Record):
     mean_acceptance_length: float
     verified_per_call: float
     levels_per_call: float
-    draft_yield: float  # E[L] of Eq. 3 under a cap that is kept: accepted draft tokens a round
-    verified_yield: float | None  # accepted over verified draft tokens, the paper's words
-    utilisation: float  # u: accepted over drafted levels of each round, averaged
+    draft_yield: float  # E[L] of Eq. 3: accepted draft tokens per round
+    verified_yield: float | None  # accepted over verified draft tokens, as the paper words it
+    utilisation: float  # u: accepted over drafted levels, averaged over rounds
     token_us: float | None  # predicted; null without a cost model
 
 
 class RecallReport(Record):
     """Accepted tokens that closed gates cut, over accepted tokens; means over held-out prompts.
 
-    Where a budget leaves nothing to widen with, the level of the gate is lost too; widened, its
-    default nodes are verified. A bound is (n · loss + 1) / (n + 1), which conformal risk control
-    compares with the loss that one would allow.
+    If the budget leaves nothing to widen with, the level of the gate is lost too; a widened level
+    is verified. A bound is (n · loss + 1) / (n + 1), which conformal risk control compares with the
+    allowed loss.
     """
 
     num_prompts: int
@@ -502,7 +499,6 @@ def _gate_reports(gates: Sequence[Gate], rows: LevelRows) -> list[GateReport]:
 
 
 def _replay_report(sums: Mapping[str, float]) -> ReplayReport:
-    """Ratios of sums, but for u, which is a mean over rounds."""
     calls, accepted = sums["calls"], sums["accepted"]
     drafted, token_us = sums["verified"] - calls, sums["time_us"] / sums["tokens"]
     return ReplayReport(
@@ -535,7 +531,6 @@ LEVEL_LEGEND = (
 
 
 def report_of(data: EchoReport, policy: Policy, config: EchoConfig) -> FitReport[EchoReport]:
-    """The figures as they are shown and published."""
     gated, budget = data.replayed["gates"], policy.budget
     shared = "The batch verifies what the shape submits: no budget is set."
     if isinstance(budget, ElasticBudget):

@@ -1,4 +1,4 @@
-"""Fits to traces by name: with options, as `fit auto` runs them, or again on other traces."""
+"""Fits to traces by name: with options, with defaults, or repeated on other traces."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ def run_fit(
     base: str | None = None,
     cost_model: AnyCost | None = None,
 ) -> Fit[Any]:
-    """A fit by its name in `FITS`.
+    """Runs a fit by its name in `FITS`.
 
     Args:
-        base: of `fit_cart`. cost_model: of `fit_echo`.
+        base: for `fit_cart`.
+        cost_model: for `fit_echo`.
 
     Raises:
         UsageError, TraceError: see the fits.
@@ -54,7 +55,7 @@ def run_fit(
 
 
 def default_fit(name: str, traces: TraceSet, *, held_out_frac: float, seed: int) -> Fit[Any]:
-    """A fit with no option but these, in the sizes that the traces hold."""
+    """Runs a fit with default options and sizes within the traces' support."""
     kind, support = FITS[name], open_log(traces).support
     fields = {**kind.fields_for(support, seed), "held_out_frac": held_out_frac, "seed": seed}
     return run_fit(name, traces, kind.model_validate_json(canonical_json(fields)))
@@ -63,10 +64,10 @@ def default_fit(name: str, traces: TraceSet, *, held_out_frac: float, seed: int)
 def refit(
     stored: Mapping[str, Any], traces: TraceSet, *, held_out_frac: float, seed: int
 ) -> Fit[Any] | None:
-    """The fit of an artifact again, on other traces; None where the artifact is of no such fit.
+    """Repeats the fit of an artifact on other traces; None if it is not of a fit in `FITS`.
 
     Args:
-        stored: `Manifest.fit`, the kind and the settings.
+        stored: `Manifest.fit`, kind and settings.
     """
     name = {"cart": "hetero"}.get(str(stored.get("kind")), str(stored.get("kind")))
     if name not in FITS:
@@ -82,7 +83,7 @@ def refit(
 
 
 def write_fit(fit: Fit[Any], folder: Path, traces: TraceSet) -> Artifact:
-    """The artifact of a fit to traces, see `save_fit`."""
+    """Writes the artifact of a fit to traces, see `save_fit`."""
     domain, snapshots = domain_of(traces), traces.snapshots
     return save_fit(
         fit, folder, traces.fingerprint, traces.digest, domain=domain, snapshots=snapshots

@@ -1,21 +1,20 @@
-"""Paired runs: policies on the same prompts, and what they lose against the strict one.
+"""Paired runs: policies on the same prompts, and their losses against the strict one.
 
     prompts ─run_prompts─► answers of each policy (a `RunFolder`) ─compare_answers─► figures
                                                                   ─losses_of─► quality contract
 
 The strict policy is the same shape with point-mass verification: its answers are the target's own
-text, whatever the shape.
+text.
 
-A `RunFolder` holds `runs.json`, which says what all its answers share, and one file of JSON lines a
+A `RunFolder` holds `runs.json`, the facts that its answers share, and one file of JSON lines per
 policy, named by the policy's digest. A line is appended and synced when its prompt is answered, so
-Ctrl-C, or worse, costs the prompts in flight and no more.
+an interrupt or a crash costs only the prompts in flight.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -58,7 +57,6 @@ from specctl.stats import (
 )
 from specctl.train.configs import LossKind, PairedConfig
 
-log = logging.getLogger(__name__)
 HEADER = "runs.json"
 
 
@@ -68,16 +66,16 @@ class Answer(Record):
     prompt_id: str
     category: str
     seed: int  # 0-based repetition; always 0 when greedy
-    is_right: bool | None  # None where the prompt has no checkable answer
+    is_right: bool | None  # None if the prompt has no checkable answer
     token_ids: tuple[int, ...]  # emitted, EOS included
     calls: int
     verified_tokens: int
     drafted_levels: int
     opening: float | None
-    """The closest call that ended a round strictly (see `Opening`): a policy with a bound at or
-    above it would have answered the same. None where there was none."""
-    measure: str = ""  # by which the opening was measured; others do not compare
-    is_copied: bool  # known to be another policy's answer, hence not decoded
+    """The largest `Opening` of its rounds, None without one: a policy whose bound is at or above it
+    gives the same answer."""
+    measure: str = ""  # of the opening; openings of other measures do not compare
+    is_copied: bool  # copied from another policy's answer, not decoded
     wall_us: float  # decoding time, its share of a batch
 
     @property
@@ -86,7 +84,7 @@ class Answer(Record):
 
 
 class CheckedPrompt(ConversationPrompt, Protocol):
-    """A prompt and, where there is one, its right answer."""
+    """A prompt, with its right answer if there is one."""
 
     @property
     def answer(self) -> str | None: ...
@@ -99,7 +97,7 @@ def prompts_digest(prompts: Sequence[CheckedPrompt]) -> str:
 
 
 def answers_digest(answers: Mapping[str, Mapping[tuple[str, int], Answer]]) -> str:
-    """`sha256:<hex>` of the texts that were judged, by the digest of their policy."""
+    """`sha256:<hex>` of judged texts, given by the digest of their policy."""
     texts = {
         policy: [[*key, list(answer.token_ids)] for key, answer in sorted(found.items())]
         for policy, found in answers.items()
@@ -115,21 +113,21 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path, header: Mapping[str, Any], *, resume: bool) -> RunFolder:
-        """Creates a folder, or goes on with one of the same runs.
+        """Creates a folder, or resumes one of the same runs.
 
         Args:
-            header: what all answers share: pair, prompts, sampling, limits.
+            header: facts that all answers share: pair, prompts, sampling, limits.
 
         Raises:
-            OutputError: a place that cannot be written, or that holds something else.
-            UsageError: answers are there and `resume` is off.
-            TraceMismatchError: they are of other runs.
+            OutputError: the place cannot be written, or holds something else.
+            UsageError: it holds answers, and `resume` is off.
+            TraceMismatchError: its answers are of other runs.
         """
         prepare_folder(path, "folder of runs")
         known, wanted, other = path / HEADER, canonical_json(header), "choose another --runs"
         if not known.exists():
             if any(path.iterdir()):
-                raise OutputError(f"{path} holds other files than runs", hint=other)
+                raise OutputError(f"{path} holds files other than runs", hint=other)
             write_whole(known, wanted.encode(), "header of runs")
             return cls(path)
         if not resume:
@@ -152,7 +150,7 @@ class RunFolder:
         if not path.exists():
             return {}
         found: dict[tuple[str, int], Answer] = {}
-        # A line without its end is one that was being written when the process died.
+        # The last line has no end if the process died while writing it.
         for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
             try:
                 answer = Answer.model_validate_json(line)
@@ -165,7 +163,7 @@ class RunFolder:
         return found
 
     def append(self, policy: Policy, answer: Answer) -> None:
-        """Keeps an answer, behind the last whole line."""
+        """Appends an answer after the last whole line."""
         path = self._file(policy)
         try:
             content = path.read_bytes() if path.exists() else b""
@@ -192,7 +190,7 @@ Answers = Mapping[tuple[str, int], Answer]
 
 @dataclass(frozen=True)
 class Plan:
-    """Prompts and how every policy answers them.
+    """Prompts, and settings for answering them under every policy.
 
     Prompts without an answer count for divergence and speed, not for accuracy.
     """
@@ -203,7 +201,7 @@ class Plan:
     batch_size: int = 1
 
     def header(self, pair: PairFingerprint) -> dict[str, Any]:
-        """The facts that all answers of a `RunFolder` of this plan share."""
+        """The facts that all answers of this plan share."""
         return {
             "runs_version": 1,
             "pair": pair.model_dump(mode="json"),
@@ -214,7 +212,7 @@ class Plan:
         }
 
     def setup(self, pair: Pair) -> dict[str, Any]:
-        """Models, machine and decoding, which figures are stated with."""
+        """Models, machine and decoding, stated beside figures."""
         model, sampling = pair.target.model, self.settings.sampling
         return {
             "pair": f"{pair.target.name} with {pair.drafter_name}",
@@ -231,14 +229,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class Opening:
-    """Distance of each request of a round from a relaxation that its policy did not allow."""
+    """The distance of each request of a round from being relaxed."""
 
-    measure: str  # names what the numbers mean, so that no others are taken for them
-    of_round: Callable[[RoundRecord], Tensor]  # [B], -inf where no threshold would change the round
-    bound: Callable[[Any], float]  # of an acceptance: it relaxes where an opening is above
+    measure: str  # identifies the unit of the numbers
+    of_round: Callable[[RoundRecord], Tensor]  # [B], -inf if no threshold would change the round
+    bound: Callable[[Any], float]  # of an acceptance, which relaxes openings above it
 
     def unchanged(self, answers: Answers, policy: Policy) -> Answers:
-        """Those of a stricter policy's answers that this policy would give too."""
+        """The answers of a stricter policy that this policy would give too."""
         least = self.bound(policy.acceptance)
         return {
             key: answer
@@ -256,7 +254,7 @@ class OpeningLog:
     largest: dict[str, float] = field(default_factory=dict)
 
     def on_round(self, record: RoundRecord) -> None:
-        # Behind the end of a text nothing can change it any more.
+        # Nothing after the end of a text changes it.
         is_cut = record.path_length >= record.num_emitted
         values = self.opening.of_round(record).masked_fill(is_cut, float("-inf"))
         for request, value in zip(record.requests, values.tolist(), strict=True):
@@ -265,7 +263,7 @@ class OpeningLog:
 
 
 def strict_twin(policy: Policy) -> Policy:
-    """The same shape and budget with point-mass verification."""
+    """The policy with point-mass verification."""
     return policy.model_copy(update={"acceptance": Strict()})
 
 
@@ -278,11 +276,11 @@ def run_prompts(
     opening: Opening | None = None,
     known: Answers | None = None,
 ) -> dict[tuple[str, int], Answer]:
-    """Decodes what is not finished yet under a policy; all its answers.
+    """Decodes the unfinished prompts under a policy; returns all its answers.
 
     Args:
-        opening: noted with every answer, for a later call's `known`.
-        known: answers of another policy that this one is known to give too.
+        opening: recorded with every answer, for `Opening.unchanged`.
+        known: answers of another policy that this one would give too.
     """
     done = folder.answers(policy)
     advance("answers", len(done))
@@ -334,9 +332,9 @@ class Comparison(Record):
     """One relaxed policy against the strict one, over the prompts that both answered."""
 
     num_prompts: int
-    tokens_per_call: Interval  # that rounds emitted, Σ / Σ
-    speedup: Interval  # over the strict policy's: a ratio of calls, not of times
-    num_checked: int  # prompts with a checkable answer, over which accuracy and losses are
+    tokens_per_call: Interval  # tokens emitted by rounds, Σ / Σ
+    speedup: Interval  # of tokens per call over the strict policy's; not of times
+    num_checked: int  # prompts with a checkable answer; accuracy and losses are over these
     accuracy: float | None
     strict_accuracy: float | None
     difference: Interval
@@ -383,7 +381,7 @@ def losses_of(strict: Answers, relaxed: Answers, kind: LossKind) -> Floats:
 
 
 def judged_prompts(files: Sequence[str], config: PairedConfig) -> list[Any]:
-    """The prompts of files; where a limit is given, of those that can be judged, if some can.
+    """The prompts of files; with a limit, a sample of the prompts with checkable answers.
 
     Raises:
         EvidenceError: no prompt has a checkable answer. InputError: see `load_prompt_files`.
@@ -396,29 +394,28 @@ def judged_prompts(files: Sequence[str], config: PairedConfig) -> list[Any]:
 
 
 def nothing_to_check() -> EvidenceError:
-    """The refusal of prompts that cannot be judged."""
     return EvidenceError(
-        "a quality contract needs prompts with checkable answers, and these have none",
+        "a quality contract needs prompts with checkable answers; these have none",
         hint="give prompts with an `answer`, such as the embedded ones or GSM8K",
     )
 
 
 def _right_frac(keys: Sequence[tuple[str, int]], answers: Answers) -> Floats:
-    """Share of right answers of every checkable prompt, over its seeds."""
+    """Share of right answers over the seeds of each checkable prompt."""
     checked = [key for key in keys if answers[key].is_right is not None]
     right = np.array([bool(answers[key].is_right) for key in checked], float)
     return _by_prompt(checked, right)
 
 
 def _speed(keys: Sequence[tuple[str, int]], answers: Answers) -> tuple[Floats, Floats]:
-    """Tokens that rounds emitted (the first comes from reading the prompt), and calls."""
+    """Tokens emitted by rounds (all but the first, which prefill emits), and calls."""
     emitted = np.array([len(answers[key].token_ids) - 1 for key in keys], float)
     calls = np.array([answers[key].calls for key in keys], float)
     return _by_prompt(keys, emitted), _by_prompt(keys, calls)
 
 
 def _by_prompt(keys: Sequence[tuple[str, int]], values: Floats) -> Floats:
-    """Means over the seeds of each prompt; the keys are sorted, so prompts are contiguous."""
+    """Means over the seeds of each prompt."""
     if not keys:
         return values
     _, owner = np.unique([prompt_id for prompt_id, _ in keys], return_inverse=True)

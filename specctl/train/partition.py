@@ -1,7 +1,7 @@
-"""Cutting the Φ axis so that a label varies little within each bin.
+"""Cuts the Φ axis so that a label varies little within each bin.
 
-`cart_edges` is the greedy regression tree that the paper names, `printed_edges` the one that its
-Eq. 2 prints, `exact_edges` the optimum that they approximate. All return thresholds t with
+`cart_edges` is the greedy regression tree that the paper names, `printed_edges` the tree of its
+Eq. 2 as printed, `exact_edges` the optimum that both approximate. All return thresholds t with
 `Φ <= t` to the left, floored to float32.
 """
 
@@ -19,9 +19,8 @@ from specctl.train.configs import CartConfig
 
 Phis = NDArray[np.float32]
 MAX_CELLS = 4096
-"""Cells of the exact search, which takes O(bins · cells²): half a second. With at most that
-many distinct Φ every one is its own cell and the optimum is exact; beyond, it is the optimum
-over cuts at 4096 quantiles."""
+"""Cells of the exact search, which takes O(bins · cells²): half a second. With more distinct Φ than
+cells the optimum is over cuts at 4096 quantiles."""
 
 
 def cart_edges(phi: Phis, label: Floats, *, depth: int, min_rows: int, seed: int) -> list[float]:
@@ -50,9 +49,9 @@ def find_edges(phi: Phis, label: Floats, leaf_depth: int, config: CartConfig) ->
 def printed_edges(phi: Phis, label: Floats, *, depth: int, min_rows: int) -> list[float]:
     """Thresholds of a greedy tree that minimises HeteroSpec's Eq. 2 as printed (arXiv:2505.13254).
 
-    A side counts its share of the rows times its *summed* squared error, n_j/n · SSE_j, where
-    regression trees take SSE_j: it favours cuts that leave the larger side small in error. A node
-    is cut wherever it can be; of equal cuts the lowest is taken. Thresholds are in no order.
+    The loss of a side is its share of the rows times its *summed* squared error, n_j/n · SSE_j,
+    where regression trees take SSE_j: it favours a small error on the larger side. Every node that
+    can be cut is cut; of equal cuts the lowest is taken. Thresholds are not sorted.
     """
     order = np.argsort(phi, kind="stable")
     values, centred = phi[order], (label - label.mean())[order]
@@ -74,7 +73,7 @@ def printed_edges(phi: Phis, label: Floats, *, depth: int, min_rows: int) -> lis
 def exact_edges(phi: Phis, label: Floats, *, num_bins: int, min_rows: int) -> list[float]:
     """Thresholds of the least-squares partition into at most `num_bins` intervals.
 
-    Of the partitions with equal error, the one with the fewest bins.
+    Of partitions with equal error it takes the one with the fewest bins.
     """
     cells = aggregate(phi, label)
     errors, cuts = _best_cuts(cells, num_bins, min_rows)
@@ -87,15 +86,10 @@ def exact_edges(phi: Phis, label: Floats, *, num_bins: int, min_rows: int) -> li
 
 @dataclass(frozen=True)
 class Cells:
-    """Rows of neighbouring Φ, in ascending order, as sufficient statistics.
+    """Sufficient statistics of neighbouring Φ, ascending; labels are centred on their mean."""
 
-    Attributes:
-        first, last: smallest and largest Φ of a cell, nats.
-        num_rows, label_sum, label_squares: of its rows, labels centred on their mean.
-    """
-
-    first: Phis
-    last: Phis
+    first: Phis  # smallest Φ of each cell, nats
+    last: Phis  # largest
     num_rows: Floats
     label_sum: Floats
     label_squares: Floats
@@ -123,7 +117,7 @@ def _best_cuts(cells: Cells, num_bins: int, min_rows: int) -> tuple[Floats, list
     """Least squared error for 1..num_bins bins, and the cells before which each cuts.
 
     Dynamic programming over ends: best(b, j) = min over i of best(b - 1, i) + error(i, j). The
-    label is not sorted along Φ, so the shortcuts known from 1-D k-means do not hold.
+    shortcuts of 1-D k-means do not hold, since the label is not sorted along Φ.
     """
     size = len(cells.num_rows)
     rows, sums, squares = (

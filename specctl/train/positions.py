@@ -1,4 +1,4 @@
-"""Labelled positions of dense traces: a row for each draft that a rule makes from the log."""
+"""Labelled positions of dense traces: a row for each draft of a rule."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ class PositionRows:
     """Positions whose label is known."""
 
     rows: pl.DataFrame
-    """Columns `prompt_id`, `accepted` (draft tokens, int32) and the ones that were chosen."""
+    """Columns `prompt_id`, `accepted` (draft tokens, int32) and the caller's."""
     num_left_out: int
-    """Positions without a label: the log lacks nodes of the tree, or the text ends inside the
+    """Positions without a label: the log lacks nodes of the tree, or the text ends within the
     accepted path."""
 
     def warn_left_out(self) -> None:
-        """Warns of positions without a label."""
         if self.num_left_out:
             log.warning("%d positions have no label and were left out", self.num_left_out)
 
@@ -48,8 +47,8 @@ def position_rows(
     Live traces hold such rows already, at the positions that the collecting policy visited.
 
     Args:
-        columns: `[B]` values of the rows of a draft, by column name.
-        with_entropy: the rule or the columns look at entropies.
+        columns: `[B]` values of a draft, by column name.
+        with_entropy: the rule or the columns read entropies.
     """
     import polars as pl
 

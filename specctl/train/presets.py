@@ -1,8 +1,8 @@
-"""Settings of the papers, by name: those that need a fit. What needs none is a word of a policy
-(`echo-paper`, `eagle3-paper`, `adasd-paper`, `mars-paper`, ...; docs/policies.md).
+"""Settings of the papers that need a fit, by name. Settings without a fit are policy words such as
+`eagle3-paper` (docs/policies.md).
 
-A preset gives a verb's options the values that its paper states; where the paper states none, the
-default stays. The pages of the systems list every departure that is left, with its reason.
+A preset sets a verb's options to the values that its paper states; other options keep their
+defaults. The pages of the systems list the remaining departures, with reasons.
 """
 
 from __future__ import annotations
@@ -14,17 +14,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Preset:
-    """A paper's settings of one fit.
+    """A paper's settings of one fit."""
 
-    Attributes:
-        verb: of `specctl fit`.
-        source: where the paper states them.
-        options: values by name of the verb's parameter, as they are written there.
-    """
-
-    verb: str
-    source: str
-    options: Mapping[str, Any]
+    verb: str  # of `specctl fit`
+    source: str  # paper and section
+    options: Mapping[str, Any]  # by parameter of the verb
 
 
 _ECHO = {"depth": 8, "width": 10, "max_width": 10, "num_tokens": 60, "rerank": True}

@@ -1,4 +1,4 @@
-"""A fit and all that is known of it, as JSON, card and terminal table; its artifact."""
+"""A fit and its report, as JSON, card and terminal table; its artifact."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ from specctl.stats import Interval
 
 Data = TypeVar("Data", bound=Record)
 Figures = Mapping[str, Metric | Interval | float | None]
-"""Of a manifest; a `Metric` says itself how many prompts it is over."""
+"""Figures for a manifest; a `Metric` has its own number of prompts."""
 
 
 @dataclass(frozen=True)
 class FitReport(Generic[Data]):
-    """Everything that is known of a fit."""
+    """The figures and texts of a fit."""
 
     kind: str  # of the fit, such as `cart`
     title: str  # of the card
     what: str  # the policy in a sentence or two, Markdown
-    config: Mapping[str, JsonValue]  # settings of the fit, as the manifest states them
+    config: Mapping[str, JsonValue]  # settings of the fit, for the manifest
     data: Data  # the figures; `report.json` is this record
     splits: Mapping[str, tuple[int, int]]  # prompts, and rounds or positions, of each side
-    metrics: Figures  # the manifest's; intervals are over the last side
-    summary: Sequence[str]  # lines that go with the tables
+    metrics: Figures  # for the manifest; intervals are over the last side
+    summary: Sequence[str]  # lines below the tables
     tables: Sequence[Table]
-    limits: Sequence[str]  # what the figures do not say
-    promise: str = ""  # what a lossy policy is certified for
-    twin: str = ""  # how another runtime evaluates the ONNX twin
-    use: Sequence[str] = ()  # commands beside the usual ones
+    limits: Sequence[str]  # of the figures and the policy
+    promise: str = ""  # of a certified lossy policy
+    twin: str = ""  # inputs and outputs of the ONNX twin
+    use: Sequence[str] = ()  # further commands
 
     def json_bytes(self) -> bytes:
         """`report.json`: canonical JSON."""
         return canonical_json(self.data.model_dump(mode="json")).encode()
 
     def evidence(self, trace_digest: str, fitted_on: Sequence[str]) -> Evidence:
-        """The manifest's statement of the data and of the figures; see `Fit` for `fitted_on`."""
+        """The evidence of the manifest; see `Fit` for `fitted_on`."""
         splits = {
             side: SplitSize(num_prompts=prompts, num_rounds=rounds)
             for side, (prompts, rounds) in self.splits.items()
@@ -75,7 +75,7 @@ class FitReport(Generic[Data]):
         return Evidence.of_splits(trace_digest, splits, metrics, prompt_marks(fitted_on))
 
     def card(self, policy: Policy, pair: PairFingerprint, trace_digest: str) -> str:
-        """`README.md` of the artifact; a pure function of its arguments."""
+        """`README.md` of the artifact."""
         lines = map(cards.cell, self.summary)
         use = cards.use_block(pair, *self.use, lossless=policy.lossless)
         limits = "\n".join(f"- {line}" for line in self.limits)
@@ -108,15 +108,15 @@ def _markdown(table: Table) -> str:
 
 @dataclass(frozen=True)
 class Fit(Generic[Data]):
-    """A fitted policy and what is known of it."""
+    """A fitted policy and its report."""
 
     policy: Policy
     report: FitReport[Data]
     fitted_on: Sequence[str]  # ids of the prompts that it was fitted to or chosen on
     check_twin: Callable[[bytes], None] | None = None
-    """Raises `ArtifactError` where the bytes of an ONNX twin decide otherwise than the policy on
-    what was held out; needed where the policy has a twin."""
-    notes: Sequence[str] = ()  # lines on the data that was read, for the terminal alone
+    """Raises `ArtifactError` if an ONNX twin, given as bytes, differs from the policy on held-out
+    rows; required for a policy with a twin."""
+    notes: Sequence[str] = ()  # lines about the data, for the terminal only
 
     @property
     def data(self) -> Data:
@@ -134,17 +134,17 @@ def save_fit(
     parent: str | None = None,
     snapshots: Sequence[str] = (),
 ) -> Artifact:
-    """Writes the artifact of a fit, after its twin has decided alike.
+    """Writes the artifact of a fit, after checking its twin.
 
     Args:
-        trace_digest: identity of the data that it was fitted to, `sha256:<hex>`.
-        domain: what the evidence was gathered on; None where nothing of it is known.
+        trace_digest: `sha256:<hex>` of the data that it was fitted to.
+        domain: the conditions of the evidence; None if unknown.
         parent: digest of the artifact that it descends from.
-        snapshots: of the trace sets that it was fitted to, set by set.
+        snapshots: of each trace set that it was fitted to.
 
     Raises:
-        ArtifactError: E_TWIN if the twin decides otherwise; nothing is written then.
-        OutputError: a place that cannot be written, or that holds something else.
+        ArtifactError: E_TWIN if the twin decides differently; nothing is written.
+        OutputError: the place cannot be written, or holds something else.
     """
     model, report = twin_bytes(fit.policy), fit.report
     if model is not None:
@@ -176,7 +176,8 @@ def check_twin(
     """Compares the decisions of an ONNX twin with the policy's, on held-out rows.
 
     Args:
-        rows: float32 `[n]` or `[n, F]`. wanted: `[n]` of each of the twin's outputs.
+        rows: float32 `[n]` or `[n, F]`.
+        wanted: `[n]` for each output of the twin.
         tolerance: absolute and relative.
     """
     for port, decided in wanted.items():
@@ -186,7 +187,7 @@ def check_twin(
             raise ArtifactError(
                 "E_TWIN",
                 "ONNX twin",
-                f"it decides otherwise than the rule on {int(differs.sum())} of {len(rows)} rows "
-                f"held out, first on {rows[differs][0].numpy()!r}",
+                f"it decides differently from the rule on {int(differs.sum())} of {len(rows)} "
+                f"held-out rows, first on {rows[differs][0].numpy()!r}",
                 hint="report this policy and the onnxruntime version; nothing was written",
             )

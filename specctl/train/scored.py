@@ -2,9 +2,9 @@
 
     logged nodes ─read_sides─► rows ─(a fit)─► scorer ─judge─► beta, what thresholds keep ─► report
 
-Beta is chosen on the training prompts; the report is of the held-out ones, beside the plain
-threshold on the path's probability. Boosted trees on the same nodes show what the small model
-leaves.
+Beta is chosen on the training prompts. The report compares the policy with the plain threshold on
+the path's probability on held-out prompts; boosted trees on the same nodes show how much better a
+large model would be.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from specctl.train.curves import BETAS, Curve, CurvePoint, DepthCalibration, tra
 from specctl.train.report import Fit, FitReport, check_twin
 
 NUM_PASSES = 5
-"""Over the log: rows and thresholds of both sides, and the control."""
+"""Passes over the log: rows and thresholds of both sides, and the control."""
 RECALLS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-"""Shares of accepted tokens at which the table compares."""
+"""Shares of accepted tokens at which policies are compared."""
 TWIN_TOLERANCE = 1e-5
-"""Of log-odds, absolute and relative: two orders of adding up float32 numbers differ by less,
-another leaf or another weight by more."""
+"""Of log-odds, absolute and relative: more than the order of float32 additions changes, less than
+another weight does."""
 TREES, DRAFTER = "boosted trees", "drafter"
-"""What a scorer is compared with on its label."""
+"""References of a scorer on its label."""
 DRAFTED = {"joint": ("joint_logp", "joint_prob"), "conditional": ("draft_logp",)}
-"""Features that hold the drafter's own word on the label."""
+"""Features that are the drafter's own prediction of the label."""
 MOST_CHECKED = 100_000
 """Held-out rows that a scorer's twin is checked on."""
 
@@ -66,12 +66,12 @@ class Sides:
 
 @dataclass(frozen=True)
 class Judged:
-    """The nodes and tokens that thresholds keep."""
+    """The nodes and tokens kept by thresholds."""
 
     beta: float
     chosen: Curve  # on training prompts, where beta was chosen
     curve: Curve  # on held-out prompts
-    control: Curve  # of the path's probability, on the same
+    control: Curve  # of the path's probability, on held-out prompts
 
 
 def read_sides(source: LoggedNodes, prompt_ids: Iterable[str], config: ScoredConfig) -> Sides:
@@ -89,11 +89,11 @@ def read_sides(source: LoggedNodes, prompt_ids: Iterable[str], config: ScoredCon
 
 
 def judge(source: LoggedNodes, scorer: Scorer, config: ScoredConfig, split: Split) -> Judged:
-    """Chooses beta on the training prompts, then looks at the held-out ones."""
+    """Chooses beta on the training prompts, then measures on the held-out ones."""
     betas = BETAS if config.beta is None else tuple(sorted({*BETAS, config.beta}))
     rule, nodes = open_rule(scorer, config), config.nodes
-    # The control has no second Top-K other than the first. It is never a policy, so that it may be
-    # larger than one (Top-K 15): a copy is not checked.
+    # The control's second Top-K equals the first. As it is no policy, its Top-K may exceed a
+    # policy's (15); `model_copy` does not validate.
     joint = JointThreshold(depth=nodes.depth, top_k=1, min_prob=0.0)
     joint = joint.model_copy(update={"top_k": nodes.first_top_k})
     chosen = trace_curve(source, rule, split.train, betas=betas)
@@ -104,7 +104,7 @@ def judge(source: LoggedNodes, scorer: Scorer, config: ScoredConfig, split: Spli
 
 
 def shape_of(scorer: Scorer, config: ScoredConfig, beta: float) -> ScoredTree:
-    """The record of a policy; pydantic's own refusal where options contradict each other."""
+    """The record of a policy; pydantic refuses contradictory options."""
     return ScoredTree(
         scorer=scorer,
         beta=beta,
@@ -114,10 +114,10 @@ def shape_of(scorer: Scorer, config: ScoredConfig, beta: float) -> ScoredTree:
 
 
 def open_rule(scorer: Scorer, config: ScoredConfig) -> Any:
-    """The rule that keeps everything, with its scores closed along paths.
+    """The rule that keeps everything.
 
-    A cap on nodes plays no part in the curve, and a threshold reaches a node only through its
-    ancestors, so the running minimum of joint scores shows what is kept.
+    A node is kept only with its ancestors, so joint scores are the minimum along the path. Caps on
+    nodes do not apply to the curve.
     """
     shape = shape_of(scorer, config, 0.0)
     whole = {"num_tokens": None, "min_level_prob": 0.0}
@@ -146,20 +146,20 @@ def choose_beta(curve: Curve, config: ScoredConfig) -> float:
 
 
 class SideCounts(Record):
-    """One side of the split; nodes are those that carry the label."""
+    """One side of the split; counts are of labelled nodes."""
 
     num_prompts: int
     num_positions: int
     num_accepted: int
     num_rejected: int
-    num_unknown: int  # nodes whose fate the log does not hold
-    kept_frac: float  # share of the rejected nodes that were sampled
+    num_unknown: int  # nodes of unknown fate
+    kept_frac: float  # share of rejected nodes that were sampled
 
 
 class LabelQuality(Record):
     """A scorer's prediction of its own label, on held-out nodes."""
 
-    log_loss: float  # nats a node
+    log_loss: float  # nats per node
     auc: float  # of accepted against rejected
     base_rate: float  # share accepted
 
@@ -168,14 +168,14 @@ class RecallRow(Record):
     """Nodes per position, root counted, at equal recall; interpolated between thresholds."""
 
     recall: float
-    num_tokens: float | None  # none where the curve does not reach the recall
+    num_tokens: float | None  # null if the curve does not reach the recall
     joint_num_tokens: float | None  # of the plain threshold on the path's probability
     change: float | None  # relative
     change_interval: Interval | None  # prompts resampled
 
     @property
     def found_change(self) -> Interval | float | None:
-        """The change, with its interval where that is known."""
+        """The change, with its interval if known."""
         return self.change_interval or self.change
 
 
@@ -185,8 +185,8 @@ class ScoredReport(Record):
     config: ScoredConfig
     beta: float
     sides: dict[str, SideCounts]  # `train` and `held_out`
-    train: CurvePoint  # what beta keeps
-    held_out: CurvePoint
+    train: CurvePoint  # at beta
+    held_out: CurvePoint  # at beta
     held_out_interval: dict[str, Interval]
     comparisons: tuple[RecallRow, ...]  # with the plain threshold, held out
     label: LabelQuality
@@ -256,14 +256,14 @@ def _compare(curve: Curve, control: Curve, recall: float, seed: int) -> RecallRo
 
 def log_odds(scorer: Scorer, rows: NodeRows) -> Floats:
     """`[M]` log-odds of rows, by the runtime's own code."""
-    # In parts: what a network has between its layers is larger than the rows.
+    # In parts, since a network's activations are larger than the rows.
     score, parts = build_log_odds(scorer), torch.from_numpy(rows.features).split(1 << 14)
     with torch.inference_mode():
         return torch.cat([score(part) for part in parts]).double().numpy()
 
 
 def label_quality(logit: Floats, rows: NodeRows) -> LabelQuality:
-    """Quality of log-odds `[M]` as predictions; sampled negatives stand for those left out."""
+    """Quality of log-odds `[M]` as predictions; sampled negatives are weighted up."""
     from sklearn.metrics import roc_auc_score
 
     weight = rows.weight
@@ -300,11 +300,12 @@ def scored_fit(
     first: Sequence[str],
     tables: Sequence[Table] = (),
 ) -> Fit[Scored]:
-    """The policy of a scorer, its figures as they are shown, its twin's check on held-out nodes.
+    """The policy of a scorer, with its report and the check of its twin.
 
     Args:
         what: the scorer in words, such as "A network of 48 hidden units".
-        first: lines of the summary before the common ones. tables: behind the common ones.
+        first: lines of the summary before the common ones.
+        tables: after the common ones.
     """
     config, nodes = data.config, data.config.nodes
     label = {

@@ -3,15 +3,14 @@
     logged nodes ─read_sides─► rows ─count─► cells ─shrink, isotonic─► AcceptanceTable
 
 A node's *survival*, the probability that its whole path is accepted, is the product of the table's
-cells along the path. The policy is the marginal rule on it: a node is drafted below and verified
-iff its survival is worth its time, a level is drafted iff all that would be expanded together is
-(`JointThreshold`, docs/ladder.md). Both thresholds are times of a clock, so `specctl tune` finds
-them under a cost model; here they are options.
+cells along the path. The policy is the marginal rule on it: a node is verified and expanded iff its
+survival is worth its time, and a level is drafted iff the survival of all nodes that it would
+expand is (`JointThreshold`, docs/ladder.md). The thresholds depend on a clock, so `specctl tune`
+finds them under a cost model; here they are options.
 
-A cell counts the accepted among the children of accepted nodes. Where few stand in a cell, the
-estimate of its group decides (copies, what leaves a copy, the rest), and where those are few, that
-of all nodes. Acceptance never falls as the drafter's probability rises: weighted isotonic
-regression, in every row.
+A cell estimates acceptance among the children of accepted nodes. A cell with few nodes is shrunk
+to its group (on a copy, beside a copy, no copy), and a group to all nodes. Weighted isotonic
+regression makes acceptance rise with the drafter's probability in every row.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from specctl.train.report import Fit
 from specctl.train.scored import ScoredReport, judge, read_sides, scored_figures, scored_fit
 
 LEAST, MOST = 1e-4, 1 - 1e-4
-"""Acceptance that a cell says at least and at most: no count proves 0 or 1."""
+"""Bounds of a cell's acceptance, since no count proves 0 or 1."""
 FAINTEST = -20.0
-"""Log-probabilities below it lie in the first bin, whatever their quantiles."""
+"""Lower log-probabilities fall into the first bin."""
 GROUPS = {
     "beside a copy": slice(0, SUFFIX_TOKENS),
     "no copy": slice(SUFFIX_TOKENS, SUFFIX_TOKENS + 1),
@@ -47,29 +46,29 @@ class SurvivalReport(ScoredReport):
     """`report.json` of a fit."""
 
     config: SurvivalConfig
-    accepted: dict[str, float | None]  # share of the training nodes, by group; none without nodes
+    accepted: dict[str, float | None]  # share of the training nodes, by group; null without nodes
 
 
 class Counts(NamedTuple):
-    """Training nodes of each cell, `[2 · SUFFIX_TOKENS + 1, bins]`: those accepted, and all."""
+    """Accepted and all training nodes of each cell, `[2 · SUFFIX_TOKENS + 1, bins]`."""
 
     accepted: Floats
     all: Floats
 
     def of(self, rows: slice) -> Counts:
-        """Some rows, added up: `[bins]`."""
+        """Sums of some rows, `[bins]`."""
         return Counts(self.accepted[rows].sum(0), self.all[rows].sum(0))
 
 
 def fit_survival(
     source: LoggedNodes, prompt_ids: Iterable[str], config: SurvivalConfig
 ) -> Fit[SurvivalReport]:
-    """Fits the table on training prompts, reports on held-out ones.
+    """Fits the table on training prompts; reports on held-out ones.
 
     Reads the log `scored.NUM_PASSES` times.
 
     Raises:
-        UsageError: traces that do not hold the text, or draft probabilities that are all alike.
+        UsageError: the traces lack the text, or all draft probabilities are equal.
         TraceEmptyError: too few prompts, or labels of one kind.
     """
     sides = read_sides(source, prompt_ids, config)
@@ -97,7 +96,7 @@ def fit_survival(
 
 
 def fit_table(rows: NodeRows, *, num_bins: int, weight: float) -> tuple[AcceptanceTable, Counts]:
-    """The table of some rows, whose features are `draft_logp` and `copy_length`."""
+    """The table of rows with features `draft_logp` and `copy_length`."""
     logp, copied = rows.features.T
     edges = bin_edges(logp, logp[rows.accepted], num_bins)
     place = (copied.astype(np.int64) + SUFFIX_TOKENS, np.searchsorted(edges, logp))
@@ -122,7 +121,7 @@ def bin_edges(logp: Floats, of_accepted: Floats, num_bins: int) -> Floats:
     inner = np.linspace(0, 1, num_bins // 2 + 1)[1:-1] if num_bins > 3 else np.array([0.5])
     parts = [np.quantile(one[one > FAINTEST], inner) for one in (logp, of_accepted)]
     edges = np.unique(np.concatenate(parts).astype(np.float32))
-    edges = edges[edges < float(logp.max())]  # nothing lies above the last one otherwise
+    edges = edges[edges < float(logp.max())]  # else the last bin is empty
     if len(edges) == 0:
         raise UsageError(
             "all accepted nodes of the traces have one draft probability, which separates nothing",
@@ -133,10 +132,10 @@ def bin_edges(logp: Floats, of_accepted: Floats, num_bins: int) -> Floats:
 
 
 def rising(counts: Counts, prior: Floats, weight: float) -> Floats:
-    """`[bins]` acceptance that never falls, in [`LEAST`, `MOST`].
+    """`[bins]` non-decreasing acceptance in [`LEAST`, `MOST`].
 
     Args:
-        prior: `[bins]`, that counts as `weight` nodes in every bin.
+        prior: `[bins]`, which counts as `weight` nodes in every bin.
     """
     from sklearn.isotonic import IsotonicRegression
 

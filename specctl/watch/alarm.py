@@ -1,4 +1,4 @@
-"""An alarm that may be looked at after every unit and rarely rings for nothing.
+"""An alarm that may be read after every unit, with a bounded probability of ringing falsely.
 
 A unit is a prompt, or all prompts of an hour, a day or a conversation. While nothing changes, the
 units of a stream and those of the reference are exchangeable. So the rank of a unit's figure among
@@ -28,20 +28,21 @@ SHIFTS = (0.15, 0.3, 0.6, 1.2)
 """Changes that the wealth bets on, up and down: of the normal score of a rank, so in standard
 deviations between units."""
 MOST, LEAST_ALPHA = 1e100, 1e-90
-"""A bet pays no more, so that numbers stay finite; to forgo a gain is no unfair bet. The bar of a
-smaller alpha could not be reached."""
+"""Most that a bet pays, so that numbers stay finite, which keeps the wealth fair; and the smallest
+alpha that such wealth can reach."""
 PRIOR = 50.0
-"""Units until which the share of the wealth that bets on a start falls slowly."""
+"""Units until which the stakes on starts fall slowly."""
 
 
 def p_values(reference: Floats, stream: Floats, random: np.random.Generator) -> Floats:
-    """Share of the units up to each one whose figure is larger, `[n]`, ties broken at random.
+    """`[n]` share of the units so far with a larger figure, ties broken at random.
 
-    Uniform on (0, 1) and independent while `reference` and `stream` are exchangeable. NaN where the
-    stream has no figure, which then has no rank.
+    Uniform on (0, 1) and independent while `reference` and `stream` are exchangeable. NaN for units
+    without a figure.
 
     Args:
-        reference: `[R]` figures of the units before the watch. stream: `[n]`, in order.
+        reference: `[R]` figures of the units before the watch.
+        stream: `[n]` figures in order.
     """
     known = np.isfinite(stream)
     values = np.concatenate([reference[np.isfinite(reference)], stream[known]])
@@ -54,13 +55,13 @@ def p_values(reference: Floats, stream: Floats, random: np.random.Generator) -> 
 
 
 def _earlier(values: Floats) -> tuple[Floats, Floats]:
-    """How many values before each are larger, and how many equal, `[n]` each, by merging."""
+    """`[n]` counts of earlier values that are larger, and of equal ones, by merging."""
     codes = np.unique(values, return_inverse=True)[1]
     number = len(codes)
     larger, equal = np.zeros(number), np.zeros(number)
     size = 1
     while size < number:
-        # Pairs of neighbouring blocks: of every value in the right one, ranks within the left one.
+        # In each pair of neighbouring blocks: ranks of the right one's values within the left one.
         block = np.arange(number) // size
         right, pair = block % 2 == 1, block // 2
         key = pair * (codes.max() + 1) + codes
@@ -76,12 +77,12 @@ def _earlier(values: Floats) -> tuple[Floats, Floats]:
 def wealth(p: Floats) -> Floats:
     """The wealth after every unit, `[n, ...]`, of fair bets on p-values of many streams at once.
 
-    A bet of shift d multiplies what it staked by exp(d z - d^2 / 2), the likelihood ratio of the
-    normal score z = Phi^-1(1 - p) shifted by d; a NaN leaves it. Starts are staked by a prior that
-    falls as 1 / (k log^2 k), so that a change after k quiet units costs about log k.
+    A bet of shift d multiplies its stake by exp(d z - d^2 / 2), the likelihood ratio of the normal
+    score z = Phi^-1(1 - p) shifted by d; NaN leaves it unchanged. The prior of starts falls as
+    1 / (k log^2 k), so that a change after k quiet units costs about log k.
 
     Args:
-        p: `[n, ...]`, NaN where a stream has nothing to say.
+        p: `[n, ...]`, NaN for units without a figure.
     """
     z = -ndtri(np.clip(p, 1e-12, 1 - 1e-12))
     shifts = np.array([*SHIFTS, *(-shift for shift in SHIFTS)])
@@ -98,7 +99,7 @@ def wealth(p: Floats) -> Floats:
 
 
 def start_prior(number: int) -> Floats:
-    """Shares of the first `number` starts of all there will ever be, which sum to less than 1."""
+    """Prior probabilities of the first `number` starts; they sum to less than 1."""
     ends = 1 / np.log2(1 + (PRIOR + np.arange(number + 1)) / PRIOR)
     return np.asarray(ends[:-1] - ends[1:])
 
@@ -107,8 +108,8 @@ def start_prior(number: int) -> Floats:
 class Change:
     """The likeliest move of a signal."""
 
-    start: int  # index in the stream of the first unit since
-    shift: float  # in standard deviations between units, of the bets' grid; positive is larger
+    start: int  # index in the stream of the first unit after the change
+    shift: float  # one of `SHIFTS` or its negative, in standard deviations between units
 
 
 def likeliest_change(p: Floats) -> Change:

@@ -1,12 +1,12 @@
 """Whether a deployed policy still fits its traffic: an alarm over every signal of its prompts.
 
-Every signal is bet on by itself (`watch.alarm`), the signals of a group share their group's stake,
-the groups share the whole. A mean of fair wealths is fair, so the alarm, which rings where the mean
-reaches 1/alpha, rings with probability at most alpha while nothing changes, over the whole watch,
-however often it is looked at and however the signals depend on each other.
+Each signal is a bet of its own (`watch.alarm`). Groups share the stake equally, and so do the
+signals of a group. A mean of fair wealths is fair. The alarm rings when the mean reaches 1/alpha,
+so it rings with probability at most alpha while nothing changes, over the whole watch, however
+often it is read and however the signals depend on each other.
 
-A signal moved if its own wealth reached 1/alpha and its figures before and since have intervals
-that lie apart. This describes an alarm; the promise is the alarm's.
+A signal moved if its own wealth reached 1/alpha and the intervals of its figures before and since
+do not overlap. This explains an alarm; the bound holds for the alarm only.
 """
 
 from __future__ import annotations
@@ -15,30 +15,36 @@ import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from specctl.artifacts import PairFingerprint
-from specctl.errors import TraceEmptyError
+from specctl.errors import TraceEmptyError, UsageError
 from specctl.formatting import Table, count, number
 from specctl.logs.positions import Floats
+from specctl.logs.trace_set import TraceSet
+from specctl.logs.tree_log import support_of
+from specctl.policy import as_chain
 from specctl.replay.facts import ResultRecord
+from specctl.replay.outcomes import check_replayable
+from specctl.runtime.words import resolve_policy
 from specctl.stats import MIN_PROMPTS, Interval, Number, Resamples, first_over_second
-from specctl.watch.alarm import likeliest_change, p_values, wealth
-from specctl.watch.price import Price
-from specctl.watch.signals import REST, Prompts, over, watched
+from specctl.watch.alarm import LEAST_ALPHA, likeliest_change, p_values, wealth
+from specctl.watch.price import Price, check_pair, price
+from specctl.watch.signals import REST, Prompts, in_units, over, read_prompts, watched
 
 CURVE_POINTS = 200
-"""Of the evidence, in JSON."""
+"""Points of the evidence curve in JSON."""
 
 
 class DriftPrompt(ResultRecord):
-    """A unit of the watch: its place from 0, its first prompt, and when that was finished, UTC."""
+    """A unit of the watch."""
 
-    index: int
-    prompt_id: str
-    finished: str | None
+    index: int  # from 0
+    prompt_id: str  # of its first prompt
+    finished: str | None  # when that was finished, UTC
 
     @classmethod
     def of(cls, stream: Prompts, index: int) -> DriftPrompt:
@@ -51,7 +57,7 @@ class DriftPrompt(ResultRecord):
 
 
 class DriftSignal(ResultRecord):
-    """A signal before the likeliest start of its change and since."""
+    """A signal before and since the likeliest start of its change."""
 
     group: str
     signal: str
@@ -59,15 +65,15 @@ class DriftSignal(ResultRecord):
     wealth: Number  # of the bets on it alone, at the end
     most_wealth: Number
     since: DriftPrompt
-    before: Interval  # in the reference, and in the stream up to there
-    after: Interval
+    before: Interval  # in the reference, and in the stream before `since`
+    after: Interval  # in the stream from `since` on
 
 
 class DriftEvidence(ResultRecord):
-    """Logarithms to base 10 of the evidence at some units, by group; `all` together."""
+    """The evidence over the watch."""
 
-    index: tuple[int, ...]
-    log10: dict[str, tuple[Number, ...]]
+    index: tuple[int, ...]  # units
+    log10: dict[str, tuple[Number, ...]]  # of the wealth at these units, by group and for `all`
 
 
 class Drift(ResultRecord):
@@ -87,16 +93,16 @@ class Drift(ResultRecord):
 
     @property
     def moved(self) -> tuple[DriftSignal, ...]:
-        """Signals that moved by themselves."""
+        """Signals that moved."""
         return tuple(signal for signal in self.signals if signal.moved)
 
     @property
     def foremost(self) -> DriftSignal:
-        """The signal that moved with most evidence; where none did, that with most evidence."""
+        """The signal with most evidence, among those that moved if there are any."""
         return (*self.moved, *self.signals)[0]
 
     def shown(self) -> list[Any]:
-        """For a person."""
+        """Text and tables for the terminal."""
         verdict = (
             f"no alarm (evidence {_digits(self.wealth)}, at most {_digits(self.most_wealth)}; it "
             f"rings at {1 / self.alpha:g})"
@@ -156,6 +162,88 @@ def _digits(wealth: float) -> str:
     return number(wealth, ".2f" if wealth < 1000 else ".3g")
 
 
+def watch_traces(
+    traces: list[str],
+    policy: str,
+    *,
+    reference: list[str] | None = None,
+    reference_prompts: int = 200,
+    unit: str = "prompt",
+    dense: list[str] | None = None,
+    cost_model: Path | None = None,
+    alpha: float = 0.05,
+    seed: int = 0,
+) -> tuple[DriftScores, list[Any]]:
+    """Watches the traffic of a deployed policy.
+
+    Args:
+        traces: live traces of the traffic.
+        policy: words or an artifact.
+        reference: traces to compare with; None: the first units with `reference_prompts` prompts.
+        unit: of `signals.UNITS`.
+        alpha: bound on the probability of a false alarm.
+        dense: recent traces to price a change with; in time if there is a cost model.
+        seed: for ties of figures.
+
+    Returns:
+        The verdict, and its text and tables for the terminal.
+
+    Raises:
+        UsageError: alpha is too small, or the policy cannot be replayed.
+        TraceEmptyError: too few prompts.
+        TraceMismatchError: traces of another pair or policy.
+    """
+    if not LEAST_ALPHA <= alpha < 1:
+        raise UsageError(
+            f"--false-alarm-prob is a probability from {LEAST_ALPHA:g} to below 1, not {alpha:g}"
+        )
+    served = TraceSet.open(*traces)
+    deployed = resolve_policy(policy, served.fingerprint, allow_lossy=True).policy
+    if any("engine" in header.collect for header in served.headers):
+        deployed = as_chain(deployed)  # as the engine ran it
+    every = read_prompts(served, deployed)
+    stream = in_units(every, unit)
+    num_left_out = len(every) - len(stream)
+    before = check_pair(TraceSet.open(*reference), served, "--reference") if reference else None
+    recent = check_pair(TraceSet.open(*dense), served, "--dense") if dense else None
+    if recent is not None:
+        support_of(recent.header)  # refuses live traces
+        check_replayable(deployed)
+    if before is not None:
+        known = in_units(read_prompts(before, deployed), unit)
+    else:
+        known, stream = stream.split(reference_prompts)
+        if not len(stream):
+            raise TraceEmptyError(
+                f"nothing is left to watch after the {reference_prompts} prompts of "
+                f"--reference-prompts: the traffic has {count(known.num_units, unit)} of "
+                f"{count(len(known), 'prompt')}",
+                hint="wait for traffic, lower --reference-prompts, or name --reference traces",
+            )
+    found = watch(known, stream, unit=unit, alpha=alpha, seed=seed)
+    parts = found.shown()
+    if num_left_out:
+        parts.append(
+            f"{count(num_left_out, 'prompt')} of a {unit} that may not be whole are left out."
+        )
+    cost = None
+    if recent is not None and not found.alarm:
+        parts.append("No alarm: --dense was not looked at.")
+    elif recent is not None:
+        since = found.foremost.since.index
+        cost = price(since, known, stream, recent, deployed, before=before, cost_model=cost_model)
+        parts += cost.shown()
+    scores = DriftScores(
+        **dict(found),
+        pair=served.fingerprint,
+        policy=policy,
+        traces=tuple(traces),
+        reference=None if reference is None else tuple(reference),
+        price=cost,
+    )
+    return scores, parts
+
+
 def watch(
     reference: Prompts,
     stream: Prompts,
@@ -164,10 +252,10 @@ def watch(
     alpha: float = 0.05,
     seed: int = 0,
 ) -> Drift:
-    """Watches a stream against a reference, both in units as `signals.in_units` gives them.
+    """Watches a stream against a reference, both from `signals.in_units`.
 
-    The same prompts give the same answer, and more prompts behind them go on from there, as ties
-    are broken by a generator of the signal's own.
+    Deterministic: each signal has a generator of its own for ties, so that prompts appended to the
+    stream do not change earlier evidence.
 
     Raises:
         TraceEmptyError: too few prompts to compare with, or none to watch.
@@ -220,12 +308,12 @@ def watch(
 
 
 def lie_apart(one: Interval, other: Interval) -> bool:
-    """Whether two intervals share nothing, where both are known."""
+    """Whether two intervals do not overlap."""
     return not (one.low <= other.high and other.low <= one.high)
 
 
 def _around(resamples: Resamples, terms: Floats, place: int) -> tuple[Interval, Interval]:
-    """A figure of the terms `[R + n, 2]` before a place and since, on the same resamples."""
+    """A figure of terms `[R + n, 2]` before a place and from it on, on the same resamples."""
     sides = []
     for part in (slice(place), slice(place, None)):
         table = np.zeros_like(terms)
@@ -265,7 +353,7 @@ def prometheus(drift: Drift, policy: str) -> str:
         ("evidence", "Evidence of a change; the alarm rings at 1/alpha", [(watched, drift.wealth)]),
         (
             "signal_evidence",
-            "The same, of one signal alone",
+            "Evidence of a change in one signal",
             [({**watched, "signal": signal}, value) for signal, value in alone],
         ),
     ]

@@ -1,13 +1,12 @@
-"""What a change costs: the deployed policy on recent dense traces, before it and since.
+"""The cost of a change: the deployed policy on recent dense traces, before the change and since.
 
-Live rows say what the policy did; only dense ones say what another would have done on the same
-prompts. So of dense prompts since the likeliest change the deployed policy is replayed, beside the
-best static setting, which some of them choose and the others judge.
+Live rows record what the policy did; dense rows also show what another would have done on the same
+prompts. So the deployed policy is replayed on dense prompts since the likeliest change, and
+compared with the best static setting, chosen on some of them and judged on the others.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,29 +39,26 @@ from specctl.stats import (
 from specctl.watch.recalibrate import compare
 from specctl.watch.signals import Prompts, read_prompts
 
-log = logging.getLogger(__name__)
 HELD_OUT = 0.5
 
 
 class Price(ResultRecord):
     """The cost of a change, on dense prompts."""
 
-    num_prompts: int  # dense ones since the change
+    num_prompts: int  # dense prompts since the change
     tokens_per_call: Interval = UNKNOWN
-    tokens_per_call_kept: Interval = UNKNOWN  # over those of the prompts before
+    tokens_per_call_kept: Interval = UNKNOWN  # over the prompts before
     recall: Interval = UNKNOWN
-    """Of the draft tokens that their trees offer and the target accepts, in the policy's rounds,
-    the share that it verified."""
+    """Share that the policy verified of the offered draft tokens that the target accepts."""
     recall_before: Interval | None = None  # on the dense reference, if any
     rate_kept: Interval | None = None
-    """Tokens/s on them over those on the dense reference; None without one, or without a cost
-    model."""
+    """Tokens/s since over tokens/s on the dense reference; None without it or a cost model."""
     static: str | None = None  # label of the best static setting
     static_over_deployed: Interval | None = None
-    why_not: str | None = None  # the reason for which a figure is missing
+    why_not: str | None = None  # reason for missing figures
 
     def shown(self) -> list[str]:
-        """For a person."""
+        """Lines for the terminal."""
         lines = []
         if self.tokens_per_call.known:
             lines.append(
@@ -97,15 +93,17 @@ def price(
     before: TraceSet | None = None,
     cost_model: Path | None = None,
 ) -> Price:
-    """What a change costs.
+    """The cost of a change.
 
-    Dense prompts since it are those of the stream, by their names, and others by the time at which
-    they were finished.
+    Dense prompts since the change are found by their place in the stream; prompts that the stream
+    lacks, by the time at which they were finished.
 
     Args:
-        since: unit of the stream. reference: prompts before the watch.
-        traces: dense, of the traffic. cost_model: None for counts alone.
+        since: unit of the stream.
+        reference: prompts before the watch.
+        traces: dense traces of the traffic.
         before: traces of the reference, None for the traffic's own; a speed needs dense ones.
+        cost_model: None for counts alone.
 
     Raises:
         TraceError, UsageError, InputError: see `read_prompts` and `prepare`.
@@ -113,7 +111,7 @@ def price(
     start = stream.start_of(since)
     try:
         dense = read_prompts(traces, policy)
-    except TraceMismatchError as error:  # the alarm stands without a price
+    except TraceMismatchError as error:  # a drift verdict needs no price
         return Price(num_prompts=0, why_not=f"No price: {error}.")
     index = dict.fromkeys(reference.ids, -1) | {name: at for at, name in enumerate(stream.ids)}
     began = str(stream.finished[start])
@@ -153,8 +151,8 @@ def price(
 def _in_time(
     traces: TraceSet, names: Sequence[str], policy: Policy, before: TraceSet | None, cost: Any
 ) -> dict[str, Any]:
-    """The fields of a `Price` with times: half of the prompts choose a static setting, the others
-    judge it."""
+    """The fields of a `Price` with times: one half of the prompts chooses a static setting, the
+    other judges it."""
     try:
         tuning = prepare(traces, TuneConfig(held_out_frac=HELD_OUT), cost)
     except ClockError as error:
@@ -182,13 +180,12 @@ def _in_time(
 
 
 def check_pair(traces: TraceSet, served: TraceSet, option: str) -> TraceSet:
-    """The traces; raises `TraceMismatchError` where their pair or their texts' limit is not the
-    traffic's."""
+    """Returns the traces; `TraceMismatchError` if their pair or limit of texts is another."""
     ours, theirs = (one.fingerprint for one in (served, traces))
     for role in ("target_digest", "drafter_digest"):
         if getattr(ours, role) != getattr(theirs, role):
             raise TraceMismatchError(
-                f"the {role} of {option}, {getattr(theirs, role)}, is not that of the traffic, "
+                f"the {role} of {option} is {getattr(theirs, role)}, but the traffic's is "
                 f"{getattr(ours, role)}",
                 hint="name traces of the pair that serves",
             )
@@ -198,16 +195,16 @@ def check_pair(traces: TraceSet, served: TraceSet, option: str) -> TraceSet:
     if len(limits[0] | limits[1]) > 1:
         shown = [" and ".join(sorted(of)) for of in limits]
         raise TraceMismatchError(
-            f"{option} has max_new_tokens {shown[1]}, the traffic {shown[0]}: the length of a text "
-            "moves every figure",
+            f"{option} has max_new_tokens {shown[1]}, the traffic {shown[0]}: every figure depends "
+            "on the length of texts",
             hint=f"name traces of the same limit: specctl collect --max-new-tokens {shown[0]}",
         )
     return traces
 
 
 def _recall(traces: TraceSet, policy: Policy, prompts: Sequence[str]) -> Interval:
-    """Of the draft tokens that the trees of a dense log offer and the target accepts, where the
-    policy's rounds begin, the share that it verified; of some prompts."""
+    """Share that a policy verified of the draft tokens that a dense log offers and the target
+    accepts, over the policy's rounds of some prompts."""
 
     def counted(chunk: LogChunk) -> tuple[Positions, Floats]:
         run = replay_chunk(policy, chunk, with_bounds=False)
@@ -230,12 +227,12 @@ def _recall(traces: TraceSet, policy: Policy, prompts: Sequence[str]) -> Interva
 
 
 def _terms(prompts: Prompts) -> Floats:
-    """`[P, 2]` tokens and calls."""
+    """`[P, 2]` tokens and calls per prompt."""
     return np.stack([prompts.column(name) for name in ("tokens", "calls")], 1)
 
 
 def _over(ours: Floats, theirs: Floats, figure: Any) -> Interval:
-    """A figure of some prompts over that of others, which are independent of them."""
+    """A figure of some prompts over that of other, independent prompts."""
     if not len(ours):
         return UNKNOWN
     sides = [Resamples.draw(len(one), seed=at) for at, one in enumerate((ours, theirs))]

@@ -1,13 +1,12 @@
-"""A refit on recent traffic, which counts only where it is better than what is there.
+"""Refits a deployed policy on recent traffic and publishes it if it is better.
 
-The recent prompts are split. One side fits and chooses; on the other, where nothing was chosen, the
-new policy is compared with the deployed one and with the best static setting, prompt by prompt. It
-becomes a candidate if it is faster than both by more than its interval.
+The recent prompts are split. One side fits and chooses; on the other the new policy is compared
+with the deployed one and with the best static setting, prompt by prompt. It becomes a candidate if
+it is faster than both by more than the interval.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +34,6 @@ from specctl.runtime.words import NamedPolicy, words_of, words_of_part
 from specctl.stats import Interval
 from specctl.train.fits import refit, write_fit
 
-log = logging.getLogger(__name__)
 COMPARED = ("deployed", "refit", "static")
 
 
@@ -44,25 +42,25 @@ class Recalibration:
     """The comparison on held-out recent prompts, rates in tokens/s."""
 
     tuned: Tuned
-    deployed: str  # labels: of the policy that serves,
-    candidate: str  # of the best by the training side,
-    static: str  # and of the best static setting
-    rates: dict[str, Interval]  # of the three, by `COMPARED`
-    support: dict[str, float]  # share of the wanted expansions and rounds that the log holds
-    against_deployed: Interval  # the candidate's rate over the other's, paired by prompt
-    against_static: Interval
-    is_same: bool
-    is_static: bool  # the deployed policy is a static setting, and the candidate one too
-    facts: TuneResult  # of the result, with those of the deployed policy
+    deployed: str  # label of the deployed policy
+    candidate: str  # label of the best policy on the training side
+    static: str  # label of the best static setting
+    rates: dict[str, Interval]  # by `COMPARED`
+    support: dict[str, float]  # share of wanted expansions and rounds in the log, by `COMPARED`
+    against_deployed: Interval  # the candidate's rate over the deployed policy's, paired by prompt
+    against_static: Interval  # likewise over the best static setting's
+    is_same: bool  # the candidate is the deployed policy
+    is_static: bool  # the deployed policy is a static setting, so the candidate may be one
+    facts: TuneResult  # of the result and of the deployed policy
 
     @property
     def is_better(self) -> bool:
-        """Whether the candidate may be put in the deployed policy's place."""
+        """Whether the candidate may replace the deployed policy."""
         return not self.is_same and not self.why_not
 
     @property
     def why_not(self) -> str:
-        """What speaks against it, in words; empty where nothing does."""
+        """The reason against the candidate, in words; empty if it is better."""
         if self.lacking:
             return self.lacking
         if self.is_same:
@@ -86,7 +84,7 @@ class Recalibration:
 
     @property
     def lacking(self) -> str:
-        """What the log does not hold of the compared policies, in words; empty where it does."""
+        """The missing support of a compared policy, in words; empty if the log is sufficient."""
         labels = {"refit": self.candidate, "static": self.static}
         return next(
             (
@@ -118,7 +116,7 @@ class Recalibration:
         }
 
     def shown(self) -> list[Any]:
-        """For a person."""
+        """Text and tables for the terminal."""
         result, facts = self.tuned.result, self.facts
         named = {"deployed": self.deployed, "refit": self.candidate, "static": self.static}
         rows = [
@@ -146,12 +144,13 @@ def recalibrate(
     cost_model: Path,
     out: Path,
 ) -> Recalibration:
-    """Fits or tunes a deployed policy again on recent traces; a better one is written.
+    """Fits or tunes a deployed policy again on recent traces, and writes a better one.
 
     Args:
-        traces: dense. label: the deployed policy as it was named.
-        config: of the search; its families take the place of those that the policy came from.
-        out: a refit goes to its `fit/`, a better policy to `policy/`.
+        traces: dense.
+        label: the deployed policy as the user named it.
+        config: of the search; its families override those that the policy came from.
+        out: a refit is written to `fit/` in it, a better policy to `policy/`.
 
     Raises:
         UsageError, TraceError, TraceMismatchError: see `families_to_search`, `prepare`, `compare`.
@@ -176,15 +175,15 @@ def recalibrate(
 
 
 def families_to_search(policy: Policy, manifest: Manifest | None) -> tuple[str, ...]:
-    """The families that a deployed policy was chosen from; none where it was fitted or is static.
+    """The families that a deployed policy was chosen from; empty if it was fitted or is static.
 
     Raises:
-        UsageError: a lossy policy, which replay cannot judge, or one without settings to search.
+        UsageError: the policy is lossy, which replay cannot judge, or has no settings to search.
     """
     if not isinstance(policy.acceptance, Strict):
         raise UsageError(
             f"{policy.name} cannot be recalibrated: its acceptance, {policy.acceptance.kind}, "
-            "writes other texts than the log's, which replay cannot judge",
+            "changes the text, so the log cannot be replayed",
             hint=_certifying(policy, manifest),
         )
     fit = {} if manifest is None or manifest.fit is None else manifest.fit
@@ -195,14 +194,14 @@ def families_to_search(policy: Policy, manifest: Manifest | None) -> tuple[str, 
     parts = [_without_searched(part) for part in (policy.shape, *policy.additions.values())]
     if None in parts:
         raise UsageError(
-            f"{policy.name} has no settings to search, and is no artifact of fit or tune",
+            f"{policy.name} has no settings to search and is no artifact of fit or tune",
             hint="name what to search with --family: specctl tune --show-grid lists it",
         )
     return ("+".join(map(str, parts)),)
 
 
 def _without_searched(part: Record) -> str | None:
-    """The words of a policy's part without the settings that tuning searches; None for none."""
+    """The words of a policy's part without its searched settings; None if it has none."""
     words = words_of_part(part)
     searched = {name for grid in family_of(part).grids.values() for name in grid}
     if words is None or not searched:
@@ -211,7 +210,7 @@ def _without_searched(part: Record) -> str | None:
 
 
 def _certifying(policy: Policy, manifest: Manifest | None) -> str:
-    """The command that judges a policy's answers anew, under the contract that it was fitted to."""
+    """The command that certifies a lossy policy again, under its own contract."""
     acceptance = policy.acceptance
     contract: Any = ((manifest and manifest.fit) or {}).get("contract") or {}
     promised = {name: contract[name] for name in ("max_loss", "confidence") if name in contract}
@@ -230,11 +229,11 @@ def compare(tuning: Tuning, deployed: Policy, label: str) -> Recalibration:
     """Searches, then compares on the held-out prompts.
 
     Args:
-        tuning: a search over the refitted family, static settings beside it.
+        tuning: a search over the refitted family and static settings.
         label: of the deployed policy.
 
     Raises:
-        TraceMismatchError: the log lacks what the deployed policy wants, see `check_held`.
+        TraceMismatchError: the log lacks support for the deployed policy, see `check_held`.
     """
     part, what = tuning.evaluator.log.only(tuning.search.split.held_out), f"replay of {label}"
     [rounds] = replay(part, [Policy(shape=deployed.shape)], with_bounds=False)

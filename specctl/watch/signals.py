@@ -1,7 +1,7 @@
-"""What every prompt says of a deployed policy: the figures that an alarm watches, prompt by prompt.
+"""The figures of a deployed policy that an alarm watches, prompt by prompt.
 
-Live rows hold them as they were served. Of dense traces the policy is replayed, which gives the
-rounds that it would have run, so the traces of a fit are a reference for the traffic of a service.
+Live rows hold them as served. On dense traces the policy is replayed, so the traces of a fit are a
+reference for served traffic.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from specctl.trace import token_mode
 from specctl.tree import gather
 
 DEEP = 4
-"""Levels from here on count as one."""
+"""Levels from this one on are counted together."""
 COLUMNS = (
     "calls",
     "tokens",
@@ -38,12 +38,15 @@ COLUMNS = (
     "whole",
     "cut_short",
 )
-"""Sums of a prompt. `tried_d`, `accepted_d`: rounds that drafted level d behind an accepted path,
-and those of which it was accepted; of the last, levels. `judged`: verified draft nodes whose fate
-is known; `surprise`: of these accepted, less what their scores promised. `other_policy`: rounds
-that another policy decided. `whole`: rounds of the policy that end no text; `cut_short`: of these,
-where the accepted path ended because nothing was verified behind it, not because the target
-refused: a gate, a stop or a limit came too early."""
+"""Sums of a prompt.
+
+`tried_d`, `accepted_d`: rounds that drafted level d after an accepted path, and of these the
+rounds that accepted it; for `DEEP`, levels instead of rounds. `judged`: verified draft nodes of
+known fate. `surprise`: accepted ones of these, less the sum of their scores. `other_policy`: rounds
+that another policy decided. `whole`: rounds of the policy that do not end a text. `cut_short`: of
+these the rounds whose accepted path ended in a node without verified children: a gate, stop or
+limit came too early.
+"""
 RATIOS = {
     "tokens per call": ("tokens", "calls"),
     "verified per call": ("verified", "calls"),
@@ -55,9 +58,9 @@ RATIOS = {
 }
 """Figures of sums: above over below."""
 UNITS = ("prompt", "hour", "day", "conversation")
-"""Units that are exchangeable while nothing changes, by the user's knowledge of the traffic."""
+"""Units; the user names one that is exchangeable while nothing changes."""
 SILENCE = np.timedelta64(1, "h")
-"""A conversation has ended after so long without a prompt."""
+"""A conversation ends after this pause."""
 GROUPS = {
     "tokens per call": ("tokens per call",),
     "verified per call": ("verified per call",),
@@ -66,9 +69,9 @@ GROUPS = {
     "fallbacks": ("fallbacks",),
     "cut short": ("cut short",),
 }
-"""Signals that share one stake. `prompt tokens` and `categories` stand beside them."""
+"""Signals that share one stake. `prompt tokens` and `categories` are further groups."""
 MOST_CATEGORIES = 12
-"""Categories that are watched; rarer ones of the reference count together."""
+"""Watched categories; rarer ones of the reference are counted together."""
 REST = "other"
 
 
@@ -78,10 +81,10 @@ class Prompts:
 
     ids: NDArray[np.object_]
     category: NDArray[np.object_]
-    finished: NDArray[np.object_]  # UTC time of the segment that finished each, as text
-    context: Floats  # tokens of the prompt, with its first root
-    sums: Floats  # [P, S], columns `COLUMNS`; NaN where the log holds no nodes
-    unit: Longs | None = None  # 0 to U - 1, in order; None: each is one by itself
+    finished: NDArray[np.object_]  # UTC time of the segment with its end, as text
+    context: Floats  # tokens of the prompt and its first root
+    sums: Floats  # [P, S], columns `COLUMNS`; NaN without logged nodes
+    unit: Longs | None = None  # 0 to U - 1, in order; None: each prompt is a unit
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -92,19 +95,19 @@ class Prompts:
         return len(self) if self.unit is None else len(np.unique(self.unit))
 
     def start_of(self, unit: int) -> int:
-        """The place of a unit's first prompt."""
+        """The index of a unit's first prompt."""
         return unit if self.unit is None else int(np.searchsorted(self.unit, unit))
 
     def split(self, num_prompts: int) -> tuple[Prompts, Prompts]:
-        """The first units, as many as hold `num_prompts` and `MIN_PROMPTS` at least, and the
-        others."""
+        """The first units, with at least `num_prompts` prompts and `MIN_PROMPTS` units, and the
+        rest."""
         last = min(num_prompts, len(self)) - 1
         num_units = last + 1 if self.unit is None or last < 0 else int(self.unit[last]) + 1
         start = self.start_of(max(num_units, MIN_PROMPTS))
         return self.take(slice(start)), self.take(slice(start, None))
 
     def take(self, rows: Any) -> Prompts:
-        """Some of them, by index, slice or mask."""
+        """Selects prompts by index, slice or mask."""
         columns = {name: column[rows] for name, column in vars(self).items() if name != "unit"}
         unit = None if self.unit is None else np.unique(self.unit[rows], return_inverse=True)[1]
         return replace(self, **columns, unit=unit)
@@ -114,11 +117,11 @@ class Prompts:
         return self.sums[:, COLUMNS.index(name)]
 
     def figure(self, name: str) -> Floats:
-        """`[U]` one of `RATIOS`; NaN where a unit has none."""
+        """`[U]` one of `RATIOS`; NaN if undefined."""
         return over(self.terms(*(self.column(part) for part in RATIOS[name])))
 
     def terms(self, above: NDArray[Any], below: NDArray[Any] | None = None) -> Floats:
-        """`[U, 2]`: sums of a figure's two sides `[P]`, 0 where either is not known.
+        """`[U, 2]` sums of a figure's numerator and denominator `[P]`; 0 where either is unknown.
 
         Args:
             below: None for a mean over prompts.
@@ -130,15 +133,14 @@ class Prompts:
 
 
 def over(terms: Floats) -> Floats:
-    """The figures `[U]` of terms `[U, 2]`; NaN where there is none."""
+    """Figures `[U]` of terms `[U, 2]`; NaN if undefined."""
     above, below = terms.T
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(below > 0, above / below, np.nan)
 
 
 def watched(reference: Prompts, stream: Prompts) -> dict[str, dict[str, tuple[Floats, Floats]]]:
-    """Terms `[U, 2]` of the reference and of the stream, by group and signal; of figures that
-    neither has there are none."""
+    """Terms `[U, 2]` of the reference and of the stream, by group and signal that both have."""
     sides = (reference, stream)
 
     def ratio(name: str) -> list[Floats]:
@@ -172,14 +174,14 @@ def watched(reference: Prompts, stream: Prompts) -> dict[str, dict[str, tuple[Fl
 
 
 def in_units(prompts: Prompts, unit: str) -> Prompts:
-    """The prompts in whole units, unit behind unit in the order in which these end, so that what a
-    log gains later comes behind.
+    """The prompts of whole units, ordered by the ends of units, so that new units come last.
 
-    The first and the last hour or day of a log may be parts, and a conversation may go on until
-    `SILENCE`: these are left out.
+    Units that may be incomplete are left out: the first and the last hour or day of a log, and
+    conversations without a pause of `SILENCE` since.
 
     Args:
-        prompts: in order of time. unit: of `UNITS`; hours and days are of UTC.
+        prompts: in order of time.
+        unit: of `UNITS`; hours and days are UTC.
     """
     if unit == "prompt":
         return prompts
@@ -195,9 +197,9 @@ def in_units(prompts: Prompts, unit: str) -> Prompts:
 
 
 def _conversations(prompts: Prompts) -> tuple[Longs, NDArray[np.bool_]]:
-    """`[P]` place of each prompt's conversation in order of their ends, and whether it has ended.
+    """`[P]` rank of each prompt's conversation by its end, and whether it has ended.
 
-    A conversation's prompts have ids that are equal up to the last `#`, and no pause of `SILENCE`.
+    Prompts of a conversation have ids that are equal up to the last `#`, and no pause of `SILENCE`.
     """
     codes, ends, latest = np.zeros(len(prompts), np.int64), list[Any](), dict[str, int]()
     times = prompts.finished.astype("datetime64[s]")
@@ -217,12 +219,13 @@ def _conversations(prompts: Prompts) -> tuple[Longs, NDArray[np.bool_]]:
 
 
 def read_prompts(traces: TraceSet, policy: Policy) -> Prompts:
-    """The prompts of a set under a policy: as served, or replayed where the set is dense.
+    """The prompts of a set under a policy: as served, or replayed on dense traces.
 
     Raises:
-        TraceEmptyError: live rows, none of which the policy decided.
-        TraceMismatchError: dense traces that lack what the policy wants, see `check_held`.
-        UsageError: a policy that cannot be replayed. TraceError: see `open_log`.
+        TraceEmptyError: no live row is of the policy.
+        TraceMismatchError: dense traces lack support for the policy, see `check_held`.
+        UsageError: the policy cannot be replayed.
+        TraceError: see `open_log`.
     """
     log = open_log(traces)
     if isinstance(log, DenseLog):
@@ -233,8 +236,8 @@ def read_prompts(traces: TraceSet, policy: Policy) -> Prompts:
 
 
 def _in_time(prompts: Prompts, traces: TraceSet) -> Prompts:
-    """In order of the names of the segments that finished them, whichever writer's and set's: these
-    begin with the time. So what is finished later comes behind, where writers' clocks agree."""
+    """Prompts in order of the names of the segments with their ends, which begin with the time: in
+    order of time, if the writers' clocks agree."""
     segments = (segment for part in traces.parts for segment in part.segments)
     names = {prompt: segment.name for segment in segments for prompt in segment.prompt_ids}
     found = [names[prompt] for prompt in prompts.ids]
@@ -244,10 +247,10 @@ def _in_time(prompts: Prompts, traces: TraceSet) -> Prompts:
 
 
 def _served(traces: TraceSet, policy: Policy) -> tuple[Prompts, NDArray[np.bool_]]:
-    """The prompts, and the rows of the log that are rounds of the policy but for texts' last ones.
+    """The prompts of the policy, and a mask of its rounds in the log except texts' last ones.
 
-    A prompt is the policy's whose first round it decided: one during which an alias was moved would
-    look as if the new policy had failed in it.
+    A prompt belongs to the policy of its first round: if an alias moves during a prompt, the new
+    policy is not charged for it.
     """
     import polars as pl
 
@@ -305,7 +308,7 @@ def _summed(
     starts: NDArray[np.bool_],
     **counts: Any,
 ) -> Prompts:
-    """Prompts of rounds `[M]`, in order of their first; `starts`: rounds that begin a request."""
+    """Prompts of rounds `[M]`, in order of their first; `starts` marks first rounds of requests."""
     names, first, codes = np.unique(ids, return_index=True, return_inverse=True)
     begun = np.flatnonzero(starts)[np.unique(ids[starts], return_index=True)[1]]
     order = np.argsort(first)
@@ -325,9 +328,9 @@ def round_sums(
     whole: NDArray[np.bool_],
     other: NDArray[Any] | None = None,
 ) -> Floats:
-    """`[P, S]` sums of rounds `[M]`, given each round's prompt; NaN in `NODE_COLUMNS`.
+    """`[P, S]` sums of rounds `[M]`, given each round's prompt; NaN for `judged` and `surprise`.
 
-    A path that the end of the text cut is not tried at the next level. `cut_short` is of chains.
+    A path that ends with the text does not try the next level. `cut_short` is for chains only.
     """
     tried = np.minimum(accepted + (emitted > accepted), offered)
     by_depth = []
@@ -369,7 +372,7 @@ def _replayed(traces: TraceSet, log: DenseLog, policy: Policy) -> tuple[Prompts,
 
 
 NODE_COLUMNS = ("judged", "surprise", "cut_short")
-"""Sums over nodes; of chains the last one is a sum over rounds."""
+"""Sums over nodes; for chains the last is a sum over rounds."""
 
 
 def _with_nodes(
@@ -389,14 +392,13 @@ def _with_nodes(
 def _node_sums(
     traces: TraceSet, policy: Policy, whole_rounds: NDArray[np.bool_]
 ) -> dict[str, Floats] | None:
-    """`NODE_COLUMNS` of prompts: verified draft nodes of known fate, accepted ones less the sum
-    of scores, and rounds that were cut short; None where the rows lack what the policy reads.
+    """`NODE_COLUMNS` of prompts; None if the rows lack inputs of the policy.
 
-    The score is what a pruning policy gave the path, of others its joint probability.
+    The score of a node is a pruning policy's, else its joint probability.
 
     Args:
-        whole_rounds: `[R]` rows of the log that are rounds of the policy, but for those that end
-            a text: what it would have gone on with is not known.
+        whole_rounds: `[R]` mask of the policy's rounds in the log except texts' last ones, whose
+            continuation is unknown.
     """
     rule, log = build_shape(policy.shape), open_log(traces)
     if rule.memory_size or rule.max_depth == 0:

@@ -15,7 +15,6 @@ from specctl.artifacts import load_artifact
 from specctl.errors import EvidenceError, UsageError
 from specctl.policy import JensenShannon
 from specctl.stats import Floats
-from specctl.train.adasd import ADASD
 from specctl.train.certify import judge
 from specctl.train.configs import Contract
 from specctl.train.contract import (
@@ -26,6 +25,7 @@ from specctl.train.contract import (
     p_value_of,
     zero_loss_prompts,
 )
+from specctl.train.faces import ADASD
 from specctl.train.paired import RunFolder
 from specctl.train.report import save_fit
 from tests.artifacts.examples import PAIR

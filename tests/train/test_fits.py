@@ -161,7 +161,7 @@ def test_a_twin_that_decides_otherwise_is_not_published(
     other = fit.policy.model_copy(update={"shape": shape})
     assert fit.check_twin is not None
     fit.check_twin(twin_bytes(fit.policy))
-    with pytest.raises(ArtifactError, match=r"E_TWIN.*decides otherwise than the rule"):
+    with pytest.raises(ArtifactError, match=r"E_TWIN.*decides differently from the rule"):
         save_fit(replace(fit, policy=other), tmp_path / "policy", PAIR, sha("d"))
     with pytest.raises(InvariantError, match="give check_twin"):
         save_fit(replace(fit, check_twin=None), tmp_path / "policy", PAIR, sha("d"))

@@ -15,7 +15,7 @@ from specctl.runtime.load import Pair, load_pair
 from specctl.train import paired
 from specctl.train.certify import Sweep, judge, sweep
 from specctl.train.configs import Contract, MarsConfig, PairedConfig
-from specctl.train.mars import MARS, check_mode, opening_of
+from specctl.train.faces import MARS, check_mode, opening_of
 from specctl.train.report import save_fit
 from tests.train.cases import answer, by_key
 

@@ -1,8 +1,10 @@
-"""`fit mars`: the threshold of relaxed acceptance (arXiv:2601.15498), certified.
+"""The faces of `certify`: the thresholds of MARS, `fit mars`, and the clip of AdaSD, `fit adasd`.
 
-*Whether* a text leaves the strict one is exact: a run notes the closest call that each of its texts
-had (`Answer.opening`). A laxer theta that is still above it would have given the same text, so that
-answer is copied and only the others are decoded.
+A run of MARS records the largest opening of each text (`Answer.opening`). Under a laxer theta whose
+bound is at or above it the text is the same, so the answer is copied instead of decoded.
+
+AdaSD's acceptance follows the request and does not judge the tokens that it admits; the clip bounds
+its threshold.
 """
 
 from __future__ import annotations
@@ -21,16 +23,16 @@ from specctl.train.paired import Opening
 
 
 def check_mode(mode: str, *, greedy: bool) -> None:
-    """Refuses a mode that the sampling gives nothing to do."""
+    """Refuses a mode that does not fit the sampling."""
     if mode == "alg1" and not greedy:
         raise UsageError(
-            "--mode alg1 is the paper's Algorithm 1, which is of greedy decoding",
+            "--mode alg1, the paper's Algorithm 1, is for greedy decoding",
             hint="use --mode sound, or leave --temperature out",
         )
 
 
 def opening_of(config: MarsConfig, pair: Pair) -> Opening:
-    """Closeness, in the configuration's form, where each request's path ended."""
+    """Closeness to relaxation, in the configuration's form, at the end of each path."""
     eos_ids, device = pair.target.eos_ids, pair.target.model.device
     rule = mars_acceptance(config.acceptance(config.thetas[0]), device, eos_ids)
 
@@ -38,7 +40,7 @@ def opening_of(config: MarsConfig, pair: Pair) -> Opening:
         last = (record.path >= 0).sum(1, keepdim=True) - 1
         none = torch.zeros_like(record.position)
         greedy = [request.sampling.greedy for request in record.requests]
-        given = Verification(  # nothing here draws, so seeds are left out
+        given = Verification(  # nothing is drawn, so seeds are 0
             tree=record.tree,
             target_ids=record.target_ids,
             logits=record.target_logits,
@@ -69,4 +71,19 @@ MARS = Face(
         "Answers that change without an answer key, such as prose, are not judged.",
     ),
     opening=opening_of,
+)
+
+ADASD = Face(
+    kind="adasd",
+    title="AdaSD",
+    what="Accepts a token where drafter and target are closer than a threshold that each request "
+    "learns from the tokens that were accepted and rejected in its earlier rounds "
+    "(arXiv:2512.11280).",
+    setting="clip",
+    limits=(
+        "The acceptance looks at distributions, never at right or wrong; only the clip is "
+        "certified, for checkable answers to such prompts, under this shape and this decoding. "
+        "Fit again for another shape, pair or load.",
+        "Answers that change without an answer key, such as prose, are not judged.",
+    ),
 )
