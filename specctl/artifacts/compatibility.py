@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 class Expectation:
     """The run that an artifact is loaded for."""
 
-    pair: PairFingerprint
+    pair: PairFingerprint  # the models to run
     domain: Domain = field(default_factory=Domain)
     """This machine and load: `hardware`, `dtype` and `batch_size` are compared if given."""
     allow_mismatch: bool = False

@@ -74,7 +74,7 @@ class PairFingerprint(Record):
 
     target_digest: Digest  # of configuration and weights
     drafter_digest: Digest  # likewise
-    tokenizer_digest: Digest
+    tokenizer_digest: Digest  # of the mapping from text to ids
     target: Name  # shown to people, never compared
     drafter: Name  # likewise
 
@@ -112,7 +112,7 @@ class Domain(Record):
 class SplitSize(Record):
     """One side of a split."""
 
-    num_prompts: Count
+    num_prompts: Count  # none is on both sides
     num_rounds: Count  # of decoding
 
 

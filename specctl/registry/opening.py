@@ -209,9 +209,9 @@ def read_marker(store: ObjectStore) -> Marker:
 class Copied:
     """The contents of a copy, old and new."""
 
-    num_names: int
+    num_names: int  # of the registry
     num_entries: int  # of all histories
-    num_artifacts: int
+    num_artifacts: int  # each digest once
 
 
 def copy_registry(source: Registry, destination: Path | str) -> Copied:

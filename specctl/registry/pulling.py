@@ -45,7 +45,7 @@ class Pulled:
     """An artifact that passed every check."""
 
     artifact: Artifact
-    reference: Reference
+    reference: Reference  # as it was given
     folder: Path  # in the cache, read-only
     remembered: str | None = None  # offline: the time at which the reference was resolved
     accepted: tuple[bytes, ...] = ()  # envelopes over it; none if the name requires none
