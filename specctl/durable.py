@@ -146,22 +146,12 @@ def publish(temporary: Path, final: Path) -> None:
     An existing file of equal content is a success, so publishing twice is harmless.
     """
     try:
-        publish_link(temporary, final)
+        os.link(temporary, final)  # `rename` would replace a file
     except FileExistsError:
         if file_sha256(temporary) != file_sha256(final):
             raise
-        sync_folder(final.parent)
-    temporary.unlink()
-
-
-def publish_link(temporary: Path, final: Path) -> None:
-    """Gives a synced file a second name, which must be free, and syncs the folder.
-
-    Raises:
-        FileExistsError: the name is taken. `rename` would have replaced it.
-    """
-    os.link(temporary, final)
     sync_folder(final.parent)
+    temporary.unlink()
 
 
 # --------------------------------------------------------------------------- results
@@ -183,7 +173,7 @@ def check_place(path: Path, what: str) -> None:
 
 
 def write_whole(path: Path, content: bytes, what: str) -> None:
-    """Writes or replaces a file of results, whole or not at all."""
+    """Writes or replaces a file of results atomically."""
     with output_errors(path, what, ELSEWHERE):
         replace_file(path, content)
 

@@ -1,9 +1,9 @@
 """The inputs of policies: one registry of named features, one function that computes them.
 
-The same code serves fit, replay and runtime; `features_digest` of the names that a policy uses
-is written into its artifact and the runtime refuses any other. All features are *predictable*:
-they come from the drafter's distributions and from committed text, never from the coins that
-verification will throw, so a policy built on them is lossless.
+Fit, replay and runtime share this code. An artifact holds the `features_digest` of its policy's
+features, and the loader refuses another. All features are *predictable*: they come from the
+drafter's distributions and from committed text, never from draws of verification, so a policy
+built on them is lossless.
 """
 
 from __future__ import annotations
@@ -26,41 +26,40 @@ SUFFIX_TOKENS = 4
 COPIED_LEVELS = 16
 """Levels of a draft that are compared with what followed the text's end before."""
 NO_TEXT = -1
-"""Before the text begins, in a row of recent tokens."""
+"""Padding before the text in a row of recent tokens."""
 ENTROPY_TOP_K = 10
-"""K of the renormalised top-K entropy (HeteroSpec, Eq. 1). Thresholds do not carry over to
-another K, therefore K is part of every digest."""
+"""K of the renormalised top-K entropy (HeteroSpec, Eq. 1). Thresholds hold for one K only, so K is
+part of every digest."""
 
 
 # --------------------------------------------------------------------------- text
 #
-# Prompt lookup and suffix decoding draft what followed the text's end before (Saxena 2023, "Prompt
-# Lookup Decoding"; arXiv:2411.04975). Here that is a signal about a drafter's proposals: a path
-# that repeats the text is accepted more often than its probability says, and its siblings less
-# often.
+# Prompt lookup and suffix decoding draft the tokens that followed an earlier match of the text's
+# end (Saxena 2023, "Prompt Lookup Decoding"; arXiv:2411.04975). Here the match is a feature: a path
+# that repeats the text is accepted more often than its probability, and its siblings less often.
 
 
 class Copy(NamedTuple):
-    """The tokens that followed the end of each of B texts where that end stood before.
+    """The tokens that followed the longest earlier match of each of B texts' ends.
 
-    Of all places whose tokens agree with the last ones of the text, the longest match counts, and
-    of equal ones the latest. What follows it goes on in itself where it reaches the text's end, so
+    Of equally long matches the latest counts. The continuation wraps around at the text's end, so
     that a loop is a copy of any length.
 
         text   the cat sat on the cat ■     copy: "sat", "on", "the", "cat", "sat", ...
 
-    A node of the draft is given the length of the match, positive where its whole path copies,
-    negative where its parent's does and the node itself goes another way, 0 elsewhere.
+    The feature of a node is the length of the match: positive if its whole path copies, negative if
+    only its parent's path does, 0 elsewhere.
     """
 
     token_ids: Tensor  # `[B, COPIED_LEVELS]` int64
-    length: Tensor  # `[B]` int64, tokens that agree, at most `SUFFIX_TOKENS`; 0 for none
+    length: Tensor  # `[B]` int64, matching tokens, at most `SUFFIX_TOKENS`; 0 for none
 
     def of_level(self, depth: int, token_ids: Tensor, of_parent: Tensor) -> Tensor:
         """`[B, W, K]` int64 of a level's nodes.
 
         Args:
-            token_ids: `[B, W, K]`. of_parent: `[B, W]`, the same of the nodes above.
+            token_ids: `[B, W, K]`.
+            of_parent: `[B, W]`, the result for their parents.
         """
         above = of_parent.clamp(min=0)[..., None]
         if depth > COPIED_LEVELS:
@@ -69,13 +68,11 @@ class Copy(NamedTuple):
 
 
 def copy_of(recent: Tensor) -> Copy:
-    """The copy that each of B texts offers.
-
-    The first places, before which no whole match fits, are not looked at.
+    """The copy of each of B texts.
 
     Args:
-        recent: `[B, RECENT_TOKENS]` int64, the end of the text that was emitted, the root last,
-            `NO_TEXT` before it begins.
+        recent: `[B, RECENT_TOKENS]` int64, the end of the emitted text, the root last; `NO_TEXT`
+            before its start.
     """
     windows = recent.unfold(1, SUFFIX_TOKENS, 1)  # `[B, W, SUFFIX_TOKENS]`, the text's end last
     agree = (windows[:, :-1] == windows[:, -1:]) & (windows[:, -1:] != NO_TEXT)
@@ -88,7 +85,7 @@ def copy_of(recent: Tensor) -> Copy:
 
 
 def recent_tokens(texts: list[list[int]], device: torch.device) -> Tensor:
-    """`[B, RECENT_TOKENS]` int64: the ends of some texts."""
+    """`[B, RECENT_TOKENS]` int64: the ends of texts."""
     ends = [text[-RECENT_TOKENS:] for text in texts]
     rows = [[NO_TEXT] * (RECENT_TOKENS - len(end)) + end for end in ends]
     return torch.tensor(rows, device=device)
@@ -104,10 +101,10 @@ class Feature:
     name: str
     unit: str
     meaning: str
-    compute: Callable[[DraftPool, int], Tensor]  # `[B, C]` of the nodes of a pool from an index on
+    compute: Callable[[DraftPool, int], Tensor]  # `[B, C]` for the nodes of a pool from an index on
     dtype: str = "float32"
-    reads_text: bool = False  # it compares tokens with the recent text
-    version: int = 1  # raised when its meaning changes under the same name
+    reads_text: bool = False  # compares tokens with the recent text
+    version: int = 1  # increased when the meaning changes
 
 
 def _drafted(name: str, unit: str, meaning: str, column: str = "") -> Feature:
@@ -119,7 +116,7 @@ def _drafted(name: str, unit: str, meaning: str, column: str = "") -> Feature:
 def _copied(pool: DraftPool, start: int) -> Tensor:
     if pool.copied is None:
         raise UsageError(
-            "features of the text need rounds that carry the recent text",
+            "features of the text need rounds with the recent text",
             hint="collect dense traces, or leave these features out",
         )
     return pool.copied[:, start:]
@@ -169,7 +166,7 @@ def node_features(pool: DraftPool, names: Sequence[str], start: int = 0) -> Tens
 
 
 def check_registered(names: Sequence[str]) -> None:
-    """Refuses names that `node_features` does not know (UsageError)."""
+    """Refuses names without a node feature (UsageError)."""
     _registered(names)
 
 
@@ -181,8 +178,8 @@ def needs_text(names: Sequence[str]) -> bool:
 def meta_path(pool: DraftPool, *, conditional: bool = False) -> Tensor:
     """The node where the meta path P* ends: the best node of the deepest level drafted.
 
-    HeteroSpec writes "highest final-token confidence"; our reading is the highest
-    cumulative score, what EAGLE ranks by.
+    HeteroSpec's "highest final-token confidence" is read as the highest cumulative score, by which
+    EAGLE ranks.
 
     Args:
         conditional: rank by the final token's own probability instead.
@@ -199,8 +196,8 @@ def meta_path(pool: DraftPool, *, conditional: bool = False) -> Tensor:
 def phi(pool: DraftPool, *, conditional: bool = False) -> Tensor:
     """Cumulative meta-path top-K entropy (HeteroSpec, Eq. 1): entropies summed along P*.
 
-    The root's distribution is included, the one below the last token is not: T drafted tokens,
-    T entropies. It grows with depth, so it is only comparable between trees of equal depth.
+    The sum has one entropy for each of the T drafted tokens, from the root's distribution on. It
+    grows with depth, so only trees of equal depth compare.
 
     Returns:
         `[B]` float32, nats.

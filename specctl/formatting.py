@@ -129,13 +129,6 @@ class Table:
         return cls(title, tuple(columns), found, legend)
 
 
-def terminal_table(
-    title: str | None, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1
-) -> Any:
-    """A `Table` of which nothing is hidden; `left` columns are names and prose."""
-    return Table(title or "", columns, list(rows), left=left)
-
-
 # --------------------------------------------------------------------------- on a terminal
 
 _PIECE = re.compile(r"[^\n]+?(?:\s+|(?<=[,;\]}])(?=\S)|:(?=[a-z_]+=)|\n|$)")

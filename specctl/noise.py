@@ -1,14 +1,14 @@
-"""Noise that is a function of what it is for, and of nothing else.
+"""Noise that depends on its purpose alone.
 
-A number is named by four words: a stream (what it is drawn for), a request's seed, an output
-position, a token id. Its bits come from integer arithmetic alone, so that every device makes the
-same ones, in any order, for any batch, and only where they are needed.
+A number is named by four words: a stream (its purpose), a request's seed, an output position, a
+token id. Its bits come from integer arithmetic alone, so that every device makes the same ones, in
+any order, for any batch, and only where they are needed.
 
-Each word is taken in by one step of SplitMix64 (Steele, Lea and Flood, "Fast splittable
-pseudorandom number generators", OOPSLA 2014): the words before it are the generator's state, and
-the word says which of its outputs becomes the next state. The numbers of one position are thus a
-stretch of a SplitMix64 stream, token by token, and positions and seeds start such streams at
-states that are themselves hashed. Two stretches of V tokens overlap with a chance of V / 2^63.
+Each word is one step of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+generators", OOPSLA 2014): earlier words are the generator's state, and the word is the index of the
+output that becomes the next state. The numbers of one position are thus a stretch of a SplitMix64
+stream, token by token, which starts at a hashed state. Two stretches of V tokens overlap with a
+probability of V / 2^63.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 from specctl.lazy import Tensor, torch
 
 TOKEN_STREAM = 0
-"""Of the draws of the target's tokens; other draws take other numbers."""
+"""Stream of the draws of the target's tokens."""
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 FIRST, SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
 UNIFORM_BITS = 52

@@ -22,7 +22,7 @@ from specctl.errors import TraceEmptyError
 
 Floats = NDArray[np.float64]
 CONFIDENCE = 0.95
-"""Of all intervals."""
+"""Confidence of all intervals."""
 MIN_PROMPTS = 8
 """Fewest prompts of an interval: over fewer, resampling and variance are far too narrow."""
 NUM_RESAMPLES = 2000
@@ -159,7 +159,7 @@ class Resamples:
         return self.read(figure(self.drawn(ours)) / figure(self.drawn(theirs)))
 
     def drawn(self, sums: Any) -> Floats:
-        """`[1 + B, S]`: the sums over all prompts, `[P, S]`, then those of every resample."""
+        """`[1 + B, S]`: sums of `[P, S]` over all prompts, then over each resample."""
         return np.concatenate([sums.sum(0)[None], self.weights @ sums])
 
     def read(self, figure: Floats) -> Interval:
@@ -334,7 +334,7 @@ def calibration_errors(count: Floats, positive: Floats, prob: Floats) -> tuple[f
     no such correction is known.
 
     Args:
-        count, positive, prob: `[B]` nodes of each bin, those accepted, the sum of probabilities.
+        count, positive, prob: `[B]` nodes of each bin, accepted ones, and the sum of probabilities.
     """
     rate, weights = positive / count, count / count.sum()
     gap = prob / count - rate

@@ -1,15 +1,13 @@
-"""Draft trees as tensors, batch first: `DraftPool` is all that a round drafted, `TokenTree` what of
-it is verified.
+"""Draft trees as tensors, batch first: `DraftPool` holds drafted nodes, `TokenTree` verified ones.
 
     index     0      1      2      3      4
     token    the    cat    dog    sat    ran        the ─┬─ cat ─┬─ sat
     parent   -1      0      0      1      1              │       └─ ran
     depth     0      1      1      2      2              └─ dog
 
-Node 0 is the root, parents stand before their children, `depth` counts edges from the root, a
-padded slot has parent `PAD`, and since `draft_logp <= 0` a parent's joint log-probability is never
-below its child's.
-Index tensors are int64, because that is what torch gathers with.
+Node 0 is the root, parents precede their children, `depth` counts edges from the root, and padded
+slots have parent `PAD`. Since `draft_logp <= 0`, a parent's joint log-probability is never below
+its child's. Index tensors are int64, as torch's gather requires.
 """
 
 from __future__ import annotations
@@ -104,20 +102,20 @@ class DraftPool(NamedTuple):
         return self.valid.sum(1)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> DraftPool:
-        """A change of every column that there is."""
+        """Applies a function to every column."""
         return DraftPool(*(None if one is None else change(one) for one in self))  # type: ignore[arg-type]
 
     def first(self, size: int) -> DraftPool:
-        """The first slots of every row."""
+        """The first slots of each row."""
         return self.each(lambda column: column[:, :size])
 
     def rows(self, rows: slice | Tensor) -> DraftPool:
-        """Some rows."""
+        """Selects rows."""
         return self.each(lambda column: column[rows])
 
 
 POOL_COLUMNS = DraftPool._fields[:9]
-"""Those that every pool has."""
+"""Columns of every pool."""
 
 
 class Children(NamedTuple):
@@ -131,7 +129,7 @@ class Children(NamedTuple):
     """`[B, W]` float32, nats, of the distribution they come from."""
     topk_entropy: Tensor
     known: Tensor | None = None
-    """`[B, W, K]` bool, false for a child that the source does not know; None: all are known."""
+    """`[B, W, K]` bool, false for children that the source lacks; None if it has all."""
 
 
 def gather(values: Tensor, index: Tensor, fill: float) -> Tensor:
@@ -147,8 +145,8 @@ def gather(values: Tensor, index: Tensor, fill: float) -> Tensor:
 def path_sum(values: Tensor, parent: Tensor, max_depth: int) -> Tensor:
     """Sum of `values` from the root to each node, added root first.
 
-    The order of addition is the one in which a tree grows (parent's sum + own value), so the
-    result equals the score that drafting accumulated, bit for bit.
+    Values are added in the order in which a tree grows (parent's sum + own value), so the result
+    equals the score of drafting bit for bit.
 
     Args:
         values: `[B, N]` float.

@@ -216,7 +216,7 @@ class Provenance(Record):
     parent: Digest | None
     source_digest: Digest | None = None  # of the package's own Python files, as installed
     git_commit: Annotated[str, Field(pattern=r"^[0-9a-f]{40,64}$")] | None = None
-    """Of an unchanged checkout; otherwise null."""
+    """Commit of an unchanged checkout; otherwise null."""
     lock_digest: Digest | None = None  # of the sorted `name==version` lines of all dependencies
 
 

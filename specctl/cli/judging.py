@@ -304,11 +304,11 @@ def report(
 
     First the best setting, its gains and what to set in your engine, then the details.
     """
-    from specctl.durable import check_place
+    from specctl.durable import check_place, write_whole
     from specctl.logs.trace_set import TraceSet
     from specctl.replay.acceptance import trace_figures
     from specctl.replay.cost.files import cost_facts, load_cost_model
-    from specctl.report import build_page, read_given, settings_for, write_page
+    from specctl.report import build_page, read_given, settings_for
 
     check_place(out, "report")
     cost = None if cost_model is None else cost_facts(load_cost_model(cost_model))
@@ -320,5 +320,5 @@ def report(
         with progress("positions", opened.num_rows("rounds")):
             figures = trace_figures(opened, seed=seed)
     page = build_page(figures, given)
-    write_page(page, out)
+    write_whole(out, page.html().encode(), "report")
     return Answer(page.to_json(), [f"wrote {out}"])

@@ -2,6 +2,6 @@
 
 from specctl.report.build import build_page
 from specctl.report.given import Given, read_given, settings_for
-from specctl.report.page import Page, write_page
+from specctl.report.page import Page
 
-__all__ = ["Given", "Page", "build_page", "read_given", "settings_for", "write_page"]
+__all__ = ["Given", "Page", "build_page", "read_given", "settings_for"]

@@ -98,7 +98,7 @@ class Given:
 
     @property
     def ladder_of_load(self) -> LadderResult | None:
-        """The ladder, if its traces, times and load are those of the tuning."""
+        """The ladder, if it has the tuning's traces, times and load."""
         one, tune = self.ladder, self.tune
         if one is None or tune is None:
             return one
@@ -108,7 +108,7 @@ class Given:
 
     @property
     def comparable_ladder(self) -> LadderResult | None:
-        """`ladder_of_load`, if its prompts are those of the tuning too, so that figures compare."""
+        """`ladder_of_load`, if it has the tuning's prompts too, so that figures compare."""
         one, tune = self.ladder_of_load, self.tune
         is_same = one is None or tune is None or one.prompts_digest == tune.prompts_digest
         return one if is_same else None

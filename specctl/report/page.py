@@ -9,13 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup, escape
 from pydantic_core import to_jsonable_python
 
-from specctl.durable import write_whole
 from specctl.engines.engine import EngineSettings
 from specctl.formatting import Table
 from specctl.records import finite
@@ -153,8 +151,3 @@ def folding(text: str, places: re.Pattern[str] = SETTING) -> Markup:
 
 def _resource(name: str) -> str:
     return (files("specctl.report") / "templates" / name).read_text("utf-8")
-
-
-def write_page(page: Page, path: Path) -> None:
-    """Writes the page atomically (else `OutputError`)."""
-    write_whole(path, page.html().encode(), "report")

@@ -31,7 +31,7 @@ from specctl.stores.interface import (
 )
 
 CONNECT_TIMEOUT, TIMEOUT = timedelta(seconds=5), timedelta(seconds=60)
-"""Of one request, transfer included; a segment of a trace may have tens of MiB."""
+"""For one request, transfer included; a segment of a trace may have tens of MiB."""
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 _ENDPOINT = re.compile(

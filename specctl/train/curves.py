@@ -129,7 +129,6 @@ class Curve:
 
     @property
     def num_positions(self) -> int:
-        """Of all prompts."""
         return int(self.positions.sum())
 
     def points(self) -> tuple[CurvePoint, ...]:

@@ -42,8 +42,8 @@ NUM_PASSES = 5
 RECALLS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Shares of accepted tokens at which policies are compared."""
 TWIN_TOLERANCE = 1e-5
-"""Of log-odds, absolute and relative: more than the order of float32 additions changes, less than
-another weight does."""
+"""Absolute and relative tolerance of log-odds: above the effect of the order of float32 additions,
+below that of another weight."""
 TREES, DRAFTER = "boosted trees", "drafter"
 """References of a scorer on its label."""
 DRAFTED = {"joint": ("joint_logp", "joint_prob"), "conditional": ("draft_logp",)}

@@ -98,7 +98,7 @@ class Drift(ResultRecord):
 
     @property
     def foremost(self) -> DriftSignal:
-        """The signal with most evidence, among those that moved if there are any."""
+        """The signal with most evidence; if any moved, of the moved ones."""
         return (*self.moved, *self.signals)[0]
 
     def shown(self) -> list[Any]:

@@ -20,7 +20,7 @@ from specctl.engines.engine import EngineSettings
 from specctl.errors import InputError, TraceEmptyError, TraceMismatchError
 from specctl.formatting import Table, listed
 from specctl.replay.acceptance import TraceFigures, trace_figures
-from specctl.report import Given, Page, build_page, read_given, write_page
+from specctl.report import Given, Page, build_page, read_given
 from specctl.report.charts import Chart, Series
 from specctl.report.page import TERMS, folding
 from tests.replay.logs import random_traces
@@ -404,7 +404,7 @@ def chromium(folder: Path, page: Path, *options: str) -> tuple[str, str]:
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
 def test_chromium_renders_it_without_a_word_on_the_console(full_page: Page, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    write_page(full_page, path)
+    path.write_text(full_page.html(), "utf-8")
     picture = tmp_path / "page.png"
     size = "--window-size=1100,2000"
     _, console = chromium(tmp_path, path, f"--screenshot={picture}", size)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specctl.errors import TraceMismatchError, UsageError
-from specctl.formatting import terminal_table
+from specctl.formatting import Table
 from specctl.logs.parquet import collected
 from specctl.replay.cost.files import validity
 from specctl.replay.cost.model import Floats, Steps
@@ -274,7 +274,7 @@ def render_engine(model: EngineCost, out: Path) -> Any:
     from rich.console import Group
 
     names = [name for name in EngineCost.model_fields if name.endswith("_us")]
-    table = terminal_table(
+    table = Table(
         f"us of a step of {model.engine} {model.engine_version}; {model.pair.target} + "
         f"{model.pair.drafter}, {model.dtype}, {model.device}; {model.num_steps} steps, "
         f"{model.num_prompt_steps} with prompts, {model.num_stalls} stalls",

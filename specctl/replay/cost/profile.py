@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from specctl.errors import InvariantError, UsageError
-from specctl.formatting import listed, terminal_table
+from specctl.formatting import Table, listed
 from specctl.policy import Chain, Policy, RootOnly, StaticTree
 from specctl.policy.family import MAX_TOKENS, MAX_TOP_K
 from specctl.replay.config import ProfileGrid
@@ -436,7 +436,7 @@ def render(model: TableCost, out: Path) -> Any:
     if is_noisy(model):
         lines.append("noisy: something else ran here; measure again on a quiet machine")
     machine, grid = model.machine, model.verify
-    table = terminal_table(
+    table = Table(
         f"ms to verify, by tokens per request, at {grid.context_tokens[0]} tokens of context; "
         f"{model.pair.target} + {model.pair.drafter}, {machine.dtype}, {machine.device}, "
         f"{machine.num_threads} threads, {model.num_samples} {model.rounds} rounds a point",
