@@ -274,7 +274,7 @@ def render_engine(model: EngineCost, out: Path) -> Any:
     from rich.console import Group
 
     names = [name for name in EngineCost.model_fields if name.endswith("_us")]
-    table = Table(
+    table: Any = Table(
         f"us of a step of {model.engine} {model.engine_version}; {model.pair.target} + "
         f"{model.pair.drafter}, {model.dtype}, {model.device}; {model.num_steps} steps, "
         f"{model.num_prompt_steps} with prompts, {model.num_stalls} stalls",

@@ -436,7 +436,7 @@ def render(model: TableCost, out: Path) -> Any:
     if is_noisy(model):
         lines.append("noisy: something else ran here; measure again on a quiet machine")
     machine, grid = model.machine, model.verify
-    table = Table(
+    table: Any = Table(
         f"ms to verify, by tokens per request, at {grid.context_tokens[0]} tokens of context; "
         f"{model.pair.target} + {model.pair.drafter}, {machine.dtype}, {machine.device}, "
         f"{machine.num_threads} threads, {model.num_samples} {model.rounds} rounds a point",
