@@ -182,7 +182,7 @@ def _commit(url: str, index: int, num_commits: int) -> None:
     with TraceWriter.open(url, header(), resume=True) as writer:
         for number in range(num_commits):
             prompt = f"{index}-{number}"
-            if writer.pending([prompt]):
+            if prompt not in writer.finished:
                 writer.commit([prompt], tables_of([prompt]) if number % 10 == 0 else {})
 
 

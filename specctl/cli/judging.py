@@ -100,8 +100,8 @@ def profile(
         for prompt in load_prompts("embedded", limit=NUM_CHECKED)
     ]
     with progress("measurements", num_steps(pair, grid, len(policies))):
-        pieces: Any = {"requests": requests, "policies": policies, "graphs": graphs}
-        model = measure(pair, grid, **pieces, on_step=lambda: advance("measurements"))
+        inputs: Any = {"requests": requests, "policies": policies, "graphs": graphs}
+        model = measure(pair, grid, **inputs, on_step=lambda: advance("measurements"))
     save_cost_model(model, out)
 
     def end() -> None:

@@ -80,7 +80,7 @@ def open_to_fit(traces: list[str]) -> Any:
 
     A fit may read a set that it cannot write. It goes on and says so.
     """
-    from specctl.collect.snapshots import take_snapshot
+    from specctl.collect.verifying import take_snapshot
     from specctl.logs.trace_set import TraceSet
 
     opened = TraceSet.open(*traces)

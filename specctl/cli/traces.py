@@ -9,8 +9,7 @@ import typer
 from specctl.cli.app import traces_app
 from specctl.cli.options import refuse_together
 from specctl.cli.verbs import verb
-from specctl.collect.snapshots import take_snapshot
-from specctl.collect.verifying import verify
+from specctl.collect.verifying import take_snapshot, verify
 from specctl.console import Answer
 from specctl.logs.trace_files import open_place, read_header, split_reference
 from specctl.logs.trace_set import TraceSet, list_snapshots

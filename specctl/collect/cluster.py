@@ -1,4 +1,4 @@
-"""A Ray cluster to collect on: started here or joined, and refused before the first prompt.
+"""A Ray cluster to collect on: started here or joined, and checked before the first prompt.
 
 --workers N            a cluster of this machine, which ends with the command
 --ray HOST:PORT|auto   one that runs already
@@ -22,11 +22,11 @@ from specctl.errors import ClusterError, UsageError, one_line
 from specctl.formatting import count
 
 STORE_BYTES = 128 << 20
-"""Of memory for the store of objects of a cluster of ours: prompts and counts are small."""
+"""Memory for the object store of a cluster that starts here; it holds prompts and counts."""
 OWN: Any = {"include_dashboard": False, "_system_config": {"worker_niceness": 0}}
-"""Of a cluster of ours, whose workers have the priority of a process; Ray's own is nice 15."""
+"""Options of a cluster that starts here. Ray's default runs workers at nice 15."""
 CONNECT_S = 5.0
-"""The address of a cluster that has not answered by then is refused."""
+"""Time that a cluster has to answer at its address."""
 
 
 class Needs(NamedTuple):
@@ -41,7 +41,7 @@ class Needs(NamedTuple):
 
     @property
     def device(self) -> str:
-        """The device of the models in a worker, which sees its own GPUs alone."""
+        """The device of the models in a worker, which sees only its own GPUs."""
         if self.gpus > 1:
             return ",".join(f"cuda:{index}" for index in range(int(self.gpus)))
         return "cuda" if self.gpus else "cpu"
@@ -54,18 +54,14 @@ class Needs(NamedTuple):
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster that this process is connected to.
-
-    Attributes:
-        needs: of each worker. num_workers: that were asked for, or that it has room for.
-    """
+    """A cluster that this process is connected to."""
 
     ray: Any
-    needs: Needs
+    needs: Needs  # of each worker
     num_workers: int
 
     def check_alive(self) -> None:
-        """Refuses a cluster whose nodes are gone (ClusterError)."""
+        """Raises `ClusterError` if no node is left."""
         if not any(node["Alive"] for node in self.ray.nodes()):
             fix = "see Ray's logs; then go on with --resume"
             raise ClusterError("no node of Ray's cluster is alive", hint=fix)
@@ -75,33 +71,31 @@ class Cluster:
 def cluster(
     num_workers: int | None, address: str | None, *, threads: int, gpus: float | None, device: str
 ) -> Iterator[Cluster]:
-    """Starts or joins a cluster, for as long as the block takes.
+    """Starts or joins a cluster, and leaves it after the block.
 
-    A process that is connected already, as a program of Ray is, stays so.
+    A process that is already connected, such as a Ray program, stays connected.
 
     Args:
-        num_workers: None: as many as there is room for.
-        address: `auto` or `HOST:PORT`; None starts one on this machine.
-        threads: CPUs of a worker. gpus: of a worker; None: one where the cluster has any and
-            `device` is not `cpu`.
+        num_workers: None uses all the room there is.
+        address: `auto` or `HOST:PORT`; None starts a cluster on this machine.
+        threads: CPUs of a worker.
+        gpus: GPUs of a worker. None: one if the cluster has any and `device` is not `cpu`.
 
     Raises:
-        UsageError: no Ray is installed, or options that contradict each other.
-        ClusterError: it cannot be started or reached, or has no room for the workers.
+        UsageError: Ray is not installed, or options contradict each other.
+        ClusterError: the cluster cannot be started or reached, or lacks room for the workers.
     """
     if address is not None and address != "auto" and not address.rpartition(":")[2].isdigit():
-        expected, fix = "auto or HOST:PORT", "name the address that `ray start` printed"
-        raise UsageError(f"--ray: expected {expected}, found {address!r}", hint=fix)
+        fix = "give the address that `ray start` printed"
+        raise UsageError(f"--ray takes auto or HOST:PORT, not {address!r}", hint=fix)
     if device not in ("auto", "cpu", "cuda"):
         fix = "leave the numbers out: Ray gives each worker its own GPUs, see --gpus-per-worker"
-        raise UsageError(f"--device: expected auto, cpu or cuda, found {device}", hint=fix)
+        raise UsageError(f"--device {device} cannot be used with Ray", hint=fix)
     if gpus is not None and gpus > 1 and gpus % 1:
-        expected, fix = "at most 1, or a whole number", "round it"
-        raise UsageError(f"--gpus-per-worker: expected {expected}, found {gpus:g}", hint=fix)
+        raise UsageError(f"--gpus-per-worker above 1 must be a whole number, not {gpus:g}")
     if device == "cpu" and gpus:
-        fix = "leave one of them out"
-        raise UsageError(f"--gpus-per-worker: expected 0 on the CPU, found {gpus:g}", hint=fix)
-    with _undisturbed():
+        raise UsageError("--gpus-per-worker cannot be used with --device cpu")
+    with _own_sigterm():
         ray = _imported()
         connected = ray.is_initialized()
         if not connected:
@@ -112,7 +106,7 @@ def cluster(
             gpus = 1.0 if has_some or device == "cuda" else 0.0
         needs = Needs(threads, gpus)
         found = Cluster(ray, needs, _num_workers(ray, needs, num_workers))
-        with redirect_stdout(io.StringIO()):  # where Ray says that a worker has died
+        with redirect_stdout(io.StringIO()):  # Ray prints deaths of workers there
             yield found
     finally:
         if not connected:
@@ -120,24 +114,26 @@ def cluster(
 
 
 def _num_workers(ray: Any, needs: Needs, asked: int | None) -> int:
-    """The number of workers that was asked for, or that others leave room for; ClusterError for
-    more than all nodes together have room for, whoever else works there."""
+    """The number of workers: `asked`, or as many as other jobs leave room for.
+
+    Raises:
+        ClusterError: the whole cluster, empty, would be too small.
+    """
     there = ray.cluster_resources()
     room = sum(needs.room(node["Resources"]) for node in ray.nodes() if node["Alive"])
     if room < (asked or 1):
         raise ClusterError(
-            f"{'--ray' if asked is None else f'--workers {asked}'}: a worker takes {needs} of one "
-            f"node, and there is room for {room} in all: {there.get('CPU', 0):g} CPUs and "
-            f"{there.get('GPU', 0):g} GPUs",
+            f"{'--ray' if asked is None else f'--workers {asked}'}: each worker needs {needs} on "
+            f"one node, and the cluster has room for {room}: {there.get('CPU', 0):g} CPUs and "
+            f"{there.get('GPU', 0):g} GPUs in all",
             hint="lower --workers, --threads or --gpus-per-worker, or use --device cpu",
         )
     return asked or max(1, min(room, needs.room(ray.available_resources())))
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Gives SIGTERM back its handler, which Ray replaces, where it is imported and again where it
-    begins."""
+def _own_sigterm() -> Iterator[None]:
+    """Restores the handler of SIGTERM, which Ray replaces both on import and on start."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -147,7 +143,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _imported() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
     except ImportError:
@@ -165,13 +161,13 @@ def _connect(ray: Any, address: str | None) -> None:
             return
         named = _named(address)
         host, _, port = named.rpartition(":")
-        if port.isdigit() and "/" not in host:  # Ray itself tries for minutes
+        if port.isdigit() and "/" not in host:  # Ray itself would try for minutes
             try:
                 socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
             except OSError as error:
                 raise OSError(f"{named}: {error}") from error
         ray.init(address, **quiet)
-    except Exception as error:  # Ray raises plain ones: where its raylet dies as it begins, too
+    except Exception as error:  # Ray raises plain ones, also if its raylet dies at start
         where, fix = "Ray on this machine", "see the logs in /tmp/ray/session_latest/logs"
         if address is not None:
             where, fix = (
@@ -183,7 +179,7 @@ def _connect(ray: Any, address: str | None) -> None:
 
 
 def _named(address: str) -> str:
-    """An address; of `auto` the one that Ray takes: of the environment, or of the last `ray start`,
+    """The address that Ray uses for `auto`: from the environment, or of the last `ray start`,
     whose cluster may have ended."""
     if address != "auto":
         return address

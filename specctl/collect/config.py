@@ -19,38 +19,30 @@ if TYPE_CHECKING:
 LIVE_POLICY = "eagle2"
 FINISHED = "finished prompts"
 """The unit in which collections show progress."""
+TokenMode = Literal["keep", "drop"]
+"""Token ids in a trace set: kept, or left out (docs/trace-format.md, "Token ids")."""
 WhenFull = Literal["block", "drop"]
-"""A full queue makes decoding wait, or costs the prompts that are being decoded."""
+"""At a full queue, decoding waits or the prompts being decoded are dropped."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One part of the prompts, by their ids alone: no two shards of one count share a prompt.
+    """One part of the prompts, chosen by id: shards of one count are disjoint."""
 
-    Attributes:
-        index: 1-based. count: writers in all.
-    """
-
-    index: int = 1
+    index: int = 1  # 1-based
     count: int = 1
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """`2/4` is the second of four.
-
-        Raises:
-            UsageError: anything else.
-        """
+        """Reads `2/4`, the second of four; `UsageError` for other text."""
         found = re.fullmatch(r"(\d{1,4})/(\d{1,4})", text)
         shard = None if found is None else cls(int(found[1]), int(found[2]))
         if shard is None or not 1 <= shard.index <= shard.count:
-            raise UsageError(
-                f"--shard: expected I/N with 1 <= I <= N, found {text!r}", hint="correct it"
-            )
+            raise UsageError(f"--shard must be I/N with 1 <= I <= N, not {text!r}")
         return shard
 
     def holds(self, prompt_id: str) -> bool:
-        """Whether a prompt is of this part."""
+        """Whether a prompt belongs to this shard."""
         number = int.from_bytes(hashlib.sha256(prompt_id.encode()).digest()[:8], "big")
         return number % self.count == self.index - 1
 
@@ -87,7 +79,7 @@ class CollectConfig(BaseModel):
     )
     width: int | None = option(
         None,
-        "Dense: likeliest nodes expanded per level, besides those of every smaller static tree",
+        "Dense: likeliest nodes expanded per level, beside those of all smaller static trees",
         default="--children",
         ge=1,
         le=64,
@@ -98,8 +90,8 @@ class CollectConfig(BaseModel):
     )
     when_full: WhenFull | None = option(
         None,
-        "Live: where writing falls behind, 'block' lets decoding wait, 'drop' leaves out prompts, "
-        "whole, and counts them",
+        "Live: when writing falls behind, 'block' makes decoding wait, 'drop' leaves out whole "
+        "prompts and counts them",
         default="block",
     )
     dense_every: PositiveInt | None = option(
@@ -131,43 +123,42 @@ class CollectConfig(BaseModel):
         default="1 where there are any",
         ge=0,
     )
-    tokens: Literal["keep", "drop"] = option("keep", "Token ids: keep, or drop")
+    tokens: TokenMode = option("keep", "Token ids: keep, or drop")
     children: int | None = option(
         None, "Dense: children drafted per expanded node", default="10", group="common", ge=1, le=64
     )
 
     @property
     def is_spread(self) -> bool:
-        """Collects by Ray."""
+        """Whether Ray workers collect."""
         return self.workers is not None or self.ray is not None
 
     def check(self) -> None:
-        """Refuses options that exclude each other, of which nothing is read yet.
+        """Checks that the options go together, before any file is read.
 
         Raises:
-            UsageError: naming one of them.
+            UsageError: an option that another one excludes.
         """
         if not self.is_spread:
-            fix = "add --workers N, or leave it out"
-            _refuse("--gpus-per-worker", self.gpus_per_worker, "with --workers or --ray alone", fix)
+            _refuse("gpus_per_worker", self, "needs --workers or --ray")
         else:
             fix = "collect the sample by a command of its own, with --dense"
-            _refuse("--dense-every", self.dense_every, "no --workers and no --ray", fix)
+            _refuse("dense_every", self, "does not work with --workers and --ray", fix)
         if self.dense:
-            _refuse("--policy", self.policy, "no policy with --dense, which logs for all")
-            _refuse("--when-full", self.when_full, "without --dense, which has no queue")
-            _refuse("--dense-every", self.dense_every, "without --dense, which takes all prompts")
+            _refuse("policy", self, "does not go with --dense, whose log serves every policy")
+            _refuse("when_full", self, "does not go with --dense, which has no queue")
+            _refuse("dense_every", self, "does not go with --dense, which logs all prompts")
             self.dense_shape()
             return
-        _refuse("--responses", self.responses, "with --dense alone", "add --dense")
+        _refuse("responses", self, "needs --dense")
         if self.dense_every is not None:
             self.dense_shape()
             return
         for name in ("depth", "width", "children"):
-            _refuse(f"--{name}", getattr(self, name), "with --dense alone", "add --dense")
+            _refuse(name, self, "needs --dense")
 
     def dense_shape(self) -> FullTree:
-        """The trees of a dense collection; options that are not given are as in `FullTree`.
+        """The trees of a dense collection; options that were left out are as in `FullTree`.
 
         Raises:
             UsageError: a number out of range.
@@ -182,6 +173,7 @@ class CollectConfig(BaseModel):
         return shape
 
 
-def _refuse(option: str, value: object, expected: str, fix: str = "leave it out") -> None:
-    if value is not None:
-        raise UsageError(f"{option}: expected {expected}, found {value}", hint=fix)
+def _refuse(name: str, config: CollectConfig, problem: str, fix: str = "") -> None:
+    """Raises `UsageError` if an option is given."""
+    if getattr(config, name) is not None:
+        raise UsageError(f"--{name.replace('_', '-')} {problem}", hint=fix)

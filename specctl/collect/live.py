@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from specctl.collect.config import FINISHED, WHOLE, Shard, WhenFull
+from specctl.collect.config import FINISHED, WHOLE, Shard, TokenMode, WhenFull
 from specctl.collect.prompts import Prompt
 from specctl.collect.recorder import RecorderConfig
 from specctl.collect.rounds import TraceRecorder
-from specctl.collect.tokens import TokenMode, token_header
-from specctl.collect.trace_writer import TraceWriter, make_header
+from specctl.collect.trace_writer import TraceWriter, make_header, token_header
 from specctl.formatting import count
 from specctl.logs.trace_files import Segment, TraceHeader
 from specctl.policy import Policy
@@ -25,31 +24,26 @@ from specctl.runtime.requests import Metrics, pooled
 
 
 @dataclass
-class Sitting:
-    """Counts of a collection in this sitting.
-
-    Attributes:
-        num_skipped: prompts that an earlier sitting had finished.
-        num_committed: prompts made durable. num_cut: conversations that outgrew the context.
-    """
+class Summary:
+    """Counts of a run of `specctl collect`."""
 
     out: str
     num_planned: int
-    num_skipped: int
+    num_skipped: int  # prompts that an earlier run had finished
     num_committed: int = 0
-    num_cut: int = 0
+    num_cut: int = 0  # conversations that outgrew the context
 
     @classmethod
     def begin(
         cls, writer: TraceWriter, prompts: Sequence[Prompt], shard: Shard
     ) -> tuple[Self, list[Prompt]]:
-        """Nothing done yet, and the prompts of this shard that are not finished."""
+        """Counts of nothing yet, and the prompts of this shard that are not finished."""
         planned = [prompt for prompt in prompts if shard.holds(prompt.prompt_id)]
         left = writer.plan(planned)
         return cls(writer.place.name, len(planned), len(planned) - len(left)), left
 
-    def add(self, part: Sitting) -> None:
-        """Adds what was done in a part of this sitting, whose prompts are planned here already."""
+    def add(self, part: Summary) -> None:
+        """Adds the counts of a batch; its prompts are planned here already."""
         for name, done in vars(part).items():
             if name not in ("out", "num_planned", "num_skipped"):
                 before = getattr(self, name)
@@ -59,8 +53,12 @@ class Sitting:
     def to_json(self) -> dict[str, Any]:
         return vars(self).copy()
 
+    def render(self) -> str:
+        """The counts in words."""
+        raise NotImplementedError
+
     def words(self, figures: str, losses: str) -> str:
-        """The counts in words, around those of a kind of collection."""
+        """The counts in words, with lines of a kind of collection."""
         cut = f"{self.num_cut} conversations outgrew the context and were cut"
         lines = [
             f"{count(self.num_committed, 'prompt')} committed to {self.out}"
@@ -71,31 +69,25 @@ class Sitting:
 
 
 @dataclass
-class CollectSummary(Sitting):
-    """Counts of a live collection in this sitting.
+class LiveSummary(Summary):
+    """Counts of a live collection."""
 
-    Attributes:
-        num_dropped: prompts that were decoded and not written, as the queue was full.
-        num_dropped_rounds: of theirs, one a request in a round.
-    """
-
-    num_dropped: int = 0
-    num_dropped_rounds: int = 0
+    num_dropped: int = 0  # prompts that were decoded but not written: the queue was full
+    num_dropped_rounds: int = 0  # their rounds, one per request
     metrics: Metrics = field(default_factory=Metrics)
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "metrics": self.metrics.summary()}
 
     def render(self) -> str:
-        """The counts in words."""
         metrics = self.metrics
         figures = (
             f"{metrics.num_tokens} tokens, {metrics.calls} calls, "
             f"τ {metrics.mean_acceptance_length:.2f}, {metrics.tokens_per_s:.0f} tokens/s"
         )
         dropped = (
-            f"{self.num_dropped} prompts with {self.num_dropped_rounds} rounds were dropped, "
-            "as writing fell behind; --resume decodes them again"
+            f"{self.num_dropped} prompts with {self.num_dropped_rounds} rounds were dropped "
+            "because writing fell behind; --resume decodes them again"
         )
         return self.words(figures if metrics.calls else "", dropped if self.num_dropped else "")
 
@@ -115,28 +107,28 @@ def collect_live(
     workload: str | None = None,
     own_prompts: bool = False,
     decoder: Decoder | None = None,
-) -> CollectSummary:
+) -> LiveSummary:
     """Decodes the prompts that are not finished yet and writes their traces.
 
     Ctrl-C keeps every finished prompt; `resume` goes on with the others.
 
     Args:
-        out: a folder or `s3://bucket/prefix`. shard: which of `prompts` this process takes, where
-            several write to one set, which it then joins. tokens: how ids are stored.
-        when_full: where writing falls behind decoding, `block` lets decoding wait and `drop`
-            leaves out the prompts that are being decoded, which `resume` decodes again.
-        workload: the kind of prompts, in the user's word; goes into artifacts.
-        own_prompts: see `TraceWriter.open`. decoder: of this pair and policy, to be used again.
+        out: a folder or `s3://bucket/prefix`.
+        shard: the part of `prompts` for this process, if several write to one set.
+        tokens: keep or drop token ids.
+        when_full: if writing falls behind, `block` makes decoding wait and `drop` leaves out the
+            prompts being decoded, which `resume` decodes again.
+        workload: the user's word for the prompts; goes into artifacts.
+        own_prompts: see `TraceWriter.open`.
+        decoder: a decoder of this pair and policy, to use again.
 
     Raises:
         TraceError, OutputError, PromptTooLongError: see `specctl.errors`.
     """
     header = header_of(pair, policy, settings, workload=workload, tokens=tokens)
     joins = resume or shard.count > 1
-    with TraceWriter.open(
-        out, header, resume=joins, tokens=tokens, own_prompts=own_prompts
-    ) as writer:
-        summary, left = CollectSummary.begin(writer, prompts, shard)
+    with TraceWriter.open(out, header, resume=joins, own_prompts=own_prompts) as writer:
+        summary, left = LiveSummary.begin(writer, prompts, shard)
 
         def committed(segment: Segment) -> None:
             summary.num_committed += len(segment.prompt_ids)
@@ -158,7 +150,7 @@ def collect_live(
 def recording(
     pair: Pair, prompts: Sequence[Prompt], policy: Policy, settings: DecodeSettings, out: str
 ) -> Iterator[TraceRecorder]:
-    """The observer of a run of somebody else's, who says which prompts are finished.
+    """An observer that records the caller's own run; the caller reports each finished prompt.
 
     Raises:
         TraceError, OutputError: see `specctl.errors`.
@@ -178,10 +170,10 @@ def header_of(
     tokens: TokenMode = "keep",
     more: Mapping[str, Any] | None = None,
 ) -> TraceHeader:
-    """Identity of the traces: pair, policy, sampling and options that must be equal on resume.
+    """The identity of traces: pair, policy, sampling and options that must be equal on resume.
 
     Args:
-        tokens: how ids are stored. more: JSON values that also shape the rows.
+        more: further JSON values that shape the rows.
     """
     return make_header(
         policy,

@@ -1,4 +1,4 @@
-"""Prompt files to prompts. Malformed input is refused by line or row.
+"""Reads prompts from files. Errors name the line or row.
 
 | format       | keys read                                             | decoded as       |
 |--------------|-------------------------------------------------------|------------------|
@@ -9,9 +9,8 @@
 | `jsonl`      | prompt or turns, id, category, answer, raw            | chat unless raw  |
 | `text`       | one line is one prompt                                | chat             |
 
-All but `text` are JSON lines, one JSON array, or Parquet, whose columns are the keys: SPEED-Bench
-is `spec-bench` as Parquet. `specctl.runtime.conversations.conversation_ids` makes token ids of a
-prompt.
+All but `text` are JSON lines, one JSON array, or Parquet with the keys as columns; SPEED-Bench is
+`spec-bench` as Parquet.
 """
 
 from __future__ import annotations
@@ -31,26 +30,33 @@ from typing import Any
 from specctl.answers import final_answer
 from specctl.durable import file_sha256
 from specctl.embedded import PROMPTS
-from specctl.errors import PromptError, PromptLineError, UsageError, did_you_mean, shown
+from specctl.errors import (
+    PromptError,
+    PromptLineError,
+    UsageError,
+    check_choice,
+    reason_of,
+    shown,
+)
 
 log = logging.getLogger(__name__)
 EMBEDDED = "embedded"
 MAX_NAME_BYTES = 256
-"""Of ids and categories, which stand in every row."""
+"""Longest id or category; every row repeats them."""
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
-"""Begins turns of SPEED-Bench whose text NVIDIA may not hand on."""
+"""Start of SPEED-Bench turns whose text NVIDIA may not redistribute."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One unit of collection and of splits.
+    """A prompt: the unit of collection and of splits.
 
     Attributes:
         prompt_id: unique within the source, stable between runs.
-        category: empty where unknown.
-        turns: what the user says, at least one, none blank.
-        answer: the checkable answer, or None.
-        chat: wrap it in the tokenizer's chat template; off for text to be continued as it is.
+        category: empty if unknown.
+        turns: the user's messages, at least one, none blank.
+        answer: the checkable answer, if there is one.
+        chat: apply the tokenizer's chat template; False continues the text as it is.
     """
 
     prompt_id: str
@@ -68,22 +74,16 @@ def _file_digest(path: str, modified_ns: int) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of a file, one item of a JSON array, or one row of a Parquet file.
-
-    Attributes:
-        number: 1-based, of the unit. row: the JSON object that stands there, or a row's columns
-            that are not null.
-        hides_text: what has no id is named by its file's digest, not by that of its text, with
-            which a guessed text could be confirmed.
-    """
+    """One line of a file, one item of a JSON array, or one row of a Parquet file."""
 
     path: str
-    number: int
-    unit: str = "line"
+    number: int  # 1-based
+    unit: str = "line"  # or item, or row
+    # An id made from the text lets others confirm a guessed text: make it from the file instead.
     hides_text: bool = False
-    row: Mapping[str, Any] = field(default_factory=dict)
+    row: Mapping[str, Any] = field(default_factory=dict)  # the JSON object, or non-null columns
 
-    def refuse(self, problem: str, fix: str = "correct it") -> PromptError:
+    def refuse(self, problem: str, fix: str = "") -> PromptError:
         """The error for this entry."""
         if self.unit == "line":
             return PromptLineError(self.path, self.number, problem, hint=fix)
@@ -91,57 +91,55 @@ class Entry:
         return PromptError(f"{what}: {problem}", hint=fix)
 
     def with_row(self, value: object) -> Entry:
-        """The same with a JSON value, which must be an object."""
+        """This entry with a JSON value as its row."""
         if not isinstance(value, dict):
-            raise self.refuse(f"expected a JSON object, found a {type(value).__name__}")
+            raise self.refuse(f"this is {_kind(value)}, not a JSON object")
         return replace(self, row=value)
 
     def checked(self, text: object, name: str, max_bytes: int | None = None) -> str:
-        """A string with something in it that UTF-8 can hold.
+        """A string that is not blank and can be encoded.
 
-        JSON can spell half a surrogate pair, which no tokenizer can encode.
+        JSON can spell half a surrogate pair, which no tokenizer encodes.
         """
         if not isinstance(text, str):
-            raise self.refuse(f"expected {name} as a string, found {_kind(text)}")
+            raise self.refuse(f"{name} must be a string, not {_kind(text)}")
         if not text.strip():
-            raise self.refuse(f"expected {name} with text in it, found a blank string")
+            raise self.refuse(f"{name} is blank")
         if any("\ud800" <= char <= "\udfff" for char in text):
-            raise self.refuse(f"expected {name} as Unicode text, found half a surrogate pair")
+            raise self.refuse(f"{name} contains half a surrogate pair")
         num_bytes = len(text.encode())
         if max_bytes is not None and num_bytes > max_bytes:
-            raise self.refuse(
-                f"expected {name} of at most {max_bytes} bytes, found {num_bytes}", "shorten it"
-            )
+            raise self.refuse(f"{name} has {num_bytes} bytes, more than {max_bytes}")
         return text
 
     def keys(self) -> str:
-        """The keys that are there, for a refusal."""
+        """The keys that are there, for an error message."""
         name = "columns" if self.unit == "row" else "keys"
         return f"{name} {sorted(self.row)[:8]}"
 
     def text(self, key: str) -> str:
         """The text under a key."""
         if key not in self.row:
-            raise self.refuse(f"expected key {key!r}, found {self.keys()}")
+            raise self.refuse(f"no key {key!r} among {self.keys()}")
         return self.checked(self.row[key], repr(key))
 
-    def texts(self, turns: object, found: Callable[[object], str]) -> tuple[str, ...]:
-        """Turns of a prompt; `found` says what is there instead of a list."""
+    def texts(self, turns: object) -> tuple[str, ...]:
+        """The turns of a prompt."""
         if not isinstance(turns, list):
-            raise self.refuse(f"expected 'turns' as a list of strings, found {found(turns)}")
+            raise self.refuse(f"'turns' must be a list of strings, not {_kind(turns)}")
         if not turns:
-            raise self.refuse("expected at least one turn, found an empty list")
-        return tuple(self.checked(turn, "each turn") for turn in turns)
+            raise self.refuse("'turns' is empty")
+        return tuple(self.checked(turn, "a turn") for turn in turns)
 
     def category(self) -> str:
-        """Empty where there is none."""
+        """The category, empty if unknown."""
         given = self.row.get("category")
         return "" if given is None else self.checked(given, "'category'", MAX_NAME_BYTES)
 
     def identifier(self, key: str, turns: tuple[str, ...] | None) -> str | None:
-        """The entry's own id, or its place and eight digits that tell its turns from others.
+        """The entry's own id, or its place and eight digits of a digest of its turns.
 
-        The place alone would let `--resume` with another file take its line 3 for one already done.
+        With the place alone, `--resume` with another file would take its line 3 as done.
         """
         found = self.row.get(key)
         if found is None and turns is not None:
@@ -163,38 +161,34 @@ def load_prompts(
     limit_seed: int = 0,
     hide_text: bool = False,
 ) -> list[Prompt]:
-    """Reads prompts in file order; those without their text (`PLACEHOLDER`) are left out.
+    """Reads prompts in file order, without turns that are only a `PLACEHOLDER`.
 
     Args:
         source: a file, or `embedded` for the set that ships with the package (`./embedded` for
             a file of that name).
         format: one of `FORMATS`. `auto`: `.txt` is text, otherwise the keys of the first record
             decide (see the table above).
-        limit: prompts at most, see `spread`. limit_seed: which of them.
+        limit: largest number of prompts, see `spread`.
+        limit_seed: chooses them.
         hide_text: name prompts without an id by the file, see `Entry`.
 
     Raises:
         UsageError: an unknown format, or a limit below 1.
-        PromptError: no such file, not a file, nothing in it, no format that fits, no prompt with
-            its text, or one id twice; `PromptLineError` where one line is to blame.
+        PromptError: a file that is missing, empty, of no known format, without any text, or with
+            one id twice; `PromptLineError` if one line is at fault.
     """
-    if format not in FORMATS:
-        expected = f"one of {', '.join(FORMATS)}"
-        fix = did_you_mean(format, FORMATS, "name one of them")
-        raise UsageError(f"--format: expected {expected}, found {format!r}", hint=fix)
+    check_choice("--format", format, FORMATS)
     if limit is not None and limit < 1:
-        raise UsageError(
-            f"--limit: expected at least 1, found {limit}", hint="leave it out to read all"
-        )
+        raise UsageError(f"--limit must be at least 1, not {limit}")
     path = PROMPTS if source == EMBEDDED else Path(source)
-    first: dict[str, Entry] = {}  # an id used twice would merge two units of splitting into one
+    first: dict[str, Entry] = {}  # one id for two prompts would put both on one side of a split
     prompts, num_empty = [], 0
-    with readable(path, "a prompt file", f"name a file, or {EMBEDDED!r}"):
+    with readable(path, f"name a prompt file, or {EMBEDDED!r}"):
         for entry, prompt in _parse(path, format, hide_text=hide_text):
             earlier = first.setdefault(prompt.prompt_id, entry)
             if earlier is not entry:
-                found = f"{prompt.prompt_id!r}, which {earlier.unit} {earlier.number} has too"
-                raise entry.refuse(f"expected an id that is not used yet, found {found}")
+                before = f"{earlier.unit} {earlier.number}"
+                raise entry.refuse(f"{before} has the id {prompt.prompt_id!r} too")
             if any(turn.startswith(PLACEHOLDER) for turn in prompt.turns):
                 num_empty += 1
             else:
@@ -202,22 +196,22 @@ def load_prompts(
     if num_empty:
         fix = "fill them in with NVIDIA's prepare_data.py (Model-Optimizer, examples/specdec_bench)"
         if not prompts:
-            found = f"SPEED-Bench's placeholder in all {num_empty}"
-            raise PromptError(f"{path}: expected prompts with their text, found {found}", hint=fix)
+            text = f"all {num_empty} prompts are SPEED-Bench's placeholder"
+            raise PromptError(f"{path}: {text}", hint=fix)
         log.warning(
-            "%s: %d of %d prompts skipped: they hold SPEED-Bench's placeholder instead of a text; "
-            "%s", path, num_empty, num_empty + len(prompts), fix
+            "%s: %d of %d prompts skipped, whose text is SPEED-Bench's placeholder; %s",
+            path, num_empty, num_empty + len(prompts), fix,
         )  # fmt: skip
     if not prompts:
-        raise PromptError(f"{path}: expected at least one prompt, found none", hint="fill the file")
+        raise PromptError(f"{path} has no prompt")
     return prompts if limit is None else spread(prompts, limit, limit_seed)
 
 
 def spread(prompts: Sequence[Prompt], limit: int, seed: int = 0) -> list[Prompt]:
-    """At most `limit` prompts, as many of each category as can be, in their order.
+    """At most `limit` prompts in their order, spread evenly over the categories.
 
-    A hash of (seed, id) chooses, another than that of splits, or those chosen would all be held
-    out. A larger limit keeps what a smaller one chose.
+    A hash of (seed, id) chooses. It differs from the hash of splits, so both sides of a split get
+    prompts. A larger limit keeps the choice of a smaller one.
     """
 
     def draw(prompt: Prompt) -> bytes:
@@ -232,17 +226,17 @@ def spread(prompts: Sequence[Prompt], limit: int, seed: int = 0) -> list[Prompt]
 
 
 def load_prompt_files(sources: Sequence[str | Path], *, format: str = "auto") -> list[Prompt]:
-    """The prompts of several files, in order; see `load_prompts`.
+    """The prompts of several files, in order.
 
     Raises:
-        PromptError: one id in two files, beside what `load_prompts` refuses.
+        PromptError: one id in two files. See also `load_prompts`.
     """
     found: dict[str, Prompt] = {}
     for source in sources:
         for prompt in load_prompts(source, format=format):
             if prompt.prompt_id in found:
                 raise PromptError(
-                    f"{source}: expected ids that no other file has, found {prompt.prompt_id!r}",
+                    f"{source}: another file has the id {prompt.prompt_id!r} too",
                     hint="rename one of them",
                 )
             found[prompt.prompt_id] = prompt
@@ -250,19 +244,15 @@ def load_prompt_files(sources: Sequence[str | Path], *, format: str = "auto") ->
 
 
 @contextmanager
-def readable(path: Path, expected: str, fix: str) -> Iterator[None]:
-    """Refuses what is no file, or cannot be read inside, as a `PromptError` naming `path`."""
+def readable(path: Path, fix: str) -> Iterator[None]:
+    """Reports a path that is no file, and errors of reading inside the block, as `PromptError`."""
     if not path.is_file():
-        found = "a folder" if path.is_dir() else "no such file"
-        raise PromptError(f"{path}: expected {expected}, found {found}", hint=fix)
+        problem = "is a folder" if path.is_dir() else "is no such file"
+        raise PromptError(f"{path} {problem}", hint=fix)
     try:
         yield
     except OSError as error:
-        raise PromptError(
-            f"{path}: expected a file that can be read, found "
-            f"{error.strerror or type(error).__name__}",
-            hint="correct its permissions",
-        ) from error
+        raise PromptError(f"{path} cannot be read: {reason_of(error)}") from error
 
 
 # --------------------------------------------------------------------------- files
@@ -281,7 +271,7 @@ def _parse(path: Path, format: str, *, hide_text: bool) -> Iterator[tuple[Entry,
 
 
 def _lines(path: Path, *, hide_text: bool, blank: bool = False) -> Iterator[tuple[Entry, str]]:
-    """Lines with something in them, or all. Split at line feeds alone: JSON strings may hold
+    """Lines that are not blank, or all lines. Only line feeds end a line: JSON strings may contain
     U+2028."""
     with path.open("rb") as stream:
         for number, raw in enumerate(stream, start=1):
@@ -290,17 +280,16 @@ def _lines(path: Path, *, hide_text: bool, blank: bool = False) -> Iterator[tupl
             try:
                 line = raw.decode()
             except UnicodeDecodeError as error:
-                found = f"byte 0x{raw[error.start]:02x} at column {error.start + 1}"
-                raise entry.refuse(
-                    f"expected UTF-8, found {found}", "convert the file to UTF-8"
-                ) from error
+                where = f"byte 0x{raw[error.start]:02x} at column {error.start + 1}"
+                fix = "convert the file to UTF-8"
+                raise entry.refuse(f"{where} is not UTF-8", fix) from error
             if blank or line.strip():
                 yield entry, line
 
 
 def entries(path: Path, *, hide_text: bool = False) -> Iterator[Entry]:
-    """Objects of a JSON-lines file, of one JSON array (as ShareGPT is published), or of a Parquet
-    file (as SPEED-Bench is), which its first bytes tell."""
+    """Objects of a JSON-lines file, of one JSON array (such as ShareGPT), or of a Parquet file
+    (such as SPEED-Bench); the first bytes decide."""
     if _is_parquet(path):
         yield from _parquet_rows(path, hide_text=hide_text)
         return
@@ -320,7 +309,7 @@ def _is_parquet(path: Path) -> bool:
 
 
 def _parquet_rows(path: Path, *, hide_text: bool) -> Iterator[Entry]:
-    """Rows of a Parquet file; of its columns, those that a reader of this room knows."""
+    """Rows of a Parquet file, with the columns that prompts and responses use."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -331,11 +320,9 @@ def _parquet_rows(path: Path, *, hide_text: bool) -> Iterator[Entry]:
         file = pq.ParquetFile(path, page_checksum_verification=True)
         names = file.schema_arrow.names
         if not TEXTS & set(names):
-            expected = "prompts: a column 'turns', 'prompt', 'question' or 'conversations'"
-            raise refuse(
-                f"expected {expected}, found columns {names[:12]}", "name a file of prompts"
-            )
-        # Without threads: pyarrow's, beside torch's, abort a process that ends.
+            wanted = "'turns', 'prompt', 'question' or 'conversations'"
+            raise refuse(f"no column {wanted} among {names[:12]}", "name a file of prompts")
+        # Threads of pyarrow, beside those of torch, would abort a process that ends.
         number, known = 0, sorted(TEXTS.union(OTHERS).intersection(names))
         for batch in file.iter_batches(batch_size=64, columns=known, use_threads=False):
             for row in batch.to_pylist():
@@ -343,25 +330,21 @@ def _parquet_rows(path: Path, *, hide_text: bool) -> Iterator[Entry]:
                 row = {name: value for name, value in row.items() if value is not None}
                 yield Entry(str(path), number, "row", hide_text, row)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise refuse(
-            f"expected a Parquet file that can be decoded, found {error}", "fetch it again"
-        ) from error
+        raise refuse(f"the Parquet file cannot be decoded: {error}", "fetch it again") from error
 
 
 def _json(text: str, start: Entry) -> Any:
-    """The value of a text that begins at `start`; a syntax error is refused where it stands."""
+    """The value of a text that begins at `start`; a syntax error is reported at its own line."""
     try:
         return json.loads(text.rstrip())
     except json.JSONDecodeError as error:
         at = replace(start, number=start.number + error.lineno - 1)
         line = (text.splitlines() or [""])[error.lineno - 1]
-        raise at.refuse(
-            f"expected a JSON object, found {shown(line, max_chars=40)!r}, which is no JSON from "
-            f"column {error.colno} on",
-            "correct it; of plain text, a prompt a line, --format text",
-        ) from error
+        text = f"{shown(line, max_chars=40)!r} is no JSON from column {error.colno} on"
+        fix = "for plain text, one prompt a line, give --format text"
+        raise at.refuse(text, fix) from error
     except (ValueError, RecursionError) as error:  # a huge number, or nested too deep
-        raise start.refuse(f"expected JSON of sane size, found {error}", "remove it") from error
+        raise start.refuse(f"this JSON cannot be read: {error}") from error
 
 
 def _kind(value: object) -> str:
@@ -373,10 +356,10 @@ def _kind(value: object) -> str:
 
 
 def detect_format(entry: Entry) -> str:
-    """The format that the keys of the first record belong to.
+    """The format of a record, by its keys.
 
     Raises:
-        PromptError: none, or several that would read different texts from it.
+        PromptError: keys of no format, or of several.
     """
     claims = {
         "turns": "spec-bench" if "question_id" in entry.row else "jsonl",
@@ -387,11 +370,8 @@ def detect_format(entry: Entry) -> str:
     matching = [name for key, name in claims.items() if key in entry.row]
     if len(matching) == 1:
         return matching[0]
-    raise entry.refuse(
-        f"expected the keys of one format among {', '.join(READERS)}, found {entry.keys()} of "
-        f"{' and '.join(matching) or 'none'}",
-        "state the format with --format",
-    )
+    which = " and ".join(matching) or f"none of {', '.join(READERS)}"
+    raise entry.refuse(f"{entry.keys()} belong to {which}", "state the format with --format")
 
 
 def _prompt(
@@ -402,38 +382,37 @@ def _prompt(
 
 def read_spec_bench(entry: Entry) -> Prompt:
     """Spec-Bench and MT-Bench `question.jsonl`."""
-    turns = entry.texts(entry.row.get("turns"), _kind)
+    turns = entry.texts(entry.row.get("turns"))
     return _prompt(entry, "question_id", turns, entry.category())
 
 
 def read_humaneval(entry: Entry) -> Prompt:
-    """HumanEval: code to be continued, so no chat template."""
+    """HumanEval: code to be continued, without a chat template."""
     return _prompt(entry, "task_id", (entry.text("prompt"),), "code", chat=False)
 
 
 def read_gsm8k(entry: Entry) -> Prompt:
-    """GSM8K; the worked solution is kept as its final number."""
+    """GSM8K; of the worked solution, the final number is kept."""
     answer = final_answer(entry.text("answer"))
     if not answer:
-        raise entry.refuse("expected an answer that ends in '#### <number>', found no final number")
+        raise entry.refuse("the answer does not end in '#### <number>'")
     return _prompt(entry, "id", (entry.text("question"),), "arithmetic", answer=answer)
 
 
 def read_sharegpt(entry: Entry) -> Prompt:
-    """ShareGPT: the human turns; the replies and system texts are not ours to repeat."""
+    """ShareGPT: the human turns, without replies and system texts."""
     messages = entry.row.get("conversations")
     if not isinstance(messages, list):
-        raise entry.refuse(f"expected 'conversations' as a list, found {_kind(messages)}")
+        raise entry.refuse(f"'conversations' must be a list, not {_kind(messages)}")
     turns = []
     for message in messages:
         if not isinstance(message, dict):
-            raise entry.refuse(
-                f"expected messages as objects with 'from' and 'value', found {_kind(message)}"
-            )
+            text = "messages must be objects with 'from' and 'value'"
+            raise entry.refuse(f"{text}, not {_kind(message)}")
         if message.get("from") in ("human", "user"):
             turns.append(replace(entry, row=message).text("value"))
     if not turns:
-        raise entry.refuse("expected a conversation with a human turn, found none", "remove it")
+        raise entry.refuse("the conversation has no human turn", "remove it")
     return _prompt(entry, "id", tuple(turns), "chat")
 
 
@@ -441,14 +420,12 @@ def read_jsonl(entry: Entry) -> Prompt:
     """The format of the embedded set: `prompt` or `turns`, the rest optional."""
     row = entry.row
     if ("prompt" in row) == ("turns" in row):
-        raise entry.refuse(
-            "expected one of 'prompt' and 'turns', found "
-            f"{'both' if 'prompt' in row else 'neither'}"
-        )
+        which = "both" if "prompt" in row else "neither"
+        raise entry.refuse(f"it has {which} of 'prompt' and 'turns'", "give one of them")
     raw = row.get("raw", False)
     if not isinstance(raw, bool):
-        raise entry.refuse(f"expected 'raw' as true or false, found {_kind(raw)}")
-    turns = entry.texts(row["turns"], _kind) if "turns" in row else (entry.text("prompt"),)
+        raise entry.refuse(f"'raw' must be true or false, not {_kind(raw)}")
+    turns = entry.texts(row["turns"]) if "turns" in row else (entry.text("prompt"),)
     answer = None if row.get("answer") is None else entry.text("answer")
     return _prompt(entry, "id", turns, entry.category(), answer=answer, chat=not raw)
 
@@ -463,5 +440,5 @@ READERS: dict[str, Callable[[Entry], Prompt]] = {
 """Formats whose records are JSON objects, or rows of Parquet."""
 FORMATS = ("auto", "text", *READERS)
 TEXTS = {"turns", "prompt", "question", "conversations", "response", "token_ids"}
-"""Columns of Parquet files one of which must be there."""
+"""Columns of Parquet files; one of them is required."""
 OTHERS = {"id", "prompt_id", "question_id", "task_id", "category", "answer", "raw", "eos"}

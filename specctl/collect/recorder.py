@@ -1,12 +1,12 @@
-"""The one recorder of traces: what a loop decodes, a collection drafts, or an engine serves.
+"""The recorder of traces, for the decode loop, dense collection and serving engines.
 
     producing thread         recording thread                    writing thread
     put(item) ──► queue ──►  source.take: rows, held until  ──►  every `flush_s` or `flush_bytes`:
                              their prompt has ended               tables, a segment
 
-A prompt is published whole or not at all. Everything that waits is bounded, and `when_full` says
-what happens at a bound: the producer waits, or prompts are dropped and counted. The threads share
-Python's interpreter lock, so items are taken many at a time and no item wakes a thread.
+A prompt is published whole or not at all. All that waits is bounded. At a bound, as `when_full`
+says, the producer waits or prompts are dropped and counted. The threads share Python's interpreter
+lock: items are taken many at a time, and a single item wakes no thread.
 """
 
 from __future__ import annotations
@@ -28,26 +28,25 @@ from specctl.logs.trace_files import Segment
 from specctl.policy import Policy
 
 MIN_ITEMS = 2
-"""Items that may wait whatever their size: one is read while the next is made."""
+"""Items that may wait at any size: one is read while the next is made."""
 I = TypeVar("I")  # noqa: E741
 
 
 @dataclass(frozen=True)
 class RecorderConfig:
-    """When to publish and how much may wait.
+    """Limits of a recorder: when to publish, and how much may wait.
 
     Attributes:
-        flush_s: seconds between segments while finished prompts wait: what a kill may cost.
-        flush_bytes: publish earlier when so much is held that the last segment did not leave.
-        when_full: what happens at a bound: `block` lets the producer wait, `drop` costs the
-            prompts whose items find no room.
-        max_items, max_bytes: bounds of the queue, and of the bytes that its items hold.
-        held_bytes: bound of the rows that wait for their prompt's end or for the disk. No waiting
-            helps where a single prompt outgrows it: an error under `block`.
-        wake_s, wake_items, wake_bytes: how long, and for how much, the recording thread sleeps at
-            most.
-        poll_s: seconds between looks at the queue; None has the item that makes it `wake_items`
-            wake the thread, which then takes the interpreter lock at once.
+        flush_s: seconds between segments while finished prompts wait; a kill costs these.
+        flush_bytes: new rows at which a segment is published earlier.
+        when_full: at a bound, `block` makes the producer wait and `drop` drops the prompts whose
+            items find no room.
+        max_items, max_bytes: bounds of the queue.
+        held_bytes: bound of the rows that wait for the end of their prompt or for the disk. A
+            single prompt above it is an error under `block`.
+        wake_s, wake_items, wake_bytes: longest sleep of the recording thread, and what ends it.
+        poll_s: seconds between looks at the queue. None: the item that reaches `wake_items` wakes
+            the thread, which then takes the interpreter lock at once.
     """
 
     flush_s: float = FLUSH_S
@@ -63,25 +62,20 @@ class RecorderConfig:
 
 
 class Publication(NamedTuple):
-    """Prompts that have ended, with all their rows.
-
-    Attributes:
-        tables: makes them, in the writing thread. size_bytes: of the rows.
-        policy: that they were decoded with, in the place of the writer's own.
-    """
+    """Prompts that have ended, with all their rows."""
 
     prompt_ids: Collection[str]
-    tables: Callable[[], Tables]
-    size_bytes: int
-    policy: Policy | None = None
+    tables: Callable[[], Tables]  # called in the writing thread
+    size_bytes: int  # of the rows
+    policy: Policy | None = None  # that decoded them, if it is not the writer's own
 
 
 class RowSource(Protocol[I]):
-    """Makes rows of items and holds them until their prompts have ended; the recording thread's."""
+    """Makes rows of items and holds them until their prompts end; for the recording thread."""
 
     @property
     def held_bytes(self) -> int:
-        """Memory of the rows."""
+        """Memory of the rows that are held."""
 
     @property
     def has_ended(self) -> bool:
@@ -91,26 +85,25 @@ class RowSource(Protocol[I]):
         """Makes rows of items, in their order."""
 
     def publish(self) -> list[Publication]:
-        """The prompts that have ended, which are held no longer."""
+        """Hands out the prompts that have ended."""
 
     def unfinished(self) -> list[str]:
         """Prompts with rows that have not ended."""
 
     def give_up(self) -> bool:
-        """Drops the largest prompt that has not ended; whether that is allowed."""
+        """Drops the largest unfinished prompt; returns False if the source never drops."""
 
 
 @dataclass
 class ItemQueue(Generic[I]):
-    """A bounded queue from the producing thread to the recording one, first in, first out.
+    """A bounded FIFO queue from the producing to the recording thread.
 
-    An item holds its memory until its rows are made, so it counts until it is released, not until
-    it is taken.
+    An item holds its memory until its rows are made: it counts until `release`.
     """
 
     config: RecorderConfig
-    sizes: list[int] = field(default_factory=list)  # of items that wait or were taken
-    num_taken: int = 0  # of those
+    sizes: list[int] = field(default_factory=list)  # of items that wait or are being read
+    num_taken: int = 0  # those being read
     _bytes: int = 0
     _items: list[I] = field(default_factory=list)
     _is_full: bool = False
@@ -119,13 +112,13 @@ class ItemQueue(Generic[I]):
     _changed: Condition = field(default_factory=Condition)
 
     def put(self, item: I, size_bytes: int | None = None) -> bool:
-        """Appends an item; returns whether it found room, for which `block` waits.
+        """Appends an item, under `block` once there is room; returns False if it found none.
 
         Args:
-            size_bytes: of an item that is bounded; None always has room.
+            size_bytes: memory of the item; None always has room.
 
         Raises:
-            BaseException: the error that the recording thread failed with.
+            BaseException: the error of the recording thread.
             OutputError: the queue was closed.
         """
         with self._changed:
@@ -137,7 +130,7 @@ class ItemQueue(Generic[I]):
                 self._changed.wait()
             self.raise_failure()
             if self._closed:
-                raise OutputError("the trace recorder was closed; record inside its `with` block")
+                raise OutputError("the trace recorder is closed; record inside its `with` block")
             self._items.append(item)
             if size_bytes is not None:
                 self.sizes.append(size_bytes)
@@ -155,7 +148,7 @@ class ItemQueue(Generic[I]):
         return is_long or self._is_full or self._bytes >= self.config.wake_bytes
 
     def take(self) -> tuple[list[I], bool]:
-        """Everything that waits, after at most `wake_s`, and whether more may come."""
+        """All items that wait, after at most `wake_s`, and whether more may come."""
         with self._changed:
             until, poll_s = time.monotonic() + self.config.wake_s, self.config.poll_s
             while not (self._closed or self._has_enough()):
@@ -167,7 +160,7 @@ class ItemQueue(Generic[I]):
             return items, not self._closed
 
     def release(self) -> None:
-        """The items that were taken are gone: there is room for as many again."""
+        """Makes room again for the items that were taken."""
         with self._changed:
             self._bytes -= sum(self.sizes[: self.num_taken])
             del self.sizes[: self.num_taken]
@@ -175,13 +168,13 @@ class ItemQueue(Generic[I]):
             self._changed.notify_all()
 
     def close(self, failure: BaseException | None = None) -> None:
-        """No more items. A failure of the recording thread surfaces at the next `put`."""
+        """Ends the queue. A failure of the recording thread is raised at the next `put`."""
         with self._changed:
             self._closed, self._failure = True, failure or self._failure
             self._changed.notify_all()
 
     def clear(self) -> int:
-        """Drops the items that wait; their number."""
+        """Drops the items that wait; returns their number."""
         with self._changed:
             items, self._items, self.sizes = self._items, [], []
             self.num_taken = self._bytes = 0
@@ -193,19 +186,18 @@ class ItemQueue(Generic[I]):
 
 
 class Recorder(Generic[I]):
-    """Publishes the rows of a source, whole prompts at a time, from threads of its own.
+    """Publishes the rows of a source, whole prompts at a time, from its own threads.
 
-    Use it as a context manager: leaving it, by Ctrl-C too, publishes the prompts that have ended.
-    An error of a background thread is raised in the producing thread, at the next `put` and at
-    `close`.
+    A context manager: its end, by Ctrl-C too, publishes the prompts that have ended. An error of a
+    background thread is raised in the producing thread, at the next `put` and at `close`.
 
     Args:
-        open_writer: gives the writer of the set; called in the recording thread.
-        on_commit: called in the writing thread, after each segment.
+        open_writer: opens the set; called in the recording thread.
+        on_commit: called in the writing thread after each segment.
 
     Attributes:
-        discarded: prompts that had not ended, known after `close`.
-        num_bytes: published.
+        discarded: prompts that had not ended; complete after `close`.
+        num_bytes: bytes published.
     """
 
     def __init__(
@@ -233,10 +225,10 @@ class Recorder(Generic[I]):
         return self._queue.put(item, size_bytes)
 
     def close(self) -> None:
-        """Publishes what has ended and ends the threads; see `finishing` for Ctrl-C meanwhile.
+        """Publishes the prompts that have ended, and ends the threads. Delays Ctrl-C.
 
         Raises:
-            SpecctlError: the error that a background thread failed with.
+            SpecctlError: the error of a background thread.
         """
         with finishing():
             self._queue.close()
@@ -262,7 +254,7 @@ class Recorder(Generic[I]):
             self._pool.shutdown()
 
     def _failed(self, error: BaseException) -> None:
-        """Hands an error over, which is raised in the producing thread."""
+        """Hands an error to the producing thread."""
         self._queue.close(error)
 
     def _record(self) -> None:
@@ -270,7 +262,7 @@ class Recorder(Generic[I]):
         while more:
             items, more = self._queue.take()
             self.source.take(items)
-            items.clear()  # the last that holds on to their memory
+            items.clear()  # the last reference to their memory
             self._queue.release()
             if self._write is not None and self._write.done():
                 self._wait()
@@ -285,7 +277,7 @@ class Recorder(Generic[I]):
         self.discarded = tuple(sorted(self.source.unfinished()))
 
     def _begin_write(self) -> None:
-        """Starts to write the prompts that have ended, once the segments before are through."""
+        """Starts to write the prompts that have ended, after waiting for earlier segments."""
         if not self.source.has_ended:
             return
         self._wait()
@@ -306,14 +298,14 @@ class Recorder(Generic[I]):
                 self._on_commit(segment)
 
     def _wait(self) -> None:
-        """Returns when nothing is being written; raises the error that writing failed with."""
+        """Waits for the write in progress; raises its error."""
         write, self._write = self._write, None
         if write is not None:
             write.result()
         self._writing_bytes = 0
 
     def _keep_bounds(self) -> None:
-        """Gets the rows below their bound: by the disk, and else as `when_full` says."""
+        """Brings the held rows below their bound: by writing, else as `when_full` says."""
         while self.source.held_bytes + self._writing_bytes > self.config.held_bytes:
             if self._writing_bytes:
                 self._wait()
@@ -321,7 +313,7 @@ class Recorder(Generic[I]):
                 self._begin_write()
             elif not self.source.give_up():
                 raise OutputError(
-                    f"rows of unfinished prompts take {self.source.held_bytes} bytes, of at most "
+                    f"rows of unfinished prompts take {self.source.held_bytes} bytes, more than "
                     f"{self.config.held_bytes}",
-                    hint="decode fewer prompts together, or shorter ones, or drop what is too long",
+                    hint="decode fewer or shorter prompts together, or use --when-full drop",
                 )

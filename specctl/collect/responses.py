@@ -1,11 +1,11 @@
-"""A file of responses: what some model, in production or here, answered to known prompts.
+"""Reads responses: texts that a model, in production or here, answered to known prompts.
 
 JSON lines or one JSON array of objects, or Parquet with these columns:
 
 | key         | value                                                                     |
 |-------------|---------------------------------------------------------------------------|
-| `prompt_id` | the prompt's id; `id` is the same. Without either, the prompt's own place |
-| `prompt`    | or `turns`: must be the text of the prompt of that id                     |
+| `prompt_id` | or `id`: the prompt's id. Without either, the place of the prompt itself  |
+| `prompt`    | or `turns`: the text of that prompt, which must be equal                  |
 | `response`  | text, or a list with the text of each turn                                |
 | `token_ids` | instead of `response`: token ids, or a list of them for each turn         |
 | `eos`       | true where each response ended by itself, so that its end is known        |
@@ -28,40 +28,34 @@ TurnText = str | tuple[int, ...]
 
 @dataclass(frozen=True)
 class Response:
-    """One record.
-
-    Attributes:
-        prompt_turns: the prompt's turns as the record has them, or None.
-        turns: text or token ids of each turn.
-        ends: each turn's text ended by itself (of token ids, the last one says so).
-    """
+    """The responses to one prompt."""
 
     entry: Entry
     prompt_id: str
-    prompt_turns: tuple[str, ...] | None
+    prompt_turns: tuple[str, ...] | None  # as the record has them
     turns: tuple[TurnText, ...]
-    ends: bool
+    ends: bool  # the text of each turn is complete; token ids show it by their last one
 
 
 @dataclass(frozen=True)
 class Responses:
-    """A file of responses, by prompt id. `digest` is of its bytes."""
+    """A file of responses, by prompt id."""
 
     path: Path
-    digest: str
+    digest: str  # of its bytes
     by_prompt: Mapping[str, Response]
 
     def of(self, prompts: Iterable[Prompt]) -> Responses:
-        """The responses of some prompts, of the same file."""
+        """The responses to some of the prompts."""
         chosen = {prompt.prompt_id: self.by_prompt[prompt.prompt_id] for prompt in prompts}
         return replace(self, by_prompt=chosen)
 
     def check_cover(self, prompts: Iterable[Prompt]) -> None:
-        """Refuses prompts without a response, or with another's.
+        """Checks that every prompt has a response to its own text.
 
         Raises:
-            PromptError: how many have none; `PromptLineError` where a record was made for
-                another text, or has another number of turns.
+            PromptError: prompts without a response; `PromptLineError` for a record of another
+                text or of another number of turns.
         """
         prompts = list(prompts)
         missing = [p.prompt_id for p in prompts if p.prompt_id not in self.by_prompt]
@@ -88,14 +82,14 @@ def load_responses(path: Path, *, hide_text: bool = False) -> Responses:
     """Reads a file of responses.
 
     Args:
-        hide_text: as of their prompts, see `load_prompts`.
+        hide_text: as for their prompts, see `load_prompts`.
 
     Raises:
-        PromptError: not a file that can be read, or empty; `PromptLineError` where one record
-            is malformed, or has the prompt id of an earlier one.
+        PromptError: a file that cannot be read or is empty; `PromptLineError` for a record that is
+            malformed or repeats a prompt id.
     """
     found_by: dict[str, Response] = {}
-    with readable(path, "a file of responses", "name a JSON-lines or Parquet file"):
+    with readable(path, "name a JSON-lines or Parquet file of responses"):
         for entry in entries(path, hide_text=hide_text):
             response = _read(entry)
             earlier = found_by.setdefault(response.prompt_id, response)
@@ -104,24 +98,20 @@ def load_responses(path: Path, *, hide_text: bool = False) -> Responses:
                 raise entry.refuse(f"{before} has the prompt id {response.prompt_id!r} too")
         digest = f"sha256:{file_sha256(path)}"
     if not found_by:
-        raise PromptError(f"{path} has no response", hint="fill the file")
+        raise PromptError(f"{path} has no response")
     return Responses(path, digest, found_by)
-
-
-def _shown(value: object) -> str:
-    return repr(value)[:40]
 
 
 def _read(entry: Entry) -> Response:
     row = entry.row
     ends = row.get("eos", False)
     if not isinstance(ends, bool):
-        raise entry.refuse(f"'eos' is neither true nor false: {_shown(ends)}")
+        raise entry.refuse(f"'eos' is neither true nor false: {repr(ends)[:40]}")
     given = row.get("turns", [row["prompt"]] if "prompt" in row else None)
-    prompt_turns = None if given is None else entry.texts(given, _shown)
+    prompt_turns = None if given is None else entry.texts(given)
     prompt_id = entry.identifier("prompt_id" if "prompt_id" in row else "id", prompt_turns)
     if prompt_id is None:
-        raise entry.refuse(f"expected 'prompt_id', or the 'prompt' itself, found {entry.keys()}")
+        raise entry.refuse(f"it has no 'prompt_id' and no 'prompt', only {entry.keys()}")
     return Response(entry, prompt_id, prompt_turns, _turns(entry), ends)
 
 
@@ -144,5 +134,5 @@ def _turns(entry: Entry) -> tuple[TurnText, ...]:
 
 def _token_ids(ids: object, entry: Entry) -> tuple[int, ...]:
     if not isinstance(ids, list) or not ids or any(type(i) is not int or i < 0 for i in ids):
-        raise entry.refuse(f"'token_ids' is no list of whole numbers: {_shown(ids)}")
+        raise entry.refuse(f"'token_ids' is no list of whole numbers: {repr(ids)[:40]}")
     return tuple(ids)

@@ -1,12 +1,12 @@
-"""Decoded rounds as items of the recorder: the runtime's observer, and the rows that it gives.
+"""Recording of decoded rounds: the runtime's observer, and the rows of its rounds.
 
     decoding thread          recording thread
     on_round(record)  ──►    statistics on the round's device ──► to the host, logits dropped
     finish_prompt(id) ──►    rows held until their prompt has ended
 
 The decoding thread marks its place in the device's work and appends to a queue; it never waits for
-a device. Rounds of a prompt take about 70 bytes a drafted node until it is finished. A prompt that
-was dropped is not published, so `--resume` collects it again.
+the device. Rounds take about 70 bytes per drafted node until their prompt ends. A dropped prompt is
+not published, so `--resume` collects it again.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ from specctl.logs.trace_files import Segment
 from specctl.runtime.requests import RoundRecord
 
 COPY_BYTES = 64 << 20
-"""Of host memory that statistics are copied to, pinned on CUDA."""
+"""Host memory that statistics are copied to, pinned on CUDA."""
 
 
 class Losses(NamedTuple):
-    """Dropped prompts, and their rounds, one a request in a round, as in `rounds`."""
+    """Dropped prompts, and their rounds, one per request as in the table `rounds`."""
 
     num_prompts: int = 0
     num_rounds: int = 0
 
 
 class Waiting(NamedTuple):
-    """A round in the queue; `mark` is where the decoding stream has written all of it."""
+    """A round in the queue."""
 
     record: RoundRecord
-    mark: Event
+    mark: Event  # the decoding stream has written all of the round
 
 
 Item = Waiting | str
-"""A round, or the id of a prompt whose rounds were all recorded."""
+"""A round, or the id of a prompt that has ended."""
 
 
 class RoundRowSource:
-    """Rows of rounds, read on their device.
+    """The recorder's source of decoded rounds.
 
     Args:
-        lane: to the host; that of the first round's device unless given.
-        may_drop: prompts may be given up for room.
+        lane: to the host; None takes that of the first round's device.
+        may_drop: allow `give_up`.
     """
 
     def __init__(
         self, lane: Lane | None = None, *, may_drop: bool = False, copy_bytes: int = COPY_BYTES
     ) -> None:
-        self.lane, self.dropped = lane, set[str]()  # both threads add; nothing leaves
+        self.lane, self.dropped = lane, set[str]()  # both threads add to it
         self._may_drop, self._copy_bytes = may_drop, copy_bytes
         self._held, self._ended = HeldRows(), set[str]()
         self._transfer: Transfer[list[Heading]] | None = None
@@ -73,11 +73,12 @@ class RoundRowSource:
     def take(self, items: list[Item]) -> None:
         self._held.parts += self._read([item for item in items if isinstance(item, Waiting)])
         self._held.take(frozenset(self.dropped))
-        # A prompt ends after its last round, so the order of the queue is kept.
+        # Ends come after all rounds of the batch: a prompt's id follows its last round.
         self._ended |= {item for item in items if isinstance(item, str)} - self.dropped
 
     def _read(self, waiting: list[Waiting]) -> list[RoundRows]:
-        """Statistics of rounds, on the host; until then `waiting` keeps what the device reads."""
+        """Statistics of rounds, on the host; `waiting` keeps tensors until the device has read
+        them."""
         if not waiting or self.lane is None:
             return []
         transfer = self._transfer = self._transfer or Transfer(self.lane, self._copy_bytes)
@@ -106,13 +107,10 @@ class RoundRowSource:
 
 
 class TraceRecorder(Recorder[Item]):
-    """Observes the rounds of a runtime and records them.
-
-    Args:
-        lane, copy_bytes: see `RoundRowSource`.
+    """An observer of a decoder that records its rounds.
 
     Attributes:
-        losses: what a bound cost, complete after `close`.
+        losses: dropped prompts, complete after `close`.
     """
 
     source: RoundRowSource
@@ -132,7 +130,7 @@ class TraceRecorder(Recorder[Item]):
         super().__init__(lambda: writer, source, config, on_commit)
 
     def on_round(self, record: RoundRecord) -> None:
-        """Enqueues a round; waits only where the queue is full and `when_full` says so."""
+        """Enqueues a round; waits only at a full queue under `block`."""
         if self.source.lane is None:
             self.source.lane = lane_for(record.target_logits.device)
         prompts = [request.prompt_id for request in record.requests]
@@ -142,10 +140,10 @@ class TraceRecorder(Recorder[Item]):
         logits = {id(one): one for one in (record.target_logits, record.target_logp_source)}
         size_bytes = sum(one.nbytes for one in logits.values())
         if not self.put(Waiting(record, self.source.lane.mark()), size_bytes):
-            self.source.dropped.update(prompts)  # all of the batch, as prompts are traced whole
+            self.source.dropped.update(prompts)  # the whole batch: prompts are traced whole
 
     def finish_prompt(self, prompt_id: str) -> None:
-        """All rounds of a prompt were recorded: unless dropped, it goes into the next segment."""
+        """Marks the end of a prompt; unless dropped, it goes into the next segment."""
         self.put(prompt_id)
 
     def close(self) -> None:

@@ -1,11 +1,11 @@
-"""The one maker of rows: tensors on the host to the two tables of a trace set.
+"""Makes the two tables of a trace set from tensors on the host.
 
     decoded rounds    statistics ─────────────┐
-    engine's steps    engines.recording ──────┴─► RoundRows ─round_tables─┐     logits: read_steps
+    engine's steps    engines.recording ──────┴─► RoundRows ─round_tables─┐
     every position    dense.trees.columns_of ──────────────────dense_tables─┴─► _tables ─► Arrow
 
-A round has `[R, P]` tensors, padded; a dense text flat columns of its M nodes. Tables are made once
-a segment or chunk, over all its rows, because fixed costs of tensor calls would otherwise dominate.
+A round has padded `[R, P]` tensors; a dense text has flat columns of its M nodes. Tables are made
+over all rows of a segment or chunk, because fixed costs of tensor calls would otherwise dominate.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from specctl.logs.parquet import Tables
 
 LOGIT_TENSORS = ("target_logp", "target_rank", "target_top1_logit", "target_top2_logit")
-"""Node columns that logits at the parent give."""
+"""Node columns that come from the logits at the parent."""
 ROW_TENSORS = ("round_idx", "position", "context_tokens", "offered_depth", "num_emitted")
 FILLS = {"parent": PAD, "joint_logp": float("-inf"), "submitted": -1, "path": -1}
-"""Values of padding where rounds of different sizes are joined; 0 or false for the others."""
+"""Padding where rounds of different sizes are joined; 0 or false for other tensors."""
 Heading = dict[str, Any]
-"""Columns of `rounds` that the host knows of one row, by name."""
+"""Columns of one row of `rounds` that are on the host from the start, by name."""
 Columns = dict[str, Any]
-"""Columns by name: a tensor, a pair of a tensor and where it is known, a list, or one value."""
+"""Columns by name, see `table_of`."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class RoundRows:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def pick(self, rows: Sequence[int]) -> RoundRows:
-        """Some of the rows; this object itself where that is all of them."""
+        """Some of the rows; this object itself if it is all of them."""
         if len(rows) == len(self.headings):
             return self
         index = torch.tensor(rows, dtype=torch.int64)
@@ -66,7 +66,7 @@ class RoundRows:
 
 @dataclass
 class HeldRows:
-    """Rows that wait until their prompts have ended, as these are published whole."""
+    """Rows that wait for the end of their prompts."""
 
     parts: list[RoundRows] = field(default_factory=list)
 
@@ -79,7 +79,7 @@ class HeldRows:
         return Counter(heading["prompt_id"] for rows in self.parts for heading in rows.headings)
 
     def take(self, prompt_ids: Collection[str]) -> list[RoundRows]:
-        """Rows of these prompts, which are held no longer."""
+        """Removes and returns the rows of prompts."""
         taken, left = [], []
         for rows in self.parts:
             among = [heading["prompt_id"] in prompt_ids for heading in rows.headings]
@@ -92,7 +92,7 @@ class HeldRows:
 
 
 def join(parts: Sequence[RoundRows]) -> RoundRows:
-    """All rows of at least one part, second axes padded to the longest."""
+    """All rows of one or more parts, second axes padded to the longest."""
 
     def joined(name: str) -> Tensor:
         tensors = [part.tensors[name] for part in parts]
@@ -108,7 +108,7 @@ def join(parts: Sequence[RoundRows]) -> RoundRows:
 
 
 def request_columns(request: Request, kind: str) -> Heading:
-    """The columns that name a request; `kind` is live or dense."""
+    """The columns that identify a request; `kind` is live or dense."""
     return {
         "request_id": request.request_id,
         "prompt_id": request.prompt_id,
@@ -122,7 +122,7 @@ def request_columns(request: Request, kind: str) -> Heading:
 
 
 def pool_columns(pool: DraftPool) -> dict[str, Tensor]:
-    """The columns of `nodes` that a drafted tree gives by itself, `[R, P]`."""
+    """The columns of `nodes` of a drafted tree before verification, `[R, P]`."""
     return {
         "parent_idx": pool.parent,
         "depth": pool.depth,
@@ -137,7 +137,7 @@ def pool_columns(pool: DraftPool) -> dict[str, Tensor]:
 
 
 def slot_of(submitted: Tensor, num_nodes: int) -> Tensor:
-    """`[R, P]` int64: where a pool node stands among the submitted, -1 if it does not.
+    """`[R, P]` int64: place of each pool node among the submitted, -1 if it is not.
 
     Args:
         submitted: `[R, N]` int64 pool indices, -1 padded. num_nodes: P.
@@ -149,24 +149,21 @@ def slot_of(submitted: Tensor, num_nodes: int) -> Tensor:
 
 
 def round_tables(rows: RoundRows) -> Tables:
-    """Rounds that ran, in the columns, order and types of the trace format.
-
-    Shapes below are `[R, P]` of nodes and `[R]` of rows.
-    """
+    """Decoded rounds in the trace format. Shapes below: `[R, P]` of nodes, `[R]` of rows."""
     t, depth = rows.tensors, rows.tensors["offered_depth"]
     size = t["parent"].shape[1]
-    # Deeper nodes were drafted for others of the batch.
+    # Deeper nodes were drafted for other requests of the batch.
     kept = (t["parent"] > PAD) & (t["depth"] <= depth[:, None])
     verified = slot_of(t["submitted"], size) >= 0
     rank = _confidence_rank(t["joint_logp"], verified)
     path = gather(t["submitted"], t["path"], -1)
-    num_admitted = (path >= 0).sum(1) - 1  # before end of text and limit cut the path
+    num_admitted = (path >= 0).sum(1) - 1  # before the end of text or the limit cut the path
     num_accepted = torch.minimum(num_admitted, t["num_emitted"])
     behind = torch.arange(path.shape[1]) > num_accepted[:, None]
     emitted = slot_of(path.masked_fill(behind, -1), size) >= 0
     deepest = num_admitted[:, None]
     tcr = rank.gather(1, path.gather(1, deepest))[:, 0]
-    # Φ over what the row was offered, so that it does not depend on the rest of its batch.
+    # Φ over the nodes offered to the row, so that it does not depend on the rest of its batch.
     offered = t["parent"].masked_fill(~kept, PAD)
     pool = DraftPool(**{name: t[name] for name in POOL_COLUMNS} | {"parent": offered})
     rounds: Columns = {
@@ -203,7 +200,7 @@ def round_tables(rows: RoundRows) -> Tables:
 
 
 def _confidence_rank(joint_logp: Tensor, verified: Tensor) -> Tensor:
-    """`[R, P]` int64: 1 for the likeliest verified draft node, ties to the earlier; else 0."""
+    """`[R, P]` int64: rank of verified draft nodes by probability, from 1; 0 for the others."""
     ranked = verified.clone()
     ranked[:, 0] = False  # the root was not drafted
     order = rank_order(joint_logp.masked_fill(~ranked, float("-inf")))
@@ -214,14 +211,13 @@ def _confidence_rank(joint_logp: Tensor, verified: Tensor) -> Tensor:
 def dense_tables(
     request: Request, roots: range, tensors: dict[str, Tensor], shape: FullTree, policy_digest: str
 ) -> Tables:
-    """Full trees along a text, in the columns, order and types of the trace format; columns of
-    decoded rounds alone are null.
+    """Full trees along a text in the trace format; columns that only decoded rounds have are null.
 
     Args:
         roots: indices of the P roots in the text.
         tensors: `text` `[T]`; `num_drafted` and `num_accepted` `[P]`; `row`, columns and labels of
-            the M nodes (`on_path`: the text goes along; `judged`: it goes along to the parent;
-            `unknown`: it ends before); `LOGIT_TENSORS` and `target_entropy` of the S judged ones.
+            the M nodes (see `dense.labels.Labels`); `LOGIT_TENSORS` and `target_entropy` of the
+            judged nodes.
     """
     root = torch.arange(roots.start, roots.stop)
     round_idx = root - len(request.prompt_ids)
@@ -247,7 +243,7 @@ def dense_tables(
         "policy_digest": policy_digest,
     }
     on_path, judged = tensors["on_path"], tensors["judged"]
-    # No confidence_rank: among the verified, which are one path, a rank says nothing.
+    # No confidence_rank: the verified nodes are one path, whose ranks are depths.
     nodes = {
         **tensors,
         "verified": on_path,
@@ -274,7 +270,7 @@ def _tables(rounds: Columns, nodes: Columns, row: Tensor) -> Tables:
 
 
 def repeat(texts: list[str], row: Tensor) -> pa.DictionaryArray:
-    """A dictionary column that repeats `texts[i]` for every i in `row`."""
+    """A dictionary column of `texts[i]` for every i in `row`."""
     import pyarrow as pa
 
     unique = {text: code for code, text in enumerate(dict.fromkeys(texts))}
@@ -283,11 +279,11 @@ def repeat(texts: list[str], row: Tensor) -> pa.DictionaryArray:
 
 
 def table_of(name: str, columns: Mapping[str, Any]) -> pa.Table:
-    """A table of the trace format from its columns, in the format's order and types.
+    """A table in the order and types of the trace format.
 
     Args:
-        columns: by name: a tensor, a pair of a tensor and where it is known, a list, an Arrow
-            array, or one value for all rows; null where a nullable one is absent.
+        columns: by name, a tensor, a pair of a tensor and a mask of known values, a list, an Arrow
+            array, or one value for all rows. Absent nullable columns are null.
     """
     import pyarrow as pa
 

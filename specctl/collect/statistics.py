@@ -1,9 +1,9 @@
-"""Statistics of decoded rounds, on their device: what a trace needs, without the logits.
+"""Statistics of decoded rounds, computed on their device, so that logits need not leave it.
 
     RoundRecord ─statistics─► tensors by name, which leave the device ─► `rows.RoundRows`
 
-Rounds that arrived together are read together, in few tensor calls and without waiting for the
-device. No code here goes node by node.
+Rounds that arrived together are read together, in few tensor calls, without a loop over nodes and
+without waiting for the device.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from specctl.runtime.requests import RoundRecord
 from specctl.tree import POOL_COLUMNS, gather
 
 MAX_STACK_BYTES = 32 << 20
-"""Logits of rounds that are read together at most. Every tensor call of the recording thread
-competes with decoding for the interpreter lock, so small rounds are joined; larger ones are read in
-place, without a copy."""
+"""Most logits that are read together. Tensor calls of the recording thread compete with decoding
+for the interpreter lock, so small rounds are joined; large ones are read without a copy."""
 
 
 def headings(records: Sequence[RoundRecord]) -> list[Heading]:
-    """Headings of the rows of some rounds."""
+    """Headings of the rows of rounds."""
     return [
         {
             **request_columns(request, "live"),
@@ -46,7 +45,7 @@ def headings(records: Sequence[RoundRecord]) -> list[Heading]:
 
 
 def alike(records: Iterable[RoundRecord]) -> Iterator[list[RoundRecord]]:
-    """Runs of rounds of equal shape, in order, as many as may be read together."""
+    """Groups of consecutive rounds of equal shape, up to `MAX_STACK_BYTES`."""
 
     def signature(record: RoundRecord) -> tuple[object, ...]:
         tensors = (record.pool.joint_logp, record.submitted, record.target_logits)
@@ -63,12 +62,12 @@ def _is_greedy(record: RoundRecord) -> bool:
 
 
 def statistics(records: Sequence[RoundRecord]) -> dict[str, Tensor]:
-    """The tensors that a trace needs of rounds that are alike, by name, on their device.
+    """The tensors of rounds of equal shape that a trace needs, by name, on their device.
 
-    Beside those of pool and record: `judged` `[R, P]`, the parent was verified, so the
-    target's distribution after it is known; and where it is, `node_match` and `LOGIT_TENSORS`.
-    Engines that sample do not say what the target would have drawn behind a token that was
-    refused: their rows have `match_known` too, `[R, P]`.
+    Beside those of pool and record, `[R, P]` each: `judged`, the parent was verified and the
+    target's distribution after it is known; `node_match` and `LOGIT_TENSORS`, valid where `judged`.
+    Rows of engines that sample have `match_known` too: they lack the target's draw after a rejected
+    token.
     """
     pool = {name: _cat(getattr(one.pool, name) for one in records) for name in POOL_COLUMNS}
     widest = max(record.path.shape[1] for record in records)  # paths are as wide as trees are deep
@@ -94,16 +93,16 @@ def _cat(parts: Iterable[Tensor]) -> Tensor:
 def read_on_device(
     records: Sequence[RoundRecord], judged: Tensor, slot: Tensor, tokens: Tensor, sibling: Tensor
 ) -> tuple[Tensor, ...]:
-    """Features of each node from the logits, with no shape that depends on values.
+    """`LOGIT_TENSORS` of each node, by operations whose shapes do not depend on values.
 
     Args:
         judged, slot: `[R, P]`, whether a node's parent was verified, and its place among the N.
         tokens, sibling: `[R, P]`, the node's token and rank among its siblings.
 
     Returns:
-        `[R, P]` each, of any value where not `judged`: log-probability under the distribution drawn
-        from, -inf where top-k or top-p cut it; 1 + number of strictly larger raw logits; the two
-        largest raw logits at the parent.
+        `[R, P]` each, arbitrary where not `judged`: log-probability under the sampled distribution,
+        -inf where top-k or top-p cut; 1 + number of strictly larger raw logits; the two largest raw
+        logits at the parent.
     """
     logits = _cat(record.target_logits for record in records)
     num_rows, num_slots = logits.shape[:2]
@@ -124,16 +123,16 @@ def read_on_device(
 def read_on_host(
     records: Sequence[RoundRecord], judged: Tensor, slot: Tensor, tokens: Tensor, sibling: Tensor
 ) -> tuple[Tensor, ...]:
-    """The same in float32 for the CPU, where it competes with decoding for cores.
+    """`read_on_device` for the CPU, in float32 and with little work: decoding needs the cores.
 
-    Only parents of drafted nodes are copied and read, E of the R·N verified ones: about half of a
-    tree are leaves, and reading logits is most of the cost of recording.
+    Copies and reads only the E parents of drafted nodes among the R·N verified ones: about half of
+    a tree are leaves, and reading logits is most of the cost of recording.
     """
     num_slots = records[0].submitted.shape[1]
     is_parent = torch.zeros(len(judged), num_slots, dtype=torch.bool)
     row, node = judged.nonzero(as_tuple=True)
     is_parent[row, slot[row, node]] = True
-    is_parent[:, 0] = True  # so that there is one
+    is_parent[:, 0] = True  # at least one
     at = (is_parent.flatten().cumsum(0) - 1).view_as(is_parent).gather(1, slot)
     parents = is_parent.split([len(record.requests) for record in records])
     pairs = list(zip(records, parents, strict=True))
@@ -148,10 +147,10 @@ def read_on_host(
 
 
 def order_statistics(logits: Tensor, children: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The two largest logits, and for each child the number of strictly larger ones.
+    """The two largest logits, and for each child the number of strictly larger logits.
 
-    numpy compares into bytes and reduces them with vector instructions, torch does not: at E = 48,
-    V = 6144, K = 8 one core of the build machine takes 0.5 ms, and 1.9 ms for a loop in torch.
+    numpy reduces comparisons with vector instructions and torch does not: at E = 48, V = 6144,
+    K = 8 one core of the build machine takes 0.5 ms, against 1.9 ms for a loop in torch.
 
     Args:
         logits: `[E, V]` float32.
@@ -173,9 +172,9 @@ def order_statistics(logits: Tensor, children: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def _count_larger(rows: npt.NDArray[Any], bound: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Entries of each row above its bound: eight 0/1 bytes are added at once, as one word.
+    """Entries of each row above its bound, by adding eight 0/1 bytes at once as one word.
 
-    128 words are summed before their bytes are, so no byte exceeds 128 and none carries over.
+    128 words are summed before their bytes are: no byte exceeds 128, so none carries over.
     """
     length = rows.shape[1]
     flags = np.zeros((len(rows), -(-length // 1024) * 1024), np.bool_)

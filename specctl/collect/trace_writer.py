@@ -1,14 +1,15 @@
-"""The durable writer of a trace set: rows of prompts in, published segments out.
+"""Writes a trace set: rows of whole prompts become published segments.
 
     nodes: write ─► digest ─► put          rounds: write ─► digest ─► put: published
 
-A put is: sync the file, link it to its name without overwriting, sync the folder; in a bucket it is
-one put-if-absent. Killed before the rounds file has its name, the set does not contain the prompts;
-afterwards it does. Writers share nothing but the header, so any number of them work side by side.
+A put syncs the file, links it to its name without overwriting, and syncs the folder; in a bucket it
+is one put-if-absent. The set contains the prompts from the moment the rounds file has its name.
+Writers share only the header, so any number of them work side by side.
 """
 
 from __future__ import annotations
 
+import hashlib
 import signal
 import tempfile
 import threading
@@ -21,8 +22,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
+from specctl.collect.config import TokenMode
 from specctl.collect.prompts import Prompt
-from specctl.collect.tokens import TokenMode, text_digest, without_tokens
 from specctl.durable import RESUME, file_sha256, make_folder, output_errors
 from specctl.errors import InvariantError, OutputError, StoreError, TraceMismatchError
 from specctl.logs.trace_files import (
@@ -44,9 +45,10 @@ from specctl.logs.trace_files import (
 )
 from specctl.logs.trace_set import Listing, read_listing
 from specctl.policy import Policy, policy_digest
+from specctl.records import canonical_json
 from specctl.stores import KeyTakenError, create, probe
 from specctl.stores.local import TEMPORARY, LocalStore
-from specctl.trace import TABLES, arrow_schema, schema_id
+from specctl.trace import TABLES, TOKEN_COLUMNS, arrow_schema, schema_id, token_mode
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,11 +56,11 @@ if TYPE_CHECKING:
 FLUSH_S = 30.0
 """Seconds between segments while finished prompts wait: the most that a crash costs."""
 FLUSH_BYTES = 64 << 20
-"""A segment is published earlier where its rows take this much memory."""
+"""Memory of rows at which a segment is published earlier."""
 ABANDONED_S = 24 * 3600.0
-"""Age at which an unfinished file of a folder belongs to no living writer."""
+"""Age of an unfinished file whose writer must be dead."""
 PATIENCE_S = 30.0
-"""A segment takes a fraction of a second, to a slow bucket some seconds; a stuck one may end."""
+"""Time that Ctrl-C waits for the last segment, which takes some seconds to a slow bucket."""
 AGAIN = "start the command again (with --resume, where it has that)"
 
 
@@ -69,8 +71,8 @@ def make_header(
 
     Args:
         sampling: a record of plain values.
-        collect: JSON values that must be equal on resume, e.g. `max_new_tokens`; leave out those
-            that may differ between sittings, such as a limit on prompts.
+        collect: JSON values that must be equal on resume, e.g. `max_new_tokens`, but not a limit
+            on prompts.
         digests: `target_digest`, `drafter_digest`, `tokenizer_digest`.
     """
     from specctl.version import __version__
@@ -86,65 +88,62 @@ def make_header(
     return TraceHeader.model_validate(fields | digests)
 
 
+def token_header(mode: TokenMode) -> dict[str, Any]:
+    """The entry of `header.collect` that states the mode; empty for `keep`."""
+    return {} if mode == "keep" else {"tokens": {"mode": mode}}
+
+
 def check_place(place: Place, *, resume: bool) -> None:
-    """Refuses a place that is not ours to write to; nothing is created there.
+    """Checks that a trace set may be written at a place, without creating anything.
 
     Args:
         resume: accept a place that holds traces.
 
     Raises:
-        OutputError: it holds something else, or traces and `resume` is off, or lies in another set.
+        OutputError: it holds other files, or traces without `resume`, or lies in another set.
         TraceCorruptError: it holds segments and no header.
         StoreError: a bucket that cannot be reached.
     """
 
-    def refuse(problem: str, fix: str) -> OutputError:
-        return OutputError(f"trace folder {place.name}: {problem}", hint=fix)
+    def refuse(problem: str, fix: str = "choose another place") -> OutputError:
+        return OutputError(f"trace folder {place.name} {problem}", hint=fix)
 
     if place.root is not None:
         with output_errors(place.root, "trace folder"):
             above = enclosing_set(place.root)
             if above is not None:
-                fix = "choose another place"
-                raise refuse(f"expected a folder outside of other sets, found one in {above}", fix)
+                raise refuse(f"lies in the trace set {above}")
             if place.root.exists() and not place.root.is_dir():
-                raise refuse("expected a folder, found a file", "choose another place")
+                raise refuse("is a file")
             names = {one.name for one in place.root.iterdir()} if place.root.is_dir() else set()
         # A writer killed before its header was published leaves an empty set: `tmp/` alone.
         if HEADER_NAME not in names and names - FOLDERS:
-            found = f"{min(names - FOLDERS)!r} and no {HEADER_NAME}"
-            raise refuse(
-                f"expected an empty folder or a trace set, found {found}", "choose another folder"
-            )
+            raise refuse(f"holds {min(names - FOLDERS)!r} and no {HEADER_NAME}")
     if resume and place.holds(HEADER_NAME):
         return
     if not place.keys(ROUNDS):
-        return  # nothing was finished: a header alone is of a run that was refused or stopped
+        return  # a header alone is of a run that finished no prompt
     if not place.holds(HEADER_NAME):
-        read_header(place)  # unless another writer has just begun, refuses: restore the header
+        read_header(place)  # raises, unless another writer has just begun
     else:
-        raise refuse(
-            "expected an empty folder, found traces",
-            "go on with --resume, or choose another folder",
-        )
+        raise refuse("holds traces already", "go on with --resume, or choose another folder")
 
 
 class TraceWriter:
     """Publishes segments into one set; not thread-safe.
 
     Attributes:
-        finished: prompts of the set when it was opened, and those that this writer published.
+        finished: prompts of the set when it was opened, and of this writer's segments.
     """
 
-    def __init__(
-        self, place: Place, listing: Listing, tokens: TokenMode, policy: dict[str, Any]
-    ) -> None:
+    def __init__(self, place: Place, listing: Listing, policy: dict[str, Any]) -> None:
         self.place, self.finished = place, set(listing.prompt_ids)
         self._last_time = datetime.min.replace(tzinfo=UTC)
         self._texts: dict[str, str] = {}
         for segment in reversed(listing.segments):
             self._texts |= segment.texts
-        self._header_digest, self._tokens, self._policy = listing.header.digest, tokens, policy
+        self._header_digest, self._policy = listing.header.digest, policy
+        self._keeps_tokens = token_mode(listing.header.collect) == "keep"
         self._stopped: str | None = None
         self._spool: tempfile.TemporaryDirectory[str] | None = None
         if place.root is None:
@@ -160,21 +159,19 @@ class TraceWriter:
         header: TraceHeader,
         *,
         resume: bool = False,
-        tokens: TokenMode = "keep",
         own_prompts: bool = False,
     ) -> Self:
-        """Starts a set, or joins one that was begun by the same run.
+        """Starts a set, or joins one of the same run.
 
         Args:
             path: a folder or `s3://bucket/prefix`.
-            resume: accept a set that already holds traces. A place that is absent, or without a
-                finished prompt, is started either way.
-            own_prompts: no other writer has prompts of these ids; earlier segments, which may be
-                very many, are then not read.
+            resume: accept a set that holds finished prompts.
+            own_prompts: no other writer has prompts of these ids, so that the segments of the set,
+                of which there may be many, need not be read.
 
         Raises:
-            OutputError: the place cannot be written, holds something else, or traces and `resume`
-                is off.
+            OutputError: a place that cannot be written, holds other files, or traces without
+                `resume`.
             TraceMismatchError: traces of another pair, policy, sampling or configuration.
             TraceError: damaged traces.
             StoreError: a bucket that refuses, or that cannot create exclusively.
@@ -188,7 +185,7 @@ class TraceWriter:
         else:
             probe(place.store)
         if not place.holds(HEADER_NAME):
-            with suppress(KeyTakenError):  # another writer was first; its header must do
+            with suppress(KeyTakenError):  # another writer was first
                 create(place.store, HEADER_NAME, header.to_bytes())
         fix = "use the same pair and options, or another folder"
         check_equal(place, read_header(place), header, RUN, fix)
@@ -196,30 +193,29 @@ class TraceWriter:
             listing = Listing(place, read_header(place), ())
         else:
             listing = read_listing(path, verify=False)
-        return cls(place, listing, tokens, header.policy)
+        return cls(place, listing, header.policy)
 
     def plan(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Those that are not finished yet, in order; segments will record digests of their texts,
-        unless tokens are left out: whoever has the set could try guesses.
+        """The prompts that are not finished yet, in order.
+
+        Segments will record digests of their texts, unless tokens are left out: a digest would
+        confirm a guessed text.
 
         Raises:
             TraceMismatchError: a prompt that was finished with another text.
         """
-        for prompt in prompts if self._tokens == "keep" else ():
-            digest = text_digest(prompt)
+        for prompt in prompts if self._keeps_tokens else ():
+            # Chat or not and the turns: all that decides how the prompt is decoded.
+            text = canonical_json({"chat": prompt.chat, "turns": list(prompt.turns)}).encode()
+            digest = "sha256:" + hashlib.sha256(text).hexdigest()
             before = self._texts.setdefault(prompt.prompt_id, digest)
             if before != digest:
                 raise TraceMismatchError(
-                    f"trace set {self.place.name}, prompt {prompt.prompt_id!r}: expected the "
-                    f"text that it was collected with, {before[:19]}…, found another one, "
-                    f"{digest[:19]}…",
+                    f"trace set {self.place.name} has prompt {prompt.prompt_id!r} with another "
+                    f"text: {before[:19]}…, not {digest[:19]}…",
                     hint="give changed prompts ids of their own, or collect into another set",
                 )
         return [prompt for prompt in prompts if prompt.prompt_id not in self.finished]
-
-    def pending(self, prompt_ids: Iterable[str]) -> list[str]:
-        """Those of the prompts that are not finished yet, in order."""
-        return [prompt for prompt in prompt_ids if prompt not in self.finished]
 
     def commit(
         self,
@@ -233,24 +229,19 @@ class TraceWriter:
         Args:
             prompt_ids: finished ones.
             tables: all their rows, by name; one without rows may be absent.
-            policy: that they were decoded with, in the place of the writer's own.
+            policy: that decoded them, if it is not the writer's own.
 
         Raises:
-            OutputError: nothing was published, or nobody knows; this writer takes no more.
-            InvariantError: a prompt that is finished already.
+            OutputError: the segment was not published, or may have been; the writer is closed.
+            InvariantError: a prompt that is finished already, or twice in the call.
         """
         prompts, what = sorted(prompt_ids), f"trace set {self.place.name}"
         if len(set(prompts) - self.finished) < len(prompts):
-            raise InvariantError(
-                f"{what}: expected prompts that are not finished yet, found "
-                f"{[p for p in prompts if p in self.finished][:3] or prompts[:3]!r}",
-                hint="decode only `pending` prompts, each of them once",
-            )
+            again = [p for p in prompts if p in self.finished] or prompts
+            raise InvariantError(f"{what}: prompts are committed twice, among {again[:3]!r}")
         if self._stopped:
-            raise OutputError(
-                f"{what}: expected a working writer, found {self._stopped}", hint=AGAIN
-            )
-        self._stopped = "an earlier segment that failed"  # until this one is published
+            raise OutputError(f"{what} cannot be written after {self._stopped}", hint=AGAIN)
+        self._stopped = "an earlier segment failed"  # until this one is published
         digests = [self._texts.get(prompt) for prompt in prompts]
         try:
             with output_errors(Path(self.place.name), "trace folder"):
@@ -273,7 +264,7 @@ class TraceWriter:
         return segment
 
     def _publish(self, tables: Mapping[str, pa.Table], **fields: Any) -> Segment:
-        """Publishes the nodes, and then the rounds with a record of both."""
+        """Publishes the nodes, then the rounds with a record of both."""
         rounds, nodes = (
             tables[name] if name in tables else arrow_schema(name).empty_table() for name in TABLES
         )
@@ -283,7 +274,7 @@ class TraceWriter:
             file = NodesFile(sha256=f"sha256:{digest}", size_bytes=size_bytes, num_rows=len(nodes))
         record = SegmentRecord(header_digest=self._header_digest, nodes=file, **fields)
         now = datetime.now(UTC)
-        # Names rise, whatever the clock does: prompts are watched in their order.
+        # Names ascend even if the clock goes back: `watch` reads prompts in their order.
         now = self._last_time = max(now, self._last_time + timedelta(milliseconds=1))
         stem = f"{now:%Y%m%dT%H%M%S}{now.microsecond // 1000:03d}Z-"
         name, rounds_bytes = self._put("rounds", rounds, stem, {RECORD_KEY: record.to_bytes()})
@@ -296,18 +287,17 @@ class TraceWriter:
         stem: str = "",
         footer: Mapping[bytes, bytes] | None = None,
     ) -> tuple[str, int]:
-        """Writes a file and stores it; its name, `stem` and the digest of its bytes, and size."""
+        """Writes and stores a file; returns its name, `stem` and digest, and its size."""
         make_folder(self._staging.absolute())
         path = self._staging / f"{uuid.uuid4().hex}.parquet"
         try:
-            if self._tokens == "drop":
+            if not self._keeps_tokens:
                 rows = without_tokens(table, rows)
             write_parquet(path, table, rows, footer)
             size_bytes = path.stat().st_size
             if size_bytes > MAX_SEGMENT_BYTES:
                 raise OutputError(
-                    f"{path}: expected a file of at most {MAX_SEGMENT_BYTES} bytes, found "
-                    f"{size_bytes} bytes",
+                    f"a segment of {size_bytes} bytes is above the limit of {MAX_SEGMENT_BYTES}",
                     hint="publish fewer prompts at a time",
                 )
             name = stem + file_sha256(path)
@@ -317,8 +307,8 @@ class TraceWriter:
             path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Takes no more; everything published is durable already."""
-        self._stopped = "a writer that was closed"
+        """Ends the writer; its segments are durable already."""
+        self._stopped = "its writer was closed"
         if self._spool is not None:
             self._spool.cleanup()
 
@@ -329,16 +319,24 @@ class TraceWriter:
         self.close()
 
 
+def without_tokens(table: str, rows: pa.Table) -> pa.Table:
+    """Rows whose token columns are null."""
+    import pyarrow as pa
+
+    rows = rows.cast(arrow_schema(table))
+    for name in TOKEN_COLUMNS[table]:
+        index = rows.schema.get_field_index(name)
+        rows = rows.set_column(index, rows.schema.field(index), pa.nulls(len(rows), pa.int32()))
+    return rows
+
+
 def write_parquet(
     path: Path, table: str, rows: pa.Table, footer: Mapping[bytes, bytes] | None = None
 ) -> None:
-    """Writes rows with the encodings of trace sets and page checksums.
+    """Writes rows with the encodings of trace sets, page checksums and more metadata, `footer`.
 
-    Dictionaries only for strings that repeat; split bytes for floats, which compress by sign and
-    exponent; zstd over all.
-
-    Args:
-        footer: further metadata.
+    Strings that repeat are dictionaries, bytes of floats are split (sign and exponent compress
+    well), and zstd compresses everything.
     """
     import pyarrow.parquet as pq
 
@@ -365,18 +363,18 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def finishing() -> Iterator[None]:
-    """Ctrl-C and SIGTERM wait until the block is through, for `PATIENCE_S` at most.
+    """Delays Ctrl-C and SIGTERM until the block ends, for at most `PATIENCE_S`.
 
     Raises:
-        KeyboardInterrupt: behind the block, where one came meanwhile.
-        OutputError: the block took longer, and was then ended by one.
+        KeyboardInterrupt: after the block, if one came meanwhile.
+        OutputError: the block took longer, and an interrupt ended it.
     """
-    if threading.current_thread() is not threading.main_thread():  # where no signal is handled
+    if threading.current_thread() is not threading.main_thread():  # signals arrive elsewhere
         yield
         return
     begun, waiting = time.monotonic(), list[int]()
     found = {number: signal.getsignal(number) for number in SIGNALS}
-    handlers = {number: one for number, one in found.items() if callable(one)}  # none that ignores
+    handlers = {number: one for number, one in found.items() if callable(one)}
 
     def handle(number: int, frame: FrameType | None) -> None:
         if time.monotonic() - begun < PATIENCE_S:
@@ -390,8 +388,7 @@ def finishing() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise OutputError(
-            "trace set: expected the last segment before the end, found an interrupt, "
-            f"{PATIENCE_S:g} s after it began",
+            f"the last segment of the trace set was interrupted after {PATIENCE_S:g} s",
             hint="decode again what it held, with --resume",
         ) from None
     finally:

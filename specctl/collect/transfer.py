@@ -1,11 +1,11 @@
-"""From a device to the host without anyone waiting for the device.
+"""Copies of tensors from a device to the host, without a wait in the decoding thread.
 
-    decoding stream   round ── mark ── round ── mark ── ...        nobody waits here
+    decoding stream   round ── mark ── round ── mark ── ...        no wait here
                                 └─► side stream   statistics ─ pack ─ copy ─ event
                                                                       │        │
     background thread                                   host memory ◄─┘ read ◄─┘
 
-A `Lane` holds all that differs between devices. On a CPU the same code runs, with plain memory and
+A `Lane` hides the differences between devices. On a CPU the same code runs with plain memory and
 events that are ready at once.
 """
 
@@ -24,7 +24,7 @@ from torch import Tensor
 
 log = logging.getLogger("specctl.collect")
 C = TypeVar("C")
-"""The sender's own note on a parcel."""
+"""The sender's note on a parcel."""
 
 
 class Event(Protocol):
@@ -35,32 +35,29 @@ class Event(Protocol):
 
 
 class Ready:
-    """The event of a CPU, which has done everything by the time a call returns."""
+    """The event of a CPU, whose work is done when a call returns."""
 
     def synchronize(self) -> None:
         return None
 
 
 class Lane:
-    """The way to the host for tensors that are on the host already; base of other devices' lanes.
+    """The lane of tensors that are on the host already; base of other devices' lanes.
 
-    `mark` runs on the thread that makes the tensors, the rest on the thread that takes them away.
-
-    Attributes:
-        overlaps: the device works while the host does something else.
+    `mark` runs on the thread that makes the tensors, the rest on the thread that copies them.
     """
 
-    overlaps = False
+    overlaps = False  # whether device and host work at the same time
 
     def mark(self) -> Event:
-        """A point behind all work that this thread has enqueued so far. Waits for nothing."""
+        """A point after all work that this thread has enqueued so far; returns at once."""
         return Ready()
 
     @contextmanager
     def after(self, marks: Sequence[Event]) -> Iterator[None]:
-        """Inside, work is enqueued beside the other thread's, behind these points of it.
+        """Inside the block, work is enqueued beside that of the other thread, after these marks.
 
-        Tensors that it reads must neither be freed nor written until the event of its last `copy`.
+        Its tensors must not be freed or written before the event of its last `copy`.
         """
         del marks
         yield
@@ -70,16 +67,13 @@ class Lane:
         return torch.empty(size_bytes, dtype=torch.uint8)
 
     def copy(self, target: Tensor, source: Tensor) -> Event:
-        """Copies to host memory, inside `after`; the event says when it is there."""
+        """Copies to host memory, inside `after`; the event marks the end of the copy."""
         target.copy_(source)
         return Ready()
 
 
 class CudaLane(Lane):
-    """A side stream of one CUDA device, and pinned host memory, which torch keeps for reuse.
-
-    The stream of a `mark` is the marking thread's current one.
-    """
+    """A side stream of one CUDA device, and pinned host memory, which torch keeps for reuse."""
 
     overlaps = True
 
@@ -95,7 +89,7 @@ class CudaLane(Lane):
     def after(self, marks: Sequence[Event]) -> Iterator[None]:
         with torch.cuda.stream(self._side):
             for mark in marks:
-                self._side.wait_event(cast(torch.cuda.Event, mark))  # of this lane, so CUDA's
+                self._side.wait_event(cast(torch.cuda.Event, mark))
             yield
 
     def host_bytes(self, size_bytes: int) -> Tensor:
@@ -105,7 +99,7 @@ class CudaLane(Lane):
             if not self._is_pageable:
                 reason = str(error).partition("\n")[0]
                 log.warning(
-                    "no pinned host memory (%s): traces leave through pageable memory", reason
+                    "no pinned host memory (%s): traces are copied to pageable memory", reason
                 )
             self._is_pageable = True
         return torch.empty(size_bytes, dtype=torch.uint8)
@@ -133,25 +127,20 @@ class Field(NamedTuple):
 
 @dataclass(frozen=True)
 class Parcel(Generic[C]):
-    """Tensors on their way.
-
-    Attributes:
-        packed: their bytes on the host, once `event` is reached.
-        sources: tensors that the device still reads; kept until then.
-    """
+    """Tensors on their way to the host."""
 
     context: C
     fields: list[Field]
-    packed: Tensor
+    packed: Tensor  # their bytes on the host, valid after `event`
     event: Event
-    sources: tuple[Tensor, ...]
+    sources: tuple[Tensor, ...]  # keeps the tensors that the device reads until `event`
 
 
 class Transfer(Generic[C]):
     """Sends named tensors over a lane, in order. For one thread.
 
     Args:
-        max_bytes: of the parcels that are under way; a larger one goes alone.
+        max_bytes: bound of the parcels on their way; a larger parcel goes alone.
     """
 
     def __init__(self, lane: Lane, max_bytes: int) -> None:
@@ -159,13 +148,13 @@ class Transfer(Generic[C]):
         self._under_way: deque[Parcel[C]] = deque()
 
     def send(self, tensors: Mapping[str, Tensor], context: C) -> list[tuple[C, dict[str, Tensor]]]:
-        """Starts one parcel, inside the lane's `after`.
+        """Starts to copy one parcel, inside the lane's `after`.
 
         Args:
-            tensors: neither freed nor written until they landed; this object keeps them.
+            tensors: kept by this object, and not to be written, until they have landed.
 
         Returns:
-            earlier parcels that had to land to make room.
+            Earlier parcels, which landed to make room.
         """
         packed, fields = pack(tensors)
         landed = []
@@ -179,14 +168,14 @@ class Transfer(Generic[C]):
 
     @property
     def size_bytes(self) -> int:
-        """Host memory of the parcels under way."""
+        """Host memory of the parcels on their way."""
         return sum(parcel.packed.nbytes for parcel in self._under_way)
 
     def land(self, num_left: int = 0) -> list[tuple[C, dict[str, Tensor]]]:
-        """Waits until at most `num_left` parcels are under way.
+        """Waits until at most `num_left` parcels are on their way.
 
         Returns:
-            contexts and tensors in plain memory, in the order in which they were sent.
+            Contexts and tensors in plain memory, in the order of sending.
         """
         return [self._land() for _ in range(len(self._under_way) - num_left)]
 
@@ -199,7 +188,7 @@ class Transfer(Generic[C]):
 
 
 def pack(tensors: Mapping[str, Tensor]) -> tuple[Tensor, list[Field]]:
-    """All tensors as bytes behind one another, the widest types first, so that all are aligned.
+    """The bytes of all tensors in a row, the widest types first for alignment.
 
     Returns:
         `[bytes]` uint8 on their device, and the fields in the order of the bytes.

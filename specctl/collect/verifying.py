@@ -1,4 +1,4 @@
-"""Everything that can be checked of a set, without stopping at the first damage."""
+"""Verification of a trace set, which reports all damage at once, and its snapshots."""
 
 from __future__ import annotations
 
@@ -19,25 +19,27 @@ from specctl.logs.trace_set import (
     list_snapshots,
     read_listing,
     read_snapshot,
+    snapshot_key,
+    snapshot_text,
 )
 from specctl.progress import advance, progress
+from specctl.stores.creating import ensure
 from specctl.trace import arrow_schema
 
 
 @dataclass(frozen=True)
 class SetCheck:
-    """The state of a set; names are those of `traces verify --json`."""
+    """The state of a set; the fields of `traces verify --json`."""
 
-    name: str  # with the snapshot where one was named
+    name: str  # with the snapshot, if one was named
     num_segments: int
     num_prompts: int
-    num_repeats: int  # of prompts that an earlier segment has
+    num_repeats: int  # prompts that an earlier segment has too
     num_rows: int
     size_bytes: int
     num_snapshots: int
-    num_orphans: int
-    """Nodes files that no rounds file names: a writer died, or is about to publish."""
-    num_missing_rows: int  # of both tables, of damaged segments whose footer can be read
+    num_orphans: int  # nodes files without a rounds file: a writer died, or is about to publish
+    num_missing_rows: int  # of both tables, in damaged segments with a readable footer
     damages: tuple[Damage, ...]
 
     @property
@@ -48,13 +50,13 @@ class SetCheck:
         return {"is_whole": self.is_whole, **asdict(self)}
 
     def render(self) -> str:
-        """For a person."""
+        """The state in words."""
         lines = [
             f"{self.name}: {count(self.num_segments, 'segment')} of "
             f"{count(self.num_prompts, 'prompt')}, {count(self.num_rows, 'row')}, "
             f"{self.size_bytes / 1e6:.1f} MB, {count(self.num_repeats, 'repeat')}, "
             f"{count(self.num_snapshots, 'snapshot')}, "
-            f"{count(self.num_orphans, 'nodes file')} of no segment",
+            f"{count(self.num_orphans, 'nodes file')} without a segment",
             *(f"damaged: {damage.reason}" for damage in self.damages),
         ]
         if self.damages:
@@ -66,13 +68,13 @@ class SetCheck:
 
 
 def verify(name: str | Path) -> SetCheck:
-    """Reads every byte and every row; of a bucket the objects themselves, not local copies.
+    """Reads every byte and every row; from a bucket the objects, not local copies.
 
     Args:
-        name: a set, with `@sha256:<hex>` a snapshot of it: its segments alone.
+        name: a set; with `@sha256:<hex>`, the segments of a snapshot.
 
     Raises:
-        TraceError: not a trace set, or a header or snapshot that cannot be read.
+        TraceError: no trace set, or a header or snapshot that cannot be read.
         StoreError: a bucket that cannot be read.
     """
     with progress("segments", None):
@@ -119,10 +121,10 @@ def verify(name: str | Path) -> SetCheck:
 
 
 def checked_tables(listing: Listing, segment: Segment) -> Tables:
-    """All rows of a segment, after every check of rows.
+    """All rows of a segment, checked.
 
     Raises:
-        TraceCorruptError: rows that no writer wrote, or a file that cannot be decoded.
+        TraceCorruptError: invalid rows, or a file that cannot be decoded.
     """
     import polars as pl
 
@@ -131,8 +133,9 @@ def checked_tables(listing: Listing, segment: Segment) -> Tables:
     have = {table: len(rows) for table, rows in tables.items()}
     try:
         nodes = segment.record.nodes
-        if have.get("nodes", 0) != (nodes.num_rows if nodes else 0):
-            raise RowError(f"{have.get('nodes', 0)} nodes, where its record says otherwise")
+        stated = nodes.num_rows if nodes else 0
+        if have.get("nodes", 0) != stated:
+            raise RowError(f"{have.get('nodes', 0)} nodes, against {stated} in its record")
         check_rows(
             {table: pl.DataFrame(rows) for table, rows in tables.items()},
             segment.record.prompt_ids,
@@ -141,3 +144,50 @@ def checked_tables(listing: Listing, segment: Segment) -> Tables:
         raise broken_rows(where, error) from error
     with decoding(where):
         return {table: rows.cast(arrow_schema(table)) for table, rows in tables.items()}
+
+
+# --------------------------------------------------------------------------- snapshots
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A snapshot of a set: the names of its segments at one moment, stored by their digest."""
+
+    digest: str
+    reference: str  # opens it
+    num_segments: int
+    num_prompts: int
+    num_repeats: int
+    damages: tuple[Damage, ...]  # segments that it leaves out
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def render(self) -> str:
+        """The snapshot in words."""
+        held = f"{count(self.num_segments, 'segment')} of {count(self.num_prompts, 'prompt')}"
+        lines = [f"{held}:", self.reference, *(f"left out: {one.reason}" for one in self.damages)]
+        if self.damages:
+            rows = sum(damage.num_rows or 0 for damage in self.damages)
+            unknown = sum(damage.num_rows is None for damage in self.damages)
+            more = f", and an unknown number in {count(unknown, 'segment')}" if unknown else ""
+            lines.append(f"missing: {count(rows, 'row')}{more}")
+        return "\n".join(lines)
+
+
+def take_snapshot(listing: Listing) -> Snapshot:
+    """Stores a snapshot of a listing; a second call changes nothing.
+
+    Raises:
+        StoreError: the place cannot be written.
+    """
+    digest = listing.digest
+    ensure(listing.place.store, snapshot_key(digest), snapshot_text(listing.segments))
+    return Snapshot(
+        digest=digest,
+        reference=f"{listing.place.name}@{digest}",
+        num_segments=len(listing.segments),
+        num_prompts=len(listing.prompt_ids),
+        num_repeats=listing.num_repeats,
+        damages=listing.damages,
+    )

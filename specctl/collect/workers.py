@@ -3,10 +3,9 @@
     driver: prompts ──a batch──► ActorPool ──► worker: loads the pair once; collects the batch and
             counts  ◄────────────────────────          commits it, as one process would
 
-A prompt is finished when a segment names it; there is no other record. Ray starts a worker anew
-that was lost, here or on another node, and gives it its batch again: it looks up in the set what
-the lost one had committed. Should that one live and commit after all, readers count the first
-segment (docs/trace-format.md).
+A prompt is finished when a segment names it; there is no other record. Ray restarts a lost worker,
+here or on another node, and repeats its batch; the new worker reads in the set what the lost one
+had committed. If both commit a prompt, readers count the first segment (docs/trace-format.md).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from specctl.collect.cluster import Cluster, cluster
 from specctl.collect.config import FINISHED, CollectConfig
 from specctl.collect.dense import collect_dense
 from specctl.collect.dense.collection import DenseSummary, answered, plain_decoder
-from specctl.collect.live import CollectSummary, collect_live
+from specctl.collect.live import LiveSummary, Summary, collect_live
 from specctl.collect.prompts import Prompt
 from specctl.collect.responses import Responses
 from specctl.collect.trace_writer import TraceWriter, finishing
@@ -42,39 +41,32 @@ from specctl.version import __version__
 
 log = logging.getLogger(__name__)
 BATCHES, MOST_PROMPTS = 8, 64
-"""Batches of each worker, if that makes none larger: what a death costs, and Ctrl-C waits for."""
+"""Batches per worker, and the most prompts of one: the loss at a death, and the wait at Ctrl-C."""
 RETRIES = 20
-"""Times that Ray repeats a call whose worker was lost; until it knows of a dead node, some fail."""
+"""Times that Ray repeats a call of a lost worker. Calls fail until Ray has noticed a dead node."""
 LOOK_S = 2.0
-"""Between two looks whether the cluster is there."""
+"""Time between checks of the cluster."""
 STOP_S = 25.0
-"""For the batches of all workers, after Ctrl-C or an error."""
+"""Time for all workers to finish their batches after Ctrl-C or an error."""
 CLOCKS_S = 60.0
-"""Clocks that are further apart are refused: names of segments have times."""
-Summary = CollectSummary | DenseSummary
+"""Largest difference of clocks; names of segments contain times."""
 
 
 def versions_here() -> dict[str, str]:
-    """Of the packages that decide what a worker writes."""
+    """Versions of the packages that determine a worker's rows."""
     return {"specctl": __version__} | {name: version(name) for name in ("torch", "transformers")}
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a collection does, here or on other machines.
-
-    Attributes:
-        out: a folder, absolute for other processes, or `s3://bucket/prefix`.
-        policy: None with `settings.dense`.
-        folder: where relative names of models begin. versions: of packages that a worker must have.
-    """
+    """A collection, for this or another process."""
 
     settings: CollectConfig
     models: DecodingConfig
-    out: str
-    policy: NamedPolicy | None = None
-    folder: str = field(default_factory=os.getcwd)
-    versions: dict[str, str] = field(default_factory=versions_here)
+    out: str  # a folder, absolute for other processes, or `s3://bucket/prefix`
+    policy: NamedPolicy | None = None  # None: dense
+    folder: str = field(default_factory=os.getcwd)  # relative names of models start here
+    versions: dict[str, str] = field(default_factory=versions_here)  # required of workers
 
     def decoder(self, pair: Pair) -> Decoder:
         """The decoder of `collect`.
@@ -88,8 +80,8 @@ class Work:
         return Decoder(pair, self.policy.policy, batch_size=self.models.batch_size)
 
     def counts(self, plan: Plan) -> Summary:
-        """Nothing done yet of a plan."""
-        kind = DenseSummary if self.policy is None else CollectSummary
+        """Counts of a plan of which nothing is done yet."""
+        kind = DenseSummary if self.policy is None else LiveSummary
         return kind(self.out, plan.num_planned, plan.num_planned - len(plan.left))
 
     def collect(
@@ -99,13 +91,10 @@ class Work:
         responses: Responses | None = None,
         **more: Any,
     ) -> Summary:
-        """Collects prompts that fit into the context.
+        """Collects prompts that fit into the context, by `collect_live` or `collect_dense`.
 
         Args:
-            more: as of `collect_live` and `collect_dense`, what is not an option.
-
-        Raises:
-            As those two.
+            more: their parameters that are no options of the command.
         """
         pair, settings, decoding = decoder.pair, self.settings, self.models.settings
         more |= {
@@ -122,15 +111,15 @@ class Work:
 
 
 class Plan(NamedTuple):
-    """Ids of the prompts that fit and are not finished, and the number of those that fit."""
+    """The prompts of a collection that are left."""
 
-    left: list[str]
-    num_planned: int
+    left: list[str]  # ids of prompts that fit and are not finished
+    num_planned: int  # prompts that fit
     warnings: list[str]
 
 
 class Process(NamedTuple):
-    """A worker's process: its machine, its number there, and its clock."""
+    """A worker's process, and its clock when it answered."""
 
     host: str
     pid: int
@@ -138,18 +127,18 @@ class Process(NamedTuple):
 
 
 class Worker:
-    """A Ray actor. Where it is lost, Ray makes it anew and repeats the call that it was in."""
+    """A Ray actor. If it is lost, Ray restarts it and repeats the call."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
         self._loaded: Decoder | None = None
-        self._finished: set[str] | None = None  # by this process; None before its first batch
+        self._finished: set[str] | None = None  # by this process; None before the first batch
 
     def load(self) -> Process:
-        """Loads the pair, in a process that has not.
+        """Loads the pair, once per process.
 
         Raises:
-            ClusterError: other software than the driver's. As `load_pair`.
+            ClusterError: other versions than the driver's. As `load_pair`.
         """
         _ = self._decoder
         return _this_process()
@@ -165,7 +154,7 @@ class Worker:
         return self._loaded
 
     def plan(self, prompts: Sequence[Prompt], responses: Responses | None) -> Plan:
-        """Starts or joins the set, and looks which of all prompts are left; one worker's task.
+        """Starts or joins the set, and finds the prompts that are left; called on one worker.
 
         Raises:
             As `DecodingConfig.with_room`, `answered` and the collections.
@@ -179,9 +168,7 @@ class Worker:
                 f"{long} of {len(prompts)} prompts skipped: longer than the model's context"
             ]
         listing = read_listing(work.out, verify=False)
-        with TraceWriter(
-            listing.place, listing, work.settings.tokens, listing.header.policy
-        ) as writer:
+        with TraceWriter(listing.place, listing, listing.header.policy) as writer:
             left = writer.plan(fitting)
         if responses is not None:
             for prompt in left:
@@ -192,13 +179,13 @@ class Worker:
     def collect(
         self, prompts: Sequence[Prompt], responses: Responses | None
     ) -> tuple[Summary, Process]:
-        """Collects a batch, which is durable afterwards; its counts.
+        """Collects a batch and commits it; returns its counts.
 
-        Of a batch that is given out again only what is left: the set says what a lost process had
-        finished, this one knows what it has.
+        Of a repeated batch, only the rest is collected: prompts that a lost process finished are
+        found in the set, and this process remembers its own.
 
         Raises:
-            ClusterError: a folder that the planning worker does not share. As the collections.
+            ClusterError: a folder that is not shared with the planning worker. As the collections.
         """
         decoder, is_first = self._decoder, self._finished is None
         if is_first:
@@ -218,18 +205,17 @@ def _this_process() -> Process:
 
 
 def check_versions(wanted: dict[str, str], found: dict[str, str]) -> None:
-    """Refuses a machine with other software than the driver's (ClusterError)."""
+    """Raises `ClusterError` on a machine with other versions than the driver's."""
     for name, number in wanted.items():
         if found[name] != number:
             raise ClusterError(
-                f"node {os.uname().nodename} has {name} {found[name]}, and the command runs with "
-                f"{number}",
+                f"node {os.uname().nodename} has {name} {found[name]}, and the driver has {number}",
                 hint="install that version on every node",
             )
 
 
 def check_shared(out: str) -> None:
-    """Refuses a machine that does not see the set, which a worker has begun (ClusterError)."""
+    """Raises `ClusterError` on a machine that cannot see the set that another one began."""
     if not open_place(out).holds(HEADER_NAME):
         raise ClusterError(
             f"node {os.uname().nodename} does not share the folder {out}",
@@ -238,16 +224,16 @@ def check_shared(out: str) -> None:
 
 
 def check_clock(process: Process, begun: float) -> None:
-    """Refuses a worker whose clock is a minute or more from this machine's (ClusterError).
+    """Raises `ClusterError` if a worker's clock differs by a minute or more from this machine's.
 
     Args:
-        begun: when it was asked, by the clock of this machine.
+        begun: time of the call, by this machine's clock.
     """
     late_s = max(begun - process.time_s, process.time_s - time.time())
     if late_s > CLOCKS_S:
         raise ClusterError(
-            f"the clock of node {process.host} is {late_s:.0f} s from this machine's, and names of "
-            "segments have times",
+            f"the clock of node {process.host} is {late_s:.0f} s from this machine's, and segments "
+            "are ordered by time",
             hint="set it, e.g. by NTP",
         )
 
@@ -260,12 +246,12 @@ def collect_on_ray(
     prompts: Sequence[Prompt],
     responses: Responses | None = None,
 ) -> Summary:
-    """Collects with as many workers, and where, as the options say.
+    """Collects on Ray. Finished prompts are kept at any error, as at Ctrl-C.
 
     Raises:
         UsageError, ClusterError: see `cluster`; no worker was started.
-        ClusterError: a batch whose workers are lost again and again, or no node is left.
-        SpecctlError: what a worker refused; finished prompts are kept, as behind Ctrl-C.
+        ClusterError: a batch lost its workers too often, or no node is left.
+        SpecctlError: raised by a worker.
     """
     settings, models = work.settings, work.models
     place, threads = open_place(work.out), models.threads or 1
@@ -282,23 +268,19 @@ def collect_on_ray(
             driver.collect(prompts, responses, summary)
         finally:
             driver.close()
-    if isinstance(summary, DenseSummary):  # of workers that draft at one time
+    if isinstance(summary, DenseSummary):  # the workers drafted at the same time
         summary.seconds /= found.num_workers
     return summary
 
 
 def batch_size(num_prompts: int, num_workers: int, together: int) -> int:
-    """Prompts of a batch, of which a worker decodes some together."""
+    """Prompts of a batch, for workers that decode `together` at a time."""
     share = math.ceil(num_prompts / (BATCHES * num_workers))
     return max(1 if together == 1 else 4 * together, min(MOST_PROMPTS, share))
 
 
 class Driver:
-    """Gives out calls to a pool of workers; see `collect_on_ray`.
-
-    Attributes:
-        processes: by host and number, that have answered.
-    """
+    """Distributes calls over a pool of workers; see `collect_on_ray`."""
 
     def __init__(self, cluster: Cluster, work: Work) -> None:
         from ray.util import ActorPool
@@ -307,21 +289,21 @@ class Driver:
         kind = cluster.ray.remote(Worker).options(
             num_cpus=needs.cpus, num_gpus=needs.gpus, max_restarts=-1, max_task_retries=RETRIES
         )
-        self.processes = set[tuple[str, int]]()
+        self.processes = set[tuple[str, int]]()  # host and process id of those that answered
         self._cluster, self._work = cluster, work
         self._actors = [kind.remote(work) for _ in range(cluster.num_workers)]
         self._pool: Any = ActorPool(self._actors)
         self._given_out: list[Any] = []
 
     def load(self) -> None:
-        """Has every worker load the pair."""
+        """Loads the pair in every worker."""
         begun = time.time()
         for process in self._results("load", [()] * len(self._actors)):
             check_clock(process, begun)
             self.processes.add((process.host, process.pid))
 
     def plan(self, prompts: Sequence[Prompt], responses: Responses | None) -> Plan:
-        """Has one worker plan."""
+        """Plans in one worker."""
         plan: Plan = next(self._results("plan", [(prompts, responses)]))
         check_shared(self._work.out)
         for line in plan.warnings:
@@ -331,7 +313,7 @@ class Driver:
     def collect(
         self, prompts: Sequence[Prompt], responses: Responses | None, summary: Summary
     ) -> None:
-        """Has all prompts collected, adding to the counts."""
+        """Collects all prompts and adds to the counts."""
         size = batch_size(len(prompts), len(self._actors), self._work.models.batch_size)
         batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
         calls = [(batch, None if responses is None else responses.of(batch)) for batch in batches]
@@ -341,7 +323,7 @@ class Driver:
                 advance(FINISHED, part.num_committed)
                 self.processes.add((process.host, process.pid))
                 while (idle := self._pool.pop_idle()) is not None:
-                    self._cluster.ray.kill(idle)  # room for one that is started anew
+                    self._cluster.ray.kill(idle)  # room for a worker that is restarted
         except BaseException:
             with finishing(), suppress(self._cluster.ray.exceptions.RayError):
                 if refs := self._given_out:
@@ -352,10 +334,10 @@ class Driver:
                 log.warning("%s lost; others collected their prompts", count(num_lost, "worker"))
 
     def _results(self, method: str, calls: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
-        """The results of a method of the workers, as they come.
+        """The results of calls of a worker's method, as they arrive.
 
         Raises:
-            ClusterError: a call whose workers are lost again and again, or no node is left.
+            ClusterError: a call lost its workers too often, or no node is left.
             SpecctlError: raised by the method.
         """
 

@@ -1,4 +1,4 @@
-"""Serving engines: what they can be told, what they log, and a plugin that runs inside vLLM."""
+"""Serving engines: their settings, files of flags, and a plugin that runs inside vLLM."""
 
 import os
 
@@ -6,11 +6,13 @@ from specctl.engines.settings import VARIABLE
 
 
 def register() -> None:
-    """The entry point `vllm.general_plugins`, called in every process of the engine, and maybe more
-    than once: nothing, not even an import, where the variable is not set.
+    """The entry point `vllm.general_plugins`: starts the plugin if the variable is set.
+
+    vLLM calls it in every process, possibly more than once. Without the variable it imports
+    nothing.
 
     Raises:
-        EngineError: settings that cannot be read, or a vLLM in which the plugin cannot work.
+        EngineError: settings that cannot be read, or a vLLM that the plugin does not support.
     """
     if os.environ.get(VARIABLE):
         from specctl.engines import vllm_plugin

@@ -1,13 +1,13 @@
-"""A policy's rules on the chains that an engine drafts, a level at a time.
+"""A policy's rules on the chains that an engine drafts, level by level.
 
-The engine owns the loop. After each level it asks whether any request goes on, in the end how many
-draft tokens of each to verify, and later it says how many were accepted:
+The engine owns the loop. After each level it asks whether any request goes on; at the end, how many
+draft tokens of each to verify. Later it reports how many were accepted:
 
     engine    draft ── level 1 ──► goes_on ── level 2 ──► ... ──► kept ── verify ──► observe
     rules     begin                  grow                   select, share             observe
 
-These are the rule objects of replay and of our own decode loop. Their failures are raised; the
-engine then verifies what it drafted by itself.
+The rule objects are those of replay and of our decode loop. Failures are raised; the engine then
+verifies its drafts as it was set up.
 """
 
 from __future__ import annotations
@@ -40,24 +40,23 @@ from specctl.runtime.runnable import selected
 from specctl.tree import Children, take
 
 Reads = Literal["nothing", "probability and entropy", "everything"]
-"""The features of a draft token that rules need. A chain whose length is known beforehand needs
-none; most rules do without the entropy of the top K, which is half the work of all."""
+"""The features of a draft token that rules need: none if the length is known beforehand. Few rules
+need the entropy of the top K, which is half the work of all."""
 TOPK_ENTROPY = frozenset({"parent_topk_entropy", "phi"})
 
 
 class DraftedLevel(NamedTuple):
-    """One drafted token of each of B requests, `[B]` each: ids of the target's vocabulary, their
-    log-probabilities given the parent, and the entropies of the distributions they come from."""
+    """One drafted token of each of B requests, `[B]` each."""
 
-    token_ids: Tensor
-    logp: Tensor
-    entropy: Tensor
+    token_ids: Tensor  # of the target's vocabulary
+    logp: Tensor  # given the parent
+    entropy: Tensor  # of the drafter's distribution
     topk_entropy: Tensor
 
     @classmethod
     def of(cls, token_ids: Tensor, logits: Tensor, reads: Reads = "everything") -> DraftedLevel:
-        """From the likeliest tokens, which the engine drafted, and the drafter's logits `[B, V]`
-        over target ids; NaN for what is not read."""
+        """The level of the drafted (likeliest) tokens and the drafter's logits `[B, V]` over target
+        ids; NaN in features that are not read."""
         unread = torch.full_like(token_ids, torch.nan, dtype=torch.float32)
         if reads == "nothing":
             return cls(token_ids, unread, unread, unread)
@@ -69,20 +68,14 @@ class DraftedLevel(NamedTuple):
 
 @dataclass
 class ChainDraft:
-    """A drafting of B requests under a policy.
+    """Chains of B requests, while they are drafted under a policy."""
 
-    Attributes:
-        request_ids: B of them, in the engine's order.
-        depth: levels drafted.
-        submitted: `[B, N]` pool indices to verify, once drafting has ended.
-    """
-
-    request_ids: list[str]
+    request_ids: list[str]  # in the engine's order
     plan: Plan
     growth: Growth
     frontier: Frontier
-    depth: int = 0
-    submitted: Tensor | None = None
+    depth: int = 0  # levels drafted
+    submitted: Tensor | None = None  # `[B, N]` pool indices to verify, at the end of drafting
 
     @property
     def wants_more(self) -> bool:
@@ -91,10 +84,8 @@ class ChainDraft:
 
     @property
     def offered(self) -> Tensor:
-        """`[B]` int64: levels that are a request's own."""
-        if (
-            self.growth.level.depth == 0
-        ):  # nothing was read of the levels, whose number the plan holds
+        """`[B]` int64: levels offered to each request."""
+        if self.growth.level.depth == 0:  # no level was read: the plan has their number
             return self.plan.max_depth.clamp(max=self.depth)
         tree = self.growth.level.pool
         return tree.depth.masked_fill(~tree.valid, 0).amax(1)
@@ -104,15 +95,17 @@ class ChainPolicy:
     """The rules of a policy for up to `batch_size` requests of an engine that drafts chains.
 
     Args:
-        max_levels: draft tokens that the engine makes in a step at most.
+        max_levels: most draft tokens that the engine makes in a step.
 
     Attributes:
-        policy: as it runs here, on chains. digest: of it. reads: of each level.
-        spent_us: of rules, since it was last set to 0.
+        policy: the policy on chains.
+        digest: its digest.
+        reads: features to read of each level.
+        spent_us: time in rules since the caller set it to 0.
 
     Raises:
-        LossyPolicyError: an acceptance of its own; the engine's rule decides there.
-        EngineError: it may draft more levels than the engine does.
+        LossyPolicyError: a policy with an acceptance; the engine's own rule decides.
+        EngineError: a policy that may draft more levels than the engine.
         UsageError: a budget that cannot be decided, or is smaller than the batch.
     """
 
@@ -126,12 +119,9 @@ class ChainPolicy:
         shape = build_shape(self.policy.shape, device)
         if shape.max_depth > max_levels:
             raise EngineError(
-                f"policy {self.policy.name}: expected at most {max_levels} levels, the engine's "
-                f"num_speculative_tokens, found {shape.max_depth}",
-                hint=(
-                    f"start the engine with num_speculative_tokens {shape.max_depth}, or give "
-                    "the policy fewer levels"
-                ),
+                f"policy {self.policy.name} drafts up to {shape.max_depth} tokens, and the engine "
+                f"{max_levels}",
+                hint=f"start the engine with num_speculative_tokens {shape.max_depth}",
             )
         budget = build_budget(
             self.policy.budget, batch_size=batch_size, max_tokens=shape.max_depth + 1, device=device
@@ -148,7 +138,7 @@ class ChainPolicy:
 
     @property
     def learns(self) -> bool:
-        """Whether the rule remembers requests, so that it must be told of outcomes."""
+        """Whether the rule learns from outcomes, so that `observe` must be called."""
         return self.shape.memory_size > 0
 
     def begin(
@@ -158,7 +148,7 @@ class ChainPolicy:
 
         Args:
             root_ids: `[B]` int64, each request's last token.
-            recent: `[B, RECENT_TOKENS]`, where the rule needs the text.
+            recent: `[B, RECENT_TOKENS]`, if the rule needs the text.
         """
         began = time.perf_counter()
         memory = torch.stack([self._memory.get(one, self._nothing) for one in request_ids])
@@ -170,7 +160,7 @@ class ChainPolicy:
         return ChainDraft(request_ids, plan, growth, frontier)
 
     def grow(self, draft: ChainDraft, level: DraftedLevel) -> None:
-        """Takes a drafted level; `draft.wants_more` then says whether to draft another."""
+        """Takes a drafted level, after which `draft.wants_more` decides on another."""
         began = time.perf_counter()
         draft.depth += 1
         if self.reads == "nothing":
@@ -190,14 +180,14 @@ class ChainPolicy:
 
     @property
     def shares(self) -> bool:
-        """Whether requests of a batch share what is verified."""
+        """Whether requests of a batch share a budget."""
         return not isinstance(self.policy.budget, PerRequest)
 
     def kept(self, draft: ChainDraft, ended: Sequence[int] = ()) -> Tensor:
-        """`[B]` int64: draft tokens of each request to verify, the first of its chain.
+        """`[B]` int64: how many draft tokens of each chain to verify.
 
         Args:
-            ended: rows whose texts are over, which take no part of a shared budget.
+            ended: rows whose texts are complete; they get none of a shared budget.
         """
         if self.reads == "nothing":
             return draft.offered
@@ -224,7 +214,8 @@ class ChainPolicy:
         """Learns from a verification.
 
         Args:
-            rows: of the draft that were verified. num_accepted: of each, draft tokens admitted.
+            rows: verified rows of the draft.
+            num_accepted: admitted draft tokens of each.
         """
         if not self.learns or draft.submitted is None or not rows:
             return
@@ -237,13 +228,15 @@ class ChainPolicy:
         path = slots.expand_as(submitted).masked_fill(slots > accepted, -1)
         names = [draft.request_ids[row] for row in rows]
         before = torch.stack([self._memory.get(name, self._nothing) for name in names])
-        target_ids = torch.full_like(submitted, -1)  # of the engine alone; no shape reads them
+        target_ids = torch.full_like(
+            submitted, -1
+        )  # the engine keeps them, and no shape reads them
         after = self.shape.observe(before, Outcome(pool, submitted, tree, path, target_ids))
         self._memory.update(zip(names, after.unbind(0), strict=True))
         self._spend(began)
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Drops what it remembers of requests that have ended."""
+        """Drops the memory of requests that have ended."""
         for name in request_ids:
             self._memory.pop(name, None)
 
@@ -252,10 +245,10 @@ class ChainPolicy:
 
 
 def check_lossless(policy: Policy) -> None:
-    """Refuses a policy whose acceptance the engine could not play."""
+    """Raises `LossyPolicyError` for a policy with an acceptance of its own."""
     if not isinstance(policy.acceptance, Strict):
         raise LossyPolicyError(
-            f"policy {policy.name}: expected the strict acceptance: the engine's own rule "
-            f"decides what is accepted, found acceptance {policy.acceptance.kind}",
+            f"policy {policy.name} has the acceptance {policy.acceptance.kind}, but in an engine "
+            "the engine's own rule accepts",
             hint="export a policy without one, or run this one with `specctl run`",
         )

@@ -1,12 +1,11 @@
-"""A serving engine as specctl knows it: the policies that it runs, and how it is told one.
+"""Serving engines: the policies that each one runs, and its settings for a policy.
 
-    vLLM           chains, by batch size too; with our plugin every rule that grows a chain
-    SGLang         static trees and chains, by batch size too
+    vLLM           chains, also by batch size; with our plugin, every rule that grows a chain
+    SGLang         static trees and chains, also by batch size
     transformers   chains, and the confidence stop
 
-What each takes is a strict record. Settings that an engine would refuse, cap or ignore without a
-word are refused when the record is made, so before anything is written; what is read back passes
-the same record.
+The settings of an engine are a strict record, for writing and for reading back. It rejects values
+that the engine would refuse, cap or ignore, before any file is written.
 """
 
 from __future__ import annotations
@@ -44,32 +43,24 @@ Method = Literal["eagle3", "eagle", "draft_model"]
 
 
 class EngineDrafter(Record):
-    """The drafter that an engine loads.
+    """The drafter that an engine loads."""
 
-    Attributes:
-        model: a folder or hub id, as the engine takes it.
-    """
-
-    model: Annotated[str, Field(min_length=1)]
+    model: Annotated[str, Field(min_length=1)]  # a folder or hub id
     method: Method
 
 
 def label_of(policy: Policy) -> str:
-    """A policy in words, or its kinds where no words say it."""
+    """A policy in words, or its name if it has none."""
     return words_of(policy) or policy.name
 
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What to set in a serving engine; no lines where it does not run the policy.
-
-    Attributes:
-        lines: of a command or of Python. notes: sentences, for one why nothing can be set.
-    """
+    """The settings of an engine for a policy, for a page."""
 
     title: str
-    lines: Sequence[str] = ()
-    notes: Sequence[str] = ()
+    lines: Sequence[str] = ()  # of a command or of Python; none if the engine lacks the policy
+    notes: Sequence[str] = ()  # sentences
 
 
 @dataclass(frozen=True)
@@ -77,13 +68,13 @@ class Serving:
     """The serving that a policy is exported for.
 
     Attributes:
-        drafter: None where it is not known.
-        max_batch_size: requests that the engine runs together at most; None where not known.
-        max_draft_tokens: tokens that the engine may draft, where a policy that is followed later
-            may want more than this one; None: as many as this one.
-        reference: from a policy to what the plugin loads it by; may refuse.
-        trace: what the plugin is to log.
-        folder: absolute, where the files will lie; None where none are written.
+        drafter: None if it is not known.
+        max_batch_size: most requests that the engine runs together, if known.
+        max_draft_tokens: most tokens that the engine may draft, if a policy that is followed may
+            become longer than this one.
+        reference: the name by which the plugin loads a policy; may raise.
+        trace: the log that the plugin is to write.
+        folder: absolute folder of the files, if they are written.
     """
 
     drafter: EngineDrafter | None = None
@@ -94,19 +85,14 @@ class Serving:
     folder: Path | None = None
 
     def path(self, name: str) -> str:
-        """A file as flags name it."""
+        """The path of a file in flags."""
         return name if self.folder is None else str(self.folder / name)
 
     def drafter_for(self, engine: str) -> EngineDrafter:
-        """The drafter.
-
-        Raises:
-            UsageError: it is not known.
-        """
+        """The drafter; `UsageError` if it is not known."""
         if self.drafter is None:
             raise UsageError(
-                f"export to {engine}: expected the drafter that the engine loads, found none: "
-                "the policy names no pair",
+                f"export to {engine} needs the drafter, and the policy names no pair",
                 hint="give --drafter, a folder or hub id, and --method if it is not a folder",
             )
         return self.drafter
@@ -114,19 +100,13 @@ class Serving:
 
 @dataclass(frozen=True)
 class Export:
-    """A policy as an engine takes it.
+    """The settings of an engine for a policy."""
 
-    Attributes:
-        flags: words of the server's command line. environment: variables beside them.
-        code: lines of Python, for an engine that is a library.
-        files: content by name. notes: sentences on what holds beside them.
-    """
-
-    flags: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()  # words of the server's command line
     environment: Mapping[str, str] = field(default_factory=dict)
-    code: tuple[str, ...] = ()
-    files: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    code: tuple[str, ...] = ()  # lines of Python, for an engine that is a library
+    files: Mapping[str, str] = field(default_factory=dict)  # content by name
+    notes: tuple[str, ...] = ()  # sentences on conditions and limits
 
 
 @dataclass(frozen=True)
@@ -142,19 +122,19 @@ class Engine:
     """A serving engine.
 
     Attributes:
-        command: the server's own, in front of the flags.
-        checked: the version that it was written for, and what says that it is right.
-        files: names of all that `write` may write.
-        budgets: kinds that it runs.
-        loss: what it would lose of a shape, as a clause; None if it runs it as it is.
-        draws: the same of drafts that are drawn from the drafter and verified by p/q.
-        nearest: the nearest shape that it runs, for one of which something is lost; the mean round
-            says how long and large. None where that is not known.
-        write: a policy of which nothing is lost.
+        command: the server's command, in front of the flags.
+        checked: the version that it was written for, and its test.
+        files: names of the files that `write` may write.
+        budgets: kinds that the engine runs.
+        loss: the part of a shape that the engine lacks, as a clause; None if it lacks nothing.
+        draws: `loss` for drafts that are sampled and verified by p/q.
+        nearest: the nearest shape that the engine runs. Its size is that of the mean round; None
+            if the mean round is needed and not known.
+        write: the settings for a policy that the engine runs.
         read: the policy of flags and files; the inverse of `write`.
-        batching: how replay simulates its batches; ours for SGLang and where it has no model.
-        max_batch_size: requests that it decodes together with drafts; None: no bound.
-        has_plugin: specctl runs inside it, and can log there.
+        batching: how replay simulates its batches.
+        max_batch_size: most requests that it decodes together with drafts; None: no bound.
+        has_plugin: specctl's plugin runs inside it, and can log.
     """
 
     name: str
@@ -173,11 +153,11 @@ class Engine:
     has_plugin: bool = False
 
     def runs(self, policy: Policy) -> bool:
-        """Whether nothing would be lost of a policy."""
+        """Whether the engine runs a policy as it is."""
         return not self.losses(policy)
 
     def losses(self, policy: Policy) -> tuple[str, ...]:
-        """Losses of a policy on the engine, as clauses; empty if it runs it."""
+        """The parts of a policy that the engine lacks, as clauses."""
         found = []
         if not policy.lossless:
             kind = policy.acceptance.kind
@@ -194,9 +174,9 @@ class Engine:
         return tuple(found)
 
     def nearest_to(self, policy: Policy, mean: MeanRound | None = None) -> Policy | None:
-        """The nearest policy that the engine runs; the same one if that is it.
+        """The nearest policy that the engine runs, which may be the policy itself.
 
-        None where the size of a rule's mean round is needed, and not given.
+        None if the size of the mean round is needed and not given.
         """
         shape: Shape | None = policy.shape
         if self.loss(policy.shape) is not None:
@@ -213,10 +193,10 @@ class Engine:
 
 
 def fixed_shape(shape: Shape, mean: MeanRound | None) -> Chain | StaticTree | None:
-    """The static shape of the width of another, as long and large as its mean round.
+    """The static shape with the width of a rule and the size of its mean round.
 
-    A rule's largest round is no measure: of a mean of 5 nodes it may be 700. None without a mean,
-    but of a shape whose rounds are all of one size.
+    The largest round is no measure: it may have 700 nodes where the mean has 5. Without a mean,
+    only shapes whose rounds have one size give a result.
     """
     rule = build_shape(shape)
     if mean is None and not is_fixed(rule):
@@ -229,19 +209,19 @@ def fixed_shape(shape: Shape, mean: MeanRound | None) -> Chain | StaticTree | No
 
 
 def tree_of(depth: int, top_k: int, num_tokens: int) -> Chain | StaticTree:
-    """The static shape of a size, root counted; of width 1 a chain."""
+    """The static shape of a size, root counted; a chain for width 1."""
     if top_k == 1:
         return Chain(num_draft_tokens=depth)
     return StaticTree(depth=depth, top_k=top_k, num_tokens=num_tokens)
 
 
 def most_nodes(depth: int, top_k: int) -> int:
-    """Nodes that EAGLE-2's tree drafts, root counted: `top_k` of level 1, its square below."""
+    """Nodes that EAGLE-2 drafts, root counted: `top_k` at level 1, its square at each further."""
     return 1 + top_k + (depth - 1) * top_k**2
 
 
 def flag_value(flags: Sequence[str], name: str) -> str | None:
-    """The word behind a flag; None where it is absent."""
+    """The word after a flag; None if the flag is absent."""
     return dict(pairwise(flags)).get(name)
 
 
@@ -249,31 +229,23 @@ Parsed = TypeVar("Parsed", bound=Record)
 
 
 def parsed(kind: type[Parsed], text: str, what: str) -> Parsed:
-    """A record from JSON of an engine.
-
-    Raises:
-        EngineError: the first violation, with its field.
-    """
+    """A record from JSON of an engine; `EngineError` with the first violation and its field."""
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
         raise refused(what, describe_violation(error)) from error
 
 
-def refused(what: str, found: str) -> EngineError:
-    """The refusal of settings that an engine cannot take, or that specctl does not write."""
-    return EngineError(
-        f"{what}: expected settings within the engine's ranges, as `specctl export` writes them, "
-        f"found {found}",
-        hint="correct that, or export the policy again",
-    )
+def refused(what: str, problem: str) -> EngineError:
+    """The error for settings that the engine would reject, or that specctl does not write."""
+    return EngineError(f"{what}: {problem}", hint="correct that, or export the policy again")
 
 
 def made(kind: type[Parsed], fields: Mapping[str, Any], what: str) -> Parsed:
-    """A record of plain values; `EngineError` if the engine could not take them."""
+    """A record of plain values; `EngineError` if the engine would reject them."""
     return parsed(kind, json.dumps(fields), what)
 
 
 def as_json(record: Record) -> str:
-    """The fields of a record that are set, for an engine."""
+    """The fields of a record that are set, as JSON."""
     return json.dumps(record.model_dump(mode="json", exclude_none=True))

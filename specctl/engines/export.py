@@ -1,5 +1,5 @@
-"""`specctl export`: from a policy, an artifact or a tuning to what an engine takes, or to the
-nearest policy that it does take, with the replayed figures of both."""
+"""`specctl export`: a policy as settings of an engine, or the nearest policy that the engine runs,
+with replayed figures of both."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from specctl.engines.sglang_flags import SGLANG
 from specctl.engines.transformers_flags import TRANSFORMERS
 from specctl.engines.vllm_flags import VLLM
 from specctl.errors import EngineError, UsageError, check_choice
+from specctl.formatting import count
 from specctl.policy import PerRequest, Policy, RootOnly, Strict, as_chain, parse_policy
 from specctl.records import canonical_json
 from specctl.replay.config import ReplayConfig, TuneConfig
@@ -44,26 +45,18 @@ ENGINES = {engine.name: engine for engine in (VLLM, SGLANG, TRANSFORMERS)}
 
 
 def engine_named(name: str, option: str) -> Engine:
-    """An engine by its name on the command line.
-
-    Raises:
-        UsageError: another name.
-    """
+    """An engine by its name; `UsageError` for another name."""
     check_choice(option, name, ENGINES)
     return ENGINES[name]
 
 
 def check_load(engine: Engine, option: str, batch_size: int | None) -> None:
-    """Refuses a load that an engine cannot serve with drafts.
-
-    Raises:
-        UsageError: more requests together.
-    """
+    """Raises `UsageError` for a batch size at which an engine does not draft."""
     most = engine.max_batch_size
     if most is not None and batch_size is not None and batch_size > most:
         raise UsageError(
-            f"{option}: expected at most {most}: {engine.title} drafts for no more requests "
-            f"together, found {batch_size}",
+            f"{option} {batch_size}: {engine.title} drafts for at most {count(most, 'request')} "
+            "together",
             hint="lower it, or choose another engine",
         )
 
@@ -71,7 +64,7 @@ def check_load(engine: Engine, option: str, batch_size: int | None) -> None:
 # --------------------------------------------------------------------------- sources
 
 NOTHING_FASTER = "Drafting does not pay here: `specctl tune` found nothing beyond chance."
-"""The reason that an artifact's own figures give; `tune.json` says more."""
+"""The reason for an artifact of plain decoding; `tune.json` has a longer one."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +72,10 @@ class Source:
     """A policy to export.
 
     Attributes:
-        reference: what the plugin of an engine loads it by: words, the absolute place of an
-            artifact, or a registry's name; None where nothing but the record is there.
-        mean: its mean round on the held-out prompts of its tuning; None where it was not tuned.
-        reason: the tuning's sentence on plain decoding, where that is what it chose.
+        reference: the name by which the plugin loads it: words, the absolute place of an artifact,
+            or a registry's name; None if it is only a record.
+        mean: its mean round on the held-out prompts of its tuning, if it was tuned.
+        reason: the sentence of a tuning that chose plain decoding.
     """
 
     named: NamedPolicy
@@ -95,27 +88,25 @@ class Source:
         return self.named.policy
 
     def reference_of(self, policy: Policy) -> str:
-        """The name by which the plugin loads a policy, which is this one or made from it.
+        """The name by which the plugin loads this policy, or one made from it.
 
         Raises:
-            EngineError: no words say it, and no artifact holds it.
+            EngineError: a policy without words and without an artifact of its own.
         """
         as_given = as_chain(policy) == as_chain(self.policy)  # as the plugin runs either
         found = self.reference if as_given else words_of(policy)
         if found is None:
             raise EngineError(
-                f"policy {self.named.label}: expected a policy in words, or an artifact that "
-                "holds just this one, found neither",
-                hint=(
-                    "export the artifact of its shape alone; of a tuning keep tune.json beside "
-                    "its policy/"
-                ),
+                f"policy {self.named.label} has no words and no artifact of its own, by which the "
+                "plugin could load it",
+                hint="export the artifact of its shape alone; keep a tuning's tune.json beside its "
+                "policy/",
             )
         return found
 
 
 def engine_options(settings: TuneConfig) -> dict[str, Any]:
-    """What `tuning.prepare` takes of the engine of `--for`; nothing without one."""
+    """The arguments of `tuning.prepare` for the engine of `--for`; none without one."""
     if settings.for_engine is None:
         return {}
     engine = engine_named(settings.for_engine, "--for")
@@ -124,9 +115,9 @@ def engine_options(settings: TuneConfig) -> dict[str, Any]:
 
 
 def read_source(text: str) -> Source:
-    """The policy that a user names: words, an artifact, or a `tune.json`, of which the chosen one.
+    """The policy that a user names: words, an artifact, or a `tune.json` for its chosen policy.
 
-    A lossy one is read too, as the nearest to it may be wanted.
+    A lossy policy is accepted: the nearest lossless one may be wanted.
 
     Raises:
         InputError: a file that is no tuning; see also `words.resolve_policy`.
@@ -153,7 +144,7 @@ def read_source(text: str) -> Source:
 
 
 def _tuned(named: NamedPolicy) -> tuple[MeanRound | None, str | None]:
-    """The mean round of an artifact that `tune` wrote, and the reason if that is plain decoding."""
+    """The mean round of an artifact of `tune`, and the reason if it chose plain decoding."""
     for _, artifact in named.parts:
         fit, evidence = artifact.manifest.fit or {}, artifact.manifest.evidence
         if fit.get("kind") == "tune" and evidence is not None and artifact.policy == named.policy:
@@ -166,7 +157,7 @@ def _tuned(named: NamedPolicy) -> tuple[MeanRound | None, str | None]:
 
 
 def _absolute(piece: str) -> str:
-    """A piece of a policy's name that means the same in another working folder."""
+    """A piece of a policy's name, with an absolute path."""
     if not names_artifact(piece) or is_store_url(piece):
         return piece
     if os.path.isdir(piece):
@@ -178,17 +169,17 @@ def _absolute(piece: str) -> str:
 def drafter_of(
     named: NamedPolicy, model: str | None, method: Method | None
 ) -> EngineDrafter | None:
-    """The drafter that an engine is to load: the given one, or the one of the artifact's pair.
+    """The drafter for an engine: the given one, or that of the artifact's pair.
 
     Args:
         method: its kind; None reads `config.json` of the folder, or of the hub's model in the
             local cache.
 
     Returns:
-        None where neither names one, and for plain decoding.
+        None if no drafter is named, and for plain decoding.
 
     Raises:
-        UsageError: a kind that is not known, or none for what is no folder.
+        UsageError: a drafter whose kind is not known.
     """
     if isinstance(named.policy.shape, RootOnly):
         return None
@@ -210,43 +201,35 @@ def drafter_of(
         method = "eagle3" if is_eagle3(Path(config).parent) else "draft_model"
     if method is None:
         raise UsageError(
-            f"drafter {name}: expected a folder or a downloaded model, whose config.json says "
-            "its kind, or --method, found neither",
+            f"drafter {name} is of unknown kind: it is no folder and no downloaded model",
             hint=f"give --method {' or '.join(get_args(Method))}, or --drafter FOLDER",
         )
     return EngineDrafter.model_validate({"model": name, "method": method})
 
 
-# --------------------------------------------------------------------------- judging
+# --------------------------------------------------------------------------- the verdict
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A policy before an engine.
-
-    Attributes:
-        losses: what the engine would lose of it, as clauses; empty if it runs it.
-        chosen: the policy itself, or else the nearest that the engine runs; None where the size of
-            that is not known. label: of it.
-        figures: of both on a log; None without one, or where it cannot tell them.
-    """
+    """Whether an engine runs a policy, and the nearest policy that it runs."""
 
     engine: Engine
     source: Source
-    losses: tuple[str, ...]
-    chosen: Policy | None
-    label: str
-    figures: Result | None
+    losses: tuple[str, ...]  # parts of the policy that the engine lacks, as clauses
+    chosen: Policy | None  # the policy, or the nearest one; None if the size of that is not known
+    label: str  # of `chosen`
+    figures: Result | None  # of both on a log, if it was given and has them
 
     def shown(self) -> list[Any]:
-        """The verdict, for a person."""
+        """The verdict in words."""
         engine, parts = self.engine, list[Any]()
         parts.append(f"Written for {engine.title} {engine.checked}.")
         if self.source.reason is not None:
             parts.append(self.source.reason)
         if self.losses:
             lines = [f"{engine.title} does not run {lost}." for lost in self.losses]
-            known = f"The nearest that it runs: {self.label}."
+            known = f"The nearest policy that it runs: {self.label}."
             parts.append([*lines, *([known] if self.chosen is not None else [])])
         if self.figures is not None:
             parts += self.figures.shown()
@@ -258,7 +241,7 @@ class Judged:
         return parts
 
     def to_json(self) -> dict[str, Any]:
-        """The verdict, for a script."""
+        """The verdict as JSON."""
         return {
             "engine": self.engine.name,
             "checked": self.engine.checked,
@@ -270,14 +253,17 @@ class Judged:
         }
 
     def refuse(self) -> None:
-        """Raises `EngineError`, by what is lost."""
-        search = f"search what it runs with `specctl tune --for {self.engine.name}`"
+        """Raises `EngineError` with the first loss."""
+        fix = "write the nearest policy with --nearest, or serve another engine"
+        if self.chosen is None:
+            fix = (
+                f"search what it runs with `specctl tune --for {self.engine.name}`, or give --log "
+            )
+            fix += "TRACES, which have the size of the nearest policy"
         raise EngineError(
-            f"export of {self.source.named.label} to {self.engine.title}: expected a policy that "
-            f"the engine runs, found {self.losses[0]}",
-            hint="write the nearest with --nearest, or serve another engine"
-            if self.chosen is not None
-            else f"{search}; --log TRACES tells how large the nearest is",
+            f"export of {self.source.named.label}: {self.engine.title} does not run "
+            f"{self.losses[0]}",
+            hint=fix,
         )
 
 
@@ -289,14 +275,14 @@ def judge(
     cost_model: Path | None = None,
     batch_size: int | None = None,
 ) -> Judged:
-    """Whether an engine runs a policy, and the nearest that it does.
+    """Whether an engine runs a policy, and the nearest policy that it runs.
 
     Args:
-        traces: dense; the mean round is then of them, not of the tuning, and both are replayed.
-        batch_size: above 1 and with a cost model the batch is simulated.
+        traces: dense traces to replay both on; they also replace the mean round of the tuning.
+        batch_size: simulate batches, if it is above 1 and there is a cost model.
 
     Raises:
-        UsageError: a budget that a batch shares, and no batch to simulate it with.
+        UsageError: a budget shared by a batch, without a batch to simulate.
     """
     losses = engine.losses(source.policy)
     mean = mean_round(traces, source.policy) if traces is not None and losses else source.mean
@@ -305,7 +291,7 @@ def judge(
         return Judged(engine, source, losses, None, "", None)
     label = words_of(chosen) or f"{source.named.label} on a chain"
     named = [source.named, *([NamedPolicy(label, chosen)] if losses else [])]
-    # The others write a text of their own.
+    # Lossy policies change the text, which the log does not have.
     strict = [one for one in named if isinstance(one.policy.acceptance, Strict)]
     figures = None
     if traces is not None and strict:
@@ -315,11 +301,11 @@ def judge(
         is_load = batch_size is not None and batch_size > 1 and cost_model is not None
         if not is_load and any(not isinstance(one.policy.budget, PerRequest) for one in strict):
             raise UsageError(
-                "--log for a budget that a batch shares: expected --max-batch-size above 1 and "
-                "--cost-model, to simulate the batch, found one request at a time",
+                "--log with a shared budget needs --max-batch-size above 1 and --cost-model, to "
+                "simulate the batch",
                 hint="give both, or leave --log out",
             )
-        if is_load:  # what vLLM lacks would run there in another form
+        if is_load:  # our batching for policies that the engine lacks
             batching = "specctl" if losses else engine.batching
             config = config.model_copy(update={"batch_size": batch_size, "engine": batching})
         score = serve_policies if is_load else replay_policies
@@ -341,7 +327,7 @@ def mean_round(traces: TraceSet, policy: Policy) -> MeanRound:
 
 
 def target_of(named: NamedPolicy, model: str | None) -> str:
-    """The model that is served: the given one, that of the artifact's pair, or a word for it."""
+    """The served model: the given one, that of the artifact's pair, or the word TARGET."""
     name = model or next((one.manifest.pair.target for _, one in named.parts), "TARGET")
     if name == "embedded" or name.startswith("embedded:"):
         from specctl.runtime.load import model_folder
@@ -351,7 +337,7 @@ def target_of(named: NamedPolicy, model: str | None) -> str:
 
 
 def command_lines(engine: Engine, export: Export, target: str) -> Iterator[str]:
-    """The command as it is typed, a setting a line; or the lines of Python."""
+    """The command, one setting a line; or the lines of Python."""
     yield from export.code
     if not engine.command:
         return
@@ -367,15 +353,15 @@ def command_lines(engine: Engine, export: Export, target: str) -> Iterator[str]:
 
 
 def settings_of(source: Source, engine: Engine, target: str, drafter: str) -> EngineSettings:
-    """The settings of an engine for a policy, for a page; a sentence where it cannot be said.
+    """The settings of an engine for a policy, or a sentence on why there are none.
 
     Args:
-        target, drafter: names of the pair, as traces have them.
+        target, drafter: names of the pair, as in traces.
     """
     if losses := engine.losses(source.policy):
         found = engine.nearest_to(source.policy, source.mean)
         nearest = None if found is None else words_of(found)
-        near = f" The nearest that it runs: {nearest}." if nearest else ""
+        near = f" The nearest policy that it runs: {nearest}." if nearest else ""
         return EngineSettings(
             engine.title, notes=(f"{engine.title} does not run {losses[0]}.{near}",)
         )
@@ -388,18 +374,20 @@ def settings_of(source: Source, engine: Engine, target: str, drafter: str) -> En
             engine.title, notes=(f"Nothing to set in {engine.title} yet: {error}.",)
         )
     for name, content in written.files.items():
-        if any(name in line for line in lines):  # and the words alone do not say it
+        if any(name in line for line in lines):  # a file that the command names
             lines += ["", f"# {name}:", *content.splitlines()]
     reason = () if source.reason is None else (source.reason,)
     return EngineSettings(engine.title, lines, (*reason, *written.notes))
 
 
 def read_exported(path: Path) -> tuple[Engine, Policy] | None:
-    """The engine that a file is for, by its name, and the policy of it and the files beside it;
-    None for other names.
+    """The engine of an exported file, by its name, and the policy in it and the files beside it.
+
+    Returns:
+        None for other names.
 
     Raises:
-        EngineError: settings that the engine could not take, or that are no policy of specctl.
+        EngineError: settings that the engine would reject, or that are no policy of specctl.
     """
     for engine in ENGINES.values():
         if path.name in engine.files:

@@ -1,12 +1,12 @@
 """Steps of an engine as rows of a trace set: the rounds that ran, or a dense log of chains.
 
-    engine's thread    Step: logits as they came, a few numbers ──► the recorder's queue
+    engine's thread    Step: the logits as they are, a few numbers ──► the recorder's queue
     recording thread   every `READ_BYTES` of logits or `STEPS_TOGETHER`: rows, held until their
                        request ends
 
-The engine never waits for this and never fails by it. Where rows cannot be written, or too many
-wait, tracing ends: that is logged once, and `StepRecorder.lost` counts the rest. Rows are made as
-of our own rounds: `collect.rows` has the tables.
+Recording never delays the engine and never fails it. If rows cannot be written, or too many wait,
+tracing ends: this is logged once, and `StepRecorder.lost` counts the rest. `collect.rows` makes the
+tables, as for our own rounds.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from specctl.tree import POOL_COLUMNS, Children, DraftPool
 
 log = logging.getLogger("specctl.engines")
 READ_BYTES = 16 << 20
-"""Logits that are read together, or of one step where it has more."""
+"""Logits that are read together; a step with more is read alone."""
 STEPS_TOGETHER = 64
-"""Steps that are read, and made rows of, at once where their logits are small."""
+"""Steps of small logits that become rows together."""
 LIMITS = RecorderConfig(
     when_full="drop",
     max_items=4096,
@@ -59,31 +59,24 @@ LIMITS = RecorderConfig(
     wake_bytes=READ_BYTES,
     poll_s=0.05,
 )
-"""Of the queue: at a bound of logits the engine's thread reads its own, at one of steps tracing
-ends. A thread that each step woke would take the interpreter lock at once."""
+"""Limits of the queue. At the bound of logits the engine's thread reads its own; at that of steps
+tracing ends. The thread polls: woken by a step, it would take the interpreter lock at once."""
 UNDRAFTED = "requests with an undrafted position"
 OBJECT_BYTES = 1000
-"""Python's objects of a held round or position, about."""
+"""Approximate memory of the Python objects of a held round or position."""
 Read = Callable[[Sequence[Step]], list[ReadStep]]
-"""`read_steps` of an engine."""
+"""`read_steps` with an engine's sampling and lane."""
 
 
 class StepSource:
-    """Steps as items of the recorder; base of the two logs.
-
-    Args:
-        read: reads the logits of steps.
-
-    Attributes:
-        lost: requests that were left out, by reason.
-    """
+    """The recorder's source of steps; base of the two logs."""
 
     def __init__(self, read: Read) -> None:
         self.read = read
-        self.lost: Counter[str] = Counter()
+        self.lost: Counter[str] = Counter()  # requests that were left out, by reason
 
     def take(self, items: list[Step | ReadStep]) -> None:
-        """Takes steps, of which as many are read together as `READ_BYTES` allow."""
+        """Takes steps and reads up to `READ_BYTES` of logits together."""
         together, size_bytes = list[Step](), 0
         for step in items:
             if isinstance(step, Step):
@@ -111,28 +104,28 @@ class StepSource:
 
 
 class StepRounds(NamedTuple):
-    """The rounds of a step: of some rows of `answered`, with the tokens that each text kept."""
+    """The rounds of a step."""
 
     step: ReadStep
-    rows: list[int]
-    num_emitted: list[int]
+    rows: list[int]  # of `step.answered`
+    num_emitted: list[int]  # tokens that each text kept
 
 
 class LiveSteps(StepSource):
     """Rows of the rounds that the engine runs.
 
     Args:
-        greedy: the target's tokens are its likeliest. Else nobody knows what it would have drawn
-            behind a refused token.
+        greedy: the target's tokens are its likeliest. A sampling engine does not report its draw
+            after a rejected token.
     """
 
     def __init__(self, read: Read, *, greedy: bool) -> None:
         super().__init__(read)
         self._greedy = greedy
-        self._rounds: list[StepRounds] = []  # of which no rows were made yet
+        self._rounds: list[StepRounds] = []  # without rows yet
         self._held = HeldRows()
         self._num_rounds: Counter[str] = Counter()
-        self._policies: dict[str, tuple[str, Policy]] = {}  # with digests, of the last rounds
+        self._policies: dict[str, tuple[str, Policy]] = {}  # of their last rounds, with digests
         self._ended: set[str] = set()
 
     def unfinished(self) -> list[str]:
@@ -170,10 +163,10 @@ class LiveSteps(StepSource):
             names[digest].add(name)
             del self._num_rounds[name]
         found = []
-        for digest, policy in policies.items():  # a segment has one
+        for digest, policy in policies.items():  # a segment has one policy
             rows = self._held.take(names[digest])
             size_bytes = sum(part.size_bytes for part in rows)
-            tables = partial(_joined_tables, rows)
+            tables = partial(lambda rows: round_tables(join(rows)), rows)
             found.append(Publication(names[digest], tables, size_bytes, policy))
         return found
 
@@ -183,7 +176,7 @@ class LiveSteps(StepSource):
             self._held.parts.append(self._rows(run))
 
     def _rows(self, run: list[StepRounds]) -> RoundRows:
-        """The rows of steps in the form of `collect`: a chain is a tree of width one."""
+        """The rows of steps, with chains as trees of width one."""
         headings, columns, num_chains, num_logits = list[dict[str, Any]](), list[Any](), 0, 0
         for step, rows, kept in run:
             ends = list(accumulate(one.num_drafted + 1 for one in step.answered))
@@ -225,11 +218,11 @@ class LiveSteps(StepSource):
         slots = slots.expand(len(sampled), -1)
         target_ids = torch.full_like(slots, -1)
         target_ids[:, : sampled.shape[1]] = sampled
-        # The node at depth d is judged by the request's row of logits number d, its parent's.
+        # Row d of a request's logits, its parent's, judges the node at depth d.
         judged = (depth >= 1) & (depth <= num_drafted[:, None] + 1) & has_draft[:, None]
         views = _views(steps, first[:, None] + depth - 1)
-        # Down to the first refused token the text says what was drawn; behind it the likeliest
-        # token would have been, where there is one.
+        # Up to the first rejected token the text shows the draw. After it, a greedy target would
+        # have drawn its likeliest token, unless two are tied.
         is_drawn = depth <= num_admitted[:, None] + 1
         drawn = target_ids.gather(1, (depth - 1).clamp(0, target_ids.shape[1] - 1))
         is_best = views["target_rank"] == 1
@@ -252,12 +245,8 @@ class LiveSteps(StepSource):
         return RoundRows(headings, tensors)
 
 
-def _joined_tables(rows: list[RoundRows]) -> Tables:
-    return round_tables(join(rows))
-
-
 def _joined(parts: Sequence[NDArray[Any]], fill: int) -> NDArray[Any]:
-    """`[R, W]`: the rows of all parts, filled up to the widest."""
+    """`[R, W]`: the rows of all parts, padded to the widest."""
     shape = sum(map(len, parts)), max(part.shape[1] for part in parts)
     whole, end = np.full(shape, fill, parts[0].dtype), 0
     for part in parts:
@@ -270,8 +259,9 @@ def chain_pool(root_ids: Tensor, chains: Chains, rows: Tensor, offered: Tensor) 
     """A pool of R chains.
 
     Args:
-        root_ids: `[R]` int64. rows: `[R]` int64, of `chains`. offered: `[R]` int64, levels that
-            each one has.
+        root_ids: `[R]` int64.
+        rows: `[R]` int64, row of `chains`.
+        offered: `[R]` int64, levels of each.
     """
     columns = [torch.from_numpy(one) for one in chains]
     levels = columns[0].shape[1]
@@ -285,8 +275,11 @@ def chain_pool(root_ids: Tensor, chains: Chains, rows: Tensor, offered: Tensor) 
 
 
 def _views(steps: Sequence[ReadStep], at: Tensor) -> dict[str, Tensor]:
-    """`LOGIT_TENSORS` of nodes, `[R, P]`, of which `at` says the row of logits; of any value where
-    the target saw nothing."""
+    """`LOGIT_TENSORS` of nodes, `[R, P]`; arbitrary where the target did not judge.
+
+    Args:
+        at: `[R, P]`, the row of logits of each node's parent.
+    """
     ranks = [step.ranks for step in steps if step.ranks is not None]
     logp, rank, top_two = (
         torch.from_numpy(np.concatenate(parts)) for parts in list(zip(*ranks, strict=True))[:3]
@@ -304,12 +297,12 @@ class DenseText:
 
     prompt: tuple[int, ...]
     token_ids: list[int] = field(default_factory=list)  # emitted
-    drafts: dict[int, Chains] = field(default_factory=dict)  # of each position, `[K]` columns
-    ranks: list[Ranks] = field(default_factory=list)  # where each emitted token was drawn
+    drafts: dict[int, Chains] = field(default_factory=dict)  # by position, `[K]` columns
+    ranks: list[Ranks] = field(default_factory=list)  # of each emitted token
 
 
 class DenseSteps(StepSource):
-    """The chain that would be drafted behind every token of a text, of which none is verified.
+    """Rows of a dense log: a chain drafted after every token of a text, and never verified.
 
     Args:
         depth: K, tokens of each chain.
@@ -345,7 +338,7 @@ class DenseSteps(StepSource):
             if one.prompt is not None:
                 self._texts[one.request_id] = DenseText(one.prompt)
             text = self._texts.get(one.request_id)
-            if text is None:  # its beginning was not seen
+            if text is None:  # it began before tracing
                 continue
             if one.draft_row >= 0 and is_drafted:
                 text.drafts[one.position] = Chains(*(c[one.draft_row] for c in step.chains))
@@ -384,14 +377,14 @@ class DenseSteps(StepSource):
         always = torch.full_like(rows, self.shape.depth)
         pool = chain_pool(token_ids[roots.start : roots.stop], chains, rows, always)
         labels = label_paths(pool, continuations(token_ids, roots, self.shape.depth))
-        # Behind the last token the engine does not run the target.
+        # The engine does not run the target after the last token.
         labels = replace(labels, judged=labels.judged & (rows[:, None] + pool.depth < size))
         row, node = labels.judged.nonzero(as_tuple=True)
         above = pool.depth[row, node] - 1
         logp, rank, top_two, entropy = (
             torch.from_numpy(np.stack(one)) for one in zip(*text.ranks, strict=True)
         )
-        at = row + above + 1  # of the emitted token that this one would be
+        at = row + above + 1  # the emitted token at the node's place
         top1, top2 = top_two[at].unbind(1)
         columns = {
             "text": token_ids,
@@ -410,14 +403,11 @@ class DenseSteps(StepSource):
 
 
 class StepRecorder(Recorder[Step | ReadStep]):
-    """Records steps of an engine, which it neither delays nor fails.
+    """Records the steps of an engine without delaying or failing it.
 
     Args:
         open_writer: opens the set; called in the recording thread.
-        max_bytes: of published segments together; None: no bound.
-
-    Attributes:
-        lost: steps and requests that were not written, by reason.
+        max_bytes: size of all published segments at which tracing ends.
     """
 
     source: LiveSteps | DenseSteps
@@ -435,6 +425,7 @@ class StepRecorder(Recorder[Step | ReadStep]):
 
     @property
     def lost(self) -> Counter[str]:
+        """Steps and requests that were not written, by reason."""
         return self._lost + self.source.lost
 
     def hand_over(self, step: Step) -> None:
@@ -442,7 +433,7 @@ class StepRecorder(Recorder[Step | ReadStep]):
         try:
             has_room = self.put(step, step.size_bytes)
             if not has_room and len(self._queue.sizes) < self.config.max_items:
-                [read] = self.source.read([step])  # too many logits wait for the other thread
+                [read] = self.source.read([step])  # relieves the other thread
                 has_room = self.put(read, 0)
         except OutputError:  # closed
             self._lost["steps after tracing ended"] += 1
@@ -451,12 +442,12 @@ class StepRecorder(Recorder[Step | ReadStep]):
                 self.end(f"{self.config.max_items} steps wait for a slow disk or store")
 
     def close(self, wait_s: float = 10.0) -> None:
-        """Publishes the requests that have ended and ends the thread; waits at most so long."""
+        """Publishes the requests that have ended, and ends the thread; waits at most `wait_s`."""
         self._queue.close()
         self._thread.join(wait_s)
 
     def end(self, reason: str) -> None:
-        """Ends tracing for good, and says so once."""
+        """Ends tracing for good, and logs the reason once."""
         if self.is_on:
             self.is_on = False
             self._queue.close()
@@ -481,4 +472,4 @@ class StepRecorder(Recorder[Step | ReadStep]):
 
 
 class TracingEnded(Exception):  # noqa: N818
-    """Tracing has ended; ends the recording thread."""
+    """Ends the recording thread at `max_bytes`."""

@@ -1,8 +1,8 @@
-"""The settings of the plugin inside vLLM: one JSON file, which `specctl export --to vllm` writes.
+"""Settings of the plugin inside vLLM: one JSON file, which `specctl export --to vllm` writes.
 
     SPECCTL_VLLM=serve/specctl-vllm.json vllm serve ...
 
-The variable may also hold the JSON itself. Without it the plugin does nothing at all.
+The variable may also hold the JSON itself. Without it the plugin is off.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ MAX_BYTES = 1 << 20
 
 
 class TraceSettings(Record):
-    """The log that the engine writes, and how much of it.
+    """The log that the plugin writes.
 
     Attributes:
-        out: the trace set, a folder or `s3://bucket/prefix`; begun, or gone on with.
-        dense: draft behind every emitted token of what is recorded and verify nothing there; else
-            log the rounds that run.
+        out: the trace set, a folder or `s3://bucket/prefix`; started, or continued.
+        dense: in recorded requests, draft after every emitted token and verify nothing; False logs
+            the rounds that run.
         every: record each n-th request.
-        dense_every: log each n-th request densely instead, into a set of its own (`sample_place`),
-            while the policy serves the others. None: none.
-        max_bytes: of published segments; tracing ends there. None: no bound.
-        tokens: ids as they are, or left out.
-        workload: the kind of requests, in the user's word; artifacts say it.
-        temperature, top_k, top_p: sampling of the requests to record, as a trace set is of one
-            sampling; others are counted and not recorded.
+        dense_every: log each n-th request densely instead, into another set (`sample_place`),
+            while the policy serves the others.
+        max_bytes: size of the published segments at which tracing ends.
+        tokens: keep or drop token ids.
+        workload: the user's word for the requests; goes into artifacts.
+        temperature, top_k, top_p: sampling of the requests to record. A trace set has one sampling;
+            other requests are only counted.
     """
 
     out: str = option(
         ...,
-        "Log rounds inside vLLM into this trace set",
+        "Log the rounds that vLLM runs into this trace set",
         name="--trace",
         default="no log",
         min_length=1,
     )
     dense: bool = option(
-        False, "Draft behind every emitted token and verify nothing: a dense log", name="--dense"
+        False, "Draft after every emitted token and verify nothing: a dense log", name="--dense"
     )
     every: PositiveInt = option(1, "Record each N-th request")
     dense_every: PositiveInt | None = option(
@@ -65,7 +65,7 @@ class TraceSettings(Record):
     @model_validator(mode="after")
     def _one_dense(self) -> Self:
         both = self.dense and self.dense_every is not None
-        require(not both, "dense_every goes with a log of rounds: dense is all dense already")
+        require(not both, "dense_every needs a log of rounds: with dense, all requests are dense")
         return self
 
     @property
@@ -78,14 +78,14 @@ class TraceSettings(Record):
 
 
 class PluginSettings(Record):
-    """The plugin's work in the engine.
+    """The settings of the plugin.
 
     Attributes:
         policy: an artifact folder, `REGISTRY/NAME@ALIAS`, or words such as
-            `confidence:threshold=0.4`. Folders and aliases are followed: what they hold later takes
-            over between two steps. None: the engine drafts as it was set up.
-        allow_mismatch: take artifacts that were fitted on other hardware, dtypes or loads.
-        allow_version: run in a version of the engine that no test of specctl has run in.
+            `confidence:threshold=0.4`. Folders and aliases are followed: later content takes over
+            between two steps. None: the engine drafts as it was set up.
+        allow_mismatch: accept artifacts that were fitted on other hardware, dtypes or loads.
+        allow_version: run in a version of the engine that specctl was not tested in.
     """
 
     settings_version: Literal[1] = 1
@@ -96,9 +96,9 @@ class PluginSettings(Record):
 
     @model_validator(mode="after")
     def _does_something(self) -> Self:
-        require(self.policy is not None or self.trace is not None, "neither policy nor trace")
+        require(self.policy is not None or self.trace is not None, "it has no policy and no trace")
         plain = self.trace is None or not self.trace.dense or self.policy is None
-        require(plain, "a dense log verifies no draft, so that no policy can act beside it")
+        require(plain, "a dense log verifies no drafts, so it leaves nothing to a policy")
         return self
 
     def to_json(self) -> str:
@@ -107,13 +107,13 @@ class PluginSettings(Record):
 
 
 def read_settings(text: str) -> PluginSettings:
-    """The settings that a file, or the text itself, holds.
+    """Reads settings.
 
     Args:
         text: a path, or JSON that begins with a brace.
 
     Raises:
-        EngineError: no file, or other content.
+        EngineError: a missing file, or other content.
     """
     where, content = VARIABLE, text
     try:
@@ -124,11 +124,11 @@ def read_settings(text: str) -> PluginSettings:
             content = Path(text).read_text("utf-8")
         return PluginSettings.model_validate_json(content)
     except ValidationError as error:
-        found = describe_violation(error)
+        problem = describe_violation(error)
     except (OSError, ValueError) as error:
-        found = reason_of(error)
+        problem = reason_of(error)
     raise EngineError(
-        f"settings of the vLLM plugin, {where}: expected JSON as `specctl export --to vllm` "
-        f"writes it, found {found}",
-        hint=f"export it again, or unset {VARIABLE} to run vLLM without specctl",
+        f"settings of the vLLM plugin, {where}, cannot be used: {problem}",
+        hint="write them with `specctl export --to vllm`, or unset "
+        f"{VARIABLE} to run vLLM without specctl",
     )

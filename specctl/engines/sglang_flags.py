@@ -1,4 +1,4 @@
-"""SGLang: the three numbers of a static tree, and lengths by batch size as its adaptive file."""
+"""SGLang: flags of a static tree, and lengths by batch size in its adaptive file."""
 
 from __future__ import annotations
 
@@ -28,20 +28,16 @@ from specctl.records import PositiveInt, Record, describe_violation, require
 
 ADAPTIVE_FILE = "sglang-adaptive.json"
 ALGORITHMS: dict[Method, str] = {"eagle3": "EAGLE3", "eagle": "EAGLE", "draft_model": "STANDALONE"}
-
-
 MOST_NODES = 128
-"""Nodes of a tree, root counted, that are exported: the most of published server commands.
-
-SGLang takes any number, verifies as many in every step, and keeps a row of the vocabulary of each;
-its kernel that builds the trees fails above 1,024."""
+"""Largest tree to export, root counted: the largest in published server commands. SGLang verifies
+all nodes in every step and keeps their logits; its kernel that builds trees fails above 1,024."""
 
 
 class SglangFlags(Record):
     """`--speculative-num-steps`, `-eagle-topk` and `-num-draft-tokens`; the last counts the root.
 
-    SGLang takes any three numbers. More nodes than were drafted fail in the first step of serving,
-    and beside `eagle_topk` 1 the node count is changed to the steps + 1.
+    SGLang accepts any three numbers, but more nodes than are drafted fail in the first step of
+    serving, and with `eagle_topk` 1 the node count becomes the steps + 1.
     """
 
     num_steps: Depth
@@ -57,7 +53,7 @@ class SglangFlags(Record):
 
 
 class Slot(Record):
-    """Settings of the batch sizes from one key of the adaptive file on: one candidate is kept."""
+    """The lengths of batch sizes from one key of the adaptive file on."""
 
     candidate_steps: Annotated[tuple[Length, ...], Field(min_length=1)]
 
@@ -72,7 +68,7 @@ def flag_of(field: str) -> str:
 
 def loss(shape: Shape) -> str | None:
     if isinstance(shape, StaticTree) and _num_nodes(shape) > MOST_NODES:
-        return f"nodes beyond {MOST_NODES}: SGLang verifies all of them in every step"
+        return f"nodes above {MOST_NODES}: SGLang verifies all nodes in every step"
     if isinstance(shape, RootOnly | Chain | StaticTree | ChainSchedule):
         return None
     return f"the choice of {shape.kind} in every round: SGLang drafts a tree of fixed size"
@@ -114,9 +110,8 @@ def write(policy: Policy, serving: Serving) -> Export:
         return Export(tuple(flags), notes=(wide,) if rule.top_k > 1 else ())
     if drafter.method == "draft_model":
         raise EngineError(
-            "export of a schedule to SGLang: expected an EAGLE drafter: SGLang changes lengths "
-            "for EAGLE and EAGLE3 alone, found a draft model, with which it would keep one "
-            "length after a warning",
+            "SGLang changes lengths by batch size only with an EAGLE drafter; with this draft "
+            "model it would warn and keep one length",
             hint="export a chain of one length, or serve an EAGLE drafter",
         )
     lengths = zip(shape.from_batch, shape.num_draft_tokens, strict=True)
@@ -133,7 +128,7 @@ def write(policy: Policy, serving: Serving) -> Export:
 
 
 def read(flags: Sequence[str], files: Mapping[str, str]) -> Policy:
-    """The policy; a slot of several candidates is SGLang's own and none of specctl's."""
+    """The policy; `EngineError` for a slot of several candidates, which SGLang adapts itself."""
     if ADAPTIVE_FILE in files:
         try:
             slots = dict(sorted(SLOTS.validate_json(files[ADAPTIVE_FILE]).items()))
@@ -143,7 +138,7 @@ def read(flags: Sequence[str], files: Mapping[str, str]) -> Policy:
         if moving:
             raise refused(
                 f"SGLang's adaptive configuration, batch size {moving[0]}",
-                "several candidate_steps, among which SGLang moves by what was accepted",
+                "it has several candidate_steps, among which SGLang adapts itself",
             )
         lengths = [slot.candidate_steps[0] for slot in slots.values()]
         if not any(lengths):
@@ -166,7 +161,7 @@ SGLANG = Engine(
     files=(ADAPTIVE_FILE,),
     budgets=("per_request",),
     loss=loss,
-    draws=lambda shape: "that drafts are drawn: SGLang drafts the likeliest tokens",
+    draws=lambda shape: "sampled drafts: SGLang drafts the likeliest tokens",
     nearest=nearest,
     write=write,
     read=read,

@@ -1,7 +1,7 @@
-"""A step of an engine as the plugin hands it over, and what rows of traces need of its logits.
+"""Steps of an engine on their way to a trace: with logits, and after these were read.
 
-engine's thread    Step: logits as they came, a few numbers
-writing thread     read_steps ──► ReadStep: on the host, a few numbers a token
+engine's thread    Step: the logits as they are, a few numbers
+writing thread     read_steps ──► ReadStep: on the host, a few numbers per token
 """
 
 from __future__ import annotations
@@ -26,38 +26,30 @@ from specctl.runtime.sampling import process_logits
 
 @dataclass(frozen=True)
 class Drafted:
-    """Chains that a step drafted, a row for each of its B requests.
-
-    Attributes:
-        token_ids: `[B, L]` int64, of the target's vocabulary.
-        logits: L of them, `[B, V]` over target ids: the drafter's, which a token is the best of.
-        offered: `[B]` int64, levels that are a request's own.
-        policy: that decided. digest: of it.
-    """
+    """Chains that a step drafted for B requests."""
 
     request_ids: list[str]
-    token_ids: Tensor
-    logits: list[Tensor]
-    offered: Tensor
-    policy: Policy
+    token_ids: Tensor  # `[B, L]` int64, of the target's vocabulary
+    logits: list[Tensor]  # the drafter's, `[B, V]` over target ids, for each of L levels
+    offered: Tensor  # `[B]` int64, levels offered to each request
+    policy: Policy  # that decided
     digest: str
 
     @classmethod
     def nothing(cls, policy: Policy, digest: str) -> Drafted:
-        """The chains of a step that drafted none."""
+        """The result of a step without drafts."""
         token_ids = torch.zeros(0, 0, dtype=torch.int64)
         return cls([], token_ids, [], torch.zeros(0, dtype=torch.int64), policy, digest)
 
 
 class TextEnd(NamedTuple):
-    """Where a text ends: tokens that may still be emitted, and those that end it."""
+    """The conditions under which a text ends."""
 
-    room: int
+    room: int  # tokens that may still be emitted
     stop_ids: Collection[int]
 
     def kept(self, token_ids: Sequence[int]) -> tuple[list[int], bool]:
-        """Of the tokens that a step gave, -1 padded, those that the text keeps; and whether it ends
-        with them."""
+        """The tokens of a step, -1 padded, that the text keeps, and whether it ends with them."""
         given = [one for one in token_ids if one >= 0]
         ends = (i + 1 for i, one in enumerate(given) if one in self.stop_ids)
         size = min(next(ends, self.room), self.room)
@@ -65,23 +57,16 @@ class TextEnd(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """A request that a step gave tokens to.
+    """A request that a step gave tokens to."""
 
-    Attributes:
-        request_id: its name in the set. root_id: token before the new ones.
-        position: tokens emitted before. context: length of the text up to and with the root.
-        draft_row: in the step's `Drafted`, -1 for none. num_drafted: draft tokens verified.
-        prompt: ids, where the step read the end of the prompt; such a step is no round.
-    """
-
-    request_id: str
-    root_id: int
-    position: int
-    context: int
+    request_id: str  # its name in the set
+    root_id: int  # the last token before the new ones
+    position: int  # tokens emitted before
+    context: int  # length of the text with the root
     end: TextEnd
-    draft_row: int
-    num_drafted: int
-    prompt: tuple[int, ...] | None = None
+    draft_row: int  # in the step's `Drafted`; -1 for none
+    num_drafted: int  # draft tokens verified
+    prompt: tuple[int, ...] | None = None  # if the step read its end, and so is no round
 
 
 @dataclass
@@ -89,17 +74,17 @@ class Step:
     """A step of the engine.
 
     Attributes:
-        answered: its requests that are recorded, R of them; `sampled` `[R, S]` their new tokens,
-            -1 padded.
-        drafted: by the step before, and verified in this one.
-        logits: `[T, V]`, the target's: a row for each verified token, request by request, the
-            root's first. None where nothing is recorded but the end of requests.
-        awaited: `[T, K]` int64, -1 padded: the draft tokens of which each row is asked. A live log
-            asks for the next draft token (K = 1, here None); a dense one for those of all drafts
-            that reach here, by their depth.
-        mark: where the device has made all of these.
-        columns: of the step, in each of its rows: `step_*`, `batch_size` and times.
-        ended: names of requests that are known to have ended by now.
+        answered: the R requests of the step that are recorded.
+        sampled: `[R, S]`, their new tokens, -1 padded.
+        drafted: drafts of the previous step, which this one verified.
+        logits: `[T, V]`, the target's, a row per verified token, request by request from the root.
+            None if the step records only ends of requests.
+        awaited: `[T, K]` int64, -1 padded: the draft tokens to look up in each row. None in a live
+            log, which looks up the next draft token (K = 1); a dense log looks up the tokens of all
+            drafts that reach the position, by their depth.
+        mark: the device has made all of these.
+        columns: columns of the step that all its rows share.
+        ended: names of requests that have ended.
     """
 
     answered: list[Answered]
@@ -113,24 +98,18 @@ class Step:
 
     @property
     def size_bytes(self) -> int:
-        """Of the logits."""
+        """Memory of the logits."""
         own = 0 if self.logits is None else self.logits.nbytes
         return own + sum(one.nbytes for one in self.drafted.logits)
 
 
 class Ranks(NamedTuple):
-    """Drafted tokens in the target's eyes: T rows of logits, K tokens of each.
+    """The target's view of K draft tokens in each of T rows of logits."""
 
-    Attributes:
-        logp: `[T, K]` float32, of the distribution drawn from. rank: `[T, K]` int64, 1-based in
-            the raw logits. top_two: `[T, 2]`, raw. entropy: `[T]` float32, nats, of the
-            distribution drawn from; NaN in live logs, which lack it.
-    """
-
-    logp: NDArray[np.float32]
-    rank: NDArray[np.int64]
-    top_two: NDArray[np.float32]
-    entropy: NDArray[np.float32]
+    logp: NDArray[np.float32]  # `[T, K]`, of the sampled distribution
+    rank: NDArray[np.int64]  # `[T, K]`, from 1, in the raw logits
+    top_two: NDArray[np.float32]  # `[T, 2]`, raw logits
+    entropy: NDArray[np.float32]  # `[T]`, nats, of the sampled distribution; NaN in live logs
 
 
 class Chains(NamedTuple):
@@ -144,29 +123,24 @@ class Chains(NamedTuple):
 
 @dataclass
 class ReadStep:
-    """A `Step` on the host, whose logits have been read.
-
-    Attributes:
-        tokens: R lists, new tokens, -1 padded. offered: `[B]` int64.
-        ranks: None where nothing is recorded but the end of requests.
-    """
+    """A `Step` on the host, whose logits have been read."""
 
     answered: list[Answered]
-    tokens: list[list[int]]
+    tokens: list[list[int]]  # R lists of new tokens, -1 padded
     chains: Chains
-    offered: NDArray[np.int64]
+    offered: NDArray[np.int64]  # `[B]`
     policy: Policy
     digest: str
-    ranks: Ranks | None
+    ranks: Ranks | None  # None if the step records only ends of requests
     columns: dict[str, Any]
     ended: list[str]
 
 
 def read_steps(steps: Sequence[Step], sampling: Sampling, lane: Lane) -> list[ReadStep]:
-    """Reads of some steps' logits what rows need, all in a few calls; waits for the device.
+    """Reads the logits of some steps together, in few calls; waits for the device.
 
     Args:
-        sampling: by which the target's tokens are drawn.
+        sampling: the target's.
     """
     with lane.after([step.mark for step in steps]):
         drafts = [step.drafted for step in steps]
@@ -207,9 +181,9 @@ def read_steps(steps: Sequence[Step], sampling: Sampling, lane: Lane) -> list[Re
 def _next_drafts(
     step: Step, token_ids: NDArray[np.int64], offered: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """`[T, 1]`: the draft token that was offered behind each verified one, -1 for none."""
+    """`[T, 1]`: the draft token offered after each verified token, -1 for none."""
     size, depth = token_ids.shape
-    # A row for each chain and one for no chain, a column behind each level's.
+    # One more row for no chain, and one more column after the last level.
     table = np.full((size + 1, depth + 1), -1)
     is_own = np.arange(depth) < offered[:, None]
     table[:size, :depth][is_own] = token_ids[is_own]

@@ -1,4 +1,4 @@
-"""transformers: assisted generation, which reads the *assistant's* generation configuration."""
+"""transformers: assisted generation, set by the *assistant's* generation configuration."""
 
 from __future__ import annotations
 
@@ -38,15 +38,12 @@ FILE = "generation_config.json"
 
 
 class AssistantConfig(Record):
-    """The settings that assisted generation reads of the assistant's configuration.
-
-    Attributes:
-        assistant_confidence_threshold: drafting ends behind a token below this probability; 0 never
-            ends it. transformers takes 0.4 where nothing is said.
-    """
+    """The settings of assisted generation in the assistant's configuration."""
 
     num_assistant_tokens: Depth
     num_assistant_tokens_schedule: Literal["constant"] = "constant"
+    # Drafting ends after a token below this probability; 0 switches it off. 0.4 is the library's
+    # default.
     assistant_confidence_threshold: Annotated[Probability, Field(lt=1)] = 0.4
     transformers_version: str | None = None
 
@@ -58,7 +55,7 @@ def loss(shape: Shape) -> str | None:
         if shape.signal != "confidence":
             return f"its stop on {shape.signal}: transformers stops on a token's own probability"
         if not shape.keep_last:
-            return "that it leaves the uncertain token out: transformers submits it"
+            return "chains without their last uncertain token: transformers submits it"
         if not 0 < shape.threshold < 1:
             return f"its threshold {shape.threshold:g}, which always or never stops"
         return None
@@ -76,16 +73,15 @@ def nearest(shape: Shape, mean: MeanRound | None) -> Shape | None:
 
 
 def write(policy: Policy, serving: Serving) -> Export:
-    """The file, and the lines of Python that set the same."""
+    """The file, and lines of Python with the same effect."""
     shape = policy.shape
     if isinstance(shape, RootOnly):
         plainly = "transformers decodes plainly without an assistant_model."
         return Export(code=("target.generate(**inputs)",), notes=(plainly,))
     if serving.drafter is not None and serving.drafter.method != "draft_model":
         raise EngineError(
-            "export to transformers: expected a small language model as the drafter, which can "
-            f"be an assistant_model, found {serving.drafter.model}, of kind "
-            f"{serving.drafter.method}",
+            f"the drafter {serving.drafter.model} is of kind {serving.drafter.method}, but the "
+            "assistant_model of transformers must be a small language model",
             hint="export for a pair with a small model, or to another engine",
         )
     threshold = shape.threshold if isinstance(shape, SignalStop) else 0.0
@@ -101,18 +97,18 @@ def write(policy: Policy, serving: Serving) -> Export:
     code.append(f"target.generate(**inputs, assistant_model=assistant{more})")
     notes = ["transformers decodes one request at a time with an assistant."]
     if not samples:
-        notes.append("With do_sample=True it draws its drafts and verifies them by p/q, as +ratio.")
+        notes.append("With do_sample=True it samples drafts and verifies them by p/q, as +ratio.")
     if threshold:
         notes.append(
-            "Where scikit-learn is installed, transformers moves the threshold by a ROC curve of "
-            "what was accepted: serve without it to keep the threshold."
+            "If scikit-learn is installed, transformers adapts the threshold to the acceptances "
+            "that it sees: serve without it to keep the threshold."
         )
     content = {FILE: json.dumps(values, indent=2) + "\n"}
     return Export(code=tuple(code), files=content, notes=tuple(notes))
 
 
 def read(flags: Sequence[str], files: Mapping[str, str]) -> Policy:
-    """The policy of an assistant's configuration; heuristic lengths are none of specctl's."""
+    """The policy of an assistant's configuration."""
     del flags
     if FILE not in files:
         return Policy(shape=RootOnly())
@@ -132,7 +128,7 @@ TRANSFORMERS = Engine(
     files=(FILE,),
     budgets=("per_request",),
     loss=loss,
-    draws=lambda shape: None,  # what it does where it samples
+    draws=lambda shape: None,  # with do_sample=True it samples its drafts
     nearest=nearest,
     write=write,
     read=read,

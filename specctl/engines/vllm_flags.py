@@ -1,5 +1,4 @@
-"""vLLM: `--speculative-config`, and the file of our plugin where a rule decides or rounds are
-logged."""
+"""vLLM: `--speculative-config`, and the plugin's file for rules and logs."""
 
 from __future__ import annotations
 
@@ -43,22 +42,17 @@ Triple = tuple[PositiveInt, PositiveInt, Length]
 
 
 class VllmConfig(Record):
-    """`--speculative-config` (vLLM 0.32, `config/speculative.py`).
-
-    Attributes:
-        num_speculative_tokens_per_batch_size: in any order; a gap, and all beyond the last one,
-            keep the length before. vLLM caps lengths at `num_speculative_tokens` without a word:
-            here they are within it.
-        draft_sample_method: `probabilistic` draws drafts and verifies them by p/q; vLLM takes the
-            likeliest ones where nothing is said.
-    """
+    """`--speculative-config` (vLLM 0.32, `config/speculative.py`)."""
 
     method: Method
     model: Annotated[str, Field(min_length=1)]
     num_speculative_tokens: Depth
+    # In any order; gaps, and sizes after the last range, keep the length before. vLLM silently caps
+    # lengths at `num_speculative_tokens`: here a longer one is an error.
     num_speculative_tokens_per_batch_size: (
         Annotated[tuple[Triple, ...], Field(min_length=1)] | None
     ) = None
+    # `probabilistic` samples drafts and verifies them by p/q; vLLM's default is greedy.
     draft_sample_method: Literal["greedy", "probabilistic"] | None = None
 
     @model_validator(mode="after")
@@ -83,24 +77,23 @@ def loss(shape: Shape) -> str | None:
 def draws(shape: Shape) -> str | None:
     if isinstance(shape, Chain | ChainSchedule):
         return None
-    return f"drawn drafts under {shape.kind}: our plugin reads the likeliest ones alone"
+    return f"sampled drafts under {shape.kind}: our plugin reads only the likeliest ones"
 
 
 def write(policy: Policy, serving: Serving) -> Export:
-    """Flags of `vllm serve`, and the plugin's file where rules decide or rounds are logged."""
+    """Flags of `vllm serve`, and the plugin's file for rules and logs."""
     shape, trace = policy.shape, serving.trace
     if isinstance(shape, RootOnly):
         if trace is not None:
             raise EngineError(
-                "--trace: expected a policy that drafts: a log is of what was drafted, found ar",
+                "--trace logs drafts, and ar makes none",
                 hint="export a chain, e.g. chain:num_draft_tokens=8 with --dense",
             )
         return Export(notes=("vLLM decodes plainly without --speculative-config.",))
     samples = isinstance(policy.acceptance, Ratio)
     if trace is not None and samples:
         raise EngineError(
-            "--trace: expected drafts of the likeliest tokens, which alone our plugin can log, "
-            f"found {policy.name}, whose drafts are drawn",
+            f"--trace logs drafts of the likeliest tokens, and {policy.name} samples its drafts",
             hint="leave --trace out, or export the shape alone",
         )
     drafter = serving.drafter_for("vLLM")
@@ -109,15 +102,12 @@ def write(policy: Policy, serving: Serving) -> Export:
     decides = not is_fixed or not isinstance(policy.budget, PerRequest)
     if trace is not None and trace.dense and decides:
         raise EngineError(
-            "--dense: expected a chain: while every position is logged no draft is verified, so "
-            f"that no rule could act, found {policy.name}",
-            hint=(
-                f"export chain:num_draft_tokens={own} for the log, or give --dense-every N in "
-                "place of --dense, which logs a sample"
-            ),
+            f"--dense verifies no drafts, so it leaves nothing to the rules of {policy.name}",
+            hint=f"export chain:num_draft_tokens={own} for the log, or log a sample with "
+            "--dense-every N",
         )
     if trace is None or not trace.dense:
-        decides |= most > own  # room for longer policies, which the plugin alone leaves unused
+        decides |= most > own  # only the plugin can draft less than vLLM may
     triples = None
     if isinstance(shape, ChainSchedule):
         ends = [start - 1 for start in shape.from_batch[1:]]
@@ -136,8 +126,8 @@ def write(policy: Policy, serving: Serving) -> Export:
     notes = []
     if triples:
         notes.append(
-            "vLLM looks lengths up by the requests scheduled in a step, prompts being read among "
-            "them, and drafts so for the step after. Data parallelism switches that off."
+            "vLLM looks up the length by the requests scheduled in a step, prompts included, and "
+            "uses it for the next step. Data parallelism switches this off."
         )
     if not decides and trace is None:
         return Export(tuple(flags), files=files, notes=tuple(notes))
@@ -148,21 +138,21 @@ def write(policy: Policy, serving: Serving) -> Export:
         "VLLM_USE_V2_MODEL_RUNNER": "0",
     }
     notes.append(
-        "specctl must be installed where vLLM is. Its plugin needs vLLM's first model runner and "
-        "synchronous scheduling, which these settings choose."
+        "Install specctl where vLLM is. Its plugin needs vLLM's V1 model runner and synchronous "
+        "scheduling, which these settings choose."
     )
     flags.append("--no-async-scheduling")
     if trace is not None:
         flags += ["--shutdown-timeout", "10"]
         notes.append(
-            "Without --shutdown-timeout the server kills its processes as it ends, and the rows of "
-            "the last second are lost."
+            "Without --shutdown-timeout the server kills its processes when it ends, and the last "
+            "rows are lost."
         )
     return Export(tuple(flags), environment, files=files | {FILE_NAME: content}, notes=tuple(notes))
 
 
 def read(flags: Sequence[str], files: Mapping[str, str]) -> Policy:
-    """The policy; that of the plugin's file is loaded and read as a chain."""
+    """The policy; one in the plugin's file is loaded and put on a chain."""
     if FILE_NAME in files:
         settings = parsed(PluginSettings, files[FILE_NAME], FILE_NAME)
         if settings.policy is not None:
@@ -172,7 +162,7 @@ def read(flags: Sequence[str], files: Mapping[str, str]) -> Policy:
     text = files.get(CONFIG_FILE) or flag_value(flags, "--speculative-config")
     if text is None:
         if FILE_NAME in files:
-            raise refused(FILE_NAME, f"a log of rounds, and no {CONFIG_FILE} beside it")
+            raise refused(FILE_NAME, f"it logs rounds, but no {CONFIG_FILE} is beside it")
         return Policy(shape=RootOnly())
     config = parsed(VllmConfig, text, "vLLM's --speculative-config")
     triples = config.num_speculative_tokens_per_batch_size

@@ -5,10 +5,9 @@
               propose          draft a level, ask, a level, ... traces: drafter's view; stop
     t + 1     take_draft_token_ids    each request's drafts cut to what its policy keeps
 
-What happens there is `vllm_session`'s. This file replaces methods of vLLM's V1 model runner, and of
-the proposer that eagle, eagle3, mtp and draft models share. Those have no stable interface:
-`CHECKED_VERSIONS` are the versions whose engine our tests run in. Without `SPECCTL_VLLM` nothing is
-replaced.
+This file replaces methods of vLLM's V1 model runner, and of the proposer that eagle, eagle3, mtp
+and draft models share; `vllm_session` does the work. Neither has a stable interface:
+`CHECKED_VERSIONS` are the versions that our tests run. Without `SPECCTL_VLLM` nothing is replaced.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from specctl.errors import EngineError
 
 log = logging.getLogger("specctl.engines")
 CHECKED_VERSIONS = ("0.32.0",)
-"""Of vLLM, by `make engines`."""
+"""Versions of vLLM that `make engines` tests."""
 _PLACE = "_specctl"
-"""Attribute of a model runner and of its proposer: their `Session`."""
+"""The attribute of a model runner and of its proposer that holds their `Session`."""
 
 
-class Enough(Exception):  # noqa: N818  it ends a loop of vLLM's, and is no error
+class Enough(Exception):  # noqa: N818  ends a loop of vLLM's, and is no error
     """No request of the batch wants another level."""
 
 
@@ -45,8 +44,7 @@ def register() -> None:
 
 
 def log_beside_vllm() -> None:
-    """Has what specctl says in this process stand in vLLM's log: Python drops notes of loggers
-    that nobody set up."""
+    """Sends specctl's log to vLLM's handlers; Python drops notes of loggers without handlers."""
     ours, theirs = logging.getLogger("specctl"), logging.getLogger("vllm")
     ours.handlers = theirs.handlers
     ours.setLevel(theirs.level)
@@ -54,17 +52,17 @@ def log_beside_vllm() -> None:
 
 
 def check_version(settings: PluginSettings) -> None:
-    """Refuses a vLLM that no test has run in, unless the settings allow it."""
+    """Raises `EngineError` for an untested version of vLLM, unless the settings allow it."""
     found = vllm_version()
     if found not in CHECKED_VERSIONS and not settings.allow_version:
         raise EngineError(
-            f"vLLM's version: expected {' or '.join(CHECKED_VERSIONS)}, found {found}",
-            hint='install one of these, or set "allow_version": true in the settings to try',
+            f"the plugin is tested in vLLM {' and '.join(CHECKED_VERSIONS)}, and this is {found}",
+            hint='install a tested version, or set "allow_version": true in the settings to try',
         )
 
 
 def vllm_version() -> str:
-    """Of the vLLM that is imported, without what names a build of it."""
+    """The version of vLLM, without the name of its build."""
     import vllm
 
     return str(vllm.__version__).partition("+")[0]
@@ -74,10 +72,10 @@ def vllm_version() -> str:
 
 
 def replaced_methods() -> tuple[tuple[Any, str, Callable[..., Any], bool], ...]:
-    """Owner and name of vLLM's methods that the plugin replaces, with what `wrap` takes.
+    """The methods of vLLM that the plugin replaces, as arguments of `wrap`.
 
     Raises:
-        EngineError: a vLLM without one of them.
+        EngineError: a vLLM that lacks one of them.
     """
     try:
         from vllm.config import VllmConfig
@@ -100,15 +98,15 @@ def replaced_methods() -> tuple[tuple[Any, str, Callable[..., Any], bool], ...]:
         return methods
     except (ImportError, AttributeError) as error:
         raise EngineError(
-            f"vLLM {vllm_version()}: expected the methods that the plugin replaces, found {error}",
+            f"vLLM {vllm_version()} lacks a method that the plugin replaces: {error}",
             hint=f"use vLLM {' or '.join(CHECKED_VERSIONS)}, or unset {VARIABLE}",
         ) from error
 
 
 def hook() -> None:
-    """Replaces vLLM's methods, once a process; `EngineError` before anything is replaced.
+    """Replaces vLLM's methods, once per process, or raises `EngineError` and replaces none.
 
-    A runner that is made without the variable set goes its own way.
+    A runner that starts without the variable is left alone.
     """
     methods = replaced_methods()
     runner = methods[1][0]
@@ -121,10 +119,10 @@ def hook() -> None:
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any], *, in_session: bool = False) -> None:
-    """Has `around(original, self, ...)` take a method's place.
+    """Replaces a method by `around(original, self, ...)`.
 
     Args:
-        in_session: only where the object has a `Session`, which `around` gets in front.
+        in_session: only for objects with a `Session`, by `around(session, original, self, ...)`.
     """
     original = getattr(owner, name)
 
@@ -141,8 +139,8 @@ def wrap(owner: Any, name: str, around: Callable[..., Any], *, in_session: bool 
 
 
 def mend_expansion() -> None:
-    """Mends sampling beside drafts on the CPU build, where temperatures of verified tokens are read
-    from memory that nothing wrote (vLLM issue 55005)."""
+    """Works around vLLM issue 55005: in the CPU build, sampling with drafts reads temperatures from
+    uninitialised memory."""
     import vllm.v1.sample.rejection_sampler as sampler
     from vllm.platforms import current_platform
 
@@ -167,7 +165,7 @@ def _check_config(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     original(self, *args, **kwargs)
     if self.speculative_config is not None and self.use_v2_model_runner:
         raise EngineError(
-            "vLLM with specctl's plugin: expected the V1 model runner, found the V2 runner",
+            "specctl's plugin does not work in vLLM's V2 model runner",
             hint="set VLLM_USE_V2_MODEL_RUNNER=0",
         )
 
@@ -179,7 +177,7 @@ def _start(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         return
     if self.vllm_config.speculative_config is None:
         raise EngineError(
-            "vLLM with specctl's plugin: expected --speculative-config, with a drafter, found none",
+            "specctl's plugin needs --speculative-config with a drafter",
             hint=f"add it (`specctl export` prints it), or unset {VARIABLE}",
         )
     check_engine(self)
@@ -189,10 +187,10 @@ def _start(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def check_engine(runner: Any) -> None:
-    """Refuses a set-up in which drafts could not be watched or cut.
+    """Checks that the plugin can read and cut the drafts of an engine.
 
     Raises:
-        EngineError: naming what to set.
+        EngineError: a setting that prevents it, with the one to choose.
     """
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer as Proposer
 
@@ -202,59 +200,50 @@ def check_engine(runner: Any) -> None:
         (
             isinstance(getattr(runner, "drafter", None), Proposer)
             and type(runner.drafter).propose is Proposer.propose,
-            "a drafter of the methods eagle, eagle3, mtp or draft_model",
-            f"method {drafts.method}",
-            "choose one of these",
+            f"the drafting method {drafts.method}",
+            "choose eagle, eagle3, mtp or draft_model",
         ),
         (
             not drafts.parallel_drafting,
-            "drafts made token by token",
-            "parallel drafting",
+            "parallel drafting, which has no levels",
             "set parallel_drafting to false",
         ),
         (
             getattr(drafts, "draft_sample_method", "greedy") == "greedy",
-            "the drafter's likeliest tokens",
-            "draft_sample_method 'probabilistic'",
+            "sampled drafts (draft_sample_method 'probabilistic')",
             "set draft_sample_method to 'greedy'",
         ),
         (
             not getattr(drafts, "use_local_argmax_reduction", False),
-            "the drafter's logits",
-            "use_local_argmax_reduction, which leaves only the best token",
+            "use_local_argmax_reduction, which hides the drafter's logits",
             "leave it out",
         ),
         (
             not getattr(drafts, "use_heterogeneous_vocab", False),
-            "one vocabulary of target and drafter",
             "use_heterogeneous_vocab",
             "choose a drafter of the target's vocabulary",
         ),
         (
             not getattr(drafts, "disable_padded_drafter_batch", False),
-            "drafts made before new tokens are booked",
-            "disable_padded_drafter_batch",
+            "disable_padded_drafter_batch, which books new tokens before the drafts",
             "leave it out",
         ),
         (
             not runner.use_async_scheduling,
-            "drafts that reach the scheduler",
-            "asynchronous scheduling",
+            "asynchronous scheduling, in which drafts do not reach the scheduler",
             "start vLLM with --no-async-scheduling",
         ),
         (
             parallel.world_size * parallel.data_parallel_size == 1,
-            "one worker",
-            f"{parallel.tensor_parallel_size} tensor, {parallel.pipeline_parallel_size} pipeline, "
-            f"{parallel.data_parallel_size} data parallel",
-            "log and decide on one device; no test covers more",
+            f"several workers: {parallel.tensor_parallel_size} tensor, "
+            f"{parallel.pipeline_parallel_size} pipeline, {parallel.data_parallel_size} data "
+            "parallel",
+            "serve on one device",
         ),
     )
-    for holds, expected, found, fix in refusals:
+    for holds, found, fix in refusals:
         if not holds:
-            raise EngineError(
-                f"vLLM with specctl's plugin: expected {expected}, found {found}", hint=fix
-            )
+            raise EngineError(f"specctl's plugin does not support {found}", hint=fix)
 
 
 def _execute_model(

@@ -1,11 +1,11 @@
-"""A model runner's part of the plugin: asks a policy while vLLM drafts, and hands steps to traces.
+"""The plugin's session in a model runner: runs a policy while vLLM drafts, and records steps.
 
-    step t    begin_step        another policy from here on, where its source has one
-              before_verdict    the target has answered: traces read its logits
+    step t    begin_step        another policy takes over, if its source has a new one
+              before_verdict    the target's logits are there: traces read them
               after_verdict     tokens are drawn: rules learn
-              begin_draft, take_level ..., end_draft    rules stop drafting, and say what to verify
+              begin_draft, take_level ..., end_draft    rules end drafting and choose what to verify
 
-Whatever fails here ends at this border: serving goes on as vLLM was set up.
+Failures are caught here: serving goes on as vLLM was set up.
 """
 
 from __future__ import annotations
@@ -36,17 +36,7 @@ log = logging.getLogger("specctl.engines")
 
 
 class Session:
-    """The plugin's part of one model runner.
-
-    Attributes:
-        rules: that decide; None where the engine drafts as it was set up. policy: theirs, as it was
-            given.
-        kept: by vLLM's request id, draft tokens of the last drafting to verify; absent: all.
-        levels: of the drafting that goes on, `[B]` tokens each. wants_more: the rules want another
-            one for some request.
-        faults: of rules; the engine's own setting took over. follower: of the policy's source, None
-            for words. tracers: of the log, and of the dense sample beside it.
-    """
+    """The plugin's session in one model runner."""
 
     def __init__(self, settings: PluginSettings, runner: Any, version: str) -> None:
         config = runner.vllm_config
@@ -54,23 +44,23 @@ class Session:
         self._most_levels: int = config.speculative_config.num_speculative_tokens
         own = Policy(shape=Chain(num_draft_tokens=self._most_levels))
         self._own = own, policy_digest(own)
-        self.policy: Policy | None = None
-        self.rules: ChainPolicy | None = None
-        self.tracers: list[Tracer] = []
-        self.faults, self.num_steps = Faults(), 0
-        self.kept: dict[str, int] = {}
-        self.levels: list[Tensor] = []
-        self.wants_more = True
+        self.policy: Policy | None = None  # as it was given
+        self.rules: ChainPolicy | None = None  # of the policy; None: the engine drafts as set up
+        self.tracers: list[Tracer] = []  # of the log and of its dense sample
+        self.faults, self.num_steps = Faults(), 0  # faults of rules, each handed to the engine
+        self.kept: dict[str, int] = {}  # draft tokens to verify, by vLLM's request id; absent: all
+        self.levels: list[Tensor] = []  # of the current drafting, `[B]` tokens each
+        self.wants_more = True  # the rules want another level for some request
         self._logits = torch.empty(0)
-        self._level_logits: list[Tensor] = []  # of each level, where a trace needs them
-        self.follower: Follower | None = None
+        self._level_logits: list[Tensor] = []  # of each level, if a trace needs them
+        self.follower: Follower | None = None  # of the policy's source; None for words
         self._draft: ChainDraft | None = None  # under rules, until it is verified
         self._nothing = Drafted.nothing(*self._own)
-        self._drafted: list[Drafted] = []  # by the last step, for each tracer
-        self._drafting: list[str] = []
-        self._unverified: list[int] = []  # rows of these that a dense log records
+        self._drafted: list[Drafted] = []  # in the last step, for each tracer
+        self._drafting: list[str] = []  # request ids
+        self._unverified: list[int] = []  # rows of `_drafting` that a dense log records
         self._sampled = torch.empty(0)
-        self._in_step: list[str] = []
+        self._in_step: list[str] = []  # request ids
         self._num_scheduled: dict[str, int] = {}
         self._closed = False
         self._began = self._draft_began = self._ended = time.perf_counter()
@@ -83,14 +73,14 @@ class Session:
         for one in (trace, trace and trace.sample):
             if one is not None:
                 self.tracers.append(Tracer(one, runner, pair, domain, own, version))
-                what = "every position, of which no draft is verified" if one.dense else "rounds"
+                what = "every position, without verification" if one.dense else "rounds"
                 log.info("specctl: log of %s, into %s", what, one.out)
         atexit.register(self.close)
 
     def _begin_policy(self, spec: str, expect: Expectation) -> None:
-        """Loads the policy, and follows it where it is an artifact; refuses what cannot work."""
+        """Loads the policy; follows an artifact. Raises if the policy cannot work here."""
         if not (is_artifact(spec) or is_meant_as_artifact(spec)):
-            self.reload(resolve_policy(spec, expect, allow_lossy=True).policy)  # it refuses those
+            self.reload(resolve_policy(spec, expect, allow_lossy=True).policy)  # checks acceptance
             return
         follower = Follower(source_of(spec, expect), self)
         follower.look()
@@ -100,10 +90,10 @@ class Session:
         self.follower = follower.__enter__()
 
     def reload(self, policy: Policy) -> None:
-        """Has another policy decide from the next drafting on; called between steps.
+        """Puts another policy in charge from the next drafting on; called between steps.
 
         Raises:
-            SpecctlError: one that cannot work here; the old one stays.
+            SpecctlError: a policy that cannot work here; the old one stays.
         """
         batch_size = self._runner.scheduler_config.max_num_seqs
         self.rules = ChainPolicy(
@@ -114,8 +104,8 @@ class Session:
 
     @contextmanager
     def _failing_open(self) -> Iterator[None]:
-        """A failure of the policy inside costs this drafting its policy: the engine goes on as it
-        was set up, and the fault is counted."""
+        """Catches and counts a failure of the policy; this drafting goes on as the engine was set
+        up."""
         before = self.faults.total
         with self.faults.caught():
             yield
@@ -124,7 +114,7 @@ class Session:
             self.kept.clear()
 
     def _tracing(self, act: Callable[[int, Tracer], None]) -> None:
-        """Has each tracer act; a failure ends its tracing and nothing else."""
+        """Calls each tracer; a failure ends its tracing and nothing else."""
         for number, tracer in enumerate(self.tracers):
             try:
                 act(number, tracer)
@@ -134,7 +124,7 @@ class Session:
     # ----------------------------------------------------------------- steps
 
     def begin_step(self, scheduler_output: Any) -> None:
-        """A step starts: the one before is complete, and another policy may take over."""
+        """Starts a step: completes the previous one, and lets another policy take over."""
         now, finished = time.perf_counter(), scheduler_output.finished_req_ids
         goes_on = any(one in scheduler_output.num_scheduled_tokens for one in self._in_step)
         self._end_trace(now if goes_on else self._ended, finished)
@@ -146,13 +136,13 @@ class Session:
             self.rules.spent_us = 0.0
         self._began, self._draft_us, self._in_step, self.levels = now, 0.0, [], []
         self._num_scheduled = scheduler_output.num_scheduled_tokens
-        # Until the drafter runs. It does not where any text nears the longest that it can read: for
-        # drafts of all requests vLLM then takes zeros.
+        # Until the drafter runs: near the longest text that it can read it does not, and vLLM takes
+        # zeros as the drafts of all requests.
         self.kept = dict.fromkeys(self._num_scheduled, 0)
         self.num_steps += 1
 
     def before_verdict(self, logits: Tensor, metadata: Any) -> None:
-        """The target has answered; vLLM may alter `logits` behind this."""
+        """Takes the target's logits, before vLLM changes them."""
         drafted, self._drafted = self._drafted or [self._nothing] * len(self.tracers), []
         self._in_step = list(self._runner.input_batch.req_ids)
 
@@ -162,7 +152,7 @@ class Session:
         self._tracing(see)
 
     def after_verdict(self, sampled: Tensor, metadata: Any) -> None:
-        """Verification is through, `sampled` `[B, S]` are its tokens; rules learn from it."""
+        """Takes the tokens of verification, `[B, S]`; rules learn from them."""
         self._verify_us = 1e6 * (time.perf_counter() - self._began)
         self._sampled = sampled
         self._tracing(lambda _, tracer: tracer.after_verdict(sampled))
@@ -177,11 +167,11 @@ class Session:
             self.rules.observe(draft, [row for row, _ in learnt], [count for _, count in learnt])
 
     def end_step(self) -> None:
-        """The next drafts are made; what is left is the scheduler's."""
+        """Marks the end of the runner's work; the rest of the step is the scheduler's."""
         self._ended = time.perf_counter()
 
     def close(self) -> None:
-        """Writes what is there, and ends the threads."""
+        """Writes the last rows and ends the threads."""
         atexit.unregister(self.close)
         if self._closed:
             return
@@ -212,7 +202,7 @@ class Session:
     # ----------------------------------------------------------------- drafting
 
     def keep_logits(self, model: Any) -> None:
-        """Has the drafter's logits kept, which are computed anyway."""
+        """Wraps the drafter to keep the logits that it computes."""
         if getattr(model, "_specctl_kept", False):
             return
         compute = model.compute_logits
@@ -224,7 +214,7 @@ class Session:
         model.compute_logits, model._specctl_kept = compute_logits, True
 
     def begin_draft(self, num_levels: int, root_ids: Tensor) -> None:
-        """The drafter is about to read what was emitted; `root_ids` `[B]` int64 end it."""
+        """Starts a drafting after `root_ids` `[B]` int64, the last emitted tokens."""
         self._draft_began = time.perf_counter()
         self._drafting = list(self._runner.input_batch.req_ids)
         self.levels, self._level_logits = [], []
@@ -242,7 +232,7 @@ class Session:
             self.wants_more = self._draft.wants_more
 
     def take_level(self, token_ids: Tensor) -> None:
-        """A level was drafted."""
+        """Takes a drafted level."""
         self.levels.append(token_ids)
         if self._draft is not None and self.rules is not None and self.wants_more:
             with self._failing_open():
@@ -254,11 +244,11 @@ class Session:
 
     @property
     def drafts_on(self) -> bool:
-        """Whether another level is drafted: a dense log takes all, whatever the rules want."""
+        """Whether to draft another level: a dense log takes all of them."""
         return self.wants_more or bool(self._unverified)
 
     def end_draft(self) -> None:
-        """Drafting is through: each request's drafts are cut to what is to be verified."""
+        """Ends a drafting, and sets how many draft tokens of each request to verify."""
         decider, offered = self._own, None
         if self._draft is not None and self.rules is not None:
             with self._failing_open():
@@ -281,7 +271,7 @@ class Session:
     def _recorded(
         self, tracer: Tracer, offered: Tensor | None, policy: Policy, digest: str
     ) -> Drafted:
-        """The drafts of requests that are recorded; `offered` None: every level is."""
+        """The drafts of recorded requests; without `offered`, all levels count."""
         rows = tracer.recorded(self._drafting)
         if not rows or not self.levels:
             return Drafted.nothing(policy, digest)
@@ -295,8 +285,8 @@ class Session:
         return Drafted(names, token_ids.long(), logits, offered, policy, digest)
 
     def _ended_rows(self) -> list[int]:
-        """Rows that get no drafts, where a budget is shared: their texts end with this step's
-        tokens, or are not read yet, or are logged densely."""
+        """Rows that get nothing of a shared budget: their texts end with this step's tokens, are
+        not read yet, or are logged densely."""
         if self.rules is None or not self.rules.shares:
             return []
         is_read = ~self._runner.discard_request_mask.np
@@ -309,7 +299,7 @@ class Session:
         ]
 
     def _texts(self) -> list[list[int]]:
-        """The emitted text of each request, with what this step gave."""
+        """The emitted text of each request, with the tokens of this step."""
         batch = self._runner.input_batch
         texts = []
         for row, given in enumerate(self._sampled.tolist()):

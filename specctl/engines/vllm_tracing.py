@@ -1,7 +1,4 @@
-"""A step of vLLM's V1 model runner as a trace knows it: requests, and the target's view of drafts.
-
-All that is read of vLLM for traces stands here; `recording` makes rows of it.
-"""
+"""Reads steps of vLLM's V1 model runner for traces; `recording` makes rows of them."""
 
 from __future__ import annotations
 
@@ -19,8 +16,7 @@ import torch
 from torch import Tensor
 
 from specctl.artifacts.manifest import Domain, PairFingerprint
-from specctl.collect.tokens import token_header
-from specctl.collect.trace_writer import TraceWriter, make_header
+from specctl.collect.trace_writer import TraceWriter, make_header, token_header
 from specctl.collect.transfer import lane_for
 from specctl.embedded import name_of
 from specctl.engines.recording import DenseSteps, LiveSteps, StepRecorder
@@ -33,7 +29,7 @@ from specctl.runtime.requests import Sampling
 
 log = logging.getLogger("specctl.engines")
 GREEDY_BELOW = 1e-5
-"""Temperature at which vLLM samples no more."""
+"""vLLM decodes greedily below this temperature."""
 PLAIN = {
     "min_p": 0.0,
     "presence_penalty": 0.0,
@@ -47,11 +43,11 @@ PLAIN = {
     "thinking_token_budget": None,
     "trace_decode_token_ids": None,
 }
-"""Sampling parameters that the trace format does not state, at the values that change nothing."""
+"""Sampling parameters that the trace format lacks, at their neutral values."""
 
 
 def pair_of(config: Any, device: torch.device) -> tuple[PairFingerprint, Domain]:
-    """The identity of the models that a vLLM configuration names, and where they run.
+    """The identity of the models of a vLLM configuration, and their domain.
 
     Raises:
         ModelError: a folder without weights, or a tokenizer that transformers cannot load.
@@ -75,7 +71,7 @@ def pair_of(config: Any, device: torch.device) -> tuple[PairFingerprint, Domain]
 
 
 def end_of_text(runner: Any, row: int) -> TextEnd:
-    """Where the text of a row of the batch ends, before this step's tokens are booked."""
+    """The end of the text of a row of the batch, before this step's tokens are booked."""
     batch = runner.input_batch
     params = runner.requests[batch.req_ids[row]].sampling_params
     context = int(batch.num_tokens_no_spec[row])
@@ -92,7 +88,7 @@ class Tracer:
 
     Attributes:
         skipped: requests that are not recorded, by reason.
-        is_dense: nothing that is drafted for a recorded request may be verified.
+        is_dense: no draft of a recorded request may be verified.
     """
 
     def __init__(
@@ -112,7 +108,7 @@ class Tracer:
         self.skipped: Counter[str] = Counter()
         self._rows: list[int] = []
         self._step: Step | None = None
-        self._chains: dict[str, list[list[int]]] = {}  # dense: drafts that still may match
+        self._chains: dict[str, list[list[int]]] = {}  # dense: drafts that the text still follows
         depth = runner.vllm_config.speculative_config.num_speculative_tokens
         read = partial(read_steps, sampling=self._sampling, lane=self._lane)
         source: DenseSteps | LiveSteps = LiveSteps(read, greedy=self._sampling.greedy)
@@ -146,18 +142,18 @@ class Tracer:
                     **({"dense": dense, "responses_digest": None} if settings.dense else {}),
                 },
             )
-            return TraceWriter.open(
-                settings.out, header, resume=True, tokens=settings.tokens, own_prompts=True
-            )
+            return TraceWriter.open(settings.out, header, resume=True, own_prompts=True)
 
         self.recorder = StepRecorder(source, open_writer, settings.max_bytes)
 
     # ----------------------------------------------------------------- a step
 
     def recorded(self, request_ids: list[str]) -> list[int]:
-        """Places of those requests among these whose drafts are recorded; none once tracing has
-        ended. vLLM also drafts behind parts of texts that it is still reading: no step verifies
-        that."""
+        """The places of requests whose drafts are recorded; none after tracing has ended.
+
+        Excludes requests whose prompt vLLM is still reading: it drafts after each part of the
+        prompt, and verifies none of that.
+        """
         names, is_read = self._names, ~self._runner.discard_request_mask.np
         if not self.recorder.is_on:
             return []
@@ -167,13 +163,13 @@ class Tracer:
     def before_verdict(
         self, logits: Tensor, metadata: Any, drafted: Drafted, num_scheduled: Mapping[str, int]
     ) -> None:
-        """The target has answered.
+        """Takes the target's logits, before vLLM changes them.
 
         Args:
-            logits: a row for each verified token, root first, request by request; vLLM alters
-                them behind this.
-            metadata: of the drafts among them; None for none.
-            drafted: by the last step. num_scheduled: tokens of each request in this one.
+            logits: a row per verified token, request by request from the root.
+            metadata: vLLM's, of the drafts among them; None for none.
+            drafted: drafts of the last step.
+            num_scheduled: tokens of each request in this step.
         """
         self._step = None
         if not self.recorder.is_on:
@@ -194,7 +190,7 @@ class Tracer:
         self._step = Step(answered, torch.empty(0), drafted, logits, mark, awaited, columns)
 
     def after_verdict(self, sampled: Tensor) -> None:
-        """Verification gave `[B, S]` tokens, -1 padded."""
+        """Takes the tokens that verification gave, `[B, S]`, -1 padded."""
         if self._step is None:
             return
         self._step.sampled = sampled[self._rows]
@@ -206,7 +202,7 @@ class Tracer:
                 self._chains[one.request_id] = follow
 
     def after_draft(self, drafted: Drafted) -> None:
-        """Behind these tokens the engine drafted; a dense log follows each chain to its end."""
+        """Takes new drafts; a dense log compares each chain with the text to its end."""
         if not (self._dense_depth and drafted.logits and self.recorder.is_on):
             return
         chains = drafted.token_ids.tolist()
@@ -216,10 +212,11 @@ class Tracer:
                 self._chains.setdefault(name, []).append(chain)
 
     def end_step(self, times: dict[str, Any], finished: set[str]) -> None:
-        """The step is complete.
+        """Hands the complete step to the recorder.
 
         Args:
-            times: in its rows. finished: vLLM's ids of requests that have ended by now.
+            times: columns of its rows.
+            finished: vLLM's ids of requests that have ended.
         """
         ended = [name for one in finished if (name := self._names.pop(one, None)) is not None]
         step, self._step = self._step, None
@@ -236,7 +233,7 @@ class Tracer:
     # ----------------------------------------------------------------- read from vLLM
 
     def _answered(self, counts: list[int], drafted: Drafted) -> list[tuple[int, Answered]]:
-        """Rows of the batch that are recorded, with what their requests were given."""
+        """The recorded rows of the batch, with their requests."""
         batch, runner = self._runner.input_batch, self._runner
         draft_rows = {name: row for row, name in enumerate(drafted.request_ids)}
         found = []
@@ -244,14 +241,12 @@ class Tracer:
             if request_id not in self._names:
                 self._names[request_id] = self._new_name(runner.requests[request_id])
             name = self._names[request_id]
-            if name is None or runner.discard_request_mask.np[row]:  # its text is not read yet
+            if name is None or runner.discard_request_mask.np[row]:  # its prompt is not read yet
                 continue
-            context, num_prompt = (
-                int(batch.num_tokens_no_spec[row]),
-                int(batch.num_prompt_tokens[row]),
-            )
+            context = int(batch.num_tokens_no_spec[row])
+            num_prompt = int(batch.num_prompt_tokens[row])
             position, draft_row = context - num_prompt, draft_rows.get(request_id, -1)
-            if counts[row] and draft_row < 0:  # scheduled later than in the next step
+            if counts[row] and draft_row < 0:  # not scheduled in the step after its drafts
                 self._names[request_id] = None
                 self._leave_out("requests that waited with drafts")
                 continue
@@ -270,22 +265,20 @@ class Tracer:
         return found
 
     def _new_name(self, request: Any) -> str | None:
-        """The name of a new request, as vLLM's runner holds it; None where it is not to be
-        recorded."""
+        """The name of a new request in the set; None if it is not recorded."""
         number = self._num_requests
         self._num_requests += 1
         dense_every = self._settings.dense_every
         is_sampled = dense_every is not None and number % dense_every == 0
         if number % self._settings.every or is_sampled:
             return None
-        if other := self._kind_of_other(request):
-            self._leave_out(other)
+        if kind := self._unsupported(request):
+            self._leave_out(kind)
             return None
         return f"{self._run}-{number:06d}"
 
-    def _kind_of_other(self, request: Any) -> str | None:
-        """The kind of a request that the set's rows could not describe; None for one that they
-        can."""
+    def _unsupported(self, request: Any) -> str | None:
+        """The kind of a request that does not fit into the set; None if it does."""
         wanted, params = self._sampling, request.sampling_params
         if request.lora_request is not None:  # the set is of one pair
             return "requests of a LoRA adapter"
@@ -302,14 +295,13 @@ class Tracer:
         return None
 
     def _leave_out(self, what: str) -> None:
-        """Counts a request; the first of each kind is logged, as nothing else in a running server
-        says why a set stays empty."""
+        """Counts a request, and logs the first of each kind: it explains an empty set."""
         self.skipped[what] += 1
         if self.skipped[what] == 1:
             log.warning("specctl: the log leaves out %s, and counts them", what)
 
     def _awaited(self, answered: list[Answered]) -> Tensor:
-        """`[R, K]` int64, -1 padded: the tokens of chains that reach here, by their depth."""
+        """`[R, K]` int64, -1 padded: the tokens of chains that reach this position, by depth."""
         waiting = torch.full((len(answered), self._dense_depth), -1)
         for row, one in enumerate(answered):
             for chain in self._chains.get(one.request_id, []):
@@ -317,11 +309,11 @@ class Tracer:
         return waiting
 
     def _columns(self, num_scheduled: Mapping[str, int]) -> dict[str, int]:
-        """Sizes of the step, of all its requests, recorded or not."""
+        """Sizes of the step, over all its requests, recorded or not."""
         batch = self._runner.input_batch
         counts = np.array([num_scheduled[one] for one in batch.req_ids])
         before = batch.num_computed_tokens_cpu[: len(counts)]
-        # A text of which more than the root is unread was preempted: it is read like a prompt.
+        # A text with more than the root unread was preempted, and is read like a prompt.
         unread = batch.num_tokens_no_spec[: len(counts)] - before
         of_prompt = batch.num_prompt_tokens[: len(counts)] - before
         unread = np.where(unread > 1, unread, of_prompt)

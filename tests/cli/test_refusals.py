@@ -205,7 +205,7 @@ CASES: list[tuple[int, str, str]] = [
     (OUTPUT, "collect PROMPTS -o TRACES SMALL", "--resume"),
     (INPUT, "fit cart TRACES -o THESIS", ""),
     # What a collection cannot do, before its models are loaded.
-    (USAGE, "collect PROMPTS -o OUT --target ABSENT --shard 3/2", "--shard: expected I/N"),
+    (USAGE, "collect PROMPTS -o OUT --target ABSENT --shard 3/2", "--shard must be I/N"),
     (USAGE, "collect PROMPTS -o OUT --target ABSENT --tokens none", "--tokens"),
     (OUTPUT, "collect PROMPTS -o THESIS --target ABSENT", "thesis.tex"),
     # The run that is resumed was another one.

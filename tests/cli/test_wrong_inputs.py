@@ -54,7 +54,7 @@ LIGHT: list[tuple[int, str, str]] = [
     (USAGE, "run p.txt --top-p 2", "top_p is 2.0, but must be a number above 0"),
     (USAGE, "run p.txt --top-k -2", "top_k is -2, but must be at least 0"),
     (USAGE, "run p.txt --max-new-tokens 0", "--max-new-tokens: expected at least 1, found 0"),
-    (USAGE, "run p.txt --limit 0", "--limit: expected at least 1, found 0"),
+    (USAGE, "run p.txt --limit 0", "--limit must be at least 1, not 0"),
     (USAGE, "collect p.txt -o OUT --dense --children 0", "--children: expected at least 1"),
     # Options that do not go together, or are missing.
     (USAGE, "collect p.txt -o OUT --dense --top-k 4", "for the children of a drafted node"),
@@ -63,9 +63,9 @@ LIGHT: list[tuple[int, str, str]] = [
     (USAGE, "registry init", "a folder or s3://bucket/prefix, or SPECCTL_REGISTRY"),
     (REGISTRY, "registry push ./x n --alias v1 --registry r", "'v1' is the number of a version"),
     # Files that are not there, or are something else.
-    (INPUT, "run nofile.txt", "expected a prompt file, found no such file; name a file, or"),
-    (INPUT, "run p.csv", "line 1: expected a JSON object, found 'a,b', which is no JSON from"),
-    (INPUT, "run empty.txt", "empty.txt: expected at least one prompt, found none"),
+    (INPUT, "run nofile.txt", "nofile.txt is no such file; name a prompt file, or"),
+    (INPUT, "run p.csv", "line 1: 'a,b' is no JSON from column 1 on; for plain text"),
+    (INPUT, "run empty.txt", "empty.txt has no prompt"),
     (INPUT, "replay nofolder -p ar", "nofolder is no trace set: no such folder;"),
     (INPUT, "traces verify nofolder", "name what `specctl collect` wrote"),
     (MODEL, "run p.txt --target ./nonexist", "no folder here, no hub id (owner/name)"),

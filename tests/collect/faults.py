@@ -23,8 +23,8 @@ from typing import Any
 import pytest
 import torch
 
-from specctl.collect.snapshots import take_snapshot
 from specctl.collect.trace_writer import TraceWriter
+from specctl.collect.verifying import take_snapshot
 from specctl.errors import OutputError, StoreError, TraceError
 from specctl.logs.trace_set import TraceSet, read_listing
 from tests.collect.power import Recorder, states
@@ -63,7 +63,7 @@ def check_set(reference: Path | str, acked: set[str], planned: set[str] | None =
 def finish(root: Path) -> None:
     """What `--resume` does: decode what is pending, and then everything is there once."""
     with TraceWriter.open(root, header(), resume=True) as writer:
-        for prompt in writer.pending(PLANNED):
+        for prompt in pending(writer):
             writer.commit([prompt], tables_of([prompt]))
     check_set(root, set(PLANNED), set(PLANNED))
 
@@ -71,6 +71,10 @@ def finish(root: Path) -> None:
 # --------------------------------------------------------------------------- one short life
 
 OnAck = Callable[[str], None]
+
+
+def pending(writer: TraceWriter) -> list[str]:
+    return [prompt for prompt in PLANNED if prompt not in writer.finished]
 
 
 def publish(writer: TraceWriter, prompts: Sequence[str], on_ack: OnAck) -> None:
@@ -83,7 +87,7 @@ def live(root: Path, shim: Shim, on_ack: OnAck) -> None:
     """Opens a set and publishes two prompts, with something going wrong on the way."""
     try:
         with shim.installed(), TraceWriter.open(root, header(), resume=True) as writer:
-            publish(writer, writer.pending(PLANNED), on_ack)
+            publish(writer, pending(writer), on_ack)
     except (OutputError, StoreError):
         return  # said so, and stopped: what a fault must lead to
 

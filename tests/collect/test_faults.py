@@ -206,8 +206,8 @@ def test_a_writer_that_failed_takes_no_more(
             patched.setattr(trace_writer, "create", full)
             with pytest.raises(OutputError, match="no space left"):
                 writer.commit(["a"], tables_of(["a"]))
-        with pytest.raises(OutputError, match="an earlier segment that failed"):
+        with pytest.raises(OutputError, match="an earlier segment failed"):
             writer.commit(["a"], tables_of(["a"]))
-    with pytest.raises(OutputError, match="a writer that was closed"):
+    with pytest.raises(OutputError, match="its writer was closed"):
         writer.commit(["a"], tables_of(["a"]))
     check_set(tmp_path / "set", set(), set())

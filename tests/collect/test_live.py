@@ -11,7 +11,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from specctl.collect import live, rounds
-from specctl.collect.live import CollectSummary, collect_live, header_of
+from specctl.collect.live import LiveSummary, collect_live, header_of
 from specctl.collect.prompts import load_prompts
 from specctl.collect.recorder import RecorderConfig
 from specctl.collect.rounds import TraceRecorder
@@ -33,7 +33,7 @@ def test_dropped_prompts_are_told_and_resumed(
     pair, prompts = load_pair("embedded", "embedded", device="cpu"), load_prompts("embedded")[::40]
     policy = Policy(shape=Chain(num_draft_tokens=2))
 
-    def collect(*, resume: bool) -> CollectSummary:
+    def collect(*, resume: bool) -> LiveSummary:
         how = "block" if resume else "drop"
         settings, out = DecodeSettings(16), tmp_path / "traces"
         return collect_live(pair, prompts, policy, settings, out, resume=resume, when_full=how)

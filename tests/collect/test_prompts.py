@@ -108,27 +108,30 @@ def test_a_limit_is_spread_over_categories_and_grows_by_adding() -> None:
 
 BAD_LINES: dict[str, tuple[Any, str]] = {
     "bad json": (b"{", "JSON"),
-    "not an object": (b"3", "a JSON object, found a int"),
-    "an array later on": (b"[1]", "a JSON object"),
-    "missing key": ({"text": "x"}, "one of 'prompt' and 'turns', found neither"),
-    "two keys": ({"prompt": "x", "turns": ["y"]}, "found both"),
-    "wrong type": ({"prompt": 3}, "'prompt' as a string, found a number"),
-    "null": ({"prompt": None}, "found nothing"),
-    "blank": ({"prompt": " \n"}, "found a blank string"),
-    "empty turns": ({"turns": []}, "at least one turn, found an empty list"),
-    "turns not a list": ({"turns": "x"}, "found a string"),
-    "blank turn": ({"turns": ["x", ""]}, "each turn with text"),
-    "bad id": ({"prompt": "x", "id": [1]}, "'id' as a string, found a list"),
-    "boolean id": ({"prompt": "x", "id": True}, "found a truth value"),
-    "long id": ({"prompt": "x", "id": "é" * 129}, "'id' of at most 256 bytes, found 258"),
-    "long category": ({"prompt": "x", "category": "c" * 257}, "'category' of at most 256 bytes"),
-    "bad raw": ({"prompt": "x", "raw": "yes"}, "'raw' as true or false"),
-    "bad answer": ({"prompt": "x", "answer": 4}, "'answer' as a string"),
+    "not an object": (b"3", "this is a number, not a JSON object"),
+    "an array later on": (b"[1]", "a list, not a JSON object"),
+    "missing key": ({"text": "x"}, "it has neither of 'prompt' and 'turns'"),
+    "two keys": ({"prompt": "x", "turns": ["y"]}, "it has both of"),
+    "wrong type": ({"prompt": 3}, "'prompt' must be a string, not a number"),
+    "null": ({"prompt": None}, "not nothing"),
+    "blank": ({"prompt": " \n"}, "'prompt' is blank"),
+    "empty turns": ({"turns": []}, "'turns' is empty"),
+    "turns not a list": ({"turns": "x"}, "not a string"),
+    "blank turn": ({"turns": ["x", ""]}, "a turn is blank"),
+    "bad id": ({"prompt": "x", "id": [1]}, "'id' must be a string, not a list"),
+    "boolean id": ({"prompt": "x", "id": True}, "not a truth value"),
+    "long id": ({"prompt": "x", "id": "é" * 129}, "'id' has 258 bytes, more than 256"),
+    "long category": (
+        {"prompt": "x", "category": "c" * 257},
+        "'category' has 257 bytes, more than 256",
+    ),
+    "bad raw": ({"prompt": "x", "raw": "yes"}, "'raw' must be true or false, not a string"),
+    "bad answer": ({"prompt": "x", "answer": 4}, "'answer' must be a string"),
     "half a surrogate": (b'{"prompt": "\\ud800"}', "half a surrogate pair"),
-    "huge number": (b'{"prompt": ' + b"9" * 5000 + b"}", "JSON of sane size"),
+    "huge number": (b'{"prompt": ' + b"9" * 5000 + b"}", "this JSON cannot be read"),
     "deep nesting": (b"[" * 100_000, "line 2"),
-    "not UTF-8": (b'{"prompt": "\xff"}', "UTF-8, found byte 0xff at column 13"),
-    "an id twice": ({"prompt": "y", "id": "a"}, "'a', which line 1 has too"),
+    "not UTF-8": (b'{"prompt": "\xff"}', "byte 0xff at column 13 is not UTF-8"),
+    "an id twice": ({"prompt": "y", "id": "a"}, "line 1 has the id 'a' too"),
 }
 
 
@@ -148,20 +151,20 @@ def talk(*messages: Any) -> dict[str, Any]:
 
 BAD_FILES: list[tuple[str, list[Any], str]] = [
     # format, rows, what the refusal says
-    ("gsm8k", [{"question": "x", "answer": "4"}], "line 1: .*no final number"),
+    ("gsm8k", [{"question": "x", "answer": "4"}], "line 1: the answer does not end in"),
     ("sharegpt", [talk({"from": "gpt", "value": "x"})], "line 1: .*human turn"),
-    ("spec-bench", [{"question_id": 1}], "line 1: .*'turns' as a list of strings, found nothing"),
+    ("spec-bench", [{"question_id": 1}], "line 1: 'turns' must be a list of strings, not nothing"),
     ("humaneval", [{"task_id": "a"}], "line 1: .*key 'prompt'"),
-    ("auto", [{"conversations": "x"}], "line 1: .*found a string"),
-    ("auto", [talk(3)], "line 1: .*messages as objects"),
-    ("auto", [talk({"from": "human", "value": 3})], "line 1: .*found a number"),
+    ("auto", [{"conversations": "x"}], "line 1: .*not a string"),
+    ("auto", [talk(3)], "line 1: messages must be objects"),
+    ("auto", [talk({"from": "human", "value": 3})], "line 1: .*not a number"),
     ("auto", [talk({"from": "human"})], "line 1: .*key 'value'"),
     ("auto", [[{"prompt": "x"}, {"prompt": ""}]], "item 2: .*blank"),
     ("auto", [b'\n[\n{"prompt": "x"},\n{"prompt" "y"}]'], "line 4"),
     ("auto", [{"prompt": "x", "turns": ["y"]}], "--format"),
     ("auto", [{"prompt": "x", "conversations": []}], "--format"),
     ("auto", [{"text": "x"}], "--format"),
-    *(("auto", [empty], "at least one prompt, found none") for empty in (b"", b"\n \n", b"[]")),
+    *(("auto", [empty], "has no prompt") for empty in (b"", b"\n \n", b"[]")),
 ]
 
 
@@ -177,9 +180,9 @@ def test_places_and_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     for place, options, error, found in (
         (tmp_path / "absent.jsonl", {}, PromptError, "no such file"),
-        (tmp_path, {}, PromptError, "found a folder"),
+        (tmp_path, {}, PromptError, "is a folder"),
         (path, {"format": "alpaca"}, UsageError, "'alpaca'"),
-        (path, {"limit": 0}, UsageError, "at least 1, found 0"),
+        (path, {"limit": 0}, UsageError, "at least 1, not 0"),
     ):
         with pytest.raises(error, match=found):
             load_prompts(place, **options)
@@ -264,7 +267,7 @@ def test_placeholders_of_speed_bench_are_left_out_and_counted(
     [warning] = caplog.messages
     assert "3 of 4 prompts skipped" in warning
     assert "prepare_data.py" in warning
-    with pytest.raises(PromptError, match=r"placeholder in all 3; .*prepare_data"):
+    with pytest.raises(PromptError, match=r"all 3 prompts are .*placeholder; .*prepare_data"):
         load_prompts(speed_bench(tmp_path, *empty))
 
 
@@ -287,15 +290,15 @@ def test_responses_are_read_from_parquet_too(tmp_path: Path) -> None:
 
 
 BAD_TABLES: list[tuple[dict[str, Any], str]] = [
-    ({"text": ["x"], "label": [1]}, r"a column 'turns'.* found columns \['text', 'label'\]"),
-    ({"turns": pa.array([], pa.list_(pa.string()))}, "at least one prompt, found none"),
-    ({"turns": ["x"], "question_id": ["a"]}, "row 1: .*list of strings, found a string"),
-    ({"turns": [["x"], None], "question_id": ["a", "b"]}, "row 2: .*found nothing"),
-    ({"turns": [["x"], ["y"]], "question_id": ["a", "a"]}, "row 2: .*'a', which row 1 has too"),
-    ({"turns": [["x", ""]]}, "row 1: .*each turn with text"),
-    ({"prompt": [b"x"]}, "row 1: .*found bytes"),
+    ({"text": ["x"], "label": [1]}, r"no column 'turns'.* among \['text', 'label'\]"),
+    ({"turns": pa.array([], pa.list_(pa.string()))}, "has no prompt"),
+    ({"turns": ["x"], "question_id": ["a"]}, "row 1: .*list of strings, not a string"),
+    ({"turns": [["x"], None], "question_id": ["a", "b"]}, "row 2: .*not nothing"),
+    ({"turns": [["x"], ["y"]], "question_id": ["a", "a"]}, "row 2: row 1 has the id 'a' too"),
+    ({"turns": [["x", ""]]}, "row 1: a turn is blank"),
+    ({"prompt": [b"x"]}, "row 1: .*not bytes"),
     ({"prompt": ["x"], "conversations": [["y"]]}, "row 1: .*columns .*--format"),
-    ({"response": ["x"], "id": [1]}, r"row 1: .*columns \['id', 'response'\] of none"),
+    ({"response": ["x"], "id": [1]}, r"row 1: .*columns \['id', 'response'\] belong to none"),
 ]
 
 

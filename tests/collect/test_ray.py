@@ -132,32 +132,36 @@ def test_what_cannot_run_is_refused_before_any_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ("collect", "embedded", "-o", tmp_path / "set", "--ray")
-    no_gpus = "expected 1 CPU and {} for each worker, on one node, found room for 0 in all: 4 "
+    no_gpus = "each worker needs 1 CPU and {} on one node, and the cluster has room for 0: 4 "
     for options, code, said in (
         (("auto", "--device", "cuda"), OUTPUT, no_gpus.format("1 GPU")),
         (("auto", "--gpus-per-worker", "0.5"), OUTPUT, no_gpus.format("0.5 GPUs")),
         (("auto", "--gpus-per-worker", "2"), OUTPUT, no_gpus.format("2 GPUs")),
-        (("auto", "--gpus-per-worker", "1.5"), USAGE, "expected at most 1, or a whole number"),
-        (("auto", "--gpus-per-worker", "1", "--device", "cpu"), USAGE, "expected 0 on the CPU"),
+        (("auto", "--gpus-per-worker", "1.5"), USAGE, "above 1 must be a whole number, not 1.5"),
+        (
+            ("auto", "--gpus-per-worker", "1", "--device", "cpu"),
+            USAGE,
+            "cannot be used with --device cpu",
+        ),
         (("auto", "--device", "cuda:1"), USAGE, "Ray gives each worker its own GPUs"),
-        (("auto", "--threads", "5"), OUTPUT, "expected 5 CPUs for each worker, on one node"),
-        (("somewhere",), USAGE, "expected auto or HOST:PORT"),
+        (("auto", "--threads", "5"), OUTPUT, "each worker needs 5 CPUs on one node"),
+        (("somewhere",), USAGE, "--ray takes auto or HOST:PORT"),
     ):
         assert said in refuses(code, *words, *options)
     with monkeypatch.context() as patch:
         patch.setattr(ray, "is_initialized", lambda: False)
         dead = f"127.0.0.1:{free_port()}"
         line = refuses(OUTPUT, *words, dead)
-        assert "expected a cluster that runs and answers" in line
+        assert "no cluster answers" in line
         # What the last `ray start` left, and its cluster has ended.
         patch.delenv("RAY_ADDRESS", raising=False)
         patch.setenv("RAY_TMPDIR", str(tmp_path))
         (tmp_path / "ray").mkdir()
         write_lines(tmp_path / "ray" / "ray_current_cluster", dead)
-        assert f"found {dead}: " in refuses(OUTPUT, *words, "auto")
+        assert f"{dead}: " in refuses(OUTPUT, *words, "auto")
     monkeypatch.setitem(sys.modules, "ray", None)
     assert "pip install 'specctl[ray]'" in refuses(USAGE, *words[:-1], "--workers", 2)
-    assert "with --workers or --ray" in refuses(USAGE, *words[:-1], "--gpus-per-worker", 1)
+    assert "needs --workers or --ray" in refuses(USAGE, *words[:-1], "--gpus-per-worker", 1)
     passes(*words[:-1], *SMALL, "--limit", 1)  # this process alone needs no Ray
     assert num_finished(str(tmp_path / "set")) == 1
 

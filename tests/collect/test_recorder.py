@@ -221,7 +221,7 @@ def test_every_round_is_committed_whole_or_counted(writer: TraceWriter, seed: in
 
 def test_rows_of_an_endless_prompt_are_an_error_or_dropped(writer: TraceWriter) -> None:
     recorder = TraceRecorder(writer, config(held_bytes=20_000))
-    with pytest.raises(OutputError, match=r"unfinished prompts take .* of at most 20000"):
+    with pytest.raises(OutputError, match=r"unfinished prompts take .* more than 20000"):
         decode(recorder, "endless", 10_000)
     with pytest.raises(OutputError, match="unfinished prompts"):
         recorder.close()

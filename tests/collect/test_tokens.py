@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from specctl.collect.config import TokenMode
 from specctl.collect.prompts import Prompt, load_prompts
 from specctl.collect.responses import load_responses
-from specctl.collect.tokens import TokenMode, token_header, without_tokens
-from specctl.collect.trace_writer import TraceWriter
+from specctl.collect.trace_writer import TraceWriter, token_header, without_tokens
 from specctl.collect.verifying import checked_tables
 from specctl.errors import TraceError, TraceMismatchError
 from specctl.logs.trace_set import TraceSet
@@ -36,7 +36,7 @@ def test_token_columns_are_left_out_and_others_untouched() -> None:
 
 def test_a_set_keeps_tokens_or_leaves_them_out(tmp_path: Path) -> None:
     made = header(collect={"max_new_tokens": 32, **token_header("drop")})
-    with TraceWriter.open(tmp_path / "set", made, tokens="drop") as writer:
+    with TraceWriter.open(tmp_path / "set", made) as writer:
         writer.commit(["a"], rows_of("a"))
     changed = header(collect={"max_new_tokens": 32, **token_header("keep")})
     with pytest.raises(TraceMismatchError, match="it has --tokens drop, not --tokens keep"):
@@ -58,7 +58,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DenseLog]:
     for mode in MODES:
         collect = {**traces.header.collect, **token_header(mode)}
         made = traces.header.model_copy(update={"collect": collect})
-        with TraceWriter.open(folder / mode, made, tokens=mode) as writer:
+        with TraceWriter.open(folder / mode, made) as writer:
             for segment in listing.segments:
                 writer.commit(segment.prompt_ids, checked_tables(listing, segment))
         found[mode] = DenseLog.open(TraceSet.open(folder / mode))
@@ -130,7 +130,7 @@ def test_other_texts_under_the_same_ids_are_refused(tmp_path: Path) -> None:
 
 
 def test_nobody_can_try_guesses_of_hidden_texts(tmp_path: Path) -> None:
-    with TraceWriter.open(tmp_path / "set", header(), tokens="drop") as writer:
+    with TraceWriter.open(tmp_path / "set", header(collect=token_header("drop"))) as writer:
         writer.plan(PROMPTS)
         segment = writer.commit(["a"], rows_of("a"))
     assert segment.record.text_digests is None

@@ -17,9 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from specctl.collect import trace_writer
-from specctl.collect.snapshots import take_snapshot
 from specctl.collect.trace_writer import TraceWriter, check_place, write_parquet
-from specctl.collect.verifying import verify
+from specctl.collect.verifying import take_snapshot, verify
 from specctl.errors import (
     InvariantError,
     OutputError,
@@ -175,7 +174,7 @@ def test_a_damaged_first_leaves_the_repeat_to_count(root: Path) -> None:
 
 def test_resume_leaves_only_what_is_pending(root: Path) -> None:
     with TraceWriter.open(root, header(), resume=True) as writer:
-        assert writer.pending("abcd") == ["d"]
+        assert writer.finished == set("abc")
         with pytest.raises(InvariantError, match="'a'"):
             writer.commit(["a"], tables_of("a"))
         with pytest.raises(InvariantError):
@@ -209,10 +208,10 @@ def test_places_that_are_not_ours_are_refused_untouched(root: Path, tmp_path: Pa
     (tmp_path / "mine" / "notes").write_text("mine")
     (tmp_path / "file").write_text("mine")
     for place, words, resume in (
-        (root, "found traces; go on with --resume", False),
+        (root, "holds traces already; go on with --resume", False),
         (tmp_path / "mine", "'notes' and no trace.json", True),
-        (tmp_path / "file", "found a file", True),
-        (root / "rounds" / "deep", "outside of other sets", True),
+        (tmp_path / "file", "is a file", True),
+        (root / "rounds" / "deep", "lies in the trace set", True),
     ):
         before = sorted(place.rglob("*")) if place.is_dir() else []
         with pytest.raises(OutputError, match=words):

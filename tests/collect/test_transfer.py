@@ -109,7 +109,7 @@ def test_host_memory_that_cannot_be_pinned_is_said_once(
         assert [lane.host_bytes(size).nbytes for size in (5, 7)] == [5, 7]
     [said] = caplog.messages
     assert said == (
-        "no pinned host memory (CUDA error: out of memory): traces leave through pageable memory"
+        "no pinned host memory (CUDA error: out of memory): traces are copied to pageable memory"
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from specctl.collect.cluster import Cluster, Needs, cluster
 from specctl.collect.config import CollectConfig
-from specctl.collect.live import CollectSummary
+from specctl.collect.live import LiveSummary
 from specctl.collect.prompts import Prompt
 from specctl.collect.trace_writer import TraceWriter
 from specctl.collect.workers import (
@@ -38,12 +38,12 @@ PROMPTS = [Prompt(f"p{n}", "", (f"Say {n}.",)) for n in range(6)]
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
     """Of a set that was begun, whose rows are made up; no pair is loaded."""
 
-    def collect(self: Work, _: Any, prompts: list[Prompt], *__: Any, **more: Any) -> CollectSummary:
+    def collect(self: Work, _: Any, prompts: list[Prompt], *__: Any, **more: Any) -> LiveSummary:
         with TraceWriter.open(self.out, header(), **more) as writer:
             left = [prompt.prompt_id for prompt in writer.plan(prompts)]
             if left:
                 writer.commit(left, tables_of(left, rounds=1))
-        return CollectSummary(self.out, len(prompts), len(prompts) - len(left), len(left))
+        return LiveSummary(self.out, len(prompts), len(prompts) - len(left), len(left))
 
     monkeypatch.setattr(Work, "collect", collect)
     monkeypatch.setattr(Worker, "_decoder", None)

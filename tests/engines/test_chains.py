@@ -189,7 +189,7 @@ def test_a_level_is_what_the_drafter_says() -> None:
 
 def test_what_cannot_run_is_refused() -> None:
     lossy = resolve_policy("chain+mars:theta=0.9", allow_lossy=True).policy
-    with pytest.raises(LossyPolicyError, match="engine's own rule decides"):
+    with pytest.raises(LossyPolicyError, match="engine's own rule accepts"):
         rules_of(lossy)
     with pytest.raises(EngineError, match="num_speculative_tokens 20"):
         rules_of(resolve_policy("confidence").policy)

@@ -93,16 +93,16 @@ LOST = (
     ("vllm", "threshold", "the tree of threshold", "threshold:top_k=1"),
     ("vllm", "chain+echo_budget:max_tokens=8", "budget echo_budget", "chain"),
     ("vllm", "chain+mars", "acceptance mars", "chain"),
-    ("vllm", "svip+ratio", "the likeliest ones alone", "svip"),
-    ("sglang", "chain+ratio", "that drafts are drawn", "chain"),
+    ("vllm", "svip+ratio", "only the likeliest ones", "svip"),
+    ("sglang", "chain+ratio", "sampled drafts", "chain"),
     ("sglang", "confidence:window=5", "the choice of stop", None),
     ("sglang", "chain+survival:max_tokens=8", "budget survival", "chain"),
     ("sglang", "threshold:depth=3:top_k=2:num_tokens=9", "choice of threshold", None),
-    ("sglang", "eagle2:depth=5:top_k=8:num_tokens=250", "nodes beyond 128",
+    ("sglang", "eagle2:depth=5:top_k=8:num_tokens=250", "nodes above 128",
       "eagle2:depth=5:top_k=8:num_tokens=128"),
     ("transformers", "eagle2", "the choice of eagle2", "chain:num_draft_tokens=6"),
     ("transformers", TAILED, "lengths of larger batches", "chain:num_draft_tokens=5"),
-    ("transformers", "confidence:keep_last=false", "leaves the uncertain token", "confidence"),
+    ("transformers", "confidence:keep_last=false", "without their last uncertain", "confidence"),
     ("transformers", "svip:window=7", "sqrt_entropy", None),
 )  # fmt: skip
 
@@ -239,7 +239,7 @@ def test_the_drafter_is_that_of_the_artifact_or_given(tmp_path: Path) -> None:
     said = passes("export", fitted, "--to", "vllm", "--nearest").out
     assert '"method": "eagle3"' in said
     assert str(embedded_path("eagle3")) in said
-    assert "expected the drafter" in refuses(USAGE, "export", "chain", "--to", "vllm")
+    assert "needs the drafter" in refuses(USAGE, "export", "chain", "--to", "vllm")
     elsewhere = ("export", "chain", "--to", "vllm", "--drafter", "somebody/head")
     assert "--method" in refuses(USAGE, *elsewhere)
     assert '"method": "eagle"' in passes(*elsewhere, "--method", "eagle").out
@@ -265,7 +265,7 @@ def test_a_log_inside_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 REFUSED = (
     (USAGE, "chain --to tgi", "vllm, sglang or transformers"),
     (USAGE, "chain --to vllm --drafter embedded --method eagle9", "eagle3, eagle or draft_model"),
-    (USAGE, "chain --to transformers --max-batch-size 4", "at most 1"),
+    (USAGE, "chain --to transformers --max-batch-size 4", "at most 1 request"),
     (ENGINE, "chain --to transformers --drafter embedded", "small language model"),
     (USAGE, "chain --to sglang --trace t", "in which specctl logs"),
     (USAGE, "chain --to vllm --dense", "--dense needs --trace"),
@@ -290,7 +290,7 @@ def test_a_policy_that_the_engine_lacks_is_written_on_request_alone(tmp_path: Pa
     refused = specctl(*words)
     assert refused.code == ENGINE
     assert "vLLM does not run the tree of eagle2" in refused.out
-    assert "The nearest that it runs: chain:num_draft_tokens=6." in refused.out
+    assert "The nearest policy that it runs: chain:num_draft_tokens=6." in refused.out
     assert "tune --for vllm" in refused.out
     assert "--nearest" in refused.err
     assert list(tmp_path.iterdir()) == []
@@ -345,7 +345,7 @@ def test_figures_of_a_shared_budget_need_a_batch(costs: Path, tmp_path: Path) ->
 def test_a_fitted_tree_and_its_chain_are_told_apart(traces: Path, tmp_path: Path) -> None:
     fitted = write_artifact(tmp_path / "fitted", "hetero") or tmp_path / "fitted"
     said = specctl("export", fitted, "--to", "vllm", "--log", traces)
-    assert "The nearest that it runs: hetero on a chain." in said.out, said
+    assert "The nearest policy that it runs: hetero on a chain." in said.out, said
 
 
 def test_a_lossy_policy_has_no_figures_but_its_nearest_has(traces: Path) -> None:
@@ -489,7 +489,7 @@ def test_the_kind_of_a_downloaded_drafter_is_read(
         found = drafter_of(chain, f"org/{name}", None)
         assert found == EngineDrafter(model=f"org/{name}", method=kind)
     for name in ("org/other", "no model of the hub"):
-        with pytest.raises(UsageError, match="or a downloaded model, whose"):
+        with pytest.raises(UsageError, match="no folder and no downloaded model"):
             drafter_of(chain, name, None)
 
 
@@ -517,7 +517,7 @@ def test_a_page_names_every_engine_for_a_ladder() -> None:
 
     vllm, sglang, transformers = engines("eagle2:depth=4:top_k=2:num_tokens=9")
     assert vllm.lines == transformers.lines == ()
-    assert vllm.notes[0].endswith("The nearest that it runs: chain.")
+    assert vllm.notes[0].endswith("The nearest policy that it runs: chain.")
     assert "  --speculative-num-draft-tokens 9" in sglang.lines
     assert "# sglang-adaptive.json:" in engines(SCHEDULE)[1].lines
     for label in ("mine", "hetero"):

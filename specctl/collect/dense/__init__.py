@@ -2,8 +2,8 @@
 
     text ─► target reads it once ─► D batched draft levels over all positions ─► labels ─► rows
 
-Under lossless verification the text does not depend on the policy, so what a policy would have
-done at any position can be read from such a log.
+Under lossless verification the text does not depend on the policy, so such a log shows what any
+policy would have done at any position.
 """
 
 from specctl.collect.dense.collection import DenseSummary, collect_dense

@@ -1,11 +1,11 @@
-"""Attention of P trees over one text: its prefix causally per position, the tree by ancestors.
+"""Attention of P trees over one text: each node sees a prefix of the text and its ancestors.
 
     text   t0 t1 t2 t3 t4           tree of t2 sees t0 .. t2 and its own ancestors,
                  │     └─ tree      tree of t4 sees t0 .. t4 and its own ancestors:
                  └─ tree            one copy of the text's keys serves all trees
 
-The two parts are softmaxed apart and merged by log-sum-exp, so that the keys of the text are one
-matrix that all nodes of all trees multiply with.
+The softmax of each part is computed alone and the two are merged by log-sum-exp, so that all nodes
+of all trees multiply with one matrix of the text's keys.
 """
 
 from __future__ import annotations
@@ -27,38 +27,27 @@ DENSE_ATTENTION = "specctl_dense"
 
 
 class Prefix(NamedTuple):
-    """The part of the text that was read.
+    """The text read so far."""
 
-    Attributes:
-        keys, values: `[Hkv, S, D]`.
-        stable: `[P]` int64, how many of them the trees of each position see, at least 1.
-        first: the least of `stable`: every tree sees the entries before it.
-    """
-
-    keys: Tensor
-    values: Tensor
-    stable: Tensor
-    first: int
+    keys: Tensor  # `[Hkv, S, D]`
+    values: Tensor  # `[Hkv, S, D]`
+    stable: Tensor  # `[P]` int64, entries that the tree of each position sees, at least 1
+    first: int  # the least of `stable`: every tree sees the entries before it
 
 
 class Nodes(NamedTuple):
-    """The nodes of the trees so far, those of the present level last.
+    """The nodes of the trees so far, the current level last."""
 
-    Attributes:
-        keys, values: `[P, Hkv, M, D]`.
-        visible: `[P, W, M]` bool, ancestors of each node of the present level, itself included.
-    """
-
-    keys: Tensor
-    values: Tensor
-    visible: Tensor
+    keys: Tensor  # `[P, Hkv, M, D]`
+    values: Tensor  # `[P, Hkv, M, D]`
+    visible: Tensor  # `[P, W, M]` bool, ancestors of each node of the level, itself included
 
 
 def merged_attention(query: Tensor, prefix: Prefix, nodes: Nodes, scaling: float) -> Tensor:
-    """`[P, Hq, W, D]`: softmax over both parts together, from the softmax over each.
+    """`[P, Hq, W, D]`: the joint softmax, merged from those of prefix and nodes.
 
     Args:
-        query: `[P, Hq, W, D]`, the nodes of one level. scaling: of the scores.
+        query: `[P, Hq, W, D]`, the nodes of one level.
     """
     rows, heads, width, dim = query.shape
     num_kv = len(prefix.keys)
@@ -68,12 +57,12 @@ def merged_attention(query: Tensor, prefix: Prefix, nodes: Nodes, scaling: float
     scores = wide(grouped @ nodes.keys.transpose(2, 3)).masked_fill_(hidden, float("-inf"))
     weights, near_lse = _softmax(scores)
     near = wide(weights.to(query.dtype) @ nodes.values)
-    share = (far_lse - near_lse).sigmoid()[..., None]  # of the prefix in the joint softmax
+    share = (far_lse - near_lse).sigmoid()[..., None]  # the prefix's part of the joint softmax
     return torch.lerp(near, far, share).reshape(rows, heads, width, dim).to(query.dtype)
 
 
 def _over_prefix(query: Tensor, prefix: Prefix) -> tuple[Tensor, Tensor]:
-    """Attention to the text alone, and its log-sum-exp; `query` `[P, Hkv, Q, D]` is scaled."""
+    """Attention to the text, and its log-sum-exp; `query` `[P, Hkv, Q, D]` is scaled."""
     rows, num_kv, size, dim = query.shape
     flat = query.transpose(0, 1).reshape(num_kv, rows * size, dim)
     scores = wide(flat @ prefix.keys.transpose(1, 2))
@@ -87,12 +76,12 @@ def _over_prefix(query: Tensor, prefix: Prefix) -> tuple[Tensor, Tensor]:
 
 
 def wide(values: Tensor) -> Tensor:
-    """In float32 at least: softmax sums many terms."""
+    """Values in float32 at least, for the many terms of a softmax."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def _softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Softmax over the last axis, in place, and the log-sum-exp; no row is all -inf."""
+    """Softmax over the last axis, in place, and the log-sum-exp. No row may be all -inf."""
     best = scores.amax(-1, keepdim=True)
     weights = scores.sub_(best).exp_()
     total = weights.sum(-1, keepdim=True)
@@ -100,10 +89,10 @@ def _softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class TreeMemory:
-    """Keys and values of the trees of P positions, over one slot of read text.
+    """Keys and values of the trees of P positions over one text.
 
     Args:
-        cache: holds the text in its first slot.
+        cache: the text, in its first slot.
         stable: entries of the text that each tree sees: `stable` .. `stable + P - 1`.
     """
 
@@ -115,7 +104,7 @@ class TreeMemory:
         self._visible: Tensor | None = None
 
     def descend(self, parent_slot: Tensor) -> None:
-        """Starts a level below `parent_slot` `[P, W]`, columns of the level before."""
+        """Starts a level below `parent_slot` `[P, W]`, columns of the previous level."""
         rows, width = parent_slot.shape
         own = torch.eye(width, dtype=torch.bool, device=parent_slot.device).expand(rows, -1, -1)
         if self._visible is not None:
@@ -125,13 +114,14 @@ class TreeMemory:
         self.level += 1
 
     def positions(self, width: int) -> Tensor:
-        """`[P, W]` positions of the nodes of the present level (see `runtime.drafter`)."""
+        """`[P, W]` positions of the nodes of this level (see `runtime.drafter`)."""
         return (self._stable + self.level - 1)[:, None].expand(-1, width)
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None = None
     ) -> Tensor:
-        """Adds the level's keys and values `[P, Hkv, W, D]` to a layer; `[P, Hq, W, D]`."""
+        """Adds the level's keys and values `[P, Hkv, W, D]` to a layer, and attends;
+        `[P, Hq, W, D]`."""
         assert self._visible is not None, "descend() comes first"
         before = self._nodes[layer]
         if before is not None:
@@ -160,11 +150,11 @@ def dense_attention(
 ) -> tuple[Tensor, None]:
     """Attention of one level of nodes, in transformers' calling convention.
 
-    Options that `runtime.attention.tree_attention` refuses were refused when the same model read
-    the text.
+    `runtime.attention.tree_attention` checked the options when the model read the text.
 
     Args:
-        query: `[P, Hq, W, D]`. key, value: `[P, Hkv, W, D]`, of the level alone.
+        query: `[P, Hq, W, D]`.
+        key, value: `[P, Hkv, W, D]`, of the level.
 
     Returns:
         `[P, W, Hq, D]` contiguous, and None for weights.
@@ -177,7 +167,7 @@ def dense_attention(
 
 @contextmanager
 def attend_by(model: PreTrainedModel, trees: TreeMemory) -> Iterator[None]:
-    """Inside, `model` attends by `trees` instead of by its cache and mask."""
+    """Inside the block, `model` attends by `trees` instead of its cache and mask."""
     token = _TREES.set(trees)
     model.set_attn_implementation(DENSE_ATTENTION)
     try:

@@ -1,4 +1,4 @@
-"""Dense collection: prompts and responses to a durable trace set."""
+"""Dense collection: from prompts and responses to a trace set."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from specctl.collect.config import FINISHED, WHOLE, Shard
+from specctl.collect.config import FINISHED, WHOLE, Shard, TokenMode
 from specctl.collect.dense.trees import DenseDrafting
-from specctl.collect.live import Sitting, header_of
+from specctl.collect.live import Summary, header_of
 from specctl.collect.prompts import Prompt
 from specctl.collect.recorder import Publication, Recorder, RecorderConfig
 from specctl.collect.responses import Response, Responses, TurnText
-from specctl.collect.tokens import TokenMode
 from specctl.collect.trace_writer import FLUSH_BYTES, TraceWriter, finishing
 from specctl.logs.parquet import Tables, join_tables
 from specctl.logs.trace_files import Segment
@@ -32,44 +31,30 @@ from specctl.runtime.load import Pair, Target
 from specctl.runtime.requests import Request
 
 GROUP_PROMPTS = 16
-"""Prompts generated before trees are drafted along them, or twice the batch if that is more."""
+"""Prompts whose texts are generated before trees are drafted; at least twice the batch."""
 
 
 @dataclass(frozen=True)
 class AnsweredPrompt:
-    """A prompt with the answers of its turns, in order.
-
-    Attributes:
-        answers: requests, and token ids of what the model answered.
-        is_cut: a later turn found no room in the context and was left out.
-        num_shortened: given responses that were longer than `max_new_tokens`, or than the room
-            that the context leaves.
-    """
+    """A prompt with the answers of its turns, in order."""
 
     prompt_id: str
-    answers: tuple[tuple[Request, tuple[int, ...]], ...]
-    is_cut: bool = False
-    num_shortened: int = 0
+    answers: tuple[tuple[Request, tuple[int, ...]], ...]  # with the token ids of the answer
+    is_cut: bool = False  # a later turn did not fit into the context and was left out
+    num_shortened: int = 0  # given responses longer than `max_new_tokens` or the context
 
 
 @dataclass
-class DenseSummary(Sitting):
-    """Counts of a dense collection in this sitting.
+class DenseSummary(Summary):
+    """Counts of a dense collection."""
 
-    Attributes:
-        num_shortened: given responses that were cut to `max_new_tokens` or to the context.
-        num_tokens: of the responses. num_trees, num_nodes: rows written.
-        seconds: wall time of drafting and writing, without generating the texts.
-    """
-
-    num_shortened: int = 0
-    num_tokens: int = 0
+    num_shortened: int = 0  # given responses that were cut
+    num_tokens: int = 0  # of the responses
     num_trees: int = 0
     num_nodes: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0  # wall time of drafting and writing, without generation
 
     def render(self) -> str:
-        """The counts in words."""
         rate = self.num_trees / self.seconds if self.seconds else 0.0
         figures = (
             f"{self.num_trees} trees of {self.num_nodes} nodes along {self.num_tokens} tokens, "
@@ -97,17 +82,16 @@ def collect_dense(
 ) -> DenseSummary:
     """Drafts the full tree from every position of every response and writes dense traces.
 
-    Ctrl-C keeps every finished prompt; `resume` goes on with the others. The rows of a prompt
-    stay in memory until it is finished, about 100 bytes a node.
+    Ctrl-C keeps every finished prompt; `resume` goes on with the others. The rows of a prompt stay
+    in memory until it is finished, about 100 bytes per node.
 
     Args:
-        settings: limit of new tokens, also for given responses, and the sampling that texts and
-            labels follow.
+        settings: the limit of new tokens, which also cuts given responses, and the sampling of
+            texts and labels.
         responses: texts to draft along; None lets the target generate them.
         batch_size: prompts generated together.
-        out, shard, tokens: as in `collect_live`.
-        workload: what the prompts are, in the user's word; goes into artifacts.
-        own_prompts: see `TraceWriter.open`. decoder: of `plain_decoder`, to be used again.
+        out, shard, tokens, workload, own_prompts: as in `collect_live`.
+        decoder: a `plain_decoder` to use again.
 
     Raises:
         UsageError: a pair that cannot draft the shape.
@@ -125,15 +109,13 @@ def collect_dense(
     policy = Policy(shape=shape)
     header = header_of(pair, policy, settings, workload=workload, tokens=tokens, more=more)
     joins = resume or shard.count > 1
-    with TraceWriter.open(
-        out, header, resume=joins, tokens=tokens, own_prompts=own_prompts
-    ) as writer:
+    with TraceWriter.open(out, header, resume=joins, own_prompts=own_prompts) as writer:
         summary, left = DenseSummary.begin(writer, prompts, shard)
         if responses is None:
             texts = generate(decoder or plain_decoder(pair, batch_size), left, settings)
         else:
             given = [(pair.target, p, responses.by_prompt[p.prompt_id], settings) for p in left]
-            for one in given:  # all are checked before the first is used
+            for one in given:  # checks all before the first is drafted
                 answered(*one)
             texts = (answered(*one) for one in given)
         _record(drafting, texts, writer, summary)
@@ -149,7 +131,7 @@ class DensePrompt(NamedTuple):
 
 
 class DensePrompts:
-    """Whole prompts as the recorder's rows; each has ended."""
+    """The recorder's source of whole prompts, all of which have ended."""
 
     def __init__(self) -> None:
         self._held: list[DensePrompt] = []
@@ -186,7 +168,7 @@ def _record(
     summary: DenseSummary,
     config: RecorderConfig | None = None,
 ) -> None:
-    """Drafts and writes; behind Ctrl-C, and behind an error of a later prompt, too."""
+    """Drafts and writes; finished prompts are written after Ctrl-C or an error, too."""
 
     def committed(segment: Segment) -> None:
         summary.num_committed += len(segment.prompt_ids)
@@ -198,7 +180,7 @@ def _record(
             start = time.perf_counter()
             tables = _draft(drafting, text, summary)
             size_bytes = sum(rows.nbytes for table in tables for rows in table.values())
-            with finishing():  # an interrupt would leave the queue locked
+            with finishing():  # an interrupt inside would leave the queue locked
                 recorder.put(DensePrompt(text.prompt_id, tables, size_bytes), size_bytes)
             summary.seconds += time.perf_counter() - start
         start = time.perf_counter()
@@ -220,18 +202,18 @@ def _draft(drafting: DenseDrafting, text: AnsweredPrompt, summary: DenseSummary)
 
 
 def plain_decoder(pair: Pair, batch_size: int) -> Decoder:
-    """The decoder of `generate`, in which no drafter takes part."""
+    """The decoder of `generate`, which drafts nothing."""
     return Decoder(pair, Policy(shape=RootOnly()), batch_size=batch_size)
 
 
 def generate(
     decoder: Decoder, prompts: Sequence[Prompt], settings: DecodeSettings
 ) -> Iterator[AnsweredPrompt]:
-    """Lets the target answer, plainly.
+    """Generates the target's answers by plain decoding.
 
-    Every lossless policy has the same distribution of texts, but the rounding of a wide
-    verification can turn a near-tie. All of them are compared with `ar`, so its texts favour none.
-    Generation comes in groups, because it and dense reading take turns at the target's cache.
+    Lossless policies agree on the distribution of texts, but rounding in a wide verification can
+    flip a near-tie. Texts of `ar`, the baseline of every comparison, favour none of them.
+    Generation runs in groups, because it and dense reading share the target's cache.
     """
     size = max(GROUP_PROMPTS, 2 * decoder.batch_size)
     for start in range(0, len(prompts), size):
@@ -243,11 +225,10 @@ def generate(
 def answered(
     target: Target, prompt: Prompt, response: Response, settings: DecodeSettings
 ) -> AnsweredPrompt:
-    """A prompt with the answers that a file has for it.
+    """A prompt with its answers from a file.
 
     Raises:
-        PromptError: a response that the target cannot have given: tokens that it does not know
-            or that follow its end of text, or a text that its tokens do not spell.
+        PromptError: a response that the target cannot have given, see `response_ids`.
         PromptTooLongError: a prompt that leaves no room for a response.
     """
     conversation = Conversation(prompt)
@@ -270,9 +251,13 @@ def response_ids(
 ) -> tuple[int, ...]:
     """The tokens of one turn, as the target would have emitted them after the prompt.
 
-    A text is tokenised by itself and must then read as itself behind the prompt, which it does
-    not where a tokenizer adds a space in front of every text. The end-of-text token is the last
-    of a response that is known to have ended (`eos`), and missing from others.
+    A text is tokenised alone; decoded after the prompt it must give the same text, which fails if
+    the tokenizer puts a space in front of every text. A response that is known to have ended
+    (`eos`) gets the end-of-text token at its end.
+
+    Raises:
+        PromptError: a text that its tokens do not spell, tokens that the target does not have, or
+            tokens after its end of text.
     """
     if isinstance(turn, str):
         tokenizer, prompt_ids = target.tokenizer, list(request.prompt_ids)
@@ -280,23 +265,19 @@ def response_ids(
         before = tokenizer.decode(prompt_ids, clean_up_tokenization_spaces=False)
         whole = tokenizer.decode([*prompt_ids, *ids], clean_up_tokenization_spaces=False)
         if whole != before + turn:
+            spelt = whole.removeprefix(before)[:24]
             raise response.entry.refuse(
-                "expected a response that its tokens spell, found "
-                f"{whole.removeprefix(before)[:24]!r} for {turn[:24]!r}",
+                f"the tokens of {turn[:24]!r} spell {spelt!r} after the prompt",
                 "give 'token_ids' instead",
             )
         if not response.ends or not target.eos_ids:
             return ids
-        named = tokenizer.eos_token_id  # the one that the tokenizer names, of a model with several
+        named = tokenizer.eos_token_id  # models may have several
         return (*ids, int(named) if named in target.eos_ids else target.eos_ids[0])
     unknown = [token for token in turn if token >= target.model.vocab_size]
     if unknown:
-        expected = f"token ids below {target.model.vocab_size}"
-        raise response.entry.refuse(
-            f"expected {expected}, found {unknown[0]}", "use the target's own tokens"
-        )
+        text = f"token id {unknown[0]} is not below the target's {target.model.vocab_size}"
+        raise response.entry.refuse(text, "use the target's own tokens")
     if not set(target.eos_ids).isdisjoint(turn[:-1]):
-        raise response.entry.refuse(
-            "expected the end-of-text token at the end alone, found tokens behind it"
-        )
+        raise response.entry.refuse("tokens follow the end-of-text token")
     return turn

@@ -1,7 +1,7 @@
-"""Drafters that read a text once and then draft below many of its positions together.
+"""Drafters that read a text once and then draft at many of its positions together.
 
-To `grow_tree` each of them is a drafter whose rows are positions. Slots, stable prefixes and node
-positions are those of `runtime.drafter`, so a tree is the one that a live round would draft.
+`grow_tree` sees a batch whose rows are positions. Slots, stable prefixes and node positions are as
+in `runtime.drafter`, so every tree equals that of a live round.
 """
 
 from __future__ import annotations
@@ -21,29 +21,25 @@ from specctl.runtime.eagle3_head import Eagle3Head
 from specctl.tree import Children
 
 READ_TOKENS = 512
-"""Text read in one forward at most: its mask and logits are `[512, text]` and `[512, V]`."""
+"""Most text read in one forward: its mask and logits are `[512, text]` and `[512, V]`."""
 
 
 class DenseDrafter(Protocol):
-    """Reads one text in order; the tokens read last are the roots of the next trees.
+    """Reads one text in order; the tokens read last are the roots of the next trees."""
 
-    Attributes:
-        vocab_size: V of its logits. num_heads: of its attention, which bounds memory.
-    """
-
-    vocab_size: int
-    num_heads: int
+    vocab_size: int  # V of its logits
+    num_heads: int  # of its attention; sets the memory of a chunk
 
     def begin_text(self, token_ids: Tensor) -> None:
-        """Starts a text of `[T]` tokens: nothing of it is read yet."""
+        """Starts a text of `[T]` tokens."""
         ...
 
     def read(self, roots: range, features: Tensor | None) -> None:
-        """Reads up to and with the last of `roots`, which are indices into the text.
+        """Reads the text up to the last of `roots`, which are indices into it.
 
         Args:
-            features: `[T', ·]` the target's states at the text's first T' tokens, all before the
-                last root at least; None where the drafter wants none.
+            features: `[T', ·]` the target's states at the first T' tokens, up to the last root at
+                least; None if the drafter uses none.
         """
         ...
 
@@ -56,13 +52,13 @@ class DenseDrafter(Protocol):
         ...
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
-        """Draft vocabulary to target vocabulary."""
+        """Maps ids of the draft vocabulary to the target's."""
         ...
 
 
 @dataclass(frozen=True)
 class DenseSource:
-    """Children below many roots of one text, for `policy.growing.grow_tree`."""
+    """Children below many roots of one text: the source of `policy.growing.grow_tree`."""
 
     drafter: DenseDrafter
 
@@ -79,7 +75,7 @@ class DenseSource:
 
 
 class DenseEagle3:
-    """An EAGLE-3 head, teacher-forced over the target's own states."""
+    """An EAGLE-3 head, teacher-forced on the target's states."""
 
     def __init__(self, head: Eagle3Head) -> None:
         self.head = head
@@ -111,7 +107,7 @@ class DenseEagle3:
         self._trees.descend(parent_slot)
         index = parent_slot[..., None].expand(-1, -1, self._hidden.shape[2])
         hidden = self._hidden.gather(1, index)
-        # Nodes past the last position are never emitted, but must not be out of bounds.
+        # Nodes past the last position are never emitted; the clamp keeps them in bounds.
         positions = self._trees.positions(token_ids.shape[1]).clamp(max=len(self.head.cos) - 1)
         embeds, attend = self.head.embed(token_ids), partial(self._trees.attend, 0)
         self._hidden = self.head.block(embeds, hidden, positions, attend)
@@ -121,14 +117,14 @@ class DenseEagle3:
         return self.head.to_target_ids(draft_ids)
 
     def _read(self, start: int, features: Tensor) -> Tensor:
-        """Slots from `start` on, one for each of `features`; `[1, T, H]`."""
+        """Reads one slot per state of `features`, from slot `start` on; `[1, T, H]`."""
         token_ids = self._text[None, start + 1 : start + 1 + len(features)]
         read = Eagle3Drafter(self.head, ()).read_prompt
         return read(self._cache, 0, start, token_ids, features)[None]
 
 
 class DenseSmallModel:
-    """An independent causal LM: a plain pass over the text, then trees behind it."""
+    """An independent causal LM: a plain pass over the text, then trees after it."""
 
     def __init__(self, model: CachedModel, vocab_size: int) -> None:
         self.model, self.vocab_size = model, vocab_size
@@ -159,7 +155,7 @@ class DenseSmallModel:
             output = self.model.model(
                 input_ids=token_ids,
                 position_ids=positions.clamp(max=self.model.context_tokens - 1),
-                # Any 4-D mask keeps transformers from building one; the memory masks by itself.
+                # Any 4-D mask keeps transformers from building one; `TreeMemory` masks itself.
                 attention_mask=token_ids.new_ones(1, 1, 1, 1, dtype=torch.bool),
                 use_cache=False,
             )

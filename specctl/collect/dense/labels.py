@@ -1,12 +1,11 @@
-"""The target over one text, and the labels that the text gives to the trees drafted along it.
+"""The target's distributions along a text, and the labels that the text gives to drafted trees.
 
     text  a b c ■      tree of a  ┬ b ─ c ─ d     b, c: on the path; d: the text ended, unknown
                                   └ x ─ c         x: off the path, hence its c too
 
-Greedy or sampled, the text is the target's draw, so "this path is a prefix of the continuation"
-is the label (replay by coupling). The logits of a long text
-over a large vocabulary would fill the memory, so only those that the trees of one chunk of roots
-can ask for stand at a time: `READ_TOKENS` at most are made at once.
+Greedy or sampled, the text is the target's draw, so the label of a node is whether its path is a
+prefix of the continuation (replay by coupling). Logits of a long text over a large vocabulary would
+fill the memory: they are made `READ_TOKENS` at a time and kept for one chunk of roots.
 """
 
 from __future__ import annotations
@@ -26,24 +25,17 @@ from specctl.runtime.sampling import process_logits
 from specctl.tree import DraftPool, TokenTree, gather
 
 NO_TOKEN = -1
-"""Beyond the end of the text."""
+"""Stands after the end of the text."""
 
 
 @dataclass(frozen=True)
 class Labels:
-    """Of every node of P trees, `[P, N]` bool; false in empty slots.
+    """Labels of the nodes of P trees, `[P, N]` bool; false in empty slots."""
 
-    Attributes:
-        on_path: the path from the root to the node is a prefix of the continuation.
-        unknown: the text followed the path, and ended before it could tell.
-        judged: the parent is on the path, so the target has a distribution over the node.
-        continued: and the text goes on there.
-    """
-
-    on_path: Tensor
-    unknown: Tensor
-    judged: Tensor
-    continued: Tensor
+    on_path: Tensor  # the path from the root to the node is a prefix of the continuation
+    unknown: Tensor  # the text followed the path and ended before this node
+    judged: Tensor  # the parent is on the path: the target has a distribution over the node
+    continued: Tensor  # judged, and the text goes on there
 
     @property
     def num_accepted(self) -> Tensor:
@@ -58,7 +50,7 @@ def continuations(text: Tensor, roots: range, depth: int) -> Tensor:
 
 
 def label_paths(tree: DraftPool | TokenTree, continuation: Tensor) -> Labels:
-    """Follows the text down every tree, a level at a time.
+    """Follows the text down every tree, level by level.
 
     Args:
         tree: `[P, N]`, level by level, all rows with the same levels (empty slots included).
@@ -85,28 +77,22 @@ def label_paths(tree: DraftPool | TokenTree, continuation: Tensor) -> Labels:
 
 @dataclass(frozen=True)
 class TargetDistributions:
-    """The target's next-token distributions after Q tokens of the text, the first of them `first`.
-
-    Attributes:
-        logits: `[Q, V]` float32, raw. ordered: the same, each row ascending.
-        logp: `[Q, V]` float32, of the distribution drawn from, after temperature, top-k, top-p.
-        entropy: `[Q]` float32, nats, of that distribution.
-    """
+    """The target's next-token distributions after Q tokens of the text, from token `first` on."""
 
     first: int
-    logits: Tensor
-    ordered: Tensor
-    logp: Tensor
-    entropy: Tensor
+    logits: Tensor  # `[Q, V]` float32, raw
+    ordered: Tensor  # the logits, each row ascending
+    logp: Tensor  # `[Q, V]` float32, after temperature, top-k and top-p
+    entropy: Tensor  # `[Q]` float32, nats, of `logp`
 
 
 def target_distributions(first: int, logits: Tensor, sampling: Sampling) -> TargetDistributions:
-    """The distributions that rows of raw logits `[Q, V]` mean."""
+    """The distributions of raw logits `[Q, V]`."""
     logits = logits.float()
     check_finite(logits.amax(-1))
     logp = warped_logp(logits, sampling)
     entropy = torch.special.entr(logp.exp()).sum(-1)  # tokens without probability add nothing
-    if logits.device.type == "cpu":  # where numpy's vectorised sort is six times torch's
+    if logits.device.type == "cpu":  # numpy's vectorised sort is six times as fast
         ordered = torch.from_numpy(np.sort(logits.numpy(), axis=-1))
     else:
         ordered = logits.sort(-1).values
@@ -114,7 +100,7 @@ def target_distributions(first: int, logits: Tensor, sampling: Sampling) -> Targ
 
 
 def warped_logp(logits: Tensor, sampling: Sampling) -> Tensor:
-    """`[R, V]` float32: log of the distribution drawn from; -inf where top-k or top-p cut it."""
+    """`[R, V]` float32: log of the sampled distribution; -inf where top-k or top-p cut."""
     return process_logits(logits, sampling).float().log_softmax(-1)
 
 
@@ -122,11 +108,8 @@ class TargetText:
     """Reads one text with the target, in order.
 
     Args:
-        token_ids: `[T]`, prompt and response. num_prompt: tokens of the prompt, whose
-            distributions nobody asks for.
-
-    Attributes:
-        features: `[T', ·]` captured states of the tokens read, or None.
+        token_ids: `[T]`, prompt and response.
+        num_prompt: tokens of the prompt; their distributions are not kept.
     """
 
     def __init__(
@@ -142,13 +125,14 @@ class TargetText:
 
     @property
     def features(self) -> Tensor | None:
+        """`[T', ·]` captured states of the tokens read, if the model captures any."""
         if not self._states:
             return None
         self._states = [torch.cat(self._states)]
         return self._states[0]
 
     def distributions(self, first: int, end: int) -> TargetDistributions:
-        """The distributions after tokens `first` .. `end - 1`; later windows never go back."""
+        """The distributions after tokens `first` .. `end - 1`; `first` never decreases."""
         kept = [self._logits[first - self._first :]] if len(self._logits) else []
         while self._num_read < end:
             kept.append(self._read(min(self._num_read + READ_TOKENS, end), last_only=False))

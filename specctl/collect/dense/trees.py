@@ -1,4 +1,4 @@
-"""One text to its dense tables: read, draft, label, write, a chunk of roots at a time.
+"""Dense tables of one text: read, drafted and labelled a chunk of roots at a time.
 
 text ─► trees of P roots, labelled ─columns_of─► columns on the host ─rows.dense_tables─► Arrow
 """
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
     from specctl.logs.parquet import Tables
 
 CHUNK_BYTES = 192 << 20
-"""Bound on the trees of one chunk, their logits and their scores; the text's own keys, values and
-states stand beside it, and models are not counted."""
+"""Bound on the trees, logits and scores of one chunk. The text's keys, values and states, and the
+models, come on top."""
 LEAVING_BYTES = 64 << 20
-"""Of host memory that columns are copied to: two chunks at a time, 70 bytes a node. Until then they
-take as much of the device, beside `CHUNK_BYTES`."""
+"""Host memory that columns are copied to: two chunks at a time, 70 bytes a node. Columns on their
+way take as much of the device."""
 POOL_BYTES = 61
-"""A slot of a pool: 49 in `tree.DraftPool`, 4 in `Labels`, 8 for its index in the log."""
+"""Bytes per slot of a pool: 49 in `tree.DraftPool`, 4 in `Labels`, 8 for its index in the log."""
 
 
 class DenseDrafting:
     """Drafts full trees from every position of texts.
 
     Args:
-        pair: with a drafter. shape: of the trees.
+        pair: a pair with a drafter.
         chunk_bytes: bound on one chunk of positions.
 
     Raises:
@@ -65,10 +65,10 @@ class DenseDrafting:
         self._transfer: Transfer[range] = Transfer(lane_for(self._target.device), LEAVING_BYTES)
 
     def tables(self, request: Request, response_ids: tuple[int, ...]) -> list[Tables]:
-        """The rows of one text, in order; none where the response has fewer than two tokens.
+        """The rows of one text, in order; empty if the response has fewer than two tokens.
 
-        While a device drafts one chunk, the columns of the one before leave it, and another thread
-        makes tables of those that left. A CPU drafts with all its cores, so there it is one thread.
+        While a GPU drafts one chunk, the columns of the previous one are copied to the host and a
+        second thread makes tables. On a CPU, drafting uses all cores and one thread does it all.
         """
 
         def made(roots: range, columns: dict[str, Tensor]) -> Tables:
@@ -92,16 +92,16 @@ class DenseDrafting:
             for roots, columns in self.chunks(request, response_ids):
                 with lane.after([lane.mark()]):
                     landed = self._transfer.send(columns, roots)
-                del columns  # the next chunk needs their room; tensors on their way are kept
+                del columns  # frees them for the next chunk; `send` keeps what it still copies
                 yield from landed + self._transfer.land(num_left=1)
             yield from self._transfer.land()
         finally:
-            self._transfer.land()  # of a text that was broken off
+            self._transfer.land()  # if the caller stopped early
 
     def chunks(
         self, request: Request, response_ids: tuple[int, ...]
     ) -> Iterator[tuple[range, dict[str, Tensor]]]:
-        """Roots and `columns_of` their trees, chunk by chunk; call it in inference mode."""
+        """Roots and the `columns_of` their trees, chunk by chunk; needs inference mode."""
         prompt = len(request.prompt_ids)
         text = torch.tensor([*request.prompt_ids, *response_ids], device=self._target.device)
         self._target.capture(self._aux_layers)
@@ -134,12 +134,12 @@ def positions_per_chunk(
     text_tokens: int,
     max_bytes: int,
 ) -> int:
-    """P such that the tensors of P trees stay within `max_bytes`, at least 1.
+    """The largest P, at least 1, for which the tensors of P trees stay within `max_bytes`.
 
-    For each position, with W the widest level, V and V_t the vocabularies, H heads, S tokens of
-    text, D levels and K children: draft logits and two passes over them, 3 · 4 W V; scores and
-    weights of attention, 2 · 4 W H (S + D W); the target's distributions and two passes, 5 · 4 V_t;
-    the pool and its labels, `POOL_BYTES` a slot.
+    Per position, with W the widest level, V and V_t the vocabularies, H heads, S tokens of text
+    and D levels: draft logits and two passes over them, 3 · 4 W V; scores and weights of attention,
+    2 · 4 W H (S + D W); the target's distributions and two passes, 5 · 4 V_t; the pool and its
+    labels, `POOL_BYTES` a slot.
     """
     width = max(1, rule.width)
     logits = 12 * width * drafter.vocab_size
@@ -158,7 +158,7 @@ def columns_of(
 
     Args:
         roots: indices of the P roots in the text. pool, labels: `[P, N]`.
-        targets: after every token that a node on a path stands for.
+        targets: distributions after every token that a node on the path may stand for.
     """
     row, node = labels.judged.nonzero(as_tuple=True)
     above, token = pool.depth[row, node] - 1, pool.token_ids[row, node]
@@ -175,7 +175,7 @@ def columns_of(
 
 
 def labelled_columns(pool: DraftPool, labels: Labels) -> dict[str, Tensor]:
-    """`columns_of` without the target's: trees one after another, their M nodes without gaps."""
+    """The columns of `columns_of` without the target: M nodes, tree after tree, without gaps."""
     place = pool.valid.cumsum(1) - 1
     flat = pool.valid.flatten().nonzero()[:, 0]
     slots = pool_columns(pool) | {
@@ -192,7 +192,7 @@ def labelled_columns(pool: DraftPool, labels: Labels) -> dict[str, Tensor]:
 
 
 def _rank(targets: TargetDistributions, at: Tensor, token: Tensor) -> Tensor:
-    """1 + number of strictly larger logits, found in the sorted row of each distribution.
+    """1 + number of strictly larger logits, by binary search in the sorted distributions.
 
     Args:
         at: `[M]` int64, row of the distribution. token: `[M]` int64.
@@ -200,7 +200,9 @@ def _rank(targets: TargetDistributions, at: Tensor, token: Tensor) -> Tensor:
     order = at.argsort(stable=True)
     counts = torch.bincount(at, minlength=len(targets.logits))
     behind = torch.arange(len(at), device=at.device) - (counts.cumsum(0) - counts)[at[order]]
-    slot = torch.empty_like(at).scatter_(0, order, behind)  # of each node among those of its row
+    slot = torch.empty_like(at).scatter_(
+        0, order, behind
+    )  # the node's place among those of its row
     table = targets.logits.new_zeros(len(counts), int(counts.max()))
     table[at, slot] = targets.logits[at, token]
     not_larger = torch.searchsorted(targets.ordered, table, right=True)[at, slot]
