@@ -4,8 +4,9 @@
     engine's steps    engines.recording ──────┴─► RoundRows ─round_tables─┐
     every position    dense.trees.columns_of ──────────────────dense_tables─┴─► _tables ─► Arrow
 
-A round has padded `[R, P]` tensors; a dense text has flat columns of its M nodes. Tables are made
-over all rows of a segment or chunk, because fixed costs of tensor calls would otherwise dominate.
+Logits are read before: `statistics` here, `engines.steps.read_steps`, `dense.labels`. A round has
+padded `[R, P]` tensors; a dense text has flat columns of its M nodes. Tables are made over all rows
+of a segment or chunk, because fixed costs of tensor calls would otherwise dominate.
 """
 
 from __future__ import annotations

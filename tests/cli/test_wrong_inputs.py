@@ -29,7 +29,7 @@ LIGHT: list[tuple[int, str, str]] = [
     (USAGE, "replay DENSE -p eagle2:dept=4", "which has depth, top_k, num_tokens; did you"),
     (USAGE, "run p.txt --policy ./nofolder", "no artifact's folder and no REGISTRY/NAME@ALIAS"),
     (USAGE, "run p.txt --on-long skp", "expected skip or error, found skp; did you mean skip?"),
-    (USAGE, "run p.txt --format spcbench", "found 'spcbench'; did you mean spec-bench?"),
+    (USAGE, "run p.txt --format spcbench", "--format 'spcbench' is not auto, text"),
     (USAGE, "run p.txt --dtype bf16", "--dtype bf16 is none of auto"),
     (USAGE, "run p.txt --device gpu", "--device gpu is none of auto, cpu, cuda"),
     (USAGE, "collect p.txt -o OUT --tokens drp", "found drp; did you mean drop?"),
@@ -54,7 +54,7 @@ LIGHT: list[tuple[int, str, str]] = [
     (USAGE, "run p.txt --top-p 2", "top_p is 2.0, but must be a number above 0"),
     (USAGE, "run p.txt --top-k -2", "top_k is -2, but must be at least 0"),
     (USAGE, "run p.txt --max-new-tokens 0", "--max-new-tokens: expected at least 1, found 0"),
-    (USAGE, "run p.txt --limit 0", "--limit must be at least 1, not 0"),
+    (USAGE, "run p.txt --limit 0", "--limit: expected at least 1, found 0"),
     (USAGE, "collect p.txt -o OUT --dense --children 0", "--children: expected at least 1"),
     # Options that do not go together, or are missing.
     (USAGE, "collect p.txt -o OUT --dense --top-k 4", "for the children of a drafted node"),
@@ -67,7 +67,7 @@ LIGHT: list[tuple[int, str, str]] = [
     (INPUT, "run p.csv", "line 1: 'a,b' is no JSON from column 1 on; for plain text"),
     (INPUT, "run empty.txt", "empty.txt has no prompt"),
     (INPUT, "replay nofolder -p ar", "nofolder is no trace set: no such folder;"),
-    (INPUT, "traces verify nofolder", "name what `specctl collect` wrote"),
+    (INPUT, "traces verify nofolder", "a folder that `specctl collect` wrote"),
     (MODEL, "run p.txt --target ./nonexist", "no folder here, no hub id (owner/name)"),
 ]
 """Refused before torch is imported, hence at once."""
