@@ -107,9 +107,8 @@ class UsageError(SpecctlError):
 def check_choice(option: str, word: str, known: Collection[str]) -> None:
     """Raises `UsageError` unless a word is known; the hint names a similar one."""
     if word not in known:
-        *most, last = known
         fix = did_you_mean(word, known, "name one of them")
-        raise UsageError(f"{option} {word!r} is not {', '.join(most)} or {last}", hint=fix)
+        raise UsageError(f"{option} {word!r} is none of {', '.join(known)}", hint=fix)
 
 
 class LossyPolicyError(UsageError):

@@ -130,7 +130,7 @@ CASES: list[tuple[int, str, str]] = [
             ("c2t", "--hidden", "1", "at least 2"),
             ("c2t", "--lr", "nan", "a number"),
             ("c2t", "--recall", "0", "above 0"),
-            ("c2t", "--features", "joint_prob,colour", "found 'colour'"),
+            ("c2t", "--features", "joint_prob,colour", "'colour' is none of"),
             ("c2t", "--negatives", "-1", "at least 0"),
             ("echo", "--delta", "2", "at most 1"),
         ]
@@ -217,7 +217,7 @@ CASES: list[tuple[int, str, str]] = [
     (INPUT, "fit cart BLIND -o OUT", "not_fully_accepted"),
     (INPUT, "fit cart SURE -o OUT", "prompts"),
     (INPUT, "fit cart FOLDER -o OUT", "trace.json"),
-    (INPUT, "fit cart ABSENT -o OUT", "trace.json"),
+    (INPUT, "fit cart ABSENT -o OUT", "no trace set"),
     (INPUT, "fit cart TRACES BLIND -o OUT", "drafter_digest"),
     (INPUT, "fit c2t BLIND -o OUT", "draft tokens; these traces hold 0 accepted"),
     (INPUT, "fit c2t SURE -o OUT", "at least 2 prompts"),

@@ -34,7 +34,7 @@ LIGHT: list[tuple[int, str, str]] = [
     (USAGE, "run p.txt --device gpu", "--device gpu is none of auto, cpu, cuda"),
     (USAGE, "collect p.txt -o OUT --tokens drp", "found drp; did you mean drop?"),
     (USAGE, "replay DENSE -p ar --engine vlm", "found vlm; did you mean vllm?"),
-    (USAGE, "run p.txt --decisions trch", "'trch' is not auto, fused, torch or onnx"),
+    (USAGE, "run p.txt --decisions trch", "'trch' is none of auto, fused, torch, onnx"),
     (USAGE, "tune DENSE --for vlm --cost-model c.json", "found vlm; did you mean vllm?"),
     (USAGE, "tune DENSE --objective latncy --cost-model c.json", "did you mean laten"),
     (USAGE, "tune DENSE --packing raged --cost-model c.json", "found raged; did you mean ragged?"),
@@ -42,7 +42,7 @@ LIGHT: list[tuple[int, str, str]] = [
     (USAGE, "import vllm.log -o OUT --format vllm", "did you mean vllm-log?"),
     (USAGE, "fit cart DENSE -o OUT --algorithm exct", "found exct; did you mean exact?"),
     (USAGE, "fit auto DENSE -o OUT --skip ecoh --cost-model c.json", "did you mean echo?"),
-    (USAGE, "export chain --to vlm", "--to 'vlm' is not vllm, "),
+    (USAGE, "export chain --to vlm", "--to 'vlm' is none of vllm, "),
     (USAGE, "export chain --to vllm --method eagel", "did you mean eagle?"),
     (USAGE, "export chain --to vllm --trace t --tokens kep", "found kep; did you mean keep?"),
     # Values out of range, or of another kind.

@@ -365,7 +365,7 @@ def test_results_that_cannot_be_read_are_named(tmp_path: Path, content: str, fou
 
 def test_traces_without_a_draft_are_refused(tmp_path: Path) -> None:
     traces = live_traces(tmp_path / "live")
-    with pytest.raises(TraceEmptyError, match="plain decoding alone"):
+    with pytest.raises(TraceEmptyError, match="plain decoding"):
         trace_figures(traces)
 
 

@@ -449,7 +449,7 @@ def test_what_cannot_be_had_is_refused_before_anything_runs(
     for shape in (HETERO, StaticTree(), POLICIES["echo"].shape):
         with pytest.raises(UsageError, match="no learned scorer"):
             Decoder(pair, Policy(shape=shape), decisions="onnx")
-    with pytest.raises(UsageError, match="'triton' is not auto, fused, torch or onnx"):
+    with pytest.raises(UsageError, match="'triton' is none of auto, fused, torch, onnx"):
         Decoder(pair, Policy(shape=BASE), decisions="triton")  # type: ignore[arg-type]
     monkeypatch.setattr(twins, "find_spec", lambda name: None if name == absent else name)
     with pytest.raises(UsageError, match=f"{absent} is not installed"):

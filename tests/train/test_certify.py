@@ -180,7 +180,7 @@ def test_sequence_ends_at_the_first_failure() -> None:
 @pytest.mark.parametrize(
     ("num_lost", "num_prompts", "max_loss", "needed", "says"),
     [
-        (1, 100, 0.02, 708, r"0\.01 over 100 prompts.*about 708 fresh.*114 at"),
+        (1, 100, 0.02, 708, r"0\.01 over 100 prompts.*about 708 fresh.*114 if"),
         (5, 100, 0.02, None, "no number of prompts"),
         (0, 40, 0.05, 45, "about 45 fresh"),  # too few, even without a loss
     ],

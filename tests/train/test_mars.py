@@ -171,5 +171,5 @@ def test_folders_are_not_mixed_up(folder: paired.RunFolder, tmp_path: Path) -> N
         paired.RunFolder.open(folder.path, {**HEADER, "num_seeds": 2}, resume=True)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("precious")
-    with pytest.raises(errors.OutputError, match="other files"):
+    with pytest.raises(errors.OutputError, match="files other than runs"):
         paired.RunFolder.open(tmp_path / "other", HEADER, resume=False)
