@@ -14,11 +14,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SIZES = {  # room: limit, budget
-    "plain values": (2066, 2150),
+    "plain values": (2065, 2150),
     "policy": (3747, 3900),
     "kernels": (4334, 4500),
     "stores": (1006, 1000),
-    "artifacts": (2311, 2050),
+    "artifacts": (2309, 2050),
     "registry": (2561, 2150),
     "runtime": (6929, 6800),
     "collect": (4286, 3750),
@@ -31,7 +31,7 @@ SIZES = {  # room: limit, budget
     "cli": (3366, 3200),
     "tests": (43659, 38000),
     "benchmarks, scripts": (9212, 9500),
-    "files of the package": (258, 245),
+    "files of the package": (256, 245),
 }
 
 

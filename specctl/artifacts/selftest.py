@@ -24,7 +24,6 @@ from specctl.policy import (
     FfnScorer,
     Policy,
     ScoredTree,
-    Scorer,
     Shape,
     SparseGates,
 )
@@ -115,10 +114,17 @@ def _answered(
 
 
 def _rows_of(shape: Shape) -> NDArray[np.float32]:
-    """`[64]` or `[64, F]` float32: on edges and thresholds, and close to them."""
+    """`[64]` or `[64, F]` float32: on edges and thresholds and close to them, or around the mean of
+    a network's features."""
     draws = np.random.default_rng(0)
     if isinstance(shape, ScoredTree):
-        return _nodes(shape.scorer, draws)
+        scorer = shape.scorer
+        if isinstance(scorer, FfnScorer):
+            spread = draws.normal(0, 3, (NUM_ROWS, len(scorer.features))) * scorer.scale
+            return np.clip(scorer.mean + spread, -MAX_MAGNITUDE, MAX_MAGNITUDE).astype(np.float32)
+        logp = draws.choice(np.array([*scorer.edges, 0.0], np.float32), NUM_ROWS)
+        copied = draws.integers(-SUFFIX_TOKENS, SUFFIX_TOKENS, NUM_ROWS, endpoint=True)
+        return np.stack([logp, copied], 1).astype(np.float32)
     beside = draws.choice([-STEP, 0.0, STEP], NUM_ROWS)
     if isinstance(shape, EntropyBins):
         return np.asarray(draws.choice(shape.edges, NUM_ROWS) + beside, np.float32)
@@ -128,16 +134,6 @@ def _rows_of(shape: Shape) -> NDArray[np.float32]:
     # Random gates stay open, so that each gate is the first to close in some row.
     is_open = draws.random((NUM_ROWS, len(bars))) < 0.5
     return np.where(is_open, 0.0, bars + beside[:, None]).astype(np.float32)
-
-
-def _nodes(scorer: Scorer, draws: np.random.Generator) -> NDArray[np.float32]:
-    """`[64, F]`: around the mean of a network's features, or on the edges of a table."""
-    if isinstance(scorer, FfnScorer):
-        spread = draws.normal(0, 3, (NUM_ROWS, len(scorer.features))) * scorer.scale
-        return np.clip(scorer.mean + spread, -MAX_MAGNITUDE, MAX_MAGNITUDE).astype(np.float32)
-    logp = draws.choice(np.array([*scorer.edges, 0.0], np.float32), NUM_ROWS)
-    copied = draws.integers(-SUFFIX_TOKENS, SUFFIX_TOKENS, NUM_ROWS, endpoint=True)
-    return np.stack([logp, copied], 1).astype(np.float32)
 
 
 def _storable(values: NDArray[Any]) -> NDArray[Any]:
