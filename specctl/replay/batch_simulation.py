@@ -1,12 +1,11 @@
 """Requests in batches: a discrete-event simulation of serving, from a log.
 
-    [submissions] = submissions_of(log, [policy])          # what the shape does, one pass
+    [submissions] = submissions_of(log, [policy])          # the shape's drafts, one pass
     runs = simulate_runs(submissions, Load(batch_size=16), cost_model)
     figures_of(policy.name, runs, tpot_limit_us=20_000)
 
-A step is one of the engine that is simulated, see `Engine`. In a closed loop who meets whom does
-not depend on time, so all steps are timed together at the end; with arrivals each step is timed
-before the next begins.
+Steps follow the simulated engine, see `Engine`. In a closed loop the batches do not depend on time,
+so all steps are timed together at the end; with arrivals, each step is timed before the next.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from specctl.replay.outcomes import Outcomes
 from specctl.replay.submissions import Submissions, Verify
 
 TURNS = 8
-"""Requests per slot at least, unless a number is given: enough for a steady state in between."""
+"""Fewest requests per slot by default, enough for a steady state."""
 Seed = int | Sequence[int]
 Packing = Literal["ragged", "padded"]
-"""Ways to verify trees of different sizes together: back to back, as this runtime and serving
-engines do, or padded to the largest. A budget that trims some requests more than others saves time
-only in the former. (This runtime pads where that adds less than a fifth, because it takes the same
-time there: `runtime.attention.Pass`.)"""
+"""Verification of trees of different sizes: back to back, as in this runtime and serving engines,
+or padded to the largest. A budget that trims requests unequally saves time in the former alone.
+(This runtime pads if that adds less than a fifth, which takes the same time:
+`runtime.attention.Pass`.)"""
 
 
 # ----------------------------------------------------------------- load
@@ -42,62 +41,55 @@ time there: `runtime.attention.Pass`.)"""
 
 @dataclass(frozen=True)
 class Load:
-    """A closed loop, or open arrivals.
+    """Requests for `batch_size` slots, first come first served.
 
-    With neither a rate nor times the loop is closed: a finished request is replaced at once. With
-    one of them requests wait, first come first served, for one of `batch_size` slots.
+    With a rate or times, requests arrive and wait; without, the loop is closed: a finished request
+    is replaced at once.
     """
 
-    batch_size: int  # slots, requests decoded together at most
+    batch_size: int  # slots
     arrival_rate_per_s: float | None = None  # of a Poisson process
-    arrivals_us: tuple[float, ...] | None = None  # the times themselves, never falling
-    # submitted in all; by default the whole log once, or `TURNS` per slot where that is more, or as
-    # many as there are arrival times. The log is gone through again, in another order, where it is
-    # too short
+    arrivals_us: tuple[float, ...] | None = None  # times in order
+    # requests in all; by default one for each arrival time, else the log once or `TURNS` per slot,
+    # whichever is more. A short log repeats in another order
     num_requests: int | None = None
-    engine: Engine = "specctl"  # see `Engine`
-    in_order: bool = False  # the log once, in its own order, as one real run of it; else shuffled
+    engine: Engine = "specctl"
+    in_order: bool = False  # the log once in its own order, as one real run; else shuffled
 
     def __post_init__(self) -> None:
         rate, times, number = self.arrival_rate_per_s, self.arrivals_us, self.num_requests
         gaps = np.diff(np.array(times or (), np.float64), prepend=0.0)
         wrong = np.flatnonzero(~((gaps >= 0) & (gaps < np.inf)))
         first, num_times = next(iter(wrong), 0), len(times or ())
-        of_times = f"that of the arrival times, {num_times}"
-        for what, is_wrong, expected, found in (
-            ("batch_size", self.batch_size < 1, "at least 1", self.batch_size),
-            ("num_requests", number is not None and number < 1, "at least 1", number),
+        for is_wrong, broken in (
+            (self.batch_size < 1, "batch_size must be at least 1"),
+            (number is not None and number < 1, "num_requests must be at least 1"),
+            (rate is not None and not 0 < rate < np.inf, "arrival_rate_per_s must be above 0"),
+            (None not in (rate, times), "arrivals have a rate or times, not both"),
             (
-                "arrival_rate_per_s",
-                rate is not None and not 0 < rate < np.inf,
-                "above 0, or none for a loop",
-                rate,
-            ),
-            ("arrivals", None not in (rate, times), "a rate or times", "both"),
-            (
-                "in_order",
                 self.in_order and not (self.is_closed and number is None),
-                "the log once, in a closed loop",
-                "arrivals or a number of requests",
+                "in_order takes the log once, in a closed loop",
             ),
-            ("arrivals_us", times == (), "at least one time", "none"),
-            (f"arrivals_us[{first}]", len(wrong), "times from 0 on that never fall", times),
-            ("num_requests", times and number not in (None, num_times), of_times, number),
+            (times == (), "arrivals_us needs at least one time"),
+            (len(wrong), f"arrivals_us[{first}]: times start at 0 or later and never fall"),
+            (
+                times and number not in (None, num_times),
+                f"num_requests must be that of the arrival times, {num_times}",
+            ),
         ):
             if is_wrong:
-                raise UsageError(f"{what}: expected {expected}, found {found}", hint="correct it")
+                raise UsageError(broken)
 
     @property
     def is_closed(self) -> bool:
-        """Whether requests arrive as others finish."""
         return self.arrival_rate_per_s is None and self.arrivals_us is None
 
     def draw(self, num_logged: int, seed: Seed) -> tuple[Longs, Floats | None]:
-        """M requests in the order in which they are served, of a log that has `num_logged`.
+        """M requests in the order of service.
 
         Returns:
-            `[M]` int64, which request of the log each is; and `[M]` when they arrive, us, None in
-            a closed loop.
+            `[M]` int64, their numbers in a log of `num_logged`; and `[M]` arrival times, us, None
+            in a closed loop.
         """
         if self.in_order:
             return np.arange(num_logged), None
@@ -124,9 +116,9 @@ class BatchRounds:
     row: Longs  # `[L]` int64, its position in the log
     verified: Longs  # `[L]` int64, nodes, root included
     accepted: Longs  # `[L]` int64, draft tokens accepted and emitted
-    first: Longs  # `[S]` int64, where each step's rounds begin; of vLLM some steps have none
+    first: Longs  # `[S]` int64, first round of each step; some steps of vLLM have none
     num_joined: Longs  # `[S]` int64, requests whose prompts are read in the step, in their order
-    prompt_tokens: Longs  # `[S]` int64, tokens of these that share the rounds' forward: of vLLM
+    prompt_tokens: Longs  # `[S]` int64, prompt tokens in the rounds' forward; 0 but for vLLM
 
     @cached_property
     def batch_sizes(self) -> Longs:
@@ -158,14 +150,14 @@ class BatchRounds:
         return total
 
     def most(self, values: Ints | Longs | Floats) -> Floats:
-        """`[S]` the largest of the values of each step's rounds, `[L]`; 0 where it has none."""
+        """`[S]` the largest value of each step's rounds, `[L]`; 0 without rounds."""
         found = np.zeros(len(self.first))
         np.maximum.at(found, self.step, values)
         return found
 
 
 def prompt_tokens(positions: Positions, requests: Longs) -> Ints:
-    """`[M]` tokens of the prompts: at its first position a text is the prompt and one token."""
+    """`[M]` tokens of the prompts: the first position follows the prompt and one token."""
     return positions.context_tokens[positions.start[requests]] - 1
 
 
@@ -179,20 +171,19 @@ def run_batches(
     prompt_us: Floats | None = None,
     round_us: Callable[[BatchRounds], Floats] | None = None,
 ) -> tuple[BatchRounds, Floats, Floats]:
-    """Serves a queue as the load's engine does, without models: the log decides the rounds.
+    """Serves a queue in the order of the load's engine; the log decides the rounds.
 
-    The order of the slots matters where a budget breaks ties by row, so it is that of the decode
-    loop: a request joins behind the others, and the last one moves into the place of one that
-    finished.
+    Budgets break ties by row, so slots are ordered as in the decode loop: a request joins behind
+    the others, and the last one takes the place of a finished one.
 
     Args:
-        logged: `[M]` int64, the queue, first come first served: requests of the log.
-        arrival_us, prompt_us: `[M]` when requests arrive, and times of reading them; those that
-            arrive while prompts are read join at once. round_us: of a step's rounds. None where
-            all are there from the start.
+        logged: `[M]` int64, the queue: requests of the log.
+        arrival_us, prompt_us: `[M]` arrival times, and times of reading prompts; a request that
+            arrives while prompts are read joins at once. round_us: time of a step's rounds. All
+            three are None in a closed loop.
 
     Returns:
-        The rounds; and `[S]` start of each step and time of its rounds, 0 where no time is kept.
+        The rounds; and `[S]` start of each step and time of its rounds, 0 in a closed loop.
     """
     first_row, is_mixed = positions.start[logged], load.engine == "vllm"
     num_requests, num_joined, num_active = len(first_row), 0, 0
@@ -210,7 +201,7 @@ def run_batches(
                 now += float(prompt_us[num_joined])
             slots[:, num_active] = num_joined, first_row[num_joined]
             num_active, num_joined = num_active + 1, num_joined + 1
-        # vLLM's drafts were made a step ago, for the requests scheduled then.
+        # vLLM's drafts were made a step earlier, for the requests of that step.
         num_rounds, num_drafting = num_active, num_active
         num_read = np.zeros(1, np.int64)
         if is_mixed:
@@ -238,10 +229,10 @@ def run_batches(
 
 
 def steps_of_batch(submissions: Submissions, rounds: BatchRounds, packing: Packing) -> Steps:
-    """The sizes of every step for a cost model; the batch drafts as deep as its deepest row.
+    """Counts of every step for a cost model; the batch drafts as deep as its deepest row.
 
-    A step has the drafts that it verifies, also of vLLM, which made them at the end of the step
-    before. Prompts that share its forward count as tokens without context.
+    A step is charged for the drafts that it verifies, although vLLM made them a step earlier.
+    Prompts in its forward count as tokens without context.
     """
     row, sizes, positions = rounds.row, rounds.scheduled, submissions.positions
     outcomes = submissions.outcomes_of(row, rounds.verified, rounds.accepted)
@@ -268,12 +259,11 @@ def steps_of_batch(submissions: Submissions, rounds: BatchRounds, packing: Packi
 class Timeline:
     """Microseconds from the start of a run; S steps, M requests in the order of service."""
 
-    # start_us, end_us: `[S]`; a step starts with reading the joiners' prompts, and between two
-    # steps no request is served
+    # start_us, end_us: `[S]`; a step starts with reading the prompts of requests that join
     start_us: Floats
     end_us: Floats
-    # arrival_us, first_token_us, finish_us: `[M]`. In a closed loop a request arrives as its slot
-    # is freed
+    # arrival_us, first_token_us, finish_us: `[M]`; in a closed loop a request arrives when its slot
+    # becomes free
     arrival_us: Floats
     first_token_us: Floats
     finish_us: Floats
@@ -286,10 +276,10 @@ def _timeline(
     start_us: Floats | None,
     arrival_us: Floats | None,
 ) -> Timeline:
-    """When things happened.
+    """The timeline of a run.
 
     Args:
-        start_us: of each step; None where steps follow each other without a gap.
+        start_us: of each step; None if steps follow each other without a gap.
         arrival_us: of each request; None in a closed loop.
     """
     joined = np.repeat(np.arange(len(rounds.first)), rounds.num_joined)
@@ -301,8 +291,8 @@ def _timeline(
         start_us = np.concatenate([[0.0], end[:-1]])
     else:
         end = start_us + spent
-    # A first token comes when the prompts of the step are read up to and with its own, or with
-    # the forward that they share.
+    # A first token comes when the step has read the prompts up to its own, or with the forward that
+    # the prompts share.
     total = np.cumsum(prompt_us)
     before = (total - prompt_us)[np.searchsorted(joined, joined)]
     arrival = start_us[joined] if arrival_us is None else arrival_us
@@ -322,7 +312,7 @@ class Simulation:
     load: Load
     seed: Seed
     packing: Packing
-    logged: Longs  # `[M]` int64, which request of the log each was
+    logged: Longs  # `[M]` int64, number in the log
     rounds: BatchRounds
     timeline: Timeline
 
@@ -334,7 +324,7 @@ class Simulation:
 
     @cached_property
     def steps(self) -> Steps:
-        """Steps in which a request decodes, in the form of a cost model."""
+        """Steps with rounds, for a cost model."""
         steps = steps_of_batch(self.submissions, self.rounds, self.packing)
         decodes = self.rounds.batch_sizes > 0
         sizes = {name: of for name, of in vars(steps).items() if name != "decider"}
@@ -349,7 +339,7 @@ class Simulation:
 
     @cached_property
     def num_tokens(self) -> Longs:
-        """`[M]` of each text, with the first one, which reading the prompt gives."""
+        """`[M]` tokens of each text, with the first one, which comes from reading the prompt."""
         return self.submissions.positions.num_tokens[self.logged] + 1
 
 
@@ -365,13 +355,12 @@ def simulate(
     """Serves a load from a log; equal arguments give equal results.
 
     Args:
-        clock: None for counts alone, in a closed loop: every step then takes no time.
+        clock: None for counts alone, in a closed loop.
         budget: in place of the policy's own.
-        packing: of the batch in verification, see `Packing`.
 
     Raises:
-        UsageError: a budget that cannot be decided or is smaller than the batch, trees that it
-            needs and that were not kept, or a batch that the cost model does not know.
+        UsageError: a budget without a cost model or smaller than the batch, a budget whose trees
+            were not kept, or a batch larger than the cost model knows.
     """
     if budget is not None:
         policy = submissions.policy.model_copy(update={"budget": budget})
@@ -380,7 +369,7 @@ def simulate(
     logged, arrival_us = load.draw(positions.num_requests, seed)
     verify = submissions.verification(submissions.policy.budget, load.batch_size)
     prompt_us = np.zeros(len(logged))
-    if clock is not None and load.engine != "vllm":  # which reads them in the rounds' forward
+    if clock is not None and load.engine != "vllm":  # vLLM reads them in the rounds' forward
         prompt_us += clock.prefill_us(prompt_tokens(positions, logged), drafts=submissions.drafts)
 
     def round_us(rounds: BatchRounds) -> Floats:
@@ -389,7 +378,7 @@ def simulate(
         return clock.round_us(steps_of_batch(submissions, rounds, packing))
 
     start_us: Floats | None
-    if arrival_us is None:  # who meets whom does not depend on time: steps are timed together
+    if arrival_us is None:  # batches do not depend on time: steps are timed together
         rounds, _, _ = run_batches(positions, logged, verify, load)
         start_us, step_us = None, round_us(rounds)
     else:
@@ -416,8 +405,8 @@ def simulate_runs(
     budget: Budget | None = None,
     packing: Packing = "ragged",
 ) -> list[Simulation]:
-    """Independent runs, for intervals; equal seeds serve any policy the same requests. `simulated
-    runs` progress; arguments and errors as of `simulate`."""
+    """Independent runs of `simulate`, for intervals; equal seeds give all policies the same
+    requests. `simulated runs` progress."""
     runs = []
     for number in range(num_runs):
         runs.append(

@@ -399,7 +399,7 @@ def test_tuning_for_an_engine_refuses_what_it_lacks(traces: Path, costs: Path) -
     verb = ("tune", traces, "--cost-model", costs, "--held-out", 0.5)
     warned = specctl(*verb, "--for", "sglang", "--family", "svip")
     assert warned.code == USAGE
-    assert "--family svip: expected settings that the engine of --for runs" in warned.err
+    assert "--family svip: the engine of --for runs none of the" in warned.err
     assert "--for" in refuses(USAGE, *verb, "--for", "tgi")
     assert "at most 1" in refuses(USAGE, *verb, "--for", "transformers", "--batch-size", 4)
 

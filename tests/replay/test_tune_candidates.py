@@ -61,17 +61,17 @@ def test_every_stated_grid_is_of_policies() -> None:
     [
         # 18 points; 3 nodes are no tree of 4 or 6 levels: 6 contradict. Of the 12 left, depth 6
         # (3 of them) and top_k 4 (3 of depth 2 and 4) are beyond 4 levels of top_k 3: 6 remain.
-        ("eagle2", ("depth=2,4,6", "top_k=2,3,4", "num_tokens=3,8"), (6, 6, 6)),
-        ("eagle2:depth=4", ("num_tokens=3,8", "top_k=2"), (1, 0, 1)),
-        ("svip:window=3", (), (0, 0, 8)),
-        ("confidence", ("window=4,5,20", "threshold=0.5"), (0, 2, 1)),
+        ("eagle2", ("depth=2,4,6", "top_k=2,3,4", "num_tokens=3,8"), (6, 6)),
+        ("eagle2:depth=4", ("num_tokens=3,8", "top_k=2"), (0, 1)),
+        ("svip:window=3", (), (0, 8)),
+        ("confidence", ("window=4,5,20", "threshold=0.5"), (2, 1)),
     ],
 )
 def test_a_grid_is_every_combination_less_what_is_no_tree_or_outside(
-    name: str, grids: tuple[str, ...], counts: tuple[int, int, int]
+    name: str, grids: tuple[str, ...], counts: tuple[int, int]
 ) -> None:
     candidates, found = grown(name, *grids)
-    assert (found.num_contradictory, found.num_out_of_range, found.num_settings) == counts
+    assert (found.num_out_of_range, found.num_settings) == counts
     assert len({candidate.policy for candidate in candidates}) == counts[-1]
     for candidate in candidates:
         rule = build_shape(candidate.policy.shape)
@@ -121,14 +121,18 @@ MANY = "threshold=" + ",".join(f"{n / 8192}" for n in range(5000))
         (["stop:signal=luck"], [], "luck"),
         (["eagle2+rationing"], [], "survival"),
         (["svip"], ["treshold=0.3"], "threshold, window"),
-        (["svip:window=3"], ["window=4"], "a setting that is searched: threshold"),
+        (["svip:window=3"], ["window=4"], rr"have a grid \(threshold"),
         (["svip"], ["threshold"], "field=v1,v2"),
         (["svip"], ["threshold=0.3,,0.4"], "field=v1,v2"),
         ([], ["depth=3"], "none"),
-        (["chain:num_draft_tokens=9"], [], r"4 levels and top_k 3, found all 1 of its grid beyond"),
+        (
+            ["chain:num_draft_tokens=9"],
+            [],
+            "all 1 settings of its grid exceed the log's 4 levels and top_k 3",
+        ),
         (["opt_tree"], ["depth=8,10"], "--grid"),
         (["confidence:window=3"], ["threshold=0.5,1.5"], "a confidence threshold is at most 1"),
-        (["svip:window=3"], [MANY], "at most 4096 settings"),
+        (["svip:window=3"], [MANY], "more than 4096 settings"),
     ],
 )
 def test_refusals_name_what_is_known(families: list[str], grids: list[str], named: str) -> None:
@@ -185,7 +189,7 @@ def test_a_scorer_stays_as_fitted_and_its_threshold_is_searched(scored: Path) ->
 
 def test_values_that_are_no_numbers_are_refused(scored: Path) -> None:
     for grid in ("beta=abc", "depth=3;4"):
-        with pytest.raises(UsageError, match=f"--grid of .*{grid}.*: expected numbers"):
+        with pytest.raises(UsageError, match=f"--grid of .*{grid}.* takes numbers"):
             grown(scored, grid)
 
 
@@ -209,8 +213,7 @@ def test_a_budget_leaves_most_of_a_fitted_shape_as_it_is(scored: Path) -> None:
     assert len({shape.min_level_prob for shape in shapes}) == 1
 
 
-def test_settings_that_the_record_refuses_are_counted(save: Save) -> None:
+def test_settings_that_the_record_refuses_are_left_out(save: Save) -> None:
     gates = SparseGates(gate_levels=(1, 4), thresholds=(0.3, 0.05), depth=4, max_width=3)
     found = grown(save(Policy(shape=gates)), "depth=3,4", "width=1,2", "num_tokens=8")
-    assert found.searched.num_contradictory == 2, "a gate at level 4 of a draft of 3"
-    assert {candidate.policy.shape.depth for candidate in found.candidates} == {4}
+    assert [candidate.policy.shape.depth for candidate in found.candidates] == [4, 4]

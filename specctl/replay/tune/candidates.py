@@ -1,4 +1,4 @@
-"""Candidates of a search: from the name of a family to the settings of its grid."""
+"""Candidates of a search: from the names of families to the settings of their grids."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from specctl.artifacts.manifest import PairFingerprint
-from specctl.errors import UsageError
+from specctl.errors import UsageError, check_choice
 from specctl.logs.tree_log import Support
 from specctl.policy import (
     EntropyBins,
@@ -29,44 +29,40 @@ from specctl.policy.rules import ShapeRule
 from specctl.records import canonical_json
 from specctl.replay.outcomes import check_replayable
 from specctl.replay.submissions import shares
-from specctl.replay.tune.evaluators import refused
 from specctl.replay.tune.verdict import FamilySearch
 from specctl.runtime.words import NamedPolicy, pieces, record_of, resolve_policy
 
 Values = tuple[str, ...] | Scaled
 Settings = Mapping[str, str]
 STATIC = tuple(family.kind for family in SHAPES if family.is_static)
-"""Families that nothing is learned for and that never look at a draft to decide."""
+"""Families without learned parts whose drafts are fixed beforehand."""
 DEEP = tuple(family.kind for family in SHAPES if family.is_deep)
-"""Shapes whose records demand more nodes than levels."""
+"""Shapes whose records need more nodes than levels."""
 SHAPE_GRIDS = {word: dict(grid) for family in SHAPES for word, grid in family.grids.items()}
-"""By the word of a shape. The threshold of `stop` has the unit of its signal, so its grids stand
-under words such as `stop:signal=entropy`."""
+"""Grids by the word of a shape; `stop` has one for each signal, e.g. `stop:signal=entropy`."""
 BUDGET_GRIDS = {word: dict(grid) for family in BUDGETS for word, grid in family.grids.items()}
 SHARED_GRIDS = {family.kind: family.shared_grid for family in SHAPES if family.shared_grid}
-"""Coarser values of shapes that a budget trims anyway."""
+"""Coarser grids of shapes under a budget, which trims them anyway."""
 BY_COSTS = "by step costs"
-"""Of `max_tokens`: none is given, so the step costs decide alone."""
+"""Value of `max_tokens` without a cap: the step costs decide alone."""
 MAX_SETTINGS = 4096
-"""Of one family; more is a slip of the keyboard."""
+"""Most settings of one family; more is a typing error."""
 NONE = "none"
-"""Written form of a setting that is not set."""
-StepCosts = Callable[[ShapeRule], StepCost]
-"""Whole rounds of the load's batch by size, for drafts of a shape."""
+"""Written form of an unset setting."""
 
 
 @dataclass(frozen=True)
 class SearchedFamily:
     """A policy whose settings are searched."""
 
-    name: str  # as it was given, e.g. `svip:window=8`, `eagle2+survival` or an artifact's folder
-    # shape, budget: words before and behind the `+`; no budget is empty
+    name: str  # as given, e.g. `svip:window=8`, `eagle2+survival` or an artifact's folder
+    # shape, budget: words before and behind the `+`; an empty budget for none
     shape: str
     budget: str
-    # values of the settings that are searched, the shape's before the budget's; `Scaled` until the
-    # load is known
+    # values of the searched settings, the shape's before the budget's; `Scaled` until the load is
+    # known
     grid: Mapping[str, Values]
-    artifact: NamedPolicy | None = None  # `shape` is the folder that it was loaded from
+    artifact: NamedPolicy | None = None  # loaded from the folder `shape`
 
     @property
     def word(self) -> str:
@@ -75,21 +71,21 @@ class SearchedFamily:
 
     @property
     def is_static(self) -> bool:
-        """Whether its settings are scored by sweep, as the baseline of all others."""
+        """Whether its settings are candidates for the baseline."""
         return self.artifact is None and not self.budget and self.word in STATIC
 
     @property
     def is_shared(self) -> bool:
-        """Whether a batch decides together."""
+        """Whether requests of a batch share a budget."""
         own = self.artifact is not None and shares(self.artifact.policy)
         return bool(self.budget) or own
 
     def replaced(self, name: str, values: tuple[str, ...]) -> SearchedFamily:
-        """The family with other values of a setting, if it has that one."""
+        """The family with other values of a setting; unchanged without that setting."""
         return replace(self, grid={**self.grid, name: values}) if name in self.grid else self
 
     def grid_rows(self) -> list[tuple[str, str]]:
-        """Setting and values, in words."""
+        """Settings and their values, in words."""
         rows = []
         for name, values in self.grid.items():
             if isinstance(values, Scaled):
@@ -105,50 +101,45 @@ class SearchedFamily:
 def parse_families(
     names: Sequence[str], grids: Sequence[str], pair: PairFingerprint | None = None
 ) -> list[SearchedFamily]:
-    """The families that a user named, their grids replaced where `--grid` says so.
+    """The named families, with the grids that `--grid` replaces.
 
     Args:
         names: words of `runtime.words`, or folders of artifacts.
         grids: `field=v1,v2` each.
-        pair: that artifacts must be of.
+        pair: of the artifacts.
     """
     if len(set(names)) < len(names):
-        raise refused(
-            "--family",
-            f"expected each of them once, found {', '.join(names)}",
-            "remove the repeated one",
-        )
+        raise UsageError(f"--family names one more than once: {', '.join(names)}")
     families = [_family(name, pair) for name in names]
     given: dict[str, tuple[str, ...]] = {}
     for text in grids:
         name, _, values = text.partition("=")
         words = tuple(dict.fromkeys(word.strip() for word in values.split(",")))
         if not name or not all(words):
-            fix = "separate values by commas"
-            raise refused("--grid", f"expected field=v1,v2,..., found {text!r}", fix)
+            raise UsageError(f"--grid {text!r} is not of the form field=v1,v2,...")
         given[name.strip()] = words
     known = sorted({name for family in families for name in family.grid})
     for name, words in given.items():
         if name not in known:
-            expected = f"a setting that is searched: {', '.join(known) or 'none'}"
-            raise refused(
-                "--grid", f"expected {expected}, found {name}", "check the name, or name its family"
+            raise UsageError(
+                f"--grid {name}: only searched settings have a grid ({', '.join(known) or 'none'})",
+                hint="check the name, or name its family",
             )
         families = [family.replaced(name, words) for family in families]
     return families
 
 
 def listed_families(names: Sequence[str], grids: Sequence[str]) -> list[SearchedFamily]:
-    """The named families, or all that there are: shapes, signals of `stop`, shared budgets."""
+    """The named families, or all of them: shapes, signals of `stop`, shared budgets."""
     searched = sorted((word for word, grid in SHAPE_GRIDS.items() if grid), key=_has_setting)
     return parse_families(names or (*searched, *(f"eagle2+{word}" for word in BUDGET_GRIDS)), grids)
 
 
 def static_families(top_k: int) -> list[SearchedFamily]:
-    """The static families, always searched and whole: the baseline of any other policy.
+    """The static families with whole grids, for the baseline.
 
     Args:
-        top_k: of the log, the one width that a log which is not nested supports.
+        top_k: of the log; added to the widths, as a log without nested trees supports no other.
     """
     families = []
     for family in (_family(name, None) for name in STATIC):
@@ -164,7 +155,7 @@ def static_settings(word: str, support: Support) -> list[PolicyCandidate]:
     [family] = (one for one in static_families(support.top_k) if one.word == word)
 
     def no_costs(rule: ShapeRule) -> StepCost:
-        raise AssertionError(f"a static setting asked for the costs of {rule}")
+        raise AssertionError(f"a static setting needs no costs of {rule}")
 
     conditions = Conditions(None, support, 1, no_costs)
     return grow(family, conditions, may_be_empty=True).candidates
@@ -173,16 +164,12 @@ def static_settings(word: str, support: Support) -> list[PolicyCandidate]:
 def _family(name: str, pair: PairFingerprint | None) -> SearchedFamily:
     shape, *budgets = pieces(name)
     if len(budgets) > 1:
-        raise refused(
-            f"--family {name}", f"expected one budget at most, found {len(budgets)}", "name one"
-        )
+        raise UsageError(f"--family {name} has {len(budgets)} budgets; name one at most")
     budget = "".join(budgets)
     budget_grid: Mapping[str, Values] = {}
     if budget:
         word = budget.partition(":")[0]
-        if word not in BUDGET_GRIDS:
-            expected = f"a budget among {', '.join(BUDGET_GRIDS)}"
-            raise refused(f"--family {name}", f"expected {expected}, found {word}", "name one")
+        check_choice(f"--family {name}: budget", word, BUDGET_GRIDS)
         budget_grid = _free(BUDGET_GRIDS[word], budget)
     if os.path.isdir(shape):
         artifact = resolve_policy(shape, pair, allow_lossy=True)
@@ -193,17 +180,14 @@ def _family(name: str, pair: PairFingerprint | None) -> SearchedFamily:
     if word == "stop":
         signal = _settings(shape).get("signal", "")
         known = [key.partition("=")[2] for key in SHAPE_GRIDS if _has_setting(key)]
-        if signal not in known:
-            expected = f"stop:signal= one of {', '.join(known)}"
-            raise refused(
-                f"--family {name}", f"expected {expected}, found {signal or 'none'}", "name one"
-            )
+        check_choice(f"--family {name}: stop:signal=", signal, known)
         word = f"stop:signal={signal}"
     if word not in SHAPE_GRIDS:
         searched = [key for key, grid in SHAPE_GRIDS.items() if grid and not _has_setting(key)]
-        expected = f"{', '.join(searched)}, stop, maybe + a budget, or the folder of an artifact"
-        raise refused(
-            "--family", f"expected {expected}, found {name!r}", "check the name or the path"
+        raise UsageError(
+            f"--family {name!r} is neither the folder of an artifact nor one of "
+            f"{', '.join(searched)} and stop, with or without + a budget",
+            hint="check the name or the path",
         )
     grid = SHARED_GRIDS.get(word, SHAPE_GRIDS[word]) if budget else SHAPE_GRIDS[word]
     return SearchedFamily(name, shape, budget, {**_free(grid, shape), **budget_grid})
@@ -215,13 +199,13 @@ def _has_setting(word: str) -> bool:
 
 
 def _free(grid: Mapping[str, Values], words: str) -> dict[str, Values]:
-    """The settings that the words do not fix."""
+    """The settings of a grid that the words leave free."""
     fixed = _settings(words)
     return {name: values for name, values in grid.items() if name not in fixed}
 
 
 def _settings(words: str) -> dict[str, str]:
-    """Values by setting, of a name with settings; `runtime.words` judges them."""
+    """Values by setting, of a name with settings; `runtime.words` checks them."""
     parts = (word.partition("=") for word in words.split(":")[1:])
     return {name: value for name, _, value in parts}
 
@@ -230,11 +214,10 @@ def _settings(words: str) -> dict[str, str]:
 
 
 def fitted_grid(shape: Shape, *, is_shared: bool = False) -> Grid:
-    """The grid of a fitted shape; its own settings stand first, so that they are scored whatever
-    the grid holds. Empty for a shape of which nothing is searched.
+    """The grid of a fitted shape, its own settings first; empty if nothing is searched.
 
     Args:
-        is_shared: it stands under a budget, which trims anyway.
+        is_shared: under a budget; its own settings and a coarser grid.
     """
     family, record = shape_family(shape), shape.model_dump(mode="json")
     found: Grid = {}
@@ -243,7 +226,7 @@ def fitted_grid(shape: Shape, *, is_shared: bool = False) -> Grid:
         for place in family.places.get(name, (name,)):
             own = own[place]
         if name == "alpha" and own is None and isinstance(shape, EntropyBins):
-            # The record says: half the depth.
+            # None in the record: half the depth.
             deepest = max((d - shape.base.depth for d in shape.plan_depths), default=0)
             own = deepest + shape.index_base
         text = "/".join(map(str, own)) if isinstance(own, list) else str(own)
@@ -277,13 +260,13 @@ class PolicyCandidate:
     """One setting of a family."""
 
     family: str
-    label: str  # as `specctl replay --policy` takes it; of a changed artifact, folder and changes
+    label: str  # as for `specctl replay --policy`; of an artifact, its folder and the changes
     policy: Policy
-    parent: str | None = None  # digest of the artifact that it varies, if any
+    parent: str | None = None  # digest of the artifact that it varies
 
 
 class Grown(NamedTuple):
-    """A family's grid as policies, and what became of its points."""
+    """A family's grid as policies, and the counts of its points."""
 
     candidates: list[PolicyCandidate]
     searched: FamilySearch
@@ -296,10 +279,11 @@ class Conditions:
     pair: PairFingerprint | None
     support: Support
     batch_size: int  # of the load; scales the sizes of budgets
-    step_costs: StepCosts  # for budgets that weigh tokens against time
+    # whole rounds of the load's batch by size, for budgets over drafts of a shape
+    step_costs: Callable[[ShapeRule], StepCost]
     # best static rate of the whole batch; scales the rates of budgets
     tokens_per_s: float | None = None
-    # whether the engine that is tuned for runs a policy; None: our own loop, which runs every one
+    # whether the engine of the search runs a policy; None for our own loop, which runs all
     runs: Callable[[Policy], bool] | None = None
 
 
@@ -307,14 +291,13 @@ def grow(family: SearchedFamily, conditions: Conditions, *, may_be_empty: bool =
     """Every policy of a family's grid that the log supports and the engine runs.
 
     Args:
-        may_be_empty: a grid wholly outside of these is no error.
+        may_be_empty: accept a grid without any such policy.
     """
     support, runs, inside = conditions.support, conditions.runs, []
-    num_contradictory = num_out_of_range = num_not_run = 0
+    num_out_of_range = num_not_run = 0
     for point in _points(family, conditions):
         candidate = _candidate(family, point, conditions)
         if candidate is None:
-            num_contradictory += 1
             continue
         if runs is not None and not runs(candidate.policy):
             num_not_run += 1
@@ -325,23 +308,20 @@ def grow(family: SearchedFamily, conditions: Conditions, *, may_be_empty: bool =
         else:
             num_out_of_range += 1
     if not (inside or may_be_empty) and num_not_run:
-        raise refused(
-            f"--family {family.name}",
-            f"expected settings that the engine of --for runs, found none among {num_not_run} of "
-            "its grid",
-            "leave it out, or see which policies the engine runs in docs/engines.md",
+        raise UsageError(
+            f"--family {family.name}: the engine of --for runs none of the {num_not_run} settings "
+            "of its grid",
+            hint="leave it out, or see docs/engines.md for the policies of the engine",
         )
     if not (inside or may_be_empty):
-        raise refused(
-            f"--family {family.name}",
-            f"expected settings within the log's {support.depth} levels and top_k "
-            f"{support.top_k}, found all {num_out_of_range} of its grid beyond them",
-            "collect a deeper or wider log, or give smaller values with --grid",
+        raise UsageError(
+            f"--family {family.name}: all {num_out_of_range} settings of its grid exceed the log's "
+            f"{support.depth} levels and top_k {support.top_k}",
+            hint="collect a deeper or wider log, or give smaller values with --grid",
         )
     searched = FamilySearch(
         family=family.name,
         num_settings=len(inside),
-        num_contradictory=num_contradictory,
         num_out_of_range=num_out_of_range,
         num_unsupported=0,
         num_not_run=None if runs is None else num_not_run,
@@ -360,10 +340,9 @@ def _points(family: SearchedFamily, conditions: Conditions) -> Iterator[dict[str
             values = (*values.as_is, *(f"{factor * unit:.6g}" for factor in values.factors))
         grid[name] = values
     if prod(map(len, grid.values())) > MAX_SETTINGS:
-        raise refused(
-            f"grid of {family.name}",
-            f"expected at most {MAX_SETTINGS} settings, found more",
-            "fix some of them, e.g. svip:window=8, or give fewer values with --grid",
+        raise UsageError(
+            f"the grid of {family.name} has more than {MAX_SETTINGS} settings",
+            hint="fix some of them, e.g. svip:window=8, or give fewer values with --grid",
         )
     return (dict(zip(grid, point, strict=True)) for point in product(*grid.values()))
 
@@ -371,8 +350,8 @@ def _points(family: SearchedFamily, conditions: Conditions) -> Iterator[dict[str
 def _candidate(
     family: SearchedFamily, point: Settings, conditions: Conditions
 ) -> PolicyCandidate | None:
-    """The policy of a point; None where a tree that must reach its deepest level has no more nodes
-    than levels, or a fitted record does not allow the settings."""
+    """The policy of a point; None for a deep tree with no more nodes than levels, and for settings
+    that a fitted record forbids."""
     of_budget = BUDGET_GRIDS.get(family.budget.partition(":")[0], {})
     shape = {name: value for name, value in point.items() if name not in of_budget}
     budget = _spec(family.budget, {name: point[name] for name in point if name in of_budget})
@@ -393,9 +372,8 @@ def _candidate(
     except UsageError:
         return None
     except ValueError as error:
-        expected = "numbers, with slashes where the setting is a list"
-        raise refused(
-            f"--grid of {label}", f"expected {expected}, found {error}", "correct the value"
+        raise UsageError(
+            f"--grid of {label} takes numbers, with slashes in a list: {error}"
         ) from error
     if budget:
         record = {**policy.model_dump(mode="json"), "budget": record_of(budget)}

@@ -1,5 +1,5 @@
-"""The objective of tuning, and sums of settings on some prompts: one request at a time, exactly, or
-in simulated batches."""
+"""The objective of tuning, and the sums of settings on some prompts: exact for one request at a
+time, or of simulated batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RATES: dict[Kind, tuple[str, str]] = {
     "throughput": ("tokens_per_s", "tokens/s of the machine while it works"),
     "goodput": ("good_tokens_per_s", "tokens/s of requests within the TPOT limit"),
 }
-"""The figure that is maximised, of `metrics.RATIOS`, and its meaning."""
+"""The maximised figure, of `metrics.RATIOS`, and its meaning."""
 FIGURES = (
     *("tokens_per_s", "tpot_us", "mean_acceptance_length", "verified_per_call", "levels_per_call"),
     "good_share",
@@ -40,22 +40,22 @@ class Objective:
     """A rate to maximise."""
 
     kind: Kind = "latency"
-    # time per output token after the first, of a whole request; goodput only
+    # time per output token after the first, of a whole request; of goodput alone
     tpot_limit_us: float | None = None
 
     def rate(self, totals: Totals) -> Floats:
-        """Tokens per second of sums by name."""
+        """Tokens per second."""
         return ratio(RATES[self.kind][0], totals)
 
     def complete(
         self, columns: Columns, request_us: Floats | None = None, wall_us: Floats | None = None
     ) -> Columns:
-        """Sums of requests with what the objective needs: `decoded`, `request_us`, `wall_us` and
-        `good_tokens`, 0 where there is no limit.
+        """Sums of requests with the columns of objectives: `decoded`, `request_us`, `wall_us` and
+        `good_tokens`, 0 without a limit.
 
         Args:
             request_us: `[M]` from first to last token. wall_us: `[M]` shares of the run's duration.
-                Of requests that run one after another, both are the time of their rounds.
+                None: the time of its rounds, for requests that run one after another.
         """
         tokens, time_us = columns["tokens"], columns["time_us"]
         waited = time_us if request_us is None else request_us
@@ -74,21 +74,13 @@ class Objective:
 
 def make_objective(kind: Kind, tpot_limit_ms: float | None) -> Objective:
     """The objective that a user named."""
-    if (kind == "goodput") != (tpot_limit_ms is not None):
-        found = "none" if tpot_limit_ms is None else f"one with --objective {kind}"
-        raise refused(
-            "--tpot-limit-ms", f"expected a limit with goodput alone, found {found}", "correct that"
-        )
+    if kind == "goodput" and tpot_limit_ms is None:
+        raise UsageError("--objective goodput needs a limit: --tpot-limit-ms")
+    if kind != "goodput" and tpot_limit_ms is not None:
+        raise UsageError(f"--tpot-limit-ms goes with goodput alone, not with --objective {kind}")
     if tpot_limit_ms is not None and not 0 < tpot_limit_ms < float("inf"):
-        raise refused(
-            "--tpot-limit-ms", f"expected milliseconds above 0, found {tpot_limit_ms}", "raise it"
-        )
+        raise UsageError(f"--tpot-limit-ms must be above 0, not {tpot_limit_ms}")
     return Objective(kind, None if tpot_limit_ms is None else 1e3 * tpot_limit_ms)
-
-
-def refused(what: str, problem: str, fix: str) -> UsageError:
-    """A refusal of what was typed."""
-    return UsageError(f"{what}: {problem}", hint=fix)
 
 
 # ------------------------------------------------------------------------------- evaluations
@@ -99,31 +91,31 @@ Evaluator = Callable[..., list[Sums]]
 
 @dataclass(frozen=True)
 class LogEvaluator:
-    """Scores by replay.
+    """Scores settings by replay.
 
-    Without a load, requests run one after another, and times are of rounds, as `specctl replay`
-    gives them. Under a load, batches are simulated, from the first request to the last: all
-    settings meet the same requests in the same order, so sums are paired by prompt and run, and a
-    step's time, prompts read in it included, is shared equally by the requests in it.
+    Without a load, requests run one after another, and times are of rounds, as in `specctl replay`.
+    Under a load, batches are simulated from the first request to the last. All settings serve the
+    same requests in the same order, so sums are paired by prompt and run. A step's time, the
+    reading of prompts included, is shared equally by its requests.
     """
 
     log: DenseLog
     model: CostModel
     objective: Objective
     load: Load | None = None
-    packing: Packing = "ragged"  # how a batch of unequal trees is verified, see `Packing`
+    packing: Packing = "ragged"
     seed: int = 0  # of the order of requests and of their arrivals
 
     def __call__(
         self, policies: Sequence[Policy], prompts: Sequence[str], num_runs: int = 1
     ) -> list[Sums]:
-        """Sums of every policy on some prompts, no other prompt is read; `settings` progress.
+        """Sums of every policy on some prompts; `settings` progress.
 
         Args:
-            num_runs: U, in different orders of requests; 1 where the order changes nothing.
+            num_runs: U, in different orders of requests; 1 without a load.
 
         Returns:
-            `U * P` rows: run after run, prompts in the order in which they were given.
+            `U * P` rows: run after run, prompts in the given order.
         """
         log = self.log.only(prompts)
         if self.load is None:
@@ -155,8 +147,10 @@ class LogEvaluator:
     def _submitted(
         self, policies: Sequence[Policy], log: DenseLog
     ) -> Iterator[tuple[list[int], Submissions]]:
-        """Places of policies of one shape, with the submissions of that shape: 24 bytes a position
-        of each shape at a time, and 24 a node of a shape whose trees a budget looks at, alone."""
+        """Indices of the policies of one shape, and the submissions of that shape.
+
+        They take 24 bytes a position for each shape; a shape under a budget also takes 24 bytes a
+        node, and is in memory alone."""
         others = dict(enumerate(policies))
         for index, of in static_submissions(log, policies):
             del others[index]
@@ -172,7 +166,7 @@ class LogEvaluator:
 
 
 def simulated_sums(run: Simulation, objective: Objective) -> Columns:
-    """`[M]` sums of the M requests of a run."""
+    """`[M]` sums of the requests of a run."""
     rounds, times, outcomes = run.rounds, run.timeline, run.outcomes
     share_us = (times.end_us - times.start_us) / rounds.scheduled
     of_round: dict[str, Any] = {
@@ -188,7 +182,7 @@ def simulated_sums(run: Simulation, objective: Objective) -> Columns:
     }
     sums = sums_by(rounds.serial, len(run.logged), [*of_round.values()])
     columns = dict(zip(of_round, sums.T, strict=True))
-    # Of vLLM, whose requests share the forward that reads their prompts and decode after it.
+    # vLLM reads prompts in a shared forward; their requests decode after it.
     read_us = np.where(rounds.prompt_tokens > 0, share_us, 0.0)
     columns["time_us"] = columns["time_us"] + np.repeat(read_us, rounds.num_joined)
     request_us = times.finish_us - times.first_token_us

@@ -44,7 +44,7 @@ COLUMNS = (
 
 
 def result_table(result: TuneResult) -> Table:
-    """One row a finalist: its figures on the prompts that chose it, and on held-out ones."""
+    """One row a finalist: its training rate, and its figures on held-out prompts."""
     arrivals, note = result.load.arrival_rate_per_s, fixture_note(result.target)
     offered = f"{arrivals:g} requests/s, " if arrivals else ""
     title = (
@@ -59,13 +59,13 @@ def result_table(result: TuneResult) -> Table:
 
 
 def grid_table(families: Sequence[SearchedFamily]) -> Table:
-    """The values of every setting that is searched."""
+    """The values of every searched setting."""
     rows = [(family.name, *row) for family in families for row in family.grid_rows()]
     return Table("", ("family", "setting", "values"), rows, left=3)
 
 
 def _cells(result: TuneResult, standing: Standing) -> tuple[str, ...]:
-    """Rates in tokens/s, all but the first on held-out prompts; intervals of 95% by prompt."""
+    """Cells of `COLUMNS`; rates in tokens/s, intervals of 95% by prompt."""
     held_out = standing.held_out
     return (
         result.marked(standing.policy) + ("" if held_out.is_supported else "*"),
@@ -82,14 +82,14 @@ def _cells(result: TuneResult, standing: Standing) -> tuple[str, ...]:
 
 def tune_notes(result: TuneResult) -> Iterator[str]:
     """The search in words, then the verdict."""
-    beyond = sum(family.num_out_of_range for family in result.families)
+    too_large = sum(family.num_out_of_range for family in result.families)
     lacking = sum(family.num_unsupported for family in result.families)
     not_run = sum(family.num_not_run or 0 for family in result.families)
     rungs = ", ".join(f"{r.num_settings} on {r.num_prompts} prompts" for r in result.rungs)
     yield f"On held-out prompts: {result.objective.meaning}; × is paired by prompt."
     yield (
         f"{result.num_settings} settings were scored on training prompts; "
-        f"{beyond} more lie beyond the log, {lacking} need expansions that it lacks."
+        f"{too_large} more exceed the log's trees, {lacking} need expansions that it lacks."
     )
     if result.for_engine is not None:
         yield f"Searched for {result.for_engine}, which does not run {not_run} more settings."
@@ -117,18 +117,18 @@ def publish(
     traced: Domain,
     snapshots: Sequence[str] = (),
 ) -> Artifact:
-    """Writes the chosen policy into `folder/policy` and `tune.json` beside it.
+    """Writes the chosen policy into `folder/policy`, and `tune.json` beside it.
 
     Args:
         traced: the domain of the traces.
         snapshots: of the trace sets, set by set.
 
     Raises:
-        OutputError: a place that cannot be written, or that holds something else.
+        OutputError: a folder that cannot be written, or holds other files.
     """
     result, chosen = tuned.result, tuned.chosen
     batch_size, device = result.load.batch_size, result.cost_device
-    # The traces' domain, at the load that was searched for and on the machine of its times.
+    # The traces' domain, at the load of the search and on the machine of its times.
     changed = {
         "batch_size": Range(low=batch_size, high=batch_size),
         "hardware": None if device is None else (device,),
@@ -154,7 +154,7 @@ def publish(
 
 
 def evidence(tuned: Tuned) -> Evidence:
-    """Split sizes in prompts and rounds of the chosen policy, and its held-out figures."""
+    """Split sizes and held-out figures of the chosen policy."""
     result = tuned.result
     chosen, baseline = result.standing(result.chosen), result.policies[0].held_out
     held_out, sizes = chosen.held_out, result.num_prompts

@@ -4,16 +4,16 @@
                       ── halving ───────► best of each family ──► the best of all = winner
     held-out prompts  ── once ──────────► winner against baseline, paired by prompt
 
-Prompts are put in a seeded order once and rungs take ever longer heads of it, so that a rung
-repeats the prompts of the one before. A family keeps its best share at every rung, so each reaches
-the last rung, which is all training prompts.
+Prompts are put in a seeded order once. Each rung takes a longer head of it than the one before, the
+last rung all training prompts. A family keeps its best share at every rung, so each family reaches
+the last.
 
-Where batches are simulated, the company that a request meets is luck as well (a percent of the
-rate, with twelve prompts in four slots): the best few of each group are compared again over
-several runs before one of them is taken, and the held-out prompts are run as often.
+In simulated batches, the order of requests adds noise (a percent of the rate, with twelve prompts
+in four slots): the best few of each group are compared again over several runs, and the held-out
+prompts are run as often.
 
-The winner was picked for its luck as well as its worth, so nothing of the training prompts is
-evidence: the interval is of prompts that no choice has looked at.
+A winner on training prompts owes a part of its rate to chance, so the verdict rests on held-out
+prompts alone.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ from specctl.replay.tune.verdict import (
 from specctl.stats import Resamples, Split
 
 FACTOR = 3
-"""Growth of prompts, and share of settings that goes on, from rung to rung."""
+"""Growth of prompts, and shrinkage of settings, from rung to rung."""
 SMALLEST_RUNG = 8
-"""Prompts below which a ranking is mostly luck."""
+"""Fewest prompts for a ranking."""
 FEWEST_KEPT = 2
 SHORTLISTED = 4
-"""Settings that are compared again over several runs, where one run has luck of its own."""
+"""Settings that are compared again over several runs of simulated batches."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A setting that was scored: its sums, and its rate there, tokens/s."""
+    """A scored setting: its sums and its rate, tokens/s."""
 
     candidate: PolicyCandidate
     sums: Sums
@@ -73,7 +73,6 @@ class Trial:
 
     @property
     def family(self) -> str:
-        """The name of the setting's family."""
         return self.candidate.family
 
 
@@ -86,7 +85,7 @@ def rung_sizes(num_prompts: int, factor: int = FACTOR) -> tuple[int, ...]:
 
 
 def num_kept(num_settings: int, factor: int = FACTOR) -> int:
-    """Settings of a family that go on."""
+    """Settings of a family that reach the next rung."""
     return min(num_settings, max(FEWEST_KEPT, ceil(num_settings / factor)))
 
 
@@ -99,7 +98,7 @@ def by_family(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
 
 
 def _ranked(trials: Sequence[Trial]) -> list[Trial]:
-    """By falling rate; stable, so equals stay in order of entry."""
+    """Trials by falling rate; equals stay in order."""
     return sorted(trials, key=lambda trial: -trial.rate)
 
 
@@ -110,26 +109,25 @@ def _ranked(trials: Sequence[Trial]) -> list[Trial]:
 class TuneSearch:
     """A search that is ready to run."""
 
-    families: tuple[SearchedFamily, ...]  # that were named
-    conditions: Conditions  # without a rate yet
+    families: tuple[SearchedFamily, ...]  # as named
+    conditions: Conditions  # without a rate
     split: Split
     objective: Objective
     factor: int = FACTOR  # of the halving
     seed: int = 0  # of its order of prompts, and of the intervals
-    num_runs: int = 1  # of finalists and those that could be; 1 where evaluation is exact
-    # a family of which the log supports nothing is left out, not refused
-    drops_unsupported: bool = False
-    barred: frozenset[str] = frozenset()  # names of families that are scored and cannot win
-    # whether the times hold a policy's own decisions, without which it cannot win either
+    num_runs: int = 1  # of the best few and of finalists; 1 for exact evaluation
+    drops_unsupported: bool = False  # leaves out a family without a supported setting
+    barred: frozenset[str] = frozenset()  # families that are scored and cannot win
+    # whether the clock has the time of a policy's decisions; others cannot win
     is_timed: Callable[[Policy], bool] = lambda _: True
     time_error: float | None = None  # of the clock, see `stats.with_time_error`
 
     @cached_property
     def statics(self) -> list[Grown]:
-        """Static families, each policy once: the named ones repeat the default ones."""
+        """Static families, named and default ones, each policy once."""
         named = [family for family in self.families if family.is_static]
         always = static_families(self.conditions.support.top_k)
-        is_engine = self.conditions.runs is not None  # which may run no trees
+        is_engine = self.conditions.runs is not None  # an engine may run no trees
         grown = [grow(family, self.conditions, may_be_empty=is_engine) for family in always]
         digests: set[str] = set()
         kept = []
@@ -142,14 +140,14 @@ class TuneSearch:
         return kept
 
     def adaptive(self, tokens_per_s: float) -> list[Grown]:
-        """The other families, given the best static rate."""
+        """The other families, at the best static rate."""
         conditions = replace(self.conditions, tokens_per_s=tokens_per_s)
         wanted = [family for family in self.families if not family.is_static]
         return [grow(f, conditions, may_be_empty=self.drops_unsupported) for f in wanted]
 
     @cached_property
     def num_scorings(self) -> int:
-        """Scorings until the end, at most."""
+        """Upper bound on the number of scorings."""
         rungs = [[len(one.candidates) for one in self.adaptive(tokens_per_s=1.0)]]
         num_families, static = len(rungs[0]), sum(len(one.candidates) for one in self.statics)
         while len(rungs) < len(rung_sizes(len(self.split.train), self.factor)):
@@ -159,15 +157,14 @@ class TuneSearch:
         return searched + self.num_runs * (sum(again) + 3 + num_families)
 
     def run(self, evaluate: Evaluator) -> tuple[TuneVerdict, PolicyCandidate]:
-        """Searches, then looks at the held-out prompts once.
+        """Searches, then scores the finalists on the held-out prompts once.
 
-        The winner is the best on the training prompts of those that may win, of equals the
-        baseline. It is chosen if it is ahead of the baseline on held-out prompts, where nothing was
-        chosen; else the baseline is. Plain decoding is chosen where neither is faster than it
-        beyond chance.
+        The winner is the fastest eligible finalist on training prompts, the baseline among equals.
+        It is chosen if it is ahead of the baseline on held-out prompts; else the baseline is, and
+        plain decoding if neither is faster beyond chance.
 
         Returns:
-            The verdict, and the setting that was chosen.
+            The verdict, and the chosen setting.
         """
         num_train = len(self.split.train)
         found, _, lacking = self.halve(self.statics, evaluate, (num_train,))
@@ -178,21 +175,20 @@ class TuneSearch:
         left_out = tuple(name for one in grown if (name := one.searched.family) not in groups)
         if left_out and not self.drops_unsupported:
             raise UsageError(
-                f"--family {left_out[0]}: expected settings of which the log holds "
-                f"{MARKED_BELOW:.0%} of the expansions, found none: {lacked[left_out[0]]} fell "
-                "short",
+                f"--family {left_out[0]}: the log holds less than {MARKED_BELOW:.0%} of the "
+                f"expansions of all its {lacked[left_out[0]]} settings",
                 hint="collect a deeper or wider log, or give smaller values with --grid",
             )
         finalists = [baseline, *(self._best(trials, evaluate) for trials in groups.values())]
         self._check_limit(finalists)
         shown = finalists
-        if baseline.candidate.label != PLAIN:  # which an engine's search has no setting for
+        if baseline.candidate.label != PLAIN:  # the search of an engine has no such setting
             plain = PolicyCandidate(PLAIN, PLAIN, Policy(shape=RootOnly()))
             shown = [*finalists, *self._score([plain], evaluate, self.split.train, self.num_runs)]
         candidates = [trial.candidate for trial in shown]
         held_out = self._score(candidates, evaluate, self.split.held_out, self.num_runs)
         policies = self._standings(shown, held_out)
-        # Each side of the search has counts of its own: a static family may be named twice.
+        # Both parts of the search have their own counts: a static family may be in both.
         families = [
             one.searched.model_copy(update={"num_unsupported": counts[one.searched.family]})
             for part, counts in ((self.statics, lacking), (grown, lacked))
@@ -230,11 +226,11 @@ class TuneSearch:
         """Halves every family's settings until all training prompts are used.
 
         Args:
-            sizes: prompts of the rungs, the last of them all; a single one searches in full.
+            sizes: prompts of the rungs, all of them in the last; a single rung searches in full.
 
         Returns:
             Trials on all prompts, in order of entry; the rungs; and by family, the number of
-            settings of which the log turned out to lack over 1%.
+            settings of which the log lacks over 1%.
         """
         prompts = self.split.train
         order = [prompts[i] for i in np.random.default_rng(self.seed).permutation(len(prompts))]
@@ -268,7 +264,7 @@ class TuneSearch:
         ]
 
     def _best(self, trials: Sequence[Trial], evaluate: Evaluator) -> Trial:
-        """The best, the earlier one of equals; where a run has luck of its own, after more runs of
+        """The fastest trial, the earlier one of equals; in simulated batches, over more runs of
         the best few."""
         if self.num_runs > 1:
             few = [trial.candidate for trial in _ranked(trials)[:SHORTLISTED]]
@@ -281,9 +277,9 @@ class TuneSearch:
             return
         tpot_us = [float(ratio("tpot_us", trial.sums.totals)) for trial in finalists]
         raise UsageError(
-            "--tpot-limit-ms: expected a limit that some request meets under some setting, found "
-            f"{(self.objective.tpot_limit_us or 0) / 1000.0:g}, while the fastest setting's mean "
-            f"is {min(tpot_us) / 1000.0:.3g}",
+            "no request under any setting is within --tpot-limit-ms "
+            f"{(self.objective.tpot_limit_us or 0) / 1000.0:g}; the fastest setting's mean is "
+            f"{min(tpot_us) / 1000.0:.3g}",
             hint="raise it, or offer a smaller load",
         )
 
@@ -329,8 +325,8 @@ class TuneSearch:
 def resample(num_prompts: int, num_runs: int, seed: int) -> Resamples:
     """Resamples of prompts and, independently, of runs: `[B, U * P]` products of their weights.
 
-    The pigeonhole bootstrap (Owen, Ann. Appl. Stat. 1(2), 2007): prompts differ, and so does the
-    luck of a run, whatever the number of prompts. With one run it is that by prompt.
+    The pigeonhole bootstrap (Owen, Ann. Appl. Stat. 1(2), 2007), as both prompts and runs vary.
+    With one run it is the bootstrap by prompt.
     """
     prompts = Resamples.draw(num_prompts, seed=seed)
     if num_runs == 1:

@@ -1,4 +1,4 @@
-"""`specctl tune` and `fit auto`: from opened traces and a configuration to a judged search."""
+"""`specctl tune` and `fit auto`: from opened traces and a configuration to a verdict."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from specctl.stats import MIN_PROMPTS, Split, split_prompts
 
 logger = logging.getLogger(__name__)
 NUM_RUNS = 12
-"""Simulated runs behind a finalist's figures; a bootstrap over fewer is too narrow."""
+"""Simulated runs behind a finalist's figures; a bootstrap over fewer runs is too narrow."""
 EXACT = (
     "One request at a time: counts are exact, times are the cost model's and of rounds alone, "
     "without the reading of prompts."
@@ -57,31 +57,28 @@ SIMULATED = (
 
 @dataclass(frozen=True)
 class Tuned:
-    """A result, and the setting that it chose."""
+    """A result and the chosen setting."""
 
     result: TuneResult
     chosen: PolicyCandidate
-    # marks of the prompts that the setting was chosen on, and of those that its artifact was fitted
-    # on; see `artifacts.manifest.prompt_marks`
-    fitted_on: str
+    fitted_on: str  # `prompt_marks` of the prompts that the choice and its artifact's fit used
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """A search that is ready to run: all early refusals are behind it."""
+    """A search after all early checks."""
 
     search: TuneSearch
     evaluator: LogEvaluator
-    conditions: dict[str, Any]  # the fields of the result that were settled before the search
-    # called with finalists; warns of shapes that the cost model does not know, and returns those of
-    # which it lacks the decisions, see `cost.files.without_decision_cost`
+    conditions: dict[str, Any]  # fields of the result that are known before the search
+    # warns of finalists outside the range of the cost model, and returns `without_decision_cost`
     doubt: Callable[[Sequence[Standing]], dict[str, str] | None]
 
     def run(self, evaluate: Evaluator | None = None) -> Tuned:
-        """The search and the verdict; minutes, most of them static settings.
+        """Runs the search; minutes, most of them for static settings.
 
         Args:
-            evaluate: in place of the search's own evaluator.
+            evaluate: in place of the log's evaluator.
         """
         torch.set_num_threads(1)  # chunks are the parallelism
         with progress("settings", self.search.num_scorings):
@@ -92,13 +89,11 @@ class Tuning:
             "scored_on_training_prompts": tuple(trained) or None,
         }
         result = TuneResult(kind="tune", **conditions, **dict(verdict))
-        return Tuned(result, chosen, self._fitted_on(chosen))
-
-    def _fitted_on(self, chosen: PolicyCandidate) -> str:
         families = {family.name: family.artifact for family in self.search.families}
         artifact = families.get(chosen.family)
         evidence = [one.manifest.evidence for _, one in artifact.parts] if artifact else []
-        return prompt_marks(self.search.split.train, *(e.fitted_on for e in evidence if e))
+        marks = prompt_marks(self.search.split.train, *(e.fitted_on for e in evidence if e))
+        return Tuned(result, chosen, marks)
 
 
 def prepare(
@@ -110,19 +105,19 @@ def prepare(
     batching: Engine = "specctl",
     beside: Sequence[NamedPolicy] = (),
 ) -> Tuning:
-    """Opens everything and refuses a search that cannot be made.
+    """Opens log, cost model and families, and checks the search.
 
-    Warnings name what does not fit, and families that cannot win.
+    Warnings name doubts about the cost model, and families that cannot win.
 
     Args:
         runs: whether the engine of the configuration runs a policy; None without one.
-        batching: its batches, where a load is simulated.
-        beside: policies that will be compared with the chosen one, on the held-out prompts.
+        batching: of the simulated load.
+        beside: policies that will be compared with the chosen one on the held-out prompts.
 
     Raises:
-        UsageError: no cost model, or a flat one where a budget weighs tokens against it; a
-            batch that it was not measured for; a family or setting that is not known, or wholly
-            outside the log. TraceEmptyError: too few prompts.
+        UsageError: no cost model, a flat one under a budget, a batch larger than it knows, or a
+            family or setting that is unknown or wholly outside the log.
+        TraceEmptyError: too few prompts.
         TraceError, InputError, ArtifactError: see `specctl.errors`.
     """
     import polars as pl
@@ -219,7 +214,7 @@ def prepare(
         rounds = {}
         for label, policy in policies.items():
             rule, batch = build_shape(policy.shape), load.batch_size
-            # What a rule verifies that decides by its drafts is known to replay alone.
+            # The size of a rule that decides by its drafts is known in replay alone.
             most = rule.max_tokens if is_fixed(rule) else 1
             rounds[label] = Steps(batch, batch * most, cached, rule.max_depth, rule.width, 1)
         warn_outside(outside_of(model, rounds))
@@ -235,9 +230,8 @@ def _sides(
     traces: TraceSet,
     config: TuneConfig,
 ) -> tuple[Split, ScoredPrompts]:
-    """Prompts to choose on, and others to report on, which none of these policies was fitted on
-    where enough are left.
-    """
+    """Prompts to choose on and prompts to report on, the latter unseen by these policies' fits if
+    enough are left."""
     least = 2 * MIN_PROMPTS
     if len(names) < least:
         raise TraceEmptyError(
@@ -259,15 +253,15 @@ UNFITTED = (
     *("confidence", "svip", "adasd_stop:min_samples=1"),
     *("threshold:top_k=8", "opt_tree:top_k=8", "ddd:top_k=8"),
 )
-"""Shapes that need no fit and that a fitted one has to beat too. At one beam, which changes least
-of their settings: whole grids (`tune`) take three times as long."""
+"""Shapes without a fit, which a fitted one has to beat. Their beam is fixed, since it matters least
+and whole grids take three times as long."""
 UNFITTED_SHARED = ("chain+survival", "eagle2+survival", "threshold+survival")
-"""Unfitted shapes under a budget, where requests share a batch."""
+"""Unfitted shapes under a budget, for requests that share a batch."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """The outcome of a fit, and the folder of its artifact if there is one."""
+    """The outcome of a fit, and the folder of its artifact."""
 
     outcome: FitOutcome
     folder: Path | None = None
@@ -276,11 +270,11 @@ class Attempt:
 def attempts(fits: Mapping[str, Callable[[Path], Artifact]], out: Path) -> Iterator[Attempt]:
     """Runs the fits one after another, each into its own folder below `out`.
 
-    A fit that the traces do not allow (no gate separates anything, too few rounds) is no reason to
-    give up the others: its refusal is kept and reported.
+    The refusal of a fit that the traces do not allow, e.g. with too few rounds, is kept in its
+    outcome.
 
     Args:
-        fits: by name; each fits and writes an artifact into a folder.
+        fits: by name; each writes an artifact into a folder.
     """
     for name, write in fits.items():
         folder = out / FITS_FOLDER / name
@@ -297,11 +291,10 @@ def attempts(fits: Mapping[str, Callable[[Path], Artifact]], out: Path) -> Itera
 
 
 def families_of(tried: Sequence[Attempt], *, is_shared: bool) -> tuple[str, ...]:
-    """The families of `fit auto`: the fitted shapes, the unfitted ones, and both under budgets
-    where a batch shares.
+    """The families of `fit auto`: fitted and unfitted shapes, and both under budgets.
 
     Args:
-        is_shared: requests meet in batches.
+        is_shared: requests meet in batches, so budgets apply.
     """
     fitted = [attempt for attempt in tried if attempt.folder is not None]
     alone = (*(str(attempt.folder) for attempt in fitted), *UNFITTED)

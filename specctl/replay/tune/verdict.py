@@ -12,14 +12,14 @@ from specctl.stats import Interval, Number
 
 
 class TunedLoad(ResultRecord):
-    """Requests decoded together at most, and requests per second where they arrive by the clock."""
+    """Requests decoded together at most, and requests per second; None for a closed loop."""
 
     batch_size: int
     arrival_rate_per_s: float | None
 
 
 class TunedObjective(ResultRecord):
-    """The rate that was maximised; `meaning` in words."""
+    """The maximised rate; `meaning` in words."""
 
     kind: Literal["latency", "throughput", "goodput"]
     tpot_limit_us: float | None
@@ -27,14 +27,13 @@ class TunedObjective(ResultRecord):
 
 
 class FitOutcome(ResultRecord):
-    """One fit of `fit auto`: an artifact, or the reason why there is none."""
+    """One fit of `fit auto`: its artifact, or the reason for none."""
 
     fit: str
     artifact_digest: str | None
     refusal: str | None
 
     def sentence(self) -> str:
-        """The outcome in words."""
         return f"fit {self.fit}: {self.refusal or f'artifact {self.artifact_digest}'}"
 
 
@@ -52,15 +51,13 @@ class FamilySearch(ResultRecord):
 
     family: str
     num_settings: int  # scored
-    num_contradictory: int  # points of the grid that are no policy
     num_out_of_range: int  # left out, deeper or wider than the log
-    num_unsupported: int  # scored, and left out because the log lacks over 1% of the expansions
-    # left out, as the engine that is tuned for does not run them; None without one
-    num_not_run: int | None = None
+    num_unsupported: int  # scored and left out, as the log lacks over 1% of the expansions
+    num_not_run: int | None = None  # left out, as the engine does not run them; None without one
 
 
 class TrainStanding(ResultRecord):
-    """A finalist on the training prompts, where it was picked: no evidence. Rates in tokens/s."""
+    """A finalist on the training prompts that chose it; no evidence. Rates in tokens/s."""
 
     rate: Number
     against: Number
@@ -74,7 +71,7 @@ class HeldOutStanding(ResultRecord):
     omitted: ClassVar[tuple[str, ...]] = ("good_share",)
 
     rate: Interval  # of the objective, tokens/s
-    against: Interval  # over the baseline's, paired;
+    against: Interval  # over the baseline's, paired
     against_plain: Interval  # over plain decoding's
     lead: Interval  # rate less the baseline's, tokens/s, paired
     tokens_per_s: Interval
@@ -88,13 +85,13 @@ class HeldOutStanding(ResultRecord):
 
     @property
     def is_supported(self) -> bool:
-        """The log holds enough of the wanted expansions to score it."""
+        """Whether the log supports its figures."""
         return self.support >= MARKED_BELOW
 
     @property
     def pays(self) -> bool:
-        """Faster than plain decoding by more than its interval, or plain decoding keeps no request
-        within the limit."""
+        """Whether it beats plain decoding by more than its interval, or plain decoding keeps no
+        request within the limit."""
         return not self.against_plain.known or self.against_plain.low > 1
 
 
@@ -114,8 +111,8 @@ class TuneVerdict(ResultRecord):
     """The outcome of a search, judged on held-out prompts."""
 
     objective: TunedObjective
-    # label of the policy that is written: the winner if it is ahead on held-out prompts, else the
-    # baseline, the best static setting; plain decoding where neither beats that
+    # label of the written policy: the winner if it is ahead on held-out prompts, else the baseline,
+    # the best static setting; plain decoding if neither beats it
     chosen: str
     beats_static: bool
     baseline: str
@@ -125,9 +122,8 @@ class TuneVerdict(ResultRecord):
     num_runs: int  # orders of requests behind a finalist's figures
     rungs: tuple[HalvingRung, ...]  # of the halving
     families: tuple[FamilySearch, ...]
-    left_out: tuple[str, ...]  # families of which the log supports nothing
-    # the baseline first, then the best of each family, and plain decoding where it is not the
-    # baseline
+    left_out: tuple[str, ...]  # families without a supported setting
+    # the baseline, the best of each family, and plain decoding unless it is the baseline
     policies: tuple[Standing, ...] = Field(min_length=1)
 
     def standing(self, policy: str) -> Standing:
@@ -135,7 +131,7 @@ class TuneVerdict(ResultRecord):
         return next(found for found in self.policies if found.policy == policy)
 
     def sentence(self, *, all_can_win: bool = True) -> str:
-        """The verdict in words: beside the best static setting, and beside plain decoding."""
+        """The verdict in words: against the best static setting and against plain decoding."""
         return f"{self._beside_static(all_can_win)} {self.beside_plain()}"
 
     def _beside_static(self, all_can_win: bool) -> str:  # noqa: FBT001
@@ -161,7 +157,7 @@ class TuneVerdict(ResultRecord):
         )
 
     def beside_plain(self) -> str:
-        """The chosen setting beside plain decoding, or the reason why that is chosen."""
+        """The chosen setting against plain decoding, or the reason for plain decoding."""
         is_plain = self.chosen == PLAIN
         drafts = self.winner_on_train if self.beats_static else self.baseline
         if is_plain and drafts == PLAIN:
@@ -183,15 +179,15 @@ class TuneResult(TuneVerdict, TraceFacts):
     omitted: ClassVar[tuple[str, ...]] = ("fits", "for_engine", *TraceFacts.omitted)
 
     kind: Literal["tune"]
-    cost_device: str | None  # of the times; None where they are stated
+    cost_device: str | None  # of the times; None for stated rates
     load: TunedLoad
     config: dict[str, Any]  # of the search
     is_simulated: bool
-    approximations: str  # how times came about, in words
-    for_engine: str | None = None  # whose policies alone were searched; None: our own loop
+    approximations: str  # source of the times, in words
+    for_engine: str | None = None  # engine of the searched policies; None for our own loop
     fits: tuple[FitOutcome, ...] | None = None  # of `fit auto`
 
     def sentence(self, *, all_can_win: bool = True) -> str:
-        """The verdict with the clock that it holds on."""
+        """The verdict with its clock."""
         all_can_win = all_can_win and all(self.can_win(one.policy) for one in self.policies)
         return f"On {self.clock}: {super().sentence(all_can_win=all_can_win)}"
