@@ -208,7 +208,7 @@ def ladder(
     model = choose_cost(cost_model, linear, opened, force=settings.force)
 
     from specctl.replay.ladder.build import run_ladder
-    from specctl.replay.ladder.show import ladder_notes, ladder_table, write_ladder
+    from specctl.replay.ladder.result import ladder_notes, ladder_table, write_ladder
 
     prepare_folder(out)
     result = run_ladder(

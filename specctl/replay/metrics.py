@@ -1,8 +1,8 @@
-"""Sums a prompt, ratios of sums, figures with intervals: all that stands behind rounds.
+"""From rounds to sums a prompt, ratios of sums, and figures with intervals.
 
     Rounds ─by_prompt─► Sums ─drawn─► sums of resamples ─RATIOS─► Interval
 
-Nothing here looks at a round twice, so a log of any size leaves a row a prompt.
+Chunks become sums at once, so a log of any size leaves one row a prompt.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ RATIOS: dict[str, Callable[[Totals], Any]] = {
     "draft_utilisation": lambda s: s["accepted"] / (s["verified"] - s["calls"]),
     "tokens_per_s": lambda s: 1e6 * s["tokens"] / s["time_us"],
     "tpot_us": lambda s: s["request_us"] / s["decoded"],
-    # of a load
+    # under a load
     "request_tokens_per_s": lambda s: 1e6 * s["decoded"] / s["request_us"],
     "good_tokens_per_s": lambda s: 1e6 * s["good_tokens"] / s["wall_us"],
     "good_share": lambda s: s["good_tokens"] / s["decoded"],
@@ -69,12 +69,12 @@ RATIOS: dict[str, Callable[[Totals], Any]] = {
 
 `draft_utilisation` is accepted over submitted draft tokens; `tpot_us` the time per output token
 after the first, of whole requests; `padding_share` of the target's forward; `occupancy` the share
-of slot time that a request holds, the reading of prompts included. Percentiles are means over runs
-of each run's own."""
+of slot time that requests hold, the reading of prompts included. Percentiles are averaged over
+runs."""
 
 
 def ratio(name: str, totals: Totals) -> Floats:
-    """A figure of sums; NaN where it is not defined."""
+    """A figure of sums; NaN if undefined."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(RATIOS[name](totals), np.float64)
 
@@ -84,7 +84,7 @@ def ratio(name: str, totals: Totals) -> Floats:
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums of one policy, a row a prompt (of serving figures: a simulated run)."""
+    """Sums of one policy, one row a prompt (for serving figures, a simulated run)."""
 
     rows: tuple[str, ...]  # ids of the prompts, or numbers of the runs
     groups: tuple[str, ...]  # category of each, empty for none
@@ -93,7 +93,6 @@ class Sums:
 
     @classmethod
     def of(cls, rows: Sequence[str], groups: Sequence[str], columns: Columns) -> Sums:
-        """Columns `[P]` side by side."""
         return cls(tuple(rows), tuple(groups), tuple(columns), np.column_stack([*columns.values()]))
 
     @property
@@ -114,7 +113,7 @@ class Sums:
 
     @property
     def is_supported(self) -> bool:
-        """Whether the log holds enough to score the policy."""
+        """Whether the log supports figures of the policy."""
         return self.support >= MARKED_BELOW
 
     def take(self, chosen: Bools | Longs) -> Sums:
@@ -125,7 +124,7 @@ class Sums:
         return Sums(tuple(rows), tuple(groups), self.names, table)
 
     def select(self, prompts: Sequence[str]) -> Sums:
-        """The rows of some prompts, in their order; zeros for one without rounds."""
+        """The rows of some prompts, in their order; zeros for a prompt without rounds."""
         place = {name: index for index, name in enumerate(self.rows)}
         found = self.take(np.array([place.get(name, -1) for name in prompts], np.int64))
         return replace(found, rows=tuple(prompts))
@@ -150,8 +149,8 @@ def by_prompt(positions: Positions, columns: Columns, requests: Longs | None = N
     """A row for every prompt that has requests.
 
     Args:
-        columns: `[M]` sums of requests. requests: `[M]`, which of the positions' each is; None:
-            these, in order.
+        columns: `[M]` sums of requests. requests: `[M]` their numbers in `positions`; None for all,
+            in order.
     """
     logged = np.arange(positions.num_requests) if requests is None else requests
     codes, first, place = np.unique(
@@ -167,8 +166,7 @@ def by_prompt(positions: Positions, columns: Columns, requests: Longs | None = N
 
 
 def join_sums(parts: Iterable[Sums]) -> Sums:
-    """The sums of parts of a log, prompts in order of appearance; a column that a part lacks is 0
-    there."""
+    """The sums of parts of a log, prompts in order of appearance; missing columns are 0."""
     parts = list(parts)
     names = tuple(dict.fromkeys(name for part in parts for name in part.names))
     groups: dict[str, str] = {}
@@ -232,7 +230,7 @@ class Measure:
         """`[1 + B]` totals by name, of all rows and of every resample, with the clock's error.
 
         Args:
-            policy: name of what draws the error, the same for one policy.
+            policy: seeds the error of the clock, which is the same for equal policies.
         """
         times = [place for place, name in enumerate(sums.names) if name.endswith("_us")]
         table = self.resamples.drawn(sums.table)
@@ -240,7 +238,6 @@ class Measure:
         return dict(zip(sums.names, table.T, strict=True))
 
     def figures(self, names: Iterable[str], drawn: Totals) -> dict[str, Interval]:
-        """Figures by name."""
         return {name: self.resamples.read(ratio(name, drawn)) for name in names}
 
     def against(self, ours: Floats, theirs: Floats) -> Interval:
@@ -256,10 +253,9 @@ class Measure:
 class LoadClock:
     """A request's share of a batch of `batch_size` requests that run rounds of one kind.
 
-    At batch size 1 this is the round's own time. Above, the batch is taken to be B copies of the
-    round at hand, and each copy pays one B-th: exact where time is linear in the tokens, and a
-    mean-field statement elsewhere, because a real batch waits for its deepest draft
-    (`replay.batch_simulation` simulates that).
+    A batch is B copies of the round, and each pays one B-th. This is exact for times linear in the
+    tokens, else a mean-field approximation: a real batch waits for its deepest draft, which
+    `replay.batch_simulation` simulates.
     """
 
     model: CostModel
@@ -270,17 +266,17 @@ class LoadClock:
         return self.share_us(steps_of(run))
 
     def share_us(self, steps: Steps) -> Floats:
-        """us of machine time per request, of rounds of one request each."""
+        """us of machine time per request, for rounds of one request each."""
         tokens = np.asarray(steps.num_tokens) * self.batch_size
         batch = replace(steps, batch_size=self.batch_size, num_tokens=tokens)
         return self.model.round_us(batch) / self.batch_size
 
     def chain_us(self, num_draft_tokens: int, num_emitted: float, *, context_tokens: int) -> float:
-        """us of machine time per request, of a round of a chain that emits so many tokens."""
+        """us of machine time per request, for a round of a chain."""
         verified = num_draft_tokens + 1
         steps = Steps(1, verified, context_tokens, num_draft_tokens, 1, num_emitted, verified)
         return float(self.share_us(steps))
 
     def check(self) -> None:
-        """Refuses a load that was not measured, before minutes of reading."""
+        """Raises early if the cost model does not know the load."""
         self.share_us(Steps(1, 2, 1, 1, 1, 1))

@@ -1,8 +1,7 @@
 """A policy's outcome at every position of a log: the runtime's rules, positions as the batch.
 
-A shape that learns from a request's earlier rounds cannot be decided at all positions at once:
-what it does at one depends on the rounds before it. The requests of a chunk step together
-instead, one round a step, each with its own memory as live.
+A shape that learns from a request's earlier rounds is walked instead: the requests of a chunk step
+together, one round a step, each with its own memory.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Outcomes:
 
     @classmethod
     def of(cls, accepted: Ints, **known: ArrayLike) -> Outcomes:
-        """Columns that are `[R]` or one number for all; those that are not given are 0."""
+        """Columns `[R]`, or one number for all rows; missing ones are 0."""
         columns: dict[str, Any] = {field.name: 0 for field in fields(cls)} | known
         columns["accepted"] = accepted
         return cls(
@@ -73,17 +72,17 @@ class Outcomes:
         return Outcomes(*(getattr(self, field.name)[index] for field in fields(self)))
 
     def spread(self, visited: Bools) -> Outcomes:
-        """The rows at the visited ones of R positions, 0 at the others."""
+        """These rows at the visited ones of R positions, 0 elsewhere."""
         columns = np.zeros((len(fields(self)), len(visited)), np.int32)
         columns[:, visited] = [getattr(self, field.name) for field in fields(self)]
         return Outcomes(*columns)
 
 
-# ----------------------------------------------------------------- what a log can tell
+# ----------------------------------------------------------------- replayable policies
 
 
 def check_replayable(policy: Policy) -> None:
-    """Refuses what a log of the target's own text cannot tell."""
+    """Refuses policies whose outcome a log of the target's own text does not determine."""
     if isinstance(policy.acceptance, Ratio):
         raise UsageError(
             f"{policy.name} cannot be replayed: its text depends on drafts that are drawn, and the "
@@ -108,7 +107,7 @@ def check_replayable(policy: Policy) -> None:
 
 
 def text_columns(policies: Iterable[Policy]) -> tuple[str, ...]:
-    """Columns of the nodes table that policies read to compare tokens with the text."""
+    """Columns of the nodes table for policies that compare tokens with the text."""
     reads = any(build_shape(policy.shape).needs_text for policy in policies)
     return TEXT_COLUMNS if reads else ()
 
@@ -159,13 +158,13 @@ def outcomes_at(draft: LoggedDraft) -> Outcomes:
 
 @inference
 def accepted_bounds(draft: LoggedDraft, *, by_rank: bool) -> Ints:
-    """Least and most that a round can accept, `[2, B]`, given what the log does not tell.
+    """Least and most that a round can accept, `[2, B]`, over all contents of missing expansions.
 
-    Where nothing is missing both are the accepted length, and where the path itself leaves the
-    log it may go on to the plan's depth. Unknown nodes are no likelier than the nodes below which
-    they are missing. A shape that ranks by joint probability keeps every known node that is at
-    least as likely as those, whatever is unknown, and unknown nodes can only push others out. Of
-    another shape nothing is certain.
+    Without missing expansions both are the accepted length. A path that leaves the log may go on to
+    the plan's depth. Unknown nodes are at most as likely as their parents. A shape that ranks by
+    joint probability therefore keeps every known node that is at least as likely as the best
+    parent with missing children; unknown nodes can push out the others. Other shapes have no such
+    bound.
 
     Args:
         by_rank: `ShapeFamily.is_ranked` of the shape.
@@ -187,12 +186,11 @@ def accepted_bounds(draft: LoggedDraft, *, by_rank: bool) -> Ints:
 
 @inference
 def walk_online(rule: ShapeRule, chunk: LogChunk) -> tuple[Bools, Outcomes]:
-    """Runs a shape over every request of a chunk, side by side, first rounds first.
-
-    Where the log lacks what a round wanted, the walk goes on with what it holds.
+    """Runs a shape over every request of a chunk, side by side, with the expansions that the log
+    has.
 
     Returns:
-        `[R]` bool, a round starts there; and the outcomes of these rows, in their order.
+        `[R]` bool, a round starts there; and the outcomes of these rows, in order.
     """
     positions, rows, found = chunk.positions, [], []
     here, end = positions.start[:-1].copy(), positions.start[1:]
@@ -213,7 +211,8 @@ def walk_online(rule: ShapeRule, chunk: LogChunk) -> tuple[Bools, Outcomes]:
 
 
 def _outcome_of(draft: LoggedDraft) -> Outcome:
-    """A logged round as the rules would see it; token ids are not logged for replay and are 0."""
+    """A logged round in the form of `ShapeRule.observe`; token ids are 0, as logs of replay lack
+    them."""
     tree = take(draft.pool, draft.submitted)
     deepest = int(tree.depth.max())
     place = tree.depth.masked_fill(~draft.on_path, deepest + 1)

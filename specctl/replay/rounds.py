@@ -1,4 +1,8 @@
-"""The rounds that a policy would run over a log: decide everywhere, then walk each request."""
+"""The rounds of a policy over a log: outcomes at every position, then a walk of each request.
+
+All requests walk together, so a walk takes as many array operations as the longest request has
+rounds.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +27,12 @@ from specctl.replay.outcomes import (
     outcomes_at,
     walk_online,
 )
-from specctl.replay.walk import fewest, most, walk
 
 
 @dataclass(frozen=True)
 class RequestBounds:
-    """Least and most of a request's totals, `[Q]` float64, whatever the log did not tell."""
+    """Least and most of a request's totals, `[Q]` float64, over all contents of missing
+    expansions."""
 
     calls_low: Floats
     calls_high: Floats
@@ -40,13 +44,12 @@ class RequestBounds:
 class Rounds:
     """M rounds of one policy over Q requests."""
 
-    policy: Policy | None  # None of rounds that no policy decides
+    policy: Policy | None  # None for limits of the ladder
     positions: Positions
     visited: Bools  # `[R]` bool, a round starts at the position
-    outcomes: Outcomes  # of these M rows, in order, so memory follows the rounds
-    bounds: RequestBounds | None = None  # of each request; None if they were not computed
-    # that a round of the policy verifies at most, root counted; None: unknown
-    max_tokens: int | None = None
+    outcomes: Outcomes  # of these M rows, in order
+    bounds: RequestBounds | None = None  # None if they were not computed
+    max_tokens: int | None = None  # of a round at most, root counted; None if unknown
 
     @cached_property
     def request(self) -> Longs:
@@ -55,7 +58,7 @@ class Rounds:
 
     @cached_property
     def context_tokens(self) -> Ints:
-        """`[M]` text length up to and with the root."""
+        """`[M]` text length, root included."""
         return self.positions.context_tokens[self.visited]
 
     @cached_property
@@ -82,10 +85,10 @@ def replay(log: DenseLog, policies: Sequence[Policy], *, with_bounds: bool = Tru
     """Runs every policy over every request of a log, in one pass over the files.
 
     Args:
-        with_bounds: a third of the time where the log lacks something.
+        with_bounds: compute bounds too, which takes half as long again if expansions are missing.
 
     Raises:
-        UsageError: a policy that a log cannot tell. TraceError: see `DenseLog`.
+        UsageError: a policy that cannot be replayed. TraceError: see `DenseLog`.
     """
     for policy in policies:
         check_replayable(policy)
@@ -94,14 +97,14 @@ def replay(log: DenseLog, policies: Sequence[Policy], *, with_bounds: bool = Tru
 
 
 def check_held(log: DenseLog, policy: Policy, support: float, what: str) -> None:
-    """Refuses figures of a policy of which a log lacks what `replay` would give as a range.
+    """Refuses a policy whose figures `replay` would give as ranges.
 
     Args:
-        support: the share of the wanted expansions or of the rounds, the lesser, that it holds.
-        what: what is scored, as it was named.
+        support: the share of the wanted expansions or of the rounds, the lesser, in the log.
+        what: name of the policy.
 
     Raises:
-        TraceMismatchError: with the share that is missing, and the trees that hold it.
+        TraceMismatchError: with the missing share and the size of sufficient trees.
     """
     if support >= MARKED_BELOW:
         return
@@ -120,7 +123,7 @@ def check_held(log: DenseLog, policy: Policy, support: float, what: str) -> None
 
 
 def replay_chunk(policy: Policy, chunk: LogChunk, *, with_bounds: bool = True) -> Rounds:
-    """The rounds of a policy over the requests of a chunk, each a batch by itself."""
+    """The rounds of a policy over the requests of a chunk, one request a batch."""
     policy = policy.model_copy(update={"shape": at_batch_size(policy.shape, 1)})
     rule, positions = build_shape(policy.shape), chunk.positions
     if rule.memory_size:
@@ -144,13 +147,60 @@ def replay_chunk(policy: Policy, chunk: LogChunk, *, with_bounds: bool = True) -
 def walk_outcomes(
     policy: Policy | None, positions: Positions, outcomes: Outcomes, max_tokens: int | None = None
 ) -> Rounds:
-    """The rounds of what was decided at every position.
-
-    Args:
-        max_tokens: that a round verifies at most.
-    """
+    """The rounds that follow from outcomes at every position."""
     visited = walk(positions, outcomes.accepted + 1)
     return Rounds(policy, positions, visited, outcomes.at(visited), max_tokens=max_tokens)
+
+
+# ------------------------------------------------------------------------- walks and bounds
+
+
+def walk(positions: Positions, advance: Ints | Longs) -> Bools:
+    """`[R]` bool, the positions where rounds start, from the tokens that a round emits there."""
+    visited = np.zeros(positions.num_rows, np.bool_)
+    here, end = positions.start[:-1].copy(), positions.start[1:]
+    while len(here):
+        visited[here] = True
+        here = here + advance[here]
+        inside = here < end
+        here, end = here[inside], end[inside]
+    return visited
+
+
+def _total_cost(
+    better: np.ufunc, positions: Positions, cost: Floats, low: Ints, high: Ints
+) -> Floats:
+    """`[R]` least or most total cost from every position to the end of its request.
+
+    The dynamic programme F(t) = cost(t) + min over low(t) <= a <= high(t) of F(t + a), or max: a
+    round may emit any number of tokens within its bounds. It goes backwards over all requests at
+    once, the k-th position from every end together.
+
+    Args:
+        better: `np.minimum` or `np.maximum`. cost: `[R]` of a round that starts there.
+        low, high: `[R]` tokens emitted, 1 <= low <= high.
+    """
+    total = np.zeros(positions.num_rows + 1)
+    last = positions.start[1:] - 1
+    lengths = np.diff(positions.start)
+    for back in range(int(lengths.max(initial=0))):
+        longer = lengths > back
+        here, end = (last - back)[longer], (last + 1)[longer]
+        best = cost_after(total, here + low[here], end)
+        for step in range(1, int((high[here] - low[here]).max(initial=0)) + 1):
+            reach = np.minimum(low[here] + step, high[here])
+            best = better(best, cost_after(total, here + reach, end))
+        total[here] = cost[here] + best
+    return total[:-1]
+
+
+fewest, most = partial(_total_cost, np.minimum), partial(_total_cost, np.maximum)
+"""See `_total_cost`."""
+
+
+def cost_after(total: Floats, row: Longs, end: Longs) -> Floats:
+    """Cost from a row on; 0 beyond the end of its request."""
+    return np.where(row < end, total[np.minimum(row, end - 1)], 0.0)
 
 
 def _walk_bounds(
@@ -171,7 +221,7 @@ def _walk_bounds(
         most_calls = most(positions, ones, low + 1, high + 1)[first]
 
     def total(cost: Ints, bound: Callable[..., Floats], calls: Floats) -> Floats:
-        """`[Q]` of a cost `[R]` a round: that of its calls, or by the walk where it is certain."""
+        """`[Q]` bound on the sum of a cost `[R]` over rounds."""
         if (cost == cost[0]).all():
             return np.asarray(calls * cost[0], np.float64)
         if is_certain:
@@ -197,11 +247,11 @@ def _walk_bounds(
 def _online_bounds(
     policy: Policy, positions: Positions, visited: Bools, outcomes: Outcomes
 ) -> RequestBounds:
-    """Bounds of a shape that learns, whose rounds `visited` and `outcomes` are.
+    """Bounds of a shape that learns, from its rounds.
 
-    Exact up to the first round whose end the log does not tell. What comes later depends on what
-    the shape would have learnt there, so all that is used is that a round emits between one token
-    and a whole path, and verifies at least what it emits.
+    They are exact up to the first round with missing expansions. The later rounds depend on what
+    the shape learns there; they emit between one token and a whole path, and verify at least the
+    tokens that they emit.
     """
     rule = build_shape(policy.shape)
     request, left = positions.request[visited], positions.remaining[visited].astype(np.float64)

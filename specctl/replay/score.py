@@ -16,19 +16,19 @@ from specctl.replay.rounds import Clock, Rounds
 from specctl.stats import Interval, Number, Resamples
 
 TIMED = ("tokens_per_s", "tpot_us")
-"""Figures that need a clock."""
+"""Figures of time."""
 SHOWN = (
     *("mean_acceptance_length", "calls_per_token", "verified_per_token", "levels_per_call"),
     *("draft_utilisation", *TIMED),
 )
 COMPARED = ("calls", "verified", "time_us")
-"""Sums whose ratio to the baseline's is reported, paired by prompt."""
+"""Sums that are compared with the baseline's, paired by prompt."""
 LENGTHS = tuple(f"rounds_{length}" for length in range(MAX_DEPTH + 1))
 """Columns of rounds by accepted draft tokens."""
 
 
 class Bound(ResultRecord):
-    """Least and most that a figure can be, whatever the log lacks."""
+    """Least and most of a figure, over all contents of missing expansions."""
 
     low: Number
     high: Number
@@ -41,20 +41,19 @@ class PolicyFigures(ResultRecord):
     group: str  # `all` or a category
     num_prompts: int
     num_requests: int
-    num_tokens: int  # emitted by rounds, so without the one that each prompt's reading gives
+    num_tokens: int  # emitted by rounds, so without the first of each request
     calls: int
     verified_tokens: int
     num_accepted: int
     drafted_levels: int
     time_us: float | None
     histogram: tuple[int, ...]  # rounds by accepted draft tokens, from 0 on
-    expansion_support: float  # share of the wanted expansions that the log contains
-    censored_share: float  # share of rounds whose accepted path reaches what the log lacks
-    is_marked: bool  # the log supports less than 99% of what the policy needs
-    ratios: dict[str, Interval]  # by the names of `SHOWN`; times are absent without a cost model
+    expansion_support: float  # share of the wanted expansions in the log
+    censored_share: float  # share of rounds whose accepted path reaches a missing expansion
+    is_marked: bool  # the log supports less than 99% of expansions or rounds
+    ratios: dict[str, Interval]  # by the names of `SHOWN`; times need a cost model
     bounds: dict[str, Bound]  # of calls, verified tokens and tau
-    # ratios to the baseline's calls, verified tokens and time, paired by prompt
-    against: dict[str, Interval]
+    against: dict[str, Interval]  # ratios to the baseline's `COMPARED`, paired by prompt
 
     @property
     def tau(self) -> Interval:
@@ -63,7 +62,6 @@ class PolicyFigures(ResultRecord):
 
     @property
     def tokens_per_s(self) -> Interval | None:
-        """None without a cost model."""
         return self.ratios.get("tokens_per_s")
 
 
@@ -76,7 +74,7 @@ class PolicyScores(ResultRecord):
 
 
 def sums_to_score(run: Rounds, clock: Clock | None = None) -> Sums:
-    """Sums of rounds with their bounds, and rounds by accepted tokens."""
+    """Sums of rounds, their bounds, and rounds by accepted tokens."""
     columns, number = request_sums(run, clock), run.positions.num_requests
     columns |= {"request_us": columns["time_us"], "decoded": columns["tokens"]}
     columns |= {"requests": np.ones(number)}
@@ -101,8 +99,8 @@ def score(
     """Scores policies side by side.
 
     Args:
-        found: of `sums_to_score`, the same prompts under every policy.
-        baseline: index of the policy that the others are compared with.
+        found: of `sums_to_score`, with the same prompts under every policy.
+        baseline: index of the policy to compare with.
         time_error: of the clock, see `stats.with_time_error`. seed: of the resamples.
     """
     scores: list[list[PolicyFigures]] = []
@@ -126,7 +124,7 @@ def score(
 
 
 def _groups(sums: Sums) -> Iterator[tuple[str, Bools]]:
-    """All prompts, then those of each category that has a name."""
+    """All prompts, then the prompts of each category with a name."""
     groups = np.array(sums.groups)
     yield "all", np.ones(len(groups), np.bool_)
     for name in sorted({*sums.groups} - {""}):
@@ -136,7 +134,6 @@ def _groups(sums: Sums) -> Iterator[tuple[str, Bools]]:
 def _figures(
     label: str, group: str, sums: Sums, ours: Totals, theirs: Totals, measure: Measure
 ) -> PolicyFigures:
-    """Of one group: drawn sums of a policy and of the baseline."""
     total = sums.totals
     has_time = math.isfinite(total["time_us"])
     support, censored = expansion_support(total), total["censored"] / total["calls"]

@@ -1,9 +1,9 @@
-"""Static settings, chains and EAGLE-2 trees: one pass over the nodes a width, then none.
+"""Static settings, chains and EAGLE-2 trees: one pass over the nodes for each width.
 
-For position r, of the pool that the static tree of (top_k, width) grows there,
-`path_rank[r, d-1, j-1]` is the place, 1-based, of the j-th node of the accepted path among the
-draft nodes of depth <= d, by joint probability. Every depth and size of that width is scored from
-it, in about a hundred bytes a position, without the trees.
+At position r, `path_rank[r, d-1, j-1]` is the 1-based rank by joint probability of the j-th node of
+the accepted path, among the draft nodes of depth <= d of the pool that the static tree of (top_k,
+width) grows there. All depths and sizes of that width are scored from it, in about a hundred bytes
+a position.
 """
 
 from __future__ import annotations
@@ -32,18 +32,17 @@ NOT_THERE = np.iinfo(np.int16).max
 
 
 def is_static(policy: Policy) -> bool:
-    """Whether a summary of a log that is large enough says all about it."""
+    """Whether a policy can be scored from a `Summary`."""
     return isinstance(policy.shape, Chain | StaticTree) and not policy.additions
 
 
 def static_submissions(
     log: DenseLog, policies: Sequence[Policy]
 ) -> Iterator[tuple[int, Submissions]]:
-    """Places of the static ones of policies within the log's trees, with what they submit at every
-    position.
+    """Index and submissions of every static policy within the log's trees.
 
-    Width by width, so that one summary is in memory at a time. A round that lacks anything counts
-    as open.
+    They come width by width, with one summary in memory. A round with a missing expansion counts as
+    censored.
     """
     held = log.support
     rules = {i: build_shape(one.shape) for i, one in enumerate(policies) if is_static(one)}
@@ -67,11 +66,10 @@ class Summary:
     """R positions of a log under one growth of D levels."""
 
     positions: Positions
-    top_k: int  # of the growth, children and width; every depth up to D is a prefix of it
-    # `[R, D, D]` int16, `NOT_THERE` beyond the path and below the depth
-    path_rank: NDArray[np.int16]
+    top_k: int  # children and width of the growth
+    path_rank: NDArray[np.int16]  # `[R, D, D]`, `NOT_THERE` off the path and below the depth
     num_nodes: Ints  # `[R, D]` int32, draft nodes of depth <= d
-    missing: Bools  # `[R, D]` bool, the log lacks an expansion above depth d that the growth wanted
+    missing: Bools  # `[R, D]` bool, the log lacks a wanted expansion above depth d
 
     @property
     def depth(self) -> int:
@@ -83,8 +81,8 @@ def summarise(log: DenseLog, *, top_k: int, depth: int | None = None) -> Summary
     """Reads a log once.
 
     Args:
-        top_k: K and width of the static tree; 1 is the chain.
-        depth: levels at most; the log's by default.
+        top_k: K and width of the static tree; 1 for the chain.
+        depth: most levels; the log's by default.
     """
     levels = depth or log.support.depth
     if top_k > log.support.top_k or levels > log.support.depth:
@@ -98,10 +96,10 @@ def summarise(log: DenseLog, *, top_k: int, depth: int | None = None) -> Summary
 
 
 def static_outcomes(summary: Summary, depth: int, num_tokens: int) -> Outcomes:
-    """The outcomes of the static tree of that depth and size at every position.
+    """The outcomes of the static tree of this depth and size at every position.
 
-    Accepted are the path nodes inside the `num_tokens - 1` best of depth <= depth; ranks rise along
-    a path, so counting them is enough.
+    The path nodes among the `num_tokens - 1` best of depth <= depth are accepted. Ranks rise along
+    a path, so their count is the accepted length.
     """
     if not (1 <= depth <= summary.depth and num_tokens >= 2):
         raise UsageError(
@@ -145,7 +143,7 @@ def _of_draft(draft: LoggedDraft, rule: BaseShape) -> tuple[Any, ...]:
 
 
 def _ranks(on_path: Tensor, depth: Tensor, limit: int, num_levels: int) -> Tensor:
-    """`[B, D]`: place of each path node among the nodes of depth <= limit, in their order."""
+    """`[B, D]`: rank of each path node among the nodes of depth <= limit."""
     inside = depth <= limit
     places = inside.cumsum(1)
     table = places.new_full((len(places), num_levels), NOT_THERE)

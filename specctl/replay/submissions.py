@@ -1,7 +1,7 @@
-"""Trees that a policy's shape submits at every position of a log, kept for batches to draw on.
+"""Trees that a policy's shape submits at every position of a log, for simulated batches.
 
-Drafting does not depend on the batch, so it is decided once for all positions; which requests
-meet in a batch, and what a shared budget then leaves of their trees, is decided by simulation.
+Drafts do not depend on the batch, so they are made once for all positions. The simulation then
+decides which requests share a batch and how a shared budget trims their trees.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from specctl.replay.outcomes import (
 from specctl.tree import PAD, DraftPool, take
 
 Verify = Callable[[Longs, int], tuple[Longs, Longs]]
-"""From positions `[A]`, and the number of requests by which a length is looked up, to nodes
-verified, root included, and draft tokens accepted, `[A]` each."""
+"""From positions `[A]` and the batch size for a `ChainSchedule` to verified nodes, root included,
+and accepted draft tokens, `[A]` each."""
 POOLED = ("sibling_rank", "joint_logp", "entropy", "topk_entropy", "expanded")
 NODE = np.dtype(
     {
@@ -57,10 +57,8 @@ EMPTY = np.array((PAD, 0, 0.0, 0, -np.inf, 0.0, 0.0, False, False), NODE)
 class SubmittedBatch(NamedTuple):
     """The trees that the budget of one round decides about: A positions, N slots."""
 
-    plan: Plan  # the shape's, as drafting left it
-    # the submitted nodes alone; what was drafted and not submitted cannot be verified. Token ids
-    # are not logged for replay and stay 0
-    pool: DraftPool
+    plan: Plan  # the shape's, after drafting
+    pool: DraftPool  # the submitted nodes alone; token ids are 0
     submitted: Tensor  # `[A, N]` int64 indices into the pool, -1 padded
     on_path: Tensor  # `[A, N]` bool
 
@@ -71,12 +69,11 @@ class SubmittedNodes:
 
     size: Longs  # `[R]` nodes of each position
     plan_depth: Longs  # `[R]` levels of the shape's plan
-    stopped_at: Longs  # `[R]` where a gate closed, 0 for nowhere
+    stopped_at: Longs  # `[R]` level at which a gate closed, 0 for none
     nodes: NDArray[np.void]  # `[T]` of `NODE`
 
     @classmethod
     def of(cls, draft: LoggedDraft) -> SubmittedNodes:
-        """The submitted trees of some positions."""
         pool, plan, valid = draft.pool, draft.plan, draft.submitted >= 0
         stopped = torch.zeros_like(plan.max_depth) if plan.stopped_at is None else plan.stopped_at
         tree, index = take(pool, draft.submitted), draft.submitted.clamp(min=0)
@@ -115,27 +112,25 @@ class SubmittedNodes:
 class Submissions:
     """Drafts and outcomes of one policy's shape at R positions.
 
-    Of a shape that learns from a request's earlier rounds only the positions that its rounds
-    start from are known, and the others are 0: a request always stands at one of these, because
-    without a shared budget its rounds do not depend on who shares its batch.
+    A shape that learns from a request's earlier rounds has outcomes at the starts of its rounds,
+    and 0 elsewhere. Without a shared budget, its rounds do not depend on the batch.
     """
 
     policy: Policy
     positions: Positions
-    # `[R]`, where a request verifies all that it submits; of a schedule those of its longest chain
+    # `[R]`, if a request verifies all that it submits; for a schedule, of its longest chain
     outcomes: Outcomes
-    max_tokens: int  # nodes submitted at most, root counted
-    nodes: SubmittedNodes | None = None  # the trees; None where no budget needs them
+    max_tokens: int  # most nodes submitted, root counted
+    nodes: SubmittedNodes | None = None  # the trees; None unless a budget needs them
 
     @property
     def drafts(self) -> bool:
-        """Whether the shape drafts at all."""
         return self.max_tokens > 1
 
     def verification(self, budget: Budget, batch_size: int) -> Verify:
-        """The sizes and outcomes under a budget, of the requests at given positions."""
+        """Sizes and outcomes of requests at given positions, under a budget."""
         rule = None
-        if not isinstance(budget, PerRequest):  # which leaves all as it is, without torch
+        if not isinstance(budget, PerRequest):  # keeps all, without torch
             rule = build_budget(budget, batch_size=batch_size, max_tokens=self.max_tokens)
         accepted = self.outcomes.accepted.astype(np.int64)
         verified = self.outcomes.verified.astype(np.int64)
@@ -167,9 +162,9 @@ class Submissions:
         return shared
 
     def outcomes_of(self, rows: Longs, verified: Longs, accepted: Longs) -> Outcomes:
-        """Outcomes of rounds at given positions, `[L]`, that verified and accepted so much.
+        """Outcomes of rounds at positions `[L]` with these sizes.
 
-        Of a chain shorter than the longest one the log lacks nothing where it is deep enough.
+        A chain of a schedule lacks an expansion only within its own length.
         """
         found, taken = self.outcomes.at(rows), accepted.astype(np.int32)
         if not isinstance(self.policy.shape, ChainSchedule):
@@ -189,18 +184,17 @@ class Submissions:
 
 
 def shares(policy: Policy) -> bool:
-    """Whether the requests of a batch depend on each other: the policy has a budget that trims."""
+    """Whether the requests of a batch share a budget that trims their drafts."""
     return not isinstance(policy.budget, PerRequest) and not isinstance(policy.shape, RootOnly)
 
 
 def submissions_of(
     log: DenseLog, policies: Sequence[Policy], *, keep_nodes: bool = False
 ) -> list[Submissions]:
-    """Decides for every position under every policy, in one pass over the log.
+    """The submissions of every policy, in one pass over the log.
 
     Args:
-        keep_nodes: also where the policy's own budget does not need them, so that other budgets
-            can be tried over the same shape.
+        keep_nodes: keep the trees of all policies, for other budgets over the same shapes.
     """
     for policy in policies:
         check_replayable(policy.model_copy(update={"budget": PerRequest()}))

@@ -16,8 +16,7 @@ from specctl.replay.cost.model import Steps
 from specctl.replay.ladder import limits
 from specctl.replay.metrics import request_sums
 from specctl.replay.outcomes import Outcomes
-from specctl.replay.rounds import walk_outcomes
-from specctl.replay.walk import fewest, most
+from specctl.replay.rounds import fewest, most, walk_outcomes
 from tests.replay.costs import linear_clock
 from tests.replay.serving import positions_of
 

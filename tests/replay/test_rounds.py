@@ -26,12 +26,11 @@ from specctl.policy import (
     StaticTree,
     SurvivalBudget,
 )
-from specctl.replay.rounds import Rounds, replay, replay_chunk
+from specctl.replay.rounds import Rounds, replay, replay_chunk, walk
 from specctl.replay.run import check_keeps_something
 from specctl.replay.score import score, sums_to_score
 from specctl.replay.static import static_outcomes, summarise
 from specctl.replay.submissions import submissions_of
-from specctl.replay.walk import walk
 from tests.policy.scorers import random_network, steps
 from tests.replay.logs import log_fixtures, plain_trees, random_log
 

@@ -75,7 +75,7 @@ def test_objectives_are_refused_by_option(kind: str, limit: float | None, named:
 
 def test_a_limit_that_no_setting_meets_is_refused_with_what_is_possible() -> None:
     never = Stated(statics, is_good=lambda policy: False)
-    with pytest.raises(UsageError, match="ms 0.001; the fastest setting's mean is 0.01"):
+    with pytest.raises(UsageError, match=r"ms 0.001; the fastest setting's mean is 0.01"):
         verdict_of(by=never, objective=Objective("goodput", 1.0))
 
 

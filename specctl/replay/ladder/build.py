@@ -1,4 +1,4 @@
-"""The ladder of one log at one load: tuned on training prompts, measured on held-out ones."""
+"""The ladder of one log at one load, tuned on training prompts and measured on held-out ones."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ LIMITS: dict[RungKind, str] = {
     "clairvoyant": "R_clair",
     "ceiling": "R_ceil",
 }
-"""Labels of the rungs that are no policies."""
+"""Labels of the limits."""
 MAX_CALIBRATED = 20_000
 """Positions that the estimates are fitted to, a sample of whole prompts: about a million labelled
 nodes, which is more than their few parameters can use."""
@@ -82,7 +82,7 @@ def run_ladder(
         specs: names with settings, or artifact folders of this pair.
 
     Raises:
-        UsageError: a policy that cannot be replayed, or a load that was not measured.
+        UsageError: a policy that cannot be replayed, or a load beyond the cost model.
         TraceError, ArtifactError: see `specctl.errors`.
     """
     config = config or LadderConfig()
@@ -117,9 +117,8 @@ def build_ladder(
     """Every rung on the same held-out prompts.
 
     Args:
-        sides: prompts of the log that are tuned on, and those that are measured.
-        policies: labels and policies between the static rungs and the limits; each must be
-            replayable, position by position.
+        sides: prompts for tuning and for measuring.
+        policies: labels and policies between the static rungs and the limits.
     """
     config = config or LadderConfig()
     clock.check()
@@ -144,10 +143,7 @@ def build_ladder(
 
 def _check_policy(label: str, policy: Policy) -> None:
     if label in LIMITS.values() or label == PLAIN:
-        raise UsageError(
-            f"policy {label}: the ladder has a rung of that name already",
-            hint="leave it out",
-        )
+        raise UsageError(f"policy {label}: the ladder has a rung of that name", hint="leave it out")
     if not isinstance(policy.budget, PerRequest):
         raise UsageError(
             f"{label} has no place on the ladder: a batch shares its budget, {policy.budget.kind}",
@@ -177,10 +173,11 @@ def sum_rungs(
     is_sampled: bool,
     config: LadderConfig,
 ) -> tuple[list[SummedRung], str, Estimates]:
-    """Tunes on the log of training prompts, then adds up what the held-out ones gave.
+    """Tunes on training prompts, then sums up the held-out ones.
 
     Returns:
-        The rungs, the label of the static one that training prompts preferred, and the estimates.
+        The rungs, the label of the static rung that is fastest on training prompts, and the
+        estimates.
     """
     train, held_out = log.only(sides.train), log.only(sides.held_out)
     with progress("positions", 2 * log.num_positions):
@@ -254,14 +251,14 @@ def _best_tree_rungs(
     clock: LoadClock,
     start: float,
 ) -> Iterator[SummedRung]:
-    """The best trees, at the width and price at which training prompts settle.
+    """The best trees, at the width and price of the training prompts.
 
-    An oracle may leave its knowledge unused, so R_prob takes the estimate that served the
-    training prompts better.
+    R_prob takes the estimate that is faster on training prompts, since an oracle may ignore its
+    knowledge.
 
     Args:
         trained, ranked: of training and of held-out prompts, by estimate and width.
-        start: the first price that is tried, tokens per us.
+        start: first price, tokens per us.
     """
     priced: dict[tuple[str, int], tuple[float, float]] = {}
     for key, of_train in trained.items():
@@ -282,7 +279,7 @@ def _best_tree_rungs(
 def _bounding_rungs(
     positions: Positions, matched: Ints, depth: int, clock: LoadClock
 ) -> Iterator[SummedRung]:
-    """The least time that any knowledge could need: within the logged trees, and within `depth`."""
+    """The least time with all knowledge: within the logged trees, and with chains of `depth`."""
     knowing: dict[RungKind, tuple[Ints, str]] = {
         "clairvoyant": (matched, "knows the path inside the logged tree"),
         "ceiling": (np.full_like(matched, depth), "every draft token accepted"),

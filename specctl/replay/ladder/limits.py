@@ -2,23 +2,20 @@
 
 **Best trees.** The long-run rate is Σ tokens / Σ time, so at price λ (tokens per us) a tree S of n
 nodes and d levels is worth 1 + Σ ρ(v) - λ (T_draft(d) + T_verify(n + 1)). For a given depth and
-size the N nodes of highest ρ are best, since ρ never rises along a path; so the best tree is found
-among D · M candidates instead of among all closed subsets. λ is the rate that its own decisions
-achieve (Dinkelbach's method). On a line, that is the rule
-"take v iff ρ(v) >= λ · ΔT"; on a staircase it is its global form. The depth of a draft is chosen in
-hindsight here, knowing the candidates of every level: a relaxation, so that R_feat is a limit on
-policies with these features and not one of them.
+size the N nodes of highest ρ are best, since ρ never rises along a path; this leaves D · M
+candidates in place of all closed subsets. λ is the rate that its own decisions achieve
+(Dinkelbach's method). For linear times, the rule becomes "take v iff ρ(v) >= λ · ΔT". The depth of
+a draft is chosen in hindsight, from the candidates of every level: a relaxation, so R_feat bounds
+the policies with these features.
 
-**The clairvoyant** knows the path that the text will take. At a position where the logged tree
-holds L tokens of it, it drafts k <= L of them, no wider than that one path, and verifies k + 1
-nodes:
+**The clairvoyant** knows the path of the text. At a position where the logged tree holds L tokens
+of it, it drafts k <= L of them as a chain and verifies k + 1 nodes:
 
     F(t) = min over 0 <= k <= L(t) of  T_draft(k) + T_verify(k + 1) + F(t + k + 1)
 
-A policy that accepts a <= L(t) tokens there drafted a
-levels or more and verified a + 1 nodes or more, so it pays no less: F bounds every lossless policy
-on every single request, wherever time does not fall as levels, widths or tokens grow. The ceiling
-is the same programme with L = D everywhere: a drafter that is always right.
+A policy that accepts a <= L(t) tokens there drafts at least a levels and verifies at least a + 1
+nodes, so F bounds every lossless policy on every request, if time never falls as levels, widths or
+tokens grow. The ceiling is the same programme with L = D everywhere: a drafter without errors.
 """
 
 from __future__ import annotations
@@ -43,22 +40,21 @@ from specctl.replay.cost.model import Steps
 from specctl.replay.ladder.estimates import Estimates, joint_acceptance
 from specctl.replay.metrics import LoadClock
 from specctl.replay.outcomes import Outcomes
-from specctl.replay.rounds import Rounds, walk_outcomes
-from specctl.replay.walk import cost_after
+from specctl.replay.rounds import cost_after, walk_outcomes
 
 BATCH_POSITIONS, BATCH_DECISIONS = 256, 2048
 NOT_THERE = np.iinfo(np.int8).max
-"""Depth of an empty slot: deeper than any tree."""
+"""Depth of an empty slot, deeper than any tree."""
 NUM_CONTEXTS = 8
-"""Context lengths that decisions tell apart; times are charged at the true length."""
+"""Different context lengths in decisions; times are charged at the true length."""
 CLOSE, MAX_STEPS = 1e-4, 12
-"""Relative change of λ at which it has converged, and steps after which a swing is let be."""
+"""Relative change of λ at convergence, and the most steps."""
 
 
 # --------------------------------------------------------------------------------- ranked trees
 
 WIDTHS = (1, 2, 4, 8)
-"""Of the trees whose nodes are ranked, with the log's own top_k."""
+"""Widths of ranked trees, besides the log's own top_k."""
 
 
 def ranked_widths(support: Support) -> tuple[int, ...]:
@@ -69,15 +65,15 @@ def ranked_widths(support: Support) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Ranked:
-    """R positions; the M best nodes of each, among those that a tree of `width` drafts.
+    """The M best nodes at R positions, among the nodes that a tree of `width` drafts.
 
     Any prefix of the order is a closed tree, and so are its nodes of depth <= d. Six bytes a node.
     """
 
     positions: Positions
     width: int  # top_k and frontier of the growth
-    matched: Ints  # `[R]` int32, how far the logged tree of each position follows the text
-    prob: Singles  # `[R, M]` float32, estimated joint acceptance, falling, 0 in empty slots
+    matched: Ints  # `[R]` int32, tokens of the text in the logged tree
+    prob: Singles  # `[R, M]` float32, estimated joint acceptance, falling; 0 in empty slots
     depth: NDArray[np.int8]  # `[R, M]` int8
     on_path: Bools  # `[R, M]` bool
 
@@ -137,11 +133,11 @@ def rank_log(
 
 @torch.inference_mode()
 def _grow_pools(chunk: LogChunk, width: int) -> list[tuple[Tensor, Tensor]]:
-    """Nodes that the static tree of (top_k width, width) drafts, by the runtime's own growth.
+    """Nodes of the static tree of (top_k width, width), by the runtime's own growth.
 
     Returns:
-        For each batch of rows, `[B, P]` int64 flat log indices, -1 in empty slots and for roots,
-        which are in every tree; and `[B, P]` int8 depths, `NOT_THERE` in those.
+        For each batch of rows, `[B, P]` int64 flat log indices, -1 in empty slots and for roots;
+        and `[B, P]` int8 depths, `NOT_THERE` there.
     """
     rule, pools = BaseShape(chunk.support.depth, width, width, 2), []
     for draft in logged_drafts(rule, chunk, BATCH_POSITIONS):
@@ -184,7 +180,7 @@ class TreeTimes:
 
 
 def tree_times(ranked: Ranked, clock: LoadClock) -> TreeTimes:
-    """Times at up to `NUM_CONTEXTS` typical lengths; the drafter's reading is that of one token."""
+    """Times at up to `NUM_CONTEXTS` typical lengths; the drafter reads one token."""
     lengths = ranked.positions.context_tokens
     typical = np.unique(np.quantile(lengths, np.linspace(0, 1, NUM_CONTEXTS), method="nearest"))
     context = np.searchsorted((typical[1:] + typical[:-1]) / 2, lengths)
@@ -195,7 +191,7 @@ def tree_times(ranked: Ranked, clock: LoadClock) -> TreeTimes:
 
 
 def best_trees(ranked: Ranked, times: TreeTimes, tokens_per_us: float) -> Outcomes:
-    """The best tree of every position at a price; no drafting unless it pays."""
+    """The best tree of every position at a price; a plain round if no tree pays."""
     parts = []
     for rows in batches(ranked.positions.num_rows, BATCH_DECISIONS):
         context, on_path = times.context[rows], ranked.on_path[rows]
@@ -221,17 +217,16 @@ def best_trees(ranked: Ranked, times: TreeTimes, tokens_per_us: float) -> Outcom
 
 
 def settle(rate_of: Callable[[float], float], start: float) -> tuple[float, float]:
-    """Dinkelbach's iteration: the price becomes the rate that it brought.
+    """Dinkelbach's iteration: the next price is the rate at the last one.
 
-    Where `rate_of` is the optimum at each price, the rate rises until it is its own price, and
-    that is the highest there is. The rate is flat there, so on a finite text, where it may swing
-    a little, any price of the swing is as good.
+    If `rate_of` is optimal at each price, the rate rises to a fixed point, the highest rate. It is
+    flat there, so on a finite text, where the price may oscillate, each of these prices is as good.
 
     Args:
-        rate_of: tokens per us achieved by the decisions at a price. start: any price above 0.
+        rate_of: tokens per us of the decisions at a price. start: any price above 0.
 
     Returns:
-        The price and the rate that it brings.
+        The price, and the rate at it.
     """
     price, found = start, rate_of(start)
     for _ in range(MAX_STEPS):
@@ -241,18 +236,13 @@ def settle(rate_of: Callable[[float], float], start: float) -> tuple[float, floa
     return price, found
 
 
-def rate_of_rounds(run: Rounds, clock: LoadClock) -> float:
-    """Tokens per us of rounds."""
-    return float(run.emitted.sum() / clock(run).sum())
-
-
 def tune_price(ranked: Ranked, clock: LoadClock, start: float) -> tuple[float, float]:
-    """The price at which these requests settle, and the rate that it achieves on them."""
+    """The price at which these requests settle, and the rate at it."""
     times = tree_times(ranked, clock)
 
     def rate_of(price: float) -> float:
         run = walk_outcomes(None, ranked.positions, best_trees(ranked, times, price))
-        return rate_of_rounds(run, clock)
+        return float(run.emitted.sum() / clock(run).sum())
 
     return settle(rate_of, start)
 
@@ -261,7 +251,7 @@ def tune_price(ranked: Ranked, clock: LoadClock, start: float) -> tuple[float, f
 
 
 def clairvoyant(positions: Positions, reach: Ints, clock: LoadClock) -> Outcomes:
-    """The least time to emit every text, given how far each position's tree follows it.
+    """The outcomes of least time.
 
     Args:
         reach: `[R]` draft tokens that a round may accept, L(t).
@@ -272,7 +262,7 @@ def clairvoyant(positions: Positions, reach: Ints, clock: LoadClock) -> Outcomes
 
 
 def round_costs(positions: Positions, limit: Ints, clock: LoadClock) -> Floats:
-    """`[R, K + 1]` us of a round that drafts a path of k tokens and accepts them all."""
+    """`[R, K + 1]` us of a round that drafts a chain of k tokens and accepts all."""
     taken = np.arange(int(limit.max(initial=0)) + 1)
     is_last = taken + 1 >= positions.remaining[:, None]
     emitted = np.where(is_last, 0, taken + 1)
@@ -284,11 +274,11 @@ def cheapest(positions: Positions, cost: Floats, limit: Ints) -> tuple[Floats, I
     """The dynamic programme, backwards over all requests at once.
 
     Args:
-        cost: `[R, K + 1]` of a round that accepts k tokens. limit: `[R]`, the most it may accept.
+        cost: `[R, K + 1]` of a round that accepts k tokens. limit: `[R]` most tokens to accept.
 
     Returns:
-        `[R]` float64 least cost from each position on, and `[R]` int32 how many to accept there:
-        the fewest of equals.
+        `[R]` float64 least cost from each position on, and `[R]` int32 tokens to accept there, the
+        fewest among equals.
     """
     total, taken = np.zeros(positions.num_rows), np.zeros(positions.num_rows, np.int32)
     lengths, last = np.diff(positions.start), positions.start[1:] - 1
