@@ -96,7 +96,10 @@ def test_rows_tell_their_prompts(source: LoggedNodes) -> None:
 
 
 def test_unknown_and_repeated_features_are_refused(source: LoggedNodes) -> None:
-    for names, says in ((("joint_prob", "colour"), "'colour' is not"), (("depth",) * 2, "twice")):
+    for names, says in (
+        (("joint_prob", "colour"), "'colour' is none of"),
+        (("depth",) * 2, "twice"),
+    ):
         with pytest.raises(UsageError, match=f"--features.*{says}"):
             sample_nodes(source, **wanted(features=names))
 
