@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SIZES = {  # room: limit, budget
     "plain values": (2065, 2150),
-    "policy": (3747, 3900),
+    "policy": (3704, 3900),
     "kernels": (4334, 4500),
     "stores": (1006, 1000),
     "artifacts": (2309, 2050),

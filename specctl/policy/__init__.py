@@ -1,13 +1,12 @@
-"""Policies: three independent parts, each a frozen record of parameters, that compose.
+"""Policies: compositions of three independent parts, each a frozen record of parameters.
 
-- **shape**: how a draft tree grows and which of its nodes are submitted to the target;
-- **budget**: how a batch shares verification;
-- **acceptance**: what the target's logits admit.
+- **shape**: growth of a draft tree, and choice of the nodes submitted to the target;
+- **budget**: sharing of verification in a batch;
+- **acceptance**: draft tokens that the target's logits admit.
 
 A family is one file: its record, its rule, its words on the command line and the values that tuning
-searches. `families` is the table of them, and turns records into rules; `rules` is the contract of
-the code that decides (tensors in, tensors out, batch first). Fit, replay and runtime all decide
-through the rule: there is no second implementation.
+searches. `families` is their table and turns records into rules; `rules` is the contract of rules
+(tensors in, tensors out, batch first). Fit, replay and runtime all decide by the same rule.
 """
 
 from specctl.policy.adasd import EntropyStop, JensenShannon

@@ -1,10 +1,10 @@
 """AdaSD: drafts that stop, and verification that relaxes, by thresholds learned while decoding.
 
-Both parts stand alone: the stop under strict acceptance is lossless (the paper's Gen-Only), the
-acceptance behind a fixed chain is its Verify-Only (arXiv:2512.11280; readings in docs/adasd.md).
+Each part works alone: the stop under strict acceptance is lossless (the paper's Gen-Only), the
+acceptance after a fixed chain is its Verify-Only (arXiv:2512.11280; readings in docs/adasd.md).
 
-In a round the tokens on the accepted path and the first rejected one count towards the request's
-two running means; the nodes behind it were never tested."""
+The tokens of the accepted path and the first rejected token of a round enter the request's two
+running means; later nodes were not tested."""
 
 from __future__ import annotations
 
@@ -53,27 +53,27 @@ from specctl.tree import DraftPool, TokenTree, gather
 
 
 class RunningMeans(Record):
-    """Start and forgetting of the means."""
+    """Start and decay of the means."""
 
     min_samples: Annotated[int, Field(ge=0)] = 8
-    """Accepted and rejected tokens to see before the rule acts."""
+    """Accepted tokens, and rejected ones, needed before the rule acts."""
     half_life: Annotated[float, Field(gt=0)] | None = None
-    """Tokens of a class after which one of them weighs half. None never forgets, as in the
-    paper."""
+    """Tokens of a class after which a token's weight has halved; None keeps weights, as the
+    paper does."""
 
 
 MEMORY_SIZE = 6
-"""Tokens seen, their weight, and the weighted sum of their values: each accepted, then rejected."""
+"""Number of tokens, their weight, and the weighted sum of their values: each accepted, then
+rejected."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples of a round, `[B, D + 1]` each: float64 values on the accepted path and of the
-    first rejected token, and bool, which of them count, and as what."""
+    """The samples of a round, `[B, D + 1]` each: the accepted path and the first rejected token."""
 
-    values: Tensor
-    accepted: Tensor
-    rejected: Tensor
+    values: Tensor  # float64
+    accepted: Tensor  # bool
+    rejected: Tensor  # bool
 
 
 class Running:
@@ -84,22 +84,22 @@ class Running:
         self._fade = 1.0 if record.half_life is None else 0.5 ** (1 / record.half_life)
 
     def means(self, memory: Tensor) -> Tensor:
-        """`[B, 2]` mean accepted and mean rejected value; NaN where there is nothing to mean."""
+        """`[B, 2]`: mean accepted and mean rejected value; NaN without samples."""
         _, weight, total = self._columns(memory)
         return total / weight
 
     def known(self, memory: Tensor) -> Tensor:
-        """`[B, 2]` bool: enough of the class was seen for its mean to be used."""
+        """`[B, 2]` bool: the class has enough samples."""
         return self._columns(memory)[0] >= self._min_samples
 
     def noted(self, memory: Tensor, samples: Samples) -> Tensor:
-        """The memories after a round, `[B, 6]`."""
-        seen, weight, total = self._columns(memory)
+        """`[B, 6]`: the memories after a round."""
+        number, weight, total = self._columns(memory)
         chosen = torch.stack([samples.accepted, samples.rejected], 1)
         count = chosen.sum(2)
         added = torch.where(chosen, samples.values[:, None], 0.0).sum(2)
         fade = self._fade**count
-        return torch.cat([seen + count, weight * fade + count, total * fade + added], 1)
+        return torch.cat([number + count, weight * fade + count, total * fade + added], 1)
 
     @staticmethod
     def _columns(memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -116,10 +116,9 @@ def samples_of(values: Tensor, outcome: Outcome) -> Samples:
 
 
 def first_rejected(tree: TokenTree, path: Tensor) -> Tensor:
-    """`[B]` int64: first of the nodes that were submitted behind the accepted path; -1 for none.
+    """`[B]` int64: first submitted node below the accepted path; -1 for none.
 
-    Siblings come from one distribution, so which of them stands for all does not matter to the
-    values that are measured there.
+    Siblings share a distribution, so any of them gives the same values.
     """
     deepest = (path >= 0).sum(1, keepdim=True) - 1
     behind = tree.parent == path.gather(1, deepest)
@@ -131,26 +130,26 @@ def first_rejected(tree: TokenTree, path: Tensor) -> Tensor:
 
 
 class EntropyStop(RunningMeans, Shape):
-    """AdaSD's drafting rule: stop behind a token whose draft entropy exceeds an online threshold.
+    """AdaSD's drafting rule: stop after a token whose draft entropy exceeds an online threshold.
 
-    The threshold is the request's own, in nats, from the entropies that verification accepted and
-    rejected in its earlier rounds; it is infinite until `min_samples` of each were seen.
+    Each request has its own threshold, in nats, computed from the entropies of its accepted and
+    rejected tokens so far; it is infinite below `min_samples` of each.
     """
 
     always_reads: ClassVar = ("parent_entropy",)
     kind: Literal["adasd_stop"] = "adasd_stop"
     window: Depth = 20  # draft levels at most (the paper: 20)
     top_k: TopK = 1
-    """1 for chains. More grows an EAGLE-2 tree, whose rows stop by the entropy that the best node
-    of a level was drawn with."""
+    """1 for chains. More grows an EAGLE-2 tree, which stops by the entropy of the distribution that
+    a level's best node was drawn from."""
     num_tokens: NumTokens | None = None
-    """Nodes submitted, root counted; all of a chain, and needed by a tree."""
+    """Nodes submitted, root counted; required for trees, not allowed for chains."""
     between: Literal["midpoint", "rejected"] = "midpoint"
     """`midpoint` of mean accepted and mean rejected entropy, or `rejected`, the mean rejected
     entropy itself (the paper's section 4.3)."""
     keep_last: bool = True
-    """Submit the uncertain token too and stop behind it (paper text); false leaves it out, but
-    never the first token of a round."""
+    """Submit the uncertain token too (paper text); false drops it unless it is the first of its
+    round."""
 
     @model_validator(mode="after")
     def _sized(self) -> Self:
@@ -162,17 +161,17 @@ class EntropyStop(RunningMeans, Shape):
 
 @dataclass
 class ThresholdPlan(Plan):
-    """Also `[B]` float64 thresholds of earlier rounds, infinite where too little is known."""
+    """A plan with thresholds."""
 
-    threshold: Tensor | None = None
+    threshold: Tensor | None = None  # `[B]` float64, infinite below `min_samples`
 
 
 @dataclass(kw_only=True)
 class EntropyStopShape(BaseShape):
-    """Drafts until a level's best node was drawn with more entropy than the request's threshold.
+    """Drafts until the entropy at a level's best node exceeds the request's threshold.
 
-    Lossless under strict acceptance: the threshold depends on committed tokens and on what the
-    drafter said of them, never on a draw of the target that is still to be used.
+    Lossless under strict acceptance: the threshold depends on committed tokens and their draft
+    distributions alone, not on future draws of the target.
     """
 
     running: Running
@@ -205,14 +204,14 @@ class EntropyStopShape(BaseShape):
         return self.running.noted(memory, samples_of(entropy, outcome))
 
     def _ends(self, plan: Plan, pool: DraftPool, node: Tensor, depth: Tensor | int) -> Tensor:
-        """`[B]` bool: the row's drafting ends with the level whose best node this is."""
+        """`[B]` bool: drafting ends at the level of this best node."""
         threshold = cast(ThresholdPlan, plan).threshold
         assert threshold is not None
         uncertain = pool.entropy.gather(1, node[:, None])[:, 0].double() > threshold
         return uncertain & torch.as_tensor(depth >= (1 if self.keep_last else 2))
 
     def _without_last(self, plan: Plan, pool: DraftPool) -> Tensor:
-        """`[B, P]` scores, -inf in the deepest level of the rows that it ended."""
+        """`[B, P]`: scores, -inf in the deepest level of rows that stopped there."""
         depth = pool.depth.masked_fill(~pool.valid, 0)
         deepest = depth.amax(1, keepdim=True)
         in_level = (depth == deepest) & pool.valid
@@ -242,11 +241,11 @@ ADASD_STOP = ShapeFamily(
     reads_entropy=True,
     is_ranked=lambda record: record.top_k == 1,
     kernel=None,
-    # The threshold is the mean entropy of rejected tokens, from the first one on (section 4.3).
+    # The threshold is the mean entropy of rejected tokens, from the first on (section 4.3).
     words={"adasd_stop": {}, "adasd-paper": {"between": "rejected", "min_samples": 1}},
     grids={"adasd_stop": grid(window=WINDOWS, between="midpoint rejected", min_samples="1 8")},
     chain=lambda record: record.model_copy(update={"top_k": 1, "num_tokens": None}),
-    # The entropy that a token is drawn with is known before the token is.
+    # A token's entropy is known before the token is drawn.
     withholds=lambda record: "drafts trees" if record.top_k > 1 else None,
 )
 
@@ -257,24 +256,24 @@ ADASD_STOP = ShapeFamily(
 class JensenShannon(RunningMeans, Acceptance):
     """AdaSD's acceptance: match, or Jensen-Shannon distance below an online threshold. Lossy.
 
-    The threshold is the request's own, from the distances of accepted and first rejected tokens in
-    its earlier rounds; until `min_samples` of each were seen only matches are accepted.
+    Each request has its own threshold, computed from the distances of its accepted and first
+    rejected tokens so far; below `min_samples` of each only matches are accepted.
     """
 
     kind: Literal["adasd_accept"] = "adasd_accept"
     max_threshold: Probability = 1.0
-    """Certified clip, square root of bits, in [0, 1]; 0 accepts matches alone."""
+    """Certified upper bound of the threshold, square root of bits; 0 accepts only matches."""
     variant: Literal["base", "A", "B", "C"] = "base"
     """With means a and r of accepted and rejected distances, N tokens and C sequences of each
     kind: `base` (a + r) / 2; `A` a; `B` (N_a a + N_r r) / (N_a + N_r); `C` the same with C for N
     (the paper's appendix B)."""
     deny_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """Neither accepted nor skipped on a distance (digits, tool-call marks); the ids that end a
-    text are always among them."""
+    """Tokens neither accepted nor replaced by distance (digits, tool-call marks), besides those
+    that end a text."""
 
 
 Pull = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Weights of the two means, `[B, 2]`, from counts of tokens, of sequences, and the means."""
+"""Weights of the two means, `[B, 2]`, from counts of tokens and sequences, and the means."""
 
 
 VARIANTS: dict[str, Pull] = {
@@ -287,11 +286,10 @@ VARIANTS: dict[str, Pull] = {
 
 @dataclass
 class JensenShannonRule:
-    """A token is accepted where it matches, or where drafter and target are close enough.
+    """Accepts a token that matches, or where drafter and target are close enough.
 
-    Drafts are the drafter's top-k, not draws from it, so no ratio p/q decides under sampling: the
-    target's token is drawn, and a child that holds it matches. Of the rest only the likeliest child
-    of its parent may be accepted, and only where none of its siblings matches.
+    Drafts are the drafter's top-k, so a child matches if it holds the target's drawn token, without
+    a ratio p/q. If no child matches, the likeliest one may be accepted by distance.
     """
 
     record: JensenShannon
@@ -312,11 +310,11 @@ class JensenShannonRule:
         return Judgement(admitted, given.target_ids, distance)
 
     def threshold(self, memory: Tensor) -> Tensor:
-        """`[B]` float64, square root of bits; 0 while too little is known."""
+        """`[B]` float64, square root of bits; 0 below `min_samples`."""
         mine, sequences = memory[:, :MEMORY_SIZE], memory[:, MEMORY_SIZE:]
         means, tokens = self._running.means(mine), mine[:, :2]
         pull = self._pull(tokens, sequences, means)
-        # What does not pull may be unknown: 0 · NaN would spoil the other.
+        # A mean of weight 0 may be NaN, and 0 · NaN is NaN.
         value = torch.where(pull > 0, pull * means, 0.0).sum(1) / pull.sum(1)
         known = self._running.known(mine).all(1)
         return value.where(known, 0.0).clamp(max=self.record.max_threshold)
@@ -336,8 +334,8 @@ def jensen_shannon_rule(
 
 
 def distances(given: Verification) -> Tensor:
-    """`[B, N]` float32, square root of bits: distance of drafter and target where each node was
-    drawn, after temperature, top-k and top-p; meaningless at the root and in empty slots."""
+    """`[B, N]` float32, square root of bits: distance of the processed distributions of drafter and
+    target at each node's parent; arbitrary at the root and in empty slots."""
     assert given.draft_law is not None
     drafted = given.draft_law.logits.float().log_softmax(-1)
     parent = given.tree.parent.clamp(min=0)[..., None]
@@ -347,7 +345,7 @@ def distances(given: Verification) -> Tensor:
 
 
 LOWEST_LOGP = -1e4
-"""Stands for log 0: its exponential is 0, and 0 times it is 0."""
+"""Replaces log 0: its exponential is 0, and 0 times it is 0."""
 
 
 def js_distance(draft_logp: Tensor, target_logp: Tensor, target_ids: Tensor) -> Tensor:
@@ -355,8 +353,8 @@ def js_distance(draft_logp: Tensor, target_logp: Tensor, target_ids: Tensor) -> 
 
     With q the drafter's distribution spread over the target's vocabulary, p the target's and
     m = (p + q) / 2, the distance is sqrt(sum(p log2(p / m)) / 2 + sum(q log2(q / m)) / 2): 0 for
-    equal distributions, 1 for disjoint ones. A token that the drafter cannot say has q = 0 and
-    m = p / 2, so it adds p · log 2: all of them together add log 2 times their mass under p.
+    equal distributions, 1 for disjoint ones. A token outside the draft vocabulary has q = 0 and
+    m = p / 2, so all of them together add log 2 times their mass under p.
 
     Args:
         draft_logp: `[R, Vd]` float, natural log. target_logp: `[R, V]`.
@@ -372,17 +370,17 @@ def js_distance(draft_logp: Tensor, target_logp: Tensor, target_ids: Tensor) -> 
     shared = p * (target - middle) + q * (draft - middle)
     nats = shared.sum(-1)
     if len(target_ids) < target_logp.shape[1]:
-        # A mask as index would be shorter, and wait for the device to count it.
-        unsaid = target_logp.float().index_fill(1, target_ids, -math.inf).exp().sum(-1)
-        nats = nats + unsaid * math.log(2)
+        # Indexing by a mask would wait for the device.
+        outside = target_logp.float().index_fill(1, target_ids, -math.inf).exp().sum(-1)
+        nats = nats + outside * math.log(2)
     return (nats / (2 * math.log(2))).clamp(0, 1).sqrt()
 
 
 def relaxable(given: Verification, matched: Tensor, denied: Tensor) -> Tensor:
-    """Nodes that a rule may accept although they are not the target's own token.
+    """`[B, N]` bool: nodes that a rule may accept in place of the target's token.
 
-    Of a node's children only the likeliest one, only where none of them is in `matched` `[B, N]`,
-    and only if neither it nor the token that it would replace is in `denied` `[K]`.
+    These are likeliest children without a sibling in `matched` `[B, N]`, if neither they nor the
+    tokens they would replace are in `denied` `[K]`.
     """
     tree = given.tree
     wanted = gather(given.target_ids, tree.parent, -1)

@@ -1,6 +1,6 @@
-"""Budgets that take the likeliest nodes of a batch, as many as their time is worth; none at all.
+"""Budgets that verify the likeliest nodes of a batch, as many as their time is worth.
 
-Step costs, calibration and the nodes of a batch in one order are shared with ECHO's budget."""
+ECHO's budget uses the order of nodes, step costs and calibration too."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PER_REQUEST = Family(record=PerRequest, rule=per_request_rule)
 
 
 def check_roots(kind: str, most: int | None, batch_size: int) -> None:
-    """Refuses a budget that cannot verify every root."""
+    """Rejects a budget that cannot verify every root."""
     if most is not None and most < batch_size:
         raise UsageError(
             f"max_tokens {most} of budget {kind} is below the batch size, {batch_size}: "
@@ -55,15 +55,15 @@ def check_roots(kind: str, most: int | None, batch_size: int) -> None:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The M draft nodes that a batch could verify, likeliest first.
+    """The M draft nodes of a batch, likeliest first.
 
-    Every prefix is closed in each request and is the best choice of its size.
+    Every prefix is a tree in each request, and the best choice of its size.
     """
 
     order: Tensor  # `[M]` int64, places in the slot-major `[N, B]` table of submitted nodes
     expected_tokens: Tensor
-    """`[M + 1]` float64, tokens that verifying the first m is expected to emit over the batch, the
-    token that every request gets anyway included."""
+    """`[M + 1]` float64, tokens that the batch is expected to emit if the first m are verified,
+    bonus tokens included."""
 
 
 def keep_first(submitted: Tensor, order: Tensor, num_nodes: Tensor | int) -> Tensor:
@@ -71,7 +71,7 @@ def keep_first(submitted: Tensor, order: Tensor, num_nodes: Tensor | int) -> Ten
 
     Args:
         submitted: `[B, N]`, as in `BudgetRule.share`.
-        order: `[M]` int64, places in the slot-major `[N, B]` table of it; empty ones keep nothing.
+        order: `[M]` int64, places in its slot-major `[N, B]` table; empty slots are dropped.
     """
     num_rows, num_slots = submitted.shape
     first = torch.arange(len(order), device=submitted.device) < num_nodes
@@ -84,16 +84,16 @@ def keep_first(submitted: Tensor, order: Tensor, num_nodes: Tensor | int) -> Ten
 def rank_batch(pool: DraftPool, submitted: Tensor, calibration: CalibrationTable | None) -> Ranking:
     """Ranks the submitted draft nodes of a batch by the probability that their path is accepted.
 
-    Slot by slot, so that of equal nodes the one nearer its root comes first, then the one of
-    the earlier request: the order depends on nothing but the scores and the rows.
+    The order is slot-major: of equal nodes the one nearer its root comes first, then the one of
+    the earlier request.
 
     Args:
         submitted: `[B, N]`, as in `BudgetRule.share`.
-        calibration: of the draft probabilities; None takes them as they are.
+        calibration: of the draft probabilities; None uses them uncalibrated.
     """
     num_rows, num_slots = submitted.shape
     logp = acceptance_logp(pool, submitted, calibration)
-    logp[:, 0] = float("-inf")  # a root is verified in any case
+    logp[:, 0] = float("-inf")  # roots are not ranked
     table = logp.T.reshape(1, -1)
     order = top_order(table, (num_slots - 1) * num_rows)[0]
     prob = table[0][order].double().exp()
@@ -104,10 +104,8 @@ def rank_batch(pool: DraftPool, submitted: Tensor, calibration: CalibrationTable
 def acceptance_logp(
     pool: DraftPool, submitted: Tensor, calibration: CalibrationTable | None
 ) -> Tensor:
-    """`[B, N]` float32, nats: log-probability that a submitted node's path is accepted.
-
-    -inf where a slot holds no node.
-    """
+    """`[B, N]` float32, nats: log-probability that a node's path is accepted; -inf in empty
+    slots."""
     if calibration is None:
         logp = pool.joint_logp.gather(1, submitted.clamp(min=0))
     else:
@@ -125,10 +123,9 @@ class StepCost(Record):
     """Time of one verification round by its size, at one batch size and context."""
 
     token_counts: Annotated[tuple[PositiveInt, ...], Field(min_length=2)]
-    """Strictly increasing, nodes the target verifies over the batch, roots counted; two or
-    more."""
+    """Nodes verified over the batch, roots counted; strictly increasing, two or more."""
     step_us: tuple[Microseconds, ...]
-    """Us, as many, never falling: time of a whole round of that size."""
+    """Time of a whole round of each size, us; never falling."""
 
     @model_validator(mode="after")
     def _laws(self) -> StepCost:
@@ -142,9 +139,8 @@ class StepCost(Record):
     def step_table(self, max_tokens: int) -> Tensor:
         """Cost of every size: `[max_tokens + 1]` float64 us, entry n for n verified tokens.
 
-        A staircase up to the last count, where a batch is padded to the next captured size (a
-        size between two counts costs what the larger one does, and size 0 what the smallest
-        does); beyond it the line through the last two.
+        Up to the last count a staircase, as batches are padded to the next captured size: each size
+        costs as much as the next count. Above it, the line through the last two counts.
         """
         counts = torch.tensor(self.token_counts, dtype=torch.float64)
         times = torch.tensor(self.step_us, dtype=torch.float64)
@@ -171,15 +167,14 @@ class Calibration(Record):
     """Conditional acceptance as a logistic function of the draft probability, per depth.
 
     P(accepted | parent accepted) = sigmoid(slope · logit(draft_prob) + intercept), multiplied
-    along the path, so that no child is likelier than its parent whatever was fitted
-    (temperatures per position are the slopes alone).
+    along the path, so that no child is likelier than its parent. Temperatures per position are
+    slopes with intercepts of 0.
     """
 
     learned: ClassVar = ("slopes", "intercepts")
     slopes: Annotated[Array, Field(min_length=1, max_length=MAX_DEPTH)]
     intercepts: Array
-    """`slopes`, `intercepts`: entry i is for depth i + 1, the last one for all deeper levels;
-    slopes have no unit, intercepts are log-odds in nats."""
+    """`slopes`, `intercepts` (nats): entry i is for depth i + 1, the last for all deeper levels."""
 
     @model_validator(mode="after")
     def _paired(self) -> Self:
@@ -188,7 +183,7 @@ class Calibration(Record):
 
 
 MAX_LOG_ODDS = 16.0
-"""Nats. Float32 cannot tell a probability from 1 beyond it."""
+"""Nats; float32 probabilities above it round to 1."""
 
 
 @dataclass(frozen=True)
@@ -231,26 +226,25 @@ class CostedBudget(Budget):
 
     costs: StepCost | None = None  # time of a round by its size
     calibration: Calibration | None = None
-    """From draft probability to acceptance; where absent, the draft probability is taken as it
-    is."""
+    """From draft probability to acceptance; None uses draft probabilities uncalibrated."""
 
     @property
     def lacks_costs(self) -> bool:
-        """Whether the size cannot be decided for want of a cost table."""
+        """Whether the rule needs a cost table and has none."""
         return self.costs is None
 
 
 class SurvivalBudget(CostedBudget):
     """Global top slots by joint acceptance probability (vLLM PR 47808; DSpark, arXiv:2607.05147).
 
-    Both rank the slots of chains so and take the size of most expected tokens per profiled step
-    cost; here over trees.
+    Those rank the slots of chains and take the size of most expected tokens per profiled step cost;
+    this budget does so for trees.
     """
 
     kind: Literal["survival"] = "survival"
     max_tokens: PositiveInt | None = None
-    """Nodes verified per round over the batch, roots counted, hence at least the batch size; where
-    absent, only the costs decide."""
+    """Nodes verified per round over the batch, roots counted, so at least the batch size; None
+    leaves the size to the costs."""
 
     @property
     def lacks_costs(self) -> bool:
@@ -267,8 +261,8 @@ class MarginalBudget(CostedBudget):
 
     kind: Literal["marginal"] = "marginal"
     tokens_per_s: Annotated[float, Field(gt=0)]
-    """Λ, the long-run rate of the whole batch at this load; the fixed point is where the rate that
-    the rule achieves is the one it was given."""
+    """Λ, the long-run rate of the whole batch at this load; at its fixed point the rule achieves
+    this rate."""
 
 
 @dataclass(frozen=True)
@@ -277,7 +271,7 @@ class CostedRule:
 
     max_tokens: int | None
     step_us: Tensor | None
-    """`[S + 1]` float64, us of a round that verifies so many; None for `max_tokens`."""
+    """`[S + 1]` float64, us of a round by its size; None always verifies `max_tokens`."""
     tokens_per_us: float | None  # the price of time; None maximises the rate of the step
     calibration: CalibrationTable | None
 
@@ -299,8 +293,8 @@ class CostedRule:
 def best_rate(expected_tokens: Tensor, step_us: Tensor) -> Tensor:
     """`[]` int64: the number of draft nodes m that maximises expected tokens over step time.
 
-    The maximum over all sizes: a cost with stairs has many local ones, and the first descent
-    would stop at the first step (TensorRT-LLM PR 17056). Of equal rates the smaller size wins.
+    The global maximum: with stairs in the costs, a search that stops at the first descent ends at
+    the first stair (TensorRT-LLM PR 17056). Of equal rates the smaller size wins.
 
     Args:
         expected_tokens: `[M + 1]`. step_us: `[M + 1]` or more, both by m.
@@ -311,8 +305,8 @@ def best_rate(expected_tokens: Tensor, step_us: Tensor) -> Tensor:
 def best_surplus(expected_tokens: Tensor, step_us: Tensor, tokens_per_us: float) -> Tensor:
     """`[]` int64: the number of draft nodes m that maximises tokens less the price of time.
 
-    Over all sizes, since the marginal cost of a staircase is 0 on a stair and a jump behind it.
-    Of equal sizes the larger wins: a node that just pays is verified.
+    The global maximum, as the marginal cost of a staircase is 0 on a stair and jumps at its end.
+    Of equal surpluses the larger size wins: a node that just pays is verified.
     """
     surplus = expected_tokens - tokens_per_us * step_us[: len(expected_tokens)]
     return len(surplus) - 1 - surplus.flip(0).argmax()
@@ -337,9 +331,9 @@ def costed_rule(
 
 
 def check_costs(budget: Budget) -> None:
-    """Refuses a budget that weighs tokens against time without knowing the time.
+    """Rejects a budget that needs a cost table and has none.
 
-    A flat guess would not do: it makes every token free and verifies all (SGLang PR 35413).
+    A flat default would make every token free and verify all of them (SGLang PR 35413).
     """
     if isinstance(budget, CostedBudget) and budget.lacks_costs:
         raise UsageError(

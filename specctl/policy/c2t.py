@@ -1,7 +1,7 @@
 """C2T: a classifier prunes while the tree grows (arXiv:2502.13652, section 4.2).
 
-Scores are natural logs of acceptance probabilities: conditionals then multiply by adding, and
-the surest nodes, all 1.0 as float32 probabilities, keep their order."""
+Scores are natural logs of acceptance probabilities, so that conditionals multiply by addition and
+the surest nodes, whose float32 probabilities are all 1.0, keep their order."""
 
 from __future__ import annotations
 
@@ -42,26 +42,25 @@ from specctl.tree import DraftPool
 class ScoredTree(Shape):
     """A tree that a classifier prunes while it grows: C2T (arXiv:2502.13652) and its variants.
 
-    A chain that stops at its first node below beta is `first_top_k` and `second_top_k` of 1
-    (section 5.5); with a wider first Top-K the chain follows the best scored child instead.
+    With `first_top_k` and `second_top_k` of 1 it is a chain that stops at its first node below beta
+    (section 5.5); a wider first Top-K makes the chain follow the best scored child.
     """
 
     kind: Literal["c2t"] = "c2t"
-    scorer: Scorer  # what predicts acceptance of a node
+    scorer: Scorer  # predicts acceptance of nodes
     predicts: Literal["joint", "conditional"] = "joint"
     """The joint acceptance of the paper, or the conditional one, multiplied along the path."""
     beta: Probability  # a node below this probability is neither expanded nor submitted
     depth: Depth = 11  # drafted levels at most (the paper: 11)
-    first_top_k: TopK = 10  # likeliest children of an expanded node that are scored at all
+    first_top_k: TopK = 10  # children of an expanded node that are scored, likeliest first
     second_top_k: TopK = 10  # nodes kept per level, best score first
     keep_leaves: bool = True
-    """Submit also what reaches beta and found no place among the second Top-K, so that one
-    threshold decides alone; false is the paper's, section 4.2.2."""
+    """Submit all nodes that reach beta, also those outside the second Top-K; the paper's false
+    drops the latter (section 4.2.2)."""
     num_tokens: NumTokens | None = None
     """Cap on submitted nodes, root counted; none as in the paper."""
     min_level_prob: Probability = 0.0
-    """Of all nodes together that would be expanded, below which drafting stops: the marginal rule
-    of a level, see `JointThreshold`."""
+    """Drafting stops if the nodes to expand are together less likely, see `JointThreshold`."""
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -69,9 +68,9 @@ class ScoredTree(Shape):
 
     @property
     def combine(self) -> Literal["add", "min", "none"]:
-        """The operation that joins a node's log-probability with its parent's. A joint score that
-        is above its parent's becomes its parent's, so that a cap keeps a tree and one pass of a log
-        shows every beta exactly; in the paper's own rule, which has no cap, it stands."""
+        """The operation that joins a node's score with its parent's. Joint scores are limited to
+        the parent's, so that a capped selection is a tree and one pass of a log is exact for every
+        beta; the paper's rule, without a cap, leaves them."""
         if self.predicts == "conditional":
             return "add"
         return "min" if self.keep_leaves or self.num_tokens is not None else "none"
@@ -86,7 +85,7 @@ class ScoredTree(Shape):
 
     @property
     def most_tokens(self) -> int:
-        """Nodes that a round can submit without a cap, root counted."""
+        """Nodes that a round can submit without the cap, root counted."""
         total, scored = 1, self.first_top_k
         for _ in range(self.depth):
             kept = min(self.second_top_k, scored)
@@ -132,28 +131,28 @@ def scored_shape(record: ScoredTree, device: torch.device) -> ScoredShape:
 
 
 def log_prob(scorer: Scorer, device: torch.device) -> Score:
-    """Log-probabilities of acceptance that a scorer gives the nodes of a pool; -inf if empty."""
+    """The score of a scorer: log-probabilities of acceptance, -inf in empty slots."""
     if isinstance(scorer, AcceptanceTable):
         return table_score(scorer, device)
     return score_by(scorer.features, build_log_odds(scorer, device))
 
 
 def table_score(scorer: AcceptanceTable, device: torch.device) -> Score:
-    """The same of a table, whose cells are found without putting its two features side by side."""
+    """The score of a table, which looks cells up without stacking its two features."""
     table = table_log_odds(scorer, device)
     logp = torch.nn.functional.logsigmoid(table.log_odds)
 
     def score(pool: DraftPool, start: int) -> Tensor:
         assert pool.copied is not None, "the rule says that it needs the text"
         cells = table.cells(pool.draft_logp[:, start:], pool.copied[:, start:])
-        joint = pool.joint_logp[:, start:]  # -inf in empty slots; NaN stays, for the guard to see
+        joint = pool.joint_logp[:, start:]  # -inf in empty slots; NaN stays for the round's check
         return torch.where(joint > -math.inf, logp[cells], joint)
 
     return score
 
 
 def score_by(names: Sequence[str], log_odds: LogOdds) -> Score:
-    """The same of whatever computes the log-odds of these features."""
+    """The score of a function from features to log-odds."""
     check_registered(names)
 
     def score(pool: DraftPool, start: int) -> Tensor:
@@ -166,7 +165,7 @@ def score_by(names: Sequence[str], log_odds: LogOdds) -> Score:
 
 
 def nothing_kept(beta: float, found: str) -> UsageError:
-    """The refusal of a beta that keeps nothing."""
+    """The error for a beta that keeps no node."""
     return UsageError(
         f"beta {beta:g} is reached by no node: {found}",
         hint="lower beta, or fit it from these traces",

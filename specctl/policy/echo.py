@@ -71,8 +71,8 @@ class SparseGates(Shape):
     """Joint probability of the level's best node below which its gate closes."""
     num_tokens: NumTokens = 48  # nodes submitted, root counted; levels are filled from the root on
     rerank: bool = False
-    """Submit the likeliest of all drafted nodes instead, as EAGLE-2 does: the paper's tree of one
-    request is EAGLE-3's own (section C.4), ended by the gates."""
+    """Submit the likeliest of all drafted nodes instead, as EAGLE-2 does: for one request the paper
+    ends EAGLE-3's tree by its gates (section C.4)."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -84,7 +84,7 @@ class SparseGates(Shape):
 
     @property
     def reached_depth(self) -> int:
-        """Levels that `num_tokens` leaves room for."""
+        """Levels that fit into `num_tokens`."""
         if self.rerank:
             return self.depth
         return min(self.depth, math.ceil((self.num_tokens - 1) / self.width))
@@ -99,19 +99,19 @@ class SparseGates(Shape):
 
 @dataclass
 class GatedPlan(Plan):
-    """Also remembers what each level keeps: `[B, W']` int64 pool indices, likeliest first, -1 for
-    none; and the nodes of the pool, root counted, whose levels are decided."""
+    """A plan with the nodes kept so far."""
 
     kept: list[Tensor] = field(default_factory=list)
-    num_seen: int = 1
+    """`[B, W']` int64 pool indices of each level, likeliest first, -1 padded."""
+    num_decided: int = 1  # nodes of the decided levels, root counted
 
 
 @dataclass(kw_only=True)
 class SparseGatesShape(BaseShape):
-    """Keeps and expands the `width` likeliest nodes a level; a gate may end and widen it.
+    """Keeps and expands the `width` likeliest nodes a level, until a closed gate widens the last.
 
-    Eq. 5 to 7 and Algorithm 1 with our repairs: d = 0 is the first drafted level, there is a depth
-    cap, and a capped size fills the levels from the root on, the widened one last.
+    Eq. 5 to 7 and Algorithm 1 with our repairs: d = 0 is the first drafted level, the depth is
+    capped, and a capped size fills the levels from the root on, the widened one last.
     """
 
     max_width: int
@@ -132,8 +132,8 @@ class SparseGatesShape(BaseShape):
         if self.rerank:
             return best_nodes(pool, self.max_tokens)
         plan = cast(GatedPlan, plan)
-        if plan.num_seen < pool.joint_logp.shape[1]:  # `grow` is not called after the last level
-            self._decide(plan, Level(len(plan.kept) + 1, pool, plan.num_seen))
+        if plan.num_decided < pool.joint_logp.shape[1]:  # `grow` skips the last level
+            self._decide(plan, Level(len(plan.kept) + 1, pool, plan.num_decided))
         kept = torch.cat(plan.kept, 1)
         exists = pool.joint_logp.gather(1, kept.clamp(min=0)) > -math.inf
         exists = exists & (kept >= 0)
@@ -143,8 +143,8 @@ class SparseGatesShape(BaseShape):
         return in_pool_order(chosen, exists)[:, : self.max_tokens]
 
     def _decide(self, plan: GatedPlan, level: Level) -> Tensor:
-        """`[B, W']` the level's likeliest nodes, after its gate; notes which of them it keeps."""
-        plan.num_seen = level.pool.joint_logp.shape[1]
+        """`[B, W']`: the level's likeliest nodes, after its gate; records the kept ones."""
+        plan.num_decided = level.pool.joint_logp.shape[1]
         if level.depth not in self.gates:
             best = best_of_level(level, self.width)
             plan.kept.append(best)
@@ -156,7 +156,7 @@ class SparseGatesShape(BaseShape):
         return best
 
     def _close(self, plan: GatedPlan, level: Level) -> Tensor:
-        """`[B]` bool: the gate closes in a row that has come so far; notes it in the plan."""
+        """`[B]` bool: the gate closes in a row that reaches this level; records it in the plan."""
         assert plan.stopped_at is not None
         confidence = level.joint_logp.amax(1)
         closed = gate_closes(confidence, self.gates[level.depth]) & (confidence > -math.inf)
@@ -178,12 +178,12 @@ def sparse_gates_shape(record: SparseGates, device: torch.device) -> SparseGates
 
 
 def gate_closes(confidence: Tensor, log_bar: float) -> Tensor:
-    """Bool: the log-probability of a level's likeliest path is below the bar."""
+    """Bool: a level's likeliest path is below the bar."""
     return confidence < log_bar
 
 
 def stop_levels(record: SparseGates, gate_logp: Tensor) -> Tensor:
-    """`[n]` int64 level of the first gate that closes, 0 for none.
+    """`[n]` int64: level of the first gate that closes, 0 for none.
 
     Args:
         gate_logp: `[n, G]` float32, nats, of the likeliest path to each gate's level.
@@ -196,7 +196,7 @@ def stop_levels(record: SparseGates, gate_logp: Tensor) -> Tensor:
 
 
 def log_threshold(prob: float) -> float:
-    """Nats, rounded down, so that a probability on the threshold passes after its own rounding."""
+    """Nats, rounded down, so that a probability equal to the threshold passes."""
     return floor_float32(math.log(prob)) if prob > 0 else -math.inf
 
 
@@ -209,10 +209,10 @@ PAPER = {
     "gate_levels": (1, 4, 6),
     "thresholds": (0.2, 0.35, 0.5),
 }
-"""One request at a time (section C.4), with the gates that it states for LLaMA-3.1-8B: its depths
-0, 3 and 5. Another pair has its own: `specctl fit echo`."""
+"""One request at a time (section C.4), with the paper's gates for LLaMA-3.1-8B at its depths 0, 3
+and 5. `specctl fit echo` fits another pair's."""
 BETWEEN = (0.2, 0.25, 0.3, 0.35, 0.425, 0.5, 0.5, 0.5)
-"""Bars of a gate at every level, drawn straight between the three: the paper prints none."""
+"""Bars of a gate at every level, interpolated linearly, as the paper prints none."""
 ECHO = ShapeFamily(
     record=SparseGates,
     rule=sparse_gates_shape,
@@ -244,26 +244,25 @@ class ElasticBudget(Budget):
 
     kind: Literal["echo_budget"] = "echo_budget"
     max_tokens: PositiveInt
-    """K_max, nodes verified per round over the batch, roots counted, hence at least the batch
-    size."""
-    default_width: TopK = 3  # W_dflt, nodes that a request gets of a level when it deepens
-    max_width: TopK = 10  # W_max, nodes that a request gets at a time when it is widened
+    """K_max, nodes verified per round over the batch, roots counted, so at least the batch size."""
+    default_width: TopK = 3  # W_dflt, nodes a request gets of a level when it deepens
+    max_width: TopK = 10  # W_max, nodes a request gets at a time when it is widened
     order: Literal["confidence", "row"] = "confidence"
-    """Requests of a level by their confidence, or by row, as the paper's loop has it, which
-    starves the late rows."""
+    """Order of the requests of a level: by confidence, or by row as in the paper, which starves
+    late rows."""
 
 
 @dataclass(frozen=True)
 class ElasticRule:
     """Algorithm 1 with our repairs, as one order of nodes.
 
-    In stage d every request that still deepens gets its `default_width` likeliest nodes of level
-    d; a gate ends that for its request from its own level on. The stages behind them widen: a
-    request gets the likeliest `max_width` of its remaining nodes, then as many again while some
-    are left. Within a stage requests stand in order of their confidence, the probability of
-    their likeliest node there; ties go to the earlier row. The batch verifies its roots and the
-    first `max_tokens - B` nodes of that order. So nothing is widened before all have deepened,
-    no budget is overdrawn, and more budget never takes a node away.
+    In stage d every deepening request gets its `default_width` likeliest nodes of level d; a gate
+    ends this for its request from its own level on. Later stages widen: a request gets the
+    likeliest `max_width` of its remaining nodes, stage by stage. Within a stage requests are
+    ordered by confidence, the probability of their likeliest node there; ties go to the earlier
+    row. The batch verifies its roots and the first `max_tokens - B` nodes of that order. So all
+    requests deepen before any is widened, the budget is never exceeded, and a larger budget only
+    adds nodes.
     """
 
     record: ElasticBudget
@@ -271,7 +270,7 @@ class ElasticRule:
 
     def share(self, plan: Plan, pool: DraftPool, submitted: Tensor) -> Tensor:
         tree, score = take(pool, submitted), acceptance_logp(pool, submitted, None)
-        slot = rank_order(score)  # in each row likeliest first, hence the root first
+        slot = rank_order(score)  # likeliest first, so that the root is first
         parent = slot.argsort(1).gather(1, tree.parent.gather(1, slot).clamp(min=0))
         score, depth = score.gather(1, slot), tree.depth.gather(1, slot)
         stage = self._stages(score, depth, parent, plan.stopped_at)
@@ -285,8 +284,8 @@ class ElasticRule:
     ) -> Tensor:
         """`[B, N]` int64: roots 0, deepening nodes by level, then widening ones, then empty slots.
 
-        What deepens is the `default_width` likeliest nodes of every level above the row's closed
-        gate; of a level only nodes with a deepening parent count, so that all levels are closed.
+        Deepening nodes are the `default_width` likeliest of every level above the row's closed gate
+        whose parents deepen, so that every prefix is a tree.
 
         Args:
             score, depth, parent: `[B, N]`, likeliest first; -inf in empty slots; parents as places.
@@ -299,13 +298,13 @@ class ElasticRule:
         for one in range(1, deepest + 1):
             level = above & (depth == one) & deepens.gather(1, parent)
             deepens = deepens | (level & (level.cumsum(1) <= self.record.default_width))
-        rest, num_slots = exists & ~deepens, exists.shape[1]  # no level is as deep as that
+        rest, num_slots = exists & ~deepens, exists.shape[1]  # levels are below `num_slots`
         turn = (rest.cumsum(1) - 1).clamp(min=0) // self.record.max_width
         stage = torch.where(deepens, depth, num_slots + turn)
         return stage.masked_fill(~exists, 2 * num_slots)
 
     def _order(self, stage: Tensor, score: Tensor) -> Tensor:
-        """`[B · N]` flat places by stage, then confidence of the row in it, then row, then rank."""
+        """`[B · N]`: flat places by stage, the row's confidence in it, row, and rank."""
         flat = stage.flatten()
         if self.record.order == "row":
             return flat.sort(stable=True).indices

@@ -1,6 +1,6 @@
-"""The table of families, and policies made of them: JSON, command-line words and rules.
+"""The table of families, and policies: JSON, command-line words and rules.
 
-A new family is its own file and a line here.
+A new family needs a file of its own and a line here.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ WORDS: dict[Part, dict[str, dict[str, Any]]] = {
     }
     for part, families in PARTS.items()
 }
-"""Records that a word on the command line stands for, with the settings that its source gives."""
+"""Records of the words on the command line, with the settings of their sources."""
 
 if TYPE_CHECKING:
     from specctl.policy.family import Acceptance as Acceptance
@@ -89,7 +89,7 @@ class Policy(Record):
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
-        """Refuses parts of which one could never act: it would be reported and do nothing."""
+        """Rejects compositions with a part that could never act."""
         plain = isinstance(self.shape, RootOnly)
         shares = not isinstance(self.budget, PerRequest)
         require(not (plain and shares), "ar drafts nothing that a budget could share")
@@ -105,17 +105,17 @@ class Policy(Record):
 
     @property
     def lossless(self) -> bool:
-        """Whether the emitted text follows the target's own distribution, whatever the shape."""
+        """Whether the emitted text follows the target's own distribution."""
         return cast(AcceptanceFamily, family_of(self.acceptance)).is_lossless
 
     @property
     def name(self) -> str:
-        """Kinds of the parts that are not the default, e.g. `hetero` or `echo+echo_budget`."""
+        """Kinds of the parts, defaults left out, e.g. `hetero` or `echo+echo_budget`."""
         return "+".join(part.kind for part in (self.shape, *self.additions.values()))
 
     @property
     def additions(self) -> dict[Part, Any]:
-        """The parts behind the shape that are not the default."""
+        """Budget and acceptance, defaults left out."""
         parts: dict[Part, Any] = {name: getattr(self, name) for name in PARTS if name != "shape"}
         return {
             name: part for name, part in parts.items() if not isinstance(part, PerRequest | Strict)
@@ -128,13 +128,12 @@ def family_of(record: Record) -> Family:
 
 
 def shape_family(shape: Shape) -> ShapeFamily:
-    """The family of a shape, with the facts that hold for all of its records."""
+    """The family of a shape."""
     return cast(ShapeFamily, _OF_RECORD[type(shape)])
 
 
 def as_chain(policy: Policy) -> Policy:
-    """The policy on the drafter's likeliest path: where engines draft chains, a tree's rule stops
-    and cuts that path alone. The same policy where it grows nothing wider."""
+    """The policy on the drafter's likeliest path, for engines that draft chains; chains stay."""
     made = shape_family(policy.shape).chain
     return policy if made is None else policy.model_copy(update={"shape": made(policy.shape)})
 
@@ -182,7 +181,7 @@ def build_acceptance(
     """The rule that decides for an acceptance record, its tables on `device`.
 
     Args:
-        eos_ids: tokens that end a text, which no lossy rule may accept or skip on its own.
+        eos_ids: tokens that end a text, which no lossy rule may accept or replace.
     """
     rule: AcceptanceRule = family_of(acceptance).rule(acceptance, torch.device(device), eos_ids)
     return rule
@@ -198,8 +197,8 @@ def build_budget(
         max_tokens: nodes that one of them submits at most, root counted.
 
     Raises:
-        UsageError: a cost table that is missing or lacks sizes that may occur, or fewer tokens
-            than requests.
+        UsageError: the cost table is missing or too small, or there are fewer tokens than
+            requests.
     """
     rule: BudgetRule = family_of(budget).rule(budget, batch_size, max_tokens, torch.device(device))
     return rule
@@ -210,10 +209,10 @@ StepCosts = Callable[[Shape], StepCost]
 
 
 def with_costs(policy: Policy, costs: StepCost | StepCosts) -> Policy:
-    """The policy with a table of step costs where its budget lacks one; else the same.
+    """The policy with step costs, if its budget lacks them.
 
     Args:
-        costs: the table, or a function from a shape to its table, called only where it is needed.
+        costs: the table, or a function from a shape to its table, called only if needed.
     """
     budget = policy.budget
     if isinstance(budget, CostedBudget) and budget.lacks_costs:

@@ -1,8 +1,8 @@
-"""Families: the declaration of one kind of shape, budget or acceptance, and bounds of fields.
+"""Declaration of families (kinds of shapes, budgets or acceptances), and bounds of fields.
 
 A family's file holds its record (the parameters), its rule (the code that decides), its words on
-the command line and the values that tuning searches; it declares them as one `Family`, which stands
-as a line in the table of `families.py`.
+the command line and the values that tuning searches. It declares them as one `Family`, listed in
+`families.py`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Shape(Record):
     """The growth of a tree, and the choice of its submitted nodes."""
 
     always_reads: ClassVar[tuple[str, ...]] = ()
-    """Names of the features that every record of the kind decides by."""
+    """Names of the features that every record of the kind reads."""
     kind: str
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Names of the features that decide, in order; artifacts state them."""
+        """Names of the features that the rule reads, in order; artifacts state them."""
         return self.always_reads
 
 
@@ -52,7 +52,7 @@ class Acceptance(Record):
 # --------------------------------------------------------------------------- search grids
 
 Grid = dict[str, tuple[str, ...]]
-"""Values of each setting, as they are written behind the name of a policy."""
+"""Values of each setting, as written in a policy's words."""
 
 
 def grid(**settings: str) -> Grid:
@@ -67,27 +67,25 @@ PROBS = "0.05 0.1 0.2 0.3 0.4 0.5 0.6 0.7 0.8 0.9"
 
 @dataclass(frozen=True)
 class Scaled:
-    """Values that only a load makes absolute."""
+    """Values relative to a load."""
 
     factors: tuple[float, ...]  # times `unit`
     unit: str  # `batch size`, or `best static rate`, its tokens/s over the training prompts
-    as_is: tuple[str, ...] = ()  # values that are not scaled
+    as_is: tuple[str, ...] = ()  # absolute values
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One kind of a policy's part. A fact without a default has to be stated by every family."""
+    """One kind of a policy's part; every family must state the fields without a default."""
 
-    record: type[Record]  # its parameters; the default of field `kind` names it in JSON
+    record: type[Record]  # its parameters; the default of field `kind` is its name in JSON
     rule: Callable[..., Any]
     """From a record to the rule that decides. Shapes: `(record, device)`; acceptances: `(record,
     device, eos_ids)`; budgets: `(record, batch_size, max_tokens, device)`."""
     words: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Its names on the command line, with settings that they imply; none for a family that needs a
-    fit."""
+    """Its names on the command line with implied settings; empty for fitted families."""
     grids: Mapping[str, Mapping[str, tuple[str, ...] | Scaled]] = field(default_factory=dict)
-    """Values that tuning searches, by word; `stop:signal=entropy` is a word with a fixed setting.
-    A budget's may be `Scaled`."""
+    """Values that tuning searches, by word, which may have settings (`stop:signal=entropy`)."""
 
     @property
     def kind(self) -> str:
@@ -97,55 +95,51 @@ class Family:
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeFamily(Family):
-    """A family of shapes, with the facts that other rooms rely on."""
+    """A family of shapes, with properties that other rooms use."""
 
-    is_static: bool  # every round drafts and submits a tree of one size, and nothing is learned
-    is_deep: bool  # a record demands more nodes than levels
-    is_timed: bool  # the rule works between levels, so that a profile times it
-    reads_entropy: bool  # the rule may look at entropies, which a log then has to hold
+    is_static: bool  # all rounds draft and submit trees of one size, and nothing is learned
+    is_deep: bool  # records must have more nodes than levels
+    is_timed: bool  # the rule works between levels, so a profile times it
+    reads_entropy: bool  # the rule may read entropies, so a log must hold them
     is_ranked: Callable[[Any], bool]
-    """Of a record: its known nodes stand whatever is unknown below less likely ones, so that
-    replay's bounds are close. True of shapes that expand and submit by joint probability alone,
-    and of chains, which end where the log does."""
+    """Of a record: nodes unknown to a log cannot change the choice of likelier known ones, so that
+    replay's bounds are close. True for expansion and selection by joint probability alone, and for
+    chains, which end with the log."""
     kernel: Literal["static", "bins", "gates", "pruned"] | None
-    """The kind of parameter buffer by which kernels decide in captured rounds; None where the
-    torch rule decides between graphs."""
+    """Kind of decision kernel in captured rounds; None if the torch rule decides between graphs."""
     chain: Callable[[Any], Record] | None
-    """Of a record: the record whose rule grows and cuts the drafter's likeliest path alone, as
-    engines do that draft chains; None where every record is such a chain."""
+    """From a record to its restriction to the drafter's likeliest path, for engines that draft
+    chains; None if every record is a chain."""
     withholds: Callable[[Any], str | None]
-    """Of a record: the reason why its drafts may not be drawn from the drafter, as a clause: the
-    rule may keep a drafted token from verification for what it is. None if it never does."""
-    shared_grid: Grid = field(default_factory=dict)
-    """Coarser values where a budget trims the tree anyway."""
-    fitted_grid: Grid = field(default_factory=dict)
-    shared_fitted_grid: Grid = field(default_factory=dict)
-    """`fitted_grid`, `shared_fitted_grid`: the same of fitted artifacts, whose other settings
-    stay."""
+    """Of a record: the reason, as a clause, why draft tokens may not be drawn from the drafter: the
+    rule may withhold a token from verification because of its value. None if it never does."""
+    shared_grid: Grid = field(default_factory=dict)  # coarser values for use with a budget
+    fitted_grid: Grid = field(default_factory=dict)  # settings of fitted artifacts to vary
+    shared_fitted_grid: Grid = field(default_factory=dict)  # the same, for use with a budget
     places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Where a setting of the fitted grid stands in the record, if not at the top."""
+    """Paths of the fitted grid's settings that are nested in the record."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptanceFamily(Family):
     """A family of acceptances."""
 
-    is_lossless: bool  # the emitted text follows the target's own distribution, whatever the shape
+    is_lossless: bool  # the emitted text follows the target's own distribution
 
 
 def always(record: Record) -> bool:
-    """A fact that holds for every record of a family."""
+    """A property of every record of a family."""
     del record
     return True
 
 
 def never(record: Record) -> bool:
-    """A fact that holds for no record of a family."""
+    """A property of no record of a family."""
     del record
     return False
 
 
 def prunes(record: Record) -> str | None:
-    """`ShapeFamily.withholds` of families that draft trees or prune tokens."""
+    """`ShapeFamily.withholds` for families that draft trees or prune tokens."""
     del record
     return "drafts trees or prunes tokens"

@@ -1,9 +1,8 @@
-"""Growing a draft tree: level by level, the policy choosing what to expand.
+"""Growth of a draft tree, level by level.
 
-Children come from a *source*: the drafter at run time, a dense log in replay, a table in the
-self-test of an artifact. The pool holds every candidate, level by level, at fixed places: level 1
-in slots 1..k, level d + 1 in the W · k slots behind level d, child j of frontier node i at W-major
-position i·k + j.
+Children come from a *source*: the drafter at run time, a dense log in replay, a table in tests. The
+pool holds every candidate at a fixed place: level 1 in slots 1..k, level d + 1 in the W · k slots
+behind level d, child j of frontier node i at position i·k + j of its level.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ class Laps(Protocol):
     """A stopwatch of the parts of a round."""
 
     def lap(self, phase: str, /) -> None:
-        """The time since the last call was spent in this phase."""
+        """Books the time since the last call under a phase."""
         ...
 
 
 class Growth:
-    """A pool while it grows; fresh every round, so that observers may keep it.
+    """A growing pool, new every round, so that observers may keep it.
 
     Args:
         root_ids: `[A]` int64. capacity: slots of a row.
         recent: `[A, RECENT_TOKENS]` int64, the text, for rules that need it.
 
     Attributes:
-        level: the last one, with all that has been written; the root's is 0.
+        level: the last one, with the pool so far; the root's is 0.
     """
 
     def __init__(self, root_ids: Tensor, capacity: int, recent: Tensor | None = None) -> None:
@@ -46,7 +45,7 @@ class Growth:
         self._copy: Copy | None = None
         if recent is not None:
             copied, copy = torch.zeros_like(token_ids), copy_of(recent)
-            if bool(copy.length.any()):  # else no node copies anything
+            if bool(copy.length.any()):  # else `copied` stays 0
                 self._copy, copied[:, 0] = copy, copy.length
             self._pool = self._pool._replace(copied=copied)
         self.level = Level(0, self._pool.first(1), 0)
@@ -62,7 +61,7 @@ class Growth:
             exists = exists & children.known
         exists, parents = exists.flatten(1), frontier.index
         entropy, topk_entropy = children.entropy, children.topk_entropy
-        if top_k > 1:  # else the calls would cost a chain as much as all others of a level
+        if top_k > 1:  # for chains these calls would double the time of a level
             ranks = torch.arange(top_k, device=exists.device).expand_as(children.token_ids)
             pool.sibling_rank[:, place] = ranks.flatten(1)
             repeated = (parents, entropy, topk_entropy)
@@ -93,11 +92,11 @@ def pool_capacity(rule: ShapeRule) -> int:
 
 
 class ChildSource(Protocol):
-    """Where children come from."""
+    """A source of children."""
 
     def children(self, level: Level, frontier: Frontier, top_k: int) -> Children:
-        """The `top_k` likeliest children of each frontier node, kept or not; called once a level,
-        the root's children first. The frontier stands in that level."""
+        """The `top_k` likeliest children of all frontier nodes, dropped ones included; called once
+        a level, first for the root."""
         ...
 
 
@@ -112,7 +111,7 @@ def grow_tree(
     """Drafts until the policy stops or the deepest level is reached.
 
     Args:
-        source: of the children; where it is a drafter, its rows have read up to the roots.
+        source: of the children; a drafter has read its rows up to the roots.
         root_ids: `[A]` int64.
 
     Returns:

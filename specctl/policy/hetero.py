@@ -1,4 +1,4 @@
-"""HeteroSpec: the bin of Φ after the base draft chooses how deep and how wide to go on."""
+"""HeteroSpec: the bin of Φ after the base draft chooses depth and size of the tree."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ class EntropyBins(Shape):
     learned: ClassVar = ("edges",)
     always_reads: ClassVar = ("phi",)
     kind: Literal["hetero"] = "hetero"
-    base: StaticTree  # the tree that is extended and pruned
+    base: StaticTree  # to be extended or pruned
     edges: Array = Field(min_length=1, max_length=MAX_EDGES)
     """Ascending Φ thresholds, nats; bin i holds Φ in (edges[i-1], edges[i]]."""
     gammas: tuple[Annotated[float, Field(gt=0.0, le=4.0)], ...] = (0.3, 0.6, 1.0)
-    """One factor per low-entropy bin, lowest entropy first (0.3, 0.6, 1.0)."""
+    """One factor per low-entropy bin, lowest entropy first."""
     alpha: Annotated[int, Field(ge=0, le=MAX_DEPTH)] | None = None
     """Depth extension of the first bin; the paper's best is ceil(depth / 2)."""
     index_base: Literal[0, 1] = 0
-    """What the paper's i starts from in Δ = alpha - i; 0 is our reading."""
-    cap_tokens: bool = False  # never submit more than `base.num_tokens` (gamma 1.0 would add Δ)
+    """First value of the paper's i in Δ = alpha - i; 0 is our reading."""
+    cap_tokens: bool = False  # submit at most `base.num_tokens` (gamma 1.0 would add Δ)
     path: Literal["cumulative", "conditional"] = "cumulative"
-    """How P* is chosen, by cumulative score or by the last token's own probability."""
+    """Choice of P*: by cumulative score, or by the last token's own probability."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -89,14 +89,11 @@ class EntropyBins(Shape):
 
 @dataclass(kw_only=True)
 class EntropyBinsShape(BaseShape):
-    """Drafts the base depth, reads Φ, then extends and prunes by bin (sections 4.1 to 4.3).
-
-    `edges` are `[E]` float32 nats; each bin has its levels and size.
-    """
+    """Drafts the base depth, reads Φ, then extends and prunes by bin (sections 4.1 to 4.3)."""
 
     base_depth: int
     conditional: bool
-    edges: Tensor
+    edges: Tensor  # `[E]` float32, nats
     bin_depths: Tensor
     bin_tokens: Tensor
 
@@ -111,7 +108,7 @@ class EntropyBinsShape(BaseShape):
         return rows_below(plan, level, best_of_level(level, self.width))
 
     def select(self, plan: Plan, pool: DraftPool) -> Tensor:
-        if plan.bins is None:  # no bin extends the draft, so `grow` was not called at the end
+        if plan.bins is None:  # no bin extends the draft, and `grow` skips the last level
             self._choose_bins(plan, pool)
         assert plan.bins is not None
         return best_nodes(pool, self.max_tokens, limit=self.bin_tokens[plan.bins])
@@ -122,12 +119,12 @@ class EntropyBinsShape(BaseShape):
 
 
 def as_wide_as_one(base: StaticTree) -> StaticTree:
-    """The base tree's likeliest path: Φ is then summed along it, and bins choose its length."""
+    """The base tree's likeliest path, over which Φ is summed and whose length bins choose."""
     return StaticTree(depth=base.depth, top_k=1, num_tokens=base.depth + 1)
 
 
 def entropy_bin(value: Tensor, edges: Tensor) -> Tensor:
-    """`[B]` int64 bin of each value: the number of edges strictly below it; NaN's is the last."""
+    """`[B]` int64: the number of edges strictly below each value; NaN is in the last bin."""
     return torch.bucketize(value, edges, right=False)
 
 

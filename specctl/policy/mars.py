@@ -1,13 +1,13 @@
-"""MARS: the target's second choice is admitted where the target is nearly indifferent. Lossy.
+"""MARS: admits the target's second choice where the target is nearly indifferent. Lossy.
 
 arXiv:2601.15498, Algorithm 1. With v1 and v2 the target's two best tokens after a node, by raw
 logits, and y the target's own token there (argmax, or drawn):
 
     sound   child y if there is one; else child v2, if the margin is low and no child is v1
-    alg1    the same of y = v1: greedy alone, as the paper prints it
+    alg1    as `sound` with y = v1: greedy only, as the paper prints it
 
-After the deepest admitted node the strict target speaks. A relaxed token is never one of the
-denied ones, nor does it replace one. The path is never chosen for its length."""
+The target's own token follows the deepest admitted node. Relaxation never accepts or replaces a
+denied token, and never chooses a path by its length."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Mars(Acceptance):
     theta: Annotated[float, Field(ge=0)] = 0.9
     """Relax above it (below it for `margin`); 1 (0 for `margin`) relaxes nothing."""
     deny_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """Never relaxed, to or from (digits, tool-call marks); the ids that end a text are always
-    among them."""
+    """Tokens relaxed neither to nor from (digits, tool-call marks), besides those that end a
+    text."""
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:
@@ -55,7 +55,7 @@ class Mars(Acceptance):
 
 @dataclass(frozen=True)
 class TopTwo:
-    """The two best tokens after each node, `[B, N]` each, with their logits in float32."""
+    """The two best tokens after each node and their float32 logits, `[B, N]` each."""
 
     first: Tensor
     second: Tensor
@@ -65,10 +65,10 @@ class TopTwo:
 
 @dataclass(frozen=True)
 class MarsRule:
-    """The rule of a record; `denied` is `[K]` int64, tokens never relaxed, to or from."""
+    """The rule of a record."""
 
     record: Mars
-    denied: Tensor
+    denied: Tensor  # `[K]` int64, tokens relaxed neither to nor from
     memory_size = 0
     needs_draft_law = False
     samples_drafts = False
@@ -85,8 +85,8 @@ class MarsRule:
         return Judgement(follows(given.tree, given.target_ids) | relaxed, given.target_ids)
 
     def openings(self, given: Verification) -> Tensor:
-        """`[B, N]` float32: closeness of the two best after a node, where a child stands ready to
-        be relaxed to and nothing but the threshold forbids it; -inf elsewhere."""
+        """`[B, N]` float32: closeness of the two best after a node, where the threshold decides;
+        -inf elsewhere."""
         return self._openings(given, top_two(given.logits, given.target_ids, given.greedy))
 
     def _openings(self, given: Verification, best: TopTwo) -> Tensor:
@@ -104,14 +104,13 @@ class MarsRule:
 
 
 def mars_acceptance(record: Mars, device: torch.device, eos_ids: Collection[int]) -> MarsRule:
-    """The rule of a record; EOS is denied whatever the record says."""
     return MarsRule(record, denied_ids(record.deny_token_ids, eos_ids, device))
 
 
 def closeness(record: Mars, best: TopTwo) -> Tensor:
-    """`[B, N]` float32: how near the target is to indifferent after a node, in the record's form.
+    """`[B, N]` float32: closeness of the target's two best tokens, in the record's form.
 
-    Softmax ignores a shift of logits, z2 / z1 does not, so it counts only where both are positive.
+    The ratio z2 / z1 depends on a shift of the logits, so it counts only if both are positive.
     """
     first, second = best.first_logit, best.second_logit
     if record.form == "ratio":
@@ -122,14 +121,14 @@ def closeness(record: Mars, best: TopTwo) -> Tensor:
 
 
 def bound(record: Mars) -> float:
-    """The closeness that a relaxation has to exceed."""
+    """The closeness that a relaxation must exceed."""
     return -record.theta if record.form == "margin" else record.theta
 
 
 def top_two(logits: Tensor, target_ids: Tensor, greedy: Tensor) -> TopTwo:
     """The two best tokens after each node of `[B, N, V]` logits.
 
-    In greedy rows the first is the target's token: of logits that tie, top-k may order others.
+    In greedy rows the first is the target's token, as top-k may order ties differently.
     """
     values, ids = logits.topk(2, dim=-1)
     first = torch.where(greedy[:, None], target_ids, ids[..., 0])

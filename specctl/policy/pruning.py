@@ -1,7 +1,7 @@
-"""Trees pruned by a score while they grow: what no score reaches is neither expanded nor verified.
+"""Trees pruned by a score while they grow: nodes below a threshold are dropped.
 
-Which score is the family's own: the joint probability (`threshold`, the plainest tree that adapts),
-or what a classifier says of a node (`c2t`). Growing, closing and capping are the same for all.
+The score is the joint probability (`threshold`, the simplest adaptive tree), or a classifier's
+(`c2t`). Growth and caps are the same for both.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from specctl.records import MAX_FLOAT32, Probability, floor_float32, require
 from specctl.tree import DraftPool
 
 Score = Callable[[DraftPool, int], Tensor]
-"""`(pool, start) -> [B, P - start]` float32, more is better, -inf in empty slots: scores of the
-pool's nodes from index `start` on, which are one level or more."""
+"""`(pool, start) -> [B, P - start]` float32: scores of the nodes from index `start` on, which are
+one level or more; higher is better, -inf in empty slots."""
 Combine = Callable[[Tensor, Tensor], Tensor]
-"""`(of the parent, own) -> combined`, shapes `[B, W, 1]` and `[B, W, K]`: a node's score behind
-its parent's. A result that is never above the parent's keeps a capped tree closed."""
+"""`(parent's score, own score) -> score`, `[B, W, 1]` and `[B, W, K]`. Scores that never exceed the
+parent's keep a capped selection a tree."""
 
 
 @dataclass
 class PrunedPlan(Plan):
-    """Also remembers the scores of what was drafted so far."""
+    """A plan with the scores so far."""
 
     levels: list[Tensor] = field(default_factory=list)
-    """`[B, C]` float32 of each level, combined along the path; -inf in empty slots, and inf at the
+    """`[B, C]` float32 of each level, combined along the path; -inf in empty slots, inf at the
     root, which is always submitted."""
     of_frontier: Tensor = field(default_factory=lambda: torch.empty(0))
-    """`[B, W]` float32, scores of the nodes whose children come next."""
+    """`[B, W]` float32, scores of the nodes to expand."""
     scores: Tensor = field(default_factory=lambda: torch.empty(0))
-    """`[B, P']` of all that was scored; empty before `select`."""
+    """`[B, P']` of all scored nodes; empty before `select`."""
     num_scored: int = 1
 
 
@@ -64,17 +64,15 @@ class PrunedPlan(Plan):
 class PrunedShape(BaseShape):
     """Expands the best `width` nodes of a level among those that reach `min_score`.
 
-    A round scores once a level, so on a CPU it costs its number of operations: scores are
-    kept by level, and a child's parent is known by its place, W-major below the last frontier.
+    On a CPU the time of a round is its number of operations, so each level is scored once and its
+    scores are kept; a child's parent follows from its place.
     """
 
-    score: Score  # of nodes as they are drafted, natural log of their acceptance
-    min_score: float  # below it a node is neither expanded nor submitted
-    combine: Combine | None = None
-    """With the parent's; None leaves a node its own, for scores that cannot rise along a path or
-    need no closing."""
-    root_score: float = float("inf")  # what `combine` gets for the parent of the first level
-    min_level_prob: float = 0.0  # of a level's nodes together, below which none is expanded
+    score: Score  # natural log of acceptance
+    min_score: float  # nodes below it are neither expanded nor submitted
+    combine: Combine | None = None  # with the parent's score; None keeps a node's own
+    root_score: float = float("inf")  # the parent's score at the first level
+    min_level_prob: float = 0.0  # a level is expanded only if its nodes together reach it
 
     def begin(self, start: RoundStart) -> Plan:
         plan = super().begin(start)
@@ -104,18 +102,15 @@ class PrunedShape(BaseShape):
         return indices_of(scores >= self.min_score)
 
     def level_scores(self, of_parent: Tensor, pool: DraftPool, start: int) -> Tensor:
-        """`[B, C]` combined scores of the level that starts there; -inf in empty slots.
-
-        Args:
-            of_parent: `[B, W]`, of the frontier that the level's nodes are children of.
-        """
+        """`[B, C]`: combined scores of the level at `start`, -inf in empty slots, from the parents'
+        `[B, W]`."""
         own = self.score(pool, start)
         if self.combine is None:
             return own
         return self.combine(of_parent[..., None], own.view(*of_parent.shape, -1)).flatten(1)
 
     def _score_new(self, plan: PrunedPlan, pool: DraftPool) -> None:
-        """Scores the level that was drafted since the last call, if there is one."""
+        """Scores the level drafted since the last call, if there is one."""
         start, size = plan.num_scored, pool.joint_logp.shape[1]
         if start < size:
             width = (size - start) // self.top_k  # of the frontier as far as it was expanded
@@ -124,7 +119,7 @@ class PrunedShape(BaseShape):
 
 
 def best_scores(scores: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The `width` best of each row, best first, and where they stand; as `top_order`."""
+    """The `width` best scores of each row, best first, and their indices; see `top_order`."""
     if scores.numel() < SORTED_WHOLE:
         values, order = scores.sort(dim=1, descending=True, stable=True)
         return values[:, :width], order[:, :width]
@@ -133,7 +128,7 @@ def best_scores(scores: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 
 def indices_of(kept: Tensor) -> Tensor:
-    """`[B, P]` int64: where `kept` `[B, P]` is true, ascending, -1 padded."""
+    """`[B, P]` int64: indices of true entries of `kept` `[B, P]`, ascending, -1 padded."""
     kept, order = kept.sort(dim=1, descending=True, stable=True)
     return order.masked_fill_(~kept, -1)
 
@@ -142,17 +137,16 @@ def indices_of(kept: Tensor) -> Tensor:
 
 
 class JointThreshold(Shape):
-    """Every node whose path is likely enough, and none else: a tree without a fixed size.
+    """A tree of all nodes whose paths are likely enough, without a fixed size.
 
     A node is expanded and submitted iff its joint probability is at least `min_prob`. One
-    threshold over all rounds spends nodes where the drafter is sure; any learned pruning has to
-    beat it at the same depth.
+    threshold over all rounds spends nodes where the drafter is sure; learned pruning must beat it
+    at the same depth.
 
     With `min_level_prob` it is the marginal rule. At a rate of λ tokens per us a node is worth its
-    time iff its acceptance is at least λ · (us to verify one token more), and a level iff what it
-    adds is at least λ · (us to draft it); what it adds grows with the probability that the text
-    goes through one of the nodes that are expanded, which is the sum of theirs, as at most one of
-    a level is on the path.
+    time iff its acceptance is at least λ · (us to verify one token more), and a level iff its gain
+    is at least λ · (us to draft it). The gain grows with the probability that the text passes one
+    of the expanded nodes: the sum of theirs, as at most one node of a level is on the path.
     """
 
     always_reads: ClassVar = ("joint_prob",)
@@ -160,10 +154,9 @@ class JointThreshold(Shape):
     depth: Depth = 8  # drafted levels at most
     top_k: TopK = 10  # children per expanded node and nodes expanded per level
     min_prob: Annotated[float, Field(ge=0, lt=1)] = 0.05  # of the whole path
-    num_tokens: NumTokens | None = None
-    """Cap on submitted nodes, root counted; none leaves it to `min_prob`."""
+    num_tokens: NumTokens | None = None  # cap on submitted nodes, root counted
     min_level_prob: Probability = 0.0
-    """Of all nodes together that would be expanded, below which drafting stops."""
+    """Drafting stops if the nodes to expand are together less likely."""
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:
@@ -176,7 +169,7 @@ class JointThreshold(Shape):
     @property
     def most_tokens(self) -> int:
         """Nodes that can reach `min_prob`, root counted: those of a level sum to 1 at most."""
-        # A little more than 1, because probabilities are rounded.
+        # Slightly above 1, as probabilities are rounded.
         likely = math.floor(1.001 / self.min_prob) if self.min_prob else MAX_TOKENS**2
         deeper = min(self.top_k**2, likely)
         return 1 + min(self.top_k, likely) + (self.depth - 1) * deeper
@@ -196,7 +189,7 @@ def joint_threshold_shape(record: JointThreshold, device: torch.device) -> Prune
 
 
 def lowest_logp(min_prob: float) -> float:
-    """The least float32 that reaches the threshold; finite, so that empty slots never do."""
+    """The lowest float32 that reaches the threshold; finite, so that empty slots never do."""
     return floor_float32(math.log(min_prob)) if min_prob > 0 else -MAX_FLOAT32
 
 

@@ -1,21 +1,20 @@
 """Ratio verification of chains whose draft tokens were drawn from the drafter. Lossless.
 
 With q the drafter's distribution after a token and p the target's, both after temperature, top-k
-and top-p, the draft token x ~ q is accepted with probability min(1, p(x) / q(x)); the first one
-refused is replaced by a draw from the residual, max(p - q, 0) normalised; behind a chain that was
-accepted whole the target draws from p (Leviathan et al. 2023, Algorithm 1; Chen et al. 2023,
-Algorithm 2). A drawn token is accepted with probability 1 - TV(p, q), the likeliest one under
-point-mass verification with p of it: which is more depends on the pair.
+and top-p, the draft token x ~ q is accepted with probability min(1, p(x) / q(x)). The first
+rejected token is replaced by a draw from the residual, max(p - q, 0) normalised; after a fully
+accepted chain the target draws from p (Leviathan et al. 2023, Algorithm 1; Chen et al. 2023,
+Algorithm 2). A drawn token is accepted with probability 1 - TV(p, q), and the likeliest one under
+point-mass verification with its probability under p; which is higher depends on the pair.
 
-What it rests on is that x is a draw from q *given that it is verified*. Whether position i is
-verified may hence depend on what was drawn before position i, not on x_i itself: the stop rule must
-be predictable. A rule that drafts a token, looks at its probability and withholds it makes likely
-tokens of likely ones and emits another text. `ShapeFamily.withholds` says which shapes do.
+Losslessness requires that x is a draw from q *given that it is verified*. So whether position i is
+verified may depend on earlier draws, but not on x_i: the stop rule must be predictable. A rule that
+withholds a drafted token for its probability changes the distribution of the text; see
+`ShapeFamily.withholds`.
 
-All noise is of the request's seed and the output position (`specctl.noise`), in streams of its own
-for the draft token, the coin and the residual, so a text does not depend on the rest of the batch.
-It does depend on the policy, as no text of point-mass verification does: only its distribution is
-the same.
+All noise follows from the request's seed and the output position (`specctl.noise`), with separate
+streams for draft token, coin and residual, so a text is independent of its batch. It depends on the
+policy, unlike texts of point-mass verification; only its distribution does not.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from specctl.policy.family import Acceptance, AcceptanceFamily
 from specctl.policy.verification import Judgement, Outcome, Verification, follows
 
 DRAFT_STREAM, COIN_STREAM, RESIDUAL_STREAM = 201, 202, 203
-"""Streams of noise: the draft token, whether it is accepted, what replaces it."""
+"""Streams of noise: draft token, acceptance, replacement."""
 
 
 class Ratio(Acceptance):
@@ -44,17 +43,17 @@ class Chances:
     """The probabilities of a verification of chains, float64."""
 
     accept: Tensor
-    """`[B, N]`, of each draft token if the ones before it are accepted; 0 at the root and in empty
-    slots."""
+    """`[B, N]`, of each draft token given that the earlier ones are accepted; 0 at the root and in
+    empty slots."""
     rest: Tensor
-    """`[B, N, V]`, distribution of the token emitted behind each node if its draft token is
-    refused; behind the last node of a chain the target's own."""
-    draft_prob: Tensor  # `[B, N]`, q of each draft token; meaningless where there is none
+    """`[B, N, V]`, distribution of the token emitted after each node if the next draft token is
+    rejected; after the last node of a chain the target's own."""
+    draft_prob: Tensor  # `[B, N]`, q of each draft token; arbitrary elsewhere
 
 
 @dataclass(frozen=True)
 class RatioRule:
-    """Ratio verification of a batch of chains; greedy rows are strict, as the limit T = 0 is."""
+    """Ratio verification of a batch of chains; greedy rows are strict, the limit at T = 0."""
 
     memory_size = 0
     needs_draft_law = True
@@ -74,7 +73,7 @@ class RatioRule:
         drawn = (rest.log() + gumbels(keys, rest.shape[-1])).argmax(-1)
         drafted = has_draft(given)[:, 1:]
         target_ids[:, :-1] = torch.where(sampled & drafted, drawn, target_ids[:, :-1])
-        # What follows a node is then what is emitted behind it, as in point-mass verification.
+        # A node's `target_ids` is the token emitted after it, as in point-mass verification.
         target_ids[:, :-1] = torch.where(accepted[:, 1:], tree.token_ids[:, 1:], target_ids[:, :-1])
         return Judgement(accepted, target_ids, found.draft_prob.log().float())
 
@@ -89,16 +88,14 @@ def has_draft(given: Verification) -> Tensor:
 
 
 def chances(given: Verification) -> Chances:
-    """The probabilities that a verification draws by; see `Chances`.
-
-    Slot i holds the chain's i-th token: its parent is slot i - 1.
-    """
+    """The probabilities of a verification. The parent of slot i is slot i - 1, as trees are
+    chains."""
     tree, drafter = given.tree, given.draft_law
     assert drafter is not None
     target = given.law.double().softmax(-1)
     spread = torch.zeros_like(target)
-    said = drafter.logits.double().softmax(-1)
-    spread.index_add_(2, drafter.target_ids, said)  # tokens that the drafter cannot say have q = 0
+    drafted = drafter.logits.double().softmax(-1)
+    spread.index_add_(2, drafter.target_ids, drafted)  # q = 0 outside the draft vocabulary
     p, q = target[:, :-1], spread[:, 1:]
     token_ids, is_draft = tree.token_ids[:, 1:, None], has_draft(given)[:, 1:]
     p_token, q_token = (law.gather(-1, token_ids)[..., 0] for law in (p, q))
@@ -108,7 +105,7 @@ def chances(given: Verification) -> Chances:
     draft_prob[:, 1:] = q_token
     residual = (p - q).clamp(min=0)
     mass = residual.sum(-1, keepdim=True)
-    # No mass is left where p = q, up to rounding: then nothing is refused, up to rounding.
+    # Where p = q, up to rounding, no mass is left and nothing is rejected.
     replaces = is_draft[..., None] & (mass > 0)
     rest = target.clone()
     rest[:, :-1] = torch.where(replaces, residual / mass.where(mass > 0, 1.0), p)

@@ -1,14 +1,14 @@
-"""The contract of deciding code: the calls of a round to a shape and a budget.
+"""The contract of rules: the calls of a round to a shape and a budget.
 
-Everything is batched and stays on the device: a batch is the requests of a round at run time, and
-the positions of a log in replay.
+Everything is batched and stays on the device. The rows of a batch are requests at run time, and
+positions of a log in replay.
 
-The round calls, in order: `begin`, then `grow` after every drafted level, `select` once, the
-budget's `share`, the acceptance's `judge` on the target's answer, `observe` on the outcome.
+A round calls, in order: `begin`, `grow` after every drafted level, `select` once, the budget's
+`share`, the acceptance's `judge` on the target's outputs, and `observe` on the outcome.
 
-Rules hold parameters and no state. What a rule wants to remember of a request from round to
-round is a row of numbers, its *memory*, which the runtime keeps by slot, replay
-by request. It is zero in a request's first round.
+Rules hold parameters and no state. The *memory* of a request is a row of numbers that a rule
+updates from round to round, stored by slot at run time and by request in replay. It is zero in a
+request's first round.
 """
 
 from __future__ import annotations
@@ -26,10 +26,8 @@ class RoundStart:
     """The state of B requests when a round begins."""
 
     num_rows: int
-    memory: Tensor  # `[B, M]` float64, what the shape noted of each request in its earlier rounds
-    batch_size: int = 1
-    """Requests that decode together. Not `num_rows` in replay, whose rows are positions of a log,
-    each of a request by itself."""
+    memory: Tensor  # `[B, M]` float64, the shape's memory of each request
+    batch_size: int = 1  # requests that decode together; in replay each row is decoded alone
 
 
 def fresh_start(
@@ -42,33 +40,30 @@ def fresh_start(
 
 @dataclass
 class Plan:
-    """A shape's memory within one round."""
+    """A shape's state within one round."""
 
     num_rows: int
     max_depth: Tensor
-    """`[B]` int64, levels this round drafts for each row; deeper ones are drafted only where
-    another row of the batch wants them, and are never submitted."""
-    bins: Tensor | None = None
-    """`[B]` int64 or None, the regime that a shape chose, -1 while unknown."""
+    """`[B]` int64, levels drafted for each row; deeper levels, drafted for other rows, are never
+    submitted."""
+    bins: Tensor | None = None  # `[B]` int64, the bin of HeteroSpec, once chosen
     stopped_at: Tensor | None = None
-    """`[B]` int64 or None, the level where a gate closed, 0 for none: its nodes are there for a
-    budget that has some to spare."""
-    deepest: int | None = None
-    """The deepest level of any row, where the host knows it; None: the rule's own."""
+    """`[B]` int64, the level whose gate closed, 0 for none; a budget may spend spare tokens on its
+    nodes."""
+    deepest: int | None = None  # deepest level of any row, if known on the host
 
 
 @dataclass(frozen=True)
 class Level:
-    """The candidates of one drafted level, 1 for the root's children: those of the pool so far,
-    `[B, P']`, from index `start` on."""
+    """The candidates of one drafted level."""
 
-    depth: int
-    pool: DraftPool
-    start: int
+    depth: int  # 1 for the root's children
+    pool: DraftPool  # `[B, P']`, up to this level
+    start: int  # index of the level's first candidate
 
     @property
     def joint_logp(self) -> Tensor:
-        """`[B, C]` scores of this level's candidates."""
+        """`[B, C]`: scores of the level's candidates."""
         return self.pool.joint_logp[:, self.start :]
 
 
@@ -78,8 +73,8 @@ class Frontier:
 
     index: Tensor  # `[B, W]` int64 pool indices, likeliest first
     keep: Tensor
-    """`[B, W]` bool: expand this one; those that are kept stand first. When none is kept, drafting
-    ends; a row without any has stopped."""
+    """`[B, W]` bool, whether to expand; kept nodes are first. A row without kept nodes has stopped,
+    and drafting ends when all rows have."""
 
 
 class ShapeRule(Protocol):
@@ -89,28 +84,27 @@ class ShapeRule(Protocol):
     top_k: int  # children per expanded node
     width: int  # nodes expanded per level at most
     max_tokens: int  # nodes submitted at most, root counted
-    memory_size: int  # M, numbers that the rule keeps of a request; 0 for most
-    needs_text: bool  # it reads features that compare tokens with the recent text
+    memory_size: int  # M, numbers in a request's memory; mostly 0
+    needs_text: bool  # reads features that compare tokens with the recent text
 
     def begin(self, start: RoundStart) -> Plan:
-        """Starts a round of B rows."""
+        """Starts a round."""
         ...
 
     def grow(self, plan: Plan, level: Level) -> Frontier:
-        """Chooses what to expand after a level. Not called below the deepest level."""
+        """Chooses the nodes to expand after a level; not called after the deepest."""
         ...
 
     def select(self, plan: Plan, pool: DraftPool) -> Tensor:
-        """Nodes to verify: `[B, N]` ascending pool indices, root first, closed, -1 padded."""
+        """The nodes to verify, a tree: `[B, N]` ascending pool indices, root first, -1 padded."""
         ...
 
     def unsound(self, plan: Plan) -> Tensor | None:
-        """`[B]` bool: the rows where something that it decided by is NaN, after `select`; None
-        for a rule that decides by nothing but the draft."""
+        """`[B]` bool: rows with NaN scores, after `select`; None without learned scores."""
         ...
 
     def observe(self, memory: Tensor, outcome: Outcome) -> Tensor:
-        """Learns from a round: the requests' memory for the next, `[B, M]` both."""
+        """Updates the requests' memory `[B, M]` by a round."""
         ...
 
 
@@ -121,19 +115,19 @@ class BudgetRule(Protocol):
         """The nodes that each request of the batch may verify.
 
         Args:
-            plan: the shape's, as drafting left it.
-            submitted: `[B, N]` int64, what the shape selected.
+            plan: of the shape, after drafting.
+            submitted: `[B, N]` int64, selected by the shape.
 
         Returns:
-            `[B, N']` int64, in each row a closed subset of `submitted`: ascending, root first and
-            always kept, -1 padded at the end.
+            `[B, N']` int64, in each row a subset of `submitted` that is a tree with the root:
+            ascending, -1 padded.
         """
         ...
 
 
 @dataclass
 class BaseShape:
-    """Defaults shared by the rules: fixed depth, EAGLE-2 frontier and rerank."""
+    """Defaults of rules: fixed depth, EAGLE-2's frontier and rerank."""
 
     max_depth: int
     top_k: int
@@ -158,33 +152,33 @@ class BaseShape:
         return None
 
     def observe(self, memory: Tensor, outcome: Outcome) -> Tensor:
-        del outcome  # offline policies do not learn from a round
+        del outcome  # most rules have no memory
         return memory
 
 
 def is_fixed(rule: ShapeRule) -> bool:
-    """Whether the size of a round is known when it begins: the rule chooses nothing by what is
-    drafted but which nodes come first, and a chain leaves no choice."""
+    """Whether the size of a round is known when it begins: the draft changes only the ranking of
+    nodes, which for a chain is fixed too."""
     chooses = (type(rule).grow, type(rule).select, type(rule).observe)
     return chooses == (BaseShape.grow, BaseShape.select, BaseShape.observe)
 
 
 def rows_below(plan: Plan, level: Level, index: Tensor) -> Frontier:
-    """A frontier that is kept whole in the rows whose plan goes deeper than this level."""
+    """A frontier kept whole in the rows that draft deeper than this level."""
     return Frontier(index, (plan.max_depth > level.depth)[:, None].expand_as(index))
 
 
 def stop_rows(plan: Plan, level: Level, stopped: Tensor) -> None:
-    """Notes in the plan that the rows `[B]` bool draft no deeper than this level."""
+    """Ends drafting at this level in rows `[B]` bool."""
     here = plan.max_depth.clamp(max=level.depth)
     plan.max_depth = torch.where(stopped, here, plan.max_depth)
 
 
 def rank_order(joint_logp: Tensor) -> Tensor:
-    """Indices by falling score, ties broken towards the earlier, hence shallower, node.
+    """Indices by falling score; of ties the earlier, hence shallower, node comes first.
 
-    A stable sort: with equal scores a parent still stands before its child, so any prefix of
-    the order is a closed tree (EAGLE's top-k may drop the parent).
+    The sort is stable: with equal scores a parent precedes its child, so that every prefix of the
+    order is a tree (EAGLE's top-k may drop the parent).
     """
     return joint_logp.sort(dim=1, descending=True, stable=True).indices
 
@@ -196,7 +190,7 @@ top-k of 48: 18 and 36 us for 1 x 1011 scores, 58 and 51 us for 16 x 331, 51 and
 
 
 def top_order(joint_logp: Tensor, num_best: int) -> Tensor:
-    """`rank_order(joint_logp)[:, :num_best]`, exactly, without sorting wide batches whole.
+    """Exactly `rank_order(joint_logp)[:, :num_best]`, without sorting wide batches whole.
 
     Args:
         joint_logp: `[B, P]` float32, free of NaN.
@@ -214,11 +208,11 @@ def top_order(joint_logp: Tensor, num_best: int) -> Tensor:
 
 
 def rank_keys(joint_logp: Tensor) -> Tensor:
-    """`[B, P]` int64, all different in a row, falling in the order of `rank_order`.
+    """`[B, P]` int64, distinct in a row, falling in the order of `rank_order`.
 
-    The high half holds the score's bits, made to grow with the score: those of a negative float
-    grow with its size, so all but the sign are flipped. The low half prefers the earlier index.
-    In place, because fresh memory would take longer than the sums.
+    The high half holds the score's bits, made monotone: those of a negative float grow with its
+    magnitude, so all but the sign are flipped. The low half prefers the earlier index. Computed in
+    place, as fresh memory would take longer than the arithmetic.
     """
     bits = (joint_logp + 0.0).view(torch.int32)  # -0.0 + 0.0 is 0.0: the two zeros are equal
     bits ^= (bits >> 31) & 0x7FFF_FFFF
@@ -238,7 +232,7 @@ def best_nodes(pool: DraftPool, num_tokens: int, limit: Tensor | None = None) ->
 
     Args:
         num_tokens: N, root counted.
-        limit: `[B]` int64, smaller sizes per row, root counted.
+        limit: `[B]` int64, smaller sizes of rows, root counted.
 
     Returns:
         `[B, N]` int64 pool indices, root first, -1 padded at the end.

@@ -1,6 +1,6 @@
-"""Scorers predict a node's acceptance: a tiny network, or a table.
+"""Scorers of a node's acceptance: a tiny network, or a table.
 
-All decide in float32, batched, without a loop over nodes and without waiting for the device."""
+They compute in float32 for whole batches, without waiting for the device."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class FfnScorer(Record):
 
     learned: ClassVar = ("mean", "scale", "w1", "b1", "w2", "b2")
     kind: Literal["ffn"] = "ffn"
-    features: tuple[str, ...] = Field(min_length=1)  # names of the node features it reads, in order
-    mean: Array
-    scale: Array  # `mean`, `scale`: standardisation of each feature
-    w1: Matrix
-    b1: Array  # `w1`, `b1`: `[H, F]`, `[H]`
-    w2: Array
-    b2: Array  # `w2`, `b2`: `[H]`, `[1]`
+    features: tuple[str, ...] = Field(min_length=1)  # names of the node features, in order
+    mean: Array  # of each feature
+    scale: Array  # of each feature
+    w1: Matrix  # `[H, F]`
+    b1: Array  # `[H]`
+    w2: Array  # `[H]`
+    b2: Array  # `[1]`
 
     @model_validator(mode="after")
     def _shapes(self) -> Self:
@@ -49,18 +49,16 @@ class FfnScorer(Record):
 
 
 class AcceptanceTable(Record):
-    """Acceptance given the parent's, by the drafter's probability and what the text repeats."""
+    """Acceptance given the parent's, by draft probability and `copy_length`."""
 
     learned: ClassVar = ("edges", "log_odds")
     kind: Literal["table"] = "table"
     features: tuple[Literal["draft_logp"], Literal["copy_length"]] = ("draft_logp", "copy_length")
-    """Names of the two node features that it reads."""
+    """Names of its two node features."""
     edges: Array
-    """Natural logs of draft probabilities, ascending, E of them: bin i holds those above edge i -
-    1 up to edge i."""
+    """E ascending logs of draft probabilities: bin i holds those above edge i - 1 up to edge i."""
     log_odds: Matrix
-    """`[2 · SUFFIX_TOKENS + 1, E + 1]`, a row for each value of `copy_length`, from -SUFFIX_TOKENS
-    on."""
+    """`[2 · SUFFIX_TOKENS + 1, E + 1]`, a row for each `copy_length` from -SUFFIX_TOKENS on."""
 
     @model_validator(mode="after")
     def _shapes(self) -> Self:
@@ -99,7 +97,7 @@ class FfnLogOdds:
     b2: Tensor
 
     def __call__(self, features: Tensor) -> Tensor:
-        # Faster than addmm if this small.
+        # At these sizes faster than addmm.
         hidden = torch.mm(features, self.w1).add_(self.b1).relu_()
         return torch.mv(hidden, self.w2).add_(self.b2)
 
@@ -126,10 +124,10 @@ def _floats(values: Sequence[float]) -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class TableLogOdds:
-    """The cell of a node, `[E]` edges and `[(2 · SUFFIX_TOKENS + 1) · (E + 1)]` log-odds."""
+    """Log-odds of a node's cell."""
 
-    edges: Tensor
-    log_odds: Tensor
+    edges: Tensor  # `[E]`
+    log_odds: Tensor  # `[(2 · SUFFIX_TOKENS + 1) · (E + 1)]`
 
     def __call__(self, features: Tensor) -> Tensor:
         logp, copied = features.unbind(1)
@@ -137,7 +135,7 @@ class TableLogOdds:
         return torch.where(logp.isnan(), logp, found)
 
     def cells(self, draft_logp: Tensor, copied: Tensor) -> Tensor:
-        """int64 places in `log_odds`, of the common shape of both."""
+        """int64 indices into `log_odds`."""
         columns = len(self.edges) + 1
         first = torch.bucketize(draft_logp.contiguous(), self.edges).add_(SUFFIX_TOKENS * columns)
         return first.add_(copied, alpha=columns)
@@ -149,7 +147,7 @@ def table_log_odds(scorer: AcceptanceTable, device: torch.device) -> TableLogOdd
 
 
 def highest_log_odds(scorer: Scorer) -> float:
-    """A bound on all nodes: the best cell of a table; infinite for a network."""
+    """An upper bound: the best cell of a table; infinite for a network."""
     if isinstance(scorer, FfnScorer):
         return math.inf
     return max(map(max, scorer.log_odds))

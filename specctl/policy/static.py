@@ -1,18 +1,18 @@
-"""Shapes without anything learned: plain decoding, chains, chains by batch size, EAGLE-2's tree,
+"""Shapes without learned parameters: plain decoding, chains, chains by batch size, EAGLE-2's tree,
 and the full tree.
 
-`FullTree` is everything that a dense log holds, drafted and submitted. The frontier of a level is
-its best `width` candidates and, if nested, for every j <= top_k the frontier of the static tree of
-(top_k j, width j). Such a tree contains every chain and every static tree of the same drafter whose
-depth and top_k are not larger, node for node:
+`FullTree` drafts and submits everything that a dense log holds. The frontier of a level is its best
+`width` candidates and, if nested, for every j <= top_k the frontier of the static tree of (top_k j,
+width j). Such a tree contains every chain and every static tree of the same drafter up to its depth
+and top_k, node for node:
 
     level 1   a  b  c      static tree 1 (the chain) expands a
     top_k 3                static tree 2 expands a, b
                            static tree 3 expands a, b, c
 
 At level 2 the first child of `b` may be among the best two of tree 2 and not among the best three
-of tree 3, where two children of `c` are better: the best of a wide level need not contain the best
-of a narrow one. So the static trees that each node belongs to are carried from level to level."""
+of tree 3, where two children of `c` are better: the best of a wide level may lack the best of a
+narrow one. So each node carries the static trees that it belongs to from level to level."""
 
 from __future__ import annotations
 
@@ -73,15 +73,13 @@ class StaticTree(Shape):
 
 
 class ChainSchedule(Shape):
-    """A chain whose length follows the size of the batch: fewer draft tokens, the more requests
-    share the target's pass. vLLM's `num_speculative_tokens_per_batch_size`, SGLang's keys by batch
-    size.
+    """A chain whose length depends on the batch size: larger batches draft fewer tokens. vLLM's
+    `num_speculative_tokens_per_batch_size`, SGLang's keys by batch size.
     """
 
     kind: Literal["schedule"] = "schedule"
     from_batch: tuple[PositiveInt, ...]
-    """Batch sizes from which an entry holds, ascending, the first one 1; an entry holds up to the
-    next, the last one for all larger batches."""
+    """Smallest batch size of each entry, ascending from 1."""
     num_draft_tokens: tuple[Length, ...]  # K of each entry; 0 is plain decoding
 
     @model_validator(mode="after")
@@ -97,12 +95,12 @@ class ChainSchedule(Shape):
         return self
 
     def length_at(self, batch_size: int) -> int:
-        """K of a batch of so many requests."""
+        """K at a batch size."""
         return self.num_draft_tokens[bisect_right(self.from_batch, batch_size) - 1]
 
 
 def at_batch_size(shape: Shape, batch_size: int) -> Shape:
-    """The shape of a batch that keeps its size: of a schedule the chain of its entry."""
+    """The shape at a fixed batch size: of a schedule the chain of its entry."""
     if not isinstance(shape, ChainSchedule):
         return shape
     length = shape.length_at(batch_size)
@@ -121,7 +119,7 @@ def static_shape(record: RootOnly | Chain | StaticTree, device: torch.device) ->
 
 @dataclass(kw_only=True)
 class ScheduledChain(BaseShape):
-    """A chain that looks its length up when a round begins."""
+    """A chain whose length is looked up when a round begins."""
 
     record: ChainSchedule
 
@@ -206,26 +204,24 @@ EAGLE2 = ShapeFamily(
 
 
 class FullTree(Shape):
-    """All that a dense log holds: the policy of dense collection (design.md, section 1).
-
-    Everything drafted is submitted, so as a live policy it is a reference for tests, not for use.
-    """
+    """The policy of dense collection, which submits everything drafted (design.md, section 1)."""
 
     kind: Literal["full"] = "full"
     depth: Depth = 11  # drafted levels
     top_k: TopK = 10  # children per expanded node (C2T's superset: 11 and 10)
     width: TopK | None = None
-    """Nodes expanded per level for their joint probability; none means `top_k`."""
+    """Nodes expanded per level by joint probability; None is `top_k`."""
     nested: bool = True
-    """Expand also what the static trees of every smaller top_k would, so that each of them is
-    contained exactly."""
+    """Expand also the frontiers of the static trees of every smaller top_k, so that each of them
+    is contained exactly."""
 
 
 @dataclass
 class NestedPlan(Plan):
-    """Also `[B, W, K]` bool: static tree j + 1 expands the w-th node of the last frontier."""
+    """A plan with the static trees of the frontier."""
 
     owners: Tensor | None = None
+    """`[B, W, K]` bool: static tree j + 1 expands the w-th node of the last frontier."""
 
 
 @dataclass
@@ -247,7 +243,7 @@ class NestedShape(BaseShape):
         owners = members & (members.cumsum(1) <= sizes)
         places = torch.arange(order.shape[1], device=order.device)
         keep = owners.any(-1) | ((places < self.best) & exists[..., 0])
-        # What is kept moves to the front, in order; columns that no row needs are dropped.
+        # Kept nodes move to the front, in order, and columns without any are dropped.
         widest = max(1, int(keep.sum(1).max()))
         moved, slots = keep.sort(dim=1, descending=True, stable=True)
         keep, slots = moved[:, :widest], slots[:, :widest]
@@ -266,7 +262,7 @@ class NestedShape(BaseShape):
 
 def full_shape(record: FullTree, device: torch.device) -> BaseShape:
     best = record.width or record.top_k
-    # All frontiers together, if no two shared a node; the frontier itself is no wider than found.
+    # An upper bound: all frontiers together, if no two shared a node.
     width = best + record.nested * record.top_k * (record.top_k + 1) // 2
     size = 1 + record.top_k + (record.depth - 1) * width * record.top_k
     if record.nested:

@@ -1,5 +1,5 @@
-"""Drafts that stop on the drafter's own probabilities: by a signal, by a tree's beam or by what a
-level adds."""
+"""Drafts that stop by the drafter's own probabilities: by a signal, by a tree's beam, or by a
+level's gain."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ _READ = {
     "entropy_bound": "parent_entropy",
     "survival": "joint_prob",
 }
-"""The feature that each signal is made of."""
+"""The feature of each signal."""
 
 
 class SignalStop(Shape):
-    """A draft that stops on one signal of the drafter; the static alternatives to adaptive length.
+    """A draft that stops by one signal of the drafter.
 
     A token is uncertain where its signal passes the threshold:
 
     - `confidence`: its probability given its parent is below (transformers' assistant, 0.4);
     - `survival`: the probability of the whole path is below (DDD with a beam of one);
-    - `entropy`: the entropy of the distribution that it was drawn from is above, nats;
-    - `sqrt_entropy`: the square root of that is above (SVIP, arXiv:2411.18462, Eq. 7, 0.3);
+    - `entropy`: the entropy of its distribution is above, nats;
+    - `sqrt_entropy`: the square root of the entropy is above (SVIP, arXiv:2411.18462, Eq. 7, 0.3);
     - `entropy_bound`: 1 - sqrt(entropy_factor · entropy) is below (AdaEDL, arXiv:2410.18351,
       with a fixed λ).
     """
@@ -64,15 +64,15 @@ class SignalStop(Shape):
     threshold: Annotated[float, Field(ge=0)]  # as above
     window: Depth = 20  # draft levels at most (transformers: 20)
     top_k: TopK = 1
-    """1 for chains. More grows an EAGLE-2 tree, whose rows stop by the best node of a level, as
-    HeteroSpec puts AdaEDL on EAGLE-3's (arXiv:2505.13254, appendix A.10)."""
+    """1 for chains. More grows an EAGLE-2 tree, which stops by the best node of a level, as
+    HeteroSpec applies AdaEDL to EAGLE-3 (arXiv:2505.13254, appendix A.10)."""
     num_tokens: NumTokens | None = None
-    """Nodes submitted, root counted; all of a chain, and needed by a tree."""
+    """Nodes submitted, root counted; required for trees, not allowed for chains."""
     entropy_factor: Annotated[float, Field(gt=0)] = 0.2
-    """AdaEDL's γ, 0.2 in all its experiments; read by `entropy_bound` alone."""
+    """AdaEDL's γ, 0.2 in all its experiments; only for `entropy_bound`."""
     keep_last: bool = True
-    """Submit the uncertain token and stop after it, as transformers does; false stops before it
-    and leaves the first token untested, as SVIP's Algorithm 1 does; of chains alone."""
+    """Submit the uncertain token and stop after it, as transformers does; false, for chains only,
+    stops before it and does not test the first token, as SVIP's Algorithm 1 does."""
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -90,7 +90,7 @@ class SignalStop(Shape):
 
 
 Uncertain = Callable[[DraftPool], Tensor]
-"""`[B, P]` bool: the drafter is too unsure of this token to go on."""
+"""`[B, P]` bool: drafting stops at this token."""
 
 
 @dataclass(kw_only=True)
@@ -112,7 +112,7 @@ class SignalStopShape(BaseShape):
         return best_nodes(pool, self.max_tokens)
 
     def _ends(self, pool: DraftPool) -> Tensor:
-        """`[B, P]` bool: uncertain tokens; the root never, nor the first token if it must stay."""
+        """`[B, P]` bool: uncertain tokens, except the root and a first token that must stay."""
         first_tested = 1 if self.keep_last else 2
         return self.uncertain(pool) & (pool.depth >= first_tested)
 
@@ -124,14 +124,14 @@ def signal_stop_shape(record: SignalStop, device: torch.device) -> SignalStopSha
 
 
 def uncertainty(record: SignalStop) -> Uncertain:
-    """The test of a record; its threshold is rounded so that float32 decides as float64 would."""
+    """The test of a record, its threshold rounded so that float32 decides as float64 would."""
     below, above = ceil_float32(record.threshold), floor_float32(record.threshold)
     factor = record.entropy_factor
     tests: dict[str, Uncertain] = {
         "confidence": lambda pool: pool.draft_logp.exp() < below,
         "survival": lambda pool: pool.joint_logp.exp() < below,
         "entropy": lambda pool: pool.entropy > above,
-        # Rounding can leave the entropy of a certain token just below 0.
+        # Rounding can put the entropy of a certain token just below 0.
         "sqrt_entropy": lambda pool: pool.entropy.clamp(min=0).sqrt() > above,
         "entropy_bound": lambda pool: 1 - (factor * pool.entropy).clamp(min=0).sqrt() < below,
     }
@@ -141,8 +141,8 @@ def uncertainty(record: SignalStop) -> Uncertain:
 def withholds(record: SignalStop) -> str | None:
     """The reason why a record's stop is not predictable; see `ShapeFamily.withholds`.
 
-    A stop behind the token is: it decides about the tokens that follow. So is one before it on the
-    entropy of the distribution that it will be drawn from.
+    A stop after the token is predictable, as it concerns later tokens, and so is a stop before it
+    by the entropy of its distribution.
     """
     if record.top_k > 1:
         return "drafts trees"
@@ -166,7 +166,7 @@ EAGLE3_STOP = {
     "top_k": 10,
     "num_tokens": 60,
 }
-"""The threshold is ours: on the embedded pair it costs the share of τ that HeteroSpec's Table 11
+"""The threshold is ours: on the embedded pair it loses the share of τ that HeteroSpec's Table 11
 states (docs/concepts.md)."""
 STOP = ShapeFamily(
     record=SignalStop,
@@ -202,10 +202,10 @@ STOP = ShapeFamily(
 
 
 class DynamicDepth(Shape):
-    """DDD: an EAGLE-2 tree that goes on while its beam is likely (arXiv:2409.00142, Alg. 1).
+    """DDD: an EAGLE-2 tree that grows while its beam is likely (arXiv:2409.00142, Alg. 1).
 
-    The heuristic H is the log of the summed path probabilities of the beam, the nodes that
-    would be expanded next. All that was drafted may be submitted.
+    The heuristic H is the log of the summed path probabilities of the beam, the nodes to expand
+    next. All drafted nodes may be submitted.
     """
 
     always_reads: ClassVar = ("joint_prob",)
@@ -216,7 +216,7 @@ class DynamicDepth(Shape):
     check_levels: tuple[Depth, ...] = (5, 7, 9)
     """Levels after which H is compared (its S); each check waits for the device."""
     min_beam_logp: Annotated[float, Field(le=0)] = -0.3
-    """Nats; drafting stops where H is below it (its x)."""
+    """Nats; drafting stops if H is below it (its x)."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -227,7 +227,7 @@ class DynamicDepth(Shape):
 
 @dataclass(kw_only=True)
 class DynamicDepthShape(BaseShape):
-    """EAGLE-2's tree, no deeper than where the beam lost too much of its probability."""
+    """EAGLE-2's tree, ended where the beam is less likely than `min_beam_prob`."""
 
     check_levels: tuple[int, ...]
     min_beam_prob: float
@@ -276,26 +276,25 @@ DDD = ShapeFamily(
 class OptTree(Shape):
     """OPT-Tree: the tree of highest expected acceptance under a node budget (arXiv:2406.17276).
 
-    After every level the best tree of what is drafted is known, the `num_tokens` nodes of
-    highest path probability, and so is its expected acceptance length, their sum. Drafting goes
-    on while the last level raised it by more than `min_gain`.
+    The best tree of the nodes so far is the `num_tokens` nodes of highest path probability, and
+    its expected acceptance length is their sum. Drafting continues while the last level raised it
+    by more than `min_gain`.
     """
 
     always_reads: ClassVar = ("joint_prob",)
     kind: Literal["opt_tree"] = "opt_tree"
     depth: Depth = 10  # drafted levels at most (the released code: 10)
     top_k: TopK = 10
-    """Children per expanded node and nodes expanded per level. The paper's is `num_tokens - 1`,
-    which leaves out nothing; a log holds less."""
+    """Children per expanded node and nodes expanded per level. The paper's `num_tokens - 1` drops
+    no node, but exceeds a log's."""
     num_tokens: NumTokens = 51  # nodes submitted, root counted
     min_gain: Annotated[float, Field(ge=0)] = 0.5
-    """Δ, tokens; the paper suggests about the cost of a draft step over that of a target step,
-    between 0 and 1."""
+    """Δ, tokens; the paper suggests the ratio of the costs of a draft step and a target step."""
 
 
 @dataclass(kw_only=True)
 class OptTreeShape(BaseShape):
-    """Stops where one more level raised the expectation by no more than `min_gain` tokens."""
+    """Stops after a level that raised the expectation by at most `min_gain` tokens."""
 
     min_gain: float
 
@@ -308,8 +307,8 @@ class OptTreeShape(BaseShape):
 
 
 def expected_accepted(joint_logp: Tensor, num_nodes: int) -> Tensor:
-    """`[B]` float64: draft tokens that the best tree of `num_nodes` draft nodes of a pool is
-    expected to get accepted, E(A) - 1 (section 3.2). `joint_logp` is `[B, P]`, root first."""
+    """`[B]` float64: expected accepted draft tokens of the best tree of `num_nodes` draft nodes,
+    E(A) - 1 (section 3.2). `joint_logp` is `[B, P]`, root first."""
     drafted = joint_logp[:, 1:]
     best = drafted.topk(min(num_nodes, drafted.shape[1]), dim=1).values
     return best.double().exp().sum(1)

@@ -1,4 +1,4 @@
-"""The contract of acceptances: what the target answered, what a rule makes of it."""
+"""The contract of acceptances: the target's outputs, and a rule's decisions on them."""
 
 from __future__ import annotations
 
@@ -13,28 +13,27 @@ from specctl.tree import DraftPool, TokenTree
 
 @dataclass(frozen=True)
 class DraftLaw:
-    """The drafter's logits at each submitted node's parent, after the processors: `[B, N, Vd]`
-    float32, meaningless at the root; and the target's id of each draft id, `[Vd]` int64."""
+    """The drafter's distributions from which submitted nodes were drafted."""
 
-    logits: Tensor
-    target_ids: Tensor
+    logits: Tensor  # `[B, N, Vd]` float32, processed; arbitrary at the root
+    target_ids: Tensor  # `[Vd]` int64, target id of each draft id
 
 
 @dataclass(frozen=True)
 class Verification:
-    """The target's answer: the inputs of an acceptance."""
+    """The inputs of an acceptance."""
 
     tree: TokenTree  # submitted nodes, `[B, N]`
     target_ids: Tensor  # `[B, N]` int64, the target's own token after each node, drawn or argmax
-    logits: Tensor  # `[B, N, V]`, raw, after each node; the law of a child stands at its parent
+    logits: Tensor  # `[B, N, V]`, raw, after each node
     law: Tensor
     """`[B, N, V]` logits after temperature, top-k and top-p; `logits` itself if all rows are
     greedy."""
     greedy: Tensor  # `[B]` bool
     seeds: Tensor  # `[B]` int64, of each request's stream
     positions: Tensor  # `[B, N]` int64, output position of the token in `target_ids`
-    memory: Tensor  # `[B, M]` float64, what the acceptance noted of each request in earlier rounds
-    draft_law: DraftLaw | None = None  # None unless the rule needs it
+    memory: Tensor  # `[B, M]` float64, the acceptance's memory of each request
+    draft_law: DraftLaw | None = None  # if the rule needs it
 
 
 @dataclass(frozen=True)
@@ -43,10 +42,9 @@ class Judgement:
 
     admitted: Tensor  # `[B, N]` bool, the node may follow its parent; at most one child per node
     target_ids: Tensor
-    """`[B, N]` int64, what is emitted behind the last admitted node: the target's own token unless
+    """`[B, N]` int64, token emitted if the node is the last admitted one: the target's own, unless
     the rule draws another."""
-    evidence: Tensor | None = None
-    """`[B, N]` float32, what the rule measured at each node, for its `observe`."""
+    evidence: Tensor | None = None  # `[B, N]` float32, the rule's measurements, for `observe`
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,8 @@ class Outcome:
     submitted: Tensor  # `[B, N]` int64, pool index of every verified node, root first, -1 padded
     tree: TokenTree  # the verified nodes, `[B, N]`
     path: Tensor  # `[B, D + 1]` int64, tree indices of root and accepted nodes, -1 padded
-    target_ids: Tensor
-    evidence: Tensor | None = None  # `target_ids`, `evidence`: as in `Judgement`
+    target_ids: Tensor  # as in `Judgement`
+    evidence: Tensor | None = None  # as in `Judgement`
 
     @property
     def num_accepted(self) -> Tensor:
@@ -67,18 +65,18 @@ class Outcome:
 
 
 class AcceptanceRule(Protocol):
-    """The rule of the draft tokens that the target's logits admit."""
+    """The rule that admits draft tokens."""
 
     memory_size: int  # as in `ShapeRule`
-    needs_draft_law: bool  # whether `Verification.draft_law` must be given
-    samples_drafts: bool  # draft tokens must be draws from the drafter, not its likeliest ones
+    needs_draft_law: bool  # it reads `Verification.draft_law`
+    samples_drafts: bool  # draft tokens must be drawn from the drafter
 
     def judge(self, given: Verification) -> Judgement:
         """Decides which nodes may follow their parents."""
         ...
 
     def observe(self, memory: Tensor, outcome: Outcome) -> Tensor:
-        """Learns from a round: the requests' memory for the next, `[B, M]` both."""
+        """Updates the requests' memory `[B, M]` by a round."""
         ...
 
 
@@ -89,12 +87,12 @@ class Strict(Acceptance):
 
 
 def of_parent(values: Tensor, tree: TokenTree) -> Tensor:
-    """`[B, N]`: each node's parent's value; that of node 0 where there is none."""
+    """`[B, N]`: the value of each node's parent, or of node 0 for nodes without a parent."""
     return values.gather(1, tree.parent.clamp(min=0))
 
 
 def follows(tree: TokenTree, wanted: Tensor) -> Tensor:
-    """`[B, N]` bool: the node's token is the one wanted after its parent."""
+    """`[B, N]` bool: the node's token equals its parent's entry in `wanted` `[B, N]`."""
     return (tree.token_ids == of_parent(wanted, tree)) & (tree.parent >= 0)
 
 
@@ -106,19 +104,19 @@ def has_child(tree: TokenTree, marked: Tensor) -> Tensor:
 
 
 def earlier_siblings(tree: TokenTree) -> Tensor:
-    """`[B, N, N]` bool: node j is a child of i's parent and stands before i."""
+    """`[B, N, N]` bool: node j is an earlier sibling of node i."""
     slots = torch.arange(tree.num_slots, device=tree.parent.device)
     same = (tree.parent[:, :, None] == tree.parent[:, None, :]) & (tree.parent >= 0)[:, None, :]
     return same & (slots[None, :] < slots[:, None])
 
 
 def denied_ids(listed: Iterable[int], eos_ids: Collection[int], device: torch.device) -> Tensor:
-    """`[K]` int64: ids that no relaxation may accept or skip; those that end a text always."""
+    """`[K]` int64: tokens that no relaxation may accept or replace, `eos_ids` included."""
     return torch.tensor(sorted({*listed, *eos_ids}), dtype=torch.int64, device=device)
 
 
 class StrictAcceptance:
-    """A node is admitted when it is the target's own token; every round is judged alone."""
+    """Admits the child that holds the target's own token."""
 
     memory_size = 0
     needs_draft_law = False
