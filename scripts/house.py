@@ -31,7 +31,7 @@ SIZES = {  # room: limit, budget
     "cli": (3366, 3200),
     "tests": (43659, 38000),
     "benchmarks, scripts": (9212, 9500),
-    "files of the package": (256, 245),
+    "files of the package": (254, 245),
 }
 
 

@@ -386,7 +386,7 @@ def test_show_of_a_bucket_finds_its_trace_sets(s3_url: str, prompts: Path) -> No
     line = refuses(REGISTRY, "registry", "init", "--registry", f"{s3_url}/set")
     assert "a trace set (trace.json)" in line
     bucket = s3_url.removesuffix("/shared")
-    assert f"trace set {bucket}" in refuses(INPUT, "show", bucket)
+    assert f"{bucket} is no trace set" in refuses(INPUT, "show", bucket)
 
 
 # ------------------------------------------------------------------ keys
