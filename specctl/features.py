@@ -1,15 +1,9 @@
-"""The inputs of policies: a registry of named features, and the function that computes them.
+"""The inputs of policies: one registry of named features, one function that computes them.
 
-<<<<<<< HEAD
 Fit, replay and runtime share this code. An artifact holds the `features_digest` of its policy's
 features, and the loader refuses another. All features are *predictable*: they come from the
 drafter's distributions and from committed text, never from draws of verification, so a policy
 built on them is lossless.
-=======
-Fit, replay and runtime share this code. An artifact states the `features_digest` of its features,
-and the runtime rejects any other. All features are *predictable*: they depend on the drafter's
-distributions and committed text, not on later draws, so that policies built on them are lossless.
->>>>>>> 6739665e (Policy, tree and features in plain English)
 """
 
 from __future__ import annotations
@@ -32,11 +26,7 @@ SUFFIX_TOKENS = 4
 COPIED_LEVELS = 16
 """Levels of a draft that are compared with what followed the text's end before."""
 NO_TEXT = -1
-<<<<<<< HEAD
 """Padding before the text in a row of recent tokens."""
-=======
-"""Padding before the beginning of a text."""
->>>>>>> 6739665e (Policy, tree and features in plain English)
 ENTROPY_TOP_K = 10
 """K of the renormalised top-K entropy (HeteroSpec, Eq. 1). Thresholds hold for one K only, so K is
 part of every digest."""
@@ -44,7 +34,6 @@ part of every digest."""
 
 # --------------------------------------------------------------------------- text
 #
-<<<<<<< HEAD
 # Prompt lookup and suffix decoding draft the tokens that followed an earlier match of the text's
 # end (Saxena 2023, "Prompt Lookup Decoding"; arXiv:2411.04975). Here the match is a feature: a path
 # that repeats the text is accepted more often than its probability, and its siblings less often.
@@ -60,40 +49,18 @@ class Copy(NamedTuple):
 
     The feature of a node is the length of the match: positive if its whole path copies, negative if
     only its parent's path does, 0 elsewhere.
-=======
-# Prompt lookup and suffix decoding draft the continuation of an earlier occurrence of the text's
-# end (Saxena 2023, "Prompt Lookup Decoding"; arXiv:2411.04975). Here it is a signal on drafts:
-# a path that repeats the text is accepted more often than its probability says, and its siblings
-# less often.
-
-
-class Copy(NamedTuple):
-    """Continuations of an earlier occurrence of the end of each of B texts.
-
-    The longest match with the text's end counts, and of equal ones the latest. A continuation that
-    reaches the text's end repeats itself, so that a loop is a copy of any length.
-
-        text   the cat sat on the cat ■     copy: "sat", "on", "the", "cat", "sat", ...
-
-    A draft node gets the length of the match: positive if its whole path copies, negative if only
-    its parent's path does, else 0.
->>>>>>> 6739665e (Policy, tree and features in plain English)
     """
 
     token_ids: Tensor  # `[B, COPIED_LEVELS]` int64
     length: Tensor  # `[B]` int64, matching tokens, at most `SUFFIX_TOKENS`; 0 for none
 
     def of_level(self, depth: int, token_ids: Tensor, of_parent: Tensor) -> Tensor:
-<<<<<<< HEAD
         """`[B, W, K]` int64 of a level's nodes.
 
         Args:
             token_ids: `[B, W, K]`.
             of_parent: `[B, W]`, the result for their parents.
         """
-=======
-        """`[B, W, K]` int64: signed match lengths of a level, given its parents' `[B, W]`."""
->>>>>>> 6739665e (Policy, tree and features in plain English)
         above = of_parent.clamp(min=0)[..., None]
         if depth > COPIED_LEVELS:
             return torch.zeros_like(token_ids)
@@ -101,19 +68,11 @@ class Copy(NamedTuple):
 
 
 def copy_of(recent: Tensor) -> Copy:
-<<<<<<< HEAD
     """The copy of each of B texts.
 
     Args:
         recent: `[B, RECENT_TOKENS]` int64, the end of the emitted text, the root last; `NO_TEXT`
             before its start.
-=======
-    """The copies of B texts; the first places, before which no whole match fits, are skipped.
-
-    Args:
-        recent: `[B, RECENT_TOKENS]` int64, the end of the emitted text, root last, padded with
-            `NO_TEXT` in front.
->>>>>>> 6739665e (Policy, tree and features in plain English)
     """
     windows = recent.unfold(1, SUFFIX_TOKENS, 1)  # `[B, W, SUFFIX_TOKENS]`, the text's end last
     agree = (windows[:, :-1] == windows[:, -1:]) & (windows[:, -1:] != NO_TEXT)
@@ -145,11 +104,7 @@ class Feature:
     compute: Callable[[DraftPool, int], Tensor]  # `[B, C]` for the nodes of a pool from an index on
     dtype: str = "float32"
     reads_text: bool = False  # compares tokens with the recent text
-<<<<<<< HEAD
     version: int = 1  # increased when the meaning changes
-=======
-    version: int = 1  # raised when the meaning of the name changes
->>>>>>> 6739665e (Policy, tree and features in plain English)
 
 
 def _drafted(name: str, unit: str, meaning: str, column: str = "") -> Feature:
@@ -194,7 +149,7 @@ NODE_FEATURES = {feature.name: feature for feature in _FEATURES}
 """Features of a node, by name."""
 
 ROUND_FEATURES = {"phi": ("nats", "cumulative meta-path top-K entropy, HeteroSpec Eq. 1")}
-"""Features of a round: unit and meaning by the name of the function that computes them."""
+"""Features of a round: name to (unit, meaning); computed by the function of the same name."""
 
 
 def node_features(pool: DraftPool, names: Sequence[str], start: int = 0) -> Tensor:
@@ -211,11 +166,7 @@ def node_features(pool: DraftPool, names: Sequence[str], start: int = 0) -> Tens
 
 
 def check_registered(names: Sequence[str]) -> None:
-<<<<<<< HEAD
     """Refuses names without a node feature (UsageError)."""
-=======
-    """Rejects names that are not registered (UsageError)."""
->>>>>>> 6739665e (Policy, tree and features in plain English)
     _registered(names)
 
 
@@ -225,7 +176,7 @@ def needs_text(names: Sequence[str]) -> bool:
 
 
 def meta_path(pool: DraftPool, *, conditional: bool = False) -> Tensor:
-    """The end of the meta path P*: the best node of the deepest level drafted.
+    """The node where the meta path P* ends: the best node of the deepest level drafted.
 
     HeteroSpec's "highest final-token confidence" is read as the highest cumulative score, by which
     EAGLE ranks.
@@ -245,13 +196,8 @@ def meta_path(pool: DraftPool, *, conditional: bool = False) -> Tensor:
 def phi(pool: DraftPool, *, conditional: bool = False) -> Tensor:
     """Cumulative meta-path top-K entropy (HeteroSpec, Eq. 1): entropies summed along P*.
 
-<<<<<<< HEAD
     The sum has one entropy for each of the T drafted tokens, from the root's distribution on. It
     grows with depth, so only trees of equal depth compare.
-=======
-    The root's distribution is included, the one after the last token is not: T drafted tokens, T
-    entropies. Φ grows with depth, so it is comparable only between trees of equal depth.
->>>>>>> 6739665e (Policy, tree and features in plain English)
 
     Returns:
         `[B]` float32, nats.

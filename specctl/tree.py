@@ -1,24 +1,13 @@
-<<<<<<< HEAD
 """Draft trees as tensors, batch first: `DraftPool` holds drafted nodes, `TokenTree` verified ones.
-=======
-"""Draft trees as tensors, batch first: `DraftPool` holds all drafted nodes of a round, `TokenTree`
-the verified ones.
->>>>>>> 6739665e (Policy, tree and features in plain English)
 
     index     0      1      2      3      4
     token    the    cat    dog    sat    ran        the ─┬─ cat ─┬─ sat
     parent   -1      0      0      1      1              │       └─ ran
     depth     0      1      1      2      2              └─ dog
 
-<<<<<<< HEAD
 Node 0 is the root, parents precede their children, `depth` counts edges from the root, and padded
 slots have parent `PAD`. Since `draft_logp <= 0`, a parent's joint log-probability is never below
 its child's. Index tensors are int64, as torch's gather requires.
-=======
-Node 0 is the root, parents precede their children, `depth` counts edges from the root, and a padded
-slot has parent `PAD`. As `draft_logp <= 0`, a parent's joint log-probability is never below its
-child's. Index tensors are int64, as torch's gather requires.
->>>>>>> 6739665e (Policy, tree and features in plain English)
 """
 
 from __future__ import annotations
@@ -73,7 +62,7 @@ class DraftPool(NamedTuple):
     """
 
     token_ids: Tensor
-    """int64, target vocabulary; 0 in replay, except for policies that read text."""
+    """int64, target vocabulary; 0 in replay unless the policy reads text."""
     parent: Tensor
     """int64, index into the pool; `ROOT` at the root, `PAD` in empty slots."""
     depth: Tensor
@@ -83,18 +72,19 @@ class DraftPool(NamedTuple):
     joint_logp: Tensor
     """float32, nats, along the path; -inf in empty slots."""
     entropy: Tensor
-    """float32, nats: full-vocabulary entropy of the *parent's* distribution; 0 at the root."""
+    """float32, nats: full-vocabulary entropy of the *parent's* distribution, the one that the node
+    was drawn from; 0 at the root."""
     topk_entropy: Tensor
-    """float32, nats: entropy over the `features.ENTROPY_TOP_K` likeliest tokens, renormalised."""
+    """float32, nats: the same over the `features.ENTROPY_TOP_K` likeliest tokens, renormalised."""
     sibling_rank: Tensor
     """int64, 0 for the likeliest child of its parent."""
     expanded: Tensor
-    """bool, whether its children were drafted."""
+    """bool, its children were drafted."""
     path_entropy: Tensor | None = None
     """float32, nats: `topk_entropy` summed from the root to the node, root first (HeteroSpec's Φ at
-    the end of the meta path); `topk_entropy` itself in empty slots. Only in pools of kernels."""
+    the end of the meta path); `topk_entropy` itself in empty slots. Of kernels alone."""
     copied: Tensor | None = None
-    """int64, see `features.Copy`; only for shapes that need the text."""
+    """int64, see `features.Copy`; None unless the shape needs the text."""
 
     @property
     def num_slots(self) -> int:
@@ -129,14 +119,14 @@ POOL_COLUMNS = DraftPool._fields[:9]
 
 
 class Children(NamedTuple):
-    """Candidates below W frontier nodes of B rows."""
+    """A source's candidates below W frontier nodes of B rows."""
 
     token_ids: Tensor
     """`[B, W, K]` int64, likeliest first, target vocabulary."""
     logp: Tensor
     """`[B, W, K]` float32, nats, given the parent, at most 0."""
     entropy: Tensor
-    """`[B, W]` float32, nats, of their distribution."""
+    """`[B, W]` float32, nats, of the distribution they come from."""
     topk_entropy: Tensor
     known: Tensor | None = None
     """`[B, W, K]` bool, false for children that the source lacks; None if it has all."""
