@@ -1,4 +1,4 @@
-"""Output of the command line: tables, progress, errors. Quiet where no person looks."""
+"""Output of the command line: tables, progress, warnings, JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _DIGEST = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]{52}")
 PIPED_WIDTH = 1 << 16
-"""Columns where no person looks: no text is wrapped or cut."""
+"""Columns in a pipe, so that no text is wrapped or cut."""
 
 
 class Ticker(Protocol):
@@ -37,10 +37,10 @@ class Answer:
     """The result of a verb.
 
     Attributes:
-        data: JSON for scripts.
-        parts: for a person, one below the other: texts, tables, descriptions, groups of them. A
-            list of texts is printed as it stands, one a line, also where a terminal is narrower.
-        then: called once it is said; may refuse.
+        data: the answer as JSON.
+        parts: the answer as text: strings, tables, descriptions, groups of them. A list of strings
+            is printed line by line, never folded.
+        then: called after printing; may raise.
     """
 
     data: Any
@@ -53,7 +53,7 @@ has_answered = False
 
 
 def say(answer: Answer | None, *, as_json: bool, wide: bool = False) -> None:
-    """Prints an answer to standard output, for a script or for a person."""
+    """Prints an answer to standard output, as JSON or as text."""
     global has_answered
     if answer is None:
         return
@@ -74,10 +74,10 @@ class _Warnings(logging.Handler):
 
 
 def prepare_output() -> None:
-    """Makes standard output take what is shown, whatever the locale; absent (`>&-`) it is silent.
+    """Prepares standard output for any locale; a closed one (`>&-`) stays silent.
 
-    What its encoding lacks is escaped: a fit that is done must not end over a Φ. What modules log
-    is shown as `warn` shows it, and the progress of their work by `progress`.
+    Characters that its encoding lacks are escaped: a fit must not fail at its end over a Φ. Log
+    records of modules are shown by `warn`, and progress by `progress`.
     """
     global has_answered
     has_answered = False
@@ -94,7 +94,7 @@ def prepare_output() -> None:
 
 @contextmanager
 def progress(label: str, total: int | None) -> Iterator[Ticker]:
-    """A bar with the time left on standard error, on a terminal only; None: the end is unknown."""
+    """A bar with the time left on standard error, only on a terminal; None: unknown total."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -115,7 +115,7 @@ def progress(label: str, total: int | None) -> Iterator[Ticker]:
 
 @contextmanager
 def no_warnings() -> Iterator[None]:
-    """Leaves out the warnings of work that is done again later."""
+    """Suppresses the warnings of work that runs again later."""
     logging.disable(logging.WARNING)
     try:
         yield
@@ -125,9 +125,9 @@ def no_warnings() -> Iterator[None]:
 
 @contextmanager
 def _written() -> Iterator[None]:
-    """Writes what is shown at once, so that an output that is full is refused like any other.
+    """Flushes standard output after the block, to report a full disk as any other output error.
 
-    A reader that has gone, as `head` does, wants no more: the command ends as it would have.
+    If the reader has gone (`| head`), the command ends as usual.
 
     Raises:
         OutputError: standard output cannot be written.
@@ -136,7 +136,7 @@ def _written() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is tried again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no second attempt
         if isinstance(error, BrokenPipeError):
             return
         raise OutputError(
@@ -146,9 +146,9 @@ def _written() -> Iterator[None]:
 
 
 def show(part: Any, *, wide: bool = False) -> None:
-    """Prints a part of an answer, colours on a terminal only.
+    """Prints a part of an answer, with colours only on a terminal.
 
-    Tables fit the terminal, in a pipe too. Texts fold on a terminal alone, between their words.
+    Tables always fit the width of the terminal. Texts fold between words, only on a terminal.
 
     Args:
         wide: all columns and whole digests; in a pipe, each row of a table is one line.
@@ -165,7 +165,7 @@ def show(part: Any, *, wide: bool = False) -> None:
         if isinstance(text, Text):
             longest = max(map(len, text.plain.split()), default=0)
             console.width = max(console.width if is_terminal() else PIPED_WIDTH, longest)
-        with _written(), suppress(SystemExit):  # by which rich ends a command that nobody reads
+        with _written(), suppress(SystemExit):  # rich's end of a command whose reader has gone
             if isinstance(piece, list):
                 sys.stdout.write("".join(f"{line}\n" for line in piece))
             else:
@@ -209,7 +209,7 @@ def is_terminal() -> bool:
 
 
 def warn(line: str) -> None:
-    """One line on standard error that needs attention and stops nothing."""
+    """Prints a warning on standard error."""
     sys.stderr.write(f"warning: {line}\n")
 
 
@@ -228,7 +228,7 @@ def show_json(value: Any) -> None:
 
 
 def _is_plain(character: str) -> bool:
-    """Whether standard output holds a character, and a terminal shows it."""
+    """Whether a character can be encoded for standard output and is visible on a terminal."""
     if character.isascii() or not character.isprintable():
         return character.isprintable() or character == "\n"
     try:
@@ -239,7 +239,7 @@ def _is_plain(character: str) -> bool:
 
 
 def token_printer(*, stream: bool, batch_size: int, as_json: bool) -> TokenPrinter | None:
-    """Prints each text as it is emitted, a heading before each; None unless asked for.
+    """A printer of texts as they are emitted, each under a heading; None without `--stream`.
 
     Raises:
         UsageError: texts of one batch would run into each other, or into the JSON.

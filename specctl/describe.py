@@ -1,4 +1,4 @@
-"""`specctl show`: an artifact or a trace set, told apart by what the place holds."""
+"""`specctl show`: describes an artifact, traces or an exported file, by the content of a place."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 def describe_named(what: str) -> Answer:
-    """Describes what a user names: a folder, a trace set in a bucket, a snapshot, or an artifact of
-    a registry as `specctl run --policy` would take it.
+    """Describes a folder, a trace set in a bucket, a snapshot, or an artifact of a registry.
 
     Raises:
-        InputError: none of these; ArtifactError or TraceError if damaged.
-        RegistryError: a registry that says no.
+        InputError: none of these.
+        ArtifactError, TraceError: damage.
+        RegistryError: an artifact that the registry does not give out.
     """
     from specctl.logs.trace_files import split_reference as split_snapshot
 
@@ -44,21 +44,20 @@ def describe_named(what: str) -> Answer:
 
 
 def _check_digest(what: str) -> None:
-    """A digest cut short is told as that, and not as a path that is not there."""
+    """Raises `InputError` for an incomplete digest, rather than for a missing path."""
     digits = what.rpartition("@sha256:")[2]
     is_short = "@sha256:" in what and not re.fullmatch(r"[0-9a-f]{64}", digits)
     if is_short and not os.path.exists(what):
         raise InputError(
-            f"{what}: expected 64 lower-case hex digits behind @sha256:, found {len(digits)} "
-            "characters",
-            hint="give the digest whole",
+            f"{what}: the digest has {len(digits)} characters after @sha256:, not 64 hex digits",
+            hint="give the whole digest",
         )
 
 
 def _is_in_registry(what: str) -> bool:
     """Whether this is PLACE/NAME@ALIAS or PLACE/NAME@sha256:... of a registry.
 
-    A snapshot of traces in a bucket is written like the second, so the place is asked.
+    A snapshot of traces in a bucket looks like the second, so the place is looked up.
     """
     found = split_reference(what)
     if found is None:
@@ -70,7 +69,7 @@ def _is_in_registry(what: str) -> bool:
 
 
 def _bucket(what: str, place: str) -> Answer:
-    """A trace set by its URL; where it is a registry or a name in one, the refusal says so."""
+    """A trace set by its URL; the error names a registry, or a name in one, as such."""
     try:
         return _traces(what)
     except (TraceError, StoreError):
@@ -106,8 +105,8 @@ def _engine_file(path: Path) -> Answer:
 
 def _unknown(what: str, found: str) -> InputError:
     return InputError(
-        f"{what}: expected the folder of an artifact (config.json) or of traces (trace.json), a "
-        f"file of `specctl export`, or PLACE/NAME@ALIAS of a registry, found {found}",
+        f"{what} is {found}, but must be the folder of an artifact (config.json) or of traces "
+        "(trace.json), a file of `specctl export`, or PLACE/NAME@ALIAS of a registry",
         hint="check the path; `specctl registry show NAME` has the versions of a name",
     )
 
@@ -140,13 +139,13 @@ def _traces(reference: str) -> Answer:
 
 
 def _in_words(shape: Any) -> str:
-    """`full: depth 5, top_k 4`, without what is not set."""
+    """`full: depth 5, top_k 4`, without unset fields."""
     settings = [f"{name} {value}" for name, value in shape.items() if value is not None]
     return f"{shape['kind']}: {', '.join(settings)}".replace(f"kind {shape['kind']}, ", "", 1)
 
 
 def _counts(summary: dict[str, Any], *, is_dense: bool) -> tuple[tuple[str, str], ...]:
-    """The counts, in words; positions overlap, so no tokens are summed over them."""
+    """The counts in words, without sums of tokens over dense positions, which overlap."""
     left_out = ("num_emitted", "num_accepted") if is_dense else ()
     words = {"num_rounds": "positions"} if is_dense else {}
     notes = {"num_emitted": " tokens, the first of each request not counted: no round drafted it"}
@@ -158,7 +157,7 @@ def _counts(summary: dict[str, Any], *, is_dense: bool) -> tuple[tuple[str, str]
 
 
 def _by_category(traces: Any) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Columns and rows: what rounds did, or how far the logged trees follow the text."""
+    """Columns and rows by category: results of rounds, or how far dense trees follow the text."""
     import polars as pl
 
     is_dense = "dense" in traces.header.collect

@@ -1,4 +1,4 @@
-"""The command line: the application, its entry point, its first screen, refusals, end at Ctrl-C."""
+"""The command line: application, entry point, first screen, error lines, and the end at Ctrl-C."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from specctl.records import in_plain_words
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells count."""
 TERMINATED = 143
-"""Exit code after SIGTERM, which batch systems and containers send before they kill."""
+"""Exit code after SIGTERM."""
 
 NOTHING = "nothing was written"
-"""Words on what an interrupted verb left behind."""
+"""Report of an interrupted verb that wrote no file."""
 
 FIRST_SCREEN = """\
 Three commands to the fastest draft length or policy for your load. TARGET and DRAFTER are folders
@@ -55,11 +55,11 @@ Your own models, by Hugging Face
 A small pair comes with specctl: leave --target and --drafter out, and take `embedded` for PROMPTS.
 All verbs: specctl --help. What works here: specctl doctor.
 """
-"""Printed where no verb is given."""
+"""Printed without a verb."""
 
 
 class VerbInterruptedError(Exception):
-    """Ctrl-C or SIGTERM within a verb; its text says what the verb left behind."""
+    """Ctrl-C or SIGTERM within a verb; its text is a report of the files left behind."""
 
 
 app = typer.Typer(
@@ -71,7 +71,7 @@ app = typer.Typer(
 
 
 def group(above: typer.Typer, name: str, help: str) -> typer.Typer:
-    """A group of verbs below another one."""
+    """Adds a group of verbs."""
     made = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=help)
     above.add_typer(made, name=name)
     return made
@@ -90,14 +90,14 @@ VERBS = (
     "exporting",
     "showing",
 )
-"""Modules of `specctl.cli` whose import adds verbs to the application."""
+"""Modules of `specctl.cli`; importing one adds its verbs to the application."""
 GROUPS = {"fit": "fitting", "traces": "traces", "registry": "registry"}
-"""The same by group. A group's verbs are imported where it is named, so that the registry's start
-without what fits need."""
+"""Modules of groups, imported only for a command of the group: `registry` starts without the
+libraries of fits."""
 
 
 def load_verbs(words: Sequence[str]) -> typer.Typer:
-    """The application with the verbs that the words of a command may mean."""
+    """The application with the verbs that a command needs."""
     first = next((word for word in words if not word.startswith("-")), "")
     for module in [GROUPS[first]] if first in GROUPS else VERBS:
         import_module(f"specctl.cli.{module}")
@@ -132,12 +132,12 @@ def specctl(
 
 
 def main() -> None:
-    """Entry point: every refusal becomes one line and an exit code, Ctrl-C becomes 130.
+    """Entry point. Errors become one line and an exit code.
 
-    SIGTERM ends a command as Ctrl-C does, keeping what is finished, with 143.
+    Ctrl-C (exit code 130) and SIGTERM (143) keep the work that is finished.
     """
     console.prepare_output()
-    # Polars' report of a failed allocation needs memory itself, and then waits for itself forever.
+    # With a backtrace, polars' report of a failed allocation deadlocks.
     os.environ["RUST_BACKTRACE"] = "0"
     code: Any
     with _termination_as_interrupt() as terminated:
@@ -147,7 +147,7 @@ def main() -> None:
             code = load_verbs(sys.argv[1:])(standalone_mode=False, prog_name="specctl")
         except SpecctlError as error:
             code = _refuse(error)
-        except typer.TyperException as error:  # an option that the parser refuses
+        except typer.TyperException as error:  # from the parser of options
             code = _refuse_words(error)
         except (typer.Abort, KeyboardInterrupt):
             code = INTERRUPTED
@@ -166,9 +166,9 @@ def main() -> None:
 
 @contextmanager
 def _termination_as_interrupt() -> Iterator[list[int]]:
-    """SIGTERM raises `KeyboardInterrupt` and is noted in the list; where it is ignored it stays so.
+    """Turns SIGTERM into `KeyboardInterrupt`, noted in the list, unless it is ignored.
 
-    Handlers belong to the main thread: in another one nothing changes.
+    Only the main thread can set handlers: in another one nothing changes.
     """
     noted: list[int] = []
 
@@ -188,21 +188,17 @@ def _termination_as_interrupt() -> Iterator[list[int]]:
 
 
 def _check_words(words: list[str]) -> None:
-    """Refuses empty words: most are unset shell variables, and as a path one means this folder.
+    """Raises `UsageError` for an empty word, also after `--option=`.
 
-    Raises:
-        UsageError: an empty word, also behind `--option=`.
+    Most are unset shell variables, and as a path one would mean this folder.
     """
     for before, word in zip(["specctl", *words], words, strict=False):
         is_option = word.startswith("--") and word.endswith("=")
         if not word or is_option:
             raise UsageError(
-                f"{f'after {before!r}' if not word else word.removesuffix('=')}: expected text, "
-                "found an empty word",
-                hint=(
-                    "check for a shell variable that is not set; leave the option out for its "
-                    "default"
-                ),
+                f"the {f'word after {before!r}' if not word else f'value of {word[:-1]}'} is empty",
+                hint="check for a shell variable that is not set; leave the option out for its "
+                "default",
             )
 
 

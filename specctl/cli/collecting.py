@@ -38,8 +38,7 @@ def collect(
 ) -> Answer:
     """Log the draft trees of your prompts as traces.
 
-    Of rounds decoded live, or of full trees at every position (--dense), from which any policy is
-    fitted and scored.
+    Of decoded rounds, or of full trees at every position (--dense), which score and fit any policy.
     """
     from specctl.collect.prompts import load_prompts
     from specctl.collect.responses import load_responses
@@ -72,7 +71,7 @@ def collect(
     texts = None
     if settings.responses is not None:
         texts = load_responses(settings.responses, hide_text=hide_text)
-    there = {"device": "cpu"} if settings.is_spread else {}  # a worker's machine has its own
+    there = {"device": "cpu"} if settings.is_spread else {}  # checked on the workers' machines
     models.model_copy(update=there).check()
 
     from specctl.collect.workers import Work, collect_on_ray

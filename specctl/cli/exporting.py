@@ -39,7 +39,7 @@ def export(
         None, "Folder for the engine's files", name="--out -o", default="print them"
     ),
     nearest: bool = option(
-        False, "Write the nearest policy that the engine runs, where it lacks this one"
+        False, "If the engine lacks this policy, write the nearest one that it runs"
     ),
     target: str | None = option(
         None, "Model that the engine serves", default="that of the artifact's pair, else TARGET"
@@ -55,7 +55,7 @@ def export(
     ),
     max_draft_tokens: PositiveInt | None = option(
         None,
-        "vLLM: num_speculative_tokens, where a policy that is followed may become longer",
+        "vLLM: num_speculative_tokens, if a policy that is followed may become longer",
         default="as many as this policy drafts",
     ),
     log: list[str] | None = option(
@@ -70,7 +70,7 @@ def export(
 ) -> Answer:
     """Print a policy as flags of a serving engine.
 
-    A policy that the engine cannot run is refused, with what is lost and the nearest that it can.
+    If the engine lacks the policy, prints the reason and the nearest policy that it runs.
     """
     from specctl.engines.engine import Serving
     from specctl.engines.export import (
@@ -88,7 +88,8 @@ def export(
     check_load(engine, "--max-batch-size", max_batch_size)
     if max_draft_tokens is not None and not engine.has_plugin:
         raise UsageError(
-            "--max-draft-tokens is for vLLM, where a policy can be exchanged", hint="leave it out"
+            "--max-draft-tokens is for vLLM, in which policies can be exchanged",
+            hint="leave it out",
         )
     trace, source = _trace_settings(tracing, engine), read_source(policy)
     traces = TraceSet.open(*log) if log else None
@@ -111,7 +112,7 @@ def export(
 
 
 def _files(files: Mapping[str, str], out: Path | None) -> list[Any]:
-    """Writes an engine's files, or has them printed where there is no folder."""
+    """Writes an engine's files; without a folder, returns their text."""
     from specctl.durable import prepare_folder, write_whole
 
     if out is None:
@@ -123,7 +124,7 @@ def _files(files: Mapping[str, str], out: Path | None) -> list[Any]:
 
 
 def _trace_settings(given: Given, engine: Engine) -> TraceSettings | None:
-    """The log that the plugin is to write; None where none is asked for."""
+    """The log that the plugin is to write, if any."""
     defaults = {option.name: option.default for option in given.options}
     changed = [name for name, value in given.values.items() if value != defaults[name]]
     if not changed:

@@ -39,7 +39,7 @@ from specctl.train.configs import (
 
 
 def fit_answer(artifact: Any, fit: Any, out: Path) -> Answer:
-    """The report of a fit whose artifact is written."""
+    """The report of a fit, after its artifact was written."""
     data = {
         "out": str(out),
         "artifact_digest": artifact.digest,
@@ -109,13 +109,13 @@ def fit_c2t(
 def fit_survival(traces: DenseTracesArgument, out: OutOption, config: Given) -> Answer:
     """Fit a table of acceptance for the marginal rule.
 
-    A node is verified, and a level drafted, where its acceptance is worth its time.
+    A node is verified, and a level drafted, if its acceptance is worth its time.
     """
     return _fit("survival", open_to_fit(traces), out, config)
 
 
 def _fit(name: str, opened: Any, out: Path, config: Given, **given: Any) -> Answer:
-    """A fit to traces, in sizes that they hold where options do not say; its artifact."""
+    """Fits to traces and writes the artifact. Sizes default to those of the traces."""
     from specctl.logs.tree_log import open_log, support_of
     from specctl.train.fits import run_fit, write_fit
 
@@ -148,11 +148,11 @@ def fit_echo(
 
     set_chunk_threads(threads)
     opened = open_to_fit(traces)
-    model = open_cost_model(cost_model, opened, force=True)  # no verdict
+    model = open_cost_model(cost_model, opened, force=True)
     return _fit("echo", opened, out, config, cost_model=model)
 
 
-# --------------------------------------------------------------------------- with paired runs
+# --------------------------------------------------------------------------- from paired runs
 
 JudgedArgument = Annotated[
     list[str],
@@ -169,10 +169,11 @@ def _certify(
     shape: str,
     **defaults: Any,
 ) -> Answer:
-    """A sweep of the settings of a lossy acceptance, and the fastest certified one.
+    """Sweeps the settings of a lossy acceptance, and writes the fastest certified one.
 
     Args:
-        face: words, of `specctl.train.certify`. defaults: of the configuration.
+        face: the acceptance's, of `specctl.train.certify`.
+        defaults: fields of the configuration, unless options set them.
     """
     from specctl.runtime.load import pair_domain
     from specctl.runtime.words import resolve_policy
@@ -214,7 +215,7 @@ def fit_mars(
 ) -> Answer:
     """Fit a relaxed acceptance and certify it (MARS).
 
-    The threshold is chosen by what it costs in right answers.
+    The threshold is chosen by its cost in right answers.
     """
     from specctl.train.configs import THETAS
     from specctl.train.faces import MARS, check_mode
@@ -242,14 +243,14 @@ def fit_adasd(
 ) -> Answer:
     """Fit the clip of a relaxed acceptance and certify it (AdaSD).
 
-    The clip is chosen by what it costs in right answers.
+    The clip is chosen by its cost in right answers.
     """
     from specctl.train.faces import ADASD
 
     return _certify(ADASD, prompts, out, config, runs, shape)
 
 
-# --------------------------------------------------------------------------- all of them
+# --------------------------------------------------------------------------- all fits
 
 
 @verb(
@@ -286,8 +287,8 @@ def fit_auto(
 ) -> Answer:
     """Fit everything, tune each, write the best.
 
-    Lossless policies only: a log does not hold the texts of lossy ones. Where nothing
-    beats the best static setting by more than its interval, that setting is written.
+    Lossless policies only: a log does not hold the texts of lossy ones. The best static
+    setting is written unless a policy beats it by more than the interval.
     """
     plain = config.build(drops_unsupported=True)
     for name in skip or ():
@@ -301,7 +302,7 @@ def fit_auto(
 
     opened = open_to_fit(traces)
     set_chunk_threads(threads)
-    with console.no_warnings():  # refuses before anything is fitted, and warns at the end
+    with console.no_warnings():  # an early check; warnings come at the end
         prepare(opened, plain, cost_model)
     prepare_folder(out)
 

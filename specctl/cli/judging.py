@@ -1,4 +1,4 @@
-"""`specctl profile`, `replay`, `ladder`, `tune` and `report`: what policies are worth."""
+"""`specctl profile`, `replay`, `ladder`, `tune` and `report`: the worth of policies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from specctl.replay.config import (
 from specctl.runtime.config import ModelsConfig
 
 NUM_CHECKED, TOKENS_CHECKED = 4, 12
-"""Packaged prompts that end a profile as a check of it, and new tokens of each."""
+"""Packaged prompts that check a profile at its end, and new tokens of each."""
 
 
 @verb(
@@ -47,7 +47,7 @@ def profile(
     out: Path = option(Path("cost_model.json"), "Cost model to write", name="--out -o"),
     traces: list[str] | None = option(
         None,
-        "Trace set of an engine, whose own step times are fitted; repeat for more",
+        "Trace set of an engine, to fit its step times; repeat for more",
         name="--from",
         default="measure here",
     ),
@@ -60,12 +60,12 @@ def profile(
     config: Given,
     models: Given,
 ) -> Answer:
-    """Measure what rounds cost on this machine.
+    """Measure the cost of rounds on this machine.
 
-    For replay and budgets, in microseconds; it takes 1 to 2 minutes. Exits with 11 where it failed
+    In microseconds, for replay and budgets; takes 1 to 2 minutes. Exits with 11 if the model fails
     its own check; the file is written all the same.
 
-    With --from nothing is measured: the cost model is fitted to the steps that an engine served.
+    With --from nothing is measured: the cost model is fitted to the steps of an engine.
     """
     from specctl.durable import check_place
     from specctl.replay.cost.files import COST_MODEL, save_cost_model

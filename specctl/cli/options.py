@@ -1,4 +1,4 @@
-"""Options that several verbs share, and what several do with them."""
+"""Options and steps that several verbs share."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TimesOption = Annotated[
 
 
 def preset_option(verb: str) -> Any:
-    """The option `--preset` of a fit: the settings of a paper, which typed options override."""
+    """The option `--preset` of a fit: settings of a paper, which other options override."""
     from specctl.train.presets import PRESETS, names_for
 
     known = names_for(verb)
@@ -59,13 +59,10 @@ def preset_option(verb: str) -> Any:
 
 
 def refuse_together(context: typer.Context, option: str, *others: str) -> None:
-    """Refuses options of which one makes the others mean nothing, where both were typed.
+    """Raises `UsageError` if `option` was typed together with one of the others.
 
     Args:
         option, others: names of the verb's parameters.
-
-    Raises:
-        UsageError: `option` beside one of the others.
     """
     sources = {name: context.get_parameter_source(name) for name in (option, *others)}
     typed = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
@@ -76,10 +73,7 @@ def refuse_together(context: typer.Context, option: str, *others: str) -> None:
 
 
 def open_to_fit(traces: list[str]) -> Any:
-    """The `TraceSet`, a snapshot of which is stored in each of its sets.
-
-    A fit may read a set that it cannot write. It goes on and says so.
-    """
+    """Opens traces and stores a snapshot of each set; a read-only set gives a warning."""
     from specctl.collect.verifying import take_snapshot
     from specctl.logs.trace_set import TraceSet
 
@@ -96,10 +90,10 @@ def open_to_fit(traces: list[str]) -> Any:
 
 
 def tuned(tuning: Tuning, opened: TraceSet, out: Path | None, fits: Any = None) -> Answer:
-    """Runs a search, and publishes what it chose where there is a folder for it.
+    """Runs a search, and publishes its choice if there is a folder.
 
     Args:
-        fits: the outcomes of the fits whose policies are searched.
+        fits: outcomes of the fits whose policies are searched.
     """
     from specctl.logs.trace_set import domain_of
     from specctl.replay.tune.publish import POLICY_FOLDER, publish, result_table, tune_notes

@@ -1,4 +1,4 @@
-"""`specctl registry`: share policies; `registry trust`: the keys that this user trusts."""
+"""`specctl registry`: shared policies; `registry trust`: the keys that this user trusts."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ SignedNameOption = Annotated[
 
 
 class WriterConfig(BaseModel):
-    """The signer of an entry in a history, and the reason given."""
+    """The signer of an entry in a history, and its reason."""
 
     key: Path | None = option(
         None, "Private key (PEM) to sign with", default="unsigned", group="common"
     )
     actor: str | None = option(
-        None, "Who does this, for the history", default="user@host", group="common"
+        None, "Name of the actor, for the history", default="user@host", group="common"
     )
     reason: str | None = option(None, "Why, for the history", default="none", group="common")
     trust: Path | None = option(
@@ -77,8 +77,8 @@ class WriterConfig(BaseModel):
 
 
 def in_history(given: Mapping[str, Any]) -> str:
-    """Where to look up whether an interrupted verb wrote."""
-    return f"it may have been done: specctl registry log {given['name']} tells"
+    """The report of an interrupted verb."""
+    return f"it may have been done: see specctl registry log {given['name']}"
 
 
 # --------------------------------------------------------------------------- publishing
@@ -103,7 +103,7 @@ def init(
 ) -> Answer:
     """Make a place a registry.
 
-    The place must first show that it refuses to overwrite.
+    The place is tested first: it must refuse to overwrite.
     """
     chosen = place or registry
     if chosen is None:
@@ -132,7 +132,7 @@ def push(
 ) -> Answer:
     """Publish an artifact under a name.
 
-    It is loaded first, so what is bad is not published.
+    It is loaded first, so that a bad artifact is not published.
     """
     room.parse_name(name)  # before the artifact is loaded, which takes seconds
     if alias is not None:
@@ -185,7 +185,7 @@ def promote(
 ) -> Answer:
     """Point an alias to a version.
 
-    Refused where another writer moved it meanwhile.
+    Fails if another writer moved it meanwhile.
     """
     writer = _writer(registry, writing)
     expected = _expected_digest(writer, name, expect)
@@ -210,22 +210,22 @@ def rollback(
     version: Annotated[
         str | None,
         typer.Argument(
-            help="v1, sha256:HEX, another alias or ./FOLDER, one that it had before; default: the "
-            "one before the one it has.",
+            help="A version that the alias had before: v1, sha256:HEX, another alias or ./FOLDER; "
+            "default: its last one.",
             show_default=False,
         ),
     ] = None,
     *,
     expect: str | None = option(
         None,
-        "Digest sha256:HEX to go back from; done once, however often it is repeated. "
+        "Digest sha256:HEX to go back from, so that a repeated command does it only once. "
         "Default: what it has at the start",
     ),
     writing: Given,
 ) -> Answer:
     """Point an alias back to an older version.
 
-    That is a new generation; nothing is deleted.
+    This adds a generation; nothing is deleted.
     """
     writer = _writer(registry, writing)
     expected = _expected_digest(writer, name, expect)
@@ -240,15 +240,15 @@ def _writer(registry: str, writing: Given) -> room.Writer:
     if actor is None:
         try:
             actor = f"{getpass.getuser()}@{socket.gethostname()}"
-        except (KeyError, OSError):  # in containers that were given any number for their user
+        except (KeyError, OSError):  # in containers with an unknown user id
             raise UsageError("--actor is required: this account has no user name") from None
-    make_cache_home()  # which remembers the history, before anything is written
+    make_cache_home()  # for the memory of histories; fails before anything is written
     opened = room.open_registry(registry)
     return room.Writer(opened, Trust.load(writing.trust), actor, key)
 
 
 def _expected_digest(writer: room.Writer, name: str, text: str | None) -> str | None:
-    """The digest of `--expect`. An alias might have moved, too, so it would prove nothing."""
+    """The digest of `--expect`, which is no alias: that might have moved, too."""
     if text is not None and text.startswith("sha256:") and len(text) < len("sha256:") + 64:
         return version_digest(writer, name, text)
     try:
@@ -261,7 +261,12 @@ def _expected_digest(writer: room.Writer, name: str, text: str | None) -> str | 
 
 
 def _entry(logged: Logged, there: str = "", **more: object) -> Answer:
-    """An entry that was written, or that was there already, and how; `more` is for scripts."""
+    """The answer of an entry, written or there before.
+
+    Args:
+        there: words for an entry that was there before.
+        more: further values for scripts.
+    """
     row = listing.entry_row(logged)
     place = f"{row['name']}@{row['alias']}" if row["alias"] else row["name"]
     line = f"{row['kind']} {place} {row['digest']}, generation {row['generation']}"
@@ -290,7 +295,7 @@ def list_(
     ] = None,
     trust: TrustOption = None,
 ) -> Answer:
-    """List names, or search for versions and what they were made on."""
+    """List names, or search for versions by pair, hardware and workload."""
     found, trusted = room.open_registry(registry), Trust.load(trust)
     if not words:
         columns = "name num_versions aliases generation error"
@@ -300,14 +305,14 @@ def list_(
     sought = [weights_digest(folders[word]) if word in folders else word for word in words]
     rows = list(listing.search(found, trusted, sought))
     columns = "reference digest target drafter hardware dtype batch_size workload refusal"
-    return _rows(found.url, rows, columns, empty=f"nothing has {' and '.join(words)} in it")
+    return _rows(found.url, rows, columns, empty=f"no version has {' and '.join(words)} in it")
 
 
 @verb(
     registry_app, "show", examples="""specctl registry show qwen3-8b+eagle3@h200:chat""", wide=True
 )
 def show(name: NameArgument, registry: RegistryOption, trust: TrustOption = None) -> Answer:
-    """Show the versions of a name, and its aliases where their last accepted moves put them."""
+    """Show the versions of a name, with aliases by their last accepted moves."""
     history = room.open_registry(registry).known_log(name)
     rows = listing.version_rows(history, Trust.load(trust))
     columns = "version aliases digest published actor"
@@ -316,7 +321,7 @@ def show(name: NameArgument, registry: RegistryOption, trust: TrustOption = None
 
 @verb(registry_app, "log", examples="""specctl registry log qwen3-8b+eagle3@h200:chat""", wide=True)
 def log(name: NameArgument, registry: RegistryOption) -> Answer:
-    """Show the history of a name: who did what, when and why."""
+    """Show the history of a name: entries with actor, time and reason."""
     entries = room.open_registry(registry).known_log(name).entries
     columns = "generation kind alias digest created actor reason key_id"
     return _rows(name, [listing.entry_row(logged) for logged in entries], columns)
@@ -332,7 +337,7 @@ def pull(
     registry: RegistryOption,
     out: Path | None = option(None, "Artifact folder to write", name="--out -o", default="none"),
     *,
-    offline: bool = option(False, "Use the cache alone: what the reference meant when last pulled"),
+    offline: bool = option(False, "Use only the cache: the version that was last pulled"),
     trust: TrustOption = None,
 ) -> Answer:
     """Fetch an artifact by its name.
@@ -341,7 +346,7 @@ def pull(
     """
     pulled = pull_from(registry, reference, room.Reader(Trust.load(trust)), offline=offline)
     if pulled.remembered is not None:
-        console.warn(f"offline: {reference} as of {pulled.remembered}; the registry was not asked")
+        console.warn(f"offline: {reference} as of {pulled.remembered}; the registry was not read")
     folder = pulled.folder if out is None else copy_out(pulled, out)
     digest = pulled.artifact.digest
     found = {"reference": reference, "remembered": pulled.remembered, "digest": digest}
@@ -384,7 +389,7 @@ def copy(
 def _rows(
     title: str, rows: Sequence[dict[str, Any]], columns: str, *, empty: str = "none"
 ) -> Answer:
-    """Rows for a script, and as a table for a person; `empty` where there are none."""
+    """Rows as JSON and as a table; `empty` replaces a table without rows."""
     return Answer(
         rows,
         [listing.table(title, rows, columns.split()) if rows else [f"{title}: {empty}"]],
@@ -398,7 +403,7 @@ def _rows(
 def keygen(
     out: Annotated[Path, typer.Argument(help="New file for the private key; OUT.pub beside it.")],
 ) -> Answer:
-    """Make a key pair; SPECCTL_KEY_PASSPHRASE, where it is set, encrypts the private key."""
+    """Make a key pair; SPECCTL_KEY_PASSPHRASE encrypts the private key."""
     key = SigningKey.generate()
     public = key.save(out)
     made = {"key_id": key.key_id, "private": str(out), "public": str(public)}
@@ -411,7 +416,7 @@ def sign(
     name: SignedNameOption,
     key: Annotated[Path, typer.Option(help="Private key (PEM), of `registry keygen`.")],
 ) -> Answer:
-    """Sign an artifact's folder: signature.dsse.json in it vouches for the manifest and a name."""
+    """Sign an artifact's folder for a name: writes signature.dsse.json."""
     digest = sign_folder(folder, SigningKey.load(key), room.parse_name(name))
     return Answer({"digest": digest}, [f"signed {digest}"])
 
@@ -432,12 +437,12 @@ def trust_add(
         list[str],
         typer.Option("--name", help="Names that it may sign for, * for any text; repeatable."),
     ],
-    comment: str = option("", "Whose it is; default: nothing"),
+    comment: str = option("", "Note on its owner; default: none"),
     trust: TrustOption = None,
 ) -> Answer:
-    """Trust a key for names; a key that is there gets these in place of its own.
+    """Trust a key for names, which replace the names it had.
 
-    From then on nothing is accepted under these names without a signature of a trusted key.
+    From then on these names need a signature of a trusted key.
     """
     key = TrustedKey.of(load_public(public_key), names=names, comment=comment)
     edit_trust(trust, lambda known: known.with_key(key))
@@ -447,17 +452,17 @@ def trust_add(
 @verb(trust_app, "revoke")
 def trust_revoke(
     key_id: KeyIdArgument,
-    reason: Annotated[str, typer.Option(help="Why, for those who meet it.")],
+    reason: Annotated[str, typer.Option(help="Why, for later readers.")],
     trust: TrustOption = None,
 ) -> Answer:
-    """Never trust a key again, whatever it signed and whenever."""
+    """Revoke a key: none of its signatures is accepted any more, old ones included."""
     edit_trust(trust, lambda known: known.with_revoked(key_id, reason))
     return Answer({"key_id": key_id}, [f"revoked {key_id}"])
 
 
 @verb(trust_app, "list")
 def trust_list(trust: TrustOption = None) -> Answer:
-    """Show which keys are trusted, and for which names."""
+    """Show the trusted keys and their names."""
     found = Trust.load(trust)
     rows = [{**vars(key), "state": key.state, "comment": key.comment or None} for key in found.keys]
     columns = "key_id state names comment"

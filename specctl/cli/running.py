@@ -66,7 +66,7 @@ def run(
         group="advanced",
     ),
     offline: bool = option(
-        False, "Take policies of registries from the cache: what they meant last", group="advanced"
+        False, "Take policies of registries from the cache, as last pulled", group="advanced"
     ),
     decisions: Decisions = option(
         "auto",
@@ -84,9 +84,9 @@ def run(
     from specctl.runtime.words import check_policies, resolve_policies
 
     refuse_together(context, "compare", "policy")
-    refuse_together(context, "compare", "trace")  # a set is of one policy
+    refuse_together(context, "compare", "trace")  # a set has one policy
     if dense_every is not None and trace is None:
-        raise UsageError("--dense-every needs --trace, the set that the dense one stands beside")
+        raise UsageError("--dense-every needs --trace: the dense set is written beside that one")
     if trace is not None:
         for place in (trace, *([sample_place(trace)] if dense_every else [])):
             check_place(open_place(place), resume=False)
@@ -214,12 +214,12 @@ def waiting_lines(waiting_frac: float | None) -> list[str]:
 
 
 def equality_line(rows: Sequence[dict[str, Any]]) -> str:
-    """One sentence on whether the texts are plain decoding's."""
+    """One sentence that compares the texts with plain decoding's."""
     checked = [row for row in rows if row["equal_to_ar"] is not None]
     if not checked:
         return "Output not compared with plain decoding; use --compare ar,<policy>."
     drawn = ", ".join(row["policy"] for row in rows if row["equal_to_ar"] is None)
-    more = f" Drafts of {drawn} are drawn: only the distribution is the same." if drawn else ""
+    more = f" {drawn} samples its drafts: only the distribution is the same." if drawn else ""
     wrong = [row for row in checked if not row["equal_to_ar"]]
     if not wrong:
         return f"All{' other' * bool(drawn)} outputs equal plain decoding's, token for token.{more}"
@@ -232,7 +232,7 @@ def equality_line(rows: Sequence[dict[str, Any]]) -> str:
 def _explain(row: dict[str, Any]) -> str:
     gaps = [divergence["top2_gap"] for divergence in row["divergences"]]
     if not row["is_lossless"]:
-        return f"{len(gaps)} texts, as the policy is lossy"
+        return f"{len(gaps)} texts; the policy is lossy"
     if None in gaps:
         return f"{len(gaps)} texts (sampling follows the rounding of --dtype; float32 has least)"
     return f"{len(gaps)} texts, top-2 logit gap at most {max(gaps):.2g}"

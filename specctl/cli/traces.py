@@ -16,7 +16,7 @@ from specctl.logs.trace_set import TraceSet, list_snapshots
 from specctl.records import option
 
 DAMAGED = 4
-"""Exit code of `verify` where something is damaged, as of every refusal of traces."""
+"""Exit code of `verify` for a damaged set, as of every error of traces."""
 SetArgument = Annotated[
     str,
     typer.Argument(help="Trace set: a folder, or s3://bucket/prefix; @sha256:... a snapshot."),
@@ -25,7 +25,7 @@ SetArgument = Annotated[
 
 @verb(traces_app, "verify", examples="""specctl traces verify traces""")
 def verify_traces(traces: SetArgument) -> Answer:
-    """Read every byte and every row of a set; exits with 4 where something is damaged."""
+    """Read every byte and every row of a set; exits with 4 if it is damaged."""
     found = verify(traces)
 
     def end() -> None:
@@ -45,10 +45,10 @@ def snapshot_traces(
     context: typer.Context,
     traces: SetArgument,
     *,
-    list_all: bool = option(False, "Print the snapshots that there are; take none", name="--list"),
-    skip_damaged: bool = option(False, "Leave out damaged segments, and say what is missing"),
+    list_all: bool = option(False, "List snapshots instead of taking one", name="--list"),
+    skip_damaged: bool = option(False, "Leave out damaged segments, and report the missing rows"),
 ) -> Answer:
-    """Freeze what a set holds now; `TRACES@sha256:...` opens it, whatever is written later."""
+    """Freeze the present content of a set; `TRACES@sha256:...` opens it later."""
     refuse_together(context, "list_all", "skip_damaged")
     if list_all:
         place = open_place(split_reference(traces)[0])

@@ -1,4 +1,4 @@
-"""Verbs: functions that return what is shown, with options from pydantic models.
+"""Verbs: functions that return an `Answer`, with options from pydantic models.
 
     @verb(fit_app, "cart", config=CartConfig)
     def fit_cart(
@@ -7,11 +7,9 @@
         settings = config.build(base=...)
 
 Name, type, default, bounds and help of an option stand in the model. Every field with a description
-becomes an option, those of nested models too. A field's `json_schema_extra` may give it another
-name (`option`) and say in words what is taken where the option is left out (`default`); such an
-option has no value then. Tuples are comma-separated, or given by repeating the option (`repeats`).
-Fields, and options that no model has, are
-made by `specctl.records.option`.
+becomes an option, in nested models too. `specctl.records.option` makes fields, and options outside
+of models. It can give another name (`option`), and a default in words (`default`) for an option
+that is None if it is left out. Tuples are comma-separated, or the option is repeated (`repeats`).
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ JSON = inspect.Parameter(
     default=False,
     annotation=Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")],
 )
-"""An option of every verb; one that must know it has a parameter of this name."""
+"""An option of every verb; a verb that needs its value has a parameter of this name."""
 WIDE = JSON.replace(
     name="wide",
     annotation=Annotated[
@@ -58,9 +56,9 @@ WIDE = JSON.replace(
 GROUPS = {"common": "Options", "model": "Model", "sampling": "Sampling", "advanced": "Advanced"}
 """Headings of the groups of options; `--help` shows the first."""
 CLOCK_TICK_S = 0.05
-"""Files have their time of a coarse clock."""
+"""Resolution of the times of files."""
 LARGEST_STATED = 2**16
-"""Bounds beyond are not worth a word of help."""
+"""Larger bounds are left out of the help."""
 
 
 class VerbCommand(TyperCommand):
@@ -101,28 +99,21 @@ class VerbCommand(TyperCommand):
 
 @dataclass(frozen=True)
 class ConfigOption:
-    """One option.
+    """One option."""
 
-    Attributes:
-        path: of the field, from the model down. flag: with a short one behind a space, if any.
-        group: one of `GROUPS`. kind: of its value on the command line. words: that it may be.
-        is_list: comma-separated there, or given by several options where it `repeats`.
-        default: None where it depends on other things.
-    """
-
-    path: tuple[str, ...]
-    flag: str
-    group: str
-    kind: Any
-    is_list: bool
+    path: tuple[str, ...]  # of the field, from the model down
+    flag: str  # `--name`, or `--name -n`
+    group: str  # one of `GROUPS`
+    kind: Any  # type of its value on the command line
+    is_list: bool  # comma-separated, or repeated
     repeats: bool
-    default: Any
+    default: Any  # None if it is stated in words
     help: str
-    words: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()  # the allowed words, if it is a choice
 
     @property
     def name(self) -> str:
-        """Of the verb's parameter."""
+        """Name of the verb's parameter."""
         name = self.flag.split()[0].partition("/")[0].removeprefix("--").replace("-", "_")
         return f"{name}_" if iskeyword(name) else name
 
@@ -145,15 +136,11 @@ class ConfigOption:
 
 @dataclass(frozen=True)
 class Given:
-    """The options of a model that were given.
-
-    Attributes:
-        values: by name of the option; None where it was left out and has no fixed default.
-    """
+    """The values of a model's options."""
 
     model: type[BaseModel]
     options: tuple[ConfigOption, ...]
-    values: dict[str, Any]
+    values: dict[str, Any]  # by name of the option; None if left out and without a fixed default
     verb: str
 
     def __getattr__(self, name: str) -> Any:
@@ -173,10 +160,10 @@ class Given:
         ]
 
     def build(self, **fields: Any) -> Any:
-        """The model.
+        """Builds the model.
 
         Args:
-            fields: of the model, nested ones as dictionaries; options that were given win.
+            fields: further fields, nested ones as dictionaries; options override them.
 
         Raises:
             UsageError: a value out of its range, with the option's name.
@@ -197,21 +184,20 @@ class Given:
         try:
             return self.model.model_validate_json(TypeAdapter(Any).dump_json(tree))
         except ValidationError as error:
-            where, rule, _, _ = violated_rule(error)
+            where, rule, _, is_value = violated_rule(error)
             found = next((o for o in self.options if o.path == where[: len(o.path)]), None)
-            what, value = self.verb, "options that contradict each other"
-            words: tuple[str, ...] = ()
-            if found is not None:
-                value, what = str(self.values[found.name]), found.flag.partition("/")[0]
-                words = found.words
-            rule, hint = rule.replace("'", ""), f"correct it (see specctl {self.verb} --help)"
-            raise UsageError(
-                f"{what}: expected {rule}, found {value}", hint=did_you_mean(value, words, hint)
-            ) from None
+            rule, see = rule.replace("'", ""), f"see specctl {self.verb} --help"
+            if found is None:
+                raise UsageError(f"specctl {self.verb}: {rule}", hint=see) from None
+            flag, value = found.flag.partition("/")[0], str(self.values[found.name])
+            problem = (
+                f"{flag} must be {rule}, not {value}" if is_value else f"{flag} {value}: {rule}"
+            )
+            raise UsageError(problem, hint=did_you_mean(value, found.words, see)) from None
 
 
 def _parsed(option: ConfigOption, value: Any) -> Any:
-    """A value as JSON holds it; a list from its words."""
+    """A value in JSON's types; a list from its words."""
     words = value.split(",") if option.is_list and not option.repeats else value
     words = words if isinstance(words, list) else [words]
     try:
@@ -219,11 +205,8 @@ def _parsed(option: ConfigOption, value: Any) -> Any:
         if any(isinstance(one, float) and not math.isfinite(one) for one in found):
             raise ValueError(value)
     except ValueError:
-        raise UsageError(
-            f"{option.flag}: expected "
-            f"{'comma-separated numbers' if option.is_list else 'a number'}, found {value!r}",
-            hint="correct it (see --help)",
-        ) from None
+        kind = "comma-separated numbers" if option.is_list else "a number"
+        raise UsageError(f"{option.flag} must be {kind}, not {value!r}") from None
     return found if option.is_list else found[0]
 
 
@@ -237,16 +220,15 @@ def verb(
     without: Collection[str] = (),
     **models: type[BaseModel],
 ) -> Callable[[Callable[..., Answer | None]], Callable[..., Answer | None]]:
-    """Adds a function to a group of verbs, and gives it `--json` and the options of models.
+    """Adds a function to a group of verbs, with `--json` and the options of models.
 
-    What is returned takes the verb's options by name and shows nothing.
+    The decorated function takes the verb's options by name, and prints nothing.
 
     Args:
-        name: of the verb; None: the function's.
-        examples: commands, one a line, that stand below its help.
-        wide: it prints tables, of which `--wide` shows all columns.
-        leaves: words on what it may have done where it is interrupted, from its options; else what
-            is found at `--out` is said.
+        name: name of the verb; None: the function's.
+        examples: commands below its help, one a line.
+        wide: add `--wide`, for tables.
+        leaves: report of an interrupted verb, from its options; by default, the files at `--out`.
         without: fields that are no options of this verb, such as `config.nodes.max_rows`.
         models: by name of the verb's parameter, which gets a `Given`.
     """
@@ -312,10 +294,10 @@ def verb(
 
 
 def what_is_left(out: Any, since: float) -> str:
-    """Words on the files that an interrupted verb left where it writes.
+    """Report of the files that an interrupted verb wrote.
 
     Args:
-        since: when the verb began, seconds of the epoch.
+        since: time when the verb began, seconds of the epoch.
     """
     from specctl.logs.trace_set import TraceSet
 
@@ -324,7 +306,7 @@ def what_is_left(out: Any, since: float) -> str:
     with suppress(SpecctlError):
         held = count(len(TraceSet.open(str(out)).prompt_ids), "finished prompt")
         return f"{out} holds {held}; the same command with --resume goes on"
-    # Beside a folder lie what it was made from, such as runs, which have its name and an ending.
+    # Inputs of a folder, such as runs, lie beside it, with its name and an ending.
     places = sorted(Path(out).parent.glob(f"{glob.escape(Path(out).name)}*"))
     files = {
         place: [
@@ -407,7 +389,7 @@ def _range(bounds: list[Any]) -> str:
     if most is not None and most > LARGEST_STATED:
         most = None
     if most is None:
-        if least is None or (isinstance(low, Ge) and least <= 1):  # no news of a count
+        if least is None or (isinstance(low, Ge) and least <= 1):  # obvious for a count
             return ""
         return f", at least {least}" if isinstance(low, Ge) else f", above {least:g}"
     if isinstance(most, int) and isinstance(least, int) and isinstance(low, Ge) and least > 0:

@@ -1,4 +1,4 @@
-"""`specctl drift` and `recalibrate`: whether a deployed policy still fits, and a better one."""
+"""`specctl drift` and `recalibrate`: a watch over a deployed policy, and its refit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specctl.records import option
 from specctl.replay.config import TuneConfig
 
 ALARM = 9
-"""Exit code of `drift` where the alarm rang."""
+"""Exit code of `drift` after an alarm."""
 
 
 @verb(
@@ -43,35 +43,34 @@ def drift(
     ),
     reference_prompts: Annotated[
         int,
-        typer.Option(min=8, help="Of the traffic, prompts to compare the others with; 8 units."),
+        typer.Option(min=8, help="First prompts of the traffic, to compare later ones with."),
     ] = 200,
     unit: str = option(
         "prompt",
-        "Unit that could stand in another's place while nothing changes: prompt, hour, day or "
-        "conversation",
+        "Unit of the test, exchangeable while nothing changes: prompt, hour, day or conversation",
     ),
     dense: list[str] | None = option(
         None,
-        "Recent dense traces, which price the change where the alarm rings; repeat for more",
+        "Recent dense traces, to price the change after an alarm; repeat for more",
         default="none",
     ),
     cost_model: Path | None = option(
         None, "cost_model.json or a named clock: prices it in time too", default="counts only"
     ),
     false_alarm_prob: Annotated[
-        float, typer.Option(help="Most probability of a false alarm, over the whole watch.")
+        float, typer.Option(help="Bound on the probability of a false alarm in the whole watch.")
     ] = 0.05,
     out: Path | None = option(None, "Folder for drift.json", name="--out -o", default="none"),
     metrics: Path | None = option(
-        None, "Text file of Prometheus to write, for a node exporter", default="none"
+        None, "Prometheus text file to write, for a node exporter", default="none"
     ),
     seed: Annotated[int, typer.Option(min=0, help="Seed that breaks ties of equal figures.")] = 0,
 ) -> Answer:
     """Watch whether a deployed policy still fits its traffic.
 
-    Exits with 9 where the alarm rang, and says which signal moved, since when and by how much.
+    Exits with 9 after an alarm, with the signal that moved, since when and by how much.
 
-    Run it as often as you like: a false alarm has probability --false-alarm-prob over all runs.
+    Run it as often as you like: --false-alarm-prob holds over all runs together.
     """
     from specctl.durable import prepare_folder, write_whole
     from specctl.records import json_bytes
@@ -156,11 +155,11 @@ def recalibrate(
     writing: Given,
     threads: ReplayThreadsOption = 2,
 ) -> Answer:
-    """Refit a deployed policy on recent traces; keep it only if it is better.
+    """Refit a deployed policy on recent traces; keep the refit only if it is better.
 
-    Compared on held-out recent prompts with the deployed policy and the best static setting.
+    Held-out recent prompts compare it with the deployed policy and the best static setting.
 
-    With --promote it is published and the alias moved; `registry rollback` undoes that.
+    --promote publishes it and moves the alias; `registry rollback` undoes that.
     """
     import os
 

@@ -112,14 +112,14 @@ CASES: list[tuple[int, str, str]] = [
     (USAGE, "run --stream --json", "--stream"),
     (USAGE, "run --stream --batch-size 2", "--stream"),
     (USAGE, "registry init --registry ''", "after '--registry'"),
-    (USAGE, "registry list --registry=", "--registry: expected text, found an empty word"),
+    (USAGE, "registry list --registry=", "the value of --registry is empty"),
     (USAGE, "registry copy ''", "a shell variable that is not set"),
-    (USAGE, "run --compare ''", "empty word"),
+    (USAGE, "run --compare ''", "the word after '--compare' is empty"),
     *[
         (USAGE, f"fit cart TRACES -o OUT {options}", says)
         for options, says in [
-            ("--label luck", "--label: expected tcr or accepted"),
-            ("--gammas '0.3;0.6'", "--gammas: expected comma-separated numbers"),
+            ("--label luck", "--label must be tcr or accepted"),
+            ("--gammas '0.3;0.6'", "--gammas must be comma-separated numbers"),
             ("--held-out 1.5", "--held-out"),
             ("--alpha -1", "alpha"),
         ]
@@ -139,10 +139,10 @@ CASES: list[tuple[int, str, str]] = [
         (USAGE, f"fit mars embedded -o OUT --max-new-tokens 12 --device cpu {options}", says)
         for options, says in [
             ("--thetas 0.2,0.5", "strictest"),
-            ("--thetas high", "--thetas: expected comma-separated"),
-            ("--deny -1", "--deny: expected at least 0"),
+            ("--thetas high", "--thetas must be comma-separated"),
+            ("--deny -1", "--deny must be at least 0"),
             ("--num-seeds 2", "--num-seeds"),
-            ("--max-loss 0", "--max-loss: expected above 0"),
+            ("--max-loss 0", "--max-loss must be above 0"),
             ("--loss half", "one-sided"),
         ]
     ],
@@ -223,12 +223,12 @@ CASES: list[tuple[int, str, str]] = [
     (INPUT, "fit c2t SURE -o OUT", "at least 2 prompts"),
     (INPUT, "fit c2t TRACES -o OUT --features copy_length,depth", "dense"),
     (USAGE, "fit adasd embedded -o OUT SMALL --clips 0.2,0.1", "clips rise from above 0"),
-    (USAGE, "fit adasd embedded -o OUT SMALL --half-life 0", "--half-life: expected .*above 0"),
+    (USAGE, "fit adasd embedded -o OUT SMALL --half-life 0", "--half-life must be .*above 0"),
     (INPUT, "fit mars PROMPTS -o OUT SMALL", "checkable answers"),
-    (INPUT, "fit mars embedded embedded -o OUT SMALL", "no other file"),
+    (INPUT, "fit mars embedded embedded -o OUT SMALL", "another file has the id"),
     (INPUT, "replay TRACES -p ar", "collect with --dense"),
     (INPUT, "replay DENSE -p ar --cost-model /nowhere.json", "cost model /nowhere.json"),
-    (INPUT, "show FOLDER", "found an empty folder"),
+    (INPUT, "show FOLDER", "is an empty folder"),
     (INPUT, "show ABSENT", "no folder"),
     # Artifacts.
     (ARTIFACT, "run PROMPTS --policy OTHER_TARGET SMALL", "E_TARGET"),
