@@ -29,7 +29,7 @@ LIGHT: list[tuple[int, str, str]] = [
     (USAGE, "replay DENSE -p eagle2:dept=4", "which has depth, top_k, num_tokens; did you"),
     (USAGE, "run p.txt --policy ./nofolder", "no artifact's folder and no REGISTRY/NAME@ALIAS"),
     (USAGE, "run p.txt --on-long skp", "must be skip or error, not skp; did you mean skip?"),
-    (USAGE, "run p.txt --format spcbench", "--format 'spcbench' is not auto, text"),
+    (USAGE, "run p.txt --format spcbench", "--format 'spcbench' is none of auto, text"),
     (USAGE, "run p.txt --dtype bf16", "--dtype bf16 is none of auto"),
     (USAGE, "run p.txt --device gpu", "--device gpu is none of auto, cpu, cuda"),
     (USAGE, "collect p.txt -o OUT --tokens drp", "not drp; did you mean drop?"),
