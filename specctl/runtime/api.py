@@ -237,10 +237,6 @@ class Decoder:
         """Graph counters of the last loop; zeros if its rounds are not captured."""
         return self._counters
 
-    def release(self) -> None:
-        """Drops the cached loop and the memory of its graphs."""
-        self._loop = None
-
     def loop(self, requests: Sequence[Request]) -> DecodeLoop:
         """A decode loop with room for these requests."""
         longest = max((len(r.prompt_ids) + r.max_new_tokens for r in requests), default=1)

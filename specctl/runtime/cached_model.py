@@ -98,7 +98,6 @@ class SlotCache(Cache):
                 commit_kv(part[:, : len(offset)], offset.to(device), path.to(device))
 
     def move(self, source: int, target: int) -> None:
-        """Copies one slot over another."""
         for part in self._parts.values() if source != target else ():
             part[:, target] = part[:, source]
 

@@ -211,7 +211,6 @@ class GraphCache:
 
     @property
     def keys(self) -> tuple[Any, ...]:
-        """Keys of the graphs held now."""
         return tuple(self._graphs)
 
     def run(self, key: Hashable, function: Callable[[], Found]) -> Found:

@@ -122,7 +122,6 @@ class RunResult:
     graphs: GraphCounters = field(default_factory=GraphCounters)  # warm-up included
 
     def summary(self) -> dict[str, Any]:
-        """One row of `results.json`."""
         same = None if self.divergences is None else not self.divergences
         return {
             "policy": self.named.label,
@@ -231,7 +230,6 @@ def take_turn(
     on_prompt: Callable[[str], None] | None,
     on_tokens: OnTokens | None,
 ) -> Turn:
-    """Decodes some prompts and times them."""
     finished, began = {}, time.perf_counter()
     for conversation in decoder.converse(prompts, settings, on_tokens):
         finished[conversation.prompt.prompt_id] = conversation
@@ -243,7 +241,6 @@ def take_turn(
 
 
 def result_of(named: NamedPolicy, turns: Sequence[Turn], decoder: Decoder) -> RunResult:
-    """Pools the turns of a policy."""
     talks = [talk for turn in turns for talk in turn.conversations]
     metrics = pooled(done.metrics for talk in talks for done in talk.completions)
     sums = [

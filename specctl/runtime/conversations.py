@@ -100,7 +100,6 @@ class DecodeSettings:
 
 
 def next_request(tokenizer: Any, conversation: Conversation, settings: DecodeSettings) -> Request:
-    """The request of the first unanswered turn."""
     prompt, turn = conversation.prompt, len(conversation.texts)
     request_id = f"{prompt.prompt_id}/{turn}"
     seed = request_seed(settings.sampling.seed, request_id)

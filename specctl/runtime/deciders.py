@@ -284,7 +284,6 @@ def not_by_kernels(shape: Shape, rule: ShapeRule) -> str | None:
 def decider_of(
     shape: Shape, rule: ShapeRule, num_slots: int, device: torch.device
 ) -> StaticDecider:
-    """The decider of a shape that kernels can draft."""
     kernel, table = shape_family(shape).kernel, table_of(shape)
     if kernel is None or table is None:
         return StaticDecider(rule, device)
@@ -364,7 +363,6 @@ def recapture_reason(old: Shape, new: Shape) -> str | None:
 
 
 def _captured_sizes(shape: Shape) -> dict[str, Any]:
-    """The sizes that a shape's graphs bake in; all else is in the buffer."""
     rule, table = build_shape(shape), table_of(shape)
     sizes = {name: getattr(rule, name) for name in ("max_depth", "top_k", "width", "max_tokens")}
     base_depth = shape.base.depth if isinstance(shape, EntropyBins) else 0

@@ -129,7 +129,6 @@ class DecodeLoop:
 
     @property
     def rules(self) -> Runnable:
-        """The rules of the current policy."""
         return self.round.rules
 
     @property
@@ -373,4 +372,6 @@ class DecodeLoop:
                 self._changed = True
                 self._active[row] = self._active[last]
                 self._active.pop()
-                self._finished.append(active.completion())
+                text = tuple(active.output)
+                done = Completion(active.request, text, active.reason, active.metrics)
+                self._finished.append(done)

@@ -85,7 +85,6 @@ class KernelDrafting:
         self.report = torch.zeros(2, dtype=torch.int64, device=device)
 
     def whole(self, state: Rows) -> None:
-        """Drafts all levels and selects."""
         for depth in range(1, self.rule.max_depth + 1):
             self.level(depth, state)
         self.select(state)

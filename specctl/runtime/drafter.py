@@ -261,7 +261,6 @@ class DrafterSource:
         self._slot_column: list[Tensor] = []
 
     def children(self, level: Level, frontier: Frontier, top_k: int) -> Children:
-        """See `policy.growing.ChildSource`."""
         if level.start == 0:
             logits = self.drafter.root_logits(len(frontier.index))[:, None]
         else:

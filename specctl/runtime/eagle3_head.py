@@ -229,7 +229,6 @@ class Eagle3Head(nn.Module):
         self.target_ids = self.d2t + torch.arange(len(d2t), device=self.norm.device)
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """`[..., H]`: embeddings of target ids."""
         return F.embedding(token_ids, self.embedding)
 
     def fuse(self, features: Tensor) -> Tensor:
@@ -265,7 +264,6 @@ class Eagle3Head(nn.Module):
         return scores
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
-        """Maps draft ids to target ids."""
         return self.target_ids[draft_ids]
 
     def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:

@@ -250,7 +250,6 @@ class Follower:
             stop.wait(self.interval_s)
 
     def __enter__(self) -> Self:
-        """Starts the thread."""
         if self._thread is not None:
             raise UsageError(
                 f"the follower of {self.source} is already running; make one for each loop"

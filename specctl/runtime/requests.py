@@ -46,7 +46,6 @@ class Sampling:
         return self.temperature == 0.0
 
     def for_request(self, seed: int) -> Sampling:
-        """These settings with a request's own seed."""
         return replace(self, seed=seed)
 
 
@@ -179,7 +178,6 @@ class Metrics:
 
     @property
     def wall_us(self) -> float:
-        """Time of prefill and rounds."""
         return self.draft_us + self.verify_us + self.policy_us + self.other_us + self.prefill_us
 
     @property
@@ -196,7 +194,6 @@ class Metrics:
         levels: int,
         is_fallback: bool = False,
     ) -> None:
-        """Books one round of one request."""
         self.calls += 1
         self.verified_tokens += verified
         self.num_accepted += accepted
@@ -219,7 +216,6 @@ class Metrics:
 
 
 def pooled(parts: Iterable[Metrics]) -> Metrics:
-    """The sum of metrics."""
     total = Metrics()
     for part in parts:
         for item in fields(Metrics):
@@ -268,9 +264,6 @@ class Active:
             at_request = self.limit == self.request.max_new_tokens
             self.reason = "length" if at_request else "context"
         return kept
-
-    def completion(self) -> Completion:
-        return Completion(self.request, tuple(self.output), self.reason, self.metrics)
 
 
 # --------------------------------------------------------------------------- observers

@@ -418,7 +418,6 @@ class Round:
         return token_tiers(most, self.setting.graphs.flat_tokens)
 
     def _learn(self, draft: Draft, output: TargetOutput, verdict: Verdict, num_rows: int) -> None:
-        """Updates the rules' memory of the requests."""
         rules: tuple[ShapeRule | AcceptanceRule, ...] = (self.rules.shape, self.rules.acceptance)
         for rule, memory in zip(rules, self.memories, strict=True):
             if rule.memory_size:

@@ -97,7 +97,6 @@ def runnable(
 
 
 def check_decisions(word: str) -> Decisions:
-    """Rejects words other than those of `Decisions`."""
     check_choice("decisions", word, get_args(Decisions))
     return word  # type: ignore[return-value]
 
@@ -142,7 +141,6 @@ class Faults:
 
 
 def with_fallback(policy: Policy, rules: Runnable, batch_size: int) -> Runnable:
-    """The rules with their fallback."""
     static = fallback_policy(policy, rules, batch_size)
     if static is None:
         return rules

@@ -50,7 +50,6 @@ class SamplingTable:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether all requests are greedy."""
         return all(choice.greedy for choice in self.choices)
 
     def process(self, logits: Tensor, row: Tensor) -> Tensor:

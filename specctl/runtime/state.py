@@ -104,7 +104,6 @@ class SlotMemory:
         self._rows[: len(memory)] = memory
 
     def move(self, source: int, target: int) -> None:
-        """Copies one slot over another."""
         self._rows[target] = self._rows[source]
 
 

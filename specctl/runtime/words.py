@@ -174,7 +174,6 @@ def _composed(spec: str, load: Callable[[str], Artifact]) -> NamedPolicy:
 
 
 def _bad_setting(spec: str, given: dict[str, _Given], error: UsageError, fix: str) -> UsageError:
-    """The error for a setting's value, or for parts that do not fit together."""
     what, cause = f"policy {spec!r}", error.__cause__
     assert isinstance(cause, ValidationError)
     place, rule, kind, _ = violated_rule(cause)
