@@ -1,5 +1,5 @@
-"""Figures of simulated serving: steady and whole, with intervals over independent runs; and totals
-of one run in the order of the log."""
+"""Figures of simulated serving with intervals over independent runs, and totals of one run in the
+order of the log."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from specctl.replay.metrics import PERCENTILES, Measure, Sums, Totals, ratio
 from specctl.stats import Interval, Resamples
 
 GOODPUT = ("goodput_share", "goodput_tokens_per_s")
-"""Figures that need a limit: requests whose own time per output token is within it, and the rate of
-their tokens, which is the rate of all tokens times the share that is theirs."""
+"""Figures with a limit: the share of requests whose time per output token is within it, and the
+rate of their tokens, a share of the rate of all tokens."""
 SHOWN = (
     *("tokens_per_s", "mean_acceptance_length", "verified_per_step", "padding_share"),
     *("requests_per_step", "occupancy", "tpot_us", "ttft_us"),
@@ -31,9 +31,9 @@ COMPARED = ("tokens_per_s", "tpot_us", "tpot_p50_us", "tpot_p99_us", "ttft_us")
 class BatchFigures(ResultRecord):
     """Figures of one policy under one load, over R independent runs.
 
-    Intervals are percentile bootstraps over runs: they tell what the order of requests and their
-    arrivals change, not what other prompts would, and with few runs they are narrow (of 8, a
-    nominal 95% covers about 90%). With one run they are NaN.
+    Intervals are percentile bootstraps over runs. They cover the order of requests and arrivals,
+    not the choice of prompts, and are narrow with few runs (of 8, a nominal 95% covers about 90%).
+    With one run they are NaN.
     """
 
     policy: str
@@ -41,18 +41,17 @@ class BatchFigures(ResultRecord):
     packing: str
     num_runs: int  # R
     num_requests: int  # of each run
-    tpot_limit_us: float | None  # of goodput; None where there are no goodput figures
-    # figures without ramp-up and drain (`steady_window`), by the names of `SHOWN`; None where a run
+    tpot_limit_us: float | None  # of goodput; None without goodput figures
+    # figures without ramp-up and drain (`steady_window`), by the names of `SHOWN`; None if a run
     # has no such part
     steady: dict[str, Interval] | None
     whole: dict[str, Interval]  # of all steps and requests
-    # ratios to the baseline's, paired by run; None without one, or where one of the two is never
-    # steady
+    # ratios to the baseline's, paired by run; None without a baseline or a steady part
     against: dict[str, Interval] | None
-    expansion_support: float  # share of the wanted expansions that the log contains
-    censored_share: float  # share of rounds whose accepted path reaches what the log lacks
-    # the log supports less than 99% of what the policy needs. There are no bounds here: a child
-    # that the log lacks changes who meets in later batches
+    expansion_support: float  # share of the wanted expansions in the log
+    censored_share: float  # share of rounds whose accepted path reaches a missing expansion
+    # the log supports less than 99% of expansions or rounds; without bounds, as a missing child
+    # changes later batches
     is_marked: bool
 
 
@@ -65,10 +64,10 @@ def figures_of(
     time_error: float | None = None,
     seed: int = 0,
 ) -> BatchFigures:
-    """Figures of runs that differ in their seeds alone; see `simulate_runs`.
+    """Figures of runs with different seeds, of `simulate_runs`.
 
     Args:
-        baseline: runs of equal seeds under another policy, to compare with.
+        baseline: runs of equal seeds under another policy.
         time_error: of the clock, see `stats.with_time_error`.
         seed: of the resamples.
     """
@@ -111,19 +110,14 @@ def compare_runs(
     time_error: float | None = None,
     seed: int = 0,
 ) -> dict[str, Interval]:
-    """Ours over theirs, steady, for each of `COMPARED`: paired, run by run.
-
-    Equal seeds mean the same requests, in the same order, at the same times.
-
-    Args:
-        time_error: see `figures_of`.
-    """
+    """Ratios of the steady figures of `COMPARED`, paired by run: equal seeds give the same requests
+    in the same order at the same times."""
     same = [(r.load, r.seed) for r in ours] == [(r.load, r.seed) for r in theirs]
     windows = _steady_windows(ours), _steady_windows(theirs)
     if not same or windows[0] is None or windows[1] is None:
         raise UsageError(
-            "paired comparison: expected runs of one load with equal seeds and a steady part, "
-            f"found {'none that is steady' if same else 'others'}",
+            "runs are compared at one load, with equal seeds and a steady part; these "
+            + ("have no steady part" if same else "differ in load or seeds"),
             hint="simulate both with the same load and seeds, and more requests",
         )
     measure = _measure(ours, time_error, seed)
@@ -140,13 +134,11 @@ class Window(NamedTuple):
 
 
 def steady_window(run: Simulation) -> Window | None:
-    """A run of B slots without its first and last B requests: no ramp-up and no drain.
+    """A run of B slots without ramp-up and drain; None if no step or no request is left.
 
-    Steps count from the first that starts when B requests have finished (the first cohort
-    started together, and its rounds and its end are in step), to the last that ends before the
-    last request arrives (from then on slots run empty). Latencies are those of all requests but
-    the first and the last B to arrive: the late ones finish in the drain, where the batch is
-    small. None where that leaves no step or no request: submit more.
+    Steps run from the first that starts after B requests finished, as the first B start together,
+    to the last that ends before the last request arrives, as slots become empty then. Latencies
+    leave out the first and the last B requests, of which the last finish in small batches.
     """
     num_slots, times = run.load.batch_size, run.timeline
     num_requests = len(run.logged)
@@ -161,13 +153,12 @@ def steady_window(run: Simulation) -> Window | None:
 
 
 def _steady_windows(runs: Sequence[Simulation]) -> list[Window] | None:
-    """One a run, or none at all."""
+    """The windows of all runs; None if one has none."""
     found = [window for window in map(steady_window, runs) if window is not None]
     return found if len(found) == len(runs) else None
 
 
 def _measure(runs: Sequence[Simulation], time_error: float | None, seed: int) -> Measure:
-    """One run says nothing of others."""
     return Measure(Resamples.draw(len(runs), seed=seed, least=2), time_error, seed)
 
 
@@ -189,7 +180,7 @@ def _drawn(
 
 
 def _step_sums(run: Simulation, steps: slice) -> Totals:
-    """Whole steps; tokens include the first ones, which reading the prompts gives."""
+    """Sums of whole steps; tokens include the first of each request, from reading its prompt."""
     rounds, times = run.rounds, run.timeline
     start, end = times.start_us[steps], times.end_us[steps]
     emitted = rounds.per_step(run.emitted) + rounds.num_joined
@@ -237,10 +228,10 @@ class BatchTotals(ResultRecord):
 
     policy: str
     num_requests: int
-    num_tokens: int  # of all texts, with the first ones, which reading the prompts gives
+    num_tokens: int  # of all texts, the first of each included
     num_steps: int  # forwards of the batch
-    calls: int  # target verifications, counted once a request; `num_drafts` of them verify drafts
-    num_drafts: int
+    calls: int  # target verifications, counted once a request
+    num_drafts: int  # of these, verifications of draft tokens
     verified_tokens: int
     # num_drafted, num_accepted: draft tokens
     num_drafted: int
@@ -251,9 +242,7 @@ class BatchTotals(ResultRecord):
     tokens_per_s: float | None
     draft_utilisation: float | None
     expansion_support: float
-    # of rounds that a deeper log might have let accept more. There are no bounds: where a length
-    # follows the batch, a longer acceptance changes who meets later
-    censored_share: float
+    censored_share: float  # of rounds that a deeper log might let accept more; without bounds
     is_marked: bool
     against: dict[str, float]  # ratios to the baseline's
 
@@ -264,7 +253,7 @@ def totals_of(
     """Totals of runs in order, by label.
 
     Args:
-        has_time: they were simulated with a cost model.
+        has_time: simulated with a cost model.
     """
     found = {label: _totals(label, run, has_time=has_time) for label, run in runs.items()}
     compared = {"calls": "calls", "verified": "verified_tokens"}

@@ -15,10 +15,10 @@ Engine = Literal["specctl", "vllm"]
 """The engine whose batching is simulated; both read a prompt whole.
 
 - `specctl`: `DecodeLoop.step`, and SGLang 0.5.23 without overlap scheduling. Requests join as slots
-  free up; their prompts are read one after another while everybody waits, then all active requests
-  decode one round. A length by batch size is that of the requests that decode.
-- `vllm` (0.32, synchronous scheduling): prompts are read in the same forward as the others' rounds,
-  and their requests decode from the next step on. A length by batch size is that of the requests
+  become free. Their prompts are read one after another while the others wait; then all active
+  requests decode one round. A length by batch size counts the decoding requests.
+- `vllm` (0.32, synchronous scheduling): prompts share the forward of the other requests' rounds,
+  and their requests decode from the next step on. A length by batch size counts the requests
   *scheduled* one step earlier, prompts included, when the drafts were made.
 """
 
@@ -39,17 +39,11 @@ ARRIVAL_RATE: float | None = option(
 
 
 class ReplayConfig(BaseModel):
-    """Policies, a load and how to score.
-
-    Attributes:
-        policies: names with settings, or artifact folders; an entry may hold several, separated
-            by commas.
-        cost_model: a load needs it.
-    """
+    """Policies, a load and the way of scoring."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    policies: tuple[str, ...]
+    policies: tuple[str, ...]  # names with settings, or artifact folders; several with commas
     cost_model: Path | None = option(
         None,
         "cost_model.json or a named clock: adds times",
@@ -83,12 +77,12 @@ class ReplayConfig(BaseModel):
 
     @property
     def specs(self) -> list[str]:
-        """One entry a policy."""
+        """The policies, one an entry."""
         return [word.strip() for entry in self.policies for word in entry.split(",")]
 
     @property
     def has_load(self) -> bool:
-        """Whether requests meet, so that a batch is to be simulated."""
+        """Whether batches are simulated."""
         return self.batch_size > 1 or self.arrival_rate_per_s is not None or self.in_order
 
     def check_baseline(self) -> None:
@@ -100,7 +94,7 @@ class ReplayConfig(BaseModel):
             )
 
     def check_load(self) -> None:
-        """Raises `UsageError` where an option says how a batch is simulated that is not."""
+        """Raises `UsageError` of an option of batches if no batch is simulated."""
         if not self.has_load:
             refuse_ignored(
                 {
@@ -121,7 +115,7 @@ class ReplayConfig(BaseModel):
 
 
 def refuse_ignored(given: dict[str, bool], reason: str) -> None:
-    """Raises `UsageError` of the first option that was given although it would be ignored."""
+    """Raises `UsageError` of the first given option."""
     for flag, is_given in given.items():
         if is_given:
             raise UsageError(f"{flag} would be ignored: {reason}", hint=f"leave {flag} out")
@@ -133,7 +127,7 @@ def _increasing(values: tuple[int, ...]) -> tuple[int, ...]:
 
 
 MAX_AXIS_VALUE = 1 << 20
-"""Beyond any context, batch or tree: a larger number is a slip of the keyboard."""
+"""More than any context, batch or tree; larger numbers are typing errors."""
 Axis = Annotated[
     tuple[Annotated[int, Field(le=MAX_AXIS_VALUE)], ...],
     Field(min_length=1),
@@ -142,15 +136,7 @@ Axis = Annotated[
 
 
 class ProfileGrid(BaseModel):
-    """The points that `specctl profile` times; sizes count per request.
-
-    Attributes:
-        read: tokens that the drafter reads back after a round. prompt_tokens: lengths of prompts.
-        num_passes: over the whole grid. Many passes of few rounds: drift hits every point alike,
-            and a burst of other work on the machine only some samples of each.
-        num_rounds: timed at a point in one pass. loop_tokens: emitted in each run of the loop.
-        capture_limit_tokens: see `cost.model.TableCost`.
-    """
+    """The points that `specctl profile` times; sizes count per request."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -187,21 +173,22 @@ class ProfileGrid(BaseModel):
         name="--quick",
         group="common",
     )
-    read: tuple[int, ...] = (1, 2, 5)
-    prompt_tokens: tuple[int, ...] = (16, 64, 256)
+    read: tuple[int, ...] = (1, 2, 5)  # tokens that the drafter reads after a round
+    prompt_tokens: tuple[int, ...] = (16, 64, 256)  # lengths of prompts
+    # passes over the grid, of few rounds each: drift then affects all points alike, and a burst of
+    # other work only some samples of each
     num_passes: int = 5
-    num_rounds: int = 2
-    loop_tokens: int = 16
+    num_rounds: int = 2  # timed at a point in one pass
+    loop_tokens: int = 16  # emitted in each run of the loop
 
     def held(self, axis: str) -> tuple[int, ...]:
-        """Points of an axis that are measured but not fitted: midpoints of every second gap, from
-        the top, where a whole number fits."""
+        """Held-out points of an axis: whole midpoints of every second gap, from the top."""
         gaps = list(pairwise(getattr(self, axis)))[::-1][::2]
         return tuple(sorted((low + high) // 2 for low, high in gaps if high - low > 1))
 
     @property
     def num_steps(self) -> int:
-        """Measurements, each of which moves the progress bar by one."""
+        """Measurements, one step of the progress bar each."""
         points = len(self.batch_sizes) * (len(self.context_tokens) + 1)
         points += len(self.prompt_tokens + self.held("prompt_tokens"))
         return points if self.quick else self.num_passes * points
@@ -219,12 +206,12 @@ class LadderConfig(BaseModel):
     max_positions: int = MAX_POSITIONS
     all_prompts: bool = ALL_PROMPTS
     force: bool = FORCE
-    num_kept: int = Field(63, ge=1)  # draft nodes of a limit's tree at most
+    num_kept: int = Field(63, ge=1)  # most draft nodes of a limit's tree
     num_folds: int = Field(4, ge=2)  # of the oracle's cross-fitting
 
 
 class TuneConfig(BaseModel):
-    """Settings of a search; words are judged when it is prepared."""
+    """Settings of a search; `tuning.prepare` checks the words."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -268,9 +255,9 @@ class TuneConfig(BaseModel):
     max_positions: int = MAX_POSITIONS
     seed: int = option(0, "Seed of the split by prompt and of all that draws", ge=0)
     factor: int = option(3, "Halving: prompts grow and settings shrink by it", ge=2)
-    drops_unsupported: bool = False  # leaves out a family of which the log supports nothing
+    drops_unsupported: bool = False  # leaves out a family without a supported setting
 
     @property
     def has_load(self) -> bool:
-        """Whether requests meet, so that a batch is to be simulated."""
+        """Whether batches are simulated."""
         return self.batch_size > 1 or self.arrival_rate_per_s is not None

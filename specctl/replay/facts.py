@@ -1,6 +1,6 @@
-"""Conditions that figures of a log hold for: the pair, the traces, the prompts and the clock.
+"""Conditions of the figures of a log: pair, traces, prompts and clock.
 
-Records of results derive from these. A figure that is not defined is NaN, and null in JSON.
+Records of results derive from these. An undefined figure is NaN, and null in JSON.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from specctl.formatting import count
 from specctl.records import describe_violation
 
 MARKED_BELOW = 0.99
-"""A figure whose support is under this share is marked, and given with bounds where possible."""
+"""Figures with less support are marked, and given with bounds if possible."""
 PLAIN = "ar"
 """Label of plain decoding."""
 
 
 class ResultRecord(BaseModel):
-    """Frozen and strict: a field that is unknown, missing or of another type is refused."""
+    """A frozen, strict record: unknown, missing and mistyped fields are refused."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
     omitted: ClassVar[tuple[str, ...]] = ()
-    """Fields that are not written where they are None."""
+    """Fields that are absent in JSON if they are None."""
 
     @model_serializer(mode="wrap")
     def _without_omitted(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class ResultRecord(BaseModel):
 
 
 class PairFacts(ResultRecord):
-    """The pair and the traces that figures hold for; `sampling`: temperature, top_k, top_p."""
+    """The pair and the traces of figures; `sampling`: temperature, top_k, top_p."""
 
     traces_digest: str
     target: str
@@ -56,7 +56,7 @@ class PairFacts(ResultRecord):
 
 
 class TraceFacts(PairFacts):
-    """The pair and the dense traces that figures hold for."""
+    """The conditions of figures of dense traces."""
 
     omitted: ClassVar[tuple[str, ...]] = (
         "time_error",
@@ -69,30 +69,26 @@ class TraceFacts(PairFacts):
 
     specctl_version: str
     support: dict[str, int | bool]  # of the log
-    cost_model: str | None  # digest, None where nothing was timed
-    clock: str | None  # whose times these are, their error and what they are not, in words
-    # relative standard error of a policy's time, which all intervals of times hold; None where it
-    # is not known
+    cost_model: str | None  # digest; None without times
+    clock: str | None  # `clock_of` the cost model
+    # relative standard error of a policy's time, contained in all intervals of times; None if
+    # unknown
     time_error: float | None = None
-    # of a clock that failed its own check, by how much its speed was off
-    check_error: float | None = None
-    # policies whose own decisions are not in these times, by label; with the words by which
-    # `profile --policy` times them
+    check_error: float | None = None  # error of a clock that failed its own check
+    # policies whose own decisions have no time, by label, in the words of `profile --policy`
     without_decision_cost: dict[str, str] | None = None
-    # of the ids of the prompts that were scored, see `prompts_digest`
-    prompts_digest: str | None = None
-    # that are not scored, because a policy was fitted on them
-    num_prompts_left_out: int | None = None
-    # labels of policies that were fitted on some of those that are
+    prompts_digest: str | None = None  # of the scored prompts, see `prompts_digest`
+    num_prompts_left_out: int | None = None  # prompts of a policy's fit
+    # labels of policies that were fitted on some scored prompts
     scored_on_training_prompts: tuple[str, ...] | None = None
 
     def is_unseen(self, label: str) -> bool:
-        """Whether a policy was fitted on none of the prompts that are scored."""
+        """Whether a policy was fitted on none of the scored prompts."""
         return label not in (self.scored_on_training_prompts or ())
 
     def can_win(self, label: str) -> bool:
         """Whether a policy may be called the fastest."""
-        return self.is_unseen(label) and label not in (self.without_decision_cost or ())
+        return not self.marks(label)
 
     def marks(self, label: str) -> str:
         """The marks of a policy, which `footnotes` explain."""
@@ -105,7 +101,7 @@ class TraceFacts(PairFacts):
         return label + self.marks(label)
 
     def footnotes(self) -> Iterator[str]:
-        """Sentences on the prompts that were left out, and on each mark."""
+        """Sentences on prompts that were left out, and on each mark."""
         if self.num_prompts_left_out:
             out = count(self.num_prompts_left_out, "prompt")
             yield f"{out} left out: a policy here was fitted on them (--all-prompts scores them)."
@@ -119,9 +115,9 @@ class TraceFacts(PairFacts):
 
 
 TRAINED = "†"
-"""Marks a policy that is scored on prompts that it was fitted on."""
+"""Marks a policy that was fitted on scored prompts."""
 NOT_TIMED = "‡"
-"""Marks a policy whose own decisions are not in the times."""
+"""Marks a policy whose own decisions have no time."""
 
 
 def to_time(policies: Mapping[str, str]) -> str:
@@ -139,11 +135,7 @@ def read_result(
     verb: str,
     read: Callable[[Path], bytes] = Path.read_bytes,
 ) -> ResultT:
-    """The record that a verb wrote.
-
-    Raises:
-        InputError: a file that cannot be read, or is no result of the verb; the field is named.
-    """
+    """The record that a verb wrote; `InputError` of an unreadable file or of another content."""
     try:
         return kind.model_validate_json(read(path))
     except OSError as error:

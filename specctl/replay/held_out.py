@@ -1,9 +1,9 @@
-"""The prompts that judge policies: others than those that the policies were fitted on.
+"""The choice of prompts that policies are scored on, outside the prompts of their fits.
 
-An artifact names the prompts that it was fitted to or chosen on (`Evidence.fitted_on`). All rows of
-a table are scored on the same prompts, so that comparisons are paired: on those that no policy of
-the table was fitted on, where at least `MIN_PROMPTS` are left; else on all, and the policies that
-were fitted on some of them are marked and cannot win.
+An artifact records the prompts of its fit and choice (`Evidence.fitted_on`). All rows of a table
+are scored on the same prompts, so comparisons are paired: on the prompts outside all fits, if at
+least `MIN_PROMPTS` are left; else on all, and policies fitted on some of them are marked and cannot
+win.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SplitOptions = tuple[float, int]
 
 
 def prompts_digest(prompt_ids: Iterable[str]) -> str:
-    """`sha256:<hex>` of ids in any order: figures of one digest are of the same prompts."""
+    """`sha256:<hex>` of ids in any order; equal for equal sets of prompts."""
     text = "\n".join(sorted(prompt_ids)).encode()
     return f"sha256:{hashlib.sha256(text).hexdigest()}"
 
@@ -38,8 +38,8 @@ class ScoredPrompts:
     """The prompts of all rows of a table."""
 
     prompts: tuple[str, ...]  # their ids, sorted
-    num_left_out: int = 0  # others, that a policy was fitted on
-    trained: tuple[str, ...] = ()  # labels of policies that were fitted on some of `prompts`
+    num_left_out: int = 0  # further prompts, of some policy's fit
+    trained: tuple[str, ...] = ()  # labels of policies fitted on some of `prompts`
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class ScoredPrompts:
 
 
 def logged_prompts(traces: TraceSet) -> list[str]:
-    """Prompts with rows, sorted: of an answer of one token there is none."""
+    """Prompts with rows, sorted; an answer of one token has none."""
     import polars as pl
 
     rounds = traces.scan("rounds").select(pl.col("prompt_id").cast(pl.String).unique())
@@ -67,10 +67,10 @@ def choose_prompts(
     split: SplitOptions | None = None,
     all_prompts: bool = False,
 ) -> ScoredPrompts:
-    """The prompts that policies are scored on, of those that a verb would score.
+    """The prompts that policies are scored on, among those of a verb.
 
-    Unless all are asked for, a warning names the policies that cannot win, and the command after
-    which they can.
+    A warning names the policies that cannot win and the command that changes this, unless
+    `all_prompts` is set.
 
     Args:
         split: the verb's own; None where it scores all prompts of the traces.
@@ -111,7 +111,7 @@ def _remedy(
     traces: TraceSet,
     split: SplitOptions | None,
 ) -> str:
-    """The next step, after which enough prompts are left that no policy was fitted on."""
+    """The next step that leaves enough prompts outside all fits."""
     prompts = logged_prompts(traces)
     if len(prompts) < 2 * MIN_PROMPTS:
         return (
@@ -136,14 +136,14 @@ def _remedy(
 
 
 def _split_of(manifest: Manifest) -> SplitOptions | None:
-    """The split that a fit was made with."""
+    """The split of a fit."""
     fit = manifest.fit or {}
     share, seed = fit.get("held_out_frac"), fit.get("seed")
     return (share, seed) if isinstance(share, float) and isinstance(seed, int) else None
 
 
 def _fits_of(policy: NamedPolicy) -> Iterator[tuple[str, str]]:
-    """The verbs that wrote the artifacts of a policy, and the folders that they wrote."""
+    """The verbs behind the artifacts of a policy, and their folders."""
     folders = [piece for piece in pieces(policy.spec) if names_artifact(piece)]
     manifests = {artifact.digest: artifact.manifest for _, artifact in policy.parts}
     for folder, manifest in zip(folders, manifests.values(), strict=False):

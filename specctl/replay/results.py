@@ -1,4 +1,4 @@
-"""The result of a replay as one JSON document and as tables."""
+"""The result of a replay: records, one JSON document, and tables."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RESULTS_NAME = "replay.json"
 
 
 class ReplayScores(TraceFacts):
-    """`replay.json`: policies replayed one request at a time; `baseline` is one's label."""
+    """`replay.json`: policies replayed one request at a time; `baseline` is a label."""
 
     kind: Literal["replay"]
     baseline: str
@@ -39,7 +39,7 @@ class ReplayScores(TraceFacts):
 
 
 class ServingScores(TraceFacts):
-    """Figures of several policies that serve one load; `baseline` is one's label."""
+    """Figures of policies that serve one load."""
 
     kind: Literal["replay-serving"]
     load: dict[str, Any]
@@ -57,12 +57,12 @@ class BatchScores(TraceFacts):
 
 
 Columns = dict[str, Callable[[Any], str]]
-"""By heading, how it is written of a row."""
+"""Headings, and how a row's cell is written."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a replay: one JSON value, and what a person sees of it."""
+    """The result of a replay: one JSON value, tables and sentences."""
 
     scores: ReplayScores | ServingScores | BatchScores
     tables: list[tuple[str, Columns, Sequence[Any]]]  # title, columns and rows of each
@@ -99,11 +99,11 @@ def write_result(result: Result, folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Caption:
-    """The log as tables describe it."""
+    """Words on the log, for tables."""
 
-    subject: str  # whose rounds these are
-    sampling: str  # how the text was made
-    advice: str  # what to do where the log lacks what a policy wanted
+    subject: str  # the pair
+    sampling: str  # of the text
+    advice: str  # against missing expansions
     remarks: tuple[str, ...] = ()  # further lines below the tables
 
 
@@ -114,7 +114,7 @@ def facts_of(
     named: Sequence[NamedPolicy],
     scored: ScoredPrompts,
 ) -> dict[str, Any]:
-    """The conditions of the scores of policies."""
+    """The fields of `TraceFacts`."""
     from specctl.version import __version__
 
     header, check = traces.header, None if model is None else model.failed_check
@@ -153,7 +153,7 @@ def caption_of(facts: dict[str, Any]) -> Caption:
 
 
 def _name(scores: TraceFacts, figures: Any) -> str:
-    """The policy with its marks; below it why its figures are ranges, where they are."""
+    """The policy with its marks, and the reason for ranges."""
     name = scores.marked(figures.policy)
     if not figures.is_marked:
         return name
@@ -161,7 +161,7 @@ def _name(scores: TraceFacts, figures: Any) -> str:
 
 
 def _range(figures: PolicyFigures, name: str, spec: str, over: float = 1.0) -> str | None:
-    """The range of a figure where the log lacks expansions; None elsewhere."""
+    """The range of a figure if the log lacks expansions; else None."""
     if not figures.is_marked:
         return None
     bound = figures.bounds[name]
@@ -170,14 +170,14 @@ def _range(figures: PolicyFigures, name: str, spec: str, over: float = 1.0) -> s
 
 
 def _against(figures: PolicyFigures, name: str, bound: str, count: int) -> str:
-    """A ratio to the baseline: with its interval, or what it can be."""
+    """A ratio to the baseline: with its interval, or its range."""
     found = figures.against[name]
     baseline = count / found.value if found.value else math.nan
     return _range(figures, bound, ".2f", baseline) or found.text(".2f")
 
 
 def _timed_figure(figures: PolicyFigures, found: Interval, spec: str) -> str:
-    """A time, of which the log tells nothing where it lacks rounds."""
+    """A time; unknown if the log lacks expansions."""
     return "n/a" if figures.is_marked else found.text(spec)
 
 
@@ -209,7 +209,7 @@ TOTALS: Columns = {
     "support": lambda f: f"{f.expansion_support:.2%}",
 }
 TIMED = ("tokens/s", "time ×")
-"""Columns of the two above that need a cost model."""
+"""Columns that need a cost model."""
 WIDE = ("verified ×", "use", "support", "drafts", "drafted", "accepted")
 WIDE_TIMED = (*WIDE, "verified", "calls ×")
 WIDE_SERVING = ("TTFT p50", "verified", "batch", "support")
@@ -229,15 +229,15 @@ SERVING: Columns = {
     "verified_per_step": lambda found: formatting.number(found.value),
     "requests_per_step": lambda found: formatting.number(found.value),
 }
-"""Figures of a load that are shown, and how; by heading in `HEADINGS`."""
+"""Shown figures of a load; `HEADINGS` are their headings."""
 HEADINGS = ("tokens/s", "×", "TPOT p50", "p99", "TTFT p50", "good", "τ", "verified", "batch")
 
 
 def speeds(scores: TraceFacts, baseline: str, found: dict[str, Interval | float]) -> list[str]:
-    """One line on what each policy that can win would save, with the clock.
+    """One line on the speed of each policy that can win, with the clock.
 
     Args:
-        found: by policy, its speed over the baseline's; those that the log does not know left out.
+        found: known speeds over the baseline's, by policy.
     """
     if scores.clock is None or not found:
         return []
@@ -260,7 +260,7 @@ def _columns(scores: TraceFacts, figures: Columns, *, has_time: bool) -> Columns
 
 
 def replay_result(scores: ReplayScores, caption: Caption, *, by_category: bool = False) -> Result:
-    """Scores of policies that were replayed one request at a time.
+    """Scores of policies, replayed one request at a time.
 
     Args:
         by_category: show a table for each category too.
@@ -302,7 +302,7 @@ def replay_result(scores: ReplayScores, caption: Caption, *, by_category: bool =
 
 
 def serving_result(scores: ServingScores, caption: Caption) -> Result:
-    """Figures of policies that serve one load; those against the baseline as `× name`."""
+    """Figures of policies that serve one load; ratios to the baseline are `× name`."""
     policies, rate = scores.policies, scores.load["arrival_rate_per_s"]
     arrivals = "closed loop" if rate is None else f"{rate:g} requests/s"
     first = policies[0]

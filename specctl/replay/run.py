@@ -1,4 +1,4 @@
-"""`specctl replay`: traces and named policies in, one document out."""
+"""`specctl replay`: from traces and named policies to one document."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ from specctl.runtime.identity import processor_name
 from specctl.runtime.words import NamedPolicy, resolve_policies
 
 NUM_RUNS = 8
-"""Independent orders of the requests, and of their arrivals, behind an interval."""
+"""Independent orders of requests and arrivals behind an interval."""
 logger = logging.getLogger(__name__)
 
 
 def replay_traces(traces: TraceSet, config: ReplayConfig) -> Result:
     """Scores policies on dense traces, one request at a time or at the load of the configuration.
 
-    Warnings name each reason why a cost model may not fit: its pair, machine or age.
+    Warnings name each doubt about the cost model: its pair, machine or age.
 
     Raises:
-        UsageError: a policy that a log cannot tell, a baseline that is not there, a batch that the
-            cost model was not measured for, or an option that would be ignored. TraceError,
-            ArtifactError, InputError: see `specctl.errors`.
+        UsageError: a policy that cannot be replayed, an unknown baseline, a batch larger than the
+            cost model knows, or an option without effect.
+        TraceError, ArtifactError, InputError: see `specctl.errors`.
     """
     config.check_baseline()
     config.check_load()
@@ -80,7 +80,7 @@ def replay_policies(
     """Scores policies on dense traces, one request at a time.
 
     Args:
-        named: the policies, where they are resolved already; None: those of the configuration.
+        named: resolved policies; None for the configuration's.
     """
     model = open_cost_model(config.cost_model, traces, force=config.force)
     log = sampled(DenseLog.open(traces), config.max_positions, config.seed)
@@ -125,8 +125,8 @@ def named_policies(
     config: ReplayConfig,
     step_cost: Callable[[Shape], StepCost] | None = None,
 ) -> list[NamedPolicy]:
-    """The policies of the configuration, fitted to the traces' pair unless it accepts others; the
-    replay itself refuses lossy ones."""
+    """The policies of the configuration, checked against the traces' pair; lossy ones are refused
+    later."""
     expect = Expectation(traces.fingerprint, allow_mismatch=config.allow_mismatch)
     words = ",".join(config.specs)
     return resolve_policies(words, expect, allow_lossy=True, step_cost=step_cost)
@@ -135,14 +135,14 @@ def named_policies(
 def scored_log(
     log: DenseLog, traces: TraceSet, config: ReplayConfig, named: Sequence[NamedPolicy]
 ) -> tuple[DenseLog, ScoredPrompts]:
-    """The part of a log that the policies are scored on."""
+    """The log of the prompts that policies are scored on."""
     prompts = log.prompts or logged_prompts(traces)
     scored = choose_prompts(prompts, named, traces, all_prompts=config.all_prompts)
     return (log.only(scored.prompts) if scored.num_left_out else log), scored
 
 
 def check_keeps_something(policies: Sequence[Policy], scored: Sequence[PolicyScores]) -> None:
-    """Refuses a scorer whose beta kept no node of any round: it drafts, and verifies nothing."""
+    """Refuses a scorer whose beta keeps no draft node of any round."""
     for policy, found in zip(policies, scored, strict=True):
         shape, calls = policy.shape, found.pooled.calls
         if isinstance(shape, ScoredTree) and found.pooled.verified_tokens == calls:
@@ -155,11 +155,11 @@ def serve_policies(
     *,
     named: Sequence[NamedPolicy] | None = None,
 ) -> Result:
-    """Simulates policies on dense traces at a load, every one under the same requests: shuffled
-    runs, or one in the order of the log.
+    """Simulates policies on dense traces at a load, in equal shuffled runs or once in the order of
+    the log.
 
-    A budget that weighs tokens against time and brings no table of its own is given the model's,
-    for whole rounds of a full batch at the log's mean context.
+    A budget without a table of its own weighs tokens by the cost model: whole rounds of a full
+    batch, at the log's mean context.
 
     Args:
         named: as in `replay_policies`.
@@ -172,7 +172,7 @@ def serve_policies(
     else:
         expected = "a load is simulated with its times"
         model = require_cost_model(config.cost_model, traces, expected, force=config.force)
-    if model is not None:  # a batch that was not measured is refused before the log is read
+    if model is not None:  # refuses a batch that is too large before the log is read
         model.round_us(Steps(config.batch_size, config.batch_size, 1, 0, 1, 0))
     log = sampled(DenseLog.open(traces), config.max_positions, config.seed)
     mean = traces.scan("rounds").select(pl.col("context_tokens").mean())
@@ -231,12 +231,11 @@ def serve_policies(
 
 
 def open_cost_model(path: Path | None, traces: TraceSet | None, *, force: bool) -> AnyCost | None:
-    """The cost model, with warnings of what about it does not fit: times of another machine are
-    usual on a laptop.
+    """The cost model, with a warning for each doubt about it.
 
     Args:
-        traces: None for a server's log, which names neither its models nor its machine.
-        force: take one that failed its own check, see `check_clock`.
+        traces: None for a server's log, which names neither models nor machine.
+        force: accept one that failed its own check, see `check_clock`.
     """
     if path is None:
         return None
@@ -256,7 +255,7 @@ def open_cost_model(path: Path | None, traces: TraceSet | None, *, force: bool) 
 def require_cost_model(
     path: Path | None, traces: TraceSet, expected: str, *, force: bool
 ) -> AnyCost:
-    """The cost model where nothing can be done without one."""
+    """The cost model; `UsageError` with the reason without one."""
     model = open_cost_model(path, traces, force=force)
     if model is None:
         raise UsageError(
@@ -269,19 +268,15 @@ def require_cost_model(
 def choose_cost(
     path: Path | None, linear: str | None, traces: TraceSet | None, *, force: bool
 ) -> CostModel:
-    """The cost model of a file or of stated rates.
-
-    Args:
-        traces: what it is for; None for a server's log. force: see `open_cost_model`.
+    """The cost model of a file or of stated rates; see `open_cost_model`.
 
     Raises:
-        UsageError: none or both, rates that cannot be read, or a model by which tokens are free.
-        InputError: a file that cannot be read. ClockError: one that failed its own check.
+        UsageError: none or both, unreadable rates, or a flat model.
+        InputError: an unreadable file. ClockError: a model that failed its own check.
     """
     if (path is None) == (linear is None):
         raise UsageError(
-            "give one of --cost-model and --linear, to weigh tokens against time, found "
-            f"{'neither' if path is None else 'both'}",
+            "give either --cost-model or --linear, to weigh tokens against time",
             hint="measure one with `specctl profile` and give it with --cost-model",
         )
     if linear is not None:

@@ -166,7 +166,7 @@ def test_import_with_a_cost_model(tmp_path: Path) -> None:
     loaded = specctl("import", source, "--linear", LINEAR, "--batch-size", "64").out
     assert "Plain decoding is best at batch size 64" in loaded
     both = specctl("import", source, "--linear", LINEAR, "--cost-model", "c.json")
-    assert "give one of --cost-model and --linear" in both.err
+    assert "give either --cost-model or --linear" in both.err
 
 
 def test_a_measured_cost_model_says_whose_it_is(tmp_path: Path) -> None:

@@ -274,7 +274,7 @@ FLAT = LINEAR.replace("verify_token_us=4", "verify_token_us=0")
     ("options", "named"),
     [
         ((), "specctl profile"),
-        (("--linear", LINEAR, "--cost-model", "c.json"), "found both"),
+        (("--linear", LINEAR, "--cost-model", "c.json"), "give either"),
         (("--linear", "step_us=1"), "it is missing"),
         (("--linear", "step_us=1,step_us=2"), "--linear"),
         (("--linear", f"{LINEAR},other_us=1"), "--linear"),
