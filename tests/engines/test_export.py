@@ -264,7 +264,7 @@ def test_a_log_inside_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 REFUSED = (
     (USAGE, "chain --to tgi", "none of vllm, sglang, transformers"),
-    (USAGE, "chain --to vllm --drafter embedded --method eagle9", "none of eagle3, eagle, draft_model"),
+    (USAGE, "chain --to vllm --drafter embedded --method eagle9", "none of eagle3, eagle,"),
     (USAGE, "chain --to transformers --max-batch-size 4", "at most 1 request"),
     (ENGINE, "chain --to transformers --drafter embedded", "small language model"),
     (USAGE, "chain --to sglang --trace t", "in which specctl logs"),
