@@ -129,6 +129,7 @@ class DecodeLoop:
 
     @property
     def rules(self) -> Runnable:
+        """The rules that decide now; a reload replaces them."""
         return self.round.rules
 
     @property

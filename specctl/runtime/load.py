@@ -60,7 +60,7 @@ class Target:
     """The model whose text is emitted, its tokenizer and their identity."""
 
     name: str  # as the user gave it
-    folder: Path
+    folder: Path  # of the checkpoint
     model: CachedModel
     tokenizer: Any
     eos_ids: tuple[int, ...]  # tokens that end a text
@@ -76,7 +76,7 @@ class Pair:
     drafter: Drafter | None
     drafter_name: str  # `none` without a drafter
     drafter_digest: str  # of config and weights; zeros without a drafter
-    drafter_folder: Path | None = None
+    drafter_folder: Path | None = None  # of the drafter's checkpoint
 
     def __repr__(self) -> str:
         model = self.target.model

@@ -46,6 +46,7 @@ class Sampling:
         return self.temperature == 0.0
 
     def for_request(self, seed: int) -> Sampling:
+        """The same sampling with a seed of its own."""
         return replace(self, seed=seed)
 
 
@@ -57,8 +58,8 @@ class Request:
     prompt_ids: tuple[int, ...]  # token ids, special tokens included, at least one
     max_new_tokens: int  # tokens to emit at most
     prompt_id: str = ""  # shared by the turns of one prompt
-    category: str = ""
-    turn: int = 0
+    category: str = ""  # of its prompt, for figures by category
+    turn: int = 0  # of its conversation, from 0
     sampling: Sampling = field(default_factory=Sampling)  # greedy by default
 
     def __post_init__(self) -> None:
@@ -88,10 +89,10 @@ OnTokens = Callable[[Request, list[int]], None]
 class RoundTimes:
     """Wall time of one round of the whole batch, by phase."""
 
-    draft_us: float
-    verify_us: float
-    policy_us: float
-    other_us: float
+    draft_us: float  # the drafter's passes and the growth of the tree
+    verify_us: float  # the target's pass
+    policy_us: float  # decisions of rules
+    other_us: float  # everything else: acceptance, caches, bookkeeping
 
 
 class Stopwatch:
@@ -150,7 +151,7 @@ class Stopwatch:
 class Metrics:
     """Additive counts and times: pooled metrics are sums over requests."""
 
-    num_requests: int = 0
+    num_requests: int = 0  # requests added up
     num_tokens: int = 0  # tokens emitted, the one of prefill included
     calls: int = 0
     """Verification forwards of the target, a batched one counted once per request, so that the
@@ -159,11 +160,10 @@ class Metrics:
     num_accepted: int = 0  # draft tokens accepted and emitted
     drafted_levels: int = 0  # levels drafted for the requests
     fallback_calls: int = 0  # calls whose policy failed, decided by a static plan
-    draft_us: float = 0.0
-    verify_us: float = 0.0
-    policy_us: float = 0.0
-    other_us: float = 0.0
-    """`draft_us` to `other_us`: wall time of rounds, shared equally by the requests of a batch."""
+    draft_us: float = 0.0  # wall time of rounds by phase, shared equally by a batch's requests
+    verify_us: float = 0.0  # see `RoundTimes`, as of the next two
+    policy_us: float = 0.0  # decisions
+    other_us: float = 0.0  # everything else
     prefill_us: float = 0.0  # wall time of reading prompts, target and drafter together
     accepted_lengths: list[int] = field(default_factory=list)  # draft tokens accepted, call by call
 
@@ -178,6 +178,7 @@ class Metrics:
 
     @property
     def wall_us(self) -> float:
+        """Rounds and prefill, in microseconds."""
         return self.draft_us + self.verify_us + self.policy_us + self.other_us + self.prefill_us
 
     @property
@@ -194,6 +195,7 @@ class Metrics:
         levels: int,
         is_fallback: bool = False,
     ) -> None:
+        """Adds one call: draft tokens verified (root included) and accepted, tokens emitted."""
         self.calls += 1
         self.verified_tokens += verified
         self.num_accepted += accepted

@@ -117,7 +117,7 @@ def not_a_number(num_requests: int) -> str:
 class Faults:
     """Failures of a loop's policies, each replaced by a static plan."""
 
-    total: int = 0
+    total: int = 0  # decisions that failed
     last: str | None = None  # the last one in words
 
     @contextmanager
