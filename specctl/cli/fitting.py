@@ -18,7 +18,7 @@ from specctl.cli.options import (
     TracesArgument,
     open_to_fit,
     preset_option,
-    tuned,
+    run_and_publish,
 )
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
@@ -321,4 +321,4 @@ def fit_auto(
     families = families_of(tried, is_shared=plain.has_load)
     searched = plain.model_copy(update={"families": families})
     tuning = prepare(opened, searched, cost_model)
-    return tuned(tuning, opened, out, tuple(attempt.outcome for attempt in tried))
+    return run_and_publish(tuning, opened, out, tuple(attempt.outcome for attempt in tried))

@@ -12,7 +12,7 @@ from specctl.cli.options import (
     DenseTracesArgument,
     ReplayThreadsOption,
     open_to_fit,
-    tuned,
+    run_and_publish,
 )
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
@@ -273,7 +273,7 @@ def tune(
     tuning = prepare(opened, settings, cost_model, **engine)
     if out is not None:
         prepare_folder(out)
-    return tuned(tuning, opened, out)
+    return run_and_publish(tuning, opened, out)
 
 
 @verb(

@@ -89,7 +89,7 @@ def open_to_fit(traces: list[str]) -> Any:
     return opened
 
 
-def tuned(tuning: Tuning, opened: TraceSet, out: Path | None, fits: Any = None) -> Answer:
+def run_and_publish(tuning: Tuning, opened: TraceSet, out: Path | None, fits: Any = None) -> Answer:
     """Runs a search, and publishes its choice if there is a folder.
 
     Args:

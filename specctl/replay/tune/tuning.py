@@ -1,4 +1,9 @@
-"""`specctl tune` and `fit auto`: from opened traces and a configuration to a verdict."""
+"""`specctl tune` and `fit auto`: from opened traces and a configuration to a verdict.
+
+prepare      log, clock, families (`candidates.py`), split; refuses before anything is scored
+Tuning.run   `search.py` chooses on training prompts and measures the finalists on held-out
+             ones, by the sums of `evaluators.py`; `verdict.py` compares, `publish.py` writes
+"""
 
 from __future__ import annotations
 
