@@ -27,6 +27,7 @@ from specctl.logs.positions import Floats, Longs
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.replay.cost.files import load_cost_model
+from specctl.replay.metrics import Sums
 from specctl.replay.tune.evaluators import LogEvaluator, Objective
 from specctl.runtime.words import resolve_policy
 from specctl.stats import Resamples
@@ -78,7 +79,8 @@ class World:
 
     Attributes:
         prompts: of every trace set under the served policy, the worse drafter's last.
-        sums: `[policies, P, S]` of all settings, on prompts of the better drafter.
+        sums: `[policies, P, 2]` of all settings, tokens and microseconds that a request waits, on
+            prompts of the better drafter.
     """
 
     prompts: Prompts
@@ -139,7 +141,11 @@ def built(given: argparse.Namespace) -> World:
     evaluate = LogEvaluator(log, load_cost_model(given.cost_model), Objective("latency"))
     names = tuple(pool.ids[:num_better])
     found = evaluate([resolve_policy(one).policy for one in words], names)
-    return World(pool, kinds, words, np.stack([one.sums for one in found]), num_better)
+    return World(pool, kinds, words, np.stack([summed(one) for one in found]), num_better)
+
+
+def summed(sums: Sums) -> Floats:
+    return np.stack([sums.columns["decoded"], sums.columns["request_us"]], 1)
 
 
 def share(chosen: Any) -> Floats:
@@ -331,8 +337,8 @@ def best(sums: Floats, prompts: Longs, settings: Longs) -> int:
 
 
 def rates(sums: Floats) -> Floats:
-    """Tokens per second."""
-    return Objective("latency").rate(sums)
+    """Tokens per second of sums `[..., 2]`, see `World.sums`."""
+    return 1e6 * sums[..., 0] / sums[..., 1]
 
 
 if __name__ == "__main__":

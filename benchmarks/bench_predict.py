@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from common import parser, report, requests_of
-from specctl.replay.cost.check import Prediction, StepRecorder, predict
 
 from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
 from specctl.replay.config import ProfileGrid
+from specctl.replay.cost.live import StepRecorder, predicted_us
 from specctl.replay.cost.model import CostModel, Steps
 from specctl.replay.cost.profile import profile
 from specctl.runtime.decode import DecodeLoop
@@ -46,7 +46,6 @@ class Run:
     batch_size: int
     steps: Steps
     walls_us: list[float] = field(default_factory=list)
-    metrics: list[Metrics] = field(default_factory=list)
 
 
 def decode(
@@ -83,44 +82,24 @@ def time_runs(pair: Pair, runs: list[Run], requests: list[Request], repeats: int
         start = number % len(runs)
         for run in runs[start:] + runs[:start]:
             began = time.perf_counter()
-            metrics = decode(pair, run.policy, run.batch_size, requests)
+            decode(pair, run.policy, run.batch_size, requests)
             if pair.target.model.device.type == "cuda":
                 torch.cuda.synchronize()
             run.walls_us.append(1e6 * (time.perf_counter() - began))
-            run.metrics.append(metrics)
 
 
 def row(name: str, run: Run, model: CostModel, requests: list[Request]) -> dict[str, Any]:
-    """Predicted against measured; ratios above 1 mean that the prediction is too long."""
+    """Predicted against measured; an error above 0 means that the prediction is too long."""
     drafts = not isinstance(run.policy.shape, RootOnly)
-    found = predict(model, run.steps, [len(r.prompt_ids) for r in requests], drafts=drafts)
+    predicted = predicted_us(model, run.steps, [len(r.prompt_ids) for r in requests], drafts=drafts)
     measured = statistics.median(run.walls_us)
-    spread = (max(run.walls_us) - min(run.walls_us)) / measured
     return {
         "system": f"{name}, batch {run.batch_size}",
         "measured_ms": measured / 1e3,
-        "predicted_ms": found.wall_us / 1e3,
-        "error": found.wall_us / measured - 1,
-        "spread": spread,
+        "predicted_ms": predicted / 1e3,
+        "error": predicted / measured - 1,
+        "spread": (max(run.walls_us) - min(run.walls_us)) / measured,
         "rounds": len(run.steps.num_tokens),
-        **phase_ratios(found, run),
-    }
-
-
-def phase_ratios(found: Prediction, run: Run) -> dict[str, float]:
-    """Predicted over measured by phase; measured phases are medians over the timed runs."""
-    drafted = statistics.median(m.draft_us + m.policy_us for m in run.metrics)
-    verified = statistics.median(m.verify_us for m in run.metrics)
-    prefilled = statistics.median(m.prefill_us for m in run.metrics)
-    beside = [
-        wall - m.draft_us - m.policy_us - m.verify_us - m.prefill_us
-        for wall, m in zip(run.walls_us, run.metrics, strict=True)
-    ]
-    return {
-        "draft": found.draft_us / drafted if found.draft_us else float("nan"),
-        "verify": found.verify_us / verified,
-        "prefill": found.prefill_us / prefilled,
-        "loop": found.loop_us / statistics.median(beside),
     }
 
 

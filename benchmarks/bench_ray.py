@@ -74,11 +74,11 @@ def by_this_process(work: Work, decoder: Any, prompts: Sequence[Prompt]) -> dict
 def by_workers(number: int, work: Work, prompts: Sequence[Prompt]) -> dict[str, float]:
     begun = time.perf_counter()
     with cluster(number, None, threads=1, gpus=0, device="cpu") as found:
-        driver = Driver(found, work, print)
+        driver = Driver(found, work)
         driver.load()
         summary = work.counts(driver.plan(prompts, None))
         loaded = time.perf_counter()
-        driver.collect(prompts, None, summary, lambda _: None)
+        driver.collect(prompts, None, summary)
         ended = time.perf_counter()
         driver.close()
     return {"wall_s": ended - loaded, "loading_s": loaded - begun}

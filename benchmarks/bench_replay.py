@@ -23,9 +23,8 @@ from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import Chain, EntropyBins, FullTree, Policy, RootOnly, StaticTree
 from specctl.progress import set_chunk_threads
-from specctl.replay.rounds import replay
+from specctl.replay.rounds import replay, walk
 from specctl.replay.static import Summary, static_outcomes, summarise
-from specctl.replay.walk import walk
 from specctl.runtime.api import Decoder
 from specctl.runtime.load import load_pair
 

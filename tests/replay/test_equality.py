@@ -157,5 +157,5 @@ def test_with_other_seeds_the_law_is_the_live_one(pair: Pair, tmp_path: Path) ->
 
 def test_drawn_drafts_are_not_replayed() -> None:
     """No log holds the distributions that other drafts would be drawn from."""
-    with pytest.raises(UsageError, match="drafts that are drawn: its text depends on them"):
+    with pytest.raises(UsageError, match="its text depends on drafts that are drawn"):
         check_replayable(Policy(shape=Chain(), acceptance=Ratio()))
