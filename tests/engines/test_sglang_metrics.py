@@ -148,7 +148,7 @@ def test_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_log_without_speculation(monkeypatch: pytest.MonkeyPatch) -> None:
     text = decode(monkeypatch, speculates=False)
-    with pytest.raises(InputError, match="2 lines 'Decode batch', none of them with it"):
+    with pytest.raises(InputError, match="2 lines 'Decode batch', none of them with 'accept len'"):
         read(text)
 
 
