@@ -23,14 +23,14 @@ BUDGETS = {
     "runtime": 6903,
     "collect": 4286,
     "logs": 3529,
-    "replay": 8822,
+    "replay": 8827,
     "train": 4156,
     "report": 1411,
     "engines": 3167,
     "watch": 1446,
     "cli": 3340,
     "tests": 43688,
-    "benchmarks, scripts": 9199,
+    "benchmarks, scripts": 9183,
     "files of the package": 254,
 }
 OF_CLI = ("console.py", "describe.py", "__main__.py", "__init__.py")
