@@ -163,7 +163,10 @@ def calls(seed: int = 0, batch: int = 4) -> dict[str, Call]:
         level, above = drawn.level_pool(-randn(batch, 50).abs(), seed), -randn(batch, 10).abs()
         args = (drawn.buffer_of(shape, CPU), level, torch.zeros(batch, 51), above)
         found[f"prune_level, carried, {name}"] = Call(
-            "policy_eval", "prune_level", args, {"start": 11, "depth": 2, "width": 10}
+            "policy_eval",
+            "prune_level",
+            args,
+            {"start": 11, "depth": 2, "width": 10, "extra": None},
         )
     # --- the cache
     for dim, dtype in ((64, torch.bfloat16), (128, torch.bfloat16), (80, torch.float16),
