@@ -46,7 +46,7 @@ class Sampling:
         return self.temperature == 0.0
 
     def for_request(self, seed: int) -> Sampling:
-        """The same sampling with a seed of its own."""
+        """Copies the settings with another seed."""
         return replace(self, seed=seed)
 
 

@@ -206,9 +206,10 @@ def _given(
         return [_Given(part, record_of(piece))]
     word = re.split("[:+]", piece, maxsplit=1)[0]
     if is_first:
+        listed = "word of docs/policies.md (ar, chain, eagle2, ...)"
+        unlike = "file or folder" if re.search(r"/|\.json$", word) else listed
         raise UsageError(
-            f"policy {spec!r} is no word of docs/policies.md, such as ar, chain or eagle2, no "
-            "artifact's folder and no REGISTRY/NAME@ALIAS",
+            f"policy {spec!r} is no {unlike}, no artifact's folder and no REGISTRY/NAME@ALIAS",
             hint=did_you_mean(word, WORDS["shape"], "check the name or the path"),
         )
     others = [word for kind, words in WORDS.items() if kind != "shape" for word in words]
@@ -306,8 +307,7 @@ def words_of_part(record: Record) -> str | None:
 
 
 def _text(value: Any) -> str:
-    """A setting as `record_of` reads it: values of a list are separated by slashes, and a single
-    one is followed by a slash."""
+    """A setting as `record_of` reads it: slashes part the values of a list and end a single one."""
     if isinstance(value, list):
         return "/".join(map(_text, value)) + "/" * (len(value) == 1)
     return str(value).lower() if isinstance(value, bool) else str(value)

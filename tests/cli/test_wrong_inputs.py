@@ -23,6 +23,7 @@ LIGHT: list[tuple[int, str, str]] = [
     (USAGE, "fit crat DENSE", "No such command 'crat'. Did you mean 'cart'?"),
     (USAGE, "run p.txt --limt 3", "No such option: --limt; did you mean --limit?"),
     (USAGE, "run p.txt --policy eagle3", "policy 'eagle3' is no word of docs"),
+    (USAGE, "export tune.json --to vllm", "'tune.json' is no file or folder"),
     (USAGE, "run p.txt --compare ar,chian", "did you mean chain?"),
     (USAGE, "run p.txt --policy chain+mras:theta=0.9", "; did you mean mars?"),
     (USAGE, "run p.txt --policy eagle2:dept=4", "did you mean depth?"),

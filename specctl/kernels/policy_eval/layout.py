@@ -124,7 +124,7 @@ class PolicyBuffer:
 
     @property
     def header(self) -> Tensor:
-        """The same memory as int32."""
+        """Views the memory as int32."""
         return self.storage.view(torch.int32)
 
     @property
