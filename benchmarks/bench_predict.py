@@ -21,6 +21,7 @@ from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
 from specctl.replay.config import ProfileGrid
 from specctl.replay.cost.live import StepRecorder, predicted_us
 from specctl.replay.cost.model import CostModel, Steps
+from specctl.replay.cost.probe import Bench
 from specctl.replay.cost.profile import profile
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, load_pair
@@ -111,7 +112,7 @@ def main() -> None:
     pair = load_pair("embedded", "embedded", device=chosen.device, dtype=chosen.dtype)
     requests = requests_of(pair, chosen)
     began = time.perf_counter()
-    model = profile(pair, ProfileGrid(batch_sizes=PROFILED))
+    model = profile(Bench(pair), ProfileGrid(batch_sizes=PROFILED))
     profile_s = time.perf_counter() - began
     named = [
         (n, recorded(pair, p, b, requests)) for b in BATCH_SIZES for n, p in STRATEGIES.items()

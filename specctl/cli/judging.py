@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,7 +17,7 @@ from specctl.cli.options import (
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.errors import ClockError
-from specctl.progress import advance, progress, set_chunk_threads
+from specctl.progress import progress, set_chunk_threads
 from specctl.records import option
 from specctl.replay.config import (
     LadderConfig,
@@ -86,22 +86,21 @@ def profile(
 
     from specctl.collect.prompts import load_prompts
     from specctl.replay.cost.live import deciding_policies
-    from specctl.replay.cost.profile import num_steps, render, summary_json, timed_rounds
+    from specctl.replay.cost.probe import Bench
     from specctl.replay.cost.profile import profile as measure
+    from specctl.replay.cost.profile import render, summary_json
     from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 
     with progress("loading models", None):
         pair = setup.load_pair()
     policies = deciding_policies(policy or (), pair)
-    graphs = timed_rounds(grid.rounds, pair)
+    bench = Bench.of(pair, grid.rounds)
     settings = DecodeSettings(TOKENS_CHECKED)
     requests = [
         next_request(pair.target.tokenizer, Conversation(prompt), settings)
         for prompt in load_prompts("embedded", limit=NUM_CHECKED)
     ]
-    with progress("measurements", num_steps(pair, grid, len(policies))):
-        inputs: Any = {"requests": requests, "policies": policies, "graphs": graphs}
-        model = measure(pair, grid, **inputs, on_step=lambda: advance("measurements"))
+    model = measure(bench, grid, requests=requests, policies=policies)
     save_cost_model(model, out)
 
     def end() -> None:

@@ -190,8 +190,7 @@ class ProfileGrid(BaseModel):
     def num_steps(self) -> int:
         """Measurements, one step of the progress bar each."""
         points = len(self.batch_sizes) * (len(self.context_tokens) + 1)
-        points += len(self.prompt_tokens + self.held("prompt_tokens"))
-        return points if self.quick else self.num_passes * points
+        return self.num_passes * (points + len(self.prompt_tokens + self.held("prompt_tokens")))
 
 
 class LadderConfig(BaseModel):

@@ -16,9 +16,9 @@ import pytest
 
 from scripts.gpu import publish
 from specctl.errors import InputError, UsageError
-from specctl.replay.cost import LinearCost, Steps, load_cost_model
-from specctl.replay.cost.files import clock_names, clock_of, device_of, doubts
-from specctl.replay.cost.model import CostModel, TableCost
+from specctl.replay.cost.files import clock_names, clock_of, device_of, doubts, load_cost_model
+from specctl.replay.cost.model import CostModel, Steps, TableCost
+from specctl.replay.cost.rates import LinearCost
 from tests.replay.costs import DRAFT, FINGERPRINT, PUBLISHED, grid, table_model
 
 ROOT = Path(__file__).parents[2]

@@ -14,9 +14,18 @@ import pytest
 from specctl.collect.trace_writer import TraceWriter
 from specctl.errors import TraceMismatchError, UsageError
 from specctl.logs.trace_set import TraceSet
-from specctl.replay.cost import EngineCost, Steps, load_cost_model, save_cost_model
 from specctl.replay.cost.engine import fit_engine, least_absolute
-from specctl.replay.cost.files import clock_of, cost_facts, doubts, outside_of, warn_outside
+from specctl.replay.cost.files import (
+    clock_of,
+    cost_facts,
+    doubts,
+    load_cost_model,
+    outside_of,
+    save_cost_model,
+    warn_outside,
+)
+from specctl.replay.cost.model import Steps
+from specctl.replay.cost.rates import EngineCost
 from specctl.trace import arrow_schema
 from tests.cli.command import USAGE, passes, refuses
 from tests.collect.rounds import header

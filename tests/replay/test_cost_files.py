@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from specctl.errors import InputError
-from specctl.replay.cost import LinearCost, TableCost, load_cost_model, save_cost_model
-from specctl.replay.cost.files import doubts, validity
+from specctl.replay.cost.files import doubts, load_cost_model, save_cost_model, validity
+from specctl.replay.cost.model import TableCost
+from specctl.replay.cost.rates import LinearCost
 from tests.replay.costs import FINGERPRINT, MACHINE, PUBLISHED, table_model
 
 Model = TableCost | LinearCost

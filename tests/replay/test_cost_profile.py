@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,15 +18,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from specctl import progress
 from specctl.cli import judging  # registers the verb
 from specctl.errors import UsageError
 from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
 from specctl.replay.config import ProfileGrid
-from specctl.replay.cost import Steps, live, load_cost_model
+from specctl.replay.cost import live
+from specctl.replay.cost.files import load_cost_model
 from specctl.replay.cost.live import StepRecorder, checked_policies, predicted_us
-from specctl.replay.cost.model import LiveCheck
-from specctl.replay.cost.probe import RoundProbe, Samples, own_clock, probed_tree
-from specctl.replay.cost.profile import check_grid, check_lines, num_steps, profile
+from specctl.replay.cost.model import LiveCheck, Steps
+from specctl.replay.cost.probe import Bench, RoundProbe, Samples, own_clock, probed_tree
+from specctl.replay.cost.profile import check_lines, profile, settled
 from specctl.replay.metrics import LoadClock
 from specctl.runtime import compare
 from specctl.runtime.cached_model import SlotCache
@@ -120,21 +123,25 @@ def charged_pair(mode: str) -> SimpleNamespace:
         return None if mode == "ordinary" else tape
 
     ticks: list[int] = []
+
+    def show_bar(_: str, total: int | None) -> Any:
+        ticks.append(-(total or 0))
+        return nullcontext(ticks.append)
+
     with pytest.MonkeyPatch.context() as patch:
         for name in ("perf_counter", "thread_time"):
             patch.setattr(time, name, clock)
         patch.setattr(compare, "SCHEDULED", Path("none"))
+        patch.setattr(progress, "_show_bar", show_bar)
         requests = toy_requests(3, max_new_tokens=9)
-        model = profile(
-            pair, SMALL, requests=requests, graphs=graphs(), on_step=lambda: ticks.append(1)
-        )
+        model = profile(Bench(pair, graphs()), SMALL, requests=requests)
     return SimpleNamespace(pair=pair, clock=clock, model=model, graphs=graphs, ticks=ticks)
 
 
 @pytest.mark.parametrize("charged", MODES, indirect=True)
 def test_a_profile_is_whole_and_ticks(charged: SimpleNamespace) -> None:
     model, is_ordinary = charged.model, charged.graphs() is None
-    assert len(charged.ticks) == num_steps(charged.pair, SMALL)
+    assert (charged.ticks[0], sum(charged.ticks)) == (-len(charged.ticks[1:]), 0)
     assert model.verify.sizes == (1, 4, 8)
     assert model.verify.batch_sizes == (1, 2)
     assert model.verify.context_tokens == (8, 24)
@@ -142,7 +149,7 @@ def test_a_profile_is_whole_and_ticks(charged: SimpleNamespace) -> None:
     # Graphs read as deep as their trees, and one more.
     assert model.draft.extend.sizes == ((1, 2, 5) if is_ordinary else (2, 4, 5, 9))
     assert model.prefill.sizes == (3, 12)
-    assert list(model.held_out) == ["verify", "prefill", "draft.level", "draft.prefill"]
+    assert set(model.held_out) == {"verify", "prefill", "draft.level", "draft.prefill"}
     assert model.held_out["verify"].num_points == 4  # 6 tokens, at each batch and context
     assert model.num_samples >= 3
     assert model.machine.num_threads == torch.get_num_threads()
@@ -213,7 +220,7 @@ def test_a_target_alone_is_checked_plain() -> None:
 def test_an_engines_sizes_stand_in_place_of_the_runtimes() -> None:
     changes = {"context_tokens": (8,), "batch_sizes": (1,), "capture_limit_tokens": 8}
     points = SMALL.model_copy(update=changes)
-    model = profile(toy(), points, graphs=GraphSettings(capture=TapeCapture()))
+    model = profile(Bench(toy(), GraphSettings(capture=TapeCapture())), points)
     assert (model.rounds, model.token_tiers, model.capture_limit_tokens) == ("graphs", (), 8)
 
 
@@ -247,10 +254,10 @@ def test_a_probe_leaves_the_batch_where_it_was(mode: str) -> None:
     graphs = GraphSettings(capture=tape) if mode == "graphs" else None
     read = (1,) if graphs else (1, 2)
     with torch.inference_mode():
-        probe = RoundProbe(pair, 2, 16, [probed_tree(3, 8)], read, 4, graphs)
+        probe = RoundProbe(Bench(pair, graphs), 2, 16, [probed_tree(3, 8)], read)
         before = first_entries(pair.target.model.cache)
         for tree, num_graphs in ((probed_tree(3, 8), 4 + 3), (None, 4 + 3 + 3)):
-            probe.run(tree, samples)  # levels; selection, verification, commit
+            probe.run(tree, 4, samples)  # levels; selection, verification, commit
             assert len(tape.num_launches) == (num_graphs if graphs else 0)
         after = first_entries(pair.target.model.cache)
     assert torch.equal(before, after)
@@ -265,9 +272,9 @@ def test_a_capture_that_fails_is_no_measurement(caplog: pytest.LogCaptureFixture
     caplog.set_level(logging.CRITICAL)
     settings = GraphSettings(capture=TapeCapture(fails=1))
     with torch.inference_mode():
-        probe = RoundProbe(toy(), 1, 8, [], (1,), 1, settings)
+        probe = RoundProbe(Bench(toy(), settings), 1, 8, [], (1,))
         with pytest.raises(UsageError, match=r"captured.*1 captures failed.*--rounds ordinary"):
-            probe.run(None, Samples())
+            probe.run(None, 1, Samples())
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
@@ -349,7 +356,7 @@ GRIDS = [
 @pytest.mark.parametrize(("changes", "words"), GRIDS)
 def test_grids_beyond_the_pair_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        check_grid(toy(), ProfileGrid(**{**vars(SMALL), **changes}))
+        settled(ProfileGrid(**{**vars(SMALL), **changes}), Bench(toy()))
 
 
 @pytest.mark.usefixtures("busy_machine")
