@@ -113,7 +113,7 @@ CASES: list[tuple[int, str, str]] = [
     (USAGE, "run --stream --batch-size 2", "--stream"),
     (USAGE, "registry init --registry ''", "after '--registry'"),
     (USAGE, "registry list --registry=", "the value of --registry is empty"),
-    (USAGE, "registry copy ''", "a shell variable that is not set"),
+    (USAGE, "registry show ''", "a shell variable that is not set"),
     (USAGE, "run --compare ''", "the word after '--compare' is empty"),
     *[
         (USAGE, f"fit cart TRACES -o OUT {options}", says)
@@ -253,7 +253,6 @@ CASES: list[tuple[int, str, str]] = [
     (REGISTRY, "registry push /nothing Capitals", "E_NAME"),  # before the artifact is looked at
     (ARTIFACT, "registry push REGISTRY NAME", "a registry \\(registry.json\\)"),
     (ARTIFACT, "registry push TRACES NAME", "a trace set \\(trace.json\\)"),
-    (ARTIFACT, "registry promote NAME prod TRACES", "a trace set \\(trace.json\\)"),
     (REGISTRY, "registry promote NAME prod x --registry TRACES", "E_NO_REGISTRY"),
     (REGISTRY, "registry init --registry TRACES", "a trace set \\(trace.json\\)"),
     (REGISTRY, "registry init", "E_EXISTS"),

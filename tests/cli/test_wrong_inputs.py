@@ -61,7 +61,6 @@ LIGHT: list[tuple[int, str, str]] = [
     (USAGE, "collect p.txt -o OUT --dense --top-k 4", "for the children of a drafted node"),
     (USAGE, "collect p.txt", "Missing option '--out' / '-o'; see specctl collect --help"),
     (USAGE, "registry list", "'SPECCTL_REGISTRY'); see specctl registry list --help"),
-    (USAGE, "registry init", "a folder or s3://bucket/prefix, or SPECCTL_REGISTRY"),
     (REGISTRY, "registry push ./x n --alias v1 --registry r", "'v1' is the number of a version"),
     # Files that are not there, or are something else.
     (INPUT, "run nofile.txt", "nofile.txt is no such file; name a prompt file, or"),

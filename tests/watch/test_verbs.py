@@ -295,7 +295,7 @@ def test_traces_of_another_pair_are_refused() -> None:
 
 def test_a_better_policy_is_written_and_promoted(dense: Path, costs: Path, tmp_path: Path) -> None:
     registry = tmp_path / "registry"
-    passes("registry", "init", registry)
+    passes("registry", "init", "--registry", registry)
     verb = ("recalibrate", dense, "--cost-model", costs, "--held-out", 0.5, "--threads", 1)
     bad = ("--policy", "chain:num_draft_tokens=1")
     name = ("--promote", "tiny+head@cpu:all@prod", "--registry", registry)
