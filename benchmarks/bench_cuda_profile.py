@@ -103,11 +103,10 @@ def main() -> None:
         save_cost_model(model, path)
         record = load_cost_model(path)
         assert isinstance(record, TableCost)
-        errors = ", ".join(f"{name} {error.mape:.1%}" for name, error in record.held_out.items())
         print(
             f"{record.pair.target} + {record.pair.drafter}, {record.machine.dtype}, "
             f"{record.machine.device}, {record.rounds} rounds: ms to verify; mean error at "
-            f"held-out points: {errors}; {path.name} {model.digest}",
+            f"held-out points: {record.held_out_text}; {path.name} {model.digest}",
             flush=True,
         )
         print_table(verify_rows(record))

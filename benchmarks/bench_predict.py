@@ -120,12 +120,11 @@ def main() -> None:
     time_runs(pair, [run for _, run in named], requests, chosen.repeats)
     rows = [row(name, run, model, requests) for name, run in named]
     worst = max(rows, key=lambda r: abs(r["error"]))
-    errors = ", ".join(f"{k} {e.mape:.1%}" for k, e in model.held_out.items())
     note = (
         f"embedded pair, {chosen.dtype}, {chosen.device}, {chosen.threads} threads, "
         f"{len(requests)} prompts, {chosen.max_new_tokens} new tokens, {chosen.repeats} runs each; "
-        f"profile {profile_s:.0f} s, held-out MAPE {errors}; load {os.getloadavg()[0]:.2f}; "
-        f"worst {worst['error']:+.1%} ({worst['system']})"
+        f"profile {profile_s:.0f} s, held-out MAPE {model.held_out_text}; "
+        f"load {os.getloadavg()[0]:.2f}; worst {worst['error']:+.1%} ({worst['system']})"
     )
     report("predict", rows, chosen, note)
 

@@ -306,11 +306,11 @@ def report(
     from specctl.durable import check_place, write_whole
     from specctl.logs.trace_set import TraceSet
     from specctl.replay.acceptance import trace_figures
-    from specctl.replay.cost.files import cost_facts, load_cost_model
+    from specctl.replay.cost.files import load_cost_model
     from specctl.report import build_page, read_given, settings_for
 
     check_place(out, "report")
-    cost = None if cost_model is None else cost_facts(load_cost_model(cost_model))
+    cost = None if cost_model is None else load_cost_model(cost_model)
     given = read_given(results, ladder, tune, run, drift, cost)
     given = settings_for(given, tune)
     figures = None

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import reduce
-from operator import add
 from pathlib import Path
 
 from specctl.artifacts.compatibility import Expectation
@@ -27,7 +25,6 @@ from specctl.replay.cost.files import (
     check_clock,
     doubts,
     load_cost_model,
-    outside_of,
     parse_linear,
     warn_outside,
 )
@@ -98,12 +95,10 @@ def replay_policies(
         check_replayable(policy)
     with progress("positions", log.num_positions):
         parts = list(map_policies(log, policies, work))
-    sums, outside = [], {}
+    sums = []
     for label, of_policy in zip(labels, zip(*parts, strict=True), strict=True):
         sums.append(join_sums(of for of, _ in of_policy))
-        outside[label] = [
-            reduce(add, of) for of in zip(*(far for _, far in of_policy), strict=True)
-        ]
+        warn_outside(label, [far for _, far in of_policy])
     found = score(
         labels,
         policies,
@@ -113,7 +108,6 @@ def replay_policies(
         seed=config.seed,
     )
     check_keeps_something(policies, found)
-    warn_outside(outside)
     facts = facts_of(traces, log, model, named, scored)
     baseline = labels[config.baseline - 1]
     scores = ReplayScores(kind="replay", **facts, baseline=baseline, policies=tuple(found))
@@ -206,7 +200,9 @@ def serve_policies(
     facts |= {"load": vars(load).copy(), "baseline": baseline}
     if config.in_order:
         once = {label: simulate(of, load, model) for label, of in prepared.items()}
-        warn_outside(outside_of(model, {label: run.steps for label, run in once.items()}))
+        if model is not None:
+            for label, run in once.items():
+                warn_outside(label, [model.outside(run.steps)])
         totals = totals_of(once, baseline, has_time=model is not None)
         batch = BatchScores(kind="replay-batch", **facts, policies=totals)
         return totals_result(batch, caption)
@@ -214,7 +210,8 @@ def serve_policies(
     with progress("simulated runs", NUM_RUNS * len(prepared)):
         for label, of in prepared.items():
             runs[label] = simulate_runs(of, load, model, num_runs=NUM_RUNS, seed=config.seed)
-    warn_outside(outside_of(model, {label: of[0].steps for label, of in runs.items()}))
+            if model is not None:
+                warn_outside(label, [model.outside(runs[label][0].steps)])
     limit_us = None if config.tpot_limit_ms is None else 1e3 * config.tpot_limit_ms
     figures = tuple(
         figures_of(
@@ -246,8 +243,8 @@ def open_cost_model(path: Path | None, traces: TraceSet | None, *, force: bool) 
             f"cost model: measured for target {model.pair.target!r} and drafter "
             f"{model.pair.drafter!r}; the log does not name its own"
         )
-    here = {"device": processor_name()}
-    for line in doubts(model, pair=None if traces is None else traces.fingerprint, here=here):
+    device = processor_name()
+    for line in doubts(model, pair=None if traces is None else traces.fingerprint, device=device):
         logger.warning("%s", line)
     return model
 

@@ -17,10 +17,8 @@ from specctl.logs.trace_set import TraceSet
 from specctl.replay.cost.engine import fit_engine, least_absolute
 from specctl.replay.cost.files import (
     clock_of,
-    cost_facts,
     doubts,
     load_cost_model,
-    outside_of,
     save_cost_model,
     warn_outside,
 )
@@ -145,13 +143,13 @@ def test_a_file_of_it_is_a_cost_model(tmp_path: Path) -> None:
     assert loaded == model
     assert loaded.rises
     assert loaded.drafts
-    [line] = doubts(model, here={"device": "A CPU"})
+    [line] = doubts(model, device="A CPU")
     assert "levels 0 to 5" in line
-    assert "device was 'A CPU'" in doubts(model, here={"device": "B"})[0]
+    assert "device was 'A CPU'" in doubts(model, device="B")[0]
     assert "the clock of vllm 0.32.0 on A CPU (error of a time 0.0%; of " in str(
         clock_of(model, None)
     )
-    assert "held-out error: median 0.0%" in cost_facts(model).provenance
+    assert model.held_out_text.startswith("median 0.0%")
     prompt = float(model.prefill_us(100, drafts=False))
     assert prompt == pytest.approx(7000 + 100 * 150 + 900 + 60, rel=1e-3)
     also_drafted = float(model.prefill_us(100, drafts=True))
@@ -223,7 +221,7 @@ def test_steps_out_of_range_are_warned_of(tmp_path: Path, caplog: pytest.LogCapt
         level_width=1,
         num_emitted=1,
     )
-    warn_outside(outside_of(model, {"it": asked}))
+    warn_outside("it", [model.outside(asked)])
     tokens, levels = caplog.messages
     assert tokens.startswith("cost model, it: 25% of the steps have 10 tokens verified")
     assert tokens.endswith("its times are of 1 to 6")

@@ -20,6 +20,7 @@ from pydantic import Field, model_validator
 from specctl.artifacts.manifest import Count, Name, PairFingerprint, UtcTime, digest_of
 from specctl.errors import UsageError
 from specctl.features import needs_text
+from specctl.formatting import count
 from specctl.policy import PerRequest, ScoredTree
 from specctl.policy.budgets import Microseconds, StepCost
 from specctl.policy.families import shape_family
@@ -178,6 +179,11 @@ class CostModel(Record, ABC):
         """The live run with the largest error, if that error forbids verdicts."""
         return None
 
+    def times(self, policy: Policy) -> bool:
+        """Whether times of the policy's own decisions are known, or stated to be none."""
+        del policy
+        return True
+
     @property
     def drafts(self) -> bool:
         """Whether the model holds times of a drafter."""
@@ -333,7 +339,7 @@ def require_slope(model: CostModel | None) -> CostModel:
 
 
 class Machine(Record):
-    """Where timings were measured; every field that differs is named in a warning."""
+    """Where timings were measured; another device draws a warning."""
 
     device: Name  # the GPU's or the processor's own name
     num_cpus: PositiveInt
@@ -517,6 +523,26 @@ class TableCost(CostModel):
         undisturbed = max(abs(check.undisturbed_error) for check in self.checks)
         is_explained = worst.waited > WAITING and undisturbed <= LARGEST_ERROR
         return None if is_explained else worst
+
+    def times(self, policy: Policy) -> bool:
+        name = decider_of(policy)
+        return not name or name in self.deciders
+
+    @property
+    def device(self) -> str:
+        """The machine's device."""
+        return self.machine.device
+
+    @property
+    def hardware(self) -> str:
+        """Device, number format and threads."""
+        threads = count(self.machine.num_threads, "thread")
+        return f"{self.device}, {self.machine.dtype}, {threads}"
+
+    @property
+    def held_out_text(self) -> str:
+        """The mean error at held-out points, by part."""
+        return ", ".join(f"{name} {part.mape:.1%}" for name, part in self.held_out.items())
 
     @property
     def drafts(self) -> bool:

@@ -374,9 +374,8 @@ def render(model: TableCost, out: Path) -> Any:
     """A rich group: verification by size and batch, held-out error, check and file."""
     from rich.console import Group
 
-    errors = ", ".join(f"{k} {e.mape:.1%}" for k, e in model.held_out.items())
     lines = [
-        f"mean error at held-out points: {errors or 'nothing held out'}",
+        f"mean error at held-out points: {model.held_out_text or 'nothing held out'}",
         f"spread of verification (IQR over median): {spread(model.verify):.1%}",
         *(
             f"decisions of {name}: {', '.join(f'{us:.0f}' for us in cost.level_us)} us a level "
