@@ -79,10 +79,10 @@ class CartConfig(FitConfig):
     filter: Literal["fully_accepted", "all"] = option(
         "fully_accepted", "Rounds to fit to: fully_accepted (paper) or all"
     )
-    algorithm: Literal["cart", "printed", "exact"] = option(
+    algorithm: Literal["cart", "printed"] = option(
         "cart",
-        "How bins are cut: cart (greedy), printed (greedy by the paper's Eq. 2, which weighs a "
-        "side's squared error by its share once more) or exact (the least-squares optimum)",
+        "How bins are cut, greedily: cart, or printed (by the paper's Eq. 2, which weighs a side's "
+        "squared error by its share once more)",
     )
     path: Literal["cumulative", "conditional"] = option(
         "cumulative",

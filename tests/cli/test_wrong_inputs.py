@@ -41,7 +41,7 @@ LIGHT: list[tuple[int, str, str]] = [
     (USAGE, "tune DENSE --packing raged --cost-model c.json", "not raged; did you mean ragged?"),
     (USAGE, "profile --rounds graph", "--rounds must be auto, graphs or ordinary, not graph;"),
     (USAGE, "import vllm.log -o OUT --format vllm", "did you mean vllm-log?"),
-    (USAGE, "fit cart DENSE -o OUT --algorithm exct", "not exct; did you mean exact?"),
+    (USAGE, "fit cart DENSE -o OUT --algorithm prinetd", "not prinetd; did you mean printed?"),
     (USAGE, "fit auto DENSE -o OUT --skip ecoh --cost-model c.json", "did you mean echo?"),
     (USAGE, "export chain --to vlm", "--to 'vlm' is none of vllm, "),
     (USAGE, "export chain --to vllm --method eagel", "did you mean eagle?"),

@@ -24,7 +24,7 @@ from specctl.policy import EntropyBins, ScoredTree, Shape, build_shape
 from specctl.policy.families import build_acceptance
 from specctl.policy.verification import DraftLaw, Outcome
 from specctl.runtime.words import resolve_policy
-from specctl.train.partition import printed_edges
+from specctl.train.cart import printed_edges
 from specctl.train.presets import PRESETS
 from tests.policy import drafts
 from tests.policy.drafts import Probabilities, paths_of, play
