@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from specctl.artifacts.compatibility import Expectation
 from specctl.errors import PromptTooLongError, UsageError
 from specctl.policy import Policy
 from specctl.runtime.capture import GraphCounters, GraphSettings
@@ -33,9 +32,8 @@ from specctl.runtime.conversations import (
 )
 from specctl.runtime.decode import DecodeLoop, SharedMemory
 from specctl.runtime.load import Pair, expectation, load_pair
-from specctl.runtime.reload import TreeRoom, tree_room
 from specctl.runtime.requests import Metrics, Observer, OnTokens, Request, Sampling
-from specctl.runtime.runnable import check_decisions, runnable
+from specctl.runtime.runnable import TreeRoom, check_decisions, runnable, tree_room
 from specctl.runtime.words import resolve_policy, words_of
 
 if TYPE_CHECKING:
@@ -283,11 +281,6 @@ class Decoder:
         """Memory that trees of this policy need."""
         return tree_room(self._rules.shape)
 
-    @property
-    def expectation(self) -> Expectation:
-        """Requirements on artifacts that run here: pair, machine, batch size."""
-        return expectation(self.pair, self.batch_size, allow_mismatch=self.allow_mismatch)
-
     def follow(self, source: str | Path, loop: DecodeLoop, *, interval_s: float = 5.0) -> Follower:
         """Has a loop's policy follow an artifact folder or a registry alias; see `runtime.follow`.
 
@@ -302,7 +295,8 @@ class Decoder:
         """
         from specctl.runtime.follow import Follower, source_of
 
-        return Follower(source_of(str(source), self.expectation), loop, interval_s=interval_s)
+        expect = expectation(self.pair, self.batch_size, allow_mismatch=self.allow_mismatch)
+        return Follower(source_of(str(source), expect), loop, interval_s=interval_s)
 
     def _requests(
         self, prompts: Sequence[Prompt], max_new_tokens: int, sampling: Sampling
