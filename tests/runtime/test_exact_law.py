@@ -76,15 +76,6 @@ def test_loop_emits_the_target_law(name: str) -> None:
 SOME_SEEDS = table.ALL_SEEDS[::4]
 
 
-@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.nightly), 4, 16])
-@pytest.mark.parametrize("name", table.BUDGETS)
-def test_a_shared_budget_changes_no_text(name: str, batch_size: int) -> None:
-    """Each request's text is the one that its own cells mean, whoever shares budget and batch."""
-    seeds = Random(batch_size).sample(SOME_SEEDS, len(SOME_SEEDS))
-    found = table.loop_texts(table.BUDGETS[name], batch_size, seeds)
-    assert found == {seed: table.text_of(seed) for seed in SOME_SEEDS}
-
-
 @pytest.mark.parametrize("name", table.POLICIES)
 def test_requests_that_join_late_have_their_own_text(name: str) -> None:
     seeds = Random(9).sample(SOME_SEEDS, len(SOME_SEEDS))
