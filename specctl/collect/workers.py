@@ -106,8 +106,7 @@ class Work:
         if self.policy is None:
             shape, more["responses"] = settings.dense_shape(), responses
             return collect_dense(pair, prompts, decoding, self.out, shape, **more)
-        policy, when_full = self.policy.policy, settings.when_full or "block"
-        return collect_live(pair, prompts, policy, decoding, self.out, when_full=when_full, **more)
+        return collect_live(pair, prompts, self.policy.policy, decoding, self.out, **more)
 
 
 class Plan(NamedTuple):

@@ -157,9 +157,6 @@ class DensePrompts:
     def unfinished(self) -> list[str]:
         return []
 
-    def give_up(self) -> bool:
-        return False
-
 
 def _record(
     drafting: DenseDrafting,
