@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import specctl
@@ -12,21 +13,12 @@ PACKAGE = Path(specctl.__file__).parent
 
 def streams() -> dict[str, int]:
     """Every constant `*_STREAM` of the package, by module and name."""
-    found = {}
+    found: dict[str, int] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
-                continue
-            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
-            is_tuple = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
-            pairs = (
-                zip(target.elts, node.value.elts, strict=True)  # type: ignore[attr-defined]
-                if is_tuple
-                else [(target, node.value)]
-            )
-            for name, value in pairs:
-                if isinstance(name, ast.Name) and name.id.endswith("_STREAM"):
-                    found[f"{path.relative_to(PACKAGE)}: {name.id}"] = ast.literal_eval(value)
+        for line in re.findall(r"^\w+_STREAM\b.*=.*$", path.read_text("utf-8"), re.M):
+            names, values = re.findall(r"\w+_STREAM", line), line.partition("=")[2].split(",")
+            for name, value in zip(names, values, strict=True):
+                found[f"{path.relative_to(PACKAGE)}: {name}"] = int(value)
     return found
 
 

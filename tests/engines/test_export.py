@@ -333,15 +333,6 @@ def test_figures_of_a_policy_and_of_the_nearest(traces: Path, costs: Path) -> No
     assert "tokens/s" in specctl("export", *words, "--cost-model", costs).out
 
 
-def test_figures_of_a_shared_budget_need_a_batch(costs: Path, tmp_path: Path) -> None:
-    random_traces(tmp_path / "few", num_prompts=3, depth=3, top_k=2)
-    words = ("export", "chain+survival:max_tokens=8", "--to", "vllm", "--drafter", "embedded")
-    words += ("--log", tmp_path / "few")
-    assert "--max-batch-size" in refuses(USAGE, *words)
-    said = specctl(*words, "--max-batch-size", 2, "--cost-model", costs, "--json")
-    assert json.loads(said.out)["replay"]["kind"] == "replay-serving"
-
-
 def test_a_fitted_tree_and_its_chain_are_told_apart(traces: Path, tmp_path: Path) -> None:
     fitted = write_artifact(tmp_path / "fitted", "hetero") or tmp_path / "fitted"
     said = specctl("export", fitted, "--to", "vllm", "--log", traces)
@@ -377,22 +368,6 @@ def test_tuning_for_an_engine_searches_what_it_runs(
     assert (eagle2["num_not_run"] > 0) == (engine != "sglang")
     small = "embedded:small" if engine == "transformers" else "embedded"
     passes("export", tmp_path / "tune.json", "--to", engine, "--drafter", small)
-
-
-@pytest.mark.nightly
-def test_tuning_for_an_engine_simulates_its_batches(traces: Path, costs: Path) -> None:
-    """vLLM drafts by the batch of a step ago: one schedule verifies other numbers of nodes."""
-    load = ("--batch-size", 4, "--arrival-rate", 150, "--held-out", 0.5, "--seed", 3)
-    lengths = ("--grid", "from_batch=1/3", "--grid", "num_draft_tokens=4/1")
-    verb = ("tune", traces, "--cost-model", costs, *load, "--family", "schedule", *lengths)
-    found = {}
-    for engine in ("vllm", "sglang"):
-        document = json.loads(specctl(*verb, "--for", engine, "--json").out)
-        assert f"batches as in {engine}" in document["approximations"]
-        label = "schedule:from_batch=1/3:num_draft_tokens=4/1"
-        [standing] = [one for one in document["policies"] if one["policy"] == label]
-        found[engine] = standing["held_out"]["verified_per_call"]["value"]
-    assert found["vllm"] != found["sglang"]
 
 
 def test_tuning_for_an_engine_refuses_what_it_lacks(traces: Path, costs: Path) -> None:
