@@ -94,8 +94,10 @@ class ReplayConfig(BaseModel):
             )
 
     def check_load(self) -> None:
-        """Raises `UsageError` of an option of batches if no batch is simulated."""
-        if not self.has_load:
+        """Raises `UsageError` of an option without effect at this load."""
+        if self.has_load:
+            refuse_ignored({"--by-category": self.by_category}, "a load mixes the categories")
+        else:
             refuse_ignored(
                 {
                     "--engine": self.engine != "specctl",
