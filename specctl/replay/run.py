@@ -219,8 +219,8 @@ def open_cost_model(path: Path | None, traces: TraceSet | None, *, force: bool) 
             f"cost model: measured for target {model.pair.target!r} and drafter "
             f"{model.pair.drafter!r}; the log does not name its own"
         )
-    here = {"device": processor_name()}
-    for line in doubts(model, pair=None if traces is None else traces.fingerprint, here=here):
+    device = processor_name()
+    for line in doubts(model, pair=None if traces is None else traces.fingerprint, device=device):
         logger.warning("%s", line)
     return model
 
