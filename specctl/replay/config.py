@@ -130,11 +130,10 @@ def _increasing(values: tuple[int, ...]) -> tuple[int, ...]:
 
 MAX_AXIS_VALUE = 1 << 20
 """More than any context, batch or tree; larger numbers are typing errors."""
-Axis = Annotated[
-    tuple[Annotated[int, Field(le=MAX_AXIS_VALUE)], ...],
-    Field(min_length=1),
-    AfterValidator(_increasing),
+Increasing = Annotated[
+    tuple[Annotated[int, Field(le=MAX_AXIS_VALUE)], ...], AfterValidator(_increasing)
 ]
+Axis = Annotated[Increasing, Field(min_length=1)]
 
 
 class ProfileGrid(BaseModel):

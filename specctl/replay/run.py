@@ -89,7 +89,7 @@ def replay_traces(
     def step_cost(shape: Shape) -> StepCost:
         mean = traces.scan("rounds").select(pl.col("context_tokens").mean())
         cached = float(collected(mean).item()) - 1  # the root is not cached yet
-        return require_slope(model).full_batch_cost(build_shape(shape), config.batch_size, cached)
+        return require_slope(model).step_cost(build_shape(shape), config.batch_size, cached)
 
     if named is None:  # lossy policies are refused later
         expect = Expectation(traces.fingerprint, allow_mismatch=config.allow_mismatch)

@@ -66,10 +66,10 @@ REFUSED: list[tuple[Model, Change, str]] = [
             (put(19.0, *US, 0, 0, 2), r"verify: .*us\[0\]\[0\]\[2\] falls from 20 to 19"),
             (
                 lambda m: m["draft"]["level"]["us"][0][0].pop(),
-                r"draft\.level: .*us\[0\]\[0\] has 1",
+                r"draft\.level: us is not of the shape \(2, 1, 2\)",
             ),
-            (lambda m: m["verify"]["us"].pop(), r"verify: .*us has 1 entries, not 2"),
-            (put([1, 8, 4], "verify", "sizes"), r"verify: .*sizes\[2\] is 4 after 8"),
+            (lambda m: m["verify"]["us"].pop(), r"verify: us is not of the shape \(2, 2, 3\)"),
+            (put([1, 8, 4], "verify", "sizes"), r"verify\.sizes: increasing"),
             (lambda m: m.pop("verify"), r"verify: it is missing"),
             (put(1, "extra"), r"extra: there is no such field"),
             (put(2, "cost_model_version"), r"cost_model_version: not 1"),
@@ -80,7 +80,7 @@ REFUSED: list[tuple[Model, Change, str]] = [
     *(
         (GRAPHS, change, words)
         for change, words in [
-            (put([8, 4], "token_tiers"), r"token_tiers\[1\] is 4 after 8"),
+            (put([8, 4], "token_tiers"), r"token_tiers: increasing"),
             (put("ordinary", "rounds"), "token_tiers of ordinary rounds"),
             (put(8, "capture_limit_tokens"), "beside a capture_limit_tokens"),
             (put("eager", "rounds"), "rounds: not 'ordinary' or 'graphs'"),

@@ -29,15 +29,14 @@ from specctl.replay.cost.live import StepRecorder, checked_policies, predicted_u
 from specctl.replay.cost.model import LiveCheck, Steps
 from specctl.replay.cost.probe import Bench, RoundProbe, Samples, own_clock, probed_tree
 from specctl.replay.cost.profile import check_lines, profile, settled
-from specctl.replay.metrics import LoadClock
 from specctl.runtime import compare
 from specctl.runtime.cached_model import SlotCache
-from specctl.runtime.capture import GraphSettings, Recording, bucket_of, token_tiers
+from specctl.runtime.capture import GraphSettings, Recording
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair
 from specctl.runtime.requests import Stopwatch
 from tests.cli.command import passes, specctl
-from tests.replay.costs import PUBLISHED, SMALL, grid, table_model, toy
+from tests.replay.costs import SMALL, table_model, toy
 from tests.runtime.captured import TapeCapture
 from tests.runtime.toy import toy_requests
 
@@ -294,53 +293,6 @@ def test_live_runs_take_what_was_predicted(
     wall_us = charged.clock.now_us - began
     found = predicted_us(charged.model, steps, prompts, drafts=not isinstance(shape, RootOnly))
     assert found == pytest.approx(wall_us, rel=0.005)
-
-
-def test_replayed_rounds_have_a_clock() -> None:
-    counts = {"verified": [10, 4], "levels": [3, 2], "expanded": [6, 3]}
-    places = {"context_tokens": [65, 70], "emitted": [2, 3], "is_last": [False, True]}
-    outcomes, run = (
-        SimpleNamespace(**{name: np.array(values) for name, values in of.items()})
-        for of in (counts, places)
-    )
-    run.outcomes, run.policy, run.max_tokens = outcomes, Policy(shape=TREE), TREE.num_tokens
-    fixed = 5885.90713 + 2135.26175 + 1206.83946
-    per_cached = 0.0392645679 + 0.00237768493
-    # 3 levels of width 3: the root's one and 2 of 3 nodes; 2 levels of width 3: 1 + 3.
-    expected = [
-        fixed + 10 * 21.0103129 + 64 * per_cached + 7 * 0.841429603,
-        fixed + 4 * 21.0103129 + 69 * per_cached + 4 * 0.841429603,
-    ]
-    assert LoadClock(PUBLISHED)(run) == pytest.approx(expected)
-
-
-SLOPE = grid([[[10, 74]], [[20, 84]], [[40, 104]]], batch=(1, 2, 4), sizes=(1, 65))
-"""One us a token of a request, ten a request."""
-GRAPHS = table_model(rounds="graphs", token_tiers=token_tiers(2048, 8), verify=SLOPE)
-
-
-@pytest.mark.parametrize("batch", [1, 2, 3, 4])
-@pytest.mark.parametrize("most", [5, 10, 23])
-def test_rounds_are_padded_as_the_runtime_pads(batch: int, most: int) -> None:
-    """Against the runtime's own tiers and buckets, for every size that a batch can ask for."""
-    bucket = bucket_of(batch, 4)
-    tiers = np.array(token_tiers(bucket * most, 8))
-    tokens = np.arange(batch, batch * most + 1)
-    wanted = GRAPHS.verify_us(tiers[np.searchsorted(tiers, tokens)], bucket, 1)
-    assert GRAPHS.verify_us(tokens, batch, 1, most) == pytest.approx(wanted)
-
-
-def test_what_is_always_verified_whole_is_not_padded() -> None:
-    assert GRAPHS.verify_us([5, 9, 40], 1, 1) == pytest.approx([14, 18, 49])
-    assert table_model(verify=SLOPE).verify_us([5, 9], 1, 1, 60) == pytest.approx([14, 18])
-
-
-def test_a_budget_still_sees_a_slope_below_the_smallest_tier() -> None:
-    cost = GRAPHS.step_cost(1, 1, levels=1, level_width=1, max_tokens=13)
-    around = 3 + 0.5 + 7 + 1.5  # what else a round takes; two tokens are read
-    assert cost.token_counts == (1, 2, 3, 4, 5, 6, 7, 8, 13)
-    own = [10, 11, 12, 13, 14, 15, 16, 17, 22]
-    assert cost.step_us == pytest.approx([us + around for us in own])
 
 
 GRIDS = [

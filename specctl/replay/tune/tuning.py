@@ -151,7 +151,7 @@ def prepare(
 
     def step_costs(rule: ShapeRule) -> StepCost:
         """Whole rounds of a full batch, at the mean context of the training prompts."""
-        return model.full_batch_cost(rule, load.batch_size, cached)
+        return model.step_cost(rule, load.batch_size, cached)
 
     conditions = Conditions(traces.fingerprint, log.support, load.batch_size, step_costs, runs=runs)
     is_simulated = config.has_load or is_shared
