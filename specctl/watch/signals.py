@@ -50,29 +50,25 @@ that another policy decided. `whole`: rounds of the policy that do not end a tex
 these the rounds whose accepted path ended in a node without verified children: a gate, stop or
 limit came too early.
 """
-RATIOS = {
-    "tokens per call": ("tokens", "calls"),
-    "verified per call": ("verified", "calls"),
-    **{f"acceptance at depth {d}": (f"accepted_{d}", f"tried_{d}") for d in range(1, DEEP)},
-    f"acceptance from depth {DEEP} on": (f"accepted_{DEEP}", f"tried_{DEEP}"),
-    "calibration": ("surprise", "judged"),
-    "fallbacks": ("other_policy", "calls"),
-    "cut short": ("cut_short", "whole"),
+SIGNALS = {
+    "tokens per call": {"tokens per call": ("tokens", "calls")},
+    "verified per call": {"verified per call": ("verified", "calls")},
+    "acceptance": {
+        **{f"acceptance at depth {d}": (f"accepted_{d}", f"tried_{d}") for d in range(1, DEEP)},
+        f"acceptance from depth {DEEP} on": (f"accepted_{DEEP}", f"tried_{DEEP}"),
+    },
+    "calibration": {"calibration": ("surprise", "judged")},
+    "fallbacks": {"fallbacks": ("other_policy", "calls")},
+    "cut short": {"cut short": ("cut_short", "whole")},
 }
-"""Figures of sums: above over below."""
+"""Figures of sums, above over below, in the groups that share one stake. `prompt tokens` and
+`categories` are further groups."""
+Terms = dict[str, dict[str, tuple[Floats, Floats]]]
+"""`[U, 2]` numerators and denominators of the reference and of the stream, by group and signal."""
 UNITS = ("prompt", "hour", "day", "conversation")
 """Units; the user names one that is exchangeable while nothing changes."""
 SILENCE = np.timedelta64(1, "h")
 """A conversation ends after this pause."""
-GROUPS = {
-    "tokens per call": ("tokens per call",),
-    "verified per call": ("verified per call",),
-    "acceptance": tuple(name for name in RATIOS if name.startswith("acceptance")),
-    "calibration": ("calibration",),
-    "fallbacks": ("fallbacks",),
-    "cut short": ("cut short",),
-}
-"""Signals that share one stake. `prompt tokens` and `categories` are further groups."""
 MOST_CATEGORIES = 12
 """Watched categories; rarer ones of the reference are counted together."""
 REST = "other"
@@ -119,10 +115,6 @@ class Prompts:
         """`[P]` one of `COLUMNS`."""
         return self.sums[:, COLUMNS.index(name)]
 
-    def figure(self, name: str) -> Floats:
-        """`[U]` one of `RATIOS`; NaN if undefined."""
-        return over(self.terms(*(self.column(part) for part in RATIOS[name])))
-
     def terms(self, above: NDArray[Any], below: NDArray[Any] | None = None) -> Floats:
         """`[U, 2]` sums of a figure's numerator and denominator `[P]`; 0 where either is unknown.
 
@@ -142,14 +134,16 @@ def over(terms: Floats) -> Floats:
         return np.where(below > 0, above / below, np.nan)
 
 
-def watched(reference: Prompts, stream: Prompts) -> dict[str, dict[str, tuple[Floats, Floats]]]:
-    """Terms `[U, 2]` of the reference and of the stream, by group and signal that both have."""
+def watched(reference: Prompts, stream: Prompts) -> Terms:
+    """The signals that both sides have."""
     sides = (reference, stream)
-
-    def ratio(name: str) -> list[Floats]:
-        return [side.terms(*(side.column(part) for part in RATIOS[name])) for side in sides]
-
-    found = {group: {name: ratio(name) for name in names} for group, names in GROUPS.items()}
+    found: dict[str, dict[str, list[Floats]]] = {
+        group: {
+            name: [side.terms(side.column(above), side.column(below)) for side in sides]
+            for name, (above, below) in signals.items()
+        }
+        for group, signals in SIGNALS.items()
+    }
     found["prompt tokens"] = {"prompt tokens": [side.terms(side.context) for side in sides]}
     names, counts = np.unique(reference.category.astype(str), return_counts=True)
     kept = names[np.argsort(-counts, kind="stable")][:MOST_CATEGORIES]
@@ -157,16 +151,14 @@ def watched(reference: Prompts, stream: Prompts) -> dict[str, dict[str, tuple[Fl
         found["categories"] = {
             f"category {name}": [side.terms(side.category == name) for side in sides]
             for name in kept
-        } | {
-            f"category {REST}": [
-                side.terms(~np.isin(side.category.astype(str), kept)) for side in sides
-            ]
         }
+        rest = [side.terms(~np.isin(side.category.astype(str), kept)) for side in sides]
+        found["categories"][f"category {REST}"] = rest
     known = {
         group: {
-            name: (first, second)
-            for name, (first, second) in signals.items()
-            if (first[:, 1] > 0).any() and (second[:, 1] > 0).any()
+            name: (before, since)
+            for name, (before, since) in signals.items()
+            if (before[:, 1] > 0).any() and (since[:, 1] > 0).any()
         }
         for group, signals in found.items()
     }

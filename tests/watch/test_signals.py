@@ -18,7 +18,7 @@ from specctl.runtime.words import resolve_policy
 from specctl.watch.signals import (
     COLUMNS,
     COUNTS,
-    RATIOS,
+    SIGNALS,
     Prompts,
     _in_time,
     over,
@@ -173,6 +173,6 @@ def test_what_neither_side_tells_is_not_watched() -> None:
     found = watched(some, some)
     assert "acceptance" not in found
     assert "categories" not in found
-    assert set(found["tokens per call"]) == {"tokens per call"} <= set(RATIOS)
+    assert set(found["tokens per call"]) == {"tokens per call"} <= set(SIGNALS)
     mixed = watched(some, prompts_of(("c", "new", 1)))["categories"]
     assert over(mixed["category other"][1]).tolist() == [1.0]
