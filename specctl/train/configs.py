@@ -451,13 +451,7 @@ class AdasdConfig(RelaxedConfig):
         min_length=1,
         group="common",
     )
-    variant: Literal["base", "A", "B", "C"] = option(
-        "base", "Acceptance threshold: base, A, B or C"
-    )
     min_samples: int = option(8, "Accepted and rejected tokens before the threshold acts", ge=0)
-    half_life: Annotated[float, Field(gt=0)] | None = option(
-        None, "Tokens after which one weighs half", default="never"
-    )
 
     @model_validator(mode="after")
     def _smallest_first(self) -> Self:

@@ -108,7 +108,7 @@ def submitted(shape: Shape, drafter: RandomLaws, drafts: list[tuple[int, ...]]) 
     """What the shape's production rule submits of each draft."""
     rule = build_shape(shape)
     # A memory in which AdaSD's mean accepted and rejected entropies are .7 and .9 nats.
-    memory = torch.tensor([[9, 9, 9, 9, 6.3, 8.1]], dtype=torch.float64)[:, : rule.memory_size]
+    memory = torch.tensor([[9, 9, 6.3, 8.1]], dtype=torch.float64)[:, : rule.memory_size]
     plan = rule.begin(RoundStart(len(drafts), memory.expand(len(drafts), -1)))
     roots = torch.zeros(len(drafts), dtype=torch.int64)
     pool: DraftPool = grow_tree(rule, plan, GivenDrafts(drafter, drafts), roots, Silent())

@@ -53,9 +53,6 @@ REMEMBERING = {
 DIVERGING = {
     "accept": Policy(shape=Chain(num_draft_tokens=4), acceptance=JensenShannon(min_samples=1)),
     "both": Policy(shape=STOP, acceptance=JensenShannon(min_samples=1)),
-    "both, forgetting": Policy(
-        shape=STOP, acceptance=JensenShannon(min_samples=1, half_life=3.0, variant="C")
-    ),
 }
 RELAXED = {
     f"{form} on {shape}": Policy(
