@@ -104,7 +104,7 @@ class TraceRecorder(Recorder[Item]):
         """Enqueues a round; waits only at a full queue."""
         if self.source.lane is None:
             self.source.lane = lane_for(record.target_logits.device)
-        logits = {id(one): one for one in (record.target_logits, record.target_logp_source)}
+        logits = {id(one): one for one in (record.target_logits, record.processed)}
         size_bytes = sum(one.nbytes for one in logits.values())
         self.put(Waiting(record, self.source.lane.mark()), size_bytes)
 

@@ -261,7 +261,7 @@ class JensenShannonRule:
 
     record: JensenShannon
     denied: Tensor
-    needs_draft_law = True
+    needs_draft_distribution = True
     samples_drafts = False
     memory_size = MEMORY_SIZE
 
@@ -295,11 +295,12 @@ def jensen_shannon_rule(
 def distances(given: Verification) -> Tensor:
     """`[B, N]` float32, square root of bits: distance of the processed distributions of drafter and
     target at each node's parent; arbitrary at the root and in empty slots."""
-    assert given.draft_law is not None
-    drafted = given.draft_law.logits.float().log_softmax(-1)
+    assert given.drafted_from is not None
+    drafted = given.drafted_from.logits.float().log_softmax(-1)
     parent = given.tree.parent.clamp(min=0)[..., None]
-    law = given.law.gather(1, parent.expand(-1, -1, given.law.shape[2])).float().log_softmax(-1)
-    found = js_distance(drafted.flatten(0, 1), law.flatten(0, 1), given.draft_law.target_ids)
+    own = given.processed.gather(1, parent.expand(-1, -1, given.processed.shape[2]))
+    target = own.float().log_softmax(-1).flatten(0, 1)
+    found = js_distance(drafted.flatten(0, 1), target, given.drafted_from.target_ids)
     return found.view(given.tree.parent.shape)
 
 

@@ -61,7 +61,7 @@ def make_record(
         submitted=submitted,
         tree=take(tree, submitted),
         target_logits=target_logits,
-        target_logp_source=target_logits,
+        processed=target_logits,
         **(filled | given),
     )
 

@@ -248,7 +248,7 @@ def verification(
     drawn: TokenTree,
     logits: Tensor,
     target_ids: Tensor | None = None,
-    law: Tensor | None = None,
+    processed: Tensor | None = None,
     **more: Any,
 ) -> Verification:
     """Greedy unless the target's tokens are given; seeds 0, 1, ..."""
@@ -257,7 +257,7 @@ def verification(
         "tree": drawn,
         "target_ids": logits.argmax(-1) if target_ids is None else target_ids,
         "logits": logits,
-        "law": logits if law is None else law,
+        "processed": logits if processed is None else processed,
         "greedy": torch.full((rows,), target_ids is None),
         "seeds": torch.arange(rows),
         "positions": 1 + drawn.depth,

@@ -12,7 +12,7 @@ from torch import Tensor
 from specctl.policy import EntropyStop, JensenShannon, build_acceptance, build_shape
 from specctl.policy.adasd import JensenShannonRule, Running, samples_of
 from specctl.policy.growing import Growth
-from specctl.policy.verification import DraftLaw, Outcome, Verification
+from specctl.policy.verification import DraftDistribution, Outcome, Verification
 from specctl.tree import TokenTree
 from tests.policy import drafts
 
@@ -134,8 +134,10 @@ def chain(
     tree = drafts.tree_of_nodes(5, *((token, step) for step, token in enumerate(draft)))
     at_parent = torch.tensor([[FLAT, *(q for q, _ in laws)]]).log()
     after = torch.tensor([[*(p for _, p in laws), FLAT]]).log()
-    draft_law = DraftLaw(at_parent, torch.arange(VOCAB))
-    return drafts.verification(tree, after, torch.tensor([own]), memory=memory, draft_law=draft_law)
+    drafted_from = DraftDistribution(at_parent, torch.arange(VOCAB))
+    return drafts.verification(
+        tree, after, torch.tensor([own]), memory=memory, drafted_from=drafted_from
+    )
 
 
 def plain_distance(p: list[float], q: list[float]) -> float:
@@ -197,8 +199,8 @@ def test_a_denied_token_is_neither_accepted_nor_skipped(drafted_id: int, own_id:
 def near(tree: TokenTree, own: Tensor) -> Verification:
     """The target's tokens where both laws are flat at every node."""
     law = torch.tensor(FLAT).log().expand(*tree.parent.shape, -1)
-    draft_law = DraftLaw(law, torch.arange(VOCAB))
-    return drafts.verification(tree, law, own, memory=HALFWAY, draft_law=draft_law)
+    drafted_from = DraftDistribution(law, torch.arange(VOCAB))
+    return drafts.verification(tree, law, own, memory=HALFWAY, drafted_from=drafted_from)
 
 
 @pytest.mark.parametrize(
