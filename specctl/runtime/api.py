@@ -108,7 +108,6 @@ class Decoder:
         policy: str | Policy = "eagle2",
         device: str = "auto",
         dtype: str = "auto",
-        compile: bool = False,
         batch_size: int = 1,
         allow_lossy: bool = False,
         allow_mismatch: bool = False,
@@ -118,14 +117,14 @@ class Decoder:
         """Loads both models and the policy.
 
         Args:
-            target, drafter, device, dtype, compile: see `runtime.load.load_pair`.
+            target, drafter, device, dtype: see `runtime.load.load_pair`.
             policy: `ar`, `chain`, `eagle2` (with settings, `eagle2:depth=8`), an artifact
                 folder, or a `Policy`.
             allow_lossy: accept policies that change the target's distribution.
             batch_size, allow_mismatch, decisions, graphs: see `Decoder`; `allow_mismatch` also
                 holds for `policy`.
         """
-        pair = load_pair(target, drafter, device=device, dtype=dtype, compile=compile)
+        pair = load_pair(target, drafter, device=device, dtype=dtype)
         if isinstance(policy, str):
             expect = expectation(pair, batch_size, allow_mismatch=allow_mismatch)
             policy = resolve_policy(policy, expect, allow_lossy=allow_lossy).policy
