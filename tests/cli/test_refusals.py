@@ -184,7 +184,6 @@ HEAVY: list[tuple[int, str, str]] = [
     (USAGE, "fit mars embedded -o OUT SMALL --thetas 0.2,0.5", "strictest"),
     (USAGE, "fit mars embedded -o OUT SMALL --num-seeds 2", "--num-seeds"),
     (USAGE, "fit adasd embedded -o OUT SMALL --clips 0.2,0.1", "clips rise from above 0"),
-    (USAGE, "fit adasd embedded -o OUT SMALL --half-life 0", "--half-life must be .*above 0"),
     *[
         (USAGE, f"replay DENSE {options}", says)
         for options, says in [
