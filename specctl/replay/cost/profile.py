@@ -330,16 +330,11 @@ def is_noisy(model: TableCost) -> bool:
     return spread(model.verify) > NOISY_SPREAD or max(errors, default=0.0) > NOISY_ERROR
 
 
-def summary_json(model: TableCost, out: Path) -> dict[str, Any]:
-    """Plain values for scripts: identity, machine, error and spread."""
+def summary_json(model: TableCost) -> dict[str, Any]:
+    """The model without its grids, and their spread."""
     grids = {"verify", "loop", "prefill", "draft"}
-    return {
-        "out": str(out),
-        "digest": model.digest,
-        **model.model_dump(mode="json", exclude=grids),
-        "spread": spread(model.verify),
-        "is_noisy": is_noisy(model),
-    }
+    spreads = {"spread": spread(model.verify), "is_noisy": is_noisy(model)}
+    return model.model_dump(mode="json", exclude=grids) | spreads
 
 
 def check_lines(model: TableCost) -> Iterator[str]:
@@ -370,23 +365,8 @@ def check_lines(model: TableCost) -> Iterator[str]:
         )
 
 
-def render(model: TableCost, out: Path) -> Any:
-    """A rich group: verification by size and batch, held-out error, check and file."""
-    from rich.console import Group
-
-    lines = [
-        f"mean error at held-out points: {model.held_out_text or 'nothing held out'}",
-        f"spread of verification (IQR over median): {spread(model.verify):.1%}",
-        *(
-            f"decisions of {name}: {', '.join(f'{us:.0f}' for us in cost.level_us)} us a level "
-            f"at batches of {', '.join(map(str, cost.batch_sizes))}"
-            for name, cost in model.deciders.items()
-        ),
-        *check_lines(model),
-        f"wrote {out}  {model.digest}  expires {model.expires}",
-    ]
-    if is_noisy(model):
-        lines.append("noisy: something else ran here; measure again on a quiet machine")
+def render(model: TableCost) -> list[Any]:
+    """Verification by size and batch, held-out error and checks."""
     machine, grid = model.machine, model.verify
     table: Any = Table(
         f"ms to verify, by tokens per request, at {grid.context_tokens[0]} tokens of context; "
@@ -399,4 +379,16 @@ def render(model: TableCost, out: Path) -> Any:
         ],
         left=0,
     )
-    return Group(table, *lines)
+    noisy = "noisy: something else ran here; measure again on a quiet machine"
+    return [
+        table,
+        f"mean error at held-out points: {model.held_out_text or 'nothing held out'}",
+        f"spread of verification (IQR over median): {spread(model.verify):.1%}",
+        *(
+            f"decisions of {name}: {', '.join(f'{us:.0f}' for us in cost.level_us)} us a level "
+            f"at batches of {', '.join(map(str, cost.batch_sizes))}"
+            for name, cost in model.deciders.items()
+        ),
+        *check_lines(model),
+        *([noisy] if is_noisy(model) else []),
+    ]
