@@ -12,7 +12,7 @@ import torch
 from polars.testing import assert_frame_equal
 from torch.utils import backend_registration
 
-from specctl.collect.cluster import Needs
+from specctl.collect.workers import Needs
 from specctl.errors import ModelConfigError, UsageError
 from specctl.runtime import load
 from specctl.runtime.api import Decoder

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from specctl.collect.dense.drafters import DenseDrafter, DenseSource, dense_drafter
+from specctl.collect.dense.drafters import DenseDrafter, dense_drafter
 from specctl.collect.dense.labels import (
     Labels,
     TargetDistributions,
@@ -121,8 +121,8 @@ class DenseDrafting:
         self._drafter.read(roots, target.features)
         continuation = continuations(text, roots, self.rule.max_depth)
         plan = self.rule.begin(fresh_start(len(roots), device=text.device))
-        source, here = DenseSource(self._drafter), text[roots.start : roots.stop]
-        pool = grow_tree(self.rule, plan, source, here, Stopwatch())
+        here = text[roots.start : roots.stop]
+        pool = grow_tree(self.rule, plan, self._drafter, here, Stopwatch())
         labels = label_paths(pool, continuation)
         return {"text": text, **columns_of(roots, pool, labels, targets)}
 
