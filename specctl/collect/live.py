@@ -49,6 +49,11 @@ class Summary:
                 both = pooled([before, done]) if isinstance(done, Metrics) else before + done
                 setattr(self, name, both)
 
+    def committed(self, segment: Segment) -> None:
+        """Counts a segment, and shows its prompts as progress."""
+        self.num_committed += len(segment.prompt_ids)
+        advance(FINISHED, len(segment.prompt_ids))
+
     def to_json(self) -> dict[str, Any]:
         return vars(self).copy()
 
@@ -119,12 +124,7 @@ def collect_live(
     joins = resume or shard.count > 1
     with TraceWriter.open(out, header, resume=joins, own_prompts=own_prompts) as writer:
         summary, left = LiveSummary.begin(writer, prompts, shard)
-
-        def committed(segment: Segment) -> None:
-            summary.num_committed += len(segment.prompt_ids)
-            advance(FINISHED, len(segment.prompt_ids))
-
-        with TraceRecorder(writer, on_commit=committed) as recorder:
+        with TraceRecorder(writer, on_commit=summary.committed) as recorder:
             decoder = decoder or Decoder(pair, policy, batch_size=batch_size)
             decoder.observer = recorder
             for done in decoder.converse(left, settings):

@@ -22,9 +22,6 @@ from specctl.collect.transfer import Event, Lane, Transfer, lane_for
 from specctl.logs.trace_files import Segment
 from specctl.runtime.requests import RoundRecord
 
-COPY_BYTES = 64 << 20
-"""Host memory that statistics are copied to, pinned on CUDA."""
-
 
 class Waiting(NamedTuple):
     """A round in the queue."""
@@ -44,8 +41,8 @@ class RoundRowSource:
         lane: to the host; None takes that of the first round's device.
     """
 
-    def __init__(self, lane: Lane | None = None, copy_bytes: int = COPY_BYTES) -> None:
-        self.lane, self._copy_bytes = lane, copy_bytes
+    def __init__(self, lane: Lane | None = None) -> None:
+        self.lane = lane
         self._held, self._ended = HeldRows(), set[str]()
         self._transfer: Transfer[list[Heading]] | None = None
 
@@ -67,13 +64,12 @@ class RoundRowSource:
         them."""
         if not waiting or self.lane is None:
             return []
-        transfer = self._transfer = self._transfer or Transfer(self.lane, self._copy_bytes)
-        landed, marks = [], iter([item.mark for item in waiting])
+        transfer = self._transfer = self._transfer or Transfer(self.lane)
+        marks = iter([item.mark for item in waiting])
         for records in alike(item.record for item in waiting):
             with transfer.lane.after(list(islice(marks, len(records)))):
-                landed += transfer.send(statistics(records), headings(records))
-        landed += transfer.land()
-        return [RoundRows(*parcel) for parcel in landed]
+                transfer.send(statistics(records), headings(records))
+        return [RoundRows(*parcel) for parcel in transfer.land()]
 
     def publish(self) -> list[Publication]:
         ended, self._ended = self._ended, set()
@@ -96,9 +92,8 @@ class TraceRecorder(Recorder[Item]):
         config: RecorderConfig | None = None,
         on_commit: Callable[[Segment], None] | None = None,
         lane: Lane | None = None,
-        copy_bytes: int = COPY_BYTES,
     ) -> None:
-        super().__init__(lambda: writer, RoundRowSource(lane, copy_bytes), config, on_commit)
+        super().__init__(lambda: writer, RoundRowSource(lane), config, on_commit)
 
     def on_round(self, record: RoundRecord) -> None:
         """Enqueues a round; waits only at a full queue."""

@@ -68,7 +68,7 @@ def make_record(
 
 def frame_of(*records: RoundRecord) -> RoundRows:
     """Rounds that are alike on the host, brought there as the recorder does it."""
-    transfer: Transfer[Any] = Transfer(lane_for(records[0].target_logits.device), 1 << 20)
+    transfer: Transfer[Any] = Transfer(lane_for(records[0].target_logits.device))
     with transfer.lane.after([transfer.lane.mark()]):
         transfer.send(statistics(records), headings(records))
     [landed] = transfer.land()

@@ -134,7 +134,7 @@ def test_a_text_that_is_broken_off_leaves_nothing_to_the_next(
     monkeypatch.undo()
     found = drafting.tables(request, ids)
     assert [rows["nodes"] for rows in found] == [rows["nodes"] for rows in wanted]
-    assert drafting._transfer.size_bytes == 0
+    assert drafting._transfer.land() == []
 
 
 def test_what_stands_at_a_time_shrinks_with_the_bound(

@@ -104,7 +104,7 @@ def test_error_of_the_thread_surfaces_in_the_decoding_thread(
 def test_rows_do_not_depend_on_when_the_device_copies(writer: TraceWriter, *, early: bool) -> None:
     records = [random_record(["a", "b"], step, seed=step, num_tokens=5 + step) for step in range(9)]
     lane = FakeLane(early)
-    with TraceRecorder(writer, config(), lane=lane, copy_bytes=1) as recorder:
+    with TraceRecorder(writer, config(), lane=lane) as recorder:
         for record in records:
             recorder.on_round(record)
         recorder.finish_prompt("a")
