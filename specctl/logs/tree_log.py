@@ -130,7 +130,7 @@ def segment_files(traces: TraceSet) -> tuple[SegmentFiles, ...]:
     Raises:
         TraceEmptyError: the set has none.
     """
-    files = tuple(traces.segment_files())
+    files = tuple(traces.segment_files)
     if not files:
         raise TraceEmptyError("these traces hold no rounds", hint="collect some prompts")
     return files
