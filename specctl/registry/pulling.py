@@ -127,12 +127,6 @@ class Cache:
             problem = f"its note in the cache cannot be used: {error.strerror}"
             raise _not_cached(url, reference, problem) from None
 
-    def whole(self, url: str, reference: Reference) -> Reference:
-        """The reference with its full digest, if exactly one pulled version fits."""
-        note = self._note(url, reference)
-        found = sorted(note.parent.glob(f"{note.stem}*.json")) if reference.digest else []
-        return reference.pinned(f"sha256:{found[0].stem[1:]}") if len(found) == 1 else reference
-
     def _note(self, url: str, reference: Reference) -> Path:
         folder = self.root / "references" / hex_of(digest_of(url.encode()))
         # No alias begins with an @.
@@ -181,15 +175,12 @@ def pull_resolved(resolved: Resolved, reader: Reader, *, expect: Expected | None
         files = reader.cache.get(digest) or resolved.content.fetch(digest)
     artifact = load_files(files, expect=expect, digest=digest, artifact=place)
     folder = reader.cache.put(digest, files)
-    # The digest is remembered too, so that it can be pulled offline by itself.
-    for named in {reference.pinned(digest), reference}:
-        deciding = resolved.entries[:1] if named.digest else resolved.entries
-        meant = Remembered(
-            resolved=utc_now(),
-            entries=tuple(one.envelope.decode() for one in deciding),
-            envelopes=tuple(data.decode() for data in accepted),
-        )
-        reader.cache.remember(url, named, meant)
+    meant = Remembered(
+        resolved=utc_now(),
+        entries=tuple(one.envelope.decode() for one in resolved.entries),
+        envelopes=tuple(data.decode() for data in accepted),
+    )
+    reader.cache.remember(url, reference, meant)
     return Pulled(artifact, reference, folder, accepted=accepted, resolved=resolved)
 
 
@@ -211,7 +202,6 @@ def pull_offline(
     from specctl.artifacts.load import load_files
 
     trust, place = reader.trust, f"{url}/{reference}"
-    reference = reader.cache.whole(url, reference)
     meant = reader.cache.recall(url, reference)
     accepted = tuple(text.encode() for text in meant.envelopes)
     with refusals_of(place):

@@ -218,8 +218,6 @@ def test_a_digest_pulled_under_one_name_is_no_other_name_s(
     assert pull_offline(URL, scratch, reader).artifact.digest == chain.digest
     assert code_of(pull_offline, URL, own, reader) == "E_OFFLINE"
     assert code_of(pull_offline, "s3://never/asked", scratch, reader) == "E_OFFLINE"
-    pull(registry_on(signed), PROD, reader)
-    assert pull_offline(URL, own, reader).artifact.digest == chain.digest, "by the version of prod"
 
 
 def test_the_trust_file_of_today_counts(signed: MemoryStore, tmp_path: Path) -> None:
