@@ -32,7 +32,7 @@ from specctl.runtime.conversations import (
 )
 from specctl.runtime.decode import DecodeLoop, SharedMemory
 from specctl.runtime.load import Pair, expectation, load_pair
-from specctl.runtime.requests import Metrics, Observer, OnTokens, Request, Sampling
+from specctl.runtime.requests import Metrics, Observer, Request, Sampling
 from specctl.runtime.runnable import TreeRoom, check_decisions, runnable, tree_room
 from specctl.runtime.words import resolve_policy, words_of
 
@@ -194,18 +194,12 @@ class Decoder:
                 yield piece
 
     def converse(
-        self,
-        prompts: Sequence[ConversationPrompt],
-        settings: DecodeSettings,
-        on_tokens: OnTokens | None = None,
+        self, prompts: Sequence[ConversationPrompt], settings: DecodeSettings
     ) -> Iterator[Conversation]:
         """Decodes all prompts, yielding each when its last turn is answered.
 
         First turns are checked before decoding starts. A later turn without room ends its
         conversation and sets `is_cut`.
-
-        Args:
-            on_tokens: called with each request's new tokens as they are emitted.
 
         Raises:
             PromptTooLongError: a first turn leaves no room in the model's context.
@@ -216,7 +210,7 @@ class Decoder:
         for conversation in open_ones.values():
             loop.submit(next_request(tokenizer, conversation, settings))
         while loop.busy:
-            for done in loop.step(on_tokens):
+            for done in loop.step():
                 conversation = open_ones[done.request.prompt_id]
                 conversation.completions.append(done)
                 conversation.texts.append(decode_text(tokenizer, done.token_ids))

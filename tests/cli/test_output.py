@@ -121,12 +121,11 @@ def read_texts(out: Path, policy: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / f"{policy}.jsonl").read_text().splitlines()]
 
 
-def test_stream_prints_the_text_of_every_prompt(prompts: Path, tmp_path: Path) -> None:
+def test_the_text_of_every_prompt_is_printed(prompts: Path, tmp_path: Path) -> None:
     options = ("--limit", 2, "--policy", "chain", "-o", tmp_path, *SMALL)
-    for stream in ((), ("--stream",)):
-        shown = passes("run", prompts, *stream, *options).out
-        for line in read_texts(tmp_path, "chain"):
-            assert shown.count(f"--- {line['prompt_id']}/0\n{line['texts'][0]}") == 1
+    shown = passes("run", prompts, *options).out
+    for line in read_texts(tmp_path, "chain"):
+        assert shown.count(f"--- {line['prompt_id']}/0\n{line['texts'][0]}") == 1
 
 
 def test_collect_reports_and_resumes(prompts: Path, tmp_path: Path) -> None:
