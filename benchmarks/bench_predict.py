@@ -21,6 +21,7 @@ from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
 from specctl.replay.config import ProfileGrid
 from specctl.replay.cost.live import StepRecorder, predicted_us
 from specctl.replay.cost.model import CostModel, Steps
+from specctl.replay.cost.probe import Bench
 from specctl.replay.cost.profile import profile
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, load_pair
@@ -111,7 +112,7 @@ def main() -> None:
     pair = load_pair("embedded", "embedded", device=chosen.device, dtype=chosen.dtype)
     requests = requests_of(pair, chosen)
     began = time.perf_counter()
-    model = profile(pair, ProfileGrid(batch_sizes=PROFILED))
+    model = profile(Bench(pair), ProfileGrid(batch_sizes=PROFILED))
     profile_s = time.perf_counter() - began
     named = [
         (n, recorded(pair, p, b, requests)) for b in BATCH_SIZES for n, p in STRATEGIES.items()
@@ -119,12 +120,11 @@ def main() -> None:
     time_runs(pair, [run for _, run in named], requests, chosen.repeats)
     rows = [row(name, run, model, requests) for name, run in named]
     worst = max(rows, key=lambda r: abs(r["error"]))
-    errors = ", ".join(f"{k} {e.mape:.1%}" for k, e in model.held_out.items())
     note = (
         f"embedded pair, {chosen.dtype}, {chosen.device}, {chosen.threads} threads, "
         f"{len(requests)} prompts, {chosen.max_new_tokens} new tokens, {chosen.repeats} runs each; "
-        f"profile {profile_s:.0f} s, held-out MAPE {errors}; load {os.getloadavg()[0]:.2f}; "
-        f"worst {worst['error']:+.1%} ({worst['system']})"
+        f"profile {profile_s:.0f} s, held-out MAPE {model.held_out_text}; "
+        f"load {os.getloadavg()[0]:.2f}; worst {worst['error']:+.1%} ({worst['system']})"
     )
     report("predict", rows, chosen, note)
 

@@ -10,16 +10,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from specctl.errors import OutputError, UsageError, reason_of
+from specctl.errors import OutputError, reason_of
 from specctl.formatting import Table
 from specctl.progress import show_progress
-
-if TYPE_CHECKING:
-    from specctl.runtime.requests import OnTokens, Request
-
-    TokenPrinter = Callable[[Any], OnTokens]
 
 _DIGEST = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]{52}")
 PIPED_WIDTH = 1 << 16
@@ -236,34 +231,3 @@ def _is_plain(character: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def token_printer(*, stream: bool, batch_size: int, as_json: bool) -> TokenPrinter | None:
-    """A printer of texts as they are emitted, each under a heading; None without `--stream`.
-
-    Raises:
-        UsageError: texts of one batch would run into each other, or into the JSON.
-    """
-    if not stream:
-        return None
-    if batch_size != 1 or as_json:
-        raise UsageError(
-            "--stream prints one text at a time", hint="give --batch-size 1, and no --json"
-        )
-
-    def printer(tokenizer: Any) -> OnTokens:
-        from specctl.runtime.conversations import TextStream
-
-        streams: dict[str, Any] = {}
-
-        def on_tokens(request: Request, tokens: list[int]) -> None:
-            if request.request_id not in streams:
-                streams.clear()
-                streams[request.request_id] = TextStream(tokenizer)
-                sys.stdout.write(f"\n--- {request.request_id}\n")
-            sys.stdout.write(streams[request.request_id].feed(tokens))
-            sys.stdout.flush()
-
-        return on_tokens
-
-    return printer

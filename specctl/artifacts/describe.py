@@ -46,8 +46,6 @@ def describe_artifact(artifact: Artifact) -> Description:
         ("features", ", ".join(manifest.features) or "none"),
         ("written", f"{written.created}, specctl {written.specctl_version}"),
         ("code", written.source_digest or "unknown"),
-        ("commit", written.git_commit or "unknown"),
-        ("libraries", written.lock_digest or "unknown"),
         ("parent", written.parent or "none"),
         ("policy digest", policy_digest(policy)),
         ("files", ", ".join(sorted(manifest.files))),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,7 +17,7 @@ from specctl.cli.options import (
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.errors import ClockError
-from specctl.progress import advance, progress, set_chunk_threads
+from specctl.progress import progress, set_chunk_threads
 from specctl.records import option
 from specctl.replay.config import (
     LadderConfig,
@@ -69,46 +69,49 @@ def profile(
     """
     from specctl.durable import check_place
     from specctl.replay.cost.files import COST_MODEL, save_cost_model
+    from specctl.replay.cost.model import TableCost
+    from specctl.replay.cost.rates import EngineCost
 
     grid: ProfileGrid = config.build()
     setup: ModelsConfig = models.build()
     setup.check()
     check_place(out, COST_MODEL)
+    model: TableCost | EngineCost
     if traces:
         from specctl.logs.trace_set import TraceSet
-        from specctl.replay.cost.engine import engine_summary, fit_engine, render_engine
+        from specctl.replay.cost.engine import fit_engine, render_engine
 
         given = [*config.changed, *models.changed, *(["--policy"] if policy else [])]
         refuse_ignored(dict.fromkeys(given, True), "--from measures nothing")
-        fitted = fit_engine(TraceSet.open(*traces))
-        save_cost_model(fitted, out)
-        return Answer(engine_summary(fitted, out), [render_engine(fitted, out)])
+        model = fit_engine(TraceSet.open(*traces))
+        facts, shown = model.model_dump(mode="json"), render_engine(model)
+    else:
+        from specctl.collect.prompts import load_prompts
+        from specctl.replay.cost.live import deciding_policies
+        from specctl.replay.cost.probe import Bench
+        from specctl.replay.cost.profile import profile as measure
+        from specctl.replay.cost.profile import render, summary_json
+        from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 
-    from specctl.collect.prompts import load_prompts
-    from specctl.replay.cost.live import deciding_policies
-    from specctl.replay.cost.profile import num_steps, render, summary_json, timed_rounds
-    from specctl.replay.cost.profile import profile as measure
-    from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
-
-    with progress("loading models", None):
-        pair = setup.load_pair()
-    policies = deciding_policies(policy or (), pair)
-    graphs = timed_rounds(grid.rounds, pair)
-    settings = DecodeSettings(TOKENS_CHECKED)
-    requests = [
-        next_request(pair.target.tokenizer, Conversation(prompt), settings)
-        for prompt in load_prompts("embedded", limit=NUM_CHECKED)
-    ]
-    with progress("measurements", num_steps(pair, grid, len(policies))):
-        inputs: Any = {"requests": requests, "policies": policies, "graphs": graphs}
-        model = measure(pair, grid, **inputs, on_step=lambda: advance("measurements"))
+        with progress("loading models", None):
+            pair = setup.load_pair()
+        policies, bench = deciding_policies(policy or (), pair), Bench.of(pair, grid.rounds)
+        requests = [
+            next_request(
+                pair.target.tokenizer, Conversation(prompt), DecodeSettings(TOKENS_CHECKED)
+            )
+            for prompt in load_prompts("embedded", limit=NUM_CHECKED)
+        ]
+        model = measure(bench, grid, requests=requests, policies=policies)
+        facts, shown = summary_json(model), render(model)
     save_cost_model(model, out)
 
     def end() -> None:
         if model.failed_check is not None:
             raise typer.Exit(ClockError.exit_code)
 
-    return Answer(summary_json(model, out), [render(model, out)], end)
+    shown.append(f"wrote {out}  {model.digest}  expires {model.expires}")
+    return Answer({"out": str(out), "digest": model.digest, **facts}, shown, end)
 
 
 @verb(
@@ -307,11 +310,11 @@ def report(
     from specctl.durable import check_place, write_whole
     from specctl.logs.trace_set import TraceSet
     from specctl.replay.acceptance import trace_figures
-    from specctl.replay.cost.files import cost_facts, load_cost_model
+    from specctl.replay.cost.files import load_cost_model
     from specctl.report import build_page, read_given, settings_for
 
     check_place(out, "report")
-    cost = None if cost_model is None else cost_facts(load_cost_model(cost_model))
+    cost = None if cost_model is None else load_cost_model(cost_model)
     given = read_given(results, ladder, tune, run, drift, cost)
     given = settings_for(given, tune)
     figures = None

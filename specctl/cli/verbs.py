@@ -45,7 +45,7 @@ JSON = inspect.Parameter(
     default=False,
     annotation=Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")],
 )
-"""An option of every verb; a verb that needs its value has a parameter of this name."""
+"""An option of every verb."""
 WIDE = JSON.replace(
     name="wide",
     annotation=Annotated[
@@ -248,13 +248,9 @@ def verb(
                 made = _option((parameter.name,), parameter.default, parameter.annotation)
                 parameters.append(made.parameter().replace(name=parameter.name))
                 choices[parameter.name] = made.flag.split()[0], made.words
-            elif parameter.name == JSON.name:
-                parameters.append(JSON)
             else:
                 parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-        wants_json = JSON in parameters
-        parameters += [] if wants_json else [JSON]
-        parameters += [WIDE] if wide else []
+        parameters += [JSON, WIDE] if wide else [JSON]
         signature = inspect.Signature(parameters)
 
         def answer(**given: Any) -> Answer | None:
@@ -267,7 +263,7 @@ def verb(
             for name, model in models.items():
                 taken = {o.name: values.pop(o.name) for o in options[name]}
                 values[name] = Given(model, options[name], taken, words)
-            for added in (WIDE.name, *([] if wants_json else [JSON.name])):
+            for added in (WIDE.name, JSON.name):
                 values.pop(added, None)
             return function(**values)
 
@@ -334,10 +330,10 @@ def _option(
     path: tuple[str, ...], field: FieldInfo, annotation: Any, group: str = "common"
 ) -> ConfigOption:
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-    kind, bounds = _kind_of(annotation, list(field.metadata))
+    kind, bounds, words = _kind_of(annotation, list(field.metadata))
     is_list = get_origin(kind) is tuple
     if is_list:
-        kind, _ = _kind_of(get_args(kind)[0], [])
+        kind, _, words = _kind_of(get_args(kind)[0], [])
     word = path[-1].replace("_", "-")
     default = field.get_default(call_default_factory=True)
     flag = str(extra.get("option") or f"--{word}" + f"/--no-{word}" * (kind is bool and default))
@@ -353,12 +349,12 @@ def _option(
         repeats=bool(extra.get("repeats")),
         default=None if in_words else default,
         help=f"{field.description}{within}{stated}.",
-        words=tuple(word for word in _words(annotation) if isinstance(word, str)),
+        words=words if kind is str else (),
     )
 
 
-def _kind_of(annotation: Any, bounds: list[Any]) -> tuple[Any, list[Any]]:
-    """The plain type of an annotation, and the bounds found on the way."""
+def _kind_of(annotation: Any, bounds: list[Any]) -> tuple[Any, list[Any], tuple[Any, ...]]:
+    """The plain type of an annotation, the bounds found on the way, and the values of a choice."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         for one in inner[1:]:
@@ -368,17 +364,8 @@ def _kind_of(annotation: Any, bounds: list[Any]) -> tuple[Any, list[Any]]:
         [one] = [part for part in inner if part is not type(None)]
         return _kind_of(one, bounds)
     if origin is Literal:
-        return type(inner[0]), []
-    return annotation, bounds
-
-
-def _words(annotation: Any) -> Iterator[Any]:
-    """The values of a `Literal` within an annotation."""
-    for one in get_args(annotation):
-        if get_origin(annotation) is Literal:
-            yield one
-        else:
-            yield from _words(one)
+        return type(inner[0]), [], inner
+    return annotation, bounds, ()
 
 
 def _range(bounds: list[Any]) -> str:

@@ -58,7 +58,7 @@ def alike(records: Iterable[RoundRecord]) -> Iterator[list[RoundRecord]]:
 
 
 def _is_greedy(record: RoundRecord) -> bool:
-    return record.target_logp_source is record.target_logits
+    return record.processed is record.target_logits
 
 
 def statistics(records: Sequence[RoundRecord]) -> dict[str, Tensor]:
@@ -114,7 +114,7 @@ def read_on_device(
     table.view(-1).scatter_(0, place.flatten(), tokens.flatten())
     raw = drawn = token_ranks(logits.flatten(0, 1), table[:-1])
     if not _is_greedy(records[0]):
-        source = _cat(record.target_logp_source for record in records)
+        source = _cat(record.processed for record in records)
         drawn = token_ranks(source.flatten(0, 1), table[:-1])
     logp = drawn.logits[at, sibling] - drawn.log_sum_exp[at]
     return logp, raw.num_larger[at, sibling] + 1, *raw.top_two[at].unbind(-1)
@@ -139,7 +139,7 @@ def read_on_host(
     logits = _cat(record.target_logits[among] for record, among in pairs).float()
     source = logits
     if not _is_greedy(records[0]):
-        source = _cat(record.target_logp_source[among] for record, among in pairs).float()
+        source = _cat(record.processed[among] for record, among in pairs).float()
     children = logits.new_full((len(logits), max(1, records[0].top_k)), float("inf"))
     children[at[judged], sibling[judged]] = logits[at[judged], tokens[judged]]
     top1, top2, larger = order_statistics(logits, children)

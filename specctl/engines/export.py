@@ -295,7 +295,7 @@ def judge(
     strict = [one for one in named if isinstance(one.policy.acceptance, Strict)]
     figures = None
     if traces is not None and strict:
-        from specctl.replay.run import replay_policies, serve_policies
+        from specctl.replay.run import replay_traces
 
         config = ReplayConfig(policies=tuple(one.label for one in strict), cost_model=cost_model)
         is_load = batch_size is not None and batch_size > 1 and cost_model is not None
@@ -308,8 +308,7 @@ def judge(
         if is_load:  # our batching for policies that the engine lacks
             batching = "specctl" if losses else engine.batching
             config = config.model_copy(update={"batch_size": batch_size, "engine": batching})
-        score = serve_policies if is_load else replay_policies
-        figures = score(traces, config, named=strict)
+        figures = replay_traces(traces, config, named=strict)
     return Judged(engine, source, losses, chosen, label, figures)
 
 

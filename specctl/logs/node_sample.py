@@ -32,8 +32,7 @@ from torch import Tensor
 
 from specctl.errors import TraceEmptyError, TraceSchemaError, UsageError, check_choice
 from specctl.features import NODE_FEATURES, needs_text, node_features
-from specctl.logs import logged_draft as drafting
-from specctl.logs.logged_draft import logged_draft
+from specctl.logs.logged_draft import logged_drafts
 from specctl.logs.parquet import read_columns
 from specctl.logs.positions import Bools, Floats, Ints, Singles
 from specctl.logs.trace_set import TraceSet
@@ -102,27 +101,21 @@ class LoggedNodes:
             rule: grows and selects as in a request's first round.
             prompt_ids: prompts to read; None for all.
         """
-        wanted = None if prompt_ids is None else frozenset(prompt_ids)
-        for chunk in self.log.chunks(extra=TEXT_COLUMNS if rule.needs_text else ()):
+        log = self.log if prompt_ids is None else self.log.only(prompt_ids)
+        for chunk in log.chunks(extra=TEXT_COLUMNS if rule.needs_text else ()):
             prompts = chunk.positions.row_prompts
-            longest = torch.from_numpy(np.minimum(chunk.matched, chunk.positions.remaining)).long()
-            rows = np.arange(len(prompts))
-            if wanted is not None:
-                rows = np.flatnonzero([name in wanted for name in prompts])
-            for part in drafting.batches(len(rows), drafting.BATCH_POSITIONS):
-                index = torch.from_numpy(rows[part])
-                draft = logged_draft(rule, chunk, index)
-                tree, plan = draft.pool, draft.plan
-                known = chunk.known[draft.node.clamp(min=0)] & (draft.node >= 0) & tree.valid
+            for draft in logged_drafts(rule, chunk):
+                plan, is_node = draft.plan, draft.pool.valid & (draft.node >= 0)
+                known = chunk.known[draft.node.clamp(min=0)] & is_node
                 yield NodeBatch(
                     pool=draft.pool,
                     scores=plan.scores if isinstance(plan, PrunedPlan) else None,
                     submitted=draft.submitted,
                     accepted=draft.candidates_on_path & known,
                     known=known,
-                    longest=longest[index],
+                    longest=torch.minimum(draft.matched, draft.remaining).long(),
                     num_missing=draft.expansions.missing,
-                    prompt_id=prompts[rows[part]],
+                    prompt_id=prompts[draft.rows],
                 )
             advance("positions", len(prompts))
 

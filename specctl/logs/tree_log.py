@@ -130,7 +130,7 @@ def segment_files(traces: TraceSet) -> tuple[SegmentFiles, ...]:
     Raises:
         TraceEmptyError: the set has none.
     """
-    files = tuple(traces.segment_files())
+    files = tuple(traces.segment_files)
     if not files:
         raise TraceEmptyError("these traces hold no rounds", hint="collect some prompts")
     return files
@@ -145,8 +145,9 @@ class TreeLog:
     prompts: frozenset[str] | None = None  # prompts to read; None for all
 
     def only(self, prompts: Iterable[str]) -> Self:
-        """The log of some prompts."""
-        return replace(self, prompts=frozenset(prompts))
+        """The log of some of its prompts."""
+        chosen = frozenset(prompts)
+        return replace(self, prompts=chosen if self.prompts is None else chosen & self.prompts)
 
     def chunks(
         self, *, with_entropy: bool = True, extra: tuple[str, ...] = ()

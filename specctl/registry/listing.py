@@ -101,7 +101,6 @@ def entry_row(logged: Logged) -> Row:
         "kind": action.kind,
         "alias": move and move.alias,
         "digest": action.digest,
-        "previous_digest": move and move.expected_digest,
         "created": entry.created,
         "actor": entry.actor,
         "reason": entry.reason,

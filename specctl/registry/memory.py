@@ -11,20 +11,21 @@ import errno
 import os
 import stat
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError
 
 from specctl.artifacts.files import read_plain
 from specctl.artifacts.manifest import Digest
-from specctl.artifacts.strict_json import parse_strict
 from specctl.durable import output_errors, replace_file
-from specctl.errors import ArtifactError, RegistryError
+from specctl.errors import RegistryError
 from specctl.records import Record, canonical_json
 from specctl.registry.log import LOGS, Generation, Log
 from specctl.registry.names import segment_of
 from specctl.registry.userdirs import cache_home, make_private
 
 _NOTE_BYTES = 4096
+R = TypeVar("R", bound=Record)
 
 
 class Newest(Record):
@@ -51,14 +52,11 @@ class Memory:
         """
         path = self._path(registry_id, name)
         try:
-            data = read_own(path, max_bytes=_NOTE_BYTES)
-            parse_strict(data)
-            return Newest.model_validate_json(data)
+            return read_note(path, Newest, max_bytes=_NOTE_BYTES)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, ArtifactError, ValidationError) as error:
-            found = error.strerror if isinstance(error, OSError) else "it is malformed"
-            problem = f"this note of the newest entry that you saw cannot be used: {found}"
+        except OSError as error:
+            problem = f"this note of the newest entry that you saw cannot be used: {error.strerror}"
             raise RegistryError("E_LOG", str(path), problem, hint="remove it") from None
 
     def check(self, newest: Newest | None, log: Log) -> None:
@@ -86,11 +84,8 @@ class Memory:
         newest = self.recall(log.registry_id, log.name)
         if end < 0 or (newest is not None and newest.generation >= end):
             return
-        path = self._path(log.registry_id, log.name)
         made = Newest(generation=end, digest=log.entries[end].digest)
-        with output_errors(path, "cache of histories"):
-            make_private(path.parent, self._home())
-            replace_file(path, canonical_json(made.model_dump(mode="json")).encode(), mode=0o600)
+        write_note(self._path(log.registry_id, log.name), made, self._home())
 
     def segments(self, registry_id: str) -> set[str]:
         """The key segments of the names whose histories the user saw."""
@@ -103,13 +98,21 @@ class Memory:
         return self._home() / "histories" / registry_id / f"{segment_of(name)}.json"
 
 
-def read_own(path: Path, *, max_bytes: int) -> bytes:
-    """Bytes of a note in the cache; OSError if it is absent, too long, a link, another user's or
-    writable by others."""
+def read_note(path: Path, record: type[R], *, max_bytes: int) -> R:
+    """A record in the user's cache; OSError if the file is absent, too long, malformed, a link,
+    another user's or writable by others."""
     data, status = read_plain(path, max_bytes=max_bytes)
     is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
     if not is_own or status.st_mode & 0o022:
         raise PermissionError(errno.EPERM, "others can write to it")
-    if len(data) > max_bytes:
-        raise OSError(errno.EFBIG, f"more than {max_bytes} bytes")
-    return data
+    try:
+        return record.model_validate_json(data[:max_bytes])
+    except ValidationError:
+        raise OSError(errno.EINVAL, "it is malformed") from None
+
+
+def write_note(path: Path, record: Record, root: Path) -> None:
+    """Writes or replaces a record in a private folder of the cache `root`."""
+    with output_errors(path, "cache"):
+        make_private(path.parent, root)
+        replace_file(path, canonical_json(record.model_dump(mode="json")).encode(), mode=0o600)

@@ -1,4 +1,4 @@
-"""Registries by URL: a folder, `file:///folder` or `s3://bucket/prefix`; made, opened, copied."""
+"""Registries by URL: a folder, `file:///folder` or `s3://bucket/prefix`; made and opened."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pydantic import ValidationError
 from specctl.artifacts.files import kind_of
 from specctl.artifacts.manifest import UtcTime, utc_now
 from specctl.artifacts.strict_json import parse_strict
-from specctl.errors import ArtifactError, RegistryError, UsageError
+from specctl.errors import ArtifactError, RegistryError
 from specctl.records import Record, canonical_json, describe_violation
 from specctl.registry.content import Content
-from specctl.registry.log import LOGS, REGISTRY_VERSION, Log, Nonce, entry_key
+from specctl.registry.log import LOGS, REGISTRY_VERSION, Log, Nonce
 from specctl.registry.memory import Memory
 from specctl.registry.names import MARKER, name_of
 from specctl.stores import (
@@ -200,70 +200,3 @@ def read_marker(store: ObjectStore) -> Marker:
             f"not the marker of registry version {REGISTRY_VERSION}: {problem}",
             hint="use the version of specctl that wrote it, or restore it from a copy",
         ) from None
-
-
-# ------------------------------------------------------------------ copies
-
-
-@dataclass(frozen=True)
-class Copied:
-    """The contents of a copy, old and new."""
-
-    num_names: int  # of the registry
-    num_entries: int  # of all histories
-    num_artifacts: int  # each digest once
-
-
-def copy_registry(source: Registry, destination: Path | str) -> Copied:
-    """Copies a registry to an empty place, or updates an older copy.
-
-    Histories are copied byte for byte, so chains, signatures and the registry's identity hold in
-    the copy. Artifacts are copied before the history that names them: an interrupted copy has
-    fewer entries, never broken ones, and copying again completes it. Nothing is replaced.
-
-    Raises:
-        UsageError: the destination is the source, or lies in it.
-        RegistryError: E_EXISTS if the destination holds something else, E_LOG if it was written to.
-        ArtifactError: the source's content is damaged; the history that names it was not copied.
-        StoreError: a place that cannot be used.
-    """
-    copy = _open_copy(source, destination)
-    artifacts, num_entries = set[str](), 0
-    names = source.names()
-    for name in names:
-        log = source.log(name)
-        for digest in log.state.versions.keys() - artifacts:
-            files = source.content.fetch(digest)
-            copy.content.publish(digest, files, source.content.signatures(digest))
-            artifacts.add(digest)
-        for generation, logged in enumerate(log.entries):
-            key = entry_key(name, generation)
-            try:
-                create(copy.store, key, logged.envelope)
-            except KeyTakenError:
-                raise RegistryError(
-                    "E_LOG",
-                    f"{copy.url}, {key}",
-                    "the copy was written to: its history has another entry than the source's",
-                    hint="keep it, and copy to another place",
-                ) from None
-        num_entries += len(log.entries)
-    return Copied(len(names), num_entries, len(artifacts))
-
-
-def _open_copy(source: Registry, place: Path | str) -> Registry:
-    """Opens or makes the destination, with the source's identity."""
-    store = open_store(place)
-    if f"{store.url}/".startswith(f"{source.url}/"):
-        raise UsageError(f"{store.url} is the registry itself, or lies in it; copy it elsewhere")
-    try:
-        copy = Registry(store, read_marker(store))
-    except RegistryError as error:
-        if error.code != "E_NO_REGISTRY":
-            raise
-        copy = make_registry(store, source.marker)
-    if copy.marker.registry_id != source.marker.registry_id:
-        problem = "the place holds another registry"
-        raise RegistryError("E_EXISTS", store.url, problem, hint="choose another place")
-    copy.check_store()
-    return copy

@@ -97,16 +97,6 @@ def write_result(result: Result, folder: Path) -> Path:
     return path
 
 
-@dataclass(frozen=True)
-class Caption:
-    """Words on the log, for tables."""
-
-    subject: str  # the pair
-    sampling: str  # of the text
-    advice: str  # against missing expansions
-    remarks: tuple[str, ...] = ()  # further lines below the tables
-
-
 def facts_of(
     traces: TraceSet,
     log: DenseLog,
@@ -136,17 +126,6 @@ def facts_of(
         ),
         **scored.facts,
     }
-
-
-def caption_of(facts: dict[str, Any]) -> Caption:
-    """The caption for dense traces, from their facts."""
-    note = formatting.fixture_note(str(facts["target"]))
-    return Caption(
-        subject=f"{facts['target']} + {facts['drafter']}",
-        sampling=formatting.sampling(facts["sampling"]) + (f" ({note})" if note else ""),
-        advice="Collect deeper or wider (--depth, --children), or give it at most depth="
-        "{depth}:top_k={top_k}.".format(**facts["support"]),
-    )
 
 
 # ----------------------------------------------------------------- tables
@@ -259,7 +238,27 @@ def _columns(scores: TraceFacts, figures: Columns, *, has_time: bool) -> Columns
     return {"policy": partial(_name, scores), **shown}
 
 
-def replay_result(scores: ReplayScores, caption: Caption, *, by_category: bool = False) -> Result:
+def _sampling(scores: TraceFacts) -> str:
+    """The sampling of the text, with a note on the fixture."""
+    note = formatting.fixture_note(scores.target)
+    return formatting.sampling(scores.sampling) + (f" ({note})" if note else "")
+
+
+def _unsupported(scores: TraceFacts, figures: Sequence[Any], so: str) -> list[str]:
+    """A line for each policy that the log lacks expansions of, and what follows from it."""
+    advice = (
+        "Collect deeper or wider (--depth, --children), or give it at most depth="
+        "{depth}:top_k={top_k}.".format(**scores.support)
+    )
+    return [
+        f"* {f.policy}: the log holds {f.expansion_support:.1%} of its expansions and "
+        f"{f.censored_share:.1%} of its rounds run out of it{so}. {advice}"
+        for f in figures
+        if f.is_marked
+    ]
+
+
+def replay_result(scores: ReplayScores, *, by_category: bool = False) -> Result:
     """Scores of policies, replayed one request at a time.
 
     Args:
@@ -276,8 +275,9 @@ def replay_result(scores: ReplayScores, caption: Caption, *, by_category: bool =
         first = group[0]
         where = "" if first.group == "all" else f", {first.group}"
         title = (
-            f"{caption.subject}{where}: {formatting.count(first.num_prompts, 'prompt')}, "
-            f"{formatting.count(first.num_tokens, 'token')}, {caption.sampling}; "
+            f"{scores.target} + {scores.drafter}{where}: "
+            f"{formatting.count(first.num_prompts, 'prompt')}, "
+            f"{formatting.count(first.num_tokens, 'token')}, {_sampling(scores)}; "
             f"{intervals_over(first.num_prompts)}"
         )
         columns = _columns(scores, SEQUENTIAL, has_time=first.time_us is not None)
@@ -290,25 +290,25 @@ def replay_result(scores: ReplayScores, caption: Caption, *, by_category: bool =
         else f"× is relative to {scores.marked(scores.baseline)}, paired by prompt.",
         *([] if without else speeds(scores, scores.baseline, gains)),
         *scores.footnotes(),
-        *(
-            f"* {f.policy}: the log holds {f.expansion_support:.1%} of its expansions, so its "
-            f"figures are ranges. {caption.advice}"
-            for f in pooled
-            if f.is_marked
-        ),
+        *_unsupported(scores, pooled, ", so its figures are ranges"),
     ]
     wide = WIDE if pooled[0].time_us is None else WIDE_TIMED
     return Result(scores, tables, lines, wide)
 
 
-def serving_result(scores: ServingScores, caption: Caption) -> Result:
-    """Figures of policies that serve one load; ratios to the baseline are `× name`."""
+def serving_result(scores: ServingScores, remarks: Sequence[str]) -> Result:
+    """Figures of policies that serve one load; ratios to the baseline are `× name`.
+
+    Args:
+        remarks: further lines below the table.
+    """
     policies, rate = scores.policies, scores.load["arrival_rate_per_s"]
     arrivals = "closed loop" if rate is None else f"{rate:g} requests/s"
     first = policies[0]
     title = (
-        f"{caption.subject}: batch size {first.batch_size}, {arrivals}, {first.num_runs} "
-        f"runs of {first.num_requests} requests, {caption.sampling}; 95% intervals by run"
+        f"{scores.target} + {scores.drafter}: batch size {first.batch_size}, {arrivals}, "
+        f"{first.num_runs} runs of {first.num_requests} requests, {_sampling(scores)}; 95% "
+        "intervals by run"
     )
     is_steady = all(figures.steady is not None for figures in policies)
     rows: list[dict[str, Any]] = []
@@ -330,23 +330,23 @@ def serving_result(scores: ServingScores, caption: Caption) -> Result:
         f"× is tokens/s relative to {scores.marked(scores.baseline)}, paired by run; times are in "
         "ms, verified and batch are tokens and requests of a step.",
         *scores.footnotes(),
-        *(
-            f"* {f.policy}: the log holds {f.expansion_support:.1%} of its expansions and "
-            f"{f.censored_share:.1%} of its rounds run out of it. {caption.advice}"
-            for f in policies
-            if f.is_marked
-        ),
-        *caption.remarks,
+        *_unsupported(scores, policies, ""),
+        *remarks,
     ]
     return Result(scores, [(title, columns, rows)], lines, WIDE_SERVING)
 
 
-def totals_result(scores: BatchScores, caption: Caption) -> Result:
-    """Totals of policies over a log in its order."""
+def totals_result(scores: BatchScores, remarks: Sequence[str]) -> Result:
+    """Totals of policies over a log in its order.
+
+    Args:
+        remarks: further lines below the table.
+    """
     first, load = scores.policies[0], scores.load
     title = (
-        f"{caption.subject}: {formatting.count(first.num_requests, 'request')}, "
-        f"{first.num_tokens} tokens, batch size {load['batch_size']}, {caption.sampling}"
+        f"{scores.target} + {scores.drafter}: "
+        f"{formatting.count(first.num_requests, 'request')}, {first.num_tokens} tokens, "
+        f"batch size {load['batch_size']}, {_sampling(scores)}"
     )
     timed = [f for f in scores.policies if f.time_us is not None and not f.is_marked]
     gains: dict[str, Interval | float] = {f.policy: 1 / f.against["time_us"] for f in timed}
@@ -356,14 +356,8 @@ def totals_result(scores: BatchScores, caption: Caption) -> Result:
         *scores.footnotes(),
         "Totals of one run in the order of the log, so without intervals; drafts are the calls "
         "that verify draft tokens.",
-        *(
-            f"* {f.policy}: the log holds {f.expansion_support:.1%} of its expansions and "
-            f"{f.censored_share:.1%} of its rounds run out of it, so it may need fewer calls than "
-            f"shown. {caption.advice}"
-            for f in scores.policies
-            if f.is_marked
-        ),
-        *caption.remarks,
+        *_unsupported(scores, scores.policies, ", so it may need fewer calls than shown"),
+        *remarks,
     ]
     columns = _columns(scores, TOTALS, has_time=first.time_us is not None)
     return Result(scores, [(title, columns, scores.policies)], lines, WIDE)

@@ -144,11 +144,7 @@ class Submissions:
             return by_size
         if rule is None or not self.drafts:
             return lambda rows, _: (verified[rows], accepted[rows])
-        if self.nodes is None:
-            raise UsageError(
-                "a shared budget needs submissions with their trees",
-                hint="prepare them with keep_nodes",
-            )
+        assert self.nodes is not None, "made for a policy without a shared budget"
         nodes, remaining = self.nodes, torch.tensor(self.positions.remaining)
 
         @inference
@@ -188,18 +184,13 @@ def shares(policy: Policy) -> bool:
     return not isinstance(policy.budget, PerRequest) and not isinstance(policy.shape, RootOnly)
 
 
-def submissions_of(
-    log: DenseLog, policies: Sequence[Policy], *, keep_nodes: bool = False
-) -> list[Submissions]:
-    """The submissions of every policy, in one pass over the log.
-
-    Args:
-        keep_nodes: keep the trees of all policies, for other budgets over the same shapes.
-    """
+def submissions_of(log: DenseLog, policies: Sequence[Policy]) -> list[Submissions]:
+    """The submissions of every policy, in one pass over the log; with trees under a shared
+    budget."""
     for policy in policies:
         check_replayable(policy.model_copy(update={"budget": PerRequest()}))
         learns = is_online(policy)
-        if (learns or isinstance(policy.shape, ChainSchedule)) and (keep_nodes or shares(policy)):
+        if (learns or isinstance(policy.shape, ChainSchedule)) and shares(policy):
             found = "learns from what the budget lets it verify" if learns else "asks for the batch"
             raise UsageError(
                 f"{policy.name} cannot be replayed under a shared budget: its shape, "
@@ -216,7 +207,7 @@ def submissions_of(
         if rule.memory_size:
             visited, found = walk_online(rule, chunk)
             return Submissions(policy, positions, found.spread(visited), rule.max_tokens)
-        outcomes, nodes, keeps = [], [], keep_nodes or shares(policy)
+        outcomes, nodes, keeps = [], [], shares(policy)
         for draft in logged_drafts(rule, chunk):
             outcomes.append(outcomes_at(draft))
             if keeps:
@@ -224,6 +215,6 @@ def submissions_of(
         trees = join_rows(nodes) if keeps else None
         return Submissions(policy, positions, join_rows(outcomes), rule.max_tokens, trees)
 
-    with_entropy = keep_nodes or any(shares(policy) for policy in policies)
+    with_entropy = any(map(shares, policies))
     parts = map_policies(log, policies, submit, with_entropy=with_entropy)
     return [join_rows(of) for of in zip(*parts, strict=True)]

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 from specctl.artifacts import PairFingerprint
 from specctl.engines.engine import EngineSettings
 from specctl.errors import UsageError
-from specctl.replay.cost.files import CostFacts
+from specctl.replay.cost.files import AnyCost
 from specctl.replay.facts import ResultRecord, TraceFacts, read_result
 from specctl.replay.ladder.result import LadderResult
 from specctl.replay.results import ReplayScores
@@ -79,7 +79,7 @@ class Given:
     tune: TuneResult | None = None
     run: RunScores | None = None
     drift: DriftScores | None = None
-    cost: CostFacts | None = None
+    cost: AnyCost | None = None
     artifact: str | None = None  # digest of the tuned policy, its name in `run`
     engines: Sequence[EngineSettings] = ()  # for the recommended setting
 
@@ -120,7 +120,7 @@ def read_given(
     tune: Path | None = None,
     run: Path | None = None,
     drift: Path | None = None,
-    cost: CostFacts | None = None,
+    cost: AnyCost | None = None,
 ) -> Given:
     """Reads results from files; `run` is `results.json`, with `run.json` beside it.
 

@@ -20,7 +20,7 @@ from specctl.artifacts import Metric
 from specctl.artifacts.manifest import REPORT_JSON
 from specctl.durable import write_whole
 from specctl.formatting import Table, number
-from specctl.policy import Policy, policy_digest
+from specctl.policy import Policy, Strict, policy_digest
 from specctl.progress import progress
 from specctl.records import Record
 from specctl.runtime.load import Pair
@@ -34,11 +34,10 @@ from specctl.train.paired import (
     Opening,
     Plan,
     RunFolder,
-    answers_digest,
     compare_answers,
+    digest_of,
     losses_of,
     run_prompts,
-    strict_twin,
 )
 from specctl.train.report import Fit, FitReport
 
@@ -100,9 +99,11 @@ class Sweep:
     def digest(self) -> str:
         """`sha256:<hex>` of the judged texts."""
         policies, answers = (self.base, *self.policies), (self.strict, *self.relaxed)
-        return answers_digest(
-            {policy_digest(one): found for one, found in zip(policies, answers, strict=True)}
-        )
+        texts = {
+            policy_digest(policy): [[*key, list(one.token_ids)] for key, one in sorted(of.items())]
+            for policy, of in zip(policies, answers, strict=True)
+        }
+        return digest_of(texts)
 
 
 def policies_of(config: RelaxedConfig, base: Policy) -> tuple[Policy, ...]:
@@ -121,7 +122,7 @@ def sweep(
     Args:
         base: shape and budget; its acceptance is replaced.
     """
-    base = strict_twin(base)
+    base = base.model_copy(update={"acceptance": Strict()})
     opening = face.opening(config, pair) if face.opening else None
     answers: list[Answers] = []
     with progress("answers", (1 + len(config.settings)) * len(plan.prompts) * plan.num_seeds):

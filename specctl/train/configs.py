@@ -79,10 +79,10 @@ class CartConfig(FitConfig):
     filter: Literal["fully_accepted", "all"] = option(
         "fully_accepted", "Rounds to fit to: fully_accepted (paper) or all"
     )
-    algorithm: Literal["cart", "printed", "exact"] = option(
+    algorithm: Literal["cart", "printed"] = option(
         "cart",
-        "How bins are cut: cart (greedy), printed (greedy by the paper's Eq. 2, which weighs a "
-        "side's squared error by its share once more) or exact (the least-squares optimum)",
+        "How bins are cut, greedily: cart, or printed (by the paper's Eq. 2, which weighs a side's "
+        "squared error by its share once more)",
     )
     path: Literal["cumulative", "conditional"] = option(
         "cumulative",
@@ -451,13 +451,7 @@ class AdasdConfig(RelaxedConfig):
         min_length=1,
         group="common",
     )
-    variant: Literal["base", "A", "B", "C"] = option(
-        "base", "Acceptance threshold: base, A, B or C"
-    )
     min_samples: int = option(8, "Accepted and rejected tokens before the threshold acts", ge=0)
-    half_life: Annotated[float, Field(gt=0)] | None = option(
-        None, "Tokens after which one weighs half", default="never"
-    )
 
     @model_validator(mode="after")
     def _smallest_first(self) -> Self:

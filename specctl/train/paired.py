@@ -37,7 +37,7 @@ from specctl.errors import (
     UsageError,
     reason_of,
 )
-from specctl.policy import Policy, Strict, policy_digest
+from specctl.policy import Policy, policy_digest
 from specctl.progress import advance
 from specctl.records import Record, canonical_json, describe_violation
 from specctl.runtime.api import Decoder
@@ -90,19 +90,9 @@ class CheckedPrompt(ConversationPrompt, Protocol):
     def answer(self) -> str | None: ...
 
 
-def prompts_digest(prompts: Sequence[CheckedPrompt]) -> str:
-    """`sha256:<hex>` of the prompts and their right answers."""
-    rows = [[p.prompt_id, list(p.turns), p.answer, p.chat] for p in prompts]
-    return "sha256:" + hashlib.sha256(canonical_json(rows).encode()).hexdigest()
-
-
-def answers_digest(answers: Mapping[str, Mapping[tuple[str, int], Answer]]) -> str:
-    """`sha256:<hex>` of judged texts, given by the digest of their policy."""
-    texts = {
-        policy: [[*key, list(answer.token_ids)] for key, answer in sorted(found.items())]
-        for policy, found in answers.items()
-    }
-    return "sha256:" + hashlib.sha256(canonical_json(texts).encode()).hexdigest()
+def digest_of(facts: Any) -> str:
+    """`sha256:<hex>` of what the canonical JSON holds."""
+    return "sha256:" + hashlib.sha256(canonical_json(facts).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -202,10 +192,11 @@ class Plan:
 
     def header(self, pair: PairFingerprint) -> dict[str, Any]:
         """The facts that all answers of this plan share."""
+        prompts = [[p.prompt_id, list(p.turns), p.answer, p.chat] for p in self.prompts]
         return {
             "runs_version": 1,
             "pair": pair.model_dump(mode="json"),
-            "prompts_digest": prompts_digest(self.prompts),
+            "prompts_digest": digest_of(prompts),
             "max_new_tokens": self.settings.max_new_tokens,
             "sampling": vars(self.settings.sampling),
             "num_seeds": self.num_seeds,
@@ -260,11 +251,6 @@ class OpeningLog:
         for request, value in zip(record.requests, values.tolist(), strict=True):
             if value > self.largest.get(request.prompt_id, float("-inf")):
                 self.largest[request.prompt_id] = value
-
-
-def strict_twin(policy: Policy) -> Policy:
-    """The policy with point-mass verification."""
-    return policy.model_copy(update={"acceptance": Strict()})
 
 
 def run_prompts(

@@ -58,7 +58,7 @@ def test_a_policy_is_published_found_used_and_rolled_back(
     assert ran["artifact_digest"] == second
 
     moved = said("rollback", NAME, "prod", "--reason", "slower", "--actor", "ann")
-    assert (moved["digest"], moved["previous_digest"]) == (first, second)
+    assert moved["digest"] == first
     [ran] = json.loads(passes("run", "--policy", f"{NAME}@prod", *SMALL).out)
     assert ran["artifact_digest"] == first, "of the registry in the environment"
     history = said("log", NAME)
@@ -71,8 +71,7 @@ def test_a_policy_is_published_found_used_and_rolled_back(
     checked = {"num_names": 1, "num_entries": 5, "findings": []}
     assert said("verify", f"{NAME}@prod") == {**checked, "num_artifacts": 1}
     assert said("verify") == {**checked, "num_artifacts": 2}
-    [copied] = said("copy", tmp_path / "backup")
-    assert copied == {"num_names": 1, "num_entries": 5, "num_artifacts": 2}
+    shutil.copytree(registry, tmp_path / "backup")
     assert said("verify", "--registry", tmp_path / "backup") == {**checked, "num_artifacts": 2}
 
 
@@ -110,18 +109,14 @@ def test_a_reference_composes_like_a_folder(registry: Path, artifacts: Artifacts
     assert "aliases: prod" in refuses(REGISTRY, "run", "--policy", f"{registry}/{NAME}", *SMALL)
 
 
-def test_versions_are_given_as_digest_alias_or_folder(
-    artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_expected_version_is_no_alias(artifacts: Artifacts) -> None:
     first, second = (publish(artifacts, kind) for kind in ("chain", "eagle2"))
     promote = ("registry", "promote", NAME, "prod")
     line = refuses(REGISTRY, *promote, first, "--expect", first)
     assert "E_ALIAS_CONFLICT" in line
     assert second in line
     assert "sha256:" in refuses(USAGE, *promote, first, "--expect", "canary")
-    monkeypatch.chdir(artifacts["chain"].parent)
-    assert "write ./eagle2" in refuses(REGISTRY, *promote, "eagle2")
-    assert said("promote", NAME, "prod", "./eagle2", "--expect", second)["digest"] == second
+    assert said("promote", NAME, "prod", "v1", "--expect", "v2")["digest"] == first
     assert "no such alias" in refuses(REGISTRY, *promote, "nothing")
     line = refuses(REGISTRY, "registry", "pull", f"{NAME}@sha256:2ac074cddc03")
     assert "the name has 2 versions, and none has this digest" in line
@@ -348,7 +343,7 @@ def test_an_interrupted_verb_says_where_to_look(
         patch.setattr(LocalStore, "put_new", interrupted)
         for verb in (
             ("push", artifacts["eagle2"], NAME),
-            ("promote", NAME, "prod", artifacts["eagle2"]),
+            ("promote", NAME, "prod", "v2"),
             ("rollback", NAME, "prod", "--reason", "test"),
         ):
             done = specctl("registry", *verb)

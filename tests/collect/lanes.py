@@ -45,7 +45,6 @@ class FakeLane(Lane):
     Attributes:
         on_copy: called before each copy.
         handed, behind: marks that were given out, and those that work was enqueued behind.
-        most_bytes: of host memory in use at a time.
     """
 
     early: bool = False
@@ -53,7 +52,6 @@ class FakeLane(Lane):
     handed: list[Event] = field(default_factory=list)
     behind: list[Event] = field(default_factory=list)
     overlaps: bool = True
-    most_bytes: int = 0
     _copies: list[Copy] = field(default_factory=list)
 
     def mark(self) -> Event:
@@ -78,7 +76,6 @@ class FakeLane(Lane):
         self.on_copy()
         copy = Copy(target, source)
         self._copies.append(copy)
-        self.most_bytes = max(self.most_bytes, sum(one.target.nbytes for one in self._copies))
         if self.early:
             copy.happen()
         return copy

@@ -101,7 +101,7 @@ def test_tree_logits_equal_each_path_alone(
         drafter.begin_text(torch.tensor(TEXT))
         drafter.read(range(1, 3), None)  # an earlier chunk of roots
         drafter.read(ROOTS, None)
-        found = [drafter.begin_round(len(ROOTS))[:, None]]
+        found = [drafter.begin_round()[:, None]]
         for tokens, parents in LEVELS:
             rows = (torch.tensor(values).expand(len(ROOTS), -1) for values in (tokens, parents))
             found.append(drafter.expand(*rows))

@@ -134,7 +134,7 @@ def test_a_text_that_is_broken_off_leaves_nothing_to_the_next(
     monkeypatch.undo()
     found = drafting.tables(request, ids)
     assert [rows["nodes"] for rows in found] == [rows["nodes"] for rows in wanted]
-    assert drafting._transfer.size_bytes == 0
+    assert drafting._transfer.land() == []
 
 
 def test_what_stands_at_a_time_shrinks_with_the_bound(
@@ -276,7 +276,6 @@ def test_a_pair_without_a_drafter_is_refused(pair: Pair, tmp_path: Path) -> None
 
 EXCLUDED: list[tuple[dict[str, Any], str]] = [
     ({"dense": True, "policy": "eagle2"}, "--policy does not go with --dense"),
-    ({"dense": True, "when_full": "drop"}, "--when-full does not go with --dense"),
     ({"gpus_per_worker": 1.0}, "--gpus-per-worker needs --workers or --ray"),
     ({"responses": "r.jsonl"}, "--responses needs --dense"),
     ({"depth": 3}, "--depth needs --dense"),

@@ -1,60 +1,24 @@
-"""Live collection: drops are told and resumed; graphed rounds leave the traces of plain ones."""
+"""Live collection: graphed rounds leave the traces of plain ones."""
 
 from __future__ import annotations
 
-import functools
-import time
 from pathlib import Path
 
 import polars as pl
-import pytest
 from polars.testing import assert_frame_equal
 
-from specctl.collect import live, rounds
-from specctl.collect.live import LiveSummary, collect_live, header_of
+from specctl.collect.live import header_of
 from specctl.collect.prompts import load_prompts
-from specctl.collect.recorder import RecorderConfig
 from specctl.collect.rounds import TraceRecorder
 from specctl.collect.trace_writer import TraceWriter
 from specctl.logs.trace_set import TraceSet
-from specctl.policy import Chain, Policy, StaticTree
+from specctl.policy import Policy, StaticTree
 from specctl.runtime.capture import GraphSettings
 from specctl.runtime.conversations import Conversation, DecodeSettings, next_request
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.requests import Request
-from tests.collect.lanes import FakeLane
 from tests.runtime.captured import TapeCapture
-
-
-def test_dropped_prompts_are_told_and_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pair, prompts = load_pair("embedded", "embedded", device="cpu"), load_prompts("embedded")[::40]
-    policy = Policy(shape=Chain(num_draft_tokens=2))
-
-    def collect(*, resume: bool) -> LiveSummary:
-        how = "block" if resume else "drop"
-        settings, out = DecodeSettings(16), tmp_path / "traces"
-        return collect_live(pair, prompts, policy, settings, out, resume=resume, when_full=how)
-
-    with monkeypatch.context() as patch:
-        tight = functools.partial(RecorderConfig, max_items=1, wake_items=1)
-        patch.setattr(live, "RecorderConfig", tight)
-        slow = FakeLane(on_copy=lambda: time.sleep(0.2))
-        patch.setattr(rounds, "lane_for", lambda device: slow)
-        first = collect(resume=False)
-    assert first.num_dropped > 0
-    assert first.num_dropped_rounds >= first.num_dropped
-    assert first.num_committed + first.num_dropped == len(prompts)
-    assert first.to_json()["num_dropped"] == first.num_dropped
-    said = first.render()
-    assert f"{first.num_dropped} prompts with {first.num_dropped_rounds} rounds were drop" in said
-    second = collect(resume=True)
-    assert (second.num_skipped, second.num_dropped) == (first.num_committed, 0)
-    assert "were dropped" not in second.render()
-    assert set(TraceSet.open(tmp_path / "traces").prompt_ids) == {p.prompt_id for p in prompts}
-
 
 POLICY = Policy(shape=StaticTree(depth=4, top_k=4, num_tokens=16))
 SETTINGS = DecodeSettings(12)

@@ -94,17 +94,6 @@ def test_a_loss_that_the_prompts_cannot_certify_ends_the_example(tmp_path: Path)
     assert (code, printed.count("== ")) == (4, 1), printed
 
 
-def test_vllm_loop_says_what_to_install(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "import importlib.util as of\n"
-        "find = of.find_spec\n"
-        "of.find_spec = lambda name, *rest: None if name == 'vllm' else find(name, *rest)\n"
-    )
-    code, printed = run_example("vllm_loop.py", tmp_path)
-    assert code == 1
-    assert "install vLLM 0.32.0" in printed
-
-
 def test_the_folder_is_listed_in_its_readme() -> None:
     page = (EXAMPLES / "README.md").read_text()
     listed = set(re.findall(r"\]\(([\w.]+)\)", page))

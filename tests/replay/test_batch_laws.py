@@ -55,10 +55,16 @@ LOADS = {
 traces, log = log_fixtures(num_prompts=NUM_PROMPTS, depth=4, top_k=3)
 
 
+def with_trees(log: DenseLog, *policies: Policy) -> list[Submissions]:
+    """Submissions that any budget may share."""
+    shared = [p.model_copy(update={"budget": SurvivalBudget(max_tokens=99)}) for p in policies]
+    found = submissions_of(log, shared)
+    return [replace(made, policy=policy) for made, policy in zip(found, policies, strict=True)]
+
+
 @pytest.fixture(scope="module")
 def prepared(log: DenseLog) -> Made:
-    found = submissions_of(log, list(POLICIES.values()), keep_nodes=True)
-    return dict(zip(POLICIES, found, strict=True))
+    return dict(zip(POLICIES, with_trees(log, *POLICIES.values()), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +127,7 @@ def test_a_batch_holds_trees_of_different_sizes_side_by_side(prepared: Made) -> 
 def test_separate_passes_change_nothing(log: DenseLog, prepared: Made) -> None:
     load = Load(4, num_requests=9)
     for name, policy in POLICIES.items():
-        [alone] = submissions_of(log, [policy], keep_nodes=True)
+        [alone] = with_trees(log, policy)
         runs = [
             simulate(made, load, linear(), budget=SurvivalBudget(max_tokens=12))
             for made in (alone, prepared[name])
@@ -134,7 +140,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     """A log of uneven texts, ready for simulation and as plain trees with the prompt's length."""
     folder = tmp_path_factory.mktemp("plain") / "traces"
     traces = random_traces(folder, num_prompts=3, depth=4, top_k=3, seed=5)
-    [made] = submissions_of(DenseLog.open(traces), [POLICIES["eagle2"]], keep_nodes=True)
+    [made] = with_trees(DenseLog.open(traces), POLICIES["eagle2"])
     late = np.array([0, 71, 118])  # texts that start later are shorter, their prompts longer
     start = np.append(made.positions.start[:-1] + late, made.positions.num_rows)
     made = replace(made, positions=replace(made.positions, start=start))

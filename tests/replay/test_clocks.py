@@ -16,9 +16,9 @@ import pytest
 
 from scripts.gpu import publish
 from specctl.errors import InputError, UsageError
-from specctl.replay.cost import LinearCost, Steps, load_cost_model
-from specctl.replay.cost.files import clock_names, clock_of, device_of, doubts
-from specctl.replay.cost.model import CostModel, TableCost
+from specctl.replay.cost.files import clock_names, clock_of, doubts, load_cost_model
+from specctl.replay.cost.model import CostModel, Steps, TableCost
+from specctl.replay.cost.rates import LinearCost
 from tests.replay.costs import DRAFT, FINGERPRINT, PUBLISHED, grid, table_model
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +78,7 @@ def test_every_clock_is_on_the_page_with_its_source() -> None:
     for name in clock_names():
         [row] = re.findall(rf"^\| `{re.escape(name)}` \|.*$", page, re.MULTILINE)
         model = load_cost_model(Path(name))
-        assert (model.source if isinstance(model, LinearCost) else device_of(model)) in row
+        assert (model.source if isinstance(model, LinearCost) else model.device) in row
     assert {H100, "line"} <= set(clock_names())
 
 
@@ -102,7 +102,7 @@ def test_a_measured_card_goes_by_its_name_with_what_it_is_not(
         "the clock of NVIDIA H100 80GB HBM3 (error not known; of toy + small, not of this pair)"
     )
     late = datetime(2100, 1, 1, tzinfo=UTC)
-    told = " ".join(doubts(found, pair=other, here={"device": "Test CPU"}, now=late))
+    told = " ".join(doubts(found, pair=other, device="Test CPU", now=late))
     for words in ("not for", "expired", "device was 'NVIDIA H100 80GB HBM3', here it is"):
         assert words in told
 

@@ -14,9 +14,16 @@ import pytest
 from specctl.collect.trace_writer import TraceWriter
 from specctl.errors import TraceMismatchError, UsageError
 from specctl.logs.trace_set import TraceSet
-from specctl.replay.cost import EngineCost, Steps, load_cost_model, save_cost_model
 from specctl.replay.cost.engine import fit_engine, least_absolute
-from specctl.replay.cost.files import clock_of, cost_facts, doubts, outside_of, warn_outside
+from specctl.replay.cost.files import (
+    clock_of,
+    doubts,
+    load_cost_model,
+    save_cost_model,
+    warn_outside,
+)
+from specctl.replay.cost.model import Steps
+from specctl.replay.cost.rates import EngineCost
 from specctl.trace import arrow_schema
 from tests.cli.command import USAGE, passes, refuses
 from tests.collect.rounds import header
@@ -136,13 +143,13 @@ def test_a_file_of_it_is_a_cost_model(tmp_path: Path) -> None:
     assert loaded == model
     assert loaded.rises
     assert loaded.drafts
-    [line] = doubts(model, here={"device": "A CPU"})
+    [line] = doubts(model, device="A CPU")
     assert "levels 0 to 5" in line
-    assert "device was 'A CPU'" in doubts(model, here={"device": "B"})[0]
+    assert "device was 'A CPU'" in doubts(model, device="B")[0]
     assert "the clock of vllm 0.32.0 on A CPU (error of a time 0.0%; of " in str(
         clock_of(model, None)
     )
-    assert "held-out error: median 0.0%" in cost_facts(model).provenance
+    assert model.held_out_text.startswith("median 0.0%")
     prompt = float(model.prefill_us(100, drafts=False))
     assert prompt == pytest.approx(7000 + 100 * 150 + 900 + 60, rel=1e-3)
     also_drafted = float(model.prefill_us(100, drafts=True))
@@ -214,7 +221,7 @@ def test_steps_out_of_range_are_warned_of(tmp_path: Path, caplog: pytest.LogCapt
         level_width=1,
         num_emitted=1,
     )
-    warn_outside(outside_of(model, {"it": asked}))
+    warn_outside("it", [model.outside(asked)])
     tokens, levels = caplog.messages
     assert tokens.startswith("cost model, it: 25% of the steps have 10 tokens verified")
     assert tokens.endswith("its times are of 1 to 6")
@@ -248,10 +255,10 @@ def test_traces_of_no_engine_or_of_two(tmp_path: Path) -> None:
         fitted(log_steps(tmp_path / "own", steps, engine=None))
     one = log_steps(tmp_path / "a", steps)
     newer = log_steps(tmp_path / "b", steps, "r2", {**ENGINE, "version": "0.33.0"})
-    with pytest.raises(TraceMismatchError, match=r"vllm 0.33.0 .*vllm 0.32.0"):
+    with pytest.raises(TraceMismatchError, match=r"vllm 0.32.0 .*vllm 0.33.0"):
         fitted(one, newer)
     elsewhere = log_steps(tmp_path / "c", steps, "r3", hardware=["Another CPU"])
-    with pytest.raises(TraceMismatchError, match=r"Another CPU, .*A CPU"):
+    with pytest.raises(TraceMismatchError, match=r"A CPU, .*Another CPU"):
         fitted(one, elsewhere)
 
 

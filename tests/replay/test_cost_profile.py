@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,24 +18,25 @@ import pytest
 import torch
 from torch import Tensor
 
+from specctl import progress
 from specctl.cli import judging  # registers the verb
 from specctl.errors import UsageError
 from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
 from specctl.replay.config import ProfileGrid
-from specctl.replay.cost import Steps, live, load_cost_model
+from specctl.replay.cost import live
+from specctl.replay.cost.files import load_cost_model
 from specctl.replay.cost.live import StepRecorder, checked_policies, predicted_us
-from specctl.replay.cost.model import LiveCheck
-from specctl.replay.cost.probe import RoundProbe, Samples, own_clock, probed_tree
-from specctl.replay.cost.profile import check_grid, check_lines, num_steps, profile
-from specctl.replay.metrics import LoadClock
+from specctl.replay.cost.model import LiveCheck, Steps
+from specctl.replay.cost.probe import Bench, RoundProbe, Samples, own_clock, probed_tree
+from specctl.replay.cost.profile import check_lines, profile, settled
 from specctl.runtime import compare
 from specctl.runtime.cached_model import SlotCache
-from specctl.runtime.capture import GraphSettings, Recording, bucket_of, token_tiers
+from specctl.runtime.capture import GraphSettings, Recording
 from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair
 from specctl.runtime.requests import Stopwatch
 from tests.cli.command import passes, specctl
-from tests.replay.costs import PUBLISHED, SMALL, grid, table_model, toy
+from tests.replay.costs import SMALL, table_model, toy
 from tests.runtime.captured import TapeCapture
 from tests.runtime.toy import toy_requests
 
@@ -120,21 +122,25 @@ def charged_pair(mode: str) -> SimpleNamespace:
         return None if mode == "ordinary" else tape
 
     ticks: list[int] = []
+
+    def show_bar(_: str, total: int | None) -> Any:
+        ticks.append(-(total or 0))
+        return nullcontext(ticks.append)
+
     with pytest.MonkeyPatch.context() as patch:
         for name in ("perf_counter", "thread_time"):
             patch.setattr(time, name, clock)
         patch.setattr(compare, "SCHEDULED", Path("none"))
+        patch.setattr(progress, "_show_bar", show_bar)
         requests = toy_requests(3, max_new_tokens=9)
-        model = profile(
-            pair, SMALL, requests=requests, graphs=graphs(), on_step=lambda: ticks.append(1)
-        )
+        model = profile(Bench(pair, graphs()), SMALL, requests=requests)
     return SimpleNamespace(pair=pair, clock=clock, model=model, graphs=graphs, ticks=ticks)
 
 
 @pytest.mark.parametrize("charged", MODES, indirect=True)
 def test_a_profile_is_whole_and_ticks(charged: SimpleNamespace) -> None:
     model, is_ordinary = charged.model, charged.graphs() is None
-    assert len(charged.ticks) == num_steps(charged.pair, SMALL)
+    assert (charged.ticks[0], sum(charged.ticks)) == (-len(charged.ticks[1:]), 0)
     assert model.verify.sizes == (1, 4, 8)
     assert model.verify.batch_sizes == (1, 2)
     assert model.verify.context_tokens == (8, 24)
@@ -142,7 +148,7 @@ def test_a_profile_is_whole_and_ticks(charged: SimpleNamespace) -> None:
     # Graphs read as deep as their trees, and one more.
     assert model.draft.extend.sizes == ((1, 2, 5) if is_ordinary else (2, 4, 5, 9))
     assert model.prefill.sizes == (3, 12)
-    assert list(model.held_out) == ["verify", "prefill", "draft.level", "draft.prefill"]
+    assert set(model.held_out) == {"verify", "prefill", "draft.level", "draft.prefill"}
     assert model.held_out["verify"].num_points == 4  # 6 tokens, at each batch and context
     assert model.num_samples >= 3
     assert model.machine.num_threads == torch.get_num_threads()
@@ -213,7 +219,7 @@ def test_a_target_alone_is_checked_plain() -> None:
 def test_an_engines_sizes_stand_in_place_of_the_runtimes() -> None:
     changes = {"context_tokens": (8,), "batch_sizes": (1,), "capture_limit_tokens": 8}
     points = SMALL.model_copy(update=changes)
-    model = profile(toy(), points, graphs=GraphSettings(capture=TapeCapture()))
+    model = profile(Bench(toy(), GraphSettings(capture=TapeCapture())), points)
     assert (model.rounds, model.token_tiers, model.capture_limit_tokens) == ("graphs", (), 8)
 
 
@@ -247,10 +253,10 @@ def test_a_probe_leaves_the_batch_where_it_was(mode: str) -> None:
     graphs = GraphSettings(capture=tape) if mode == "graphs" else None
     read = (1,) if graphs else (1, 2)
     with torch.inference_mode():
-        probe = RoundProbe(pair, 2, 16, [probed_tree(3, 8)], read, 4, graphs)
+        probe = RoundProbe(Bench(pair, graphs), 2, 16, [probed_tree(3, 8)], read)
         before = first_entries(pair.target.model.cache)
         for tree, num_graphs in ((probed_tree(3, 8), 4 + 3), (None, 4 + 3 + 3)):
-            probe.run(tree, samples)  # levels; selection, verification, commit
+            probe.run(tree, 4, samples)  # levels; selection, verification, commit
             assert len(tape.num_launches) == (num_graphs if graphs else 0)
         after = first_entries(pair.target.model.cache)
     assert torch.equal(before, after)
@@ -265,9 +271,9 @@ def test_a_capture_that_fails_is_no_measurement(caplog: pytest.LogCaptureFixture
     caplog.set_level(logging.CRITICAL)
     settings = GraphSettings(capture=TapeCapture(fails=1))
     with torch.inference_mode():
-        probe = RoundProbe(toy(), 1, 8, [], (1,), 1, settings)
+        probe = RoundProbe(Bench(toy(), settings), 1, 8, [], (1,))
         with pytest.raises(UsageError, match=r"captured.*1 captures failed.*--rounds ordinary"):
-            probe.run(None, Samples())
+            probe.run(None, 1, Samples())
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
@@ -289,53 +295,6 @@ def test_live_runs_take_what_was_predicted(
     assert found == pytest.approx(wall_us, rel=0.005)
 
 
-def test_replayed_rounds_have_a_clock() -> None:
-    counts = {"verified": [10, 4], "levels": [3, 2], "expanded": [6, 3]}
-    places = {"context_tokens": [65, 70], "emitted": [2, 3], "is_last": [False, True]}
-    outcomes, run = (
-        SimpleNamespace(**{name: np.array(values) for name, values in of.items()})
-        for of in (counts, places)
-    )
-    run.outcomes, run.policy, run.max_tokens = outcomes, Policy(shape=TREE), TREE.num_tokens
-    fixed = 5885.90713 + 2135.26175 + 1206.83946
-    per_cached = 0.0392645679 + 0.00237768493
-    # 3 levels of width 3: the root's one and 2 of 3 nodes; 2 levels of width 3: 1 + 3.
-    expected = [
-        fixed + 10 * 21.0103129 + 64 * per_cached + 7 * 0.841429603,
-        fixed + 4 * 21.0103129 + 69 * per_cached + 4 * 0.841429603,
-    ]
-    assert LoadClock(PUBLISHED)(run) == pytest.approx(expected)
-
-
-SLOPE = grid([[[10, 74]], [[20, 84]], [[40, 104]]], batch=(1, 2, 4), sizes=(1, 65))
-"""One us a token of a request, ten a request."""
-GRAPHS = table_model(rounds="graphs", token_tiers=token_tiers(2048, 8), verify=SLOPE)
-
-
-@pytest.mark.parametrize("batch", [1, 2, 3, 4])
-@pytest.mark.parametrize("most", [5, 10, 23])
-def test_rounds_are_padded_as_the_runtime_pads(batch: int, most: int) -> None:
-    """Against the runtime's own tiers and buckets, for every size that a batch can ask for."""
-    bucket = bucket_of(batch, 4)
-    tiers = np.array(token_tiers(bucket * most, 8))
-    tokens = np.arange(batch, batch * most + 1)
-    wanted = GRAPHS.verify_us(tiers[np.searchsorted(tiers, tokens)], bucket, 1)
-    assert GRAPHS.verify_us(tokens, batch, 1, most) == pytest.approx(wanted)
-
-
-def test_what_is_always_verified_whole_is_not_padded() -> None:
-    assert GRAPHS.verify_us([5, 9, 40], 1, 1) == pytest.approx([14, 18, 49])
-    assert table_model(verify=SLOPE).verify_us([5, 9], 1, 1, 60) == pytest.approx([14, 18])
-
-
-def test_a_budget_still_sees_a_slope_below_the_smallest_tier() -> None:
-    cost = GRAPHS.step_cost(1, 1, levels=1, level_width=1, max_tokens=13)
-    around = 3 + 0.5 + 7 + 1.5  # what else a round takes; two tokens are read
-    assert cost.token_counts == (1, 2, 3, 4, 5, 6, 7, 8, 13)
-    own = [10, 11, 12, 13, 14, 15, 16, 17, 22]
-    assert cost.step_us == pytest.approx([us + around for us in own])
-
-
 GRIDS = [
     ({"tokens": (2, 4)}, r"--verified-tokens must begin with 1"),
     ({"batch_sizes": (2,)}, r"--batch-sizes must begin with 1"),
@@ -349,7 +308,7 @@ GRIDS = [
 @pytest.mark.parametrize(("changes", "words"), GRIDS)
 def test_grids_beyond_the_pair_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        check_grid(toy(), ProfileGrid(**{**vars(SMALL), **changes}))
+        settled(ProfileGrid(**{**vars(SMALL), **changes}), Bench(toy()))
 
 
 @pytest.mark.usefixtures("busy_machine")

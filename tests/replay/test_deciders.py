@@ -27,6 +27,7 @@ from specctl.replay.batch_simulation import Load, simulate
 from specctl.replay.cost.files import without_decision_cost
 from specctl.replay.cost.live import deciding_policies, time_decider
 from specctl.replay.cost.model import DeciderCost, Steps, decider_of, steps_of
+from specctl.replay.cost.probe import Bench
 from specctl.replay.metrics import LoadClock
 from specctl.replay.rounds import replay
 from specctl.replay.submissions import submissions_of
@@ -144,7 +145,7 @@ def test_the_time_beyond_a_trees_is_found(
     never = Policy(shape=JointThreshold(min_prob=0.0, depth=3, top_k=1))
     with torch.inference_mode():
         requests = toy_requests(2, max_new_tokens=9)
-        found = time_decider(toy(), never, batch_sizes, requests)
+        found = time_decider(Bench(toy()), never, batch_sizes, requests)
     assert found.batch_sizes == batch_sizes
     assert found.level_us == pytest.approx([200.0] * len(batch_sizes), abs=8)
 

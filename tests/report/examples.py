@@ -106,7 +106,7 @@ def drift_results(**others: Any) -> DriftScores:
         "alarm_at": DriftPrompt(index=2, **at),
         "evidence": DriftEvidence(index=(0, 1, 2, 3), log10=curves),
         "signals": (signal,),
-        "price": Price(num_prompts=9, rate_kept=around(0.8)),
+        "price": Price(num_prompts=9, static="chain", static_over_deployed=around(0.8)),
     }
     return example(DriftScores, **{**given, **others})  # type: ignore[no-any-return]
 

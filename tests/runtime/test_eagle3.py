@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -23,26 +23,75 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 from embedded_pair.head import unrolled_outputs
 
-from tests.runtime.heads import (
-    DOCUMENTED_SHAPES,
-    DRAFT_VOCAB,
-    EMBEDDING,
-    LLAMA,
-    OFFICIAL,
-    TARGET,
-    VOCAB,
-    H,
-    Tensors,
-    load,
-    make_tensors,
-    write_head,
-)
-
+Tensors = dict[str, Tensor]
+H, VOCAB, DRAFT_VOCAB, INNER = 32, 96, 40, 48
+TARGET = SimpleNamespace(hidden_size=H, vocab_size=VOCAB, max_position_embeddings=128)
+EMBEDDING = torch.randn(VOCAB, H, generator=torch.Generator().manual_seed(0))
+# 4 query heads and 2 key heads of width 16: the head_dim that H / heads would not give.
+DOCUMENTED_SHAPES = {
+    "fc.weight": (H, 3 * H),
+    "norm.weight": (H,),
+    "lm_head.weight": (DRAFT_VOCAB, H),
+    "{}.hidden_norm.weight": (H,),
+    "{}.input_layernorm.weight": (H,),
+    "{}.post_attention_layernorm.weight": (H,),
+    "{}.self_attn.q_proj.weight": (64, 2 * H),
+    "{}.self_attn.k_proj.weight": (32, 2 * H),
+    "{}.self_attn.v_proj.weight": (32, 2 * H),
+    "{}.self_attn.o_proj.weight": (H, 64),
+    "{}.mlp.gate_proj.weight": (INNER, H),
+    "{}.mlp.up_proj.weight": (INNER, H),
+    "{}.mlp.down_proj.weight": (H, INNER),
+}
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 1,
+    "hidden_size": H,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": INNER,
+    "vocab_size": VOCAB,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "max_position_embeddings": 64,
+}
+OFFICIAL = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    **LLAMA,
+    "draft_vocab_size": DRAFT_VOCAB,
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]},
+}
 SPECULATORS = {
     "speculators_model_type": "eagle3",
     "transformer_layer_config": LLAMA,
     "draft_vocab_size": DRAFT_VOCAB,
 }
+
+
+def make_tensors(prefix: str = "midlayer", seed: int = 1) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        name.format(prefix): torch.randn(shape, generator=generator) * 0.2
+        for name, shape in DOCUMENTED_SHAPES.items()
+    }
+    target_ids = torch.randperm(VOCAB, generator=generator)[:DRAFT_VOCAB].sort().values
+    member = torch.zeros(VOCAB, dtype=torch.bool)
+    member[target_ids] = True
+    return tensors | {"d2t": target_ids - torch.arange(DRAFT_VOCAB), "t2d": member}
+
+
+def write_head(
+    folder: Path, tensors: Tensors | None = None, config: dict[str, Any] = OFFICIAL
+) -> Path:
+    folder.mkdir(exist_ok=True)
+    save_file(make_tensors() if tensors is None else tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def load(folder: Path, target: SimpleNamespace = TARGET) -> Eagle3Head:
+    return load_eagle3(folder, target_embedding=EMBEDDING, target_config=target)
 
 
 def rms(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:

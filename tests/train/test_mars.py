@@ -7,16 +7,14 @@ from pathlib import Path
 import pytest
 
 from specctl import errors
-from specctl.artifacts import load_artifact
 from specctl.collect.prompts import load_prompts
 from specctl.policy import Chain, Policy
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair, load_pair
 from specctl.train import paired
-from specctl.train.certify import Sweep, judge, sweep
+from specctl.train.certify import Sweep, sweep
 from specctl.train.configs import Contract, MarsConfig, PairedConfig
 from specctl.train.faces import MARS, check_mode, opening_of
-from specctl.train.report import save_fit
 from tests.train.cases import answer, by_key
 
 BASE = Policy(shape=Chain(num_draft_tokens=4))
@@ -63,23 +61,6 @@ def test_closeness_in_another_form_says_nothing(pair: Pair, found: Sweep) -> Non
     assert here.unchanged(found.strict, policy)
     assert margin.unchanged(found.strict, policy) == {}
     assert denying.unchanged(found.strict, policy) == {}
-
-
-def test_a_certified_theta_becomes_an_artifact(
-    pair: Pair, plan: paired.Plan, found: Sweep, tmp_path: Path
-) -> None:
-    runs = paired.RunFolder.open(tmp_path / "runs", {}, resume=False)
-    fit = judge(found, MARS, plan.setup(pair), runs)
-    assert fit.data.chosen is not None
-    save_fit(fit, tmp_path / "policy", pair.fingerprint, found.digest)
-    artifact = load_artifact(tmp_path / "policy", expect=pair.fingerprint)
-    assert artifact.policy == fit.policy == found.policies[fit.data.chosen]
-    assert not artifact.policy.lossless
-    evidence = artifact.manifest.evidence
-    assert evidence is not None
-    assert evidence.num_prompts == 12
-    assert evidence.metrics["p_value"].value == fit.data.rows[fit.data.chosen].trial.p_value
-    assert fit.data.num_checked == 8
 
 
 def test_modes_that_the_sampling_contradicts_are_refused() -> None:

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from specctl.stats import Interval
-from specctl.watch.alarm import wealth
-from specctl.watch.drift import lie_apart, ranks_of, watch, whole_wealth
-from specctl.watch.signals import COLUMNS, Prompts, in_units
+from specctl.watch.drift import evidence, lie_apart, watch
+from specctl.watch.signals import COLUMNS, Prompts, in_units, watched
 
 ALPHA, STREAMS = 0.05, 100
 START = np.datetime64("2026-01-01T00:00:00")
@@ -46,9 +45,8 @@ def in_conversations(rng: np.random.Generator, number: int, *, code: float = 0.5
 def rings(prompts: Prompts, num_reference: int) -> bool:
     """Whether the alarm rings, at any look, of units behind the first ones."""
     start = prompts.start_of(num_reference)
-    found = ranks_of(prompts.take(slice(start)), prompts.take(slice(start, None)), 0)
-    own = {group: wealth(np.stack([*of.values()], 1)) for group, of in found.items()}
-    return bool((whole_wealth(own) >= 1 / ALPHA).any())
+    sides = watched(prompts.take(slice(start)), prompts.take(slice(start, None)))
+    return bool((evidence(sides, 0)[-1] >= 1 / ALPHA).any())
 
 
 Traffic = Callable[..., Prompts]
@@ -94,7 +92,6 @@ def test_the_first_and_the_last_day_of_a_log_are_left_out() -> None:
     assert (days.num_units, len(days), days.finished[0]) == (3, 72, "2026-01-02 00:00:00")
     assert days.unit is not None
     assert np.bincount(days.unit).tolist() == [24, 24, 24]
-    assert days.figure("tokens per call").tolist() == [2, 2, 2]
     assert in_units(prompts, "hour").num_units == 88
     reference, stream = days.split(8)
     assert (reference.num_units, len(stream)) == (3, 0)  # 8 units are the least

@@ -92,6 +92,11 @@ class LinearCost(RateCost):
     largest_batch_size: PositiveInt | None = None
     largest_level_width: PositiveInt | None = None
 
+    @property
+    def hardware(self) -> str:
+        """The source of the rates."""
+        return f"linear cost form by {self.source}"
+
     @cached_property
     def rates(self) -> dict[str, Rates]:
         # The published form gives no time for a drafter's prompt.
@@ -219,6 +224,16 @@ class EngineCost(RateCost):
             "draft.root": Rates(first, 0.0, self.level_request_us, 0.0),
             "draft.level": Rates(self.level_us, 0.0, self.level_request_us, 0.0),
         }
+
+    @property
+    def hardware(self) -> str:
+        """Device, number format and engine."""
+        return f"{self.device}, {self.dtype}, {self.engine} {self.engine_version}"
+
+    @property
+    def held_out_text(self) -> str:
+        """The error of held-out steps."""
+        return f"median {self.held_out.median:.1%}, p90 {self.held_out.p90:.1%}"
 
     @property
     def drafts(self) -> bool:

@@ -187,5 +187,6 @@ def simulated_sums(run: Simulation, objective: Objective) -> Columns:
     columns["time_us"] = columns["time_us"] + np.repeat(read_us, rounds.num_joined)
     request_us = times.finish_us - times.first_token_us
     duration_us = float(times.end_us[-1] - times.start_us[0])
-    share = None if run.load.is_closed else np.full(len(request_us), duration_us / len(request_us))
+    is_closed = run.load.arrival_rate_per_s is None
+    share = None if is_closed else np.full(len(request_us), duration_us / len(request_us))
     return objective.complete(columns, request_us, share)

@@ -28,8 +28,9 @@ from specctl.progress import progress
 from specctl.records import canonical_json
 from specctl.replay.batch_simulation import Load
 from specctl.replay.config import Engine, TuneConfig
-from specctl.replay.cost.files import device_of, outside_of, warn_outside, without_decision_cost
+from specctl.replay.cost.files import warn_outside, without_decision_cost
 from specctl.replay.cost.model import Steps, require_slope
+from specctl.replay.cost.rates import LinearCost
 from specctl.replay.facts import to_time
 from specctl.replay.held_out import ScoredPrompts, choose_prompts
 from specctl.replay.results import facts_of
@@ -150,10 +151,7 @@ def prepare(
 
     def step_costs(rule: ShapeRule) -> StepCost:
         """Whole rounds of a full batch, at the mean context of the training prompts."""
-        return model.full_batch_cost(rule, load.batch_size, cached)
-
-    def is_timed(policy: Policy) -> bool:
-        return without_decision_cost(model, {"": policy}, {"": ""}) is None
+        return model.step_cost(rule, load.batch_size, cached)
 
     conditions = Conditions(traces.fingerprint, log.support, load.batch_size, step_costs, runs=runs)
     is_simulated = config.has_load or is_shared
@@ -167,14 +165,14 @@ def prepare(
         drops_unsupported=config.drops_unsupported,
         num_runs=NUM_RUNS if is_simulated else 1,
         barred=frozenset(scored.trained),
-        is_timed=is_timed,
+        is_timed=model.times,
         time_error=model.time_error,
     )
     fitted = {family.name for family in families if family.artifact is not None}
     lacking = [
         found.candidates[0]
         for found in search.adaptive(tokens_per_s=1.0)
-        if found.candidates and not is_timed(found.candidates[0].policy)
+        if found.candidates and not model.times(found.candidates[0].policy)
     ]
     if lacking:
         words = {one.family: one.family if one.family in fitted else one.label for one in lacking}
@@ -199,7 +197,7 @@ def prepare(
     stated = ("packing", "held_out_frac", "seed", "factor", "drops_unsupported", "all_prompts")
     settled = {
         **facts_of(traces, log, model, (), scored),
-        "cost_device": device_of(model),
+        "cost_device": None if isinstance(model, LinearCost) else model.device,
         "load": tuned_load,
         "config": {
             "families": list(config.families),
@@ -216,13 +214,12 @@ def prepare(
 
     def doubt(finalists: Sequence[Standing]) -> dict[str, str] | None:
         policies = {one.policy: parse_policy(canonical_json(one.record)) for one in finalists}
-        rounds = {}
         for label, policy in policies.items():
             rule, batch = build_shape(policy.shape), load.batch_size
             # The size of a rule that decides by its drafts is known in replay alone.
             most = rule.max_tokens if is_fixed(rule) else 1
-            rounds[label] = Steps(batch, batch * most, cached, rule.max_depth, rule.width, 1)
-        warn_outside(outside_of(model, rounds))
+            steps = Steps(batch, batch * most, cached, rule.max_depth, rule.width, 1)
+            warn_outside(label, [model.outside(steps)])
         words = {o.policy: o.family if o.family in fitted else o.policy for o in finalists}
         return without_decision_cost(model, policies, words)
 
