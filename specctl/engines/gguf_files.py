@@ -6,7 +6,6 @@ carries the target's tokenizer, which llama.cpp compares with the target's own.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -119,8 +118,8 @@ def config_of(folder: Path) -> Any:
     biased = any(getattr(config, name, False) for name in ("attention_bias", "mlp_bias"))
     if kind != "llama" or biased:
         raise ModelConfigError(
-            f"model {folder} is of kind {kind!r}{' with biases' * biased}, and only Llama models are "
-            "written as GGUF here",
+            f"model {folder} is of kind {kind!r}{' with biases' * biased}, and only Llama models "
+            "are written as GGUF here",
             hint="convert it with llama.cpp's convert_hf_to_gguf.py, and give the file",
         )
     check_rope(config.rope_parameters, folder)
@@ -261,7 +260,7 @@ def _renamed(tensors: dict[str, Tensor], config: Any) -> Tensors:
                 else config.num_key_value_heads
             )
             halves = tensor.view(heads, 2, -1, tensor.shape[1])
-            tensor = halves.transpose(1, 2).reshape(tensor.shape)  # noqa: PLW2901
+            tensor = halves.transpose(1, 2).reshape(tensor.shape)
         yield f"blk.{number}.{LAYER[part]}.weight", tensor
 
 

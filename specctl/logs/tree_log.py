@@ -91,6 +91,7 @@ class LogChunk:
     extra: dict[str, Any] = field(default_factory=dict)
     # `[R, RECENT_TOKENS]` int64 numpy, end of the text at each root; of live logs with text alone
     recent: Any = None
+    text_end: Any = None  # as of `DenseLog`
 
     @property
     def num_nodes(self) -> int:
@@ -177,6 +178,8 @@ class DenseLog(TreeLog):
     support: Support
     digest: str  # of the trace set
     tokens: str  # see `specctl.trace.token_mode`
+    # rules at the end of a text of the engine to replay, `replay.llamacpp.TextEnd`; None: specctl's
+    text_end: Any = None
 
     @classmethod
     def open(cls, traces: TraceSet) -> DenseLog:
@@ -205,7 +208,8 @@ class DenseLog(TreeLog):
     def _chunks(self, with_entropy: bool, extra: tuple[str, ...]) -> Iterator[LogChunk]:  # noqa: FBT001
         if "token_id" in extra:
             self.check_tokens("features of the text")
-        return _read_chunks(self.files, self.support, with_entropy, extra)
+        for chunk in _read_chunks(self.files, self.support, with_entropy, extra):
+            yield replace(chunk, text_end=self.text_end)
 
     def check_tokens(self, what: str) -> None:
         """Refuses traces without token ids (TraceError), naming what needs them."""

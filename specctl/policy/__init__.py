@@ -49,7 +49,7 @@ from specctl.policy.static import (
     StaticTree,
     at_batch_size,
 )
-from specctl.policy.stops import DynamicDepth, OptTree, SignalStop
+from specctl.policy.stops import DynamicDepth, OptTree, SignalStop, TopProbability
 from specctl.policy.verification import Strict
 
 __all__ = [
@@ -84,6 +84,7 @@ __all__ = [
     "StepCost",
     "StepCosts",
     "Strict",
+    "TopProbability",
     "SurvivalBudget",
     "as_chain",
     "at_batch_size",

@@ -42,6 +42,7 @@ SHAPES = (
     hetero.HETERO,
     c2t.C2T,
     stops.STOP,
+    stops.P_MIN,
     stops.DDD,
     stops.OPT_TREE,
     pruning.THRESHOLD,

@@ -15,6 +15,7 @@ from specctl.policy.family import (
     PROBS,
     WINDOWS,
     Depth,
+    Length,
     NumTokens,
     Shape,
     ShapeFamily,
@@ -33,7 +34,8 @@ from specctl.policy.rules import (
     rows_below,
     stop_rows,
 )
-from specctl.records import ceil_float32, floor_float32, increasing, require
+from specctl.policy.static import Chain
+from specctl.records import Probability, ceil_float32, floor_float32, increasing, require
 from specctl.tree import DraftPool
 
 _READ = {
@@ -195,6 +197,95 @@ STOP = ShapeFamily(
         },
     },
     chain=lambda record: record.model_copy(update={"top_k": 1, "num_tokens": None}),
+)
+
+
+# --------------------------------------------------------------------------- llama.cpp
+
+
+class TopProbability(Shape):
+    """llama.cpp's chain: it ends before a token that is improbable among the likeliest ten.
+
+    A token whose probability, renormalised over the ten likeliest, is below `threshold` is left
+    out, the first one too. A chain shorter than `min_draft_tokens` is not verified at all.
+    """
+
+    always_reads: ClassVar = ("draft_logp",)
+    kind: Literal["p_min"] = "p_min"
+    threshold: Probability = 0.0  # `--spec-draft-p-min`
+    window: Depth = 3  # `--spec-draft-n-max`, draft tokens at most
+    min_draft_tokens: Length = 0  # `--spec-draft-n-min`
+
+    @model_validator(mode="after")
+    def _reachable(self) -> Self:
+        require(self.min_draft_tokens <= self.window, "min_draft_tokens must not exceed window")
+        return self
+
+
+LIKELIEST = 10
+"""Tokens that llama.cpp's sampler of drafts keeps."""
+
+
+@dataclass(kw_only=True)
+class TopProbabilityShape(BaseShape):
+    """The likeliest path, ended before the first token below the threshold."""
+
+    least_prob: float
+    min_draft_tokens: int
+
+    def grow(self, plan: Plan, level: Level) -> Frontier:
+        stop_rows(plan, level, ~self._certain(level.pool)[:, -1])
+        return rows_below(plan, level, best_of_level(level, 1))
+
+    def select(self, plan: Plan, pool: DraftPool) -> Tensor:
+        certain = self._certain(pool)
+        kept = certain.long().cumprod(1).sum(1, keepdim=True)
+        kept = kept.masked_fill(kept < self.min_draft_tokens, 0)
+        level = torch.arange(certain.shape[1] + 1, device=kept.device)
+        index = torch.where(level > 0, 1 + (level - 1) * self.top_k, 0)
+        return index.expand(len(kept), -1).masked_fill(level > kept, -1)
+
+    def _certain(self, pool: DraftPool) -> Tensor:
+        """`[B, L]` bool: the likeliest token of each level may be verified."""
+        levels = (len(pool.depth), -1, self.top_k)
+        logp = pool.draft_logp[:, 1:].double().masked_fill(~pool.valid[:, 1:], -torch.inf)
+        logp = logp.view(levels)
+        probs = (logp[..., 0] - logp.logsumexp(-1)).exp()  # NaN at levels that were not drafted
+        return pool.valid[:, 1:].view(levels)[..., 0] & (probs >= self.least_prob)
+
+
+def top_probability_shape(record: TopProbability, device: torch.device) -> TopProbabilityShape:
+    children = LIKELIEST if record.threshold > 0 else 1
+    size = (record.window, children, 1, record.window + 1)
+    least, shortest = ceil_float32(record.threshold), record.min_draft_tokens
+    return TopProbabilityShape(*size, device, least_prob=least, min_draft_tokens=shortest)
+
+
+def stop_or_chain(record: TopProbability) -> Chain | SignalStop:
+    """The nearest chain of other engines."""
+    if record.threshold == 0:
+        return Chain(num_draft_tokens=record.window)
+    return SignalStop(signal="confidence", threshold=record.threshold, window=record.window)
+
+
+def withholds_token(record: TopProbability) -> str | None:
+    """The reason why a record's stop is not predictable; see `ShapeFamily.withholds`."""
+    return "withholds a drafted token for its own probability" if record.threshold else None
+
+
+P_MIN = ShapeFamily(
+    record=TopProbability,
+    rule=top_probability_shape,
+    is_static=False,
+    is_deep=False,
+    is_timed=True,
+    reads_entropy=False,
+    is_ranked=never,
+    kernel=None,
+    withholds=withholds_token,
+    words={"p_min": {}},
+    grids={"p_min": grid(threshold="0.3 0.4 0.5 0.6 0.7 0.8 0.9", window=WINDOWS)},
+    chain=stop_or_chain,
 )
 
 

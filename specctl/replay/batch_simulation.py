@@ -166,7 +166,7 @@ def run_batches(
     Returns:
         The rounds; and `[S]` start of each step and time of its rounds.
     """
-    first_row, is_mixed = positions.start[logged], load.engine == "vllm"
+    first_row, is_mixed = positions.start[logged], load.engine != "specctl"
     num_requests, num_joined, num_active = len(first_row), 0, 0
     slots = np.zeros((2, load.batch_size), np.int64)  # number in the queue, and row of the log
     now, before, steps, starts, times = 0.0, 0, [], [], []
@@ -351,7 +351,7 @@ def simulate(
     logged, arrival_us = load.draw(positions.num_requests, seed)
     verify = submissions.verification(submissions.policy.budget, load.batch_size)
     prompt_us = np.zeros(len(logged))
-    if clock is not None and load.engine != "vllm":  # vLLM reads them in the rounds' forward
+    if clock is not None and load.engine == "specctl":  # others read them in the rounds' forward
         prompt_us += clock.prefill_us(prompt_tokens(positions, logged), drafts=submissions.drafts)
 
     def round_us(rounds: BatchRounds) -> Floats:

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from specctl.errors import UsageError
 from specctl.records import HELD_OUT, MAX_POSITIONS, increasing, option, require
 
-Engine = Literal["specctl", "vllm"]
+Engine = Literal["specctl", "vllm", "llamacpp"]
 """The engine whose batching is simulated; both read a prompt whole.
 
 - `specctl`: `DecodeLoop.step`, and SGLang 0.5.23 without overlap scheduling. Requests join as slots
@@ -20,6 +20,8 @@ Engine = Literal["specctl", "vllm"]
 - `vllm` (0.32, synchronous scheduling): prompts share the forward of the other requests' rounds,
   and their requests decode from the next step on. A length by batch size counts the requests
   *scheduled* one step earlier, prompts included, when the drafts were made.
+- `llamacpp` (build 11549): as vLLM, but drafts are made in the step that verifies them. Its rules at
+  the end of a text hold for single requests too: `replay.llamacpp`.
 """
 
 ALL_PROMPTS: bool = option(
@@ -58,7 +60,7 @@ class ReplayConfig(BaseModel):
         1, "Prompts decoded together at most; above 1 the batch is simulated", ge=1, group="common"
     )
     engine: Engine = option(
-        "specctl", "Whose batching is simulated: specctl or vllm", group="common"
+        "specctl", "Whose batching is simulated: specctl, vllm or llamacpp", group="common"
     )
     in_order: bool = option(
         False,
@@ -100,7 +102,7 @@ class ReplayConfig(BaseModel):
         else:
             refuse_ignored(
                 {
-                    "--engine": self.engine != "specctl",
+                    "--engine": self.engine == "vllm",
                     "--tpot-limit-ms": self.tpot_limit_ms is not None,
                 },
                 "requests are replayed one at a time without --batch-size, --arrival-rate or "
@@ -231,9 +233,9 @@ class TuneConfig(BaseModel):
         default="the stated grids",
         repeats=True,
     )
-    for_engine: Literal["vllm", "sglang", "transformers"] | None = option(
+    for_engine: Literal["vllm", "sglang", "transformers", "llamacpp"] | None = option(
         None,
-        "Search only what an engine runs: vllm, sglang, transformers",
+        "Search only what an engine runs: vllm, sglang, transformers, llamacpp",
         name="--for",
         default="all that specctl runs",
         group="common",

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from specctl.errors import UsageError
 from specctl.lazy import inference, torch
 from specctl.logs.logged_draft import LoggedDraft, logged_draft
-from specctl.logs.positions import Bools, Ints, Longs, join_rows
+from specctl.logs.positions import Bools, Ints, Longs, Positions, join_rows
 from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog, LogChunk, map_chunks
 from specctl.policy import PerRequest, Policy, Ratio, Strict, build_shape
 from specctl.policy.families import shape_family
@@ -76,6 +76,16 @@ class Outcomes:
         columns = np.zeros((len(fields(self)), len(visited)), np.int32)
         columns[:, visited] = [getattr(self, field.name) for field in fields(self)]
         return Outcomes(*columns)
+
+
+def at_text_end(
+    of: LogChunk | DenseLog, policy: Policy, positions: Positions, outcomes: Outcomes
+) -> Outcomes:
+    """Outcomes at every position, by the rules at the end of a text of the log's engine."""
+    if of.text_end is None:
+        return outcomes
+    found: Outcomes = of.text_end.applied(policy, positions, outcomes)
+    return found
 
 
 # ----------------------------------------------------------------- replayable policies

@@ -196,6 +196,7 @@ WIDE_SERVING = ("TTFT p50", "verified", "batch", "support")
 ENGINES: dict[Engine, str] = {
     "specctl": "requests join as slots free up",
     "vllm": "vLLM's batching: prompts share the rounds' forward, lengths follow a step later",
+    "llamacpp": "llama.cpp's batching and texts' ends: prompts share the rounds' forward",
 }
 SERVING: Columns = {
     "tokens_per_s": lambda found: found.text(".0f"),
@@ -258,10 +259,13 @@ def _unsupported(scores: TraceFacts, figures: Sequence[Any], so: str) -> list[st
     ]
 
 
-def replay_result(scores: ReplayScores, *, by_category: bool = False) -> Result:
+def replay_result(
+    scores: ReplayScores, remarks: Sequence[str], *, by_category: bool = False
+) -> Result:
     """Scores of policies, replayed one request at a time.
 
     Args:
+        remarks: further lines below the table.
         by_category: show a table for each category too.
     """
     pooled = [policy.pooled for policy in scores.policies]
@@ -291,6 +295,7 @@ def replay_result(scores: ReplayScores, *, by_category: bool = False) -> Result:
         *([] if without else speeds(scores, scores.baseline, gains)),
         *scores.footnotes(),
         *_unsupported(scores, pooled, ", so its figures are ranges"),
+        *remarks,
     ]
     wide = WIDE if pooled[0].time_us is None else WIDE_TIMED
     return Result(scores, tables, lines, wide)

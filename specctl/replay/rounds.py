@@ -22,6 +22,7 @@ from specctl.replay.facts import MARKED_BELOW
 from specctl.replay.outcomes import (
     Outcomes,
     accepted_bounds,
+    at_text_end,
     check_replayable,
     map_policies,
     outcomes_at,
@@ -135,11 +136,20 @@ def replay_chunk(policy: Policy, chunk: LogChunk, *, with_bounds: bool = True) -
         parts.append(outcomes_at(draft))
         if with_bounds:
             spans.append(accepted_bounds(draft, by_rank=by_rank))
-    outcomes = join_rows(parts)
+    logged = join_rows(parts)
+    outcomes = at_text_end(chunk, policy, positions, logged)
     run = walk_outcomes(policy, positions, outcomes, rule.max_tokens)
     if not with_bounds:
         return run
     low, high = np.concatenate(spans, 1)
+    if chunk.text_end is not None:
+        most = np.where(logged.missing > 0, rule.max_tokens, logged.verified)
+        low, high = (
+            at_text_end(
+                chunk, policy, positions, replace(logged, accepted=of, verified=most)
+            ).accepted
+            for of in (low, high)
+        )
     of = (policy, positions, run.visited, outcomes, low, high, rule.max_tokens)
     return replace(run, bounds=_walk_bounds(*of))
 

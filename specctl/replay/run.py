@@ -19,7 +19,7 @@ from specctl.policy.c2t import nothing_kept
 from specctl.progress import progress
 from specctl.replay.batch_figures import figures_of, totals_of
 from specctl.replay.batch_simulation import Load, Simulation, simulate_runs
-from specctl.replay.config import ReplayConfig
+from specctl.replay.config import Engine, ReplayConfig
 from specctl.replay.cost.files import (
     AnyCost,
     check_clock,
@@ -31,6 +31,7 @@ from specctl.replay.cost.files import (
 from specctl.replay.cost.model import CostModel, OutOfRange, Steps, require_slope, steps_of
 from specctl.replay.cost.rates import LinearCost
 from specctl.replay.held_out import choose_prompts, logged_prompts
+from specctl.replay.llamacpp import as_llamacpp, log_of_engine
 from specctl.replay.metrics import LoadClock, Sums, join_sums
 from specctl.replay.outcomes import check_replayable, map_policies
 from specctl.replay.results import (
@@ -85,6 +86,7 @@ def replay_traces(
     if config.has_load and model is not None:  # refuses a batch that is too large before reading
         model.round_us(Steps(config.batch_size, config.batch_size, 1, 0, 1, 0))
     log = sampled(DenseLog.open(traces), config.max_positions, config.seed)
+    log = log_of_engine(log, traces, config.engine)
 
     def step_cost(shape: Shape) -> StepCost:
         mean = traces.scan("rounds").select(pl.col("context_tokens").mean())
@@ -100,9 +102,25 @@ def replay_traces(
     log = log.only(scored.prompts) if scored.num_left_out else log
     facts = facts_of(traces, log, model, named, scored)
     facts["baseline"] = named[config.baseline - 1].label
-    policies = {one.label: one.policy for one in named}
+    policies, remarks = policies_of_engine(named, config.engine)
     run = serve_policies if config.has_load else replay_policies
-    return run(log, policies, model, config, facts)
+    return run(log, policies, model, config, facts, remarks)
+
+
+def policies_of_engine(
+    named: Sequence[NamedPolicy], engine: Engine
+) -> tuple[dict[str, Policy], tuple[str, ...]]:
+    """The policies as an engine drafts them, by label, and lines on those that it changes."""
+    policies = {one.label: one.policy for one in named}
+    if engine == "specctl":
+        return policies, ()
+    chain, title = (as_chain, "vLLM") if engine == "vllm" else (as_llamacpp, "llama.cpp")
+    chains = {label: chain(policy) for label, policy in policies.items()}
+    remarks = [] if engine == "vllm" else ["Texts end by llama.cpp's rules, see --engine."]
+    if changed := [label for label in chains if chains[label] != policies[label]]:
+        changes = f"On the drafter's likeliest path alone, as in {title}: {', '.join(changed)}."
+        remarks.append(changes)
+    return chains, tuple(remarks)
 
 
 def replay_policies(
@@ -111,6 +129,7 @@ def replay_policies(
     model: AnyCost | None,
     config: ReplayConfig,
     facts: dict[str, Any],
+    remarks: Sequence[str] = (),
 ) -> Result:
     """Scores policies one request at a time."""
     clock = None if model is None else LoadClock(model)
@@ -137,7 +156,7 @@ def replay_policies(
     )
     check_keeps_something([*policies.values()], found)
     scores = ReplayScores(kind="replay", **facts, policies=tuple(found))
-    return replay_result(scores, by_category=config.by_category)
+    return replay_result(scores, remarks, by_category=config.by_category)
 
 
 def check_keeps_something(policies: Sequence[Policy], scored: Sequence[PolicyScores]) -> None:
@@ -154,14 +173,9 @@ def serve_policies(
     model: AnyCost | None,
     config: ReplayConfig,
     facts: dict[str, Any],
+    remarks: Sequence[str] = (),
 ) -> Result:
     """Simulates policies at a load, in equal shuffled runs or once in the order of the log."""
-    remarks: tuple[str, ...] = ()
-    if config.engine == "vllm":
-        chains = {label: as_chain(policy) for label, policy in policies.items()}
-        if changed := [label for label in chains if chains[label] != policies[label]]:
-            remarks = (f"On the drafter's likeliest path alone, as in vLLM: {', '.join(changed)}.",)
-        policies = chains
     with progress("positions", log.num_positions):
         found = submissions_of(log, list(policies.values()))
     prepared = dict(zip(policies, found, strict=True))

@@ -23,7 +23,7 @@ from specctl.logs.positions import Bools, Ints, Positions, join_rows
 from specctl.logs.tree_log import DenseLog, LogChunk, map_chunks
 from specctl.policy import Chain, Policy, StaticTree, build_shape
 from specctl.policy.rules import BaseShape, rank_order
-from specctl.replay.outcomes import Outcomes
+from specctl.replay.outcomes import Outcomes, at_text_end
 from specctl.replay.submissions import Submissions
 
 BATCH_POSITIONS = 256
@@ -56,9 +56,10 @@ def static_submissions(
         depth = max(rule.max_depth for rule in same.values())
         summary = summarise(log, top_k=top_k, depth=depth)
         for index, rule in same.items():
+            policy, positions = policies[index], summary.positions
             outcomes = static_outcomes(summary, rule.max_depth, rule.max_tokens)
-            of = (summary.positions, outcomes, rule.max_tokens)
-            yield index, Submissions(policies[index], *of)
+            outcomes = at_text_end(log, policy, positions, outcomes)
+            yield index, Submissions(policy, positions, outcomes, rule.max_tokens)
 
 
 @dataclass(frozen=True)

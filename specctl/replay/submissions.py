@@ -32,6 +32,7 @@ from specctl.policy import (
 from specctl.policy.rules import Plan
 from specctl.replay.outcomes import (
     Outcomes,
+    at_text_end,
     check_replayable,
     is_online,
     map_policies,
@@ -213,7 +214,8 @@ def submissions_of(log: DenseLog, policies: Sequence[Policy]) -> list[Submission
             if keeps:
                 nodes.append(SubmittedNodes.of(draft))
         trees = join_rows(nodes) if keeps else None
-        return Submissions(policy, positions, join_rows(outcomes), rule.max_tokens, trees)
+        found = at_text_end(chunk, policy, positions, join_rows(outcomes))
+        return Submissions(policy, positions, found, rule.max_tokens, trees)
 
     with_entropy = any(map(shares, policies))
     parts = map_policies(log, policies, submit, with_entropy=with_entropy)

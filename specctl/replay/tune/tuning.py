@@ -33,6 +33,7 @@ from specctl.replay.cost.model import Steps, require_slope
 from specctl.replay.cost.rates import LinearCost
 from specctl.replay.facts import to_time
 from specctl.replay.held_out import ScoredPrompts, choose_prompts
+from specctl.replay.llamacpp import log_of_engine
 from specctl.replay.results import facts_of
 from specctl.replay.run import require_cost_model
 from specctl.replay.tune.candidates import (
@@ -131,6 +132,7 @@ def prepare(
     objective = make_objective(config.objective, config.tpot_limit_ms)
     load = Load(config.batch_size, arrival_rate_per_s=config.arrival_rate_per_s, engine=batching)
     log = sampled(DenseLog.open(traces), config.max_positions, config.seed)
+    log = log_of_engine(log, traces, batching)
     model = require_cost_model(
         cost_model, traces, "settings are tuned for its times", force=config.force
     )
