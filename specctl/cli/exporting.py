@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,7 +15,7 @@ from specctl.errors import UsageError
 from specctl.records import PositiveInt, option
 
 if TYPE_CHECKING:
-    from specctl.engines.engine import Engine
+    from specctl.engines.engine import Engine, Export
 
 
 @verb(
@@ -33,7 +32,7 @@ def export(
             help="Policy in words, an artifact folder, REGISTRY/NAME@ALIAS, or a tune.json."
         ),
     ],
-    to: Annotated[str, typer.Option("--to", help="Engine: vllm, sglang, transformers.")],
+    to: Annotated[str, typer.Option("--to", help="Engine: vllm, sglang, transformers, llamacpp.")],
     *,
     out: Path | None = option(
         None, "Folder for the engine's files", name="--out -o", default="print them"
@@ -66,6 +65,14 @@ def export(
     cost_model: Path | None = option(
         None, "cost_model.json or a named clock: adds times", default="counts only"
     ),
+    weights: Literal["float16", "q8_0", "float32"] = option(
+        "float16", "llama.cpp: number format of GGUF files: float16, q8_0, float32"
+    ),
+    synthetic: bool = option(
+        False,
+        "vLLM, llama.cpp: acceptance at the rates of this policy on --log, to time it in the "
+        "engine before its drafter is there",
+    ),
     tracing: Given,
 ) -> Answer:
     """Print a policy as flags of a serving engine.
@@ -80,6 +87,7 @@ def export(
         engine_named,
         judge,
         read_source,
+        synthetic_rates,
         target_of,
     )
     from specctl.logs.trace_set import TraceSet
@@ -97,6 +105,12 @@ def export(
     parts = judged.shown()
     if judged.chosen is None or (judged.losses and not nearest):
         return Answer(judged.to_json(), parts, judged.refuse)
+    rates = None
+    if synthetic:
+        if traces is None:
+            raise UsageError("--synthetic needs --log TRACES, which have the rates")
+        rates = synthetic_rates(traces, judged.chosen, engine)
+    served = target_of(source.named, target)
     serving = Serving(
         drafter=drafter_of(source.named, drafter, method),
         max_batch_size=max_batch_size,
@@ -104,23 +118,29 @@ def export(
         reference=source.reference_of,
         trace=trace,
         folder=None if out is None else out.absolute(),
+        target=None if served == "TARGET" else served,
+        weights=weights,
+        synthetic_rates=rates,
     )
     written = engine.write(judged.chosen, serving)
-    lines = command_lines(engine, written, target_of(source.named, target))
-    parts += [list(lines), *written.notes, *_files(written.files, out)]
-    return Answer({**judged.to_json(), **vars(written)}, parts)
+    lines = command_lines(engine, written, served)
+    parts += [list(lines), *written.notes, *_files(written, out)]
+    return Answer({**judged.to_json(), **vars(written), "made": [*written.made]}, parts)
 
 
-def _files(files: Mapping[str, str], out: Path | None) -> list[Any]:
-    """Writes an engine's files; without a folder, returns their text."""
+def _files(written: Export, out: Path | None) -> list[Any]:
+    """Writes an engine's files; without a folder, returns the text of those that have one."""
     from specctl.durable import prepare_folder, write_whole
 
+    files = written.files
     if out is None:
         return [[f"{name}:", *content.splitlines()] for name, content in files.items()]
     prepare_folder(out, "folder of the engine's files")
     for name, content in files.items():
         write_whole(out / name, content.encode(), name)
-    return [f"wrote {out / name}" for name in files]
+    for name, make in written.made.items():
+        make(out / name)
+    return [f"wrote {out / name}" for name in (*files, *written.made)]
 
 
 def _trace_settings(given: Given, engine: Engine) -> TraceSettings | None:

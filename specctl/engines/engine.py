@@ -3,6 +3,7 @@
     vLLM           chains, also by batch size; with our plugin, every rule that grows a chain
     SGLang         static trees and chains, also by batch size
     transformers   chains, and the confidence stop
+    llama.cpp      chains, and its own confidence stop
 
 The settings of an engine are a strict record, for writing and for reading back. It rejects values
 that the engine would refuse, cap or ignore, before any file is written.
@@ -75,6 +76,8 @@ class Serving:
         reference: the name by which the plugin loads a policy; may raise.
         trace: the log that the plugin is to write.
         folder: absolute folder of the files, if they are written.
+        target: the target's folder or file, if known. weights: number format of GGUF files.
+        synthetic_rates: accepted rates by position that the engine makes up, if any.
     """
 
     drafter: EngineDrafter | None = None
@@ -83,6 +86,9 @@ class Serving:
     reference: Callable[[Policy], str] = label_of
     trace: TraceSettings | None = None
     folder: Path | None = None
+    target: str | None = None
+    weights: Literal["float32", "float16", "q8_0"] = "float16"
+    synthetic_rates: tuple[float, ...] | None = None
 
     def path(self, name: str) -> str:
         """The path of a file in flags."""
@@ -107,6 +113,9 @@ class Export:
     code: tuple[str, ...] = ()  # lines of Python, for an engine that is a library
     files: Mapping[str, str] = field(default_factory=dict)  # content by name
     notes: tuple[str, ...] = ()  # sentences on conditions and limits
+    # writers of further files, to a path, by name
+    made: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)
+    target: str | None = None  # the served model, if it is another than the target's name
 
 
 @dataclass(frozen=True)
@@ -135,6 +144,8 @@ class Engine:
         batching: how replay simulates its batches.
         max_batch_size: most requests that it decodes together with drafts; None: no bound.
         has_plugin: specctl's plugin runs inside it, and can log.
+        has_synthetic: it can accept draft tokens at given rates, to time a policy without its
+            drafter.
     """
 
     name: str
@@ -151,6 +162,7 @@ class Engine:
     batching: Batching = "specctl"
     max_batch_size: int | None = None
     has_plugin: bool = False
+    has_synthetic: bool = False
 
     def runs(self, policy: Policy) -> bool:
         """Whether the engine runs a policy as it is."""

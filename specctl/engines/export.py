@@ -20,12 +20,21 @@ from specctl.engines.engine import (
     Method,
     Serving,
 )
+from specctl.engines.llamacpp_flags import LLAMACPP
 from specctl.engines.sglang_flags import SGLANG
 from specctl.engines.transformers_flags import TRANSFORMERS
 from specctl.engines.vllm_flags import VLLM
 from specctl.errors import EngineError, UsageError, check_choice
 from specctl.formatting import count
-from specctl.policy import PerRequest, Policy, RootOnly, Strict, as_chain, parse_policy
+from specctl.policy import (
+    PerRequest,
+    Policy,
+    RootOnly,
+    Strict,
+    as_chain,
+    build_shape,
+    parse_policy,
+)
 from specctl.records import canonical_json
 from specctl.replay.config import ReplayConfig, TuneConfig
 from specctl.runtime.words import (
@@ -41,7 +50,7 @@ if TYPE_CHECKING:
     from specctl.logs.trace_set import TraceSet
     from specctl.replay.results import Result
 
-ENGINES = {engine.name: engine for engine in (VLLM, SGLANG, TRANSFORMERS)}
+ENGINES = {engine.name: engine for engine in (VLLM, SGLANG, TRANSFORMERS, LLAMACPP)}
 
 
 def engine_named(name: str, option: str) -> Engine:
@@ -189,7 +198,13 @@ def drafter_of(
     from specctl.runtime.load import is_eagle3, model_folder
 
     config: Any = None
-    if os.path.isdir(name) or name == "embedded" or name.startswith("embedded:"):
+    if name.endswith(".gguf"):
+        from specctl.engines.gguf_files import read_fields
+
+        is_head = read_fields(Path(name)).get("general.architecture") == "eagle3"
+        method = "eagle3" if is_head else "draft_model"
+        name = str(Path(name).absolute())
+    elif os.path.isdir(name) or name == "embedded" or name.startswith("embedded:"):
         folder = model_folder(name, embedded_default="eagle3").absolute()
         name, config = str(folder), str(folder / "config.json")
     elif method is None:
@@ -305,6 +320,8 @@ def judge(
                 "simulate the batch",
                 hint="give both, or leave --log out",
             )
+        if engine.batching == "llamacpp" and not losses:  # its rules at the end of a text
+            config = config.model_copy(update={"engine": engine.batching})
         if is_load:  # our batching for policies that the engine lacks
             batching = "specctl" if losses else engine.batching
             config = config.model_copy(update={"batch_size": batch_size, "engine": batching})
@@ -320,6 +337,37 @@ def mean_round(traces: TraceSet, policy: Policy) -> MeanRound:
     [run] = replay(DenseLog.open(traces), [Policy(shape=policy.shape)], with_bounds=False)
     outcomes = run.outcomes
     return MeanRound(float(outcomes.levels.mean()), float(outcomes.verified.mean()))
+
+
+def synthetic_rates(traces: TraceSet, policy: Policy, engine: Engine) -> tuple[float, ...]:
+    """Accepted rates by position that make an engine accept as a policy does, for `--synthetic`.
+
+    The i-th is the product of the first i shares of accepted tokens among those that were drafted
+    behind accepted ones: for a chain, the share of rounds that accept i tokens. Engines draw every
+    position on its own, so that a stop drafts as long as its own drafter lets it.
+
+    Raises:
+        UsageError: an engine without synthetic acceptance, or a policy that drafts nothing.
+    """
+    import numpy as np
+
+    from specctl.logs.tree_log import DenseLog
+    from specctl.replay.llamacpp import log_of_engine
+    from specctl.replay.rounds import replay
+
+    if not engine.has_synthetic or isinstance(policy.shape, RootOnly):
+        what = "ar, which drafts nothing" if engine.has_synthetic else engine.title
+        able = [one.title for one in ENGINES.values() if one.has_synthetic]
+        raise UsageError(
+            f"--synthetic does not go with {what}: it is for drafts in {' and '.join(able)}"
+        )
+    log = log_of_engine(DenseLog.open(traces), traces, engine.batching)
+    [run] = replay(log, [policy], with_bounds=False)
+    drafted, accepted = run.outcomes.verified - 1, run.outcomes.accepted
+    places = np.arange(build_shape(policy.shape).max_depth)[:, None]
+    reached = ((drafted > places) & (accepted >= places)).sum(1)
+    passed = (accepted > places).sum(1)
+    return tuple(np.cumprod(passed / np.maximum(reached, 1)).round(6).tolist())
 
 
 # --------------------------------------------------------------------------- words and files
@@ -341,7 +389,8 @@ def command_lines(engine: Engine, export: Export, target: str) -> Iterator[str]:
     if not engine.command:
         return
     settings = [f"{name}={shlex.quote(value)}" for name, value in export.environment.items()]
-    settings.append(engine.command.replace("TARGET", shlex.quote(target)))
+    served = export.target or target
+    settings.append(engine.command.replace("TARGET", shlex.quote(served)))
     for word in export.flags:
         if word.startswith("--"):
             settings.append(f"  {word}")

@@ -6,7 +6,7 @@ carries the target's tokenizer, which llama.cpp compares with the target's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -90,7 +90,7 @@ def write_eagle3(folder: Path, path: Path, weights: Weights, *, target: Path) ->
     head = load_eagle3(folder, target_embedding=embedding, target_config=facts)
     config, state = head.config, head.state_dict()
     check_rope(config.rope_parameters, folder)
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for name, part in parameter_parts(config).items():
         pieces = state[name].split([size[0] for size in part.values()])
         named = (
@@ -99,7 +99,7 @@ def write_eagle3(folder: Path, path: Path, weights: Weights, *, target: Path) ->
         )
         tensors |= dict(named)
     if head.embedding.any():  # its own; without one llama.cpp takes the target's
-        tensors["model.embed_tokens.weight"] = head.embedding
+        tensors["model.embed_tokens.weight"] = head.embedding.data
     shape = shape_fields("eagle3", config) | {
         "eagle3.block_count": 1,
         "eagle3.vocab_size": config.vocab_size,
@@ -243,7 +243,7 @@ def package() -> Any:
     return found
 
 
-def _renamed(tensors: dict[str, Tensor], config: Any) -> Tensors:
+def _renamed(tensors: Mapping[str, Tensor], config: Any) -> Tensors:
     """The tensors under the names of GGUF, queries and keys in its order of rotation."""
     for name, tensor in tensors.items():
         stem = name.removesuffix(".weight")

@@ -34,7 +34,7 @@ from specctl.policy import (
     build_shape,
 )
 from specctl.policy.family import Depth, Length
-from specctl.records import PositiveInt, Record, require
+from specctl.records import PositiveInt, Probability, Record, require
 
 CONFIG_FILE = "speculative-config.json"
 Triple = tuple[PositiveInt, PositiveInt, Length]
@@ -54,6 +54,8 @@ class VllmConfig(Record):
     ) = None
     # `probabilistic` samples drafts and verifies them by p/q; vLLM's default is greedy.
     draft_sample_method: Literal["greedy", "probabilistic"] | None = None
+    rejection_sample_method: Literal["standard", "synthetic", "block"] | None = None
+    synthetic_acceptance_rates: tuple[Probability, ...] | None = None
 
     @model_validator(mode="after")
     def _ranges(self) -> Self:
@@ -119,6 +121,16 @@ def write(policy: Policy, serving: Serving) -> Export:
         "num_speculative_tokens_per_batch_size": triples,
         "draft_sample_method": "probabilistic" if samples else None,
     }
+    if (rates := serving.synthetic_rates) is not None:
+        if decides or max(own, most) != len(rates):
+            raise EngineError(
+                f"--synthetic: vLLM draws acceptances for one length, and {policy.name} changes it",
+                hint="export a chain, or another engine",
+            )
+        fields |= {
+            "rejection_sample_method": "synthetic",
+            "synthetic_acceptance_rates": rates,
+        }
     config = made(VllmConfig, fields, "vLLM's --speculative-config")
     flags, files = ["--speculative-config", as_json(config)], {CONFIG_FILE: as_json(config) + "\n"}
     if serving.max_batch_size is not None:
@@ -189,4 +201,5 @@ VLLM = Engine(
     read=read,
     batching="vllm",
     has_plugin=True,
+    has_synthetic=True,
 )

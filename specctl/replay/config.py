@@ -20,8 +20,8 @@ Engine = Literal["specctl", "vllm", "llamacpp"]
 - `vllm` (0.32, synchronous scheduling): prompts share the forward of the other requests' rounds,
   and their requests decode from the next step on. A length by batch size counts the requests
   *scheduled* one step earlier, prompts included, when the drafts were made.
-- `llamacpp` (build 11549): as vLLM, but drafts are made in the step that verifies them. Its rules at
-  the end of a text hold for single requests too: `replay.llamacpp`.
+- `llamacpp` (build 11549): as vLLM, but drafts are made in the step that verifies them. Its rules
+  at the end of a text hold for single requests too: `replay.llamacpp`.
 """
 
 ALL_PROMPTS: bool = option(

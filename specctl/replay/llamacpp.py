@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -48,7 +49,7 @@ class TextEnd:
                 "state one limit",
                 hint="collect them with specctl collect --dense",
             )
-        return cls(limits.pop(), _is_small(str(traces.header.collect["drafter"])))
+        return cls(int(cast(int, limits.pop())), _is_small(str(traces.header.collect["drafter"])))
 
     def applied(self, policy: Policy, positions: Positions, outcomes: Outcomes) -> Outcomes:
         """Outcomes `[R]` at every position, cut as llama.cpp cuts its rounds.

@@ -1,0 +1,234 @@
+"""llama.cpp: flags of `llama-server`, the same as a file for `xllamacpp`, and GGUF files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from specctl.engines.engine import (
+    Engine,
+    Export,
+    MeanRound,
+    Serving,
+    as_json,
+    fixed_shape,
+    made,
+    parsed,
+    refused,
+)
+from specctl.errors import EngineError
+from specctl.policy import (
+    Chain,
+    ChainSchedule,
+    Policy,
+    RootOnly,
+    Shape,
+    SignalStop,
+    TopProbability,
+    as_chain,
+    at_batch_size,
+)
+from specctl.policy.family import Depth, Length
+from specctl.records import PositiveInt, Probability, Record, require
+
+FILE = "llama-server.json"
+CHECKED_BUILD = 11549
+RENAMED = {
+    "--draft": "--spec-draft-n-max",
+    "--draft-n": "--spec-draft-n-max",
+    "--draft-max": "--spec-draft-n-max",
+    "--draft-min": "--spec-draft-n-min",
+    "--draft-n-min": "--spec-draft-n-min",
+}
+"""Flags that llama.cpp removed in April 2026 (#22397), and their names since."""
+TYPES = {"eagle3": "draft-eagle3", "draft_model": "draft-simple"}
+"""`--spec-type` by the kind of the drafter; without `draft-` before May 2026 (#22964)."""
+
+
+class LlamaServer(Record):
+    """Flags of `llama-server`, underscores for hyphens; of build 11549."""
+
+    spec_type: Literal["draft-eagle3", "draft-simple"]
+    spec_draft_model: Annotated[str, Field(min_length=1)]  # path of a GGUF file
+    spec_draft_n_max: Depth
+    spec_draft_n_min: Length = 0
+    spec_draft_p_min: Probability = 0.0
+    # Several requests at once: sampling in the backend loses most drafts of EAGLE-3.
+    spec_draft_backend_sampling: bool | None = None
+    # Accepted rates by position in place of the drafter's own; the text is then no answer.
+    spec_synth_rates: tuple[Probability, ...] | None = None
+    parallel: PositiveInt | None = None  # slots
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        most, rates = self.spec_draft_n_max, self.spec_synth_rates
+        require(self.spec_draft_n_min <= most, f"spec_draft_n_min must not exceed {most}")
+        if rates is not None:
+            require(len(rates) == most, f"spec_synth_rates needs {most} rates, found {len(rates)}")
+            falls = all(low <= high for high, low in pairwise(rates))
+            require(falls, "spec_synth_rates must not rise")
+        return self
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Words of the command line; defaults are left out."""
+        words: list[str] = []
+        for name, value in self.model_dump(exclude_defaults=True).items():
+            flag = name.replace("_", "-")
+            if isinstance(value, bool):
+                words.append(f"--{flag}" if value else f"--no-{flag}")
+            elif isinstance(value, tuple):
+                words += [f"--{flag}", ",".join(f"{one:.6f}" for one in value)]
+            else:
+                words += [f"--{flag}", f"{value:g}" if isinstance(value, float) else str(value)]
+        return tuple(words)
+
+    @property
+    def shape(self) -> Shape:
+        """The drafts of these flags."""
+        if self.spec_draft_p_min == 0 and self.spec_draft_n_min <= 1:
+            return Chain(num_draft_tokens=self.spec_draft_n_max)
+        return TopProbability(
+            threshold=self.spec_draft_p_min,
+            window=self.spec_draft_n_max,
+            min_draft_tokens=self.spec_draft_n_min,
+        )
+
+
+def loss(shape: Shape) -> str | None:
+    if isinstance(shape, RootOnly | Chain | TopProbability):
+        return None
+    if isinstance(shape, ChainSchedule):
+        return "lengths by batch size: llama.cpp has one length"
+    if isinstance(shape, SignalStop) and shape.top_k == 1 and shape.signal == "confidence":
+        return (
+            "its stop on a token's probability among all tokens: llama.cpp takes it among the ten "
+            "likeliest and leaves the uncertain token out"
+        )
+    return f"the choice of {shape.kind} in every round: llama.cpp drafts chains"
+
+
+def nearest(shape: Shape, mean: MeanRound | None) -> Shape | None:
+    if isinstance(shape, ChainSchedule):
+        return at_batch_size(shape, 1)
+    chain = as_chain(Policy(shape=shape)).shape
+    if isinstance(chain, SignalStop) and chain.signal == "confidence":
+        return TopProbability(threshold=chain.threshold, window=chain.window)
+    return fixed_shape(chain, mean)
+
+
+def write(policy: Policy, serving: Serving) -> Export:
+    """Flags, the same as a file, and the GGUF files of a pair that has none."""
+    shape, target = policy.shape, serving.target
+    files: dict[str, Callable[[Path], None]] = {}
+    notes: list[str] = []
+    if target is not None and Path(target).is_dir():
+        files["target.gguf"] = partial(_write_target, Path(target), serving)
+        target = serving.path("target.gguf")
+    if isinstance(shape, RootOnly):
+        notes.append("llama.cpp decodes plainly without --spec-type.")
+        return Export(notes=tuple(notes), made=files, target=target)
+    if isinstance(shape, Chain):
+        shape = TopProbability(window=shape.num_draft_tokens)
+    assert isinstance(shape, TopProbability), "another shape is lost"
+    drafter = serving.drafter_for("llama.cpp")
+    if drafter.method not in TYPES:
+        raise EngineError(
+            f"the drafter {drafter.model} is of kind {drafter.method}, and llama.cpp drafts with "
+            "EAGLE-3 heads and small models",
+            hint="export for such a pair, or to another engine",
+        )
+    is_head, model, slots = drafter.method == "eagle3", drafter.model, serving.max_batch_size
+    if not model.endswith(".gguf"):
+        if serving.target is None:
+            raise EngineError(
+                "a drafter's GGUF file has the target's tokenizer, and the target is not named",
+                hint="give --target, a folder or a GGUF file",
+            )
+        model, source = serving.path("drafter.gguf"), Path(drafter.model)
+        files["drafter.gguf"] = partial(
+            _write_drafter, source, Path(serving.target), serving, is_head=is_head
+        )
+    if files and serving.folder is None:
+        notes.append(f"With --out, {' and '.join(files)} are written.")
+    fields: dict[str, Any] = {
+        "spec_type": TYPES[drafter.method],
+        "spec_draft_model": model,
+        "spec_draft_n_max": shape.window,
+        "spec_draft_n_min": shape.min_draft_tokens,
+        "spec_draft_p_min": shape.threshold,
+        "parallel": slots,
+        "spec_synth_rates": serving.synthetic_rates,
+    }
+    if is_head and slots != 1:
+        fields["spec_draft_backend_sampling"] = False
+        notes.append(
+            "With --spec-draft-backend-sampling, its default, build 11549 drafts wrongly for "
+            "several requests at once: an EAGLE-3 head lost half of its accepted tokens."
+        )
+    if serving.synthetic_rates is not None:
+        notes.append("Acceptances are made up: time them, and do not read the answers.")
+    settings = made(LlamaServer, fields, "flags of llama-server")
+    content = json.dumps(json.loads(as_json(settings)), indent=2) + "\n"
+    return Export(
+        settings.flags, files={FILE: content}, notes=tuple(notes), made=files, target=target
+    )
+
+
+def _write_drafter(
+    source: Path, target: Path, serving: Serving, path: Path, *, is_head: bool
+) -> None:
+    from specctl.engines.gguf_files import write_eagle3, write_llama
+
+    (write_eagle3 if is_head else write_llama)(source, path, serving.weights, target=target)
+
+
+def _write_target(source: Path, serving: Serving, path: Path) -> None:
+    from specctl.engines.gguf_files import write_llama
+
+    write_llama(source, path, serving.weights)
+
+
+def read(flags: Sequence[str], files: Mapping[str, str]) -> Policy:
+    """The policy of flags or of their file."""
+    del flags
+    if FILE not in files:
+        return Policy(shape=RootOnly())
+    return Policy(shape=read_file(files[FILE]).shape)
+
+
+def read_file(text: str) -> LlamaServer:
+    """The flags of a file; `EngineError` names flags that llama.cpp has renamed."""
+    try:
+        names = json.loads(text)
+    except ValueError:
+        names = ()
+    for name in names if isinstance(names, dict) else ():
+        flag = "--" + name.replace("_", "-")
+        if flag in RENAMED:
+            raise refused(FILE, f"llama.cpp calls {flag} {RENAMED[flag]} since April 2026")
+    return parsed(LlamaServer, text, FILE)
+
+
+LLAMACPP = Engine(
+    name="llamacpp",
+    title="llama.cpp",
+    command="llama-server --model TARGET",
+    checked=f"build {CHECKED_BUILD} (xllamacpp 2026.10.{CHECKED_BUILD}): its counts are replay's "
+    "(tests/engines/test_llamacpp.py)",
+    files=(FILE,),
+    budgets=("per_request",),
+    loss=loss,
+    draws=lambda shape: "sampled drafts: replay and checks are of greedy ones",
+    nearest=nearest,
+    write=write,
+    read=read,
+    batching="llamacpp",
+    has_synthetic=True,
+)
