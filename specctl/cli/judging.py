@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -57,6 +57,15 @@ def profile(
         name="--policy -p",
         default="none",
     ),
+    engine: Literal["specctl", "llamacpp"] = option(
+        "specctl",
+        "Whose rounds are timed: specctl, or llamacpp with GGUF files as --target and --drafter",
+    ),
+    url: list[str] | None = option(
+        None,
+        "Running llama-server to time, one for each draft length; repeat for more",
+        default="servers in this process",
+    ),
     config: Given,
     models: Given,
 ) -> Answer:
@@ -74,7 +83,9 @@ def profile(
 
     grid: ProfileGrid = config.build()
     setup: ModelsConfig = models.build()
-    setup.check()
+    if engine == "specctl":
+        setup.check()
+        refuse_ignored({"--url": bool(url)}, "it is for --engine llamacpp")
     check_place(out, COST_MODEL)
     model: TableCost | EngineCost
     if traces:
@@ -84,6 +95,13 @@ def profile(
         given = [*config.changed, *models.changed, *(["--policy"] if policy else [])]
         refuse_ignored(dict.fromkeys(given, True), "--from measures nothing")
         model = fit_engine(TraceSet.open(*traces))
+        facts, shown = model.model_dump(mode="json"), render_engine(model)
+    elif engine == "llamacpp":
+        from specctl.engines.llamacpp_clock import measure_clock
+        from specctl.replay.cost.engine import render_engine
+
+        refuse_ignored({"--policy": bool(policy)}, "llama.cpp decides by itself")
+        model = measure_clock(setup.target, setup.drafter, url or (), grid, setup.threads)
         facts, shown = model.model_dump(mode="json"), render_engine(model)
     else:
         from specctl.collect.prompts import load_prompts

@@ -1,0 +1,281 @@
+"""llama.cpp's clock: `specctl profile --engine llamacpp`.
+
+Steps are timed in waves: all slots but one decode already when a request joins, and its own counter
+of decoding time, over its rounds, is the time of a step with all of them. In servers of this
+process no draft token is accepted (`spec_synth_rates` of 0), so that each round emits one token.
+Some of them draft and verify nothing (`n_min` above `n_max`), which tells the time of a level from
+that of a token. Servers take turns, pass after pass. Every fifth wave is held out of the fit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specctl.artifacts.manifest import PairFingerprint
+from specctl.durable import file_sha256
+from specctl.engines.gguf_files import gguf, read_fields
+from specctl.engines.llamacpp_flags import CHECKED_BUILD, TYPES, LlamaServer
+from specctl.engines.llamacpp_server import Client, OwnServer, RunningServer
+from specctl.errors import EngineError, UsageError
+from specctl.progress import advance, progress
+from specctl.records import canonical_json, json_digest
+from specctl.replay.config import ProfileGrid
+from specctl.replay.cost.engine import least_absolute, step_error
+from specctl.replay.cost.files import validity
+from specctl.replay.cost.model import Floats
+from specctl.replay.cost.rates import EngineCost, Span, StepError, Support
+from specctl.runtime.identity import processor_name
+from specctl.runtime.load import NO_DIGEST
+
+logger = logging.getLogger(__name__)
+ROUNDS = 16
+"""Rounds of a wave, before those that the end of the text cuts."""
+LONGEST = 16
+"""Longest timed draft."""
+NUM_PASSES = 3
+HELD_OUT_EVERY = 5
+MIN_POINTS = 12
+Columns = dict[str, Floats]
+
+
+@dataclass(frozen=True)
+class Wave:
+    """A step with `batch_size` requests, on average over a request's rounds; or a prompt."""
+
+    batch_size: int
+    verified: float  # over the batch, roots counted
+    prompt_tokens: int
+    cached: float  # over the batch
+    levels: float
+    drafts: bool  # a drafter is loaded
+    total_us: float
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One kind of a server.
+
+    Attributes:
+        start: starts it, or opens a running one.
+        length: draft tokens of a round; None: of its answers.
+    """
+
+    start: Callable[[], Client]
+    length: int | None
+    drafts: bool
+
+
+def own_setups(
+    target: Path, drafter: Path | None, grid: ProfileGrid, *, num_threads: int | None = None
+) -> list[Setup]:
+    """Servers of this process: plain, and of every draft length with and without verification."""
+    slots = max(grid.batch_sizes)
+    room = max(grid.context_tokens) + 8 * (ROUNDS + LONGEST)
+    sizes: dict[str, Any] = {"slots": slots, "context_tokens": room, "num_threads": num_threads}
+
+    def start(settings: LlamaServer | None) -> Client:
+        return Client(OwnServer(target, settings, **sizes))
+
+    setups = [Setup(lambda: start(None), 0, drafts=False)]
+    if drafter is None:
+        return setups
+    is_head = read_fields(drafter).get("general.architecture") == "eagle3"
+    for length in [size - 1 for size in grid.tokens if 1 < size <= LONGEST + 1]:
+        for verifies in (True, False):
+            fields: dict[str, Any] = {
+                "spec_type": TYPES["eagle3" if is_head else "draft_model"],
+                "spec_draft_model": str(drafter),
+                "spec_draft_n_max": length,
+                "spec_synth_rates": (0.0,) * length,
+                "spec_draft_backend_sampling": False if is_head else None,
+            }
+            settings = LlamaServer(**fields)
+            if not verifies:  # which llama.cpp takes, and no policy means
+                settings = settings.model_copy(update={"spec_draft_n_min": length + 1})
+            setups.append(Setup(lambda of=settings: start(of), length, drafts=True))  # type: ignore[misc]
+    return setups
+
+
+def running_setups(urls: Sequence[str]) -> list[Setup]:
+    """Running servers, whose draft lengths are read from their answers."""
+    return [Setup(lambda of=url: Client(RunningServer(of)), None, drafts=True) for url in urls]  # type: ignore[misc]
+
+
+def measure(setups: Sequence[Setup], grid: ProfileGrid, vocab_size: int) -> tuple[list[Wave], str]:
+    """The waves of every server, and the build of llama.cpp.
+
+    A server that does not start or dies loses its own waves alone, with a warning.
+
+    Raises:
+        EngineError: too few waves are left.
+    """
+    num_passes = 1 if grid.quick else NUM_PASSES
+    batch_sizes = (1, 4) if grid.quick else grid.batch_sizes
+    waves, build, lost = list[Wave](), "unknown", ""
+    total = num_passes * len(setups) * len(grid.context_tokens) * len(batch_sizes)
+    with progress("waves", total):
+        for number in range(num_passes):
+            for setup in setups if number % 2 == 0 else setups[::-1]:
+                try:
+                    client = setup.start()
+                    build = client.server.build
+                    with closing(client.server):
+                        for context in grid.context_tokens:
+                            prompt = [3 + 7 * i % (vocab_size - 3) for i in range(context)]
+                            for size in batch_sizes:
+                                waves += wave(client, setup, prompt, size)
+                                advance("waves")
+                except EngineError as error:
+                    lost = str(error)
+                    logger.warning("waves are lost: %s", lost)
+    if build != str(CHECKED_BUILD):
+        logger.warning("llama.cpp build %s; specctl was checked with %s", build, CHECKED_BUILD)
+    if len(waves) < MIN_POINTS:
+        raise EngineError(
+            f"{len(waves)} waves of llama.cpp were timed, and a clock needs {MIN_POINTS}",
+            hint=lost or "time more batch sizes or contexts",
+        )
+    return waves, build
+
+
+def wave(client: Client, setup: Setup, prompt: Sequence[int], size: int) -> Iterator[Wave]:
+    """The rounds of a request that joins `size - 1` others, and the reading of its prompt if it is
+    alone."""
+    new_tokens = 1 + ROUNDS + (setup.length or 0)
+    with ThreadPoolExecutor(size) as pool:
+        others = [
+            pool.submit(client.complete, prompt, 6 * new_tokens, ignore_eos=True)
+            for _ in range(size - 1)
+        ]
+        if others:  # returns when the prompts of the others have been read
+            client.complete(prompt, 2, ignore_eos=True)
+        found = client.complete(prompt, new_tokens, ignore_eos=True).timings
+        is_full = not any(other.done() for other in others)
+        for other in others:
+            other.result()
+    rounds = found.predicted_n - 1 - found.draft_n_accepted
+    if not is_full or rounds < 1:
+        logger.info("a wave of %d ended early", size)
+        return
+    drafted = found.draft_n / rounds
+    levels = drafted if setup.length is None else setup.length
+    whole = max(drafted, levels) if found.draft_n else 0.0  # of the others, far from their ends
+    yield Wave(
+        batch_size=size,
+        verified=size + drafted + (size - 1) * whole,
+        prompt_tokens=0,
+        cached=size * (len(prompt) + found.predicted_n / 2),
+        levels=levels,
+        drafts=setup.drafts,
+        total_us=1e3 * found.predicted_ms / rounds,
+    )
+    if size == 1:
+        yield Wave(1, 0.0, len(prompt), 0.0, 0.0, setup.drafts, 1e3 * found.prompt_ms)
+
+
+def measure_clock(
+    target: str, drafter: str, urls: Sequence[str], grid: ProfileGrid, num_threads: int | None
+) -> EngineCost:
+    """The cost model of llama.cpp with a pair of GGUF files.
+
+    Args:
+        drafter: `none` times plain decoding alone. urls: running servers; none starts own ones.
+
+    Raises:
+        UsageError: names that are no GGUF files. EngineError: see `measure`.
+    """
+    files = [Path(name) for name in (target, drafter) if name != "none"]
+    for file in files:
+        if file.suffix != ".gguf" or not file.is_file():
+            raise UsageError(
+                f"--engine llamacpp times GGUF files, and {file} is none",
+                hint="write them with specctl export --to llamacpp -o DIR, and give --target and "
+                "--drafter (or --drafter none)",
+            )
+    head = files[1] if len(files) > 1 else None
+    setups = running_setups(urls) or own_setups(files[0], head, grid, num_threads=num_threads)
+    vocab_size = len(read_fields(files[0])["tokenizer.ggml.tokens"])
+    waves, build = measure(setups, grid, vocab_size)
+    return fit(waves, build, files[0], head)
+
+
+def fit(waves: Sequence[Wave], build: str, target: Path, drafter: Path | None) -> EngineCost:
+    """The cost model of waves, with its error at every fifth, held out."""
+    columns: Columns = {
+        name: np.array([getattr(one, name) for one in waves], np.float64)
+        for name in Wave.__dataclass_fields__
+    }
+    is_held = np.arange(len(waves)) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
+    used, held = ({n: of[rows] for n, of in columns.items()} for rows in (~is_held, is_held))
+    batch, prompt, total_us = used["batch_size"], used["prompt_tokens"], used["total_us"]
+    levels, drafts = used["levels"], (used["levels"] > 0).astype(np.float64)
+    table = {
+        "verify_fixed_us": np.ones_like(batch),
+        "verify_request_us": batch,
+        "verify_token_us": used["verified"],
+        "verify_prompt_token_us": prompt,
+        "verify_cached_token_us": used["cached"],
+        "draft_fixed_us": drafts,
+        "draft_prompt_token_us": used["drafts"] * prompt,
+        "level_us": levels,
+        "level_request_us": levels * batch,
+    }
+    counts = np.column_stack(list(table.values()))
+    rates = least_absolute(counts, total_us, total_us)
+    factor = round(float(total_us.sum() / (counts @ rates).sum()), 4)
+    spans = {
+        "batch_size": batch,
+        "tokens_per_request": used["verified"] / batch,
+        "levels": levels,
+        "context_tokens": used["cached"] / batch,
+        "prompt_tokens": prompt,
+    }
+    measured, expires = validity(datetime.now(UTC))
+    zeros = dict.fromkeys(("median", "p90", "total", "by_length"), 0.0)
+    kind = gguf.LlamaFileType(read_fields(target).get("general.file_type", 0)).name
+    model = EngineCost(
+        cost_model_version=1,
+        engine="llama.cpp",
+        engine_version=f"build {build}",
+        device=processor_name(),
+        dtype=kind.lower(),
+        pair=fingerprint(target, drafter),
+        traces_digest=json_digest(canonical_json([vars(one) for one in waves])),
+        measured=measured,
+        expires=expires,
+        num_steps=len(batch),
+        num_prompt_steps=int((prompt > 0).sum()),
+        num_stalls=0,
+        mean_over_median=factor,
+        **{name: round(rate * factor, 4) for name, rate in zip(table, rates.tolist(), strict=True)},
+        host_us=0.0,
+        host_request_us=0.0,
+        support=Support(
+            **{n: Span(low=float(np.min(v)), high=float(np.max(v))) for n, v in spans.items()}
+        ),
+        held_out=StepError(num_steps=int(is_held.sum()), **zeros),  # the next line's
+    )
+    of_rounds = held["prompt_tokens"] == 0
+    held = {name: of[of_rounds] for name, of in held.items()}
+    return model.model_copy(update={"held_out": step_error(model, held)})
+
+
+def fingerprint(target: Path, drafter: Path | None) -> PairFingerprint:
+    """The files of a pair."""
+    names = [one for one in read_fields(target).items() if one[0].startswith("tokenizer.")]
+    return PairFingerprint(
+        target_digest=f"sha256:{file_sha256(target)}",
+        drafter_digest=NO_DIGEST if drafter is None else f"sha256:{file_sha256(drafter)}",
+        tokenizer_digest=json_digest(canonical_json(dict(names))),
+        target=target.name,
+        drafter="none" if drafter is None else drafter.name,
+    )
