@@ -188,7 +188,7 @@ def _certify(
         pair = paired.load_pair()
     loaded = paired.with_room(pair, loaded)
     base = resolve_policy(shape, pair.fingerprint, allow_lossy=True).policy  # its shape alone
-    settings = config.build(**defaults, contract={"kind": paired.loss_kind})
+    settings = config.build(**defaults)
     place = out.with_name(f"{out.name}.runs")
     fit, digest = fit_relaxed(face, pair, base, loaded, settings, paired, place)
     domain = pair_domain(pair, batch_size=paired.batch_size)
@@ -201,7 +201,6 @@ def _certify(
     "mars",
     config=MarsConfig,
     runs=PairedConfig,
-    without=("runs.compile",),
     examples="""specctl fit mars questions.jsonl -o mars --target TARGET --drafter HEAD""",
     wide=True,
 )
@@ -230,7 +229,6 @@ def fit_mars(
     "adasd",
     config=AdasdConfig,
     runs=PairedConfig,
-    without=("runs.compile",),
     examples="""specctl fit adasd questions.jsonl -o adasd --target TARGET --drafter HEAD""",
     wide=True,
 )

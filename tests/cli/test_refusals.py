@@ -180,7 +180,6 @@ HEAVY: list[tuple[int, str, str]] = [
     (USAGE, "fit cart DENSE -o OUT --base eagle2:depth=9", "larger than the traces, which hold"),
     (USAGE, "fit echo DENSE -o OUT --depth 9", "--depth 9 is more than the traces hold, 6"),
     (USAGE, "fit mars embedded -o OUT SMALL --thetas 0.2,0.5", "strictest"),
-    (USAGE, "fit mars embedded -o OUT SMALL --num-seeds 2", "--num-seeds"),
     (USAGE, "fit adasd embedded -o OUT SMALL --clips 0.2,0.1", "clips rise from above 0"),
     *[
         (USAGE, f"replay DENSE {options}", says)
