@@ -166,15 +166,6 @@ class NodeRows:
         return replace(self, **rows)
 
 
-def frontier_rule(
-    depth: int, first_top_k: int, second_top_k: int, features: tuple[str, ...] = ()
-) -> BaseShape:
-    """A shape that expands by joint probability and submits the root alone."""
-    return BaseShape(
-        depth, first_top_k, second_top_k, max_tokens=1, needs_text=needs_text(features)
-    )
-
-
 def sample_nodes(
     source: LoggedNodes,
     prompt_ids: Iterable[str] | None = None,
@@ -206,7 +197,9 @@ def sample_nodes(
         check_choice("--features", name, sorted(NODE_FEATURES))
     if len(set(features)) < len(features):
         raise UsageError(f"--features names one twice: {', '.join(features)}")
-    rule = frontier_rule(depth, first_top_k, second_top_k, features)
+    # Expands by joint probability and submits the root alone.
+    text = needs_text(features)
+    rule = BaseShape(depth, first_top_k, second_top_k, max_tokens=1, needs_text=text)
     random, counts, prompts = np.random.default_rng(seed), Counter[str](), dict[str, int]()
     below = 1.0  # rejected nodes are kept if their random number is smaller
     if predicts == "joint" and negatives:  # most nodes are below a rejected one

@@ -17,7 +17,7 @@ from specctl.collect.dense import collect_dense
 from specctl.collect.live import collect_live
 from specctl.collect.prompts import Prompt, load_prompts
 from specctl.logs.trace_set import TraceSet
-from specctl.policy import Chain, FullTree, Policy, StaticTree
+from specctl.policy import FullTree, Policy
 from specctl.runtime.conversations import DecodeSettings
 from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.requests import Sampling
@@ -102,39 +102,6 @@ def test_trees_labels_and_target_at_live_rounds(
         known = log[label].is_not_null()
         assert live.filter(known)[label].equals(log.filter(known)[label]), label
         assert known.sum() > 50
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [StaticTree(depth=4, top_k=3, num_tokens=12), Chain(num_draft_tokens=4)],
-    ids=["eagle2", "chain"],
-)
-def test_what_a_live_policy_drafts_stands_in_the_log(
-    pair: Pair, settings: DecodeSettings, dense: Path, tmp_path: Path, shape: StaticTree | Chain
-) -> None:
-    collect_live(pair, prompts(), Policy(shape=shape), settings, tmp_path / "live")
-    _, live = tables(tmp_path / "live")
-    _, log = tables(dense)
-    live = live.join(log, on=ROUND_KEY, how="semi")
-    live, log = (with_paths(rows) for rows in (live, log))
-    key = [*ROUND_KEY, "path"]
-    found = live.join(log, on=key, how="left", suffix="_log", maintain_order="left")
-    assert len(found) == len(live)
-    assert found["token_id_log"].null_count() == 0
-    for score in SCORES:
-        assert (found[score] - found[f"{score}_log"]).abs().max() < NOISE["abs_tol"]
-
-
-def with_paths(nodes: pl.DataFrame) -> pl.DataFrame:
-    """Names every node by the tokens of its path."""
-    paths: dict[tuple[str, int, int], str] = {
-        (r, p, -1): "" for r, p in nodes.select(ROUND_KEY).unique().rows()
-    }
-    for row in nodes.select(*ROUND_KEY, "node_idx", "parent_idx", "token_id").iter_rows():
-        request, position, node, parent, token = row
-        paths[request, position, node] = f"{paths[request, position, parent]} {token}"
-    named = [paths[key] for key in nodes.select(NODE_KEY).iter_rows()]
-    return nodes.with_columns(path=pl.Series(named))
 
 
 LABELS = ("node_idx", "parent_idx", "token_id", "path_accepted", "node_match")

@@ -119,16 +119,6 @@ def test_rows_do_not_depend_on_when_the_device_copies(writer: TraceWriter, *, ea
             assert mine["joint_logp"].to_list() == record.pool.joint_logp[row].tolist()
 
 
-def test_rounds_read_together_are_read_behind_all_their_marks(writer: TraceWriter) -> None:
-    lane = FakeLane()
-    limits = RecorderConfig(wake_s=30.0)  # woken by the 16th round, and by the end
-    with TraceRecorder(writer, limits, lane=lane) as recorder:
-        decode(recorder, "a", 16)
-        recorder.finish_prompt("a")
-    assert lane.behind == lane.handed
-    assert round_keys(writer) == [("a", step) for step in range(16)]
-
-
 def test_block_waits_and_keeps_memory_bounded(writer: TraceWriter) -> None:
     """Rounds alive, whoever holds them, never pass the bound and the one that is offered."""
     gate, alive, most = Gate(), weakref.WeakSet(), []

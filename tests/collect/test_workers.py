@@ -64,13 +64,6 @@ def test_a_batch_that_is_given_out_again_is_collected_once(work: Work) -> None:
     assert (sorted(listing.prompt_ids), listing.num_repeats) == (["p0", "p1", "p2", "p3"], 1)
 
 
-def test_workers_that_know_nothing_of_each_other_lose_nothing(work: Work) -> None:
-    for start in range(0, 6, 2):
-        Worker(work).collect(PROMPTS[start : start + 2], None)
-    listing = read_listing(work.out)
-    assert (len(listing.prompt_ids), listing.num_repeats) == (6, 0)
-
-
 def test_machines_that_differ_are_refused(work: Work, tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="does not share the folder"):
         check_shared(str(tmp_path / "elsewhere"))

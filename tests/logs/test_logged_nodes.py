@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
-import torch
 
 from specctl.features import node_features
 from specctl.logs.node_sample import logged_nodes
@@ -103,18 +101,3 @@ def test_live_slots_have_gaps() -> None:
     parent, _, _ = _live_labels(flat, root)
     assert parent.tolist() == [-1, 0, 0, 2, 2, -1, 0]
     assert _first_child(parent, root).tolist() == [1, -1, 3, -1, -1, 6, -1]
-
-
-@pytest.mark.parametrize("size", [1, 7])
-def test_batches_do_not_depend_on_their_size(
-    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = logged_nodes(random_traces(tmp_path / "log", num_prompts=1, depth=2, top_k=2))
-    rule = BaseShape(2, 2, 2, max_tokens=1)
-    [whole] = source.batches(rule)
-    monkeypatch.setattr("specctl.logs.logged_draft.BATCH_POSITIONS", size)
-    parts = list(source.batches(rule))
-    assert len(parts) > 1
-    for name in ("accepted", "known", "labelled", "longest", "num_missing"):
-        joined = torch.cat([getattr(part, name) for part in parts])
-        assert torch.equal(joined, getattr(whole, name)), name
