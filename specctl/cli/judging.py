@@ -262,8 +262,7 @@ def tune(
 
     from specctl.durable import prepare_folder
     from specctl.engines.export import engine_options
-    from specctl.replay.tune.candidates import listed_families
-    from specctl.replay.tune.publish import grid_table
+    from specctl.replay.tune.candidates import grid_table, listed_families
     from specctl.replay.tune.tuning import prepare
 
     if show_grid:

@@ -18,9 +18,8 @@ from specctl.logs.trace_set import TraceSet
 from specctl.policy import Policy, SurvivalBudget
 from specctl.replay.config import TuneConfig
 from specctl.replay.tune.candidates import parse_families
-from specctl.replay.tune.publish import publish
 from specctl.replay.tune.search import TuneSearch
-from specctl.replay.tune.tuning import Attempt, attempts, families_of, prepare
+from specctl.replay.tune.tuning import Attempt, attempts, families_of, prepare, publish
 from specctl.replay.tune.verdict import TuneResult
 from specctl.runtime.load import load_pair
 from tests.artifacts.examples import PAIR, write_artifact

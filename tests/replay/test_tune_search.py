@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from specctl.errors import UsageError
 from specctl.policy import Policy, RootOnly
-from specctl.replay.tune.evaluators import Evaluator, Objective, make_objective
+from specctl.replay.tune.evaluators import Evaluator, make_objective
 from specctl.replay.tune.search import FEWEST_KEPT, num_kept, resample, rung_sizes
 from specctl.replay.tune.verdict import TuneVerdict
 from tests.replay.tune_cases import Recording, Stated, is_stop, search, statics
@@ -76,13 +76,13 @@ def test_objectives_are_refused_by_option(kind: str, limit: float | None, named:
 def test_a_limit_that_no_setting_meets_is_refused_with_what_is_possible() -> None:
     never = Stated(statics, is_good=lambda policy: False)
     with pytest.raises(UsageError, match=r"ms 0.001; the fastest setting's mean is 0.01"):
-        verdict_of(by=never, objective=Objective("goodput", 1.0))
+        verdict_of(by=never, objective=make_objective("goodput", 0.001))
 
 
 def test_a_static_setting_without_good_tokens_can_be_beaten() -> None:
     """A ratio to nothing is not defined; the lead is."""
     by = Stated(statics, is_good=is_stop)
-    verdict = verdict_of("svip", by=by, objective=Objective("goodput", 1.0))
+    verdict = verdict_of("svip", by=by, objective=make_objective("goodput", 0.001))
     assert verdict.beats_static
     assert verdict.policies[0].held_out.rate.value == 0
     assert np.isnan(verdict.standing(verdict.chosen).train.against)

@@ -10,11 +10,11 @@ from specctl.artifacts import PairFingerprint
 from specctl.replay.ladder.result import LadderResult, Rung, SideSizes
 from specctl.replay.results import ReplayScores
 from specctl.replay.score import Bound, PolicyFigures, PolicyScores
+from specctl.replay.tune.evaluators import make_objective
 from specctl.replay.tune.verdict import (
     HeldOutStanding,
     Standing,
     TunedLoad,
-    TunedObjective,
     TuneResult,
 )
 from specctl.report.given import RunFacts, RunPaired, RunPolicy, RunScores
@@ -141,7 +141,7 @@ def tune_results(*, beats: bool = True, load: tuple[int, float | None] = (4, 2.5
         TuneResult,
         load=TunedLoad(batch_size=load[0], arrival_rate_per_s=load[1]),
         approximations="Batches are simulated.",
-        objective=example(TunedObjective, kind="latency", meaning="tokens/s that a request sees"),
+        objective=make_objective(),
         chosen="fancy" if beats else "static",
         beats_static=beats,
         baseline="static",
