@@ -101,7 +101,8 @@ def run_and_publish(tuning: Tuning, opened: TraceSet, out: Path | None, fits: An
 
     found = tuning.run()
     result = found.result.model_copy(update={"fits": fits})
-    parts, digest = [result_table(result), *tune_notes(result)], None
+    parts = [result_table(result), *tune_notes(result), result.sentence()]
+    digest = None
     if out is not None:
         found = replace(found, result=result)
         digest = publish(found, out, opened.fingerprint, domain_of(opened), opened.snapshots).digest

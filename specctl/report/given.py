@@ -97,21 +97,16 @@ class Given:
         return None if self.ladder is None else self.ladder.to_run.label
 
     @property
-    def ladder_of_load(self) -> LadderResult | None:
-        """The ladder, if it has the tuning's traces, times and load."""
+    def comparable_ladder(self) -> LadderResult | None:
+        """The ladder, if it has the tuning's traces, times, load and prompts, so that figures
+        compare."""
         one, tune = self.ladder, self.tune
         if one is None or tune is None:
             return one
+        alike = ("traces_digest", "cost_model", "prompts_digest")
         load = (tune.load.batch_size, tune.load.arrival_rate_per_s)
-        alike = (one.traces_digest, one.cost_model) == (tune.traces_digest, tune.cost_model)
-        return one if alike and load == (one.batch_size, None) else None
-
-    @property
-    def comparable_ladder(self) -> LadderResult | None:
-        """`ladder_of_load`, if it has the tuning's prompts too, so that figures compare."""
-        one, tune = self.ladder_of_load, self.tune
-        is_same = one is None or tune is None or one.prompts_digest == tune.prompts_digest
-        return one if is_same else None
+        same = load == (one.batch_size, None)
+        return one if same and all(getattr(one, n) == getattr(tune, n) for n in alike) else None
 
 
 def read_given(

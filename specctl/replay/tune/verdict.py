@@ -237,7 +237,7 @@ def finalist_cells(result: TuneResult, standing: Standing) -> tuple[str, ...]:
 
 
 def tune_notes(result: TuneResult) -> Iterator[str]:
-    """The search in words, then the verdict."""
+    """The search in words."""
     too_large = sum(family.num_out_of_range for family in result.families)
     lacking = sum(family.num_unsupported for family in result.families)
     not_run = sum(family.num_not_run or 0 for family in result.families)
@@ -263,4 +263,3 @@ def tune_notes(result: TuneResult) -> Iterator[str]:
         yield f"{family}: left out, the log lacks over 1% of the expansions of each setting."
     for fit in result.fits or ():
         yield fit.sentence()
-    yield result.sentence()
