@@ -11,10 +11,9 @@ import typer
 from specctl import console
 from specctl.cli.app import fit_app
 from specctl.cli.options import (
+    THREADS,
     DenseTracesArgument,
     OutOption,
-    ReplayThreadsOption,
-    TimesOption,
     TracesArgument,
     open_to_fit,
     preset_option,
@@ -139,8 +138,10 @@ def fit_echo(
     traces: DenseTracesArgument,
     out: OutOption,
     config: Given,
-    cost_model: TimesOption = None,
-    threads: ReplayThreadsOption = 2,
+    cost_model: Path | None = option(
+        None, "cost_model.json or a named clock: adds times", default="counts only"
+    ),
+    threads: int = THREADS,
     preset: preset_option("echo") = None,  # type: ignore[valid-type]
 ) -> Answer:
     """Fit where unsure trees stop growing (ECHO)."""
@@ -251,6 +252,11 @@ def fit_adasd(
 # --------------------------------------------------------------------------- all fits
 
 
+SKIP: list[str] | None = option(
+    None, f"Fit to leave out, of {', '.join(FITS)}; repeat for more", default="none"
+)
+
+
 @verb(
     fit_app,
     "auto",
@@ -275,13 +281,8 @@ def fit_auto(
         Path, typer.Option(help="cost_model.json of `specctl profile`, or a named clock.")
     ],
     config: Given,
-    skip: Annotated[
-        list[str] | None,
-        typer.Option(
-            help=f"Fit to leave out, of {', '.join(FITS)}; repeat for more; default: none."
-        ),
-    ] = None,
-    threads: ReplayThreadsOption = 2,
+    skip: list[str] | None = SKIP,
+    threads: int = THREADS,
 ) -> Answer:
     """Fit everything, tune each, write the best.
 

@@ -9,8 +9,8 @@ import typer
 
 from specctl.cli.app import app
 from specctl.cli.options import (
+    THREADS,
     DenseTracesArgument,
-    ReplayThreadsOption,
     open_to_fit,
     run_and_publish,
 )
@@ -18,7 +18,7 @@ from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.errors import ClockError
 from specctl.progress import progress, set_chunk_threads
-from specctl.records import option
+from specctl.records import PositiveInt, option
 from specctl.replay.config import (
     LadderConfig,
     ProfileGrid,
@@ -134,7 +134,7 @@ def replay(
     ],
     config: Given,
     out: Path | None = option(None, "Folder for replay.json", name="--out -o", default="none"),
-    threads: ReplayThreadsOption = 2,
+    threads: int = THREADS,
 ) -> Answer:
     """Score policies from traces, without the models.
 
@@ -189,9 +189,7 @@ def ladder(
         "draft_fixed_us=300,draft_token_us=5,step_us=200",
         default="none",
     ),
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Load, requests; each pays its share of a batch of equals.")
-    ] = 1,
+    batch_size: PositiveInt = option(1, "Load, requests; each pays its share of a batch of equals"),
     config: Given,
 ) -> Answer:
     """Place policies between plain decoding and the best.
@@ -250,7 +248,7 @@ def tune(
     ),
     show_grid: bool = option(False, "Print the grids and stop"),
     config: Given,
-    threads: ReplayThreadsOption = 2,
+    threads: int = THREADS,
 ) -> Answer:
     """Search the best settings for a load.
 
@@ -300,7 +298,7 @@ def report(
     cost_model: Path | None = option(
         None, "cost_model.json or named clock behind the results' times", default="none"
     ),
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap over prompts.")] = 0,
+    seed: int = option(0, "Seed of the bootstrap over prompts", ge=0),
 ) -> Answer:
     """Write one HTML page on traces and results.
 

@@ -11,6 +11,7 @@ import typer
 from specctl import console
 from specctl.console import Answer
 from specctl.errors import StoreError, UsageError, check_choice
+from specctl.records import option
 
 if TYPE_CHECKING:
     from specctl.logs.trace_set import TraceSet
@@ -25,18 +26,9 @@ DenseTracesArgument = Annotated[
     typer.Argument(help="One or more dense trace sets of one pair: FOLDER, s3://..., @sha256:..."),
 ]
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="Artifact folder to write.")]
-ReplayThreadsOption = Annotated[
-    int,
-    typer.Option(
-        min=1,
-        help="Threads that share the log; results do not depend on it.",
-        rich_help_panel="advanced",
-    ),
-]
-TimesOption = Annotated[
-    Path | None,
-    typer.Option(help="cost_model.json or a named clock: adds times. Default: counts only."),
-]
+THREADS: int = option(
+    2, "Threads that share the log; results do not depend on it", group="advanced", ge=1
+)
 
 
 def preset_option(verb: str) -> Any:

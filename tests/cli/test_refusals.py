@@ -59,6 +59,7 @@ LIGHT: list[tuple[int, str, str]] = [
     (USAGE, "run p.txt --temperature -1", "temperature is -1.0, but must be"),
     (USAGE, "run p.txt --temperature hot", "'--temperature': expected a number; see specctl run"),
     (USAGE, "run p.txt --max-new-tokens 0", "--max-new-tokens must be at least 1, not 0"),
+    (USAGE, "run p.txt --trace OUT --dense-every 0", "--dense-every must be at least 1, not 0"),
     (USAGE, "run p.txt --temperature nan", "temperature"),
     # Options that do not go together, or are missing.
     (USAGE, "collect", "prompts"),
