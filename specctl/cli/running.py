@@ -14,7 +14,7 @@ from specctl.cli.options import refuse_together
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.errors import UsageError
-from specctl.formatting import Table, fixture_note
+from specctl.formatting import Table, fixture_note, sampling
 from specctl.progress import progress
 from specctl.records import PositiveInt, option
 from specctl.runtime.config import Decisions, DecodingConfig
@@ -229,15 +229,11 @@ def run_title(pair: Pair, num_prompts: int, settings: DecodeSettings) -> str:
 
     from specctl.runtime.identity import hardware_name
 
-    devices = pair.target.model.devices
-    machine = hardware_name(*devices)
-    threads = "" if devices[0].type == "cuda" else f", {torch.get_num_threads()} threads"
-    sampling = settings.sampling
-    how = "greedy" if sampling.greedy else f"temperature {sampling.temperature}"
-    dtype = str(pair.target.model.dtype).removeprefix("torch.")
-    note = fixture_note(pair.target.name)
+    model, note = pair.target.model, fixture_note(pair.target.name)
+    threads = "" if model.device.type == "cuda" else f", {torch.get_num_threads()} threads"
     return (
-        f"{pair.target.name} + {pair.drafter_name}, {dtype}, {machine}{threads}, "
-        f"{num_prompts} prompts, {settings.max_new_tokens} new tokens, {how}"
+        f"{pair.target.name} + {pair.drafter_name}, {str(model.dtype).removeprefix('torch.')}, "
+        f"{hardware_name(*model.devices)}{threads}, {num_prompts} prompts, "
+        f"{settings.max_new_tokens} new tokens, {sampling(vars(settings.sampling))}"
         f"{f' ({note})' if note else ''}"
     )

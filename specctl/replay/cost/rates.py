@@ -147,6 +147,19 @@ class Support(Record):
         )
 
 
+def dimensions(steps: Steps) -> dict[str, tuple[str, ArrayLike]]:
+    """Words and values of the quantities that `Support` has the range of."""
+    batch = np.asarray(steps.batch_size, np.float64)
+    tokens = np.asarray(steps.num_tokens, np.float64) - np.asarray(steps.prompt_tokens)
+    return {
+        "batch_size": ("requests a step", batch),
+        "tokens_per_request": ("tokens verified a request", tokens / batch),
+        "levels": ("passes of the drafter", steps.levels),
+        "context_tokens": ("cached tokens a request", steps.context_tokens),
+        "prompt_tokens": ("tokens of prompts", steps.prompt_tokens),
+    }
+
+
 class StepError(Record):
     """|predicted - measured| / measured of steps held out of the fit."""
 
@@ -259,14 +272,8 @@ class EngineCost(RateCost):
         return super().round_us(steps) + prompt * (more_us + also_us)
 
     def outside(self, steps: Steps) -> list[OutOfRange]:
-        batch = np.asarray(steps.batch_size, np.float64)
-        tokens = np.asarray(steps.num_tokens, np.float64) - np.asarray(steps.prompt_tokens)
-        values: dict[str, tuple[str, ArrayLike]] = {
-            "batch_size": ("requests a step", batch),
-            "tokens_per_request": ("tokens verified a request", tokens / batch),
-            "levels": ("passes of the drafter", steps.levels),
-            "context_tokens": ("cached tokens a request", steps.context_tokens),
-            "prompt_tokens": ("tokens of prompts", steps.prompt_tokens),
-        }
-        spans: dict[str, Span] = {name: getattr(self.support, name) for name in values}
-        return [OutOfRange.of(*values[name], of.low, of.high) for name, of in spans.items()]
+        spans: dict[str, Span] = dict(self.support)
+        return [
+            OutOfRange.of(words, values, spans[name].low, spans[name].high)
+            for name, (words, values) in dimensions(steps).items()
+        ]
