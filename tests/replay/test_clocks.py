@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import UTC, datetime
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -16,10 +15,10 @@ import pytest
 
 from scripts.gpu import publish
 from specctl.errors import InputError, UsageError
-from specctl.replay.cost.files import clock_names, clock_of, doubts, load_cost_model
+from specctl.replay.cost.files import clock_names, clock_of, load_cost_model
 from specctl.replay.cost.model import CostModel, Steps, TableCost
 from specctl.replay.cost.rates import LinearCost
-from tests.replay.costs import DRAFT, FINGERPRINT, PUBLISHED, grid, table_model
+from tests.replay.costs import DRAFT, FINGERPRINT, grid, table_model
 
 ROOT = Path(__file__).parents[2]
 H100 = "h100-llama-3.1-8b-eagle"
@@ -62,8 +61,6 @@ def test_the_line_clock_charges_what_pages_say(page: str) -> None:
 def test_the_h100_is_the_simulators() -> None:
     """`predictor.py` of SpecDecode-Bench's simulator, class `Llama8BH100`, in seconds."""
     model = named(H100)
-    for rate in ("verify_fixed_us", "verify_token_us", "verify_cached_token_us", "step_us"):
-        assert getattr(model, rate) == getattr(PUBLISHED, rate)
     for batch, length, context in ((1, 3, 700), (32, 5, 90), (8, 0, 1500)):
         cached = batch * context
         forward = cached * 3.92645679e-08 + batch * (length + 1) * 2.10103129e-05 + 5.88590713e-03
@@ -101,10 +98,6 @@ def test_a_measured_card_goes_by_its_name_with_what_it_is_not(
     assert clock_of(found, other) == (
         "the clock of NVIDIA H100 80GB HBM3 (error not known; of toy + small, not of this pair)"
     )
-    late = datetime(2100, 1, 1, tzinfo=UTC)
-    told = " ".join(doubts(found, pair=other, device="Test CPU", now=late))
-    for words in ("not for", "expired", "device was 'NVIDIA H100 80GB HBM3', here it is"):
-        assert words in told
 
 
 def test_a_wrong_name_is_told_the_right_ones(tmp_path: Path, monkeypatch: Any) -> None:

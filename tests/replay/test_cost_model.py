@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -186,13 +185,6 @@ def test_decisions_refuse_a_missing_or_flat_model() -> None:
             require_slope(model)
     with pytest.raises(UsageError, match="rises"):
         flat.step_cost(drafts(1, 1, 8), 1, 64)
-
-
-def test_step_table_by_hand() -> None:
-    cost = StepCost(token_counts=(1, 4, 8), step_us=(10.0, 20.0, 30.0))
-    expected = [10, 10, 20, 20, 20, 30, 30, 30, 30, 32.5, 35]
-    assert cost.step_table(10).tolist() == expected
-    assert cost.step_table(10).dtype == torch.float64
 
 
 @pytest.mark.parametrize(
