@@ -81,16 +81,6 @@ def blind_traces(
 
 
 @pytest.fixture(scope="session")
-def perfect_traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Traces of one prompt, with the target as its own drafter: every draft is accepted."""
-    folder = tmp_path_factory.mktemp("traces")
-    prompt = write_lines(folder / "one.txt", "Hello, who are you?")
-    options = ("--drafter", "embedded:target", "--max-new-tokens", 24, "--device", "cpu")
-    passes("collect", prompt, "-o", folder / "perfect", *options)
-    return folder / "perfect"
-
-
-@pytest.fixture(scope="session")
 def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prompts whose answers can be checked."""
     records = (
