@@ -194,15 +194,14 @@ def save_head(head: Eagle3Head, folder: Path) -> None:
         names = [one.replace("layer.", "midlayer.", 1) for one in part]
         pieces = state[name].split([shape[0] for shape in part.values()])
         tensors |= dict(zip(names, pieces, strict=True))
-    if config.draft_vocab_size != config.vocab_size:
-        member = torch.zeros(config.vocab_size, dtype=torch.bool)
-        tensors |= {
-            "d2t": head.d2t,
-            "t2d": member.index_fill_(0, head.target_ids.cpu(), value=True),
-        }
+    member = torch.zeros(config.vocab_size, dtype=torch.bool)
+    member[head.target_ids.cpu()] = True
+    tensors |= {"d2t": head.d2t, "t2d": member}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    facts: dict[str, Any] = {
+    assert config.aux_layer_ids is not None
+    ids = {"eagle_aux_hidden_state_layer_ids": list(config.aux_layer_ids)}
+    facts = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "num_hidden_layers": 1,
@@ -211,10 +210,7 @@ def save_head(head: Eagle3Head, folder: Path) -> None:
         "rope_theta": config.rope_parameters["rope_theta"],
         "hidden_act": "silu",
         "dtype": str(head.norm.dtype).removeprefix("torch."),
+        **ids,
+        "eagle_config": {"use_aux_hidden_state": True, **ids},
     }
-    if config.norm_before_residual:
-        facts["norm_before_residual"] = True
-    if config.aux_layer_ids is not None:
-        ids = {"eagle_aux_hidden_state_layer_ids": list(config.aux_layer_ids)}
-        facts |= {**ids, "eagle_config": {"use_aux_hidden_state": True, **ids}}
     (folder / "config.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
