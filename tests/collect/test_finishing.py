@@ -171,21 +171,6 @@ def test_an_interrupt_at_any_line_parts_no_prompt_from_its_rows(
     assert kept == ["a", "b"]
 
 
-def test_an_interrupt_within_a_commit_lets_it_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = TraceWriter.commit
-
-    def commit(self: TraceWriter, *given: Any) -> Any:
-        signal.raise_signal(signal.SIGINT)
-        return real(self, *given)
-
-    monkeypatch.setattr(TraceWriter, "commit", commit)
-    with pytest.raises(KeyboardInterrupt):
-        collect(tmp_path / "set", monkeypatch, "ab")
-    assert "a" in committed(tmp_path / "set")
-
-
 def test_an_error_of_a_prompt_keeps_those_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -248,13 +248,6 @@ def test_nothing_on_a_device_is_waited_for(
     assert launches.num_launches < 100
 
 
-def test_what_waits_is_refused() -> None:
-    values = torch.arange(4)
-    for waits in (lambda: values[values > 1], lambda: int(values[0]), lambda: values.nonzero()):
-        with pytest.raises(AssertionError), NoWaits():
-            waits()
-
-
 def test_sampled_law_is_logged_not_the_raw_one() -> None:
     record = cat_sat()
     cut = record.target_logits.masked_fill(record.target_logits < 3.0, float("-inf"))

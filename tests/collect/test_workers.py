@@ -14,8 +14,6 @@ from specctl.collect.live import LiveSummary
 from specctl.collect.prompts import Prompt
 from specctl.collect.trace_writer import TraceWriter
 from specctl.collect.workers import (
-    Cluster,
-    Driver,
     Needs,
     Work,
     Worker,
@@ -81,32 +79,6 @@ def test_workers_that_share_a_gpu_stay_on_one_node() -> None:
     ]
     assert rooms == [8, 3, 6, 4]
     assert Needs(1, 0.5).room({"CPU": 8.0}) == 0
-
-
-class SilentPool:
-    """A pool whose workers never answer; it tells nobody that they are gone."""
-
-    def submit(self, *_: Any) -> None:
-        pass
-
-    def has_next(self) -> bool:
-        return True
-
-    def get_next_unordered(self, timeout: float) -> Any:
-        raise TimeoutError(timeout)
-
-
-def test_a_cluster_without_a_node_ends_the_command() -> None:
-    nodes = iter([[{"Alive": True}], [{"Alive": True}, {"Alive": False}], [{"Alive": False}]])
-    errors = SimpleNamespace(RayTaskError=KeyError, RayError=OSError)
-    driver = object.__new__(Driver)
-    driver._cluster = Cluster(
-        SimpleNamespace(nodes=lambda: next(nodes), exceptions=errors), Needs(), 2
-    )
-    driver._pool = SilentPool()
-    with pytest.raises(ClusterError, match="is alive; see Ray's logs; then go on with --resume"):
-        list(driver._results("collect", [()]))
-    assert list(nodes) == []
 
 
 def test_a_raylet_that_dies_as_it_starts_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
