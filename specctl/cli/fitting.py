@@ -312,12 +312,12 @@ def fit_auto(
     fitters = {name: partial(write, name) for name in FITS if name not in (skip or ())}
     tried = []
     with progress("fits", len(fitters)):
-        for attempt in attempts(fitters, out):
-            tried.append(attempt)
-            if attempt.outcome.refusal is not None:
-                console.warn(attempt.outcome.sentence())
+        for outcome in attempts(fitters, out):
+            tried.append(outcome)
+            if outcome.refusal is not None:
+                console.warn(outcome.sentence())
             advance("fits")
-    families = families_of(tried, is_shared=plain.has_load)
+    families = families_of(tried, out, is_shared=plain.has_load)
     searched = plain.model_copy(update={"families": families})
     tuning = prepare(opened, searched, cost_model)
-    return run_and_publish(tuning, opened, out, tuple(attempt.outcome for attempt in tried))
+    return run_and_publish(tuning, opened, out, tuple(tried))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -162,18 +161,6 @@ def test_padding_and_idle_time_show() -> None:
     assert found["tokens_per_s"] == pytest.approx(1e6 * 9 / 1510)
 
 
-def test_the_steady_part_by_hand() -> None:
-    """One slot, five times A of 460 us: the first and the last are left out."""
-    made = by_hand(*[A] * 5)
-    run = simulate(made, Load(1, num_requests=5), linear())
-    window = batch_figures.steady_window(run)
-    assert window is not None
-    assert (window.steps, window.requests) == (slice(2, 8), slice(1, 4))
-    found = batch_figures.figures_of("hand", [run])
-    assert found.steady is not None
-    assert found.steady["tokens_per_s"].value == pytest.approx(1e6 * 3 * 4 / (3 * 460))
-
-
 def test_the_steady_part_has_no_ramp_and_no_drain() -> None:
     made = by_hand(*UNEVEN)
     run = simulate(made, Load(4), linear(), seed=1)
@@ -227,12 +214,6 @@ def test_intervals_come_from_independent_runs() -> None:
     assert found == batch_figures.figures_of("hand", runs, tpot_limit_us=150.0)
     assert not set(batch_figures.GOODPUT) & set(batch_figures.figures_of("hand", runs).whole)
     json.dumps(found.to_json(), allow_nan=False)
-
-
-def test_one_run_claims_no_interval() -> None:
-    found = batch_figures.figures_of("hand", [simulate(by_hand(*UNEVEN), Load(3), linear())])
-    assert all(math.isnan(i.low) and math.isnan(i.high) for i in found.whole.values())
-    assert all(math.isfinite(i.value) for i in found.whole.values())
 
 
 def test_runs_of_equal_seeds_are_compared_in_pairs() -> None:

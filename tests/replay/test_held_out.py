@@ -230,22 +230,14 @@ def test_the_split_of_the_artifact_is_advised_where_it_helps() -> None:
         assert said == ""
 
 
-@pytest.mark.parametrize(
-    "words",
-    [(*REPLAY, "-p", "a=one", "-p", "b=two"), (*TUNE, "--family", "one", "--family", "two")],
-    ids=["replay", "tune"],
-)
-def test_another_fit_is_advised_where_no_split_helps(words: tuple[object, ...]) -> None:
-    """The commands that are printed, typed as they are, and the same verb again."""
-    for name, seed in (("one", 0), ("two", 5)):
-        passes("fit", "survival", "traces", "-o", name, "--seed", seed, "--num-bins", 4)
-    found = advice(*words)
-    assert found.startswith("fit it again with one split: specctl fit survival traces ")
-    for command in found.partition(": ")[2].split("; "):
-        passes(*command.split()[1:])
-    again, said = found_by(*words)
-    assert "scored_on_training_prompts" not in again
-    assert said == ""
+def test_another_fit_is_advised_where_splits_differ() -> None:
+    passes("fit", "survival", "traces", "-o", "one", "--seed", 3, "--num-bins", 4)
+    for verb, option in ((REPLAY, "-p"), (TUNE, "--family")):
+        found = advice(*verb, option, "one", option, "else")
+        assert found == f"fit it again with --held-out {HELD_OUT_FRAC:g} --seed 0"
+        again, said = found_by(*verb, option, "mine", option, "yours")
+        assert "scored_on_training_prompts" not in again
+        assert said == ""
 
 
 def test_a_set_without_two_sides_of_eight_says_how_many_it_takes(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from specctl.replay.config import LadderConfig
 from specctl.replay.cost.model import CostModel
 from specctl.replay.facts import MARKED_BELOW, PLAIN
 from specctl.replay.held_out import choose_prompts, logged_prompts
-from specctl.replay.ladder.estimates import Estimates, fit_estimates
+from specctl.replay.ladder.estimates import fit_estimates
 from specctl.replay.ladder.limits import (
     Ranked,
     best_trees,
@@ -114,7 +114,7 @@ def build_ladder(
     is_sampled: bool = False,
     config: LadderConfig | None = None,
 ) -> Ladder:
-    """Every rung on the same held-out prompts.
+    """Tunes on training prompts, then measures every rung on the same held-out ones.
 
     Args:
         sides: prompts for tuning and for measuring.
@@ -124,13 +124,45 @@ def build_ladder(
     clock.check()
     for label, policy in policies:
         _check_policy(label, policy)
-    summed, best_static, estimates = sum_rungs(
-        log, sides, clock, policies, is_sampled=is_sampled, config=config
-    )
-    rungs, split = measure(summed, best_static, time_error=clock.model.time_error, seed=config.seed)
+    train, held_out = log.only(sides.train), log.only(sides.held_out)
+    with progress("positions", 2 * log.num_positions):
+        estimates = fit_estimates(
+            labelled_nodes(sampled(log, MAX_CALIBRATED, config.seed, warn=False)),
+            frozenset(sides.train),
+            num_folds=config.num_folds,
+            is_sampled=is_sampled,
+            seed=config.seed,
+        )
+        trained, ranked = {}, {}
+        widths = ranked_widths(log.support)
+        for key, one in rank_log(log, estimates, widths, num_kept=config.num_kept):
+            trained[key], ranked[key] = one.of(sides.train), one.of(sides.held_out)
+    given = [
+        of.model_copy(update={"shape": at_batch_size(of.shape, clock.batch_size)})
+        for of in (Policy(shape=RootOnly()), *(of for _, of in policies))
+    ]
+    with progress("settings", len(given)):
+        plain, *others = replayed_sums(held_out, given, clock)
+    rungs = [SummedRung("plain", PLAIN, "no drafting", plain)]
+    best: tuple[float, str] = 0.0, ""
+    words: dict[RungKind, str] = {"chain": "chain", "tree": "eagle2"}
+    for kind, word in words.items():
+        rate, rung = _static_rung(kind, word, train, held_out, clock)
+        best = max(best, (rate, rung.label), key=itemgetter(0))
+        rungs.append(rung)
+    rungs += [
+        SummedRung("policy", label, "as given", sums)
+        for (label, _), sums in zip(policies, others, strict=True)
+    ]
+    start = float(ratio("tokens_per_s", plain.totals)) / 1e6
+    with progress("prices", len(trained)):
+        rungs += _best_tree_rungs(trained, ranked, clock, start)
+    any_of_them = next(iter(ranked.values()))
+    rungs += _bounding_rungs(any_of_them, log.support.depth, clock)
+    measured, split = measure(rungs, best[1], time_error=clock.model.time_error, seed=config.seed)
     return Ladder(
-        rungs=rungs,
-        best_static=best_static,
+        rungs=measured,
+        best_static=best[1],
         split=split,
         calibration=estimates.quality,
         oracle_features=estimates.oracle_features,
@@ -162,61 +194,6 @@ class SummedRung:
     label: str  # unique
     setting: str  # in words
     sums: Sums  # of held-out prompts
-
-
-def sum_rungs(
-    log: DenseLog,
-    sides: Split,
-    clock: LoadClock,
-    policies: Sequence[tuple[str, Policy]],
-    *,
-    is_sampled: bool,
-    config: LadderConfig,
-) -> tuple[list[SummedRung], str, Estimates]:
-    """Tunes on training prompts, then sums up the held-out ones.
-
-    Returns:
-        The rungs, the label of the static rung that is fastest on training prompts, and the
-        estimates.
-    """
-    train, held_out = log.only(sides.train), log.only(sides.held_out)
-    with progress("positions", 2 * log.num_positions):
-        estimates = fit_estimates(
-            labelled_nodes(sampled(log, MAX_CALIBRATED, config.seed, warn=False)),
-            frozenset(sides.train),
-            num_folds=config.num_folds,
-            is_sampled=is_sampled,
-            seed=config.seed,
-        )
-        trained, ranked = {}, {}
-        widths = ranked_widths(log.support)
-        for key, one in rank_log(log, estimates, widths, num_kept=config.num_kept):
-            trained[key], ranked[key] = one.of(sides.train), one.of(sides.held_out)
-    any_of_them = next(iter(ranked.values()))
-    positions, matched = any_of_them.positions, any_of_them.matched
-    plain = Policy(shape=RootOnly())
-    given = [
-        of.model_copy(update={"shape": at_batch_size(of.shape, clock.batch_size)})
-        for of in (plain, *(of for _, of in policies))
-    ]
-    with progress("settings", len(given)):
-        first, *others = replayed_sums(held_out, given, clock)
-    rungs = [SummedRung("plain", PLAIN, "no drafting", first)]
-    best: tuple[float, str] = 0.0, ""
-    words: dict[RungKind, str] = {"chain": "chain", "tree": "eagle2"}
-    for kind, word in words.items():
-        rate, rung = _static_rung(kind, word, train, held_out, clock)
-        best = max(best, (rate, rung.label), key=itemgetter(0))
-        rungs.append(rung)
-    rungs += [
-        SummedRung("policy", label, "as given", sums)
-        for (label, _), sums in zip(policies, others, strict=True)
-    ]
-    start = float(ratio("tokens_per_s", first.totals)) / 1e6
-    with progress("prices", len(trained)):
-        rungs += _best_tree_rungs(trained, ranked, clock, start)
-    rungs += _bounding_rungs(positions, matched, log.support.depth, clock)
-    return rungs, best[1], estimates
 
 
 def _static_rung(
@@ -276,10 +253,9 @@ def _best_tree_rungs(
         yield _limit(kind, setting, found.positions, decided, clock)
 
 
-def _bounding_rungs(
-    positions: Positions, matched: Ints, depth: int, clock: LoadClock
-) -> Iterator[SummedRung]:
+def _bounding_rungs(ranked: Ranked, depth: int, clock: LoadClock) -> Iterator[SummedRung]:
     """The least time with all knowledge: within the logged trees, and with chains of `depth`."""
+    matched, positions = ranked.matched, ranked.positions
     knowing: dict[RungKind, tuple[Ints, str]] = {
         "clairvoyant": (matched, "knows the path inside the logged tree"),
         "ceiling": (np.full_like(matched, depth), "every draft token accepted"),

@@ -394,16 +394,8 @@ UNFITTED_SHARED = ("chain+survival", "eagle2+survival", "threshold+survival")
 """Unfitted shapes under a budget, for requests that share a batch."""
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """The outcome of a fit, and the folder of its artifact."""
-
-    outcome: FitOutcome
-    folder: Path | None = None
-
-
-def attempts(fits: Mapping[str, Callable[[Path], Artifact]], out: Path) -> Iterator[Attempt]:
-    """Runs the fits one after another, each into its own folder below `out`.
+def attempts(fits: Mapping[str, Callable[[Path], Artifact]], out: Path) -> Iterator[FitOutcome]:
+    """Runs the fits one after another, each into a folder of its name in `out/fits`.
 
     The refusal of a fit that the traces do not allow, e.g. with too few rounds, is kept in its
     outcome.
@@ -412,29 +404,28 @@ def attempts(fits: Mapping[str, Callable[[Path], Artifact]], out: Path) -> Itera
         fits: by name; each writes an artifact into a folder.
     """
     for name, write in fits.items():
-        folder = out / FITS_FOLDER / name
+        digest = refusal = None
         try:
-            artifact = write(folder)
+            digest = write(out / FITS_FOLDER / name).digest
         except OutputError:
             raise
         except SpecctlError as error:
             refusal = " ".join(str(error).split())
-            yield Attempt(FitOutcome(fit=name, artifact_digest=None, refusal=refusal))
-        else:
-            outcome = FitOutcome(fit=name, artifact_digest=artifact.digest, refusal=None)
-            yield Attempt(outcome, folder)
+        yield FitOutcome(fit=name, artifact_digest=digest, refusal=refusal)
 
 
-def families_of(tried: Sequence[Attempt], *, is_shared: bool) -> tuple[str, ...]:
+def families_of(tried: Sequence[FitOutcome], out: Path, *, is_shared: bool) -> tuple[str, ...]:
     """The families of `fit auto`: fitted and unfitted shapes, and both under budgets.
 
     Args:
+        tried: of `attempts` with the same `out`.
         is_shared: requests meet in batches, so budgets apply.
     """
-    fitted = [attempt for attempt in tried if attempt.folder is not None]
-    alone = (*(str(attempt.folder) for attempt in fitted), *UNFITTED)
+    names = [one.fit for one in tried if one.refusal is None]
+    fitted = {name: str(out / FITS_FOLDER / name) for name in names}
+    alone = (*fitted.values(), *UNFITTED)
     if not is_shared:
         return alone
-    survival = [f"{attempt.folder}+survival" for attempt in fitted]
-    elastic = [f"{one.folder}+echo_budget" for one in fitted if one.outcome.fit == "echo"]
+    survival = [f"{folder}+survival" for folder in fitted.values()]
+    elastic = [f"{fitted['echo']}+echo_budget"] if "echo" in fitted else []
     return (*alone, *survival, *elastic, *UNFITTED_SHARED)
