@@ -18,13 +18,17 @@ BY_PROMPT = "95% intervals resample prompts"
 def policies_section(replay: ReplayScores) -> Section:
     """Policies side by side."""
     figures = [policy.pooled for policy in replay.policies]
-    first, unseen = figures[0], [one for one in figures if replay.is_unseen(one.policy)]
-    reading = "Every policy was fitted on some of these prompts: none can be called the best."
-    if unseen:
-        fewest = min(unseen, key=lambda f: f.calls)
+    first = figures[0]
+    judged = [f for f in figures if replay.is_unseen(f.policy) and not f.is_marked]
+    reading = (
+        "Every policy was fitted on some of these prompts, or the log lacks it: none can be called "
+        "the best."
+    )
+    if judged:
+        fewest = min(judged, key=lambda f: f.calls)
         tau = fewest.tau.text(".2f")
         reading = f"{fewest.policy} needs the fewest calls, τ {tau} tokens per call"
-        rates = {f.policy: f.tokens_per_s for f in unseen if replay.can_win(f.policy)}
+        rates = {f.policy: f.tokens_per_s for f in judged if replay.can_win(f.policy)}
         timed = {label: rate for label, rate in rates.items() if rate is not None}
         if all(f.tokens_per_s is None for f in figures):
             reading += ". Without a cost model there are no times."

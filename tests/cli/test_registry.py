@@ -260,6 +260,18 @@ def test_damage_ends_with_a_code(registry: Path, artifacts: Artifacts) -> None:
     assert blob.read_bytes() == b"altered", "nothing is changed"
 
 
+def test_a_reader_refuses_a_shorter_history_than_it_saw(
+    registry: Path, artifacts: Artifacts
+) -> None:
+    publish(artifacts, "chain")
+    said("push", artifacts["eagle2"], NAME)
+    said("pull", f"{NAME}@v2")
+    max(registry.glob("log/*/*.json")).unlink()
+    line = refuses(REGISTRY, "registry", "pull", f"{NAME}@v1")
+    assert "E_LOG" in line
+    assert "you saw a history up to generation 2, but this one ends at generation 1" in line
+
+
 # ------------------------------------------------------------------ words
 
 

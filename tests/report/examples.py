@@ -119,7 +119,9 @@ def drift_results(**others: Any) -> DriftScores:
     return example(DriftScores, **{**given, **others})  # type: ignore[no-any-return]
 
 
-def ladder_results(*, policy_gain: float = 1.2, label: str = "mine", **others: Any) -> LadderResult:
+def ladder_results(
+    *, policy_gain: float = 1.2, label: str = "mine", is_marked: bool = False, **others: Any
+) -> LadderResult:
     """Of batch size 1; `label` is a policy's."""
     rates = {"plain ar": 40.0, "tree static": 100.0, f"policy {label}": 100 * policy_gain}
     rates |= {"features R_feat": 150.0, "oracle R_prob": 160.0}
@@ -128,7 +130,7 @@ def ladder_results(*, policy_gain: float = 1.2, label: str = "mine", **others: A
     for name, rate in rates.items():
         kind, own = name.split()
         told = {"tokens_per_s": around(rate, 3.0), "against_static": around(rate / 100.0)}
-        told |= {"against_plain": around(rate / 40.0)}
+        told |= {"against_plain": around(rate / 40.0), "is_marked": is_marked and own == label}
         rungs.append(example(Rung, kind=kind, label=own, setting="as given", **told))
     told = {"rungs": tuple(rungs), "best_static": "static", "num_prompts": SIZES, "batch_size": 1}
     told |= {"calibration": {"oracle": example(ProbabilityQuality)}}
