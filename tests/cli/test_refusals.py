@@ -111,12 +111,6 @@ def no_tensors(folder: Path) -> Path:
     return folder
 
 
-def untold(folder: Path) -> Path:
-    for path in no_tensors(folder).glob("tokenizer*"):
-        path.unlink()
-    return folder
-
-
 def bert(folder: Path) -> Path:
     config = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
     write_lines(new_folder(folder) / "config.json", json.dumps(config))
@@ -149,7 +143,6 @@ MADE: dict[str, Callable[[Path], Path]] = {
         "target", path, lambda it: json.dumps(it | {"model_type": "strange"})
     ),
     "NO_TENSORS": no_tensors,
-    "UNTOLD": untold,
     "BERT": bert,
     "OTHER_VOCABULARY": small_vocabulary,
     "OTHER_TARGET": lambda path: write_artifact(path, "hetero", target_digest=sha("e")),
@@ -244,7 +237,6 @@ HEAVY: list[tuple[int, str, str]] = [
     (MODEL, "run PROMPTS --target NO_TARGET_LAYER SMALL", LAYER),
     (MODEL, "run PROMPTS --target BROKEN SMALL", "BROKEN"),
     (MODEL, "run PROMPTS --target embeded SMALL", "is set; did you mean embedded?"),
-    (MODEL, "run PROMPTS --target UNTOLD SMALL", "no tokenizer, such as tokenizer.json, among"),
     (MODEL, "run PROMPTS --target STRANGE SMALL", "is of model_type 'strange'"),
     (MODEL, "run PROMPTS --target NO_TENSORS SMALL", "is damaged or does not fit the others"),
     (MODEL, "run PROMPTS --target BERT SMALL", "generates no text (...ForCausalLM): BertForMask"),
