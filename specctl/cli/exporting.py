@@ -33,8 +33,8 @@ def export(
             help="Policy in words, an artifact folder, REGISTRY/NAME@ALIAS, or a tune.json."
         ),
     ],
-    to: Annotated[str, typer.Option("--to", help="Engine: vllm, sglang, transformers.")],
     *,
+    to: str = option(..., "Engine: vllm, sglang, transformers"),
     out: Path | None = option(
         None, "Folder for the engine's files", name="--out -o", default="print them"
     ),

@@ -273,13 +273,9 @@ SKIP: list[str] | None = option(
 )
 def fit_auto(
     traces: DenseTracesArgument,
-    out: Annotated[
-        Path,
-        typer.Option("--out", "-o", help="Folder for fits/, tune.json and the winner, policy/."),
-    ],
-    cost_model: Annotated[
-        Path, typer.Option(help="cost_model.json of `specctl profile`, or a named clock.")
-    ],
+    *,
+    out: Path = option(..., "Folder for fits/, tune.json and the winner, policy/", name="--out -o"),
+    cost_model: Path = option(..., "cost_model.json of `specctl profile`, or a named clock"),
     config: Given,
     skip: list[str] | None = SKIP,
     threads: int = THREADS,

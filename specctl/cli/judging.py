@@ -124,14 +124,10 @@ specctl replay traces -p ar,chain --cost-model cost_model.json --batch-size 8"""
 )
 def replay(
     traces: DenseTracesArgument,
-    policy: Annotated[
-        list[str],
-        typer.Option(
-            "--policy",
-            "-p",
-            help="Policy to score, e.g. ar, chain, eagle2:depth=8; repeat for more.",
-        ),
-    ],
+    *,
+    policy: list[str] = option(
+        ..., "Policy to score, e.g. ar, chain, eagle2:depth=8; repeat for more", name="--policy -p"
+    ),
     config: Given,
     out: Path | None = option(None, "Folder for replay.json", name="--out -o", default="none"),
     threads: int = THREADS,
@@ -172,10 +168,8 @@ specctl ladder traces -o ladder --cost-model cost_model.json -p eagle2:depth=5""
 )
 def ladder(
     traces: DenseTracesArgument,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder for ladder.json and ladder.png.")
-    ],
     *,
+    out: Path = option(..., "Folder for ladder.json and ladder.png", name="--out -o"),
     policy: list[str] | None = option(
         None, "Policy to place on the ladder; repeat for more", name="--policy -p", default="none"
     ),
@@ -283,7 +277,8 @@ specctl report traces -o report.html --tune tuned/tune.json
 specctl report traces -o report.html --run run/results.json""",
 )
 def report(
-    out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")],
+    *,
+    out: Path = option(..., "HTML file to write", name="--out -o"),
     traces: Annotated[
         list[str] | None,
         typer.Argument(help="Trace folders of one pair, dense or live; default: results alone."),

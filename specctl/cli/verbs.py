@@ -107,7 +107,7 @@ class ConfigOption:
     kind: Any  # type of its value on the command line
     is_list: bool  # comma-separated, or repeated
     repeats: bool
-    default: Any  # None if it is stated in words
+    default: Any  # None if it is stated in words; `Parameter.empty` if it is required
     help: str
     words: tuple[str, ...] = ()  # the allowed words, if it is a choice
     least: Any = None  # of a count
@@ -123,7 +123,7 @@ class ConfigOption:
         plain: Any = list[self.kind] if self.repeats else str  # type: ignore[name-defined]
         kind: Any = plain if self.is_list else self.kind
         shown = self.default
-        if self.is_list and shown is not None:
+        if self.is_list and isinstance(shown, tuple):
             shown = ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in shown)
         optional: Any = kind if shown is not None else kind | None
         hint: Any = Annotated[
@@ -348,6 +348,10 @@ def _option(
     default = field.get_default(call_default_factory=True)
     flag = str(extra.get("option") or f"--{word}" + f"/--no-{word}" * (kind is bool and default))
     in_words = extra.get("default")
+    if in_words:
+        default = None
+    elif field.is_required():
+        default = inspect.Parameter.empty
     stated = "" if in_words is None else f"; default: {in_words}"
     within = "" if is_list else _range(bounds)
     return ConfigOption(
@@ -357,7 +361,7 @@ def _option(
         kind=kind,
         is_list=is_list,
         repeats=bool(extra.get("repeats")),
-        default=None if in_words else default,
+        default=default,
         help=f"{field.description}{within}{stated}.",
         words=words if kind is str else (),
         least=next((one.ge for one in bounds if isinstance(one, Ge) and kind is int), None),
