@@ -136,7 +136,7 @@ def replay(
 
     Counts are exact for lossless policies that the log supports; others are marked, with bounds.
     """
-    from specctl.durable import prepare_folder
+    from specctl.durable import prepare_folder, write_whole
     from specctl.logs.trace_files import open_place, read_header, split_reference
     from specctl.runtime.words import check_words
 
@@ -149,13 +149,13 @@ def replay(
         prepare_folder(out)
 
     from specctl.logs.trace_set import TraceSet
-    from specctl.replay.results import write_result
+    from specctl.records import json_bytes
     from specctl.replay.run import replay_traces
 
     opened = TraceSet.open(*traces)
     result = replay_traces(opened, settings)
     if out is not None:
-        write_result(result, out)
+        write_whole(out / "replay.json", json_bytes(result.to_json()), "replay results")
     return Answer(result.to_json(), result.shown())
 
 
@@ -307,7 +307,8 @@ def report(
 
     check_place(out, "report")
     cost = None if cost_model is None else load_cost_model(cost_model)
-    given = read_given(results, ladder, tune, run, drift, cost)
+    paths = {"replay": results, "ladder": ladder, "tune": tune, "run": run, "drift": drift}
+    given = read_given(cost, **paths)
     given = settings_for(given, tune)
     figures = None
     if traces:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
 from specctl import formatting
-from specctl.durable import write_whole
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
-from specctl.records import json_bytes
 from specctl.replay.batch_figures import BatchFigures, BatchTotals
 from specctl.replay.config import Engine
 from specctl.replay.cost.files import clock_of, without_decision_cost
@@ -24,8 +21,6 @@ from specctl.replay.held_out import ScoredPrompts
 from specctl.replay.score import PolicyFigures, PolicyScores
 from specctl.runtime.words import NamedPolicy
 from specctl.stats import Interval, intervals_over
-
-RESULTS_NAME = "replay.json"
 
 
 class ReplayScores(TraceFacts):
@@ -72,17 +67,6 @@ class Result:
     def shown(self) -> list[Any]:
         """Tables and sentences, top to bottom."""
         return [*self.tables, *self.lines]
-
-
-def write_result(result: Result, folder: Path) -> Path:
-    """Writes `replay.json`.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
-    path = folder / RESULTS_NAME
-    write_whole(path, json_bytes(result.to_json()), "replay results")
-    return path
 
 
 def facts_of(

@@ -9,7 +9,6 @@ import subprocess
 from dataclasses import replace
 from html import escape, unescape
 from html.parser import HTMLParser
-from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -133,32 +132,6 @@ def test_json_twin_is_json_and_holds_the_figures(full_page: Page, evidence: Trac
     depth = twin["sections"]["depth"]["data"][0]
     assert depth["num_at_risk"] == evidence.depths[0].num_at_risk
     assert len(twin["sections"]["category"]["data"]) == len(evidence.categories)
-
-
-@pytest.mark.parametrize("theme", ["light", "dark", "print"])
-def test_colours_have_contrast(theme: str) -> None:
-    """WCAG 2.1: 4.5 for text, 3 for graphical objects (criteria 1.4.3 and 1.4.11)."""
-    css = (files("specctl.report") / "templates" / "page.css").read_text("utf-8")
-    blocks = [
-        dict(re.findall(r"--([\w-]+): (#\w+);", b)) for b in re.findall(r":root {(.*?)}", css, re.S)
-    ]
-    colours = dict(zip(("light", "dark", "print"), blocks, strict=True))[theme]
-    texts = {"ink paper", "soft paper", "soft box", "ink box", "link paper", "warn warn-box"}
-    least = dict.fromkeys(texts, 4.5) | {f"s{style} paper": 3.0 for style in range(6)}
-    for pair, ratio in least.items():
-        assert contrast(*(colours[name] for name in pair.split())) >= ratio, pair
-
-
-def contrast(one: str, other: str) -> float:
-    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)
-
-
-def luminance(colour: str) -> float:
-    digits = colour[1:] if len(colour) == 7 else "".join(2 * c for c in colour[1:])
-    parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
-    linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-    return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 def reading_of(page: Page, key: str) -> str:
@@ -365,7 +338,7 @@ def test_results_that_cannot_be_read_are_named(tmp_path: Path, content: str, fou
     path = tmp_path / "replay.json"
     path.write_text(content)
     with pytest.raises(InputError, match=re.escape(found)):
-        read_given(path)
+        read_given(replay=path)
 
 
 def test_traces_without_a_draft_are_refused(tmp_path: Path) -> None:
