@@ -201,10 +201,7 @@ HEAVY: list[tuple[int, str, str]] = [
     (USAGE, "collect PROMPTS -o OUT --drafter none SMALL", ""),
     # Prompts and output.
     (INPUT, "run LONG.txt --on-long error SMALL", "line-2.*tokens"),
-    (INPUT, "collect LONG.txt -o OUT --on-long error SMALL", "line-2.*tokens"),
     (OUTPUT, "run PROMPTS -o FILE/out SMALL", "FILE"),
-    (OUTPUT, "collect PROMPTS -o FILE/out SMALL", "FILE"),
-    (OUTPUT, "collect PROMPTS -o THESIS --resume SMALL", "thesis.tex"),
     (OUTPUT, "collect PROMPTS -o TRACES SMALL", "--resume"),
     (INPUT, "fit cart TRACES -o THESIS", ""),
     (INPUT, "report -o r.html --results nope.json", "nope.json cannot be read: no such file"),
