@@ -36,7 +36,15 @@ from specctl.logs.logged_draft import logged_drafts
 from specctl.logs.parquet import read_columns
 from specctl.logs.positions import Bools, Floats, Ints, Singles
 from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog, LiveLog, Support, open_log, sampled
+from specctl.logs.tree_log import (
+    ENTROPIES,
+    TEXT_COLUMNS,
+    DenseLog,
+    LiveLog,
+    Support,
+    open_log,
+    sampled,
+)
 from specctl.policy.growing import pool_capacity
 from specctl.policy.pruning import PrunedPlan
 from specctl.policy.rules import BaseShape, ShapeRule
@@ -102,7 +110,7 @@ class LoggedNodes:
             prompt_ids: prompts to read; None for all.
         """
         log = self.log if prompt_ids is None else self.log.only(prompt_ids)
-        for chunk in log.chunks(extra=TEXT_COLUMNS if rule.needs_text else ()):
+        for chunk in log.chunks(ENTROPIES + (TEXT_COLUMNS if rule.needs_text else ())):
             prompts = chunk.positions.row_prompts
             for draft in logged_drafts(rule, chunk):
                 plan, is_node = draft.plan, draft.pool.valid & (draft.node >= 0)

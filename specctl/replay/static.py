@@ -80,7 +80,7 @@ def summarise(log: DenseLog, *, top_k: int, depth: int | None = None) -> Summary
     """
     levels = depth or log.support.depth
     rule = BaseShape(levels, top_k, top_k, max_tokens=1)
-    return join_rows(list(map_chunks(log, partial(_of_chunk, rule), with_entropy=False)))
+    return join_rows(list(map_chunks(log, partial(_of_chunk, rule), ())))
 
 
 def static_outcomes(summary: Summary, depth: int, num_tokens: int) -> Outcomes:

@@ -53,7 +53,7 @@ def test_chunks_hold_whole_requests_in_order(
 
 def test_entropies_that_are_not_read_are_nan(traces: TraceSet) -> None:
     with_entropy = next(DenseLog.open(traces).chunks())
-    without = next(DenseLog.open(traces).chunks(with_entropy=False))
+    without = next(DenseLog.open(traces).chunks(extra=()))
     assert with_entropy.entropy.isfinite().all()
     assert without.entropy.isnan().all()
     assert without.topk_entropy.isnan().all()

@@ -131,12 +131,8 @@ class HeldLog(DenseLog):
 
     held: tuple[LogChunk, ...] = ()
 
-    def chunks(self, **_: Any) -> Iterator[LogChunk]:
-        for chunk in self.held:
-            names = chunk.positions.prompt_ids
-            wanted = np.array([self.prompts is None or name in self.prompts for name in names])
-            if wanted.any():
-                yield chunk.take(wanted[chunk.positions.prompt])
+    def _chunks(self, extra: tuple[str, ...]) -> Iterator[LogChunk]:
+        return iter(self.held)
 
 
 def target_log(
