@@ -115,16 +115,9 @@ def test_rates_are_found_again_and_predict(tmp_path: Path) -> None:
     assert abs(model.held_out.total) < 1e-3 > model.held_out.by_length
     assert (model.engine, model.engine_version, model.device) == ("vllm", "0.32.0", "A CPU")
     for step in served(20, seed=2):
-        batch = step["batch_size"]
-        steps = Steps(
-            batch_size=batch,
-            num_tokens=step["step_tokens"],
-            context_tokens=(step["step_context_tokens"] - step["step_tokens"]) / batch,
-            levels=step["step_levels"],
-            level_width=1,
-            num_emitted=2,
-            prompt_tokens=step["step_prompt_tokens"],
-        )
+        batch, tokens, levels = step["batch_size"], step["step_tokens"], step["step_levels"]
+        context, prompt = step["step_context_tokens"] - tokens, step["step_prompt_tokens"]
+        steps = Steps(batch, tokens, context / batch, levels, 1, 2, prompt_tokens=prompt)
         total = sum(parts_of(step).values())
         assert float(model.round_us(steps)) == pytest.approx(total, rel=1e-3)
 
@@ -202,20 +195,14 @@ def test_least_absolute_error_by_hand() -> None:
 
 def test_steps_out_of_range_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = fitted(log_steps(tmp_path / "a", served(100, step_levels=3)))
-    asked = Steps(
-        batch_size=np.array([2, 2, 4, 8]),
-        num_tokens=np.array([4, 20, 8, 16]),
-        context_tokens=100,
-        levels=np.array([3, 5, 0, 3]),
-        level_width=1,
-        num_emitted=1,
-    )
-    warn_outside("it", [model.outside(asked)])
-    tokens, levels = caplog.messages
-    assert tokens.startswith("cost model, it: 25% of the steps have 10 tokens verified")
-    assert tokens.endswith("its times are of 1 to 6")
-    assert "50% of the steps have 0 to 5 passes of the drafter" in levels
-    assert levels.endswith("its times are of 3 to 3")
+    batch, levels = np.array([2, 2, 4, 8]), np.array([3, 5, 0, 3])
+    warn_outside("it", [model.outside(Steps(batch, [4, 20, 8, 16], 100, levels, 1, 1))])
+    assert caplog.messages == [
+        "cost model, it: 25% of the steps have 10 tokens verified a request, and its times are of "
+        "1 to 6",
+        "cost model, it: 50% of the steps have 0 to 5 passes of the drafter, and its times are of "
+        "3 to 3",
+    ]
     with pytest.raises(UsageError, match="up to 8, the largest that vllm ran; 9 is larger"):
         model.round_us(Steps(9, 9, 100, 3, 1, 1))
 

@@ -21,7 +21,15 @@ from torch import Tensor
 from specctl import progress
 from specctl.cli import judging  # registers the verb
 from specctl.errors import UsageError
-from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
+from specctl.policy import (
+    Chain,
+    EntropyBins,
+    JointThreshold,
+    Policy,
+    RootOnly,
+    StaticTree,
+    build_shape,
+)
 from specctl.replay.config import ProfileGrid
 from specctl.replay.cost import live
 from specctl.replay.cost.files import load_cost_model
@@ -287,6 +295,30 @@ def test_live_runs_take_what_was_predicted(
     wall_us = charged.clock.now_us - began
     found = predicted_us(charged.model, steps, prompts, drafts=not isinstance(shape, RootOnly))
     assert found == pytest.approx(wall_us, rel=0.005)
+
+
+@pytest.mark.parametrize("batch_sizes", [(1,), (1, 2)])
+def test_the_time_of_decisions_is_found(
+    batch_sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chain of three levels decides twice: 300 us each are 200 a level. It never stops here, and
+    what stops after the first level has decided as often as it has levels."""
+    never, clock = Policy(shape=JointThreshold(min_prob=0.0, depth=3, top_k=1)), VirtualTime()
+    rule: Any = type(build_shape(never.shape))
+    grow = rule.grow
+
+    def slow(self: Any, *arguments: Any) -> Any:
+        clock.now_us += 300.0
+        return grow(self, *arguments)
+
+    for name in ("perf_counter", "thread_time"):
+        monkeypatch.setattr(time, name, clock)
+    monkeypatch.setattr(rule, "grow", slow)
+    with torch.inference_mode():
+        requests = toy_requests(2, max_new_tokens=9)
+        found = live.time_decider(Bench(toy()), never, batch_sizes, requests)
+    assert found.batch_sizes == batch_sizes
+    assert found.level_us == pytest.approx([200.0] * len(batch_sizes), abs=8)
 
 
 GRIDS = [

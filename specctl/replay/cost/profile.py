@@ -204,10 +204,8 @@ AXES = {
 def fit_table(bench: Bench, grid: ProfileGrid, samples: Samples) -> TableCost:
     """The record of a profile's samples, with the error at the points held out of the fit."""
     measured_at, expires = validity(datetime.now(UTC))
-    tiers: tuple[int, ...] = ()
-    if (
-        bench.graphs is not None and not grid.capture_limit_tokens
-    ):  # the policy's largest tree is one more
+    tiers: tuple[int, ...] = ()  # the policy's largest tree is one more
+    if bench.graphs is not None and not grid.capture_limit_tokens:
         least = bench.graphs.flat_tokens
         tiers = token_tiers(max(MOST_TOKENS, least), least)
     fitted, held_out = dict[str, Grid](), dict[str, HeldOut]()
