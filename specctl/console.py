@@ -166,7 +166,7 @@ def _pieces(part: Any) -> Iterator[Any]:
     from rich.console import Group
     from rich.text import Text
 
-    from specctl.artifacts.describe import Description
+    from specctl.artifacts.card import Description
 
     if isinstance(part, Group):
         for one in part.renderables:
