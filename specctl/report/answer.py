@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from specctl.replay.facts import PLAIN
 from specctl.replay.ladder.result import RUNNABLE, LadderResult, Rung
 from specctl.replay.tune.verdict import TuneResult, result_table, tune_notes
 from specctl.report.charts import Chart, Series
-from specctl.report.given import Given, RunScores
+from specctl.report.given import Given
 from specctl.report.page import Figure, Section
 from specctl.report.result_sections import BY_PROMPT
 from specctl.stats import Interval
@@ -59,15 +59,6 @@ class Point:
         kind = "plain" if self.label == PLAIN else self.kind
         return NAMES.get(kind, self.label.split(":")[0]) + self.marks
 
-    @classmethod
-    def of_rungs(cls, ladder: LadderResult) -> list[Point]:
-        """The rungs that can be run."""
-        return [
-            cls(r.label, r.mean_acceptance_length, r.against_plain, r.kind, ladder.marks(r.label))
-            for r in ladder.rungs
-            if r.kind in RUNNABLE
-        ]
-
 
 def recommendation(given: Given, figures: TraceFigures | None) -> Section:
     """The setting to run, by the strongest evidence given."""
@@ -75,19 +66,15 @@ def recommendation(given: Given, figures: TraceFigures | None) -> Section:
         return _from_tune(given, given.tune)
     if given.ladder is not None:
         return _from_ladder(given, given.ladder)
-    return Section("recommendation", missing=NONE_YET, marks=_of_traces(figures))
-
-
-def _of_traces(figures: TraceFigures | None) -> list[tuple[str, str]]:
-    """Figures of traces without times."""
-    if figures is None:
-        return []
-    of = "the policy that was logged" if figures.tree is None else figures.tree
-    first = figures.depths[0].conditional_prob
-    return [
-        (figures.tau.text(".2f"), f"tokens that one call of the target emits under {of}"),
-        (first.text(".0%"), "of the time the draft holds the target's next token"),
-    ]
+    marks = []
+    if figures is not None:
+        of = "the policy that was logged" if figures.tree is None else figures.tree
+        first = figures.depths[0].conditional_prob
+        marks = [
+            (figures.tau.text(".2f"), f"tokens that one call of the target emits under {of}"),
+            (first.text(".0%"), "of the time the draft holds the target's next token"),
+        ]
+    return Section("recommendation", missing=NONE_YET, marks=marks)
 
 
 def _from_tune(given: Given, tune: TuneResult) -> Section:
@@ -181,10 +168,10 @@ def _answer(
     ladder, run, shown = given.comparable_ladder, given.run, [*marks]
     if run is not None:
         place = f"when it ran on {run.facts.device}, {count(run.facts.num_prompts, 'prompt')}"
-        shown += [
-            (f"× {faster.text('.2f')}", f"{TIMES_PLAIN} {place}")
-            for faster in _measured(given, run)
-        ]
+        for one in run.policies:
+            of_tune = one.artifact_digest is not None and one.artifact_digest == given.artifact
+            if one.paired is not None and (of_tune or one.policy == given.setting):
+                shown.append((f"× {one.paired.speedup.text('.2f')}", f"{TIMES_PLAIN} {place}"))
     rungs = () if ladder is None else ladder.rungs
     limits = [rung for rung in rungs if rung.kind in LIMITS]
     shown += [(f"× {r.against_plain.text('.2f')}", LIMITS[r.kind]) for r in limits]
@@ -197,9 +184,23 @@ def _answer(
     elif ladder is None:
         other = "the ladder is of other traces, times, load or prompts"
         shown.append(("(not comparable)", f"the best possible: {other}"))
-    known = {point.label for point in points}
-    others = [] if ladder is None else Point.of_rungs(ladder)
-    figure = _picture(given, [*points, *(p for p in others if p.label not in known)], limits)
+    if ladder is not None:
+        known = {point.label for point in points}
+        points = [
+            *points,
+            *(
+                Point(
+                    r.label,
+                    r.mean_acceptance_length,
+                    r.against_plain,
+                    r.kind,
+                    ladder.marks(r.label),
+                )
+                for r in rungs
+                if r.kind in RUNNABLE and r.label not in known
+            ),
+        ]
+    figure = _picture(given, points, limits)
     return Section(
         "recommendation",
         setting=given.setting,
@@ -208,14 +209,6 @@ def _answer(
         figures=[] if figure is None else [figure],
         **words,
     )
-
-
-def _measured(given: Given, run: RunScores) -> Iterator[Interval]:
-    """The speed of the recommended setting over plain decoding's, if both ran."""
-    for one in run.policies:
-        of_tune = one.artifact_digest is not None and one.artifact_digest == given.artifact
-        if one.paired is not None and (of_tune or one.policy == given.setting):
-            yield one.paired.speedup
 
 
 def _picture(given: Given, points: Sequence[Point], limits: Sequence[Rung]) -> Figure | None:

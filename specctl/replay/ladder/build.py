@@ -123,7 +123,14 @@ def build_ladder(
     config = config or LadderConfig()
     clock.check()
     for label, policy in policies:
-        _check_policy(label, policy)
+        if label in LIMITS.values() or label == PLAIN:
+            raise UsageError(f"policy {label}: the ladder has a rung of that name; leave it out")
+        if not isinstance(policy.budget, PerRequest):
+            raise UsageError(
+                f"{label} has no place on the ladder: a batch shares its budget, "
+                f"{policy.budget.kind}",
+                hint="score it with specctl replay --batch-size, which simulates the batch",
+            )
     train, held_out = log.only(sides.train), log.only(sides.held_out)
     with progress("positions", 2 * log.num_positions):
         estimates = fit_estimates(
@@ -158,7 +165,14 @@ def build_ladder(
     with progress("prices", len(trained)):
         rungs += _best_tree_rungs(trained, ranked, clock, start)
     any_of_them = next(iter(ranked.values()))
-    rungs += _bounding_rungs(any_of_them, log.support.depth, clock)
+    matched, positions = any_of_them.matched, any_of_them.positions
+    knowing: dict[RungKind, tuple[Ints, str]] = {
+        "clairvoyant": (matched, "knows the path inside the logged tree"),
+        "ceiling": (np.full_like(matched, log.support.depth), "every draft token accepted"),
+    }
+    for kind, (reach, setting) in knowing.items():
+        decided = clairvoyant(positions, reach, clock)
+        rungs.append(_limit(kind, setting, positions, decided, clock))
     measured, split = measure(rungs, best[1], time_error=clock.model.time_error, seed=config.seed)
     return Ladder(
         rungs=measured,
@@ -171,16 +185,6 @@ def build_ladder(
         is_sampled=is_sampled,
         config=config.model_dump(),
     )
-
-
-def _check_policy(label: str, policy: Policy) -> None:
-    if label in LIMITS.values() or label == PLAIN:
-        raise UsageError(f"policy {label}: the ladder has a rung of that name", hint="leave it out")
-    if not isinstance(policy.budget, PerRequest):
-        raise UsageError(
-            f"{label} has no place on the ladder: a batch shares its budget, {policy.budget.kind}",
-            hint="score it with specctl replay --batch-size, which simulates the batch",
-        )
 
 
 # ------------------------------------------------------------------------------- from log to sums
@@ -251,17 +255,6 @@ def _best_tree_rungs(
         decided = best_trees(found, tree_times(found, clock), price)
         setting = f"estimate {name}, width {width}, λ* {1e6 * price:.4g} tokens/s"
         yield _limit(kind, setting, found.positions, decided, clock)
-
-
-def _bounding_rungs(ranked: Ranked, depth: int, clock: LoadClock) -> Iterator[SummedRung]:
-    """The least time with all knowledge: within the logged trees, and with chains of `depth`."""
-    matched, positions = ranked.matched, ranked.positions
-    knowing: dict[RungKind, tuple[Ints, str]] = {
-        "clairvoyant": (matched, "knows the path inside the logged tree"),
-        "ceiling": (np.full_like(matched, depth), "every draft token accepted"),
-    }
-    for kind, (reach, setting) in knowing.items():
-        yield _limit(kind, setting, positions, clairvoyant(positions, reach, clock), clock)
 
 
 def _limit(
