@@ -50,18 +50,11 @@ def preset_option(verb: str) -> Any:
     return Annotated[str | None, typer.Option(help=help, is_eager=True, callback=take)]
 
 
-def refuse_together(context: typer.Context, option: str, *others: str) -> None:
-    """Raises `UsageError` if `option` was typed together with one of the others.
-
-    Args:
-        option, others: names of the verb's parameters.
-    """
-    sources = {name: context.get_parameter_source(name) for name in (option, *others)}
-    typed = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
-    if typed[1:] and typed[0] == option:
-        words = {param.name: param.opts[0] for param in context.command.params}
-        given = " ".join(words[name] for name in typed)
-        raise UsageError(f"{given}: {words[option]} goes without the others; leave one out")
+def refuse_together(**given: object) -> None:
+    """Raises `UsageError` if more than one of these options has a value."""
+    typed = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
+    if typed[1:]:
+        raise UsageError(f"{' '.join(typed)}: {typed[0]} goes without the others; leave one out")
 
 
 def open_to_fit(traces: list[str]) -> Any:

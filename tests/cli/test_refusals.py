@@ -63,7 +63,7 @@ LIGHT: list[tuple[int, str, str]] = [
     (USAGE, "run p.txt --temperature nan", "temperature"),
     # Options that do not go together, or are missing.
     (USAGE, "collect", "prompts"),
-    (USAGE, "run p.txt --compare ar --policy chain", "--compare --policy"),
+    (USAGE, "run p.txt --compare ar --policy eagle2", "--compare --policy"),
     (USAGE, "run p.txt --target nofolder --policy medusa", "'medusa'"),
     (USAGE, "collect p.txt -o OUT --dense --top-k 4", "for the children of a drafted node"),
     (USAGE, "collect p.txt", "Missing option '--out' / '-o'; see specctl collect --help"),
