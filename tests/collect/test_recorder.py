@@ -5,6 +5,8 @@ Devices that are not there are lanes that copy at the worst moment, or when a ga
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import time
 import weakref
@@ -28,7 +30,7 @@ from specctl.errors import OutputError
 from specctl.logs.trace_files import Segment
 from specctl.logs.trace_set import TraceSet, read_listing
 from tests.collect.rounds import random_record
-from tests.collect.sets import count_calls, writer
+from tests.collect.sets import writer
 from tests.kernels.helpers import no_sync
 
 __all__ = ["writer"]  # a fixture
@@ -249,7 +251,10 @@ def test_error_of_the_thread_surfaces_in_the_decoding_thread(
     def fail() -> None:
         raise RuntimeError("the device is gone")
 
-    count_calls(monkeypatch, "fsync", 0)
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", broken)
     for lane, error, words in (
         (FakeLane(), OutputError, "Input/output error"),
         (FakeLane(on_copy=fail), RuntimeError, "the device is gone"),
