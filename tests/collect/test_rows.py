@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specctl.collect import statistics as device
-from specctl.collect.rows import join, round_tables, slot_of
-from specctl.collect.statistics import (
+from specctl.collect import rounds as device
+from specctl.collect.rounds import (
     alike,
     order_statistics,
     read_on_device,
     read_on_host,
     statistics,
 )
+from specctl.collect.rows import join, round_tables, slot_of
 from specctl.collect.transfer import pack
 from specctl.runtime.requests import RoundRecord, RoundTimes
 from specctl.trace import TABLES, arrow_schema

@@ -20,7 +20,7 @@ from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import UNKNOWN, DenseLog, _first_child, _live_labels
 from specctl.policy import JointThreshold, build_shape
 from specctl.policy.rules import BaseShape
-from tests.replay.logs import PlainTree, plain_trees, random_traces
+from tests.replay.logs import PlainTree, frontier, plain_trees, random_traces
 
 
 @pytest.fixture(scope="module")
@@ -123,17 +123,6 @@ def test_tables_that_do_not_fit_together(
 
 
 # --------------------------------------------------------------------------- nodes and labels
-
-
-def frontier(tree: PlainTree, depth: int, top_k: int, width: int) -> list[int]:
-    """Nodes that are drafted when the best `width` of a level are expanded, in plain Python."""
-    pool, expanded = [0], [0]
-    for level in range(1, depth + 1):
-        candidates = [c for node in expanded for c in tree.children[node][:top_k]]
-        pool += candidates
-        if level < depth:
-            expanded = sorted(candidates, key=lambda n: -tree.joint[n])[:width]
-    return pool
 
 
 def test_nodes_are_those_of_the_frontier_with_the_logged_columns(tmp_path: Path) -> None:
