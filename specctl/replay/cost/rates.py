@@ -77,10 +77,8 @@ class LinearCost(RateCost):
     """
 
     kind: Literal["linear"] = "linear"
-    cost_model_version: Literal[1]
     source: Name  # model, drafter, hardware and publication of the rates
     verify_fixed_us: Microseconds
-    verify_token_us: Rate
     verify_cached_token_us: Rate
     draft_fixed_us: Rate
     draft_level_us: Rate = 0.0
@@ -188,7 +186,6 @@ class EngineCost(RateCost):
     """
 
     kind: Literal["engine"] = "engine"
-    cost_model_version: Literal[1]
     engine: Name
     engine_version: Name
     device: Name  # hardware named by the traces
@@ -203,7 +200,6 @@ class EngineCost(RateCost):
     mean_over_median: Annotated[float, Field(gt=0)]  # factor from rates of medians to mean times
     verify_fixed_us: Rate
     verify_request_us: Rate
-    verify_token_us: Rate
     verify_prompt_token_us: Rate
     verify_cached_token_us: Rate
     draft_fixed_us: Rate
