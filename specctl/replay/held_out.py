@@ -18,8 +18,9 @@ from specctl.artifacts.manifest import Manifest
 from specctl.logs.parquet import collected
 from specctl.logs.trace_set import TraceSet
 from specctl.records import HELD_OUT_FRAC
+from specctl.replay.config import LadderConfig, TuneConfig
 from specctl.runtime.words import NamedPolicy
-from specctl.stats import MIN_PROMPTS
+from specctl.stats import MIN_PROMPTS, Split, split_prompts
 
 logger = logging.getLogger(__name__)
 SplitOptions = tuple[float, int]
@@ -92,6 +93,20 @@ def choose_prompts(
             _remedy(named, trained, traces, split),
         )
     return ScoredPrompts(prompts, trained=trained)
+
+
+def split_and_choose(
+    prompt_ids: Collection[str],
+    named: Iterable[NamedPolicy],
+    traces: TraceSet,
+    config: LadderConfig | TuneConfig,
+) -> tuple[Split, ScoredPrompts]:
+    """Prompts to choose on and prompts to report on, the latter as `choose_prompts` has them."""
+    share, seed = config.held_out_frac, config.seed
+    sides = split_prompts(prompt_ids, held_out_frac=share, seed=seed)
+    choice: dict[str, Any] = {"split": (share, seed), "all_prompts": config.all_prompts}
+    scored = choose_prompts(sides.held_out, named, traces, **choice)
+    return Split(sides.train, scored.prompts), scored
 
 
 def trained_on(policy: NamedPolicy, prompts: Iterable[str]) -> set[str]:

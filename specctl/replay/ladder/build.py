@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from specctl.progress import advance, progress
 from specctl.replay.config import LadderConfig
 from specctl.replay.cost.model import CostModel
 from specctl.replay.facts import MARKED_BELOW, PLAIN
-from specctl.replay.held_out import choose_prompts, logged_prompts
+from specctl.replay.held_out import logged_prompts, split_and_choose
 from specctl.replay.ladder.estimates import fit_estimates
 from specctl.replay.ladder.limits import (
     Ranked,
@@ -54,7 +53,7 @@ from specctl.replay.results import facts_of
 from specctl.replay.rounds import walk_outcomes
 from specctl.replay.tune.candidates import static_settings
 from specctl.runtime.words import resolve_policies
-from specctl.stats import Resamples, Split, split_prompts
+from specctl.stats import Resamples, Split
 
 LIMITS: dict[RungKind, str] = {
     "features": "R_feat",
@@ -88,14 +87,12 @@ def run_ladder(
     config = config or LadderConfig()
     log = sampled(DenseLog.open(traces), config.max_positions, config.seed)
     named = resolve_policies(",".join(specs), traces.fingerprint) if specs else []
-    share, seed = config.held_out_frac, config.seed
-    sides = split_prompts(log.prompts or logged_prompts(traces), held_out_frac=share, seed=seed)
-    choice: dict[str, Any] = {"split": (share, seed), "all_prompts": config.all_prompts}
-    scored = choose_prompts(sides.held_out, named, traces, **choice)
+    prompts = log.prompts or logged_prompts(traces)
+    sides, scored = split_and_choose(prompts, named, traces, config)
     torch.set_num_threads(1)
     ladder = build_ladder(
         log,
-        Split(sides.train, scored.prompts),
+        sides,
         LoadClock(model, batch_size),
         [(item.label, item.policy) for item in named],
         is_sampled=bool(traces.header.sampling["temperature"]),

@@ -9,7 +9,7 @@ publish      the chosen policy as an artifact with its evidence
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ from specctl.replay.cost.files import warn_outside, without_decision_cost
 from specctl.replay.cost.model import Steps, require_slope
 from specctl.replay.cost.rates import LinearCost
 from specctl.replay.facts import to_time
-from specctl.replay.held_out import ScoredPrompts, choose_prompts
+from specctl.replay.held_out import split_and_choose
 from specctl.replay.results import facts_of
 from specctl.replay.run import require_cost_model
 from specctl.replay.tune.candidates import Conditions, PolicyCandidate, parse_families
@@ -61,7 +61,7 @@ from specctl.replay.tune.verdict import (
     tune_notes,
 )
 from specctl.runtime.words import NamedPolicy
-from specctl.stats import CONFIDENCE, MIN_PROMPTS, Interval, Split, split_prompts
+from specctl.stats import CONFIDENCE, MIN_PROMPTS, Interval
 
 logger = logging.getLogger(__name__)
 NUM_RUNS = 12
@@ -176,7 +176,13 @@ def prepare(
     contexts = collected(by_prompt.sort("prompt_id"))
     named = [replace(one.artifact, label=one.name) for one in families if one.artifact is not None]
     names = log.prompts or contexts["prompt_id"].to_list()
-    split, scored = _sides(names, [*named, *beside], traces, config)
+    if len(names) < 2 * MIN_PROMPTS:
+        raise TraceEmptyError(
+            f"{len(names)} prompts are too few: {MIN_PROMPTS} are needed to choose on, and as many "
+            "to report on",
+            hint=f"collect {2 * MIN_PROMPTS} prompts in all",
+        )
+    split, scored = split_and_choose(names, [*named, *beside], traces, config)
     of_train = contexts.filter(pl.col("prompt_id").is_in(split.train))
     mean = of_train.select(pl.sum("context_tokens") / pl.sum("len")).item()
     cached = float(mean) - 1  # the root is not cached yet
@@ -245,28 +251,6 @@ def prepare(
     }
 
     return Tuning(search, evaluator, settled, cached)
-
-
-def _sides(
-    names: Collection[str],
-    named: Sequence[NamedPolicy],
-    traces: TraceSet,
-    config: TuneConfig,
-) -> tuple[Split, ScoredPrompts]:
-    """Prompts to choose on and prompts to report on, the latter unseen by these policies' fits if
-    enough are left."""
-    least = 2 * MIN_PROMPTS
-    if len(names) < least:
-        raise TraceEmptyError(
-            f"{len(names)} prompts are too few: {MIN_PROMPTS} are needed to choose on, and as many "
-            "to report on",
-            hint=f"collect {least} prompts in all",
-        )
-    share, seed = config.held_out_frac, config.seed
-    split = split_prompts(names, held_out_frac=share, seed=seed)
-    choice: dict[str, Any] = {"split": (share, seed), "all_prompts": config.all_prompts}
-    scored = choose_prompts(split.held_out, named, traces, **choice)
-    return Split(split.train, scored.prompts), scored
 
 
 # ----------------------------------------------------------------------------------- publishing
