@@ -28,7 +28,7 @@ from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.replay.cost.files import load_cost_model
 from specctl.replay.metrics import Sums
-from specctl.replay.tune.evaluators import LogEvaluator, Objective
+from specctl.replay.tune.evaluators import LogEvaluator, make_objective
 from specctl.runtime.words import resolve_policy
 from specctl.stats import Resamples
 from specctl.watch.drift import evidence
@@ -137,7 +137,7 @@ def built(given: argparse.Namespace) -> World:
     )
     words = (*THRESHOLDS, *STATICS)
     log = DenseLog.open(TraceSet.open(*map(str, given.traces), verify=False))
-    evaluate = LogEvaluator(log, load_cost_model(given.cost_model), Objective("latency"))
+    evaluate = LogEvaluator(log, load_cost_model(given.cost_model), make_objective())
     names = tuple(pool.ids[:num_better])
     found = evaluate([resolve_policy(one).policy for one in words], names)
     return World(pool, kinds, words, np.stack([summed(one) for one in found]), num_better)

@@ -29,8 +29,6 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 from embedded_pair import corpus, head, own_text, publish, tokenizer, training  # noqa: E402
 
-from specctl.runtime.eagle3 import save_eagle3  # noqa: E402
-
 INTERMEDIATE = 704
 SMALL_SHAPE = {"layers": 2, "hidden": 128, "intermediate": 352, "heads": 2, "kv_heads": 2}
 SHARES = {"arithmetic": 0.25, "strings": 0.17, "qa": 0.16, "code": 0.2, "prose": 0.1, "chat": 0.12}
@@ -200,7 +198,7 @@ def run_export(place: Workplace) -> None:
         corpus.check_unseen(out / "prompts.jsonl", place.corpus)
     drafter = place.trained("head", head.new_head(target, place.draft_ids(), INTERMEDIATE))
     drafter.set_vocabulary(drafter.d2t)
-    save_eagle3(drafter.to(torch.bfloat16), export / "eagle3")
+    head.save_head(drafter.to(torch.bfloat16), export / "eagle3")
     publish.write_model(target, export / "target")
     publish.write_tokenizer(place.tokenizer(), export / "target")
     small = place.trained("small", LlamaForCausalLM(training.target_config(**SMALL_SHAPE)))

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from specctl.artifacts.describe import Description, describe_artifact
+from specctl.artifacts.card import Description, describe_artifact
 from specctl.artifacts.files import kind_of
 from specctl.console import Answer
 from specctl.errors import InputError, StoreError, TraceError

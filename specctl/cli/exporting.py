@@ -32,8 +32,8 @@ def export(
             help="Policy in words, an artifact folder, REGISTRY/NAME@ALIAS, or a tune.json."
         ),
     ],
-    to: Annotated[str, typer.Option("--to", help="Engine: vllm, sglang, transformers, llamacpp.")],
     *,
+    to: str = option(..., "Engine: vllm, sglang, transformers, llamacpp"),
     out: Path | None = option(
         None, "Folder for the engine's files", name="--out -o", default="print them"
     ),

@@ -9,8 +9,8 @@ import typer
 
 from specctl.cli.app import app
 from specctl.cli.options import (
+    THREADS,
     DenseTracesArgument,
-    ReplayThreadsOption,
     open_to_fit,
     run_and_publish,
 )
@@ -18,7 +18,7 @@ from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.errors import ClockError
 from specctl.progress import progress, set_chunk_threads
-from specctl.records import option
+from specctl.records import PositiveInt, option
 from specctl.replay.config import (
     LadderConfig,
     ProfileGrid,
@@ -142,23 +142,19 @@ specctl replay traces -p ar,chain --cost-model cost_model.json --batch-size 8"""
 )
 def replay(
     traces: DenseTracesArgument,
-    policy: Annotated[
-        list[str],
-        typer.Option(
-            "--policy",
-            "-p",
-            help="Policy to score, e.g. ar, chain, eagle2:depth=8; repeat for more.",
-        ),
-    ],
+    *,
+    policy: list[str] = option(
+        ..., "Policy to score, e.g. ar, chain, eagle2:depth=8; repeat for more", name="--policy -p"
+    ),
     config: Given,
     out: Path | None = option(None, "Folder for replay.json", name="--out -o", default="none"),
-    threads: ReplayThreadsOption = 2,
+    threads: int = THREADS,
 ) -> Answer:
     """Score policies from traces, without the models.
 
     Counts are exact for lossless policies that the log supports; others are marked, with bounds.
     """
-    from specctl.durable import prepare_folder
+    from specctl.durable import prepare_folder, write_whole
     from specctl.logs.trace_files import open_place, read_header, split_reference
     from specctl.runtime.words import check_words
 
@@ -171,13 +167,13 @@ def replay(
         prepare_folder(out)
 
     from specctl.logs.trace_set import TraceSet
-    from specctl.replay.results import write_result
+    from specctl.records import json_bytes
     from specctl.replay.run import replay_traces
 
     opened = TraceSet.open(*traces)
     result = replay_traces(opened, settings)
     if out is not None:
-        write_result(result, out)
+        write_whole(out / "replay.json", json_bytes(result.to_json()), "replay results")
     return Answer(result.to_json(), result.shown())
 
 
@@ -190,10 +186,8 @@ specctl ladder traces -o ladder --cost-model cost_model.json -p eagle2:depth=5""
 )
 def ladder(
     traces: DenseTracesArgument,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder for ladder.json and ladder.png.")
-    ],
     *,
+    out: Path = option(..., "Folder for ladder.json and ladder.png", name="--out -o"),
     policy: list[str] | None = option(
         None, "Policy to place on the ladder; repeat for more", name="--policy -p", default="none"
     ),
@@ -207,9 +201,7 @@ def ladder(
         "draft_fixed_us=300,draft_token_us=5,step_us=200",
         default="none",
     ),
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Load, requests; each pays its share of a batch of equals.")
-    ] = 1,
+    batch_size: PositiveInt = option(1, "Load, requests; each pays its share of a batch of equals"),
     config: Given,
 ) -> Answer:
     """Place policies between plain decoding and the best.
@@ -268,7 +260,7 @@ def tune(
     ),
     show_grid: bool = option(False, "Print the grids and stop"),
     config: Given,
-    threads: ReplayThreadsOption = 2,
+    threads: int = THREADS,
 ) -> Answer:
     """Search the best settings for a load.
 
@@ -280,8 +272,7 @@ def tune(
 
     from specctl.durable import prepare_folder
     from specctl.engines.export import engine_options
-    from specctl.replay.tune.candidates import listed_families
-    from specctl.replay.tune.publish import grid_table
+    from specctl.replay.tune.candidates import grid_table, listed_families
     from specctl.replay.tune.tuning import prepare
 
     if show_grid:
@@ -304,7 +295,8 @@ specctl report traces -o report.html --tune tuned/tune.json
 specctl report traces -o report.html --run run/results.json""",
 )
 def report(
-    out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")],
+    *,
+    out: Path = option(..., "HTML file to write", name="--out -o"),
     traces: Annotated[
         list[str] | None,
         typer.Argument(help="Trace folders of one pair, dense or live; default: results alone."),
@@ -319,7 +311,7 @@ def report(
     cost_model: Path | None = option(
         None, "cost_model.json or named clock behind the results' times", default="none"
     ),
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap over prompts.")] = 0,
+    seed: int = option(0, "Seed of the bootstrap over prompts", ge=0),
 ) -> Answer:
     """Write one HTML page on traces and results.
 
@@ -333,7 +325,8 @@ def report(
 
     check_place(out, "report")
     cost = None if cost_model is None else load_cost_model(cost_model)
-    given = read_given(results, ladder, tune, run, drift, cost)
+    paths = {"replay": results, "ladder": ladder, "tune": tune, "run": run, "drift": drift}
+    given = read_given(cost, **paths)
     given = settings_for(given, tune)
     figures = None
     if traces:

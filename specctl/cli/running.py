@@ -14,7 +14,7 @@ from specctl.cli.options import refuse_together
 from specctl.cli.verbs import Given, verb
 from specctl.console import Answer
 from specctl.errors import UsageError
-from specctl.formatting import Table, fixture_note
+from specctl.formatting import Table, fixture_note, sampling
 from specctl.progress import progress
 from specctl.records import PositiveInt, option
 from specctl.runtime.config import Decisions, DecodingConfig
@@ -39,11 +39,12 @@ specctl run embedded --compare ar,chain,eagle2 --limit 24 -o results""",
     wide=True,
 )
 def run(
-    context: typer.Context,
     prompts: Annotated[str, typer.Argument(help="Prompt file, or 'embedded'.")] = "embedded",
     *,
-    policy: str = option(
-        "eagle2", "ar, chain, eagle2 (with :field=value), an artifact folder, REGISTRY/NAME@ALIAS"
+    policy: str | None = option(
+        None,
+        "ar, chain, eagle2 (with :field=value), an artifact folder, REGISTRY/NAME@ALIAS",
+        default="eagle2",
     ),
     compare: str | None = option(
         None, "Several policies, comma-separated, on the same prompts", default="--policy alone"
@@ -80,8 +81,8 @@ def run(
     from specctl.logs.trace_files import open_place, sample_place
     from specctl.runtime.words import check_policies, resolve_policies
 
-    refuse_together(context, "compare", "policy")
-    refuse_together(context, "compare", "trace")  # a set has one policy
+    refuse_together(compare=compare, policy=policy)
+    refuse_together(compare=compare, trace=trace)  # a set has one policy
     if dense_every is not None and trace is None:
         raise UsageError("--dense-every needs --trace: the dense set is written beside that one")
     sets = [] if trace is None else [trace, *([sample_place(trace)] if dense_every else [])]
@@ -94,7 +95,8 @@ def run(
         prompts, format=config.format, limit=config.limit, limit_seed=config.limit_seed
     )
     # Before models load, so that a mistyped policy shows at once.
-    named = resolve_policies(compare or policy, allow_lossy=allow_lossy, offline=offline)
+    specs = compare or policy or "eagle2"
+    named = resolve_policies(specs, allow_lossy=allow_lossy, offline=offline)
     config.check()
 
     from specctl.collect.dense import collect_dense
@@ -229,15 +231,11 @@ def run_title(pair: Pair, num_prompts: int, settings: DecodeSettings) -> str:
 
     from specctl.runtime.identity import hardware_name
 
-    devices = pair.target.model.devices
-    machine = hardware_name(*devices)
-    threads = "" if devices[0].type == "cuda" else f", {torch.get_num_threads()} threads"
-    sampling = settings.sampling
-    how = "greedy" if sampling.greedy else f"temperature {sampling.temperature}"
-    dtype = str(pair.target.model.dtype).removeprefix("torch.")
-    note = fixture_note(pair.target.name)
+    model, note = pair.target.model, fixture_note(pair.target.name)
+    threads = "" if model.device.type == "cuda" else f", {torch.get_num_threads()} threads"
     return (
-        f"{pair.target.name} + {pair.drafter_name}, {dtype}, {machine}{threads}, "
-        f"{num_prompts} prompts, {settings.max_new_tokens} new tokens, {how}"
+        f"{pair.target.name} + {pair.drafter_name}, {str(model.dtype).removeprefix('torch.')}, "
+        f"{hardware_name(*model.devices)}{threads}, {num_prompts} prompts, "
+        f"{settings.max_new_tokens} new tokens, {sampling(vars(settings.sampling))}"
         f"{f' ({note})' if note else ''}"
     )

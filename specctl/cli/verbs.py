@@ -107,9 +107,10 @@ class ConfigOption:
     kind: Any  # type of its value on the command line
     is_list: bool  # comma-separated, or repeated
     repeats: bool
-    default: Any  # None if it is stated in words
+    default: Any  # None if it is stated in words; `Parameter.empty` if it is required
     help: str
     words: tuple[str, ...] = ()  # the allowed words, if it is a choice
+    least: Any = None  # of a count
 
     @property
     def name(self) -> str:
@@ -122,7 +123,7 @@ class ConfigOption:
         plain: Any = list[self.kind] if self.repeats else str  # type: ignore[name-defined]
         kind: Any = plain if self.is_list else self.kind
         shown = self.default
-        if self.is_list and shown is not None:
+        if self.is_list and isinstance(shown, tuple):
             shown = ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in shown)
         optional: Any = kind if shown is not None else kind | None
         hint: Any = Annotated[
@@ -210,6 +211,16 @@ def _parsed(option: ConfigOption, value: Any) -> Any:
     return found if option.is_list else found[0]
 
 
+def _check_own(option: ConfigOption, value: Any, verb: str) -> None:
+    """Raises `UsageError` for a value of a verb's own option, which no model checks."""
+    flag, least = option.flag.split()[0], option.least
+    if value is not None and option.words:
+        check_choice(flag, value, option.words)
+    if value is not None and least is not None and value < least:
+        see = f"see specctl {verb} --help"
+        raise UsageError(f"{flag} must be at least {least}, not {value}", hint=see)
+
+
 def verb(
     group: typer.Typer,
     name: str | None = None,
@@ -240,14 +251,14 @@ def verb(
             for name, model in models.items()
         }
         parameters: list[inspect.Parameter] = []
-        choices: dict[str, tuple[str, tuple[str, ...]]] = {}
+        own: dict[str, ConfigOption] = {}
         for parameter in inspect.signature(function, eval_str=True).parameters.values():
             if parameter.name in models:
                 parameters += (option.parameter() for option in options[parameter.name])
             elif isinstance(parameter.default, FieldInfo):
                 made = _option((parameter.name,), parameter.default, parameter.annotation)
                 parameters.append(made.parameter().replace(name=parameter.name))
-                choices[parameter.name] = made.flag.split()[0], made.words
+                own[parameter.name] = made
             else:
                 parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
         parameters += [JSON, WIDE] if wide else [JSON]
@@ -257,9 +268,8 @@ def verb(
             bound = signature.bind(**given)
             bound.apply_defaults()
             values = bound.arguments
-            for name, (flag, known) in choices.items():
-                if known and values[name] is not None:
-                    check_choice(flag, values[name], known)
+            for name, option in own.items():
+                _check_own(option, values[name], words)
             for name, model in models.items():
                 taken = {o.name: values.pop(o.name) for o in options[name]}
                 values[name] = Given(model, options[name], taken, words)
@@ -338,6 +348,10 @@ def _option(
     default = field.get_default(call_default_factory=True)
     flag = str(extra.get("option") or f"--{word}" + f"/--no-{word}" * (kind is bool and default))
     in_words = extra.get("default")
+    if in_words:
+        default = None
+    elif field.is_required():
+        default = inspect.Parameter.empty
     stated = "" if in_words is None else f"; default: {in_words}"
     within = "" if is_list else _range(bounds)
     return ConfigOption(
@@ -347,9 +361,10 @@ def _option(
         kind=kind,
         is_list=is_list,
         repeats=bool(extra.get("repeats")),
-        default=None if in_words else default,
+        default=default,
         help=f"{field.description}{within}{stated}.",
         words=words if kind is str else (),
+        least=next((one.ge for one in bounds if isinstance(one, Ge) and kind is int), None),
     )
 
 

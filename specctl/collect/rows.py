@@ -4,7 +4,7 @@
     engine's steps    engines.recording ──────┴─► RoundRows ─round_tables─┐
     every position    dense.trees.columns_of ──────────────────dense_tables─┴─► _tables ─► Arrow
 
-Logits are read before: `statistics` here, `engines.steps.read_steps`, `dense.labels`. A round has
+Logits are read before: `rounds.statistics`, `engines.steps.read_steps`, `dense.labels`. A round has
 padded `[R, P]` tensors; a dense text has flat columns of its M nodes. Tables are made over all rows
 of a segment or chunk, because fixed costs of tensor calls would otherwise dominate.
 """

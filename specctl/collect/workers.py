@@ -237,12 +237,9 @@ def _connect(ray: Any, address: str | None) -> None:
                 raise OSError(f"{named}: {error}") from error
         ray.init(address, **quiet)
     except Exception as error:  # Ray raises plain ones, also if its raylet dies at start
-        where, fix = "Ray on this machine", "see the logs in /tmp/ray/session_latest/logs"
-        if address is not None:
-            where, fix = (
-                f"--ray {address}",
-                "start one with `ray start --head`, or see `ray status`",
-            )
+        where, fix = f"--ray {address}", "start one with `ray start --head`, or see `ray status`"
+        if address is None:
+            where, fix = "Ray on this machine", "see the logs in /tmp/ray/session_latest/logs"
         reason = one_line(str(error)) or type(error).__name__
         raise ClusterError(f"{where}: no cluster answers: {reason}", hint=fix) from error
 

@@ -36,7 +36,15 @@ from specctl.logs.logged_draft import logged_drafts
 from specctl.logs.parquet import read_columns
 from specctl.logs.positions import Bools, Floats, Ints, Singles
 from specctl.logs.trace_set import TraceSet
-from specctl.logs.tree_log import TEXT_COLUMNS, DenseLog, LiveLog, Support, open_log, sampled
+from specctl.logs.tree_log import (
+    ENTROPIES,
+    TEXT_COLUMNS,
+    DenseLog,
+    LiveLog,
+    Support,
+    open_log,
+    sampled,
+)
 from specctl.policy.growing import pool_capacity
 from specctl.policy.pruning import PrunedPlan
 from specctl.policy.rules import BaseShape, ShapeRule
@@ -102,7 +110,7 @@ class LoggedNodes:
             prompt_ids: prompts to read; None for all.
         """
         log = self.log if prompt_ids is None else self.log.only(prompt_ids)
-        for chunk in log.chunks(extra=TEXT_COLUMNS if rule.needs_text else ()):
+        for chunk in log.chunks(ENTROPIES + (TEXT_COLUMNS if rule.needs_text else ())):
             prompts = chunk.positions.row_prompts
             for draft in logged_drafts(rule, chunk):
                 plan, is_node = draft.plan, draft.pool.valid & (draft.node >= 0)
@@ -166,15 +174,6 @@ class NodeRows:
         return replace(self, **rows)
 
 
-def frontier_rule(
-    depth: int, first_top_k: int, second_top_k: int, features: tuple[str, ...] = ()
-) -> BaseShape:
-    """A shape that expands by joint probability and submits the root alone."""
-    return BaseShape(
-        depth, first_top_k, second_top_k, max_tokens=1, needs_text=needs_text(features)
-    )
-
-
 def sample_nodes(
     source: LoggedNodes,
     prompt_ids: Iterable[str] | None = None,
@@ -206,7 +205,9 @@ def sample_nodes(
         check_choice("--features", name, sorted(NODE_FEATURES))
     if len(set(features)) < len(features):
         raise UsageError(f"--features names one twice: {', '.join(features)}")
-    rule = frontier_rule(depth, first_top_k, second_top_k, features)
+    # Expands by joint probability and submits the root alone.
+    text = needs_text(features)
+    rule = BaseShape(depth, first_top_k, second_top_k, max_tokens=1, needs_text=text)
     random, counts, prompts = np.random.default_rng(seed), Counter[str](), dict[str, int]()
     below = 1.0  # rejected nodes are kept if their random number is smaller
     if predicts == "joint" and negatives:  # most nodes are below a rejected one

@@ -2,9 +2,8 @@
 
     names        names, references, and the place in front of a reference
     log          the history of one name: strict, chained entries; the only commit point
-    memory       the newest entry of each history that a user saw
     content      files of artifacts and signatures, by digest
-    opening      makes and opens a registry by its URL
+    opening      makes and opens a registry by its URL; the newest entries that a user saw
     trust        the keys that a user trusts, and the verdict on signatures
     resolving    from a reference to a digest: history, signatures
     pulling      from a digest to a loaded artifact; the cache and `--offline`

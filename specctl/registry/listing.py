@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from specctl.artifacts.describe import Description
+from specctl.artifacts.card import Description
 from specctl.artifacts.manifest import Domain, parse_manifest
 from specctl.artifacts.signing import parse_envelope
 from specctl.errors import ArtifactError, shown

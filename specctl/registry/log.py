@@ -89,12 +89,11 @@ class Logged:
         sealed = parse_envelope(envelope)
         if sealed.payload_type != ENTRY_TYPE:
             raise bad_signature(f"the envelope holds {sealed.payload_type}, not {ENTRY_TYPE}")
-        signature = next(((one.key_id, one.signature) for one in sealed.signatures), None)
-        again, payload = envelope_bytes(ENTRY_TYPE, sealed.payload, signature), sealed.payload
-        if canonical_json(parse_strict(payload)).encode() != payload or again != envelope:
-            raise bad_signature("the entry is not canonical JSON")
+        for data in (envelope, sealed.payload):
+            if canonical_json(parse_strict(data)).encode() != data:
+                raise bad_signature("the entry is not canonical JSON")
         form = f"an entry of registry version {REGISTRY_VERSION}"
-        return cls(parse_signed(payload, Entry, form), envelope, digest_of(envelope))
+        return cls(parse_signed(sealed.payload, Entry, form), envelope, digest_of(envelope))
 
 
 @dataclass(frozen=True)

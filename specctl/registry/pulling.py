@@ -24,12 +24,17 @@ from specctl.errors import ArtifactError, RegistryError, refusals_of
 from specctl.records import Record
 from specctl.registry.content import check_files, hex_of
 from specctl.registry.log import Logged
-from specctl.registry.memory import read_note, write_note
 from specctl.registry.names import Reference, parse_reference, segment_of
 from specctl.registry.opening import Registry, open_registry
 from specctl.registry.resolving import Resolved, accepted_signatures, check_entry, resolve
 from specctl.registry.trust import Trust
-from specctl.registry.userdirs import cache_home, make_cache_home, make_private
+from specctl.registry.userdirs import (
+    cache_home,
+    make_cache_home,
+    make_private,
+    read_note,
+    write_note,
+)
 from specctl.stores import canonical_store
 
 if TYPE_CHECKING:

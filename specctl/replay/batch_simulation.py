@@ -56,18 +56,8 @@ class Load:
     in_order: bool = False  # the log once in its own order, as one real run; else shuffled
 
     def __post_init__(self) -> None:
-        rate, number = self.arrival_rate_per_s, self.num_requests
-        for is_wrong, broken in (
-            (self.batch_size < 1, "batch_size must be at least 1"),
-            (number is not None and number < 1, "num_requests must be at least 1"),
-            (rate is not None and not 0 < rate < np.inf, "arrival_rate_per_s must be above 0"),
-            (
-                self.in_order and not rate is number is None,
-                "in_order takes the log once, in a closed loop",
-            ),
-        ):
-            if is_wrong:
-                raise UsageError(broken)
+        if self.arrival_rate_per_s is not None and not 0 < self.arrival_rate_per_s < np.inf:
+            raise UsageError(f"--arrival-rate must be above 0, not {self.arrival_rate_per_s}")
 
     def draw(self, num_logged: int, seed: Seed) -> tuple[Longs, Floats | None]:
         """M requests in the order of service.

@@ -87,16 +87,13 @@ class ReplayConfig(BaseModel):
         """Whether batches are simulated."""
         return self.batch_size > 1 or self.arrival_rate_per_s is not None or self.in_order
 
-    def check_baseline(self) -> None:
-        """Raises `UsageError` unless the baseline is one of the policies."""
+    def check(self) -> None:
+        """Raises `UsageError` of a baseline that is no policy, or an option without effect."""
         if not 1 <= self.baseline <= len(self.specs):
             raise UsageError(
                 f"--baseline {self.baseline}: only {len(self.specs)} policies are given",
                 hint="count the --policy options from 1",
             )
-
-    def check_load(self) -> None:
-        """Raises `UsageError` of an option without effect at this load."""
         if self.has_load:
             refuse_ignored({"--by-category": self.by_category}, "a load mixes the categories")
         else:

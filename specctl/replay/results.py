@@ -5,18 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from operator import itemgetter
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
 from specctl import formatting
-from specctl.durable import write_whole
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
-from specctl.records import json_bytes
 from specctl.replay.batch_figures import BatchFigures, BatchTotals
 from specctl.replay.config import Engine
 from specctl.replay.cost.files import clock_of, without_decision_cost
@@ -26,8 +21,6 @@ from specctl.replay.held_out import ScoredPrompts
 from specctl.replay.score import PolicyFigures, PolicyScores
 from specctl.runtime.words import NamedPolicy
 from specctl.stats import Interval, intervals_over
-
-RESULTS_NAME = "replay.json"
 
 
 class ReplayScores(TraceFacts):
@@ -65,36 +58,15 @@ class Result:
     """The result of a replay: one JSON value, tables and sentences."""
 
     scores: ReplayScores | ServingScores | BatchScores
-    tables: list[tuple[str, Columns, Sequence[Any]]]  # title, columns and rows of each
+    tables: list[formatting.Table]
     lines: list[str]  # below them
-    wide: tuple[str, ...]  # columns of `--wide`
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.scores.kind, **self.scores.to_json()}
 
     def shown(self) -> list[Any]:
         """Tables and sentences, top to bottom."""
-        tables = [
-            formatting.Table(
-                title,
-                list(columns),
-                [[write(row) for write in columns.values()] for row in rows],
-                wide=self.wide,
-            )
-            for title, columns, rows in self.tables
-        ]
-        return [*tables, *self.lines]
-
-
-def write_result(result: Result, folder: Path) -> Path:
-    """Writes `replay.json`.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
-    path = folder / RESULTS_NAME
-    write_whole(path, json_bytes(result.to_json()), "replay results")
-    return path
+        return [*self.tables, *self.lines]
 
 
 def facts_of(
@@ -198,19 +170,18 @@ ENGINES: dict[Engine, str] = {
     "vllm": "vLLM's batching: prompts share the rounds' forward, lengths follow a step later",
     "llamacpp": "llama.cpp's batching and texts' ends: prompts share the rounds' forward",
 }
-SERVING: Columns = {
-    "tokens_per_s": lambda found: found.text(".0f"),
-    "× tokens_per_s": lambda found: found.text(".2f"),
-    "tpot_p50_us": lambda found: formatting.number(found.value / 1e3),
-    "tpot_p99_us": lambda found: formatting.number(found.value / 1e3),
-    "ttft_p50_us": lambda found: formatting.number(found.value / 1e3),
-    "goodput_share": lambda found: formatting.number(found.value, ".0%"),
-    "mean_acceptance_length": lambda found: formatting.number(found.value),
-    "verified_per_step": lambda found: formatting.number(found.value),
-    "requests_per_step": lambda found: formatting.number(found.value),
+SERVING: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "tokens_per_s": ("tokens/s", lambda found: found.text(".0f")),
+    "× tokens_per_s": ("×", lambda found: found.text(".2f")),
+    "tpot_p50_us": ("TPOT p50", lambda found: formatting.number(found.value / 1e3)),
+    "tpot_p99_us": ("p99", lambda found: formatting.number(found.value / 1e3)),
+    "ttft_p50_us": ("TTFT p50", lambda found: formatting.number(found.value / 1e3)),
+    "goodput_share": ("good", lambda found: formatting.number(found.value, ".0%")),
+    "mean_acceptance_length": ("τ", lambda found: formatting.number(found.value)),
+    "verified_per_step": ("verified", lambda found: formatting.number(found.value)),
+    "requests_per_step": ("batch", lambda found: formatting.number(found.value)),
 }
-"""Shown figures of a load; `HEADINGS` are their headings."""
-HEADINGS = ("tokens/s", "×", "TPOT p50", "p99", "TTFT p50", "good", "τ", "verified", "batch")
+"""Shown figures of a load: heading, and how a cell is written."""
 
 
 def speeds(scores: TraceFacts, baseline: str, found: dict[str, Interval | float]) -> list[str]:
@@ -234,9 +205,12 @@ def _inverse(ratio: Interval) -> Interval:
     return Interval(1 / ratio.value, 1 / ratio.high, 1 / ratio.low)
 
 
-def _columns(scores: TraceFacts, figures: Columns, *, has_time: bool) -> Columns:
-    shown = {name: write for name, write in figures.items() if has_time or name not in TIMED}
-    return {"policy": partial(_name, scores), **shown}
+def _table(
+    scores: TraceFacts, title: str, columns: Columns, rows: Sequence[Any], wide: Sequence[str]
+) -> formatting.Table:
+    """One row a policy."""
+    cells = [[_name(scores, row), *(write(row) for write in columns.values())] for row in rows]
+    return formatting.Table(title, ["policy", *columns], cells, wide=wide)
 
 
 def _sampling(scores: TraceFacts) -> str:
@@ -260,7 +234,7 @@ def _unsupported(scores: TraceFacts, figures: Sequence[Any], so: str) -> list[st
 
 
 def replay_result(
-    scores: ReplayScores, remarks: Sequence[str], *, by_category: bool = False
+    scores: ReplayScores, remarks: Sequence[str] = (), *, by_category: bool = False
 ) -> Result:
     """Scores of policies, replayed one request at a time.
 
@@ -274,7 +248,8 @@ def replay_result(
         groups += map(list, zip(*(policy.by_category for policy in scores.policies), strict=True))
     baseline = next(f for f in pooled if f.policy == scores.baseline)
     without = [name for name in SEQUENTIAL if "×" in name and baseline.is_marked]
-    tables: list[tuple[str, Columns, Sequence[Any]]] = []
+    wide = WIDE if pooled[0].time_us is None else WIDE_TIMED
+    tables = []
     for group in groups:
         first = group[0]
         where = "" if first.group == "all" else f", {first.group}"
@@ -284,8 +259,9 @@ def replay_result(
             f"{formatting.count(first.num_tokens, 'token')}, {_sampling(scores)}; "
             f"{intervals_over(first.num_prompts)}"
         )
-        columns = _columns(scores, SEQUENTIAL, has_time=first.time_us is not None)
-        tables.append((title, {k: v for k, v in columns.items() if k not in without}, group))
+        hidden = without if first.time_us is not None else [*without, *TIMED]
+        columns = {name: write for name, write in SEQUENTIAL.items() if name not in hidden}
+        tables.append(_table(scores, title, columns, group, wide))
     timed = [f for f in pooled if f.time_us is not None and not f.is_marked]
     gains: dict[str, Interval | float] = {f.policy: _inverse(f.against["time_us"]) for f in timed}
     lines = [
@@ -297,8 +273,7 @@ def replay_result(
         *_unsupported(scores, pooled, ", so its figures are ranges"),
         *remarks,
     ]
-    wide = WIDE if pooled[0].time_us is None else WIDE_TIMED
-    return Result(scores, tables, lines, wide)
+    return Result(scores, tables, lines)
 
 
 def serving_result(scores: ServingScores, remarks: Sequence[str]) -> Result:
@@ -316,14 +291,15 @@ def serving_result(scores: ServingScores, remarks: Sequence[str]) -> Result:
         "intervals by run"
     )
     is_steady = all(figures.steady is not None for figures in policies)
-    rows: list[dict[str, Any]] = []
+    rows = []
     for f in policies:
-        found = {**((f.steady if is_steady else f.whole) or {})}
+        found: Any = {**((f.steady if is_steady else f.whole) or {})}
         found |= {f"× {name}": span for name, span in (f.against or {}).items()}
-        texts = {name: write(found[name]) for name, write in SERVING.items() if name in found}
-        rows.append({"policy": _name(scores, f), **texts, "support": f"{f.expansion_support:.2%}"})
-    headings = dict(zip(SERVING, HEADINGS, strict=True))
-    columns: Columns = {headings.get(name, name): itemgetter(name) for name in rows[0]}
+        names = [name for name in SERVING if name in found]
+        cells = [SERVING[name][1](found[name]) for name in names]
+        rows.append([_name(scores, f), *cells, f"{f.expansion_support:.2%}"])
+    headings = ["policy", *(SERVING[name][0] for name in names), "support"]
+    table = formatting.Table(title, headings, rows, wide=WIDE_SERVING)
     gains: dict[str, Interval | float] = {
         f.policy: f.against["tokens_per_s"] for f in policies if f.against and not f.is_marked
     }
@@ -338,7 +314,7 @@ def serving_result(scores: ServingScores, remarks: Sequence[str]) -> Result:
         *_unsupported(scores, policies, ""),
         *remarks,
     ]
-    return Result(scores, [(title, columns, rows)], lines, WIDE_SERVING)
+    return Result(scores, [table], lines)
 
 
 def totals_result(scores: BatchScores, remarks: Sequence[str]) -> Result:
@@ -364,5 +340,6 @@ def totals_result(scores: BatchScores, remarks: Sequence[str]) -> Result:
         *_unsupported(scores, scores.policies, ", so it may need fewer calls than shown"),
         *remarks,
     ]
-    columns = _columns(scores, TOTALS, has_time=first.time_us is not None)
-    return Result(scores, [(title, columns, scores.policies)], lines, WIDE)
+    hidden = () if first.time_us is not None else TIMED
+    columns = {name: write for name, write in TOTALS.items() if name not in hidden}
+    return Result(scores, [_table(scores, title, columns, scores.policies, WIDE)], lines)

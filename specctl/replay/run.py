@@ -74,8 +74,7 @@ def replay_traces(
     """
     import polars as pl
 
-    config.check_baseline()
-    config.check_load()
+    config.check()
     torch.set_num_threads(1)  # chunks are the parallelism
     model: AnyCost | None
     if config.has_load and not config.in_order:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,15 +54,6 @@ NODE = np.dtype(
 EMPTY = np.array((PAD, 0, 0.0, 0, -np.inf, 0.0, 0.0, False, False), NODE)
 
 
-class SubmittedBatch(NamedTuple):
-    """The trees that the budget of one round decides about: A positions, N slots."""
-
-    plan: Plan  # the shape's, after drafting
-    pool: DraftPool  # the submitted nodes alone; token ids are 0
-    submitted: Tensor  # `[A, N]` int64 indices into the pool, -1 padded
-    on_path: Tensor  # `[A, N]` bool
-
-
 @dataclass(frozen=True)
 class SubmittedNodes:
     """The submitted trees of R positions, flat, one after another."""
@@ -90,8 +80,13 @@ class SubmittedNodes:
         """`[R]` first node of each position."""
         return np.cumsum(self.size) - self.size
 
-    def batch(self, rows: Longs) -> SubmittedBatch:
-        """The trees of some positions side by side, padded to the largest."""
+    def batch(self, rows: Longs) -> tuple[Plan, DraftPool, Tensor, Tensor]:
+        """The trees of A positions side by side, padded to the largest, N slots.
+
+        Returns:
+            The shape's plan after drafting; the submitted nodes alone, token ids 0; `[A, N]` int64
+            indices into them, -1 padded; and `[A, N]` bool, on the path of the text.
+        """
         slots = np.arange(self.size[rows].max())
         valid = slots < self.size[rows, None]
         index = np.where(valid, self.start[rows, None] + slots, 0)
@@ -106,7 +101,7 @@ class SubmittedNodes:
         )
         submitted = torch.from_numpy(np.where(valid, slots, -1))
         plan = Plan(len(rows), plan_depth, stopped_at=stopped)
-        return SubmittedBatch(plan, pool, submitted, columns["on_path"])
+        return plan, pool, submitted, columns["on_path"]
 
 
 @dataclass(frozen=True)
@@ -151,9 +146,9 @@ class Submissions:
         @inference
         def shared(rows: Longs, batch_size: int) -> tuple[Longs, Longs]:
             del batch_size
-            batch = nodes.batch(rows)
-            kept = rule.share(batch.plan, batch.pool, batch.submitted)
-            taken = (batch.on_path.gather(1, kept.clamp(min=0)) & (kept >= 0)).sum(1) - 1
+            plan, pool, submitted, on_path = nodes.batch(rows)
+            kept = rule.share(plan, pool, submitted)
+            taken = (on_path.gather(1, kept.clamp(min=0)) & (kept >= 0)).sum(1) - 1
             return (kept >= 0).sum(1).numpy(), torch.minimum(taken, remaining[rows]).numpy()
 
         return shared

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from specctl.errors import TraceMismatchError, UsageError
@@ -88,8 +88,16 @@ def build_page(figures: TraceFigures | None, given: Given) -> Page:
 def _sections(figures: TraceFigures | None, given: Given) -> Iterator[Section]:
     """The answer, sections with data, sections without, and the caveats."""
     yield recommendation(given, figures)
-    found = [policies_section(given.replay), runs_section(given.run)]
-    found += [ladder_section(given.ladder), drift_section(given.drift)]
+    sources: dict[str, tuple[Any, Callable[[Any], Section], str]] = {
+        "policies": (given.replay, policies_section, "--results replay.json of specctl replay"),
+        "runs": (given.run, runs_section, "--run results.json of specctl run --compare"),
+        "ladder": (given.ladder, ladder_section, "--ladder ladder.json of specctl ladder"),
+        "drift": (given.drift, drift_section, "--drift drift.json of specctl drift"),
+    }
+    found = [
+        Section(key, missing=f"(no data supplied: give {option})") if of is None else section(of)
+        for key, (of, section, option) in sources.items()
+    ]
     if figures is None:
         found.append(Section("traces", missing="(no data supplied: give trace folders)"))
     else:
@@ -157,10 +165,6 @@ def _trace_caveats(figures: TraceFigures | None) -> Iterator[str]:
 
 
 def _result_caveats(figures: TraceFigures | None, given: Given) -> Iterator[str]:
-    if given.replay is not None:
-        marked = [p.policy for p in given.replay.policies if p.pooled.is_marked]
-        if marked:
-            yield f"Support under 99%, bounds given: {listed(marked)}."
     errors = {r.time_error for r in given.results.values() if r.time_error}
     if errors:
         texts = listed(f"{error:.1%}" for error in sorted(errors))

@@ -69,6 +69,9 @@ class Decoder:
         allow_mismatch: let `follow` load lossless artifacts of another pair, hardware, number
             format or batch size; each difference is logged.
 
+    Attributes:
+        graph_counters: of the last loop; zeros if its rounds are not captured.
+
     Raises:
         UsageError: this pair or this machine cannot run the policy, or not by these decisions.
     """
@@ -93,7 +96,7 @@ class Decoder:
         self.batch_size, self.observer, self.graphs = batch_size, observer, graphs
         self.allow_mismatch = allow_mismatch
         self._loop: DecodeLoop | None = None
-        self._counters = GraphCounters()
+        self.graph_counters = GraphCounters()
 
     def __repr__(self) -> str:
         name = words_of(self.policy) or self.policy.name
@@ -223,11 +226,6 @@ class Decoder:
                         conversation.is_cut = True
                 yield open_ones.pop(done.request.prompt_id)
 
-    @property
-    def graph_counters(self) -> GraphCounters:
-        """Graph counters of the last loop; zeros if its rounds are not captured."""
-        return self._counters
-
     def loop(self, requests: Sequence[Request]) -> DecodeLoop:
         """A decode loop with room for these requests."""
         longest = max((len(r.prompt_ids) + r.max_new_tokens for r in requests), default=1)
@@ -266,7 +264,7 @@ class Decoder:
             decisions=self.decisions,
             memory=memory,
         )
-        self._counters = self._loop.graph_counters
+        self.graph_counters = self._loop.graph_counters
         return self._loop
 
     @property

@@ -26,9 +26,8 @@ from specctl.replay.metrics import Measure
 from specctl.replay.rounds import check_held
 from specctl.replay.static import is_static
 from specctl.replay.tune.candidates import STATIC
-from specctl.replay.tune.publish import publish
 from specctl.replay.tune.search import resample
-from specctl.replay.tune.tuning import Tuned, Tuning, prepare
+from specctl.replay.tune.tuning import Tuned, Tuning, prepare, publish
 from specctl.replay.tune.verdict import TuneResult
 from specctl.runtime.words import NamedPolicy, words_of, words_of_part
 from specctl.stats import Interval

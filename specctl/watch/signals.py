@@ -344,28 +344,11 @@ def _replayed(traces: TraceSet, log: DenseLog, policy: Policy) -> tuple[Prompts,
     return summed(rounds.with_columns(is_first=True, other_policy=False)), whole
 
 
-NODE_COLUMNS = ("judged", "surprise", "cut_short")
-"""Sums over nodes; for chains the last is a sum over rounds."""
-
-
 def _with_nodes(
     prompts: Prompts, traces: TraceSet, policy: Policy, whole_rounds: NDArray[np.bool_]
 ) -> Prompts:
-    by_prompt = _node_sums(traces, policy, whole_rounds)
-    is_chain = build_shape(policy.shape).top_k == 1
-    columns = NODE_COLUMNS[: 2 if is_chain else 3]
-    sums, places = prompts.sums.copy(), [COLUMNS.index(name) for name in columns]
-    sums[:, places] = np.nan
-    if by_prompt is not None:
-        nothing = np.zeros(len(NODE_COLUMNS))
-        sums[:, places] = [by_prompt.get(name, nothing)[: len(columns)] for name in prompts.ids]
-    return replace(prompts, sums=sums)
-
-
-def _node_sums(
-    traces: TraceSet, policy: Policy, whole_rounds: NDArray[np.bool_]
-) -> dict[str, Floats] | None:
-    """`NODE_COLUMNS` of prompts; None if the rows lack inputs of the policy.
+    """Adds `judged` and `surprise`, and of trees `cut_short`; NaN if the rows lack inputs of the
+    policy.
 
     The score of a node is a pruning policy's, else its joint probability.
 
@@ -374,14 +357,16 @@ def _node_sums(
             continuation is unknown.
     """
     rule, log = build_shape(policy.shape), open_log(traces)
-    if rule.memory_size or rule.max_depth == 0:
-        return None
+    columns = ("judged", "surprise", "cut_short")[: 2 if rule.top_k == 1 else 3]
+    sums, places = prompts.sums.copy(), [COLUMNS.index(name) for name in columns]
+    is_lacking = rule.memory_size > 0 or rule.max_depth == 0
     if rule.needs_text and isinstance(log, LiveLog):
-        if token_mode(traces.header.collect) == "drop":
-            return None
+        is_lacking |= token_mode(traces.header.collect) == "drop"
         log = replace(log, reads_text=True)
-    found: dict[str, Floats] = {}
-    index = 0
+    sums[:, places] = np.nan if is_lacking else 0.0
+    if is_lacking:
+        return replace(prompts, sums=sums)
+    row_of, start = {name: row for row, name in enumerate(prompts.ids)}, 0
     for batch in LoggedNodes(log).batches(rule):
         submitted = batch.submitted[:, 1:]
         at = submitted.clamp(min=0)
@@ -393,10 +378,11 @@ def _node_sums(
         path = gather(batch.accepted, slots, 0)
         last = slots.gather(1, gather(batch.pool.depth, slots, 0).mul(path).argmax(1)[:, None])
         goes_on = (gather(batch.pool.parent, slots, -1) == last).any(1)
-        columns = (known.sum(1).double(), surprise.sum(1), (~goes_on).double())
-        sums = torch.stack(columns, 1).numpy()
-        rows = whole_rounds[index : index + len(sums)]
-        for name, one in zip(batch.prompt_id[rows], sums[rows], strict=True):
-            found[name] = found.get(name, 0.0) + one
-        index += len(sums)
-    return found
+        of_round = torch.stack((known.sum(1).double(), surprise.sum(1), (~goes_on).double()), 1)
+        is_whole = whole_rounds[start : start + len(of_round)]
+        start += len(of_round)
+        named = zip(batch.prompt_id[is_whole], of_round.numpy()[is_whole], strict=True)
+        for name, one in named:
+            if name in row_of:
+                sums[row_of[name], places] += one[: len(columns)]
+    return replace(prompts, sums=sums)

@@ -46,7 +46,7 @@ def test_progress_says_how_much_time_is_left(
     with console.progress("prompts", 10) as tick:
         for _ in range(5):
             now[0] += 10
-            tick()
+            tick(1)
     last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err).split("prompts")[-1]
     assert re.search(r"5/10 +0:00:50 left 0:00:50", " ".join(last.split()))
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from specctl import console
 from specctl import registry as room
 from specctl.embedded import embedded_path
 from specctl.errors import RegistryError
@@ -261,6 +260,18 @@ def test_damage_ends_with_a_code(registry: Path, artifacts: Artifacts) -> None:
     assert blob.read_bytes() == b"altered", "nothing is changed"
 
 
+def test_a_reader_refuses_a_shorter_history_than_it_saw(
+    registry: Path, artifacts: Artifacts
+) -> None:
+    publish(artifacts, "chain")
+    said("push", artifacts["eagle2"], NAME)
+    said("pull", f"{NAME}@v2")
+    max(registry.glob("log/*/*.json")).unlink()
+    line = refuses(REGISTRY, "registry", "pull", f"{NAME}@v1")
+    assert "E_LOG" in line
+    assert "you saw a history up to generation 2, but this one ends at generation 1" in line
+
+
 # ------------------------------------------------------------------ words
 
 
@@ -301,24 +312,6 @@ def test_a_search_names_what_an_artifact_was_made_on(artifacts: Artifacts) -> No
     for words in ((digest,), (digest[:19], "float32"), (embedded_path("target"),)):
         assert said("list", *words) == [found]
     assert said("list", embedded_path("small")) == said("list", "embedded", "h100") == []
-
-
-def test_a_narrow_terminal_folds_prose_alone(
-    registry: Path, artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    digest = publish(artifacts, "chain", "--reason", "because it is so " * 15)
-    monkeypatch.setattr(console, "is_terminal", lambda: True)
-    monkeypatch.setenv("COLUMNS", "60")
-    log = passes("registry", "log", NAME).out
-    created = said("log", NAME)[0]["created"]
-    assert any(created in line and NAME not in line for line in log.splitlines())
-    assert "because it is so " * 15 not in log
-    moved = ("promote", NAME, "canary", "prod")
-    for verb in (("list",), ("log", NAME), ("list", "embedded"), moved):
-        shown = passes("registry", *verb, *(("--wide",) if verb != moved else ())).out
-        assert digest in shown
-        assert "┃" not in shown, "no table that the terminal would break"
-    assert "[red]key" in passes("registry", "keygen", registry.parent / "[red]key").out
 
 
 @pytest.mark.parametrize("signalled", [signal.SIGINT, signal.SIGTERM])

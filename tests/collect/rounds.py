@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specctl.collect.rounds import headings, statistics
 from specctl.collect.rows import RoundRows
-from specctl.collect.statistics import headings, statistics
 from specctl.collect.trace_writer import make_header
 from specctl.collect.transfer import Transfer, lane_for
 from specctl.logs.trace_files import TraceHeader

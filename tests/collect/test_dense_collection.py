@@ -17,7 +17,7 @@ from polars.testing import assert_frame_equal
 from specctl.collect.config import CollectConfig
 from specctl.collect.dense import attention, collect_dense, trees
 from specctl.collect.dense.trees import DenseDrafting, columns_of
-from specctl.collect.prompts import Prompt, load_prompts
+from specctl.collect.prompts import Prompt
 from specctl.collect.responses import load_responses
 from specctl.errors import (
     PromptError,
@@ -88,13 +88,6 @@ def test_given_responses_become_rows(pair: Pair, tmp_path: Path) -> None:
     assert summary.num_trees == len(rounds)
     assert summary.num_nodes == len(nodes) == (rounds["num_drafted"] + 1).sum()
     assert summary.num_tokens == len(rounds) + 4  # one token of each text has no continuation
-
-
-def test_the_header_states_the_support(pair: Pair, tmp_path: Path) -> None:
-    collect(pair, tmp_path)
-    header = TraceSet.open(tmp_path / "traces").header
-    assert header.collect["dense"] == {"top_k": 3, "width": 3, "depth": 3, "nested": True}
-    assert header.policy["shape"] == SHAPE.model_dump()
 
 
 @pytest.mark.parametrize("drafter", ["embedded", "embedded:small"])
@@ -261,12 +254,6 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     for name, found in says.items():
         with pytest.raises(PromptError, match=found):
             load_responses(tmp_path / name)
-
-
-def test_production_logs_are_prompts_and_responses_at_once(pair: Pair, tmp_path: Path) -> None:
-    rows: Rows = [{"prompt": "Say hello", "response": "Hello there."}]
-    prompts = load_prompts(responses_file(tmp_path, rows))
-    assert collect(pair, tmp_path, rows, prompts=prompts).num_committed == 1
 
 
 def test_a_pair_without_a_drafter_is_refused(pair: Pair, tmp_path: Path) -> None:

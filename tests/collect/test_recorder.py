@@ -1,29 +1,196 @@
-"""The recorder: whole prompts, in the background; at a bound it waits, and never grows."""
+"""From a device into a trace set: exact, whole prompts, in the background; at a bound it waits.
+
+Devices that are not there are lanes that copy at the worst moment, or when a gate opens.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Event as Flag
 from threading import Thread
 
 import polars as pl
 import pytest
 import torch
+from torch import Tensor
 
+from specctl.collect import transfer
 from specctl.collect.recorder import RecorderConfig
 from specctl.collect.rounds import TraceRecorder
 from specctl.collect.trace_writer import TraceWriter
+from specctl.collect.transfer import CudaLane, Event, Lane, Ready, Transfer
 from specctl.errors import OutputError
 from specctl.logs.trace_files import Segment
 from specctl.logs.trace_set import TraceSet, read_listing
-from tests.collect.lanes import FakeLane, Gate
 from tests.collect.rounds import random_record
-from tests.collect.sets import count_calls, writer
+from tests.collect.sets import writer
 from tests.kernels.helpers import no_sync
 
 __all__ = ["writer"]  # a fixture
+
+POISON = 0xAB
+
+
+class Copy:
+    """One copy under way; the device reads its source whenever it pleases before `synchronize`
+    returns, and has no claim on it: a source that is freed too early is caught."""
+
+    def __init__(self, target: Tensor, source: Tensor) -> None:
+        self.target, self._source = target, weakref.ref(source)
+        self._done = self.is_read = False
+
+    def happen(self) -> None:
+        if not self._done:
+            source = self._source()
+            assert source is not None, "a source was freed before the device had read it"
+            self.target.copy_(source)
+        self._done = True
+
+    def synchronize(self) -> None:
+        self.happen()
+        self.is_read = True
+
+
+@dataclass
+class FakeLane(Lane):
+    """Copies at once (`early`) or when somebody waits (`late`): both are what a device may do.
+
+    Host memory is written anew once it was read, as pinned memory is.
+
+    Attributes:
+        on_copy: called before each copy.
+        handed, behind: marks that were given out, and those that work was enqueued behind.
+    """
+
+    early: bool = False
+    on_copy: Callable[[], None] = lambda: None
+    handed: list[Event] = field(default_factory=list)
+    behind: list[Event] = field(default_factory=list)
+    overlaps: bool = True
+    _copies: list[Copy] = field(default_factory=list)
+
+    def mark(self) -> Event:
+        mark = Copy(torch.empty(0), torch.empty(0))
+        self.handed.append(mark)
+        return mark
+
+    @contextmanager
+    def after(self, marks: Sequence[Event]) -> Iterator[None]:
+        assert marks, "work beside a stream must stand behind some point of it"
+        self.behind += marks
+        yield
+
+    def host_bytes(self, size_bytes: int) -> Tensor:
+        for copy in self._copies:
+            if copy.is_read:
+                copy.target.fill_(POISON)
+        self._copies = [copy for copy in self._copies if not copy.is_read]
+        return torch.full((size_bytes,), POISON, dtype=torch.uint8)
+
+    def copy(self, target: Tensor, source: Tensor) -> Event:
+        self.on_copy()
+        copy = Copy(target, source)
+        self._copies.append(copy)
+        if self.early:
+            copy.happen()
+        return copy
+
+
+class Gate:
+    """A device that gets no further until it is opened."""
+
+    def __init__(self) -> None:
+        self.open = Flag()
+
+    def lane(self) -> FakeLane:
+        return FakeLane(on_copy=self._wait)
+
+    def _wait(self) -> None:
+        assert self.open.wait(30)
+
+
+# --------------------------------------------------------------------------- to the host
+
+Landed = list[tuple[int, dict[str, Tensor]]]
+
+
+def batch(seed: int, rows: int = 40) -> dict[str, Tensor]:
+    """Tensors of all widths, some of them views with gaps, one empty."""
+    draw = torch.Generator().manual_seed(seed)
+    wide = torch.randint(1 << 40, (rows, 70), generator=draw)
+    return {
+        "flag": torch.rand(rows, 3, generator=draw) < 0.5,
+        "ids": wide[:, :33],
+        "one": wide[:, 5],
+        "logp": torch.randn(rows, 33, generator=draw),
+        "none": torch.empty(0, 7),
+    }
+
+
+def landing(lane: Lane, batches: list[dict[str, Tensor]] | None = None) -> Landed:
+    """A stream of batches, four under way at a time."""
+    ship: Transfer[int] = Transfer(lane)
+    there = [batch(seed) for seed in range(12)] if batches is None else batches
+    landed = []
+    for seed in range(len(there)):
+        with lane.after([lane.mark()]):
+            ship.send(there.pop(0), seed)
+        landed += ship.land() if seed % 4 == 3 else []
+    return landed + ship.land()
+
+
+def exact(landed: Landed) -> bool:
+    """Whether batches arrived as they were sent, in order."""
+    return [seed for seed, _ in landed] == list(range(len(landed))) and all(
+        tensors.keys() == batch(seed).keys()
+        and all(torch.equal(tensors[name], value) for name, value in batch(seed).items())
+        for seed, tensors in landed
+    )
+
+
+@pytest.mark.parametrize("lane", [FakeLane(early=False), FakeLane(early=True), Lane()])
+def test_what_is_sent_arrives(lane: Lane) -> None:
+    assert exact(landing(lane))
+
+
+def broken_by(lane: Lane) -> bool:
+    try:
+        return not exact(landing(lane))
+    except AssertionError as error:
+        return "freed before" in str(error)
+
+
+PARCEL = transfer.Parcel
+MUTANTS: dict[str, tuple[object, str, Callable[..., object]]] = {
+    "a source freed too early": (transfer, "Parcel", lambda *given: PARCEL(*given[:-1], ())),
+    "no wait": (transfer, "Parcel", lambda a, b, c, _, e: PARCEL(a, b, c, Ready(), e)),
+    "rows left in host memory of the lane": (torch.Tensor, "clone", lambda tensor: tensor),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutants_are_caught(monkeypatch: pytest.MonkeyPatch, mutant: str) -> None:
+    monkeypatch.setattr(*MUTANTS[mutant])
+    assert broken_by(FakeLane())
+
+
+@pytest.mark.cuda
+def test_a_device_sends_what_a_host_sends() -> None:
+    device = torch.device("cuda")
+    there = [{name: t.to(device) for name, t in batch(seed).items()} for seed in range(20)]
+    with no_sync():
+        landed = landing(CudaLane(device), batches=there)
+    assert exact(landed)
+
+
+# --------------------------------------------------------------------------- the recorder
 
 LIMITS = {"flush_s": 0.0, "wake_s": 0.001, "wake_items": 1}
 MAX_ROUNDS = 2
@@ -84,7 +251,10 @@ def test_error_of_the_thread_surfaces_in_the_decoding_thread(
     def fail() -> None:
         raise RuntimeError("the device is gone")
 
-    count_calls(monkeypatch, "fsync", 0)
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", broken)
     for lane, error, words in (
         (FakeLane(), OutputError, "Input/output error"),
         (FakeLane(on_copy=fail), RuntimeError, "the device is gone"),
@@ -117,16 +287,6 @@ def test_rows_do_not_depend_on_when_the_device_copies(writer: TraceWriter, *, ea
             mine = found.filter(request_id=prompt, round_idx=step).sort("node_idx")
             assert mine["token_id"].to_list() == record.pool.token_ids[row].tolist()
             assert mine["joint_logp"].to_list() == record.pool.joint_logp[row].tolist()
-
-
-def test_rounds_read_together_are_read_behind_all_their_marks(writer: TraceWriter) -> None:
-    lane = FakeLane()
-    limits = RecorderConfig(wake_s=30.0)  # woken by the 16th round, and by the end
-    with TraceRecorder(writer, limits, lane=lane) as recorder:
-        decode(recorder, "a", 16)
-        recorder.finish_prompt("a")
-    assert lane.behind == lane.handed
-    assert round_keys(writer) == [("a", step) for step in range(16)]
 
 
 def test_block_waits_and_keeps_memory_bounded(writer: TraceWriter) -> None:

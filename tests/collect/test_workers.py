@@ -14,8 +14,6 @@ from specctl.collect.live import LiveSummary
 from specctl.collect.prompts import Prompt
 from specctl.collect.trace_writer import TraceWriter
 from specctl.collect.workers import (
-    Cluster,
-    Driver,
     Needs,
     Work,
     Worker,
@@ -64,13 +62,6 @@ def test_a_batch_that_is_given_out_again_is_collected_once(work: Work) -> None:
     assert (sorted(listing.prompt_ids), listing.num_repeats) == (["p0", "p1", "p2", "p3"], 1)
 
 
-def test_workers_that_know_nothing_of_each_other_lose_nothing(work: Work) -> None:
-    for start in range(0, 6, 2):
-        Worker(work).collect(PROMPTS[start : start + 2], None)
-    listing = read_listing(work.out)
-    assert (len(listing.prompt_ids), listing.num_repeats) == (6, 0)
-
-
 def test_machines_that_differ_are_refused(work: Work, tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="does not share the folder"):
         check_shared(str(tmp_path / "elsewhere"))
@@ -88,32 +79,6 @@ def test_workers_that_share_a_gpu_stay_on_one_node() -> None:
     ]
     assert rooms == [8, 3, 6, 4]
     assert Needs(1, 0.5).room({"CPU": 8.0}) == 0
-
-
-class SilentPool:
-    """A pool whose workers never answer; it tells nobody that they are gone."""
-
-    def submit(self, *_: Any) -> None:
-        pass
-
-    def has_next(self) -> bool:
-        return True
-
-    def get_next_unordered(self, timeout: float) -> Any:
-        raise TimeoutError(timeout)
-
-
-def test_a_cluster_without_a_node_ends_the_command() -> None:
-    nodes = iter([[{"Alive": True}], [{"Alive": True}, {"Alive": False}], [{"Alive": False}]])
-    errors = SimpleNamespace(RayTaskError=KeyError, RayError=OSError)
-    driver = object.__new__(Driver)
-    driver._cluster = Cluster(
-        SimpleNamespace(nodes=lambda: next(nodes), exceptions=errors), Needs(), 2
-    )
-    driver._pool = SilentPool()
-    with pytest.raises(ClusterError, match="is alive; see Ray's logs; then go on with --resume"):
-        list(driver._results("collect", [()]))
-    assert list(nodes) == []
 
 
 def test_a_raylet_that_dies_as_it_starts_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -245,6 +245,11 @@ REFUSED = (
     (USAGE, "chain --to sglang --trace t", "in which specctl logs"),
     (USAGE, "chain --to vllm --dense", "--dense needs --trace"),
     (ENGINE, "ar --to vllm --trace t", "drafts"),
+    (
+        ENGINE,
+        "confidence:window=4 --to vllm --drafter embedded --trace t --dense",
+        "chain:num_draft_tokens=4 for the log",
+    ),
     (ENGINE, f"{TAILED} --to sglang --drafter embedded:small", "EAGLE drafter"),
     (4, "wrong.json --to vllm", "specctl tune"),
 )
@@ -497,12 +502,3 @@ def test_room_for_longer_policies_is_left_unused() -> None:
     trace = TraceSettings(out="t", dense=True)
     logged = VLLM.write(chain, Serving(drafter=drafter, max_draft_tokens=8, trace=trace))
     assert "policy" not in json.loads(logged.files["specctl-vllm.json"])
-
-
-def test_a_rule_cannot_act_while_every_position_is_logged() -> None:
-    words = resolve_policy("confidence:window=4").policy
-    serving = Serving(
-        drafter=EngineDrafter(model="d", method="eagle3"), trace=TraceSettings(out="t", dense=True)
-    )
-    with pytest.raises(EngineError, match="chain:num_draft_tokens=4 for the log"):
-        VLLM.write(words, serving)

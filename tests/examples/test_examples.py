@@ -31,17 +31,6 @@ def test_own_pair(tmp_path: Path) -> None:
     assert all(row["equal_to_ar"] for row in rows)
 
 
-def test_own_pair_takes_models_and_prompts(tmp_path: Path) -> None:
-    """A relative file of prompts is found; a wrong model ends it with the command's own code."""
-    (tmp_path / "mine.jsonl").write_text('{"prompt": "Hello?"}\n')
-    code, printed = run_example(
-        "own_pair.sh", tmp_path, "./no-such-model", "embedded", "mine.jsonl"
-    )
-    assert (code, printed.count("== ")) == (5, 1), printed
-    assert "error: " in printed
-    assert "no-such-model" in printed
-
-
 def test_production_responses(tmp_path: Path) -> None:
     """Replay on logged texts says what drafting along them calls."""
     printed = passes("production_responses.py", tmp_path, **SMALL)

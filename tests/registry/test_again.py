@@ -24,7 +24,6 @@ from specctl.registry import (
 )
 from specctl.registry.listing import name_rows, version_rows
 from specctl.registry.log import LOGS, Pointer, entry_key
-from specctl.registry.memory import Memory
 from specctl.registry.names import segment_of
 from specctl.registry.trust import Trust
 from specctl.registry.verifying import verify
@@ -186,7 +185,7 @@ def test_another_trust_file_is_another_verdict_on_the_same_history(store: Memory
 
 def seen_by(store: MemoryStore, home: Path) -> Registry:
     registry = registry_on(store)
-    registry.memory = Memory(home)
+    registry.home = lambda: home
     return registry
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +29,6 @@ from specctl.replay.rounds import Rounds, replay
 from specctl.replay.submissions import Submissions, submissions_of
 from tests.replay.logs import PlainTree, log_fixtures, plain_trees, random_traces, static_tree
 from tests.replay.serving import TREE, likeliest, linear, per_request, requests_of, serve_plainly
-from tests.trees import check_tree, joint_logp
 
 Made = dict[str, Submissions]
 Alone = dict[str, Rounds]
@@ -112,27 +110,6 @@ def test_a_budget_of_all_wants_is_none(name: str, budget: Budget, prepared: Made
     shared = simulate(prepared[name], load, clock, budget=budget)
     assert simulated(shared) == simulated(counted)
     assert shared.timeline.end_us.tolist() == counted.timeline.end_us.tolist()
-
-
-def test_a_batch_holds_trees_of_different_sizes_side_by_side(prepared: Made) -> None:
-    nodes = prepared["stop"].nodes
-    assert nodes is not None
-    batch = nodes.batch(np.arange(5, 640, 80))
-    check_tree(batch.pool)
-    assert torch.equal(batch.pool.joint_logp, joint_logp(batch.pool))
-    assert torch.equal(batch.submitted >= 0, batch.pool.valid)
-    assert len(set(batch.pool.num_nodes.tolist())) > 2
-
-
-def test_separate_passes_change_nothing(log: DenseLog, prepared: Made) -> None:
-    load = Load(4, num_requests=9)
-    for name, policy in POLICIES.items():
-        [alone] = with_trees(log, policy)
-        runs = [
-            simulate(made, load, linear(), budget=SurvivalBudget(max_tokens=12))
-            for made in (alone, prepared[name])
-        ]
-        assert requests_of(runs[0]) == requests_of(runs[1])
 
 
 @pytest.fixture(scope="module")

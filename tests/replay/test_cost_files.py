@@ -51,41 +51,24 @@ def test_round_trip(model: Model, tmp_path: Path) -> None:
     assert load_cost_model(path).digest == model.digest
 
 
-def test_digest_follows_the_timings(tmp_path: Path) -> None:
-    slower = load_cost_model(edited(tmp_path, put(10.001, *US, 0, 0, 0)))
-    assert slower.digest != TABLE.digest
-
-
 US = ("verify", "us")
+SHAPE = "us is not of the shape "
 REFUSED: list[tuple[Model, Change, str]] = [
-    *(
-        (TABLE, change, words)
-        for change, words in [
-            (put(float("nan"), *US, 1, 0, 2), r"verify\.us\.1\.0\.2: not a finite"),
-            (put(0.0, *US, 0, 1, 0), r"verify\.us\.0\.1\.0: not above 0"),
-            (put(19.0, *US, 0, 0, 2), r"verify: .*us\[0\]\[0\]\[2\] falls from 20 to 19"),
-            (
-                lambda m: m["draft"]["level"]["us"][0][0].pop(),
-                r"draft\.level: us is not of the shape \(2, 1, 2\)",
-            ),
-            (lambda m: m["verify"]["us"].pop(), r"verify: us is not of the shape \(2, 2, 3\)"),
-            (put([1, 8, 4], "verify", "sizes"), r"verify\.sizes: increasing"),
-            (lambda m: m.pop("verify"), r"verify: it is missing"),
-            (put(1, "extra"), r"extra: there is no such field"),
-            (put(2, "cost_model_version"), r"cost_model_version: not 1"),
-            (lambda m: m.pop("cost_model_version"), r"cost_model_version: it is missing"),
-            (put("tomorrow", "expires"), r"expires: "),
-        ]
-    ),
-    *(
-        (GRAPHS, change, words)
-        for change, words in [
-            (put([8, 4], "token_tiers"), r"token_tiers: increasing"),
-            (put("ordinary", "rounds"), "token_tiers of ordinary rounds"),
-            (put(8, "capture_limit_tokens"), "beside a capture_limit_tokens"),
-            (put("eager", "rounds"), "rounds: not 'ordinary' or 'graphs'"),
-        ]
-    ),
+    (TABLE, put(float("nan"), *US, 1, 0, 2), "verify.us.1.0.2: not a finite"),
+    (TABLE, put(0.0, *US, 0, 1, 0), "verify.us.0.1.0: not above 0"),
+    (TABLE, put(19.0, *US, 0, 0, 2), "verify: us[0][0][2] falls from 20 to 19"),
+    (TABLE, lambda m: m["draft"]["level"]["us"][0][0].pop(), f"draft.level: {SHAPE}(2, 1, 2)"),
+    (TABLE, lambda m: m["verify"]["us"].pop(), f"verify: {SHAPE}(2, 2, 3)"),
+    (TABLE, put([1, 8, 4], "verify", "sizes"), "verify.sizes: increasing"),
+    (TABLE, lambda m: m.pop("verify"), "verify: it is missing"),
+    (TABLE, put(1, "extra"), "extra: there is no such field"),
+    (TABLE, put(2, "cost_model_version"), "cost_model_version: not 1"),
+    (TABLE, lambda m: m.pop("cost_model_version"), "cost_model_version: it is missing"),
+    (TABLE, put("tomorrow", "expires"), "expires: "),
+    (GRAPHS, put([8, 4], "token_tiers"), "token_tiers: increasing"),
+    (GRAPHS, put("ordinary", "rounds"), "token_tiers of ordinary rounds"),
+    (GRAPHS, put(8, "capture_limit_tokens"), "beside a capture_limit_tokens"),
+    (GRAPHS, put("eager", "rounds"), "rounds: not 'ordinary' or 'graphs'"),
     (PUBLISHED, put(-0.1, "draft_token_us"), "draft_token_us: not at least 0"),
 ]
 
@@ -94,9 +77,9 @@ REFUSED: list[tuple[Model, Change, str]] = [
 def test_refusals_name_field_and_index(
     model: Model, change: Change, words: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match=words) as refusal:
+    with pytest.raises(InputError, match=r"cost_model\.json") as refusal:
         load_cost_model(edited(tmp_path, change, model))
-    assert "cost_model.json" in str(refusal.value)
+    assert words in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 
@@ -118,42 +101,21 @@ NOW = datetime(2027, 2, 19, 12, tzinfo=UTC)
 OTHER = FINGERPRINT.model_copy(update={"drafter_digest": "sha256:" + 64 * "b"})
 ON_GPU = MACHINE.model_copy(update={"cuda": "13.0"})
 ORDINARY = "times of the ordinary loop on CUDA, where rounds are captured by default; measure those"
-DOUBTS: dict[str, tuple[Model, dict[str, Any], list[str]]] = {
-    "none here": (TABLE, {"pair": FINGERPRINT, "device": MACHINE.device}, []),
-    "another machine": (
-        TABLE,
-        {"device": "NVIDIA H200"},
-        ["device was 'Test CPU', here it is 'NVIDIA H200'"],
-    ),
-    "another drafter": (
-        TABLE,
-        {"pair": OTHER},
-        ["measured for drafter 'small', not for 'small' of these weights"],
-    ),
-    "too old": (
-        TABLE,
-        {"now": NOW + timedelta(seconds=1)},
-        ["expired 2027-02-19T12:00:00Z (measured 2026-11-21T12:00:00Z); "
-         "measure again with specctl profile"],
-    ),
-    "the slower loop": (
-        table_model(machine=ON_GPU),
-        {},
-        [f"{ORDINARY} with specctl profile --rounds graphs"],
-    ),
-    "captured": (table_model(machine=ON_GPU, rounds="graphs"), {}, []),
-    "published, of no pair, machine and date": (
-        PUBLISHED,
-        {"pair": OTHER, "device": MACHINE.device, "now": NOW + timedelta(days=9999)},
-        [],
-    ),
-}  # fmt: skip
+OLD = "expired 2027-02-19T12:00:00Z (measured 2026-11-21T12:00:00Z); measure again"
+DOUBTS: list[tuple[Model, dict[str, Any], str]] = [
+    (TABLE, {"pair": FINGERPRINT, "device": MACHINE.device}, ""),
+    (TABLE, {"device": "NVIDIA H200"}, "device was 'Test CPU', here it is 'NVIDIA H200'"),
+    (TABLE, {"pair": OTHER}, "measured for drafter 'small', not for 'small' of these weights"),
+    (TABLE, {"now": NOW + timedelta(seconds=1)}, f"{OLD} with specctl profile"),
+    (table_model(machine=ON_GPU), {}, f"{ORDINARY} with specctl profile --rounds graphs"),
+    (table_model(machine=ON_GPU, rounds="graphs"), {}, ""),
+    (PUBLISHED, {"pair": OTHER, "device": "any", "now": NOW + timedelta(days=9999)}, ""),
+]
 
 
-@pytest.mark.parametrize("case", DOUBTS)
-def test_what_may_not_hold_is_named(case: str) -> None:
-    model, given, lines = DOUBTS[case]
-    assert doubts(model, **{"now": NOW, **given}) == [f"cost model: {line}" for line in lines]
+@pytest.mark.parametrize(("model", "given", "line"), DOUBTS)
+def test_what_may_not_hold_is_named(model: Model, given: dict[str, Any], line: str) -> None:
+    assert doubts(model, **{"now": NOW, **given}) == [f"cost model: {line}"] * bool(line)
 
 
 def test_a_model_holds_for_ninety_days() -> None:

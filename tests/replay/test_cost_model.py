@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -18,11 +17,11 @@ from specctl.policy import Policy, StaticTree
 from specctl.policy.budgets import StepCost
 from specctl.replay.config import ProfileGrid
 from specctl.replay.cost import profile
-from specctl.replay.cost.model import HeldOut, Steps, require_slope
+from specctl.replay.cost.model import Steps, require_slope
 from specctl.replay.cost.probe import Samples
 from specctl.replay.metrics import LoadClock
 from specctl.runtime.capture import bucket_of, token_tiers
-from tests.replay.costs import PUBLISHED, VERIFY, grid, table_model
+from tests.replay.costs import PUBLISHED, grid, table_model
 
 TABLE, LINEAR = table_model(), PUBLISHED
 
@@ -188,13 +187,6 @@ def test_decisions_refuse_a_missing_or_flat_model() -> None:
         flat.step_cost(drafts(1, 1, 8), 1, 64)
 
 
-def test_step_table_by_hand() -> None:
-    cost = StepCost(token_counts=(1, 4, 8), step_us=(10.0, 20.0, 30.0))
-    expected = [10, 10, 20, 20, 20, 30, 30, 30, 30, 32.5, 35]
-    assert cost.step_table(10).tolist() == expected
-    assert cost.step_table(10).dtype == torch.float64
-
-
 @pytest.mark.parametrize(
     ("counts", "times", "words"),
     [
@@ -272,14 +264,3 @@ def test_a_grid_with_a_hole_is_a_bug() -> None:
 def test_axes_increase_from_one_on(axis: tuple[int, ...]) -> None:
     with pytest.raises(ValidationError, match="tokens"):
         ProfileGrid(tokens=axis)
-
-
-def test_a_profile_whose_points_contradict_each_other_is_called_noisy() -> None:
-    quiet = HeldOut(num_points=4, mape=0.05, worst=0.2)
-    loud = HeldOut(num_points=4, mape=0.15, worst=0.2)
-    assert not profile.is_noisy(table_model(held_out={"verify": quiet}))
-    assert profile.is_noisy(table_model(held_out={"verify": quiet, "prefill": loud}))
-    spread = tuple(tuple(tuple(0.3 * us for us in r) for r in p) for p in VERIFY.us)
-    assert profile.is_noisy(table_model(verify=VERIFY.model_copy(update={"iqr_us": spread})))
-    shown = profile.render(table_model(held_out={"verify": loud}))
-    assert "measure again on a quiet machine" in shown[-1]

@@ -21,7 +21,15 @@ from torch import Tensor
 from specctl import progress
 from specctl.cli import judging  # registers the verb
 from specctl.errors import UsageError
-from specctl.policy import Chain, EntropyBins, Policy, RootOnly, StaticTree
+from specctl.policy import (
+    Chain,
+    EntropyBins,
+    JointThreshold,
+    Policy,
+    RootOnly,
+    StaticTree,
+    build_shape,
+)
 from specctl.replay.config import ProfileGrid
 from specctl.replay.cost import live
 from specctl.replay.cost.files import load_cost_model
@@ -32,7 +40,6 @@ from specctl.replay.cost.profile import check_lines, profile, settled
 from specctl.runtime import compare
 from specctl.runtime.cached_model import SlotCache
 from specctl.runtime.capture import GraphSettings, Recording
-from specctl.runtime.decode import DecodeLoop
 from specctl.runtime.load import Pair
 from specctl.runtime.requests import Stopwatch
 from tests.cli.command import passes, specctl
@@ -67,11 +74,9 @@ def run_live(
 ) -> tuple[Steps, list[int]]:
     """What a recorder saw, and the lengths of the prompts."""
     recorder, requests = StepRecorder(), toy_requests(5, max_new_tokens=9)
-    options = {"batch_size": batch_size, "max_text_tokens": 64, "eos_ids": (), "graphs": graphs}
-    policy = Policy(shape=shape)
-    loop = DecodeLoop(pair.target.model, pair.drafter, policy, observer=recorder, **options)
+    loop = Bench(pair, graphs).loop(Policy(shape=shape), requests, batch_size, recorder)
     assert loop.round.is_static == (graphs is not None)
-    list(loop.run(requests))
+    list(loop.run(()))
     return recorder.steps(), [len(request.prompt_ids) for request in requests]
 
 
@@ -171,25 +176,22 @@ def test_a_profile_ends_by_checking_itself(charged: SimpleNamespace) -> None:
 
 
 def test_a_check_that_is_far_off_is_warned_of() -> None:
-    checks = [LiveCheck(policy="ar", num_tokens=100, predicted_us=1e6, measured_us=1.05e6)]
-    assert len(list(check_lines(table_model(checks=tuple(checks))))) == 1
-    for policy, measured_us in (("chain", 0.8e6), ("eagle2", 1.4e6)):
-        checks.append(checks[0].model_copy(update={"policy": policy, "measured_us": measured_us}))
-    *rows, verdict = check_lines(table_model(checks=tuple(checks)))
-    assert rows[2] == "check: eagle2: 100 tokens/s predicted, 71 measured (+40%)"
-    assert verdict.startswith("The model is off by more than 10% (eagle2: +40%): speeds")
-    assert "quiet machine, without --quick" in verdict
-
-
-def test_a_check_says_where_other_work_was_in_the_way() -> None:
-    """Of 1.4 s the thread waited 0.42 s: without them it took 0.98 s, as predicted. Where the model
-    is off without the waiting too, it is off."""
-    waited = LiveCheck(policy="ar", num_tokens=100, predicted_us=1e6, measured_us=1.4e6, waited=0.3)
-    row, verdict = check_lines(table_model(checks=(waited,)))
-    assert row.endswith("71 measured (+40%, 30% of the time waiting)")
-    assert "other work kept the processors from it: without the waiting, by at most 2%" in verdict
+    """Of 1.4 s a thread waited 0.42 s: without them it took 0.98 s, as predicted."""
+    fair = LiveCheck(policy="ar", num_tokens=100, predicted_us=1e6, measured_us=1.05e6)
+    fast = fair.model_copy(update={"policy": "chain", "measured_us": 0.8e6})
+    slow = fair.model_copy(update={"policy": "eagle2", "measured_us": 1.4e6})
+    waited = slow.model_copy(update={"waited": 0.3})
     off = waited.model_copy(update={"predicted_us": 0.7e6})
-    assert "speeds computed with it are too" in list(check_lines(table_model(checks=(off,))))[-1]
+    lines = [
+        list(check_lines(table_model(checks=checks)))
+        for checks in ((fair,), (fair, fast, slow), (waited,), (off,))
+    ]
+    assert len(lines[0]) == 1
+    assert lines[1][2] == "check: eagle2: 100 tokens/s predicted, 71 measured (+40%)"
+    assert lines[1][3].startswith("The model is off by more than 10% (eagle2: +40%): speeds")
+    assert lines[2][0].endswith("71 measured (+40%, 30% of the time waiting)")
+    assert "other work kept the processors from it: without the waiting, by at" in lines[2][1]
+    assert "speeds computed with it are too" in lines[3][1]
 
 
 def test_waiting_for_a_processor_is_no_time_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,6 +295,30 @@ def test_live_runs_take_what_was_predicted(
     wall_us = charged.clock.now_us - began
     found = predicted_us(charged.model, steps, prompts, drafts=not isinstance(shape, RootOnly))
     assert found == pytest.approx(wall_us, rel=0.005)
+
+
+@pytest.mark.parametrize("batch_sizes", [(1,), (1, 2)])
+def test_the_time_of_decisions_is_found(
+    batch_sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chain of three levels decides twice: 300 us each are 200 a level. It never stops here, and
+    what stops after the first level has decided as often as it has levels."""
+    never, clock = Policy(shape=JointThreshold(min_prob=0.0, depth=3, top_k=1)), VirtualTime()
+    rule: Any = type(build_shape(never.shape))
+    grow = rule.grow
+
+    def slow(self: Any, *arguments: Any) -> Any:
+        clock.now_us += 300.0
+        return grow(self, *arguments)
+
+    for name in ("perf_counter", "thread_time"):
+        monkeypatch.setattr(time, name, clock)
+    monkeypatch.setattr(rule, "grow", slow)
+    with torch.inference_mode():
+        requests = toy_requests(2, max_new_tokens=9)
+        found = live.time_decider(Bench(toy()), never, batch_sizes, requests)
+    assert found.batch_sizes == batch_sizes
+    assert found.level_us == pytest.approx([200.0] * len(batch_sizes), abs=8)
 
 
 GRIDS = [

@@ -254,17 +254,6 @@ def test_vllm_reads_prompts_in_the_forward_by_hand() -> None:
     assert run.timeline.finish_us.tolist() == [4, 3]
 
 
-def test_vllm_reads_a_prompt_beside_other_rounds() -> None:
-    """One slot is free for `c` while `a` decodes: a forward of rounds and prompt."""
-    found = [Text(6, [0, 0, 0, 0, 0]), Text(3, [0, 1]), Text(2, [0])]
-    clock = Recorder()
-    load = Load(2, engine="vllm", in_order=True)
-    run = simulate(submitted(found, RootOnly()), load, clock)
-    assert run.rounds.num_joined.tolist() == [2, 0, 0, 1, 0, 0]
-    wanted = {"batch_size": [2, 2, 2, 2, 2, 1], "num_tokens": [3, 2, 2, 1 + 3, 2, 1]}
-    assert seen_by(clock, wanted) == wanted
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 def test_time_is_of_the_whole_run(engine: Engine) -> None:
     """Of a linear form: tokens, prompts and steps alone count, in whatever forward they are."""

@@ -190,11 +190,3 @@ def test_a_summary_scores_static_settings_as_replay_does(
     visited = walk(summary.positions, outcomes.accepted + 1)
     assert outcomes.accepted[visited].tolist() == wanted.outcomes.accepted.tolist()
     assert outcomes.verified[visited].tolist() == wanted.outcomes.verified.tolist()
-
-
-def test_summaries_beyond_the_log_are_refused(log: DenseLog) -> None:
-    for asked in ({"top_k": 5}, {"top_k": 2, "depth": 6}):
-        with pytest.raises(UsageError, match="larger than the log's"):
-            summarise(log, **asked)
-    with pytest.raises(UsageError, match="summary of depth 5"):
-        static_outcomes(summarise(log, top_k=3), 6, 42)

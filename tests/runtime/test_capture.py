@@ -61,27 +61,6 @@ def test_a_graph_beyond_the_limit_goes_and_the_others_are_made_again(
     ]
 
 
-def test_out_of_memory_gives_up_the_other_graphs_and_makes_them_again(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """They would keep the memory that the failed one took, which its eager run needs."""
-    tape = TapeCapture(num_bytes=7)
-    cache, one, other = GraphCache(tape, limit_bytes=100), Work(), Work()
-    for _ in range(3):
-        cache.run("one", one)
-    cache.run("other", other)
-    tape.fails = 1
-    cache.run("other", other)
-    assert "OutOfMemoryError: CUDA out of memory. Tried to allocate 1 EiB." in caplog.text
-    assert (tape.num_forgotten, cache.keys, cache.counters.graph_bytes) == (1, (), 0)
-    for _ in range(2):
-        cache.run("one", one)
-        cache.run("other", other)
-    assert (one.count.item(), other.count.item()) == (5, 4)
-    assert (cache.keys, cache.counters.graph_bytes) == (("one",), 7)
-    assert (cache.counters.captures, cache.counters.failed_captures) == (2, 1)
-
-
 def test_memory_that_ran_out_beside_graphs_halves_their_limit() -> None:
     """Else they would take it again, round after round. Refused keys are tried once more."""
     tape = TapeCapture(num_bytes=40)
@@ -118,21 +97,6 @@ def test_a_failed_capture_frees_its_memory_before_the_work_is_done_again() -> No
     finally:
         gc.enable()
     assert alive == [False]
-
-
-def test_graphs_go_when_captures_end() -> None:
-    tape = TapeCapture(num_bytes=7, lenient=True)
-    cache, work = GraphCache(tape, limit_bytes=100), Work()
-    for _ in range(3):
-        cache.run("a", work)
-    waits = lambda: work.count.item()  # noqa: E731
-    for _ in range(2):
-        cache.run("b", waits)
-    assert (cache.keys, cache.counters.graph_bytes, tape.num_forgotten) == ((), 0, 1)
-    before = cache.counters.eager_parts
-    cache.run("a", work)
-    assert cache.counters.eager_parts == before + 1
-    assert work.count.item() == 4
 
 
 class Ended:

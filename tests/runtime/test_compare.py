@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from specctl.cli.running import equality_line
+from specctl.cli.running import answer_of, equality_line
 from specctl.collect.prompts import load_prompts
 from specctl.runtime import compare
 from specctl.runtime.api import Decoder
@@ -180,14 +180,17 @@ def test_few_prompts_give_no_verdict() -> None:
 def test_the_same_policy_twice_is_not_told_apart(num_turns: int) -> None:
     """In at least 95 of 100 comparisons, on a machine whose noise comes in bursts; and a policy
     that is a tenth faster is told apart in most."""
-    rng, found = np.random.default_rng(3), {1.0: 0, 1.1: 0}
+    rng, found, widths = np.random.default_rng(3), {1.0: 0, 1.1: 0}, []
     for _ in range(100):
         burst = 1 + 2 * (rng.random((num_turns, 1)) < 0.2)  # other work, over a whole turn
         for speed in found:
             one, other = (times(rng, value, num_turns, 0.04) for value in (1.0, speed))
             one[:, 1:] *= burst
             other[:, 1:] *= burst
-            found[speed] += paired(other, one).verdict != "not told apart"
+            beside = paired(other, one)
+            found[speed] += beside.verdict != "not told apart"
+            widths.append(beside.speedup.high / beside.speedup.low)
+    assert np.median(widths) < 1.15, "paired by turn: prompts differ by a factor of 3"
     assert found[1.0] <= 5
     assert found[1.1] >= (60 if num_turns == 8 else 95)
 
@@ -216,6 +219,15 @@ def test_policies_take_turns_in_an_order_that_is_shuffled(
         assert all(not run.divergences for run in found.results)
     assert orders[0] == orders[1] != orders[2]
     assert len({tuple(orders[0][i : i + 3]) for i in range(0, 18, 3)}) > 1
+
+
+def test_waiting_for_a_processor_is_said(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = iter([0.0, 1e12])
+    monkeypatch.setattr(compare, "waited_us", lambda: next(waited))
+    prompts = load_prompts("embedded", limit=1)
+    found = compare_policies(pair, resolve_policies("ar,chain"), prompts, DecodeSettings(2))
+    shown = answer_of(found, "", []).parts
+    assert any("waited for a processor 100% of the time" in str(line) for line in shown)
 
 
 def test_an_interrupted_comparison_keeps_the_turns_of_all(

@@ -128,11 +128,14 @@ def test_a_signal_whose_intervals_overlap_has_not_moved() -> None:
     before = Interval(0.9, 0.89, 0.91)
     ends = [(0.7, 0.88), (0.87, 0.92), (math.nan, math.nan)]
     assert [lie_apart(before, Interval(0.8, *pair)) for pair in ends] == [True, False, True]
-    prompts = in_conversations(np.random.default_rng(2), 20)
-    quiet = watch(prompts.take(slice(50)), prompts.take(slice(50, None)))
-    assert quiet.foremost == quiet.signals[0]
-    rang = quiet.model_copy(update={"alarm_at": quiet.foremost.since})
-    said = " ".join(map(str, rang.shown()))
+    kind = np.random.default_rng(2).integers(0, 2, 1500)
+    kind[200:260] = 1  # and what follows is again as the reference
+    at = START + np.arange(1500) * np.timedelta64(1, "m")
+    prompts = prompts_at(at, kind, [str(one) for one in range(1500)])
+    found = watch(prompts.take(slice(200)), prompts.take(slice(200, None)))
+    [tokens] = [one for one in found.signals if one.signal == "tokens per call"]
+    assert (found.alarm, tokens.moved, tokens.most_wealth > 1000) == (True, False, True)
+    said = " ".join(map(str, found.model_copy(update={"signals": (tokens,)}).shown()))
     assert "No signal moved by itself and by more than its interval; most evidence" in said
 
 

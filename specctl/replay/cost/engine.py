@@ -21,7 +21,7 @@ from specctl.formatting import Table
 from specctl.logs.parquet import collected
 from specctl.replay.cost.files import validity
 from specctl.replay.cost.model import Floats, Steps
-from specctl.replay.cost.rates import STALL, EngineCost, Span, StepError, Support
+from specctl.replay.cost.rates import STALL, EngineCost, Span, StepError, Support, dimensions
 from specctl.stats import sums_by
 
 if TYPE_CHECKING:
@@ -135,12 +135,9 @@ def fit_engine(traces: TraceSet) -> EngineCost:
         rates |= dict(zip(columns, of_part.tolist(), strict=True))
     is_stall = total_us > STALL * fitted_us
     factor = round(float(total_us[~is_stall].sum() / fitted_us[~is_stall].sum()), 4)
-    spans = {
-        "batch_size": batch,
-        "tokens_per_request": verified / batch,
-        "levels": levels,
-        "context_tokens": used["cached"] / batch,
-        "prompt_tokens": prompt,
+    ranges = {
+        name: Span(low=float(np.min(values)), high=float(np.max(values)))
+        for name, (_, values) in dimensions(counts_of(used)).items()
     }
     measured, expires = validity(datetime.now(UTC))
     zeros = dict.fromkeys(("median", "p90", "total", "by_length"), 0.0)
@@ -156,9 +153,7 @@ def fit_engine(traces: TraceSet) -> EngineCost:
         num_stalls=int(is_stall.sum()),
         mean_over_median=factor,
         **{name: round(rate * factor, 4) for name, rate in rates.items()},
-        support=Support(
-            **{n: Span(low=float(np.min(v)), high=float(np.max(v))) for n, v in spans.items()}
-        ),
+        support=Support(**ranges),
         held_out=StepError(num_steps=int(is_held.sum()), **zeros),  # the next line's
     )
     return model.model_copy(update={"held_out": step_error(model, held)})

@@ -180,16 +180,17 @@ def check_live(
     requests: Sequence[Request],
     policies: Sequence[Policy],
     num_timed: int,
+    batch_size: int = 1,
 ) -> tuple[LiveCheck, ...]:
-    """Decodes prompts one at a time, in turns of the policies, and compares the time with the
-    model's. The counts behind a prediction come from a run without timing.
+    """Decodes prompts in turns of the policies, and compares the time with the model's. The counts
+    behind a prediction come from a run without timing.
 
     Args:
         num_timed: runs of each policy; the median counts.
     """
 
     def decode(policy: Policy, observer: Observer | None = None) -> tuple[float, float]:
-        loop = bench.loop(policy, requests, observer=observer)
+        loop = bench.loop(policy, requests, batch_size, observer)
         started, waited = time.perf_counter(), waited_us() or 0.0
         list(loop.run(()))
         bench.wait()

@@ -145,7 +145,7 @@ class OutOfRange:
 class CostModel(Record, ABC):
     """Times of rounds, us."""
 
-    cost_model_version: Literal[1] = 1
+    cost_model_version: Literal[1]
 
     @property
     def digest(self) -> str:
@@ -449,7 +449,6 @@ class TableCost(CostModel):
     """
 
     kind: Literal["table"] = "table"
-    cost_model_version: Literal[1]
     machine: Machine
     pair: PairFingerprint
     # measured, expires: UTC

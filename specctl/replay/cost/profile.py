@@ -66,8 +66,6 @@ NUM_LOOP_STEPS = 4
 """Fewest rounds over which the loop of captured rounds is timed in one pass."""
 NUM_TIMED, NUM_TIMED_QUICK = 3, 2
 """Timed runs of each policy that is checked; the median counts."""
-NOISY_SPREAD, NOISY_ERROR = 0.25, 0.1
-"""Interquartile range over median, and mean held-out error, above which a profile is noisy."""
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -204,7 +202,7 @@ AXES = {
 def fit_table(bench: Bench, grid: ProfileGrid, samples: Samples) -> TableCost:
     """The record of a profile's samples, with the error at the points held out of the fit."""
     measured_at, expires = validity(datetime.now(UTC))
-    tiers: tuple[int, ...] = ()
+    tiers: tuple[int, ...] = ()  # the policy's largest tree is one more
     if bench.graphs is not None and not grid.capture_limit_tokens:
         least = bench.graphs.flat_tokens
         tiers = token_tiers(max(MOST_TOKENS, least), least)
@@ -324,17 +322,10 @@ def spread(grid: Grid) -> float:
     return float(np.median(np.array(grid.iqr_us) / np.array(grid.us)))
 
 
-def is_noisy(model: TableCost) -> bool:
-    """Whether samples of a point scatter, or held-out points are off."""
-    errors = [error.mape for error in model.held_out.values()]
-    return spread(model.verify) > NOISY_SPREAD or max(errors, default=0.0) > NOISY_ERROR
-
-
 def summary_json(model: TableCost) -> dict[str, Any]:
-    """The model without its grids, and their spread."""
+    """The model without its grids, and the spread of verification."""
     grids = {"verify", "loop", "prefill", "draft"}
-    spreads = {"spread": spread(model.verify), "is_noisy": is_noisy(model)}
-    return model.model_dump(mode="json", exclude=grids) | spreads
+    return model.model_dump(mode="json", exclude=grids) | {"spread": spread(model.verify)}
 
 
 def check_lines(model: TableCost) -> Iterator[str]:
@@ -379,7 +370,6 @@ def render(model: TableCost) -> list[Any]:
         ],
         left=0,
     )
-    noisy = "noisy: something else ran here; measure again on a quiet machine"
     return [
         table,
         f"mean error at held-out points: {model.held_out_text or 'nothing held out'}",
@@ -390,5 +380,4 @@ def render(model: TableCost) -> list[Any]:
             for name, cost in model.deciders.items()
         ),
         *check_lines(model),
-        *([noisy] if is_noisy(model) else []),
     ]

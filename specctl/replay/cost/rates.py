@@ -77,10 +77,8 @@ class LinearCost(RateCost):
     """
 
     kind: Literal["linear"] = "linear"
-    cost_model_version: Literal[1]
     source: Name  # model, drafter, hardware and publication of the rates
     verify_fixed_us: Microseconds
-    verify_token_us: Rate
     verify_cached_token_us: Rate
     draft_fixed_us: Rate
     draft_level_us: Rate = 0.0
@@ -147,6 +145,19 @@ class Support(Record):
         )
 
 
+def dimensions(steps: Steps) -> dict[str, tuple[str, ArrayLike]]:
+    """Words and values of the quantities that `Support` has the range of."""
+    batch = np.asarray(steps.batch_size, np.float64)
+    tokens = np.asarray(steps.num_tokens, np.float64) - np.asarray(steps.prompt_tokens)
+    return {
+        "batch_size": ("requests a step", batch),
+        "tokens_per_request": ("tokens verified a request", tokens / batch),
+        "levels": ("passes of the drafter", steps.levels),
+        "context_tokens": ("cached tokens a request", steps.context_tokens),
+        "prompt_tokens": ("tokens of prompts", steps.prompt_tokens),
+    }
+
+
 class StepError(Record):
     """|predicted - measured| / measured of steps held out of the fit."""
 
@@ -175,7 +186,6 @@ class EngineCost(RateCost):
     """
 
     kind: Literal["engine"] = "engine"
-    cost_model_version: Literal[1]
     engine: Name
     engine_version: Name
     device: Name  # hardware named by the traces
@@ -190,7 +200,6 @@ class EngineCost(RateCost):
     mean_over_median: Annotated[float, Field(gt=0)]  # factor from rates of medians to mean times
     verify_fixed_us: Rate
     verify_request_us: Rate
-    verify_token_us: Rate
     verify_prompt_token_us: Rate
     verify_cached_token_us: Rate
     draft_fixed_us: Rate
@@ -259,14 +268,8 @@ class EngineCost(RateCost):
         return super().round_us(steps) + prompt * (more_us + also_us)
 
     def outside(self, steps: Steps) -> list[OutOfRange]:
-        batch = np.asarray(steps.batch_size, np.float64)
-        tokens = np.asarray(steps.num_tokens, np.float64) - np.asarray(steps.prompt_tokens)
-        values: dict[str, tuple[str, ArrayLike]] = {
-            "batch_size": ("requests a step", batch),
-            "tokens_per_request": ("tokens verified a request", tokens / batch),
-            "levels": ("passes of the drafter", steps.levels),
-            "context_tokens": ("cached tokens a request", steps.context_tokens),
-            "prompt_tokens": ("tokens of prompts", steps.prompt_tokens),
-        }
-        spans: dict[str, Span] = {name: getattr(self.support, name) for name in values}
-        return [OutOfRange.of(*values[name], of.low, of.high) for name, of in spans.items()]
+        spans: dict[str, Span] = dict(self.support)
+        return [
+            OutOfRange.of(words, values, spans[name].low, spans[name].high)
+            for name, (words, values) in dimensions(steps).items()
+        ]
