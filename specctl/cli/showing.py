@@ -31,7 +31,11 @@ def import_(
         typer.Argument(help="Log that a server wrote, or http://HOST:PORT/metrics."),
     ],
     out: Path | None = option(None, "Folder for summary.json", name="--out -o", default="none"),
-    format: str = option("auto", "auto, vllm-prometheus, vllm-log, sglang-prometheus, sglang-log"),
+    format: str = option(
+        "auto",
+        "auto, vllm-prometheus, vllm-log, sglang-prometheus, sglang-log, llamacpp-prometheus, "
+        "llamacpp-log, llamacpp-answers",
+    ),
     cost_model: Path | None = option(
         None, "cost_model.json or a named clock, to name the best draft length", default="none"
     ),

@@ -22,7 +22,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -44,15 +44,27 @@ _BY_POSITION = "num_accepted_tokens_per_pos"
 _POSITION = re.compile(r"\d{1,4}")
 
 
-def summarise_counters(source: Source) -> dict[str, Any]:
-    """Figures of one scrape of vLLM's `/metrics`, by model."""
+class Exposed(NamedTuple):
+    """Counters of one engine that count as vLLM's do."""
+
+    stem: str = STEM
+    newer: str = "scrape vLLM 0.9 or newer; 0.32.0 was checked"  # hint for unknown counters
+    off: str = "this server does not speculate: start it with --speculative-config"
+
+
+VLLM_COUNTERS = Exposed()
+
+
+def summarise_counters(source: Source, exposed: Exposed = VLLM_COUNTERS) -> dict[str, Any]:
+    """Figures of one scrape of `/metrics`, by model."""
+    stem = exposed.stem
     models: dict[str, Counter[str | int]] = {}
-    for sample in metric_samples(source, STEM):
-        name, position = sample.name.removeprefix(STEM), sample.labels.get("position", "")
+    for sample in metric_samples(source, stem):
+        name, position = sample.name.removeprefix(stem), sample.labels.get("position", "")
         if name not in (*_TOTALS, _BY_POSITION):
-            known = f"{STEM} followed by {', '.join(_TOTALS)} or {_BY_POSITION}"
-            fix = "scrape vLLM 0.9 or newer; 0.32.0 was checked"
-            raise sample.spot.refuse(f"unknown counter {sample.name[:80]}; known are {known}", fix)
+            known = f"{stem} followed by {', '.join(_TOTALS)} or {_BY_POSITION}"
+            problem = f"unknown counter {sample.name[:80]}; known are {known}"
+            raise sample.spot.refuse(problem, exposed.newer)
         if name == _BY_POSITION and not _POSITION.fullmatch(position):
             raise sample.spot.refuse(
                 f'the label position is {repr(position)[:40]}, not "0", "1", ...'
@@ -62,11 +74,9 @@ def summarise_counters(source: Source) -> dict[str, Any]:
         counters[key] += sample.count()
     if not any(counters["num_drafts"] for counters in models.values()):
         raise InputError(
-            f"{source.name} needs a counter {STEM}num_drafts_total above 0: "
+            f"{source.name} needs a counter {stem}num_drafts_total above 0: "
             f"{'there are no drafts yet' if models else 'it has none'}",
-            hint="scrape it once the server has served some requests"
-            if models
-            else "this server does not speculate: start it with --speculative-config",
+            hint="scrape it once the server has served some requests" if models else exposed.off,
         )
     figures = {name: _counter_figures(source, name, models[name]) for name in sorted(models)}
     return {**NOT_REPLAYED, "models": {name: found for name, found in figures.items() if found}}
@@ -146,7 +156,7 @@ def summarise_engine_log(source: Source) -> dict[str, Any]:
                     "servers",
                     "give each server's log alone",
                 )
-        interval = _Interval.parse(text, spot)
+        interval = Interval.parse(text, spot)
         num_intervals += 1
         if not interval.drafted:
             continue
@@ -181,7 +191,7 @@ def summarise_engine_log(source: Source) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Interval:
+class Interval:
     """One line: mean tokens a round, sums of draft tokens, and rates by position."""
 
     mean: float
@@ -304,7 +314,7 @@ def _sglang_figures(source: Source, model: str, named: dict[str, list[Sample]]) 
         depth = int(drafted[0]) - 1 if drafted else None
     earlier = "whether the draft length changed" if rounds else "anything"
     unknown = [f"{earlier} before the last interval"]
-    return _mean_figures(mean, depth, why, unknown, facts)
+    return mean_figures(mean, depth, why, unknown, facts)
 
 
 def summarise_sglang_log(source: Source) -> dict[str, Any]:
@@ -363,7 +373,7 @@ def summarise_sglang_log(source: Source) -> dict[str, Any]:
     unknown = ["how many rounds each interval had"]
     return {
         **NOT_REPLAYED,
-        **_mean_figures(mean, depth, why, unknown, facts, is_chain=topk == "1"),
+        **mean_figures(mean, depth, why, unknown, facts, is_chain=topk == "1"),
     }
 
 
@@ -381,7 +391,7 @@ def _depth_of(intervals: list[tuple[int, float, float | None]]) -> int | None:
     return fitting.pop() if len(fitting) == 1 else None
 
 
-def _mean_figures(
+def mean_figures(
     mean: tuple[float, float],
     depth: int | None,
     why_no_sweep: str,

@@ -19,6 +19,14 @@ from specctl.logs.engine_summaries import (
     summarise_sglang_counters,
     summarise_sglang_log,
 )
+from specctl.logs.llamacpp_summaries import (
+    ACCEPTANCE_MARK,
+    RATES_MARK,
+    STEM,
+    summarise_llamacpp_answers,
+    summarise_llamacpp_counters,
+    summarise_llamacpp_log,
+)
 from specctl.logs.sources import Source, Spot, text_lines
 
 SUMMARIES: dict[str, Callable[..., dict[str, Any]]] = {
@@ -26,12 +34,18 @@ SUMMARIES: dict[str, Callable[..., dict[str, Any]]] = {
     "vllm-log": summarise_engine_log,
     "sglang-prometheus": summarise_sglang_counters,
     "sglang-log": summarise_sglang_log,
+    "llamacpp-prometheus": summarise_llamacpp_counters,
+    "llamacpp-log": summarise_llamacpp_log,
+    "llamacpp-answers": summarise_llamacpp_answers,
 }
 LINES: dict[str, Callable[[str], bool]] = {
     "vllm-prometheus": lambda line: line.startswith("vllm:"),
     "sglang-prometheus": lambda line: line.startswith(SGLANG),
     "vllm-log": lambda line: LOG_MARK in line or THROUGHPUT in line,
     "sglang-log": lambda line: DECODE_MARK in line or SERVER_ARGS in line,
+    "llamacpp-prometheus": lambda line: line.startswith(STEM),
+    "llamacpp-log": lambda line: ACCEPTANCE_MARK in line or RATES_MARK in line,
+    "llamacpp-answers": lambda line: line.lstrip().startswith("{") and '"timings"' in line,
 }
 """Tests of a line, by format."""
 FORMATS = ("auto", *SUMMARIES)
