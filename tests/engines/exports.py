@@ -22,6 +22,10 @@ AS_IT_IS = {
     ),
     "sglang": ("ar", "chain", "eagle2", "eagle2:depth=3:top_k=4:num_tokens=16", SCHEDULE, TAILED),
     "transformers": ("ar", "chain", "confidence", "confidence:threshold=0.7:window=8"),
+    "llamacpp": (
+        *("ar", "chain", "p_min:threshold=0.5", "p_min:window=5:min_draft_tokens=2"),
+        "p_min:threshold=0.7:window=8:min_draft_tokens=2",
+    ),
 }
 """Policies that each engine runs, in words that are the shortest for them."""
 CASES = [(engine, words) for engine, all_words in AS_IT_IS.items() for words in all_words]
@@ -64,6 +68,7 @@ def exported(engine: str, policy: Policy | str, **settings: Any) -> Export:
     if isinstance(policy, str):
         policy = resolve_policy(policy).policy
     method = "draft_model" if engine == "transformers" else "eagle3"
-    drafter = EngineDrafter(model="head", method=method)
+    model = "head.gguf" if engine == "llamacpp" else "head"
+    drafter = EngineDrafter(model=model, method=method)
     assert ENGINES[engine].losses(policy) == ()
     return ENGINES[engine].write(policy, Serving(drafter=drafter, **settings))

@@ -129,6 +129,7 @@ def test_every_policy_has_a_nearest_that_can_be_written(name: str, kind: str) ->
     method = "draft_model" if name == "transformers" else "eagle3"
     serving = Serving(
         drafter=EngineDrafter(model="head", method=method),
+        target="target",
         max_batch_size=engine.max_batch_size or 8,
         reference=lambda _: "chain",
     )
@@ -470,9 +471,10 @@ def test_a_page_names_every_engine_for_a_ladder() -> None:
         ladder = ladder_results(label=label, target="embedded", drafter="embedded")
         return list(settings_for(Given(ladder=ladder), None).engines)
 
-    vllm, sglang, transformers = engines("eagle2:depth=4:top_k=2:num_tokens=9")
+    vllm, sglang, transformers, llamacpp = engines("eagle2:depth=4:top_k=2:num_tokens=9")
     assert vllm.lines == transformers.lines == ()
     assert vllm.notes[0].endswith("The nearest policy that it runs: chain.")
+    assert llamacpp.notes[0].endswith("The nearest policy that it runs: chain.")
     assert "  --speculative-num-draft-tokens 9" in sglang.lines
     assert "# sglang-adaptive.json:" in engines(SCHEDULE)[1].lines
     for label in ("mine", "hetero"):

@@ -17,6 +17,9 @@ from specctl.engines.engine import EngineDrafter, Serving
 from specctl.engines.gguf_files import write_eagle3, write_llama
 from specctl.engines.llamacpp_flags import FILE, LLAMACPP, LlamaServer, read_file
 from specctl.engines.llamacpp_server import Answer, Client, OwnServer
+from specctl.errors import EngineError, ModelConfigError, ModelError
+from specctl.logs.importing import import_file
+from specctl.logs.sources import Source
 from specctl.logs.trace_set import TraceSet
 from specctl.logs.tree_log import DenseLog
 from specctl.policy import FullTree
@@ -28,6 +31,7 @@ from specctl.runtime.words import resolve_policy
 from tests.engines.vllm_engine import ids_of, packaged
 
 NUM_PROMPTS, NEW_TOKENS = 60, 48
+FORMATS = ("prometheus", "log", "answers")
 METHODS = {"eagle3": "eagle3", "small": "draft_model"}
 CHAINS = tuple(f"chain:num_draft_tokens={length}" for length in (1, 3, 5, 8))
 STOPS = tuple(f"p_min:threshold={p}:window=5" for p in (0.3, 0.5, 0.7))
@@ -142,3 +146,73 @@ def test_four_slots_change_no_request(
     assert counted(answers) == {name: of for name, of in expected.items() if name != "rounds"}
     drafts = client.counters()["spec_decode_num_drafts_total"]
     assert drafts == (run.outcomes.verified > 1).sum()
+
+
+def test_it_counts_as_import_reads(
+    ground: Ground, prompts: list[list[int]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Metrics and log of one server: the rounds that draft, and the tokens by position."""
+    words = STOPS[1]
+    settings = ground.settings(words, 1)
+    client = Client(OwnServer(ground.target, settings, exact=True, verbosity=4))
+    answers = client.complete_all(prompts[:12], NEW_TOKENS)
+    page, log = client.server.metrics(), capfd.readouterr().err
+    counters, timings = client.counters(), [answer.timings for answer in answers]
+    lines = "\n".join(json.dumps({"timings": one.model_dump()}) for one in timings)
+    found = [import_file(Source("llama.cpp", text.encode())) for text in (page, log, lines)]
+    assert [one["format"] for one in found] == [f"llamacpp-{n}" for n in FORMATS]
+    [of_page] = found[0]["models"].values()
+    names = ("num_rounds", "num_draft_tokens", "num_accepted_tokens", "marginal_prob")
+    assert {n: of_page[n] for n in names} == {n: found[1][n] for n in names}
+    assert of_page["num_rounds"] == counters["spec_decode_num_drafts_total"]
+    assert found[2]["num_draft_tokens"] == of_page["num_draft_tokens"]
+
+
+def test_synthetic_rates_are_followed(ground: Ground, prompts: list[list[int]]) -> None:
+    """Accepted tokens by position are binomial; chances of 1 in 100,000 each are left."""
+    words = CHAINS[1]
+    policy, drafter = resolve_policy(words).policy, str(ground.drafter)
+    rates = (0.8, 0.5, 0.3)
+    serving = Serving(
+        drafter=EngineDrafter(model=drafter, method=METHODS[ground.method]),
+        target=str(ground.target),
+        synthetic_rates=rates,
+    )
+    settings = read_file(LLAMACPP.write(policy, serving).files[FILE])
+    client = Client(OwnServer(ground.target, settings, exact=True, context_tokens=512))
+    for prompt in prompts[:12]:
+        client.complete(prompt, NEW_TOKENS, ignore_eos=True)
+    [found] = import_file(Source("m", client.server.metrics().encode()))["models"].values()
+    num_rounds = found["num_rounds"]
+    # The last rounds of a text draft less: at most two of each.
+    spare = 2 * 12 / num_rounds
+    for rate, marginal in zip(rates, found["marginal_prob"], strict=True):
+        off = 4.5 * (rate * (1 - rate) / num_rounds) ** 0.5
+        assert rate - off - spare < marginal < rate + off
+
+
+@pytest.mark.parametrize("weights", ["float16", "q8_0"])
+def test_smaller_weights_load(weights: str, ground: Ground, tmp_path: Path) -> None:
+    """Texts may differ from float32's; drafts are accepted."""
+    write_llama(embedded_path("target"), tmp_path / "t.gguf", weights)
+    write = write_eagle3 if ground.method == "eagle3" else write_llama
+    write(embedded_path(ground.method), tmp_path / "d.gguf", weights, target=tmp_path / "t.gguf")
+    small = replace(ground, target=tmp_path / "t.gguf", drafter=tmp_path / "d.gguf")
+    [answer] = small.server(CHAINS[1]).complete_all(ids_of(packaged(1)), NEW_TOKENS)
+    assert answer.timings.draft_n_accepted > 0
+
+
+def test_files_of_another_pair_are_refused(ground: Ground, tmp_path: Path) -> None:
+    """By ours while they are written, or else by llama.cpp when it loads them."""
+    with pytest.raises(ModelError, match="no readable GGUF file"):
+        (tmp_path / "cut.gguf").write_bytes(ground.target.read_bytes()[:5000])
+        write_eagle3(
+            embedded_path("eagle3"), tmp_path / "d.gguf", "q8_0", target=tmp_path / "cut.gguf"
+        )
+    with pytest.raises(ModelConfigError, match="hidden_size 256"):
+        write_llama(embedded_path("small"), tmp_path / "s.gguf", "q8_0", target=ground.target)
+        write_eagle3(
+            embedded_path("eagle3"), tmp_path / "d.gguf", "q8_0", target=tmp_path / "s.gguf"
+        )
+    with pytest.raises(EngineError, match="does not start"):
+        OwnServer(tmp_path / "cut.gguf", None)
