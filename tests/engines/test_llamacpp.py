@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -204,15 +205,12 @@ def test_smaller_weights_load(weights: str, ground: Ground, tmp_path: Path) -> N
 
 def test_files_of_another_pair_are_refused(ground: Ground, tmp_path: Path) -> None:
     """By ours while they are written, or else by llama.cpp when it loads them."""
+    cut, other, head = (tmp_path / f"{name}.gguf" for name in ("cut", "other", "head"))
+    cut.write_bytes(ground.target.read_bytes()[:5000])
+    write_llama(embedded_path("small"), other, "q8_0", target=ground.target)
     with pytest.raises(ModelError, match="no readable GGUF file"):
-        (tmp_path / "cut.gguf").write_bytes(ground.target.read_bytes()[:5000])
-        write_eagle3(
-            embedded_path("eagle3"), tmp_path / "d.gguf", "q8_0", target=tmp_path / "cut.gguf"
-        )
+        write_eagle3(embedded_path("eagle3"), head, "q8_0", target=cut)
     with pytest.raises(ModelConfigError, match="hidden_size 256"):
-        write_llama(embedded_path("small"), tmp_path / "s.gguf", "q8_0", target=ground.target)
-        write_eagle3(
-            embedded_path("eagle3"), tmp_path / "d.gguf", "q8_0", target=tmp_path / "s.gguf"
-        )
+        write_eagle3(embedded_path("eagle3"), head, "q8_0", target=other)
     with pytest.raises(EngineError, match="does not start"):
-        OwnServer(tmp_path / "cut.gguf", None)
+        OwnServer(cut, None)
