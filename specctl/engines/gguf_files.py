@@ -1,39 +1,39 @@
 """GGUF files of a pair for llama.cpp, written by the `gguf` package.
 
-Targets and small drafters are Llama models; an EAGLE-3 head shares the target's embedding and
-carries the target's tokenizer, which llama.cpp compares with the target's own.
+Targets and small drafters are Llama models. An EAGLE-3 head shares the target's embedding. Drafters
+carry the target's tokenizer, which llama.cpp compares with the target's own.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specctl.durable import beside, output_errors
 from specctl.errors import EngineError, ModelConfigError, ModelError, reason_of
-from specctl.lazy import LazyModule
 from specctl.runtime.eagle3 import load_eagle3, parameter_parts
 from specctl.runtime.identity import load_tokenizer, quietly
 
-gguf: Any = LazyModule("gguf")
 Weights = Literal["float32", "float16", "q8_0"]
 """Number format of matrices; norms are float32."""
 BLOCK = 32
 """Weights of a row that share a scale in q8_0."""
-PRE_TOKENIZERS = {
-    ("Digits", "ByteLevel"): "smollm",
-    ("ByteLevel",): "gpt-2",
-}
+PRE_TOKENIZERS = {("Digits", "ByteLevel"): "smollm", ("ByteLevel",): "gpt-2"}
 """llama.cpp's name by the pre-tokenizers of `tokenizer.json`. Others hide regular expressions that
-differ in details: their models have published GGUF files, which are copied from."""
-LAYER = {
+differ in details: the tokenizer of their published GGUF files is copied."""
+NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "norm": "output_norm",
+    "lm_head": "output",
+    "fc": "fc",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
@@ -45,14 +45,7 @@ LAYER = {
     "post_attention_layernorm": "ffn_norm",
     "hidden_norm": "attn_norm_2",  # of an EAGLE-3 head
 }
-OUTSIDE = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "norm": "output_norm",
-    "fc": "fc",
-}
-Tensors = Iterator[tuple[str, Tensor]]
+CONVERT = "convert it with llama.cpp's convert_hf_to_gguf.py, and give the file"
 Fields = dict[str, Any]
 
 
@@ -68,12 +61,12 @@ def write_llama(folder: Path, path: Path, weights: Weights, *, target: Path | No
     """
     config = config_of(folder)
     model = quietly(AutoModelForCausalLM, folder, dtype=torch.float32)
-    tokenizer = tokenizer_fields(folder) if target is None else target_facts(target)[1]
-    shape = shape_fields("llama", config) | {
-        "llama.block_count": config.num_hidden_layers,
-        "llama.vocab_size": config.vocab_size,
-    }
-    _write(path, "llama", shape, tokenizer, _renamed(model.state_dict(), config), weights)
+    of = tokenizer_fields(folder) if target is None else target_facts(target)[1]
+    fields = shape_fields("llama", config) | padded(of, config.vocab_size, folder)
+    fields["llama.block_count"] = config.num_hidden_layers
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    tensors = {name: of for name, of in model.state_dict().items() if name not in tied}
+    write_gguf(path, "llama", fields, renamed(tensors, config), weights)
 
 
 def write_eagle3(folder: Path, path: Path, weights: Weights, *, target: Path) -> None:
@@ -88,27 +81,24 @@ def write_eagle3(folder: Path, path: Path, weights: Weights, *, target: Path) ->
     facts, tokenizer = target_facts(target)
     embedding = torch.zeros(facts.vocab_size, facts.hidden_size)
     head = load_eagle3(folder, target_embedding=embedding, target_config=facts)
-    config, state = head.config, head.state_dict()
-    check_rope(config.rope_parameters, folder)
-    tensors: dict[str, Tensor] = {}
+    config, state, tensors = head.config, head.state_dict(), dict[str, Tensor]()
+    check_rope(config, folder)
     for name, part in parameter_parts(config).items():
+        names = [one.replace("layer.", "model.layers.0.", 1) for one in part]
         pieces = state[name].split([size[0] for size in part.values()])
-        named = (
-            (one.replace("layer.", "model.layers.0.", 1), piece)
-            for one, piece in zip(part, pieces, strict=True)
-        )
-        tensors |= dict(named)
+        tensors |= dict(zip(names, pieces, strict=True))
     if head.embedding.any():  # its own; without one llama.cpp takes the target's
         tensors["model.embed_tokens.weight"] = head.embedding.data
-    shape = shape_fields("eagle3", config) | {
+    fields = shape_fields("eagle3", config) | padded(tokenizer, config.vocab_size, folder)
+    fields |= {
         "eagle3.block_count": 1,
-        "eagle3.vocab_size": config.vocab_size,
         "eagle3.target_layers": list(config.resolve_aux_layers(facts.num_hidden_layers)),
         "eagle3.target_hidden_size": config.target_hidden_size,
         "eagle3.norm_before_residual": config.norm_before_residual,
     }
-    vocabulary = None if config.draft_vocab_size == config.vocab_size else head.target_ids
-    _write(path, "eagle3", shape, tokenizer, _renamed(tensors, config), weights, vocabulary)
+    is_whole = config.draft_vocab_size == config.vocab_size
+    ids = {} if is_whole else {"d2t": head.target_ids}
+    write_gguf(path, "eagle3", fields, renamed(tensors, config), weights, ids)
 
 
 def config_of(folder: Path) -> Any:
@@ -120,20 +110,18 @@ def config_of(folder: Path) -> Any:
         raise ModelConfigError(
             f"model {folder} is of kind {kind!r}{' with biases' * biased}, and only Llama models "
             "are written as GGUF here",
-            hint="convert it with llama.cpp's convert_hf_to_gguf.py, and give the file",
+            hint=CONVERT,
         )
-    check_rope(config.rope_parameters, folder)
+    check_rope(config, folder)
     return config
 
 
-def check_rope(parameters: dict[str, Any], folder: Path) -> None:
+def check_rope(config: Any, folder: Path) -> None:
     """Raises `ModelConfigError` for rotary scaling, which has tensors of its own in GGUF."""
-    if parameters.get("rope_type", "default") != "default":
-        raise ModelConfigError(
-            f"model {folder} scales its rotary embedding by {parameters['rope_type']!r}, which is "
-            "not written as GGUF here",
-            hint="convert it with llama.cpp's convert_hf_to_gguf.py, and give the file",
-        )
+    kind = config.rope_parameters.get("rope_type", "default")
+    if kind != "default":
+        problem = f"model {folder} scales rotations by {kind!r}, which is not written as GGUF here"
+        raise ModelConfigError(problem, hint=CONVERT)
 
 
 def shape_fields(arch: str, config: Any) -> Fields:
@@ -141,6 +129,7 @@ def shape_fields(arch: str, config: Any) -> Fields:
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     sizes = {
+        "vocab_size": config.vocab_size,
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
         "feed_forward_length": config.intermediate_size,
@@ -159,45 +148,52 @@ def shape_fields(arch: str, config: Any) -> Fields:
 
 
 def tokenizer_fields(folder: Path) -> Fields:
-    """The tokenizer of a folder under the names of GGUF.
-
-    Raises:
-        EngineError: a tokenizer whose kind has no name in llama.cpp.
-    """
-    import json
-
-    tokenizer = load_tokenizer(folder)
+    """The tokenizer of a folder under the names of GGUF; `EngineError` for a kind without a name in
+    llama.cpp."""
+    tokenizer, kinds = load_tokenizer(folder), package().TokenType
     whole = json.loads(tokenizer.backend_tokenizer.to_str())
     splits = whole["pre_tokenizer"] or {}
     names = tuple(one["type"] for one in splits.get("pretokenizers", [splits]) if one)
-    pre = PRE_TOKENIZERS.get(names)
-    if whole["model"]["type"] != "BPE" or pre is None:
+    if whole["model"]["type"] != "BPE" or names not in PRE_TOKENIZERS:
         raise EngineError(
             f"tokenizer of {folder}: llama.cpp has no name for {whole['model']['type']} behind "
             f"{' and '.join(names) or 'no pre-tokenizer'}",
             hint="give a GGUF file of the target, whose tokenizer is taken",
         )
-    special = {one["id"]: one["special"] for one in whole["added_tokens"]}
-    kinds = gguf.TokenType
-    types = [
-        kinds.NORMAL if id not in special else kinds.CONTROL if special[id] else kinds.USER_DEFINED
-        for id in range(len(tokenizer))
-    ]
-    first = tokenizer("a")["input_ids"][0]
+    added = {
+        one["id"]: kinds.CONTROL if one["special"] else kinds.USER_DEFINED
+        for one in whole["added_tokens"]
+    }
+    ids = list(range(len(tokenizer)))
     fields = {
         "ggml.model": "gpt2",
-        "ggml.pre": pre,
-        "ggml.tokens": tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))),
-        "ggml.token_type": types,
+        "ggml.pre": PRE_TOKENIZERS[names],
+        "ggml.tokens": tokenizer.convert_ids_to_tokens(ids),
+        "ggml.token_type": [added.get(one, kinds.NORMAL) for one in ids],
         "ggml.merges": [" ".join(pair) for pair in whole["model"]["merges"]],
         "ggml.bos_token_id": tokenizer.bos_token_id,
         "ggml.eos_token_id": tokenizer.eos_token_id,
         "ggml.padding_token_id": tokenizer.pad_token_id,
-        "ggml.add_bos_token": first == tokenizer.bos_token_id,
+        "ggml.add_bos_token": tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id,
         "ggml.add_space_prefix": False,
         "chat_template": tokenizer.chat_template,
     }
     return {f"tokenizer.{name}": value for name, value in fields.items() if value is not None}
+
+
+def padded(tokenizer: Fields, vocab_size: int, folder: Path) -> Fields:
+    """A tokenizer with as many tokens as a model has rows, the last ones unused."""
+    tokens, types = tokenizer["tokenizer.ggml.tokens"], tokenizer["tokenizer.ggml.token_type"]
+    if len(tokens) > vocab_size:
+        raise ModelConfigError(
+            f"model {folder} has {vocab_size} tokens, and its target's tokenizer {len(tokens)}",
+            hint="use a drafter of the same model family",
+        )
+    extra = range(len(tokens), vocab_size)
+    return tokenizer | {
+        "tokenizer.ggml.tokens": [*tokens, *(f"[PAD{one}]" for one in extra)],
+        "tokenizer.ggml.token_type": [*types, *(package().TokenType.UNUSED for _ in extra)],
+    }
 
 
 def target_facts(target: Path) -> tuple[Any, Fields]:
@@ -214,10 +210,22 @@ def target_facts(target: Path) -> tuple[Any, Fields]:
             vocab_size=len(fields["tokenizer.ggml.tokens"]),
         )
     except KeyError as error:
-        raise ModelError(
-            f"{target} is no language model with a tokenizer: it lacks {error}"
-        ) from error
+        problem = f"{target} is no language model with a tokenizer: it lacks {error}"
+        raise ModelError(problem) from error
     return facts, {name: value for name, value in fields.items() if name.startswith("tokenizer.")}
+
+
+# --------------------------------------------------------------------------- files
+
+
+def package() -> Any:
+    """The `gguf` package; `EngineError` where it is missing."""
+    try:
+        import gguf
+    except ImportError as error:
+        hint = "pip install 'specctl[gguf]'"
+        raise EngineError("GGUF files need the package gguf", hint=hint) from error
+    return gguf
 
 
 def read_fields(path: Path) -> Fields:
@@ -229,65 +237,50 @@ def read_fields(path: Path) -> Fields:
         raise ModelError(f"{path} is no readable GGUF file: {reason_of(error)}") from error
 
 
-# --------------------------------------------------------------------------- writing
-
-
-def package() -> Any:
-    """The `gguf` package; `EngineError` where it is missing."""
-    try:
-        import gguf as found
-    except ImportError as error:
-        raise EngineError(
-            "GGUF files need the package gguf", hint="pip install 'specctl[gguf]'"
-        ) from error
-    return found
-
-
-def _renamed(tensors: Mapping[str, Tensor], config: Any) -> Tensors:
+def renamed(tensors: Mapping[str, Tensor], config: Any) -> Iterator[tuple[str, Tensor]]:
     """The tensors under the names of GGUF, queries and keys in its order of rotation."""
+    heads = {
+        "self_attn.q_proj": config.num_attention_heads,
+        "self_attn.k_proj": config.num_key_value_heads,
+    }
     for name, tensor in tensors.items():
         stem = name.removesuffix(".weight")
-        if stem in OUTSIDE:
-            if stem == "lm_head" and getattr(config, "tie_word_embeddings", False):
-                continue
-            yield f"{OUTSIDE[stem]}.weight", tensor
-            continue
         number, _, part = stem.removeprefix("model.layers.").partition(".")
-        if part in ("self_attn.q_proj", "self_attn.k_proj"):
-            heads = (
-                config.num_attention_heads
-                if part.endswith("q_proj")
-                else config.num_key_value_heads
-            )
-            halves = tensor.view(heads, 2, -1, tensor.shape[1])
-            tensor = halves.transpose(1, 2).reshape(tensor.shape)
-        yield f"blk.{number}.{LAYER[part]}.weight", tensor
+        if stem in NAMES:
+            yield f"{NAMES[stem]}.weight", tensor
+        elif part in heads:
+            halves = tensor.view(heads[part], 2, -1, tensor.shape[1])
+            turned = halves.transpose(1, 2).reshape(tensor.shape)
+            yield f"blk.{number}.{NAMES[part]}.weight", turned
+        else:
+            yield f"blk.{number}.{NAMES[part]}.weight", tensor
 
 
-def _write(
+def write_gguf(
     path: Path,
     arch: str,
-    shape: Fields,
-    tokenizer: Fields,
-    tensors: Tensors,
+    fields: Fields,
+    tensors: Iterator[tuple[str, Tensor]],
     weights: Weights,
-    vocabulary: Tensor | None = None,
+    ids: Mapping[str, Tensor] | None = None,
 ) -> None:
-    kinds = package().GGMLQuantizationType
-    types = {"float32": kinds.F32, "float16": kinds.F16, "q8_0": kinds.Q8_0}
+    """Writes or replaces a file. `ids` are integers, written as they are."""
+    gguf = package()
+    kinds, types = gguf.GGMLQuantizationType, gguf.GGUFValueType
+    of_type = {bool: types.BOOL, int: types.UINT32, float: types.FLOAT32, list: types.ARRAY}
+    of_weights = {"float32": kinds.F32, "float16": kinds.F16, "q8_0": kinds.Q8_0}
     staged = beside(path)
     writer = gguf.GGUFWriter(staged, arch)
-    writer.add_name(path.stem)
-    for name, value in (shape | tokenizer).items():
-        _add(writer, name, value)
+    for name, value in ({"general.name": path.stem} | fields).items():
+        writer.add_key_value(name, value, of_type.get(type(value), types.STRING))
     for name, tensor in tensors:
-        kind = types[weights] if tensor.dim() > 1 else kinds.F32
+        kind = of_weights[weights] if tensor.dim() > 1 else kinds.F32
         if kind == kinds.Q8_0 and tensor.shape[-1] % BLOCK:
             kind = kinds.F16
-        rows = np.ascontiguousarray(tensor.detach().float().numpy())
+        rows = tensor.detach().float().contiguous().numpy()
         writer.add_tensor(name, gguf.quants.quantize(rows, kind), raw_dtype=kind)
-    if vocabulary is not None:
-        writer.add_tensor("d2t", vocabulary.numpy())
+    for name, values in (ids or {}).items():
+        writer.add_tensor(name, values.numpy())
     try:
         with output_errors(path, "GGUF file"):
             writer.write_header_to_file()
@@ -297,17 +290,3 @@ def _write(
             staged.replace(path)
     finally:
         staged.unlink(missing_ok=True)
-
-
-def _add(writer: Any, name: str, value: Any) -> None:
-    kinds = gguf.GGUFValueType
-    if isinstance(value, list):
-        writer.add_array(name, value)
-    elif isinstance(value, bool):
-        writer.add_bool(name, value)
-    elif isinstance(value, int):
-        writer.add_key_value(name, value, kinds.UINT32)
-    elif isinstance(value, float):
-        writer.add_float32(name, value)
-    else:
-        writer.add_string(name, value)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +21,15 @@ import numpy as np
 
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.durable import file_sha256
-from specctl.engines.gguf_files import gguf, read_fields
+from specctl.engines.gguf_files import package, read_fields
 from specctl.engines.llamacpp_flags import CHECKED_BUILD, TYPES, LlamaServer
 from specctl.engines.llamacpp_server import Client, OwnServer, RunningServer
 from specctl.errors import EngineError, UsageError
 from specctl.progress import advance, progress
 from specctl.records import canonical_json, json_digest
 from specctl.replay.config import ProfileGrid
-from specctl.replay.cost.engine import least_absolute, step_error
-from specctl.replay.cost.files import validity
-from specctl.replay.cost.model import Floats
-from specctl.replay.cost.rates import EngineCost, Span, StepError, Support
+from specctl.replay.cost.engine import fit_rates
+from specctl.replay.cost.rates import EngineCost
 from specctl.runtime.identity import processor_name
 from specctl.runtime.load import NO_DIGEST
 
@@ -44,7 +41,6 @@ LONGEST = 16
 NUM_PASSES = 3
 HELD_OUT_EVERY = 5
 MIN_POINTS = 12
-Columns = dict[str, Floats]
 
 
 @dataclass(frozen=True)
@@ -210,63 +206,35 @@ def measure_clock(
 
 def fit(waves: Sequence[Wave], build: str, target: Path, drafter: Path | None) -> EngineCost:
     """The cost model of waves, with its error at every fifth, held out."""
-    columns: Columns = {
-        name: np.array([getattr(one, name) for one in waves], np.float64)
-        for name in Wave.__dataclass_fields__
-    }
+    columns = {n: np.array([getattr(w, n) for w in waves]) * 1.0 for n in vars(waves[0])}
     is_held = np.arange(len(waves)) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
     used, held = ({n: of[rows] for n, of in columns.items()} for rows in (~is_held, is_held))
-    batch, prompt, total_us = used["batch_size"], used["prompt_tokens"], used["total_us"]
-    levels, drafts = used["levels"], (used["levels"] > 0).astype(np.float64)
+    batch, prompt, levels = used["batch_size"], used["prompt_tokens"], used["levels"]
     table = {
         "verify_fixed_us": np.ones_like(batch),
         "verify_request_us": batch,
         "verify_token_us": used["verified"],
         "verify_prompt_token_us": prompt,
         "verify_cached_token_us": used["cached"],
-        "draft_fixed_us": drafts,
+        "draft_fixed_us": (levels > 0) * 1.0,
         "draft_prompt_token_us": used["drafts"] * prompt,
         "level_us": levels,
         "level_request_us": levels * batch,
     }
-    counts = np.column_stack(list(table.values()))
-    rates = least_absolute(counts, total_us, total_us)
-    factor = round(float(total_us.sum() / (counts @ rates).sum()), 4)
-    spans = {
-        "batch_size": batch,
-        "tokens_per_request": used["verified"] / batch,
-        "levels": levels,
-        "context_tokens": used["cached"] / batch,
-        "prompt_tokens": prompt,
+    facts = {
+        "engine": "llama.cpp",
+        "engine_version": f"build {build}",
+        "device": processor_name(),
+        "dtype": package()
+        .LlamaFileType(read_fields(target).get("general.file_type", 0))
+        .name.lower(),
+        "pair": fingerprint(target, drafter),
+        "traces_digest": json_digest(canonical_json([vars(one) for one in waves])),
+        "host_us": 0.0,
+        "host_request_us": 0.0,
     }
-    measured, expires = validity(datetime.now(UTC))
-    zeros = dict.fromkeys(("median", "p90", "total", "by_length"), 0.0)
-    kind = gguf.LlamaFileType(read_fields(target).get("general.file_type", 0)).name
-    model = EngineCost(
-        cost_model_version=1,
-        engine="llama.cpp",
-        engine_version=f"build {build}",
-        device=processor_name(),
-        dtype=kind.lower(),
-        pair=fingerprint(target, drafter),
-        traces_digest=json_digest(canonical_json([vars(one) for one in waves])),
-        measured=measured,
-        expires=expires,
-        num_steps=len(batch),
-        num_prompt_steps=int((prompt > 0).sum()),
-        num_stalls=0,
-        mean_over_median=factor,
-        **{name: round(rate * factor, 4) for name, rate in zip(table, rates.tolist(), strict=True)},
-        host_us=0.0,
-        host_request_us=0.0,
-        support=Support(
-            **{n: Span(low=float(np.min(v)), high=float(np.max(v))) for n, v in spans.items()}
-        ),
-        held_out=StepError(num_steps=int(is_held.sum()), **zeros),  # the next line's
-    )
-    of_rounds = held["prompt_tokens"] == 0
-    held = {name: of[of_rounds] for name, of in held.items()}
-    return model.model_copy(update={"held_out": step_error(model, held)})
+    rounds = {name: of[held["prompt_tokens"] == 0] for name, of in held.items()}
+    return fit_rates({"total_us": table}, used, rounds, facts)
 
 
 def fingerprint(target: Path, drafter: Path | None) -> PairFingerprint:

@@ -109,7 +109,7 @@ def fit_engine(traces: TraceSet) -> EngineCost:
         )
     used, held = ({n: of[rows] for n, of in steps.items()} for rows in (~is_held, is_held))
     batch, verified, prompt = used["batch_size"], used["verified"], used["prompt_tokens"]
-    levels, total_us = used["levels"], used["total_us"]
+    levels = used["levels"]
     one, drafts = np.ones_like(batch), (levels > 0).astype(np.float64)
     by_part = {
         "verify_us": {
@@ -127,6 +127,19 @@ def fit_engine(traces: TraceSet) -> EngineCost:
         },
         "host_us": {"host_us": one, "host_request_us": batch},
     }
+    facts |= {"pair": traces.fingerprint, "traces_digest": traces.digest}
+    return fit_rates(by_part, used, held, facts)
+
+
+def fit_rates(
+    by_part: dict[str, Columns], used: Columns, held: Columns, facts: dict[str, Any]
+) -> EngineCost:
+    """The cost model of steps, with its error at held-out ones.
+
+    Args:
+        by_part: of each time in `used`, the counts of its rates. facts: other fields.
+    """
+    total_us = used["total_us"]
     rates, fitted_us = dict[str, Any](), np.zeros_like(total_us)
     for part, columns in by_part.items():
         table = np.column_stack(list(columns.values()))
@@ -144,17 +157,15 @@ def fit_engine(traces: TraceSet) -> EngineCost:
     model = EngineCost(
         cost_model_version=1,
         **facts,
-        pair=traces.fingerprint,
-        traces_digest=traces.digest,
         measured=measured,
         expires=expires,
-        num_steps=len(batch),
-        num_prompt_steps=int((prompt > 0).sum()),
+        num_steps=len(total_us),
+        num_prompt_steps=int((used["prompt_tokens"] > 0).sum()),
         num_stalls=int(is_stall.sum()),
         mean_over_median=factor,
         **{name: round(rate * factor, 4) for name, rate in rates.items()},
         support=Support(**ranges),
-        held_out=StepError(num_steps=int(is_held.sum()), **zeros),  # the next line's
+        held_out=StepError(num_steps=len(held["levels"]), **zeros),  # the next line's
     )
     return model.model_copy(update={"held_out": step_error(model, held)})
 
