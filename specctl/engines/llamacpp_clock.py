@@ -14,16 +14,17 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.durable import file_sha256
 from specctl.engines.gguf_files import package, read_fields
-from specctl.engines.llamacpp_flags import CHECKED_BUILD, TYPES, LlamaServer
-from specctl.engines.llamacpp_server import Client, OwnServer, RunningServer
+from specctl.engines.llamacpp_flags import CHECKED_BUILD, LlamaServer
+from specctl.engines.llamacpp_server import Client, OwnServer
 from specctl.errors import EngineError, UsageError
 from specctl.progress import advance, progress
 from specctl.records import canonical_json, json_digest
@@ -56,57 +57,40 @@ class Wave:
     total_us: float
 
 
-@dataclass(frozen=True)
-class Setup:
-    """One kind of a server.
+class Setup(NamedTuple):
+    """One kind of a server."""
 
-    Attributes:
-        start: starts it, or opens a running one.
-        length: draft tokens of a round; None: of its answers.
-    """
-
-    start: Callable[[], Client]
-    length: int | None
-    drafts: bool
+    start: Callable[[], Client]  # or opens a running one
+    length: int | None  # draft tokens of a round; None: of its answers
+    drafts: bool  # it has a drafter
 
 
 def own_setups(
-    target: Path, drafter: Path | None, grid: ProfileGrid, *, num_threads: int | None = None
+    target: Path, drafter: Path | None, grid: ProfileGrid, num_threads: int | None
 ) -> list[Setup]:
     """Servers of this process: plain, and of every draft length with and without verification."""
-    slots = max(grid.batch_sizes)
     room = max(grid.context_tokens) + 8 * (ROUNDS + LONGEST)
-    sizes: dict[str, Any] = {"slots": slots, "context_tokens": room, "num_threads": num_threads}
-
-    def start(settings: LlamaServer | None) -> Client:
-        return Client(OwnServer(target, settings, **sizes))
-
-    setups = [Setup(lambda: start(None), 0, drafts=False)]
+    sizes: dict[str, Any] = {"context_tokens": room, "num_threads": num_threads}
+    start = partial(OwnServer, target, slots=max(grid.batch_sizes), **sizes)
+    setups = [Setup(partial(start, None), 0, drafts=False)]
     if drafter is None:
         return setups
     is_head = read_fields(drafter).get("general.architecture") == "eagle3"
     for length in [size - 1 for size in grid.tokens if 1 < size <= LONGEST + 1]:
-        for verifies in (True, False):
-            fields: dict[str, Any] = {
-                "spec_type": TYPES["eagle3" if is_head else "draft_model"],
-                "spec_draft_model": str(drafter),
-                "spec_draft_n_max": length,
-                "spec_synth_rates": (0.0,) * length,
-                "spec_draft_backend_sampling": False if is_head else None,
-            }
-            settings = LlamaServer(**fields)
-            if not verifies:  # which llama.cpp takes, and no policy means
-                settings = settings.model_copy(update={"spec_draft_n_min": length + 1})
-            setups.append(Setup(lambda of=settings: start(of), length, drafts=True))  # type: ignore[misc]
+        settings = LlamaServer(
+            spec_type="draft-eagle3" if is_head else "draft-simple",
+            spec_draft_model=str(drafter),
+            spec_draft_n_max=length,
+            spec_synth_rates=(0.0,) * length,
+            spec_draft_backend_sampling=False if is_head else None,
+        )
+        # llama.cpp takes the second, and no policy means it.
+        unverified = settings.model_copy(update={"spec_draft_n_min": length + 1})
+        setups += [Setup(partial(start, one), length, True) for one in (settings, unverified)]
     return setups
 
 
-def running_setups(urls: Sequence[str]) -> list[Setup]:
-    """Running servers, whose draft lengths are read from their answers."""
-    return [Setup(lambda of=url: Client(RunningServer(of)), None, drafts=True) for url in urls]  # type: ignore[misc]
-
-
-def measure(setups: Sequence[Setup], grid: ProfileGrid, vocab_size: int) -> tuple[list[Wave], str]:
+def measure(setups: Sequence[Setup], grid: ProfileGrid, vocab_size: int) -> tuple[list[Wave], int]:
     """The waves of every server, and the build of llama.cpp.
 
     A server that does not start or dies loses its own waves alone, with a warning.
@@ -116,15 +100,14 @@ def measure(setups: Sequence[Setup], grid: ProfileGrid, vocab_size: int) -> tupl
     """
     num_passes = 1 if grid.quick else NUM_PASSES
     batch_sizes = (1, 4) if grid.quick else grid.batch_sizes
-    waves, build, lost = list[Wave](), "unknown", ""
+    waves, build, lost = list[Wave](), 0, ""
     total = num_passes * len(setups) * len(grid.context_tokens) * len(batch_sizes)
     with progress("waves", total):
         for number in range(num_passes):
             for setup in setups if number % 2 == 0 else setups[::-1]:
                 try:
-                    client = setup.start()
-                    build = client.server.build
-                    with closing(client.server):
+                    with closing(setup.start()) as client:
+                        build = client.build
                         for context in grid.context_tokens:
                             prompt = [3 + 7 * i % (vocab_size - 3) for i in range(context)]
                             for size in batch_sizes:
@@ -133,12 +116,12 @@ def measure(setups: Sequence[Setup], grid: ProfileGrid, vocab_size: int) -> tupl
                 except EngineError as error:
                     lost = str(error)
                     logger.warning("waves are lost: %s", lost)
-    if build != str(CHECKED_BUILD):
-        logger.warning("llama.cpp build %s; specctl was checked with %s", build, CHECKED_BUILD)
+    if build != CHECKED_BUILD:
+        logger.warning("llama.cpp build %d; specctl was checked with %s", build, CHECKED_BUILD)
     if len(waves) < MIN_POINTS:
         raise EngineError(
             f"{len(waves)} waves of llama.cpp were timed, and a clock needs {MIN_POINTS}",
-            hint=lost or "time more batch sizes or contexts",
+            hint=lost or "time more lengths, batch sizes or contexts",
         )
     return waves, build
 
@@ -198,13 +181,14 @@ def measure_clock(
                 "--drafter (or --drafter none)",
             )
     head = files[1] if len(files) > 1 else None
-    setups = running_setups(urls) or own_setups(files[0], head, grid, num_threads=num_threads)
+    running = [Setup(partial(Client, url), None, drafts=True) for url in urls]
+    setups = running or own_setups(files[0], head, grid, num_threads)
     vocab_size = len(read_fields(files[0])["tokenizer.ggml.tokens"])
     waves, build = measure(setups, grid, vocab_size)
     return fit(waves, build, files[0], head)
 
 
-def fit(waves: Sequence[Wave], build: str, target: Path, drafter: Path | None) -> EngineCost:
+def fit(waves: Sequence[Wave], build: int, target: Path, drafter: Path | None) -> EngineCost:
     """The cost model of waves, with its error at every fifth, held out."""
     columns = {n: np.array([getattr(w, n) for w in waves]) * 1.0 for n in vars(waves[0])}
     is_held = np.arange(len(waves)) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
@@ -223,7 +207,7 @@ def fit(waves: Sequence[Wave], build: str, target: Path, drafter: Path | None) -
     }
     facts = {
         "engine": "llama.cpp",
-        "engine_version": f"build {build}",
+        "engine_version": f"build {build or 'unknown'}",
         "device": processor_name(),
         "dtype": package()
         .LlamaFileType(read_fields(target).get("general.file_type", 0))

@@ -1,4 +1,4 @@
-"""llama.cpp's server: in this process by the wheel `xllamacpp`, or a running one by its address."""
+"""llama.cpp's server: in this process by the wheel `xllamacpp`, or running at an address."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -18,9 +18,8 @@ from specctl.engines.llamacpp_flags import LlamaServer
 from specctl.errors import EngineError, one_line, reason_of
 from specctl.records import describe_violation
 
-NEEDS = "pip install xllamacpp, which holds llama.cpp's server"
 TIMEOUT_S = 600.0
-"""Longest wait for an answer of a running server."""
+"""Longest wait for an answer."""
 
 
 class Timings(BaseModel):
@@ -40,36 +39,94 @@ class Answer:
     """A completion."""
 
     text: str
-    ends: bool  # at a stop token, not at the limit
     timings: Timings
 
 
-class Server(Protocol):
-    """A server of completions."""
+class Client:
+    """A `llama-server` at an address.
 
-    build: str  # of llama.cpp
+    Attributes:
+        build: of llama.cpp; 0 if it does not say.
+    """
 
-    def ask(self, body: dict[str, Any]) -> Any:
-        """The JSON answer to a completion request."""
-        ...
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+        props = json.loads(self._get("/props"))
+        found = re.match(r"b(\d+)", str(props.get("build_info", "")))
+        self.build = int(found[1]) if found else 0
+
+    def complete(
+        self, prompt_ids: Sequence[int], max_tokens: int, *, ignore_eos: bool = False
+    ) -> Answer:
+        """The greedy completion of a prompt.
+
+        Raises:
+            EngineError: no answer, the server's refusal, or an answer without times.
+        """
+        body = {
+            "prompt": list(prompt_ids),
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "cache_prompt": False,
+            "ignore_eos": ignore_eos,
+        }
+        text = self._get("/v1/completions", body)
+        try:
+            found = json.loads(text)
+            return Answer(found["choices"][0]["text"], Timings.model_validate(found["timings"]))
+        except ValidationError as error:
+            problem = describe_violation(error)
+        except (KeyError, IndexError, TypeError, ValueError):
+            problem = one_line(text)[:200]
+        raise EngineError(f"llama.cpp answers without times: {problem}")
+
+    def complete_all(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, *, together: int = 1
+    ) -> list[Answer]:
+        """The completions of prompts, some of them at a time."""
+        with ThreadPoolExecutor(together) as pool:
+            return list(pool.map(lambda one: self.complete(one, max_tokens), prompts))
 
     def metrics(self) -> str:
         """The page of counters."""
-        ...
+        return self._get("/metrics")
+
+    def counters(self) -> dict[str, float]:
+        """The counters by name, without the prefix."""
+        found = re.findall(r"^llamacpp:(\w+) ([-+.\deE]+)$", self.metrics(), re.M)
+        return {name: float(value) for name, value in found}
 
     def close(self) -> None:
         """Ends a server that this process started."""
-        ...
+
+    def _get(self, path: str, body: Any = None) -> str:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            self._url + path, data, {"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+                return str(answer.read().decode())
+        except urllib.error.HTTPError as error:
+            why = one_line(error.read(500).decode(errors="replace"))
+        except urllib.error.URLError as error:
+            why = reason_of(error.reason) if isinstance(error.reason, OSError) else str(error)
+        except (OSError, ValueError) as error:
+            why = reason_of(error)
+        raise EngineError(
+            f"{self._url}{path}: no answer of llama.cpp: {why}",
+            hint="start llama-server with --metrics, and give its address",
+        )
 
 
-class OwnServer:
+class OwnServer(Client):
     """A server in this process, on the CPU.
 
     Args:
         target: GGUF file. settings: its drafts; None for plain decoding.
         slots: requests together. context_tokens: of each.
-        exact: float32 caches and no flash attention, so that equal texts can be expected.
-        verbosity: of its log on standard error; 5 names every round.
+        exact: float32 caches and no flash attention, for texts that are equal.
+        verbosity: of its log on standard error; 4 has acceptance by position, 5 every round.
 
     Raises:
         EngineError: `xllamacpp` is missing, or a file that llama.cpp does not load.
@@ -89,21 +146,23 @@ class OwnServer:
         try:
             import xllamacpp
         except ImportError as error:
-            raise EngineError("llama.cpp in this process needs xllamacpp", hint=NEEDS) from error
-        self.build = str(xllamacpp.__version__).rpartition(".")[2]
+            hint = "pip install xllamacpp, which holds llama.cpp's server"
+            raise EngineError("llama.cpp in this process needs xllamacpp", hint=hint) from error
         params = xllamacpp.CommonParams()
-        params.model.path = str(target)
+        params.model.path, params.port = str(target), 0
         params.n_parallel, params.n_ctx = slots, slots * context_tokens
         params.cache_prompt, params.cache_ram_mib = False, 0
         params.endpoint_metrics, params.verbosity = True, verbosity
+        caches = [params]
         if num_threads is not None:
             params.cpuparams.n_threads = num_threads
-        if exact:
-            params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-            off = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-            params.flash_attn_type = off
         if settings is not None:
-            set_drafts(params.speculative, settings, xllamacpp, exact=exact)
+            set_drafts(params.speculative, settings)
+            caches.append(params.speculative.draft)
+        if exact:
+            params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+            for one in caches:
+                one.cache_type_k = one.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
         try:
             self._server = xllamacpp.Server(params)
         except (RuntimeError, ValueError, OSError) as error:
@@ -111,23 +170,17 @@ class OwnServer:
                 f"llama.cpp does not start with {target.name}: {one_line(str(error))}",
                 hint="its own log on standard error has the reason",
             ) from error
-
-    def ask(self, body: dict[str, Any]) -> Any:
-        found = self._server.handle_completions(body)
-        return json.loads(found) if isinstance(found, str) else found
-
-    def metrics(self) -> str:
-        return str(self._server.handle_metrics())
+        super().__init__(self._server.listening_address)
+        self.build = int(str(xllamacpp.__version__).rpartition(".")[2])
 
     def close(self) -> None:
         del self._server  # waits for its threads
 
 
-def set_drafts(
-    speculative: Any, settings: LlamaServer, xllamacpp: Any, *, exact: bool = False
-) -> None:
+def set_drafts(speculative: Any, settings: LlamaServer) -> None:
     """Puts the flags of `llama-server` into `CommonParams.speculative` of `xllamacpp`."""
-    kinds = xllamacpp.common_speculative_type
+    from xllamacpp import common_speculative_type as kinds
+
     name = settings.spec_type.upper().replace("-", "_")
     speculative.types = [getattr(kinds, f"COMMON_SPECULATIVE_TYPE_{name}")]
     draft = speculative.draft
@@ -138,89 +191,3 @@ def set_drafts(
         draft.backend_sampling = settings.spec_draft_backend_sampling
     if settings.spec_synth_rates is not None:
         speculative.synth_rates = list(settings.spec_synth_rates)
-    if exact:
-        draft.cache_type_k = draft.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-
-
-class RunningServer:
-    """A running `llama-server`.
-
-    Raises:
-        EngineError: no llama.cpp answers at the address.
-    """
-
-    def __init__(self, url: str) -> None:
-        self._url = url.rstrip("/")
-        found = self._get("/props")
-        self.build = re.sub(r"^b|-.*$", "", str(found.get("build_info", "unknown")))
-
-    def ask(self, body: dict[str, Any]) -> Any:
-        return self._get("/v1/completions", body)
-
-    def metrics(self) -> str:
-        return str(self._get("/metrics", as_text=True))
-
-    def close(self) -> None:
-        """Leaves the server running."""
-
-    def _get(self, path: str, body: Any = None, *, as_text: bool = False) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(self._url + path, data, headers)
-        try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-                text = answer.read().decode()
-            return text if as_text else json.loads(text)
-        except (OSError, ValueError) as error:
-            why = f"HTTP {error.code}" if isinstance(error, urllib.error.HTTPError) else ""
-            raise EngineError(
-                f"{self._url}{path}: no answer of llama.cpp ({why or reason_of(error)})",
-                hint="start llama-server with --metrics, and give its address",
-            ) from error
-
-
-class Client:
-    """Completions of a server."""
-
-    def __init__(self, server: Server) -> None:
-        self.server = server
-
-    def complete(
-        self, prompt_ids: Sequence[int], max_tokens: int, *, ignore_eos: bool = False
-    ) -> Answer:
-        """The greedy completion of a prompt.
-
-        Raises:
-            EngineError: the server's refusal, or an answer without times.
-        """
-        body = {
-            "prompt": list(prompt_ids),
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "cache_prompt": False,
-            "ignore_eos": ignore_eos,
-        }
-        found = self.server.ask(body)
-        try:
-            [choice] = found["choices"]
-            timings = Timings.model_validate(found["timings"])
-            return Answer(str(choice["text"]), choice["finish_reason"] == "stop", timings)
-        except ValidationError as error:
-            problem = describe_violation(error)
-        except (KeyError, TypeError, ValueError):
-            problem = one_line(json.dumps(found))[:200]
-        raise EngineError(f"llama.cpp answers without times: {problem}")
-
-    def complete_all(
-        self, prompts: Sequence[Sequence[int]], max_tokens: int, *, together: int = 1
-    ) -> list[Answer]:
-        """The completions of prompts, some of them at a time."""
-        if together == 1:
-            return [self.complete(one, max_tokens) for one in prompts]
-        with ThreadPoolExecutor(together) as pool:
-            return list(pool.map(lambda one: self.complete(one, max_tokens), prompts))
-
-    def counters(self) -> dict[str, float]:
-        """The server's counters by name, without the prefix."""
-        found = re.findall(r"^llamacpp:(\w+) ([-+.\deE]+)$", self.server.metrics(), re.M)
-        return {name: float(value) for name, value in found}

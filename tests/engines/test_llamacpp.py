@@ -17,7 +17,7 @@ from specctl.embedded import embedded_path
 from specctl.engines.engine import EngineDrafter, Serving
 from specctl.engines.gguf_files import write_eagle3, write_llama
 from specctl.engines.llamacpp_flags import FILE, LLAMACPP, LlamaServer, read_file
-from specctl.engines.llamacpp_server import Answer, Client, OwnServer
+from specctl.engines.llamacpp_server import Answer, OwnServer
 from specctl.errors import EngineError, ModelConfigError, ModelError
 from specctl.logs.importing import import_file
 from specctl.logs.sources import Source
@@ -59,10 +59,10 @@ class Ground:
         serving = Serving(drafter=drafter, max_batch_size=slots, target=str(self.target))
         return read_file(LLAMACPP.write(resolve_policy(words).policy, serving).files[FILE])
 
-    def server(self, words: str | None, slots: int = 1) -> Client:
+    def server(self, words: str | None, slots: int = 1) -> OwnServer:
         settings = None if words is None else self.settings(words, slots)
         sizes = {"slots": slots, "context_tokens": 512, "num_threads": 1}
-        return Client(OwnServer(self.target, settings, exact=True, **sizes))
+        return OwnServer(self.target, settings, exact=True, **sizes)
 
     def replayed(self, words: str) -> tuple[Rounds, Counts]:
         """Rounds, and of each request in order: rounds, drafted, accepted, tokens."""
@@ -155,9 +155,9 @@ def test_it_counts_as_import_reads(
     """Metrics and log of one server: the rounds that draft, and the tokens by position."""
     words = STOPS[1]
     settings = ground.settings(words, 1)
-    client = Client(OwnServer(ground.target, settings, exact=True, verbosity=4))
+    client = OwnServer(ground.target, settings, exact=True, verbosity=4)
     answers = client.complete_all(prompts[:12], NEW_TOKENS)
-    page, log = client.server.metrics(), capfd.readouterr().err
+    page, log = client.metrics(), capfd.readouterr().err
     counters, timings = client.counters(), [answer.timings for answer in answers]
     lines = "\n".join(json.dumps({"timings": one.model_dump()}) for one in timings)
     found = [import_file(Source("llama.cpp", text.encode())) for text in (page, log, lines)]
@@ -180,10 +180,10 @@ def test_synthetic_rates_are_followed(ground: Ground, prompts: list[list[int]]) 
         synthetic_rates=rates,
     )
     settings = read_file(LLAMACPP.write(policy, serving).files[FILE])
-    client = Client(OwnServer(ground.target, settings, exact=True, context_tokens=512))
+    client = OwnServer(ground.target, settings, exact=True, context_tokens=512)
     for prompt in prompts[:12]:
         client.complete(prompt, NEW_TOKENS, ignore_eos=True)
-    [found] = import_file(Source("m", client.server.metrics().encode()))["models"].values()
+    [found] = import_file(Source("m", client.metrics().encode()))["models"].values()
     num_rounds = found["num_rounds"]
     # The last rounds of a text draft less: at most two of each.
     spare = 2 * 12 / num_rounds
