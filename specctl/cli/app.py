@@ -42,10 +42,10 @@ SGLang
   specctl tune traces --for sglang --batch-size 8 --cost-model cost_model.json -o tuned
   specctl export tuned/tune.json --to sglang -o serve
 
-llama.cpp: N is num_draft_tokens of tuned/policy; a small model drafts by --spec-type draft-simple
+llama.cpp: the last one writes the drafter as GGUF, and prints the command of llama-server
   specctl collect PROMPTS --dense -o traces --target TARGET --drafter DRAFTER
-  specctl tune traces --for transformers --cost-model cost_model.json -o tuned
-  llama-server -m TARGET.gguf -md DRAFTER.gguf --spec-type draft-eagle3 --spec-draft-n-max N
+  specctl tune traces --for llamacpp --family p_min --cost-model cost_model.json -o tuned
+  specctl export tuned/tune.json --to llamacpp --target TARGET --drafter DRAFTER -o serve
 
 Your own models, by Hugging Face
   specctl collect PROMPTS --dense -o traces --target TARGET --drafter DRAFTER

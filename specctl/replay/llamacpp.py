@@ -55,15 +55,9 @@ class TextEnd:
         """Outcomes `[R]` at every position, cut as llama.cpp cuts its rounds.
 
         Raises:
-            UsageError: a policy that llama.cpp cannot have, or `n-min` with an unknown drafter.
+            UsageError: `n-min` with an unknown drafter.
         """
         shape = policy.shape
-        if build_shape(shape).memory_size or isinstance(shape, ChainSchedule):
-            raise UsageError(
-                f"--engine llamacpp: {policy.name} changes its drafts from round to round, and "
-                "llama.cpp has one setting",
-                hint="replay it without --engine",
-            )
         total = (positions.num_tokens + 1)[positions.request]
         room: Longs = (self.max_new_tokens - total + positions.remaining - 1).clip(0)
         drafted = np.minimum(outcomes.verified - 1, room)
@@ -93,7 +87,17 @@ def log_of_engine(log: DenseLog, traces: TraceSet, engine: Engine) -> DenseLog:
 
 
 def as_llamacpp(policy: Policy) -> Policy:
-    """The chain that llama.cpp drafts for a policy; its own rule stays."""
+    """The chain that llama.cpp drafts for a policy; its own rule stays.
+
+    Raises:
+        UsageError: a policy that llama.cpp cannot have.
+    """
+    if build_shape(policy.shape).memory_size or isinstance(policy.shape, ChainSchedule):
+        raise UsageError(
+            f"--engine llamacpp: {policy.name} changes from round to round or with the batch, and "
+            "llama.cpp has one setting",
+            hint="replay it without --engine",
+        )
     return policy if isinstance(policy.shape, TopProbability) else as_chain(policy)
 
 
