@@ -237,6 +237,28 @@ def read_fields(path: Path) -> Fields:
         raise ModelError(f"{path} is no readable GGUF file: {reason_of(error)}") from error
 
 
+def check_pair(target: Path, drafter: Path) -> None:
+    """Raises `ModelConfigError` for files of different pairs, at which llama.cpp may end the
+    process."""
+    ours, theirs = read_fields(target), read_fields(drafter)
+    arch = ours.get("general.architecture")
+    tokens = "tokenizer.ggml.tokens"
+    rules = {"another tokenizer": ours.get(tokens) == theirs.get(tokens)}
+    if theirs.get("general.architecture") == "eagle3":
+        width, layers = theirs["eagle3.target_hidden_size"], theirs["eagle3.target_layers"]
+        num_layers = ours.get(f"{arch}.block_count", 0)
+        rules |= {
+            f"target states of width {width}": width == ours.get(f"{arch}.embedding_length"),
+            f"target layers {layers}": max(layers) <= num_layers,
+        }
+    for wrong, holds in rules.items():
+        if not holds:
+            raise ModelConfigError(
+                f"drafter {drafter} is of another pair than {target}: it has {wrong}",
+                hint="export the drafter again, with this --target",
+            )
+
+
 def renamed(tensors: Mapping[str, Tensor], config: Any) -> Iterator[tuple[str, Tensor]]:
     """The tensors under the names of GGUF, queries and keys in its order of rotation."""
     heads = {

@@ -22,7 +22,7 @@ import numpy as np
 
 from specctl.artifacts.manifest import PairFingerprint
 from specctl.durable import file_sha256
-from specctl.engines.gguf_files import package, read_fields
+from specctl.engines.gguf_files import check_pair, package, read_fields
 from specctl.engines.llamacpp_flags import CHECKED_BUILD, LlamaServer
 from specctl.engines.llamacpp_server import Client, OwnServer
 from specctl.errors import EngineError, UsageError
@@ -117,7 +117,11 @@ def measure(setups: Sequence[Setup], grid: ProfileGrid, vocab_size: int) -> tupl
                     lost = str(error)
                     logger.warning("waves are lost: %s", lost)
     if build != CHECKED_BUILD:
-        logger.warning("llama.cpp build %d; specctl was checked with %s", build, CHECKED_BUILD)
+        logger.warning(
+            "llama.cpp %s; specctl was checked with build %d",
+            f"build {build}" if build else "does not state its build",
+            CHECKED_BUILD,
+        )
     if len(waves) < MIN_POINTS:
         raise EngineError(
             f"{len(waves)} waves of llama.cpp were timed, and a clock needs {MIN_POINTS}",
@@ -181,6 +185,8 @@ def measure_clock(
                 "--drafter (or --drafter none)",
             )
     head = files[1] if len(files) > 1 else None
+    if head is not None:
+        check_pair(files[0], head)
     running = [Setup(partial(Client, url), None, drafts=True) for url in urls]
     setups = running or own_setups(files[0], head, grid, num_threads)
     vocab_size = len(read_fields(files[0])["tokenizer.ggml.tokens"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -155,6 +156,10 @@ def write(policy: Policy, serving: Serving) -> Export:
         files["drafter.gguf"] = partial(
             _write_drafter, source, Path(serving.target), serving, is_head=is_head
         )
+    elif target is not None and os.path.isfile(target) and os.path.isfile(model):
+        from specctl.engines.gguf_files import check_pair
+
+        check_pair(Path(target), Path(model))
     if files and serving.folder is None:
         notes.append(f"With --out, {' and '.join(files)} are written.")
     fields: dict[str, Any] = {

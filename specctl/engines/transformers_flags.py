@@ -67,9 +67,10 @@ def loss(shape: Shape) -> str | None:
 def nearest(shape: Shape, mean: MeanRound | None) -> Shape | None:
     if isinstance(shape, ChainSchedule):
         return at_batch_size(shape, 1)
-    if isinstance(shape, SignalStop) and shape.signal == "confidence" and 0 < shape.threshold < 1:
-        return shape.model_copy(update={"keep_last": True})
-    return fixed_shape(as_chain(Policy(shape=shape)).shape, mean)
+    chain = as_chain(Policy(shape=shape)).shape
+    if isinstance(chain, SignalStop) and chain.signal == "confidence" and 0 < chain.threshold < 1:
+        return chain.model_copy(update={"keep_last": True})
+    return fixed_shape(chain, mean)
 
 
 def write(policy: Policy, serving: Serving) -> Export:

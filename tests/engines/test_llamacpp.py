@@ -15,7 +15,7 @@ pytest.importorskip("gguf", reason="no gguf here; make engines has it")
 from specctl.collect.dense.collection import collect_dense
 from specctl.embedded import embedded_path
 from specctl.engines.engine import EngineDrafter, Serving
-from specctl.engines.gguf_files import write_eagle3, write_llama
+from specctl.engines.gguf_files import check_pair, write_eagle3, write_llama
 from specctl.engines.llamacpp_flags import FILE, LLAMACPP, LlamaServer, read_file
 from specctl.engines.llamacpp_server import Answer, OwnServer
 from specctl.errors import EngineError, ModelConfigError, ModelError
@@ -212,5 +212,9 @@ def test_files_of_another_pair_are_refused(ground: Ground, tmp_path: Path) -> No
         write_eagle3(embedded_path("eagle3"), head, "q8_0", target=cut)
     with pytest.raises(ModelConfigError, match="hidden_size 256"):
         write_eagle3(embedded_path("eagle3"), head, "q8_0", target=other)
+    check_pair(ground.target, ground.drafter)
+    write_eagle3(embedded_path("eagle3"), head, "q8_0", target=ground.target)
+    with pytest.raises(ModelConfigError, match=r"another pair.*width 256"):
+        check_pair(other, head)
     with pytest.raises(EngineError, match="does not start"):
         OwnServer(cut, None)
