@@ -100,7 +100,7 @@ def measure(setups: Sequence[Setup], grid: ProfileGrid, vocab_size: int) -> tupl
     """
     num_passes = 1 if grid.quick else NUM_PASSES
     batch_sizes = (1, 4) if grid.quick else grid.batch_sizes
-    waves, build, lost = list[Wave](), 0, ""
+    waves, build = list[Wave](), 0
     total = num_passes * len(setups) * len(grid.context_tokens) * len(batch_sizes)
     with progress("waves", total):
         for number in range(num_passes):
@@ -114,18 +114,17 @@ def measure(setups: Sequence[Setup], grid: ProfileGrid, vocab_size: int) -> tupl
                                 waves += wave(client, setup, prompt, size)
                                 advance("waves")
                 except EngineError as error:
-                    lost = str(error)
-                    logger.warning("waves are lost: %s", lost)
+                    logger.warning("waves are lost: %s", error)
+    if len(waves) < MIN_POINTS:
+        raise EngineError(
+            f"{len(waves)} waves of llama.cpp were timed, and a clock needs {MIN_POINTS}",
+            hint="the warnings name lost ones; time more lengths, batch sizes or contexts",
+        )
     if build != CHECKED_BUILD:
         logger.warning(
             "llama.cpp %s; specctl was checked with build %d",
             f"build {build}" if build else "does not state its build",
             CHECKED_BUILD,
-        )
-    if len(waves) < MIN_POINTS:
-        raise EngineError(
-            f"{len(waves)} waves of llama.cpp were timed, and a clock needs {MIN_POINTS}",
-            hint=lost or "time more lengths, batch sizes or contexts",
         )
     return waves, build
 
