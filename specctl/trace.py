@@ -99,7 +99,7 @@ NODE_COLUMNS = (
     Column("parent_entropy", "float32", "nats", "drafter's entropy at the parent, all tokens"),
     Column("parent_topk_entropy", "float32", "nats", "the same, renormalised top-K"),
     Column("expanded", "bool", "", "its children were drafted"),
-    Column("verified", "bool", "", "the target processed it"),
+    Column("verified", "bool", "", "the target processed it; dense: its path was accepted"),
     Column(
         "confidence_rank", "int32", "rank", "1-based by joint_logp among verified draft nodes", True
     ),

@@ -3,9 +3,10 @@
 level    1      2      3 (gate)             gate open: on with the default width
 kept     W      W      W  or up to W_max    gate closed: this level is widened, none follows
 
-The gate is decided here, `gate_closes`. Without `rerank` two other forms of it exist: between CUDA
-graphs `GateDecider` asks the kernel `gate_kernel` of `kernels/policy_eval`, and onnxruntime runs
-`_gates_graph` of `artifacts/onnx_twin.py`.
+The gate is decided here, `gate_closes`, and in two other forms: inside CUDA graphs, without
+`rerank`, by `gate_kernel` of `kernels/policy_eval/fused.py`, which `GateDecider` of
+`runtime/deciders.py` calls; and for other programs in the ONNX file of the artifact, written by
+`artifacts/onnx_twin.py`. Specctl itself runs no ONNX gates.
 """
 
 from __future__ import annotations

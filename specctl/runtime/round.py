@@ -4,7 +4,9 @@
     device          └ number of rows that continue               └ outcome, copied beside the commit
 
 The state of requests stays on the device. On CUDA the parts are graphs where possible: drafting by
-kernels (one graph, or one a level where the host waits), `ask` by tier, `commit`. Rules without
+kernels (one graph, or one a level where the host waits), `ask` by tier, `commit`; their keys are
+("draft", bucket) or ("level", bucket, depth) and ("select", bucket), ("ask", bucket, tier),
+("commit", bucket), with the rows rounded up to a power of two as the bucket. Rules without
 kernels, shared budgets, sampling and acceptance run between the graphs. Without captures, as on a
 CPU, rules draft and nothing is padded, as the host knows all sizes.
 """

@@ -181,7 +181,7 @@ HEAVY: list[tuple[int, str, str]] = [
             ("-p ar --batch-size 2 --by-category", "--by-category"),
             ("-p ar --engine vllm", "--in-order"),
             ("-p schedule:from_batch=2/3:num_draft_tokens=3/4", "begin with 1"),
-            ("-p ar --cost-model COST --arrival-rate 0", "arrival_rate_per_s"),
+            ("-p ar --cost-model COST --arrival-rate 0", "--arrival-rate must be above 0"),
             ("-p eagle2+survival --in-order", "cost model"),
         ]
     ],

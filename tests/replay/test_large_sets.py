@@ -79,8 +79,11 @@ def test_a_sample_of_whole_prompts_stays_within_its_bound(
     assert 1 < len(split.held_out) < 9, "its hash is not that of the split"
 
 
-ALLOWED = {"replay": 20 << 20, "tune": 36 << 20}
-"""Bytes above what a process holds that has read a small set: threads, allocators, one segment."""
+ALLOWED = {"replay": 28 << 20, "tune": 36 << 20}
+"""Bytes above what a process holds that has read a small set: threads, allocators, one segment.
+
+Replay needs less than 13 MiB on an idle machine and over 20 on a busy one, where allocators give
+freed pages back later. The set grows with the limit."""
 
 
 def write_limited(work: Path, allowed: int) -> None:

@@ -1,8 +1,8 @@
 """`specctl tune` and `fit auto`: from opened traces and a configuration to a verdict.
 
 prepare      log, clock, families (`candidates.py`), split; refuses before anything is scored
-Tuning.run   `search.py` chooses on training prompts and measures the finalists on held-out
-             ones, by the sums of `evaluators.py`; `verdict.py` compares
+Tuning.run   `search.py` chooses on training prompts, and compares the finalists on held-out
+             ones, by the sums of `evaluators.py`; `verdict.py` holds the standings and their words
 publish      the chosen policy as an artifact with its evidence
 """
 
