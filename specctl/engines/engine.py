@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -41,6 +40,10 @@ from specctl.runtime.words import words_of
 
 Method = Literal["eagle3", "eagle", "draft_model"]
 """The kind of a drafter, in vLLM's words."""
+
+
+GgufWeights = Literal["float32", "float16", "q8_0"]
+"""Number format of the matrices of GGUF files; norms are float32."""
 
 
 class EngineDrafter(Record):
@@ -76,7 +79,7 @@ class Serving:
         reference: the name by which the plugin loads a policy; may raise.
         trace: the log that the plugin is to write.
         folder: absolute folder of the files, if they are written.
-        target: the target's folder or file, if known. weights: number format of GGUF files.
+        target: the target's folder or file, if known. weights: of GGUF files.
         synthetic_rates: accepted rates by position that the engine makes up, if any.
     """
 
@@ -87,7 +90,7 @@ class Serving:
     trace: TraceSettings | None = None
     folder: Path | None = None
     target: str | None = None
-    weights: Literal["float32", "float16", "q8_0"] = "float16"
+    weights: GgufWeights = "float16"
     synthetic_rates: tuple[float, ...] | None = None
 
     def path(self, name: str) -> str:
@@ -140,7 +143,7 @@ class Engine:
         nearest: the nearest shape that the engine runs. Its size is that of the mean round; None
             if the mean round is needed and not known.
         write: the settings for a policy that the engine runs.
-        read: the policy of flags and files; the inverse of `write`.
+        read: the policy of the files that `write` wrote.
         batching: how replay simulates its batches.
         max_batch_size: most requests that it decodes together with drafts; None: no bound.
         has_plugin: specctl's plugin runs inside it, and can log.
@@ -158,7 +161,7 @@ class Engine:
     draws: Callable[[Shape], str | None]
     nearest: Callable[[Shape, MeanRound | None], Shape | None]
     write: Callable[[Policy, Serving], Export]
-    read: Callable[[Sequence[str], Mapping[str, str]], Policy]
+    read: Callable[[Mapping[str, str]], Policy]
     batching: Batching = "specctl"
     max_batch_size: int | None = None
     has_plugin: bool = False
@@ -204,7 +207,9 @@ class Engine:
         return found
 
 
-def fixed_shape(shape: Shape, mean: MeanRound | None) -> Chain | StaticTree | None:
+def fixed_shape(
+    shape: Shape, mean: MeanRound | None, most_tokens: int = MAX_TOKENS
+) -> Chain | StaticTree | None:
     """The static shape with the width of a rule and the size of its mean round.
 
     The largest round is no measure: it may have 700 nodes where the mean has 5. Without a mean,
@@ -215,26 +220,17 @@ def fixed_shape(shape: Shape, mean: MeanRound | None) -> Chain | StaticTree | No
         return None
     levels = rule.max_depth if mean is None else round(mean.levels)
     depth = min(max(levels, 1), rule.max_depth)
-    tokens = rule.max_tokens if mean is None else round(mean.tokens)
-    most = min(most_nodes(depth, rule.top_k), MAX_TOKENS)
-    return tree_of(depth, rule.top_k, min(max(tokens, depth + 1), most))
-
-
-def tree_of(depth: int, top_k: int, num_tokens: int) -> Chain | StaticTree:
-    """The static shape of a size, root counted; a chain for width 1."""
-    if top_k == 1:
+    if rule.top_k == 1:
         return Chain(num_draft_tokens=depth)
-    return StaticTree(depth=depth, top_k=top_k, num_tokens=num_tokens)
+    tokens = rule.max_tokens if mean is None else round(mean.tokens)
+    most = min(most_nodes(depth, rule.top_k), most_tokens)
+    size = min(max(tokens, depth + 1), most)
+    return StaticTree(depth=depth, top_k=rule.top_k, num_tokens=size)
 
 
 def most_nodes(depth: int, top_k: int) -> int:
     """Nodes that EAGLE-2 drafts, root counted: `top_k` at level 1, its square at each further."""
     return 1 + top_k + (depth - 1) * top_k**2
-
-
-def flag_value(flags: Sequence[str], name: str) -> str | None:
-    """The word after a flag; None if the flag is absent."""
-    return dict(pairwise(flags)).get(name)
 
 
 Parsed = TypeVar("Parsed", bound=Record)

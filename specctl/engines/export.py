@@ -441,5 +441,5 @@ def read_exported(path: Path) -> tuple[Engine, Policy] | None:
         if path.name in engine.files:
             beside = [path.with_name(name) for name in engine.files]
             found = {one.name: one.read_text("utf-8") for one in beside if one.is_file()}
-            return engine, engine.read((), found)
+            return engine, engine.read(found)
     return None

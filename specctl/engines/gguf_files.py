@@ -10,74 +10,57 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specctl.durable import beside, output_errors
+from specctl.engines.engine import GgufWeights
 from specctl.errors import EngineError, ModelConfigError, ModelError, reason_of
 from specctl.runtime.eagle3 import load_eagle3, parameter_parts
 from specctl.runtime.identity import load_tokenizer, quietly
+from specctl.runtime.load import is_eagle3
 
-Weights = Literal["float32", "float16", "q8_0"]
-"""Number format of matrices; norms are float32."""
 BLOCK = 32
 """Weights of a row that share a scale in q8_0."""
 PRE_TOKENIZERS = {("Digits", "ByteLevel"): "smollm", ("ByteLevel",): "gpt-2"}
 """llama.cpp's name by the pre-tokenizers of `tokenizer.json`. Others hide regular expressions that
 differ in details: the tokenizer of their published GGUF files is copied."""
-NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "norm": "output_norm",
-    "lm_head": "output",
-    "fc": "fc",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "hidden_norm": "attn_norm_2",  # of an EAGLE-3 head
-}
+OF_HEAD = {"fc": "fc", "model.layers.0.hidden_norm": "blk.0.attn_norm_2"}
+"""Names of an EAGLE-3 head's own tensors; the package has the others."""
 CONVERT = "convert it with llama.cpp's convert_hf_to_gguf.py, and give the file"
 Fields = dict[str, Any]
 
 
-def write_llama(folder: Path, path: Path, weights: Weights, *, target: Path | None = None) -> None:
-    """Writes a Llama model.
+def write_model(
+    folder: Path, path: Path, weights: GgufWeights, *, target: Path | None = None
+) -> None:
+    """Writes a Llama model or an EAGLE-3 head.
 
     Args:
         target: folder or GGUF file of the target of a drafter, whose tokenizer it gets.
 
     Raises:
-        ModelConfigError: another architecture. ModelError: an unreadable checkpoint.
+        ModelConfigError: another architecture, or the head of another target.
+        ModelError: an unreadable checkpoint.
         EngineError: a tokenizer without a name in llama.cpp, or a missing package.
     """
+    if target is not None and is_eagle3(folder):
+        _write_eagle3(folder, path, weights, target)
+        return
     config = config_of(folder)
     model = quietly(AutoModelForCausalLM, folder, dtype=torch.float32)
     of = tokenizer_fields(folder) if target is None else target_facts(target)[1]
-    fields = shape_fields("llama", config) | padded(of, config.vocab_size, folder)
-    fields["llama.block_count"] = config.num_hidden_layers
+    fields = shape_fields("llama", config, config.num_hidden_layers)
+    fields |= padded(of, config.vocab_size, folder)
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
     tensors = {name: of for name, of in model.state_dict().items() if name not in tied}
-    write_gguf(path, "llama", fields, renamed(tensors, config), weights)
+    write_gguf(path, "llama", fields, renamed(tensors, config, config.num_hidden_layers), weights)
 
 
-def write_eagle3(folder: Path, path: Path, weights: Weights, *, target: Path) -> None:
-    """Writes an EAGLE-3 head.
-
-    Args:
-        target: the target's folder, or its GGUF file.
-
-    Raises:
-        ModelError: a head that cannot be read, or of another target. EngineError: as `write_llama`.
-    """
+def _write_eagle3(folder: Path, path: Path, weights: GgufWeights, target: Path) -> None:
     facts, tokenizer = target_facts(target)
     embedding = torch.zeros(facts.vocab_size, facts.hidden_size)
     head = load_eagle3(folder, target_embedding=embedding, target_config=facts)
@@ -89,16 +72,15 @@ def write_eagle3(folder: Path, path: Path, weights: Weights, *, target: Path) ->
         tensors |= dict(zip(names, pieces, strict=True))
     if head.embedding.any():  # its own; without one llama.cpp takes the target's
         tensors["model.embed_tokens.weight"] = head.embedding.data
-    fields = shape_fields("eagle3", config) | padded(tokenizer, config.vocab_size, folder)
+    fields = shape_fields("eagle3", config, 1) | padded(tokenizer, config.vocab_size, folder)
     fields |= {
-        "eagle3.block_count": 1,
         "eagle3.target_layers": list(config.resolve_aux_layers(facts.num_hidden_layers)),
         "eagle3.target_hidden_size": config.target_hidden_size,
         "eagle3.norm_before_residual": config.norm_before_residual,
     }
     is_whole = config.draft_vocab_size == config.vocab_size
     ids = {} if is_whole else {"d2t": head.target_ids}
-    write_gguf(path, "eagle3", fields, renamed(tensors, config), weights, ids)
+    write_gguf(path, "eagle3", fields, renamed(tensors, config, 1), weights, ids)
 
 
 def config_of(folder: Path) -> Any:
@@ -124,11 +106,12 @@ def check_rope(config: Any, folder: Path) -> None:
         raise ModelConfigError(problem, hint=CONVERT)
 
 
-def shape_fields(arch: str, config: Any) -> Fields:
+def shape_fields(arch: str, config: Any, num_layers: int) -> Fields:
     """The sizes of a Llama-type model under the names of GGUF."""
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     sizes = {
+        "block_count": num_layers,
         "vocab_size": config.vocab_size,
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
@@ -259,23 +242,19 @@ def check_pair(target: Path, drafter: Path) -> None:
             )
 
 
-def renamed(tensors: Mapping[str, Tensor], config: Any) -> Iterator[tuple[str, Tensor]]:
+def renamed(
+    tensors: Mapping[str, Tensor], config: Any, num_layers: int
+) -> Iterator[tuple[str, Tensor]]:
     """The tensors under the names of GGUF, queries and keys in its order of rotation."""
-    heads = {
-        "self_attn.q_proj": config.num_attention_heads,
-        "self_attn.k_proj": config.num_key_value_heads,
-    }
+    gguf = package()
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, num_layers)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, tensor in tensors.items():
         stem = name.removesuffix(".weight")
-        number, _, part = stem.removeprefix("model.layers.").partition(".")
-        if stem in NAMES:
-            yield f"{NAMES[stem]}.weight", tensor
-        elif part in heads:
+        if (part := stem.rpartition(".")[2]) in heads:
             halves = tensor.view(heads[part], 2, -1, tensor.shape[1])
-            turned = halves.transpose(1, 2).reshape(tensor.shape)
-            yield f"blk.{number}.{NAMES[part]}.weight", turned
-        else:
-            yield f"blk.{number}.{NAMES[part]}.weight", tensor
+            tensor = halves.transpose(1, 2).reshape(tensor.shape)
+        yield f"{OF_HEAD.get(stem) or names.get_name(stem)}.weight", tensor
 
 
 def write_gguf(
@@ -283,7 +262,7 @@ def write_gguf(
     arch: str,
     fields: Fields,
     tensors: Iterator[tuple[str, Tensor]],
-    weights: Weights,
+    weights: GgufWeights,
     ids: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Writes or replaces a file. `ids` are integers, written as they are."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -130,7 +130,7 @@ def write(policy: Policy, serving: Serving) -> Export:
     files: dict[str, Callable[[Path], None]] = {}
     notes: list[str] = []
     if target is not None and Path(target).is_dir():
-        files["target.gguf"] = partial(_write_target, Path(target), serving)
+        files["target.gguf"] = partial(_write, target, serving, None)
         target = serving.path("target.gguf")
     if isinstance(shape, RootOnly):
         notes.append("llama.cpp decodes plainly without --spec-type.")
@@ -152,10 +152,8 @@ def write(policy: Policy, serving: Serving) -> Export:
                 "a drafter's GGUF file has the target's tokenizer, and the target is not named",
                 hint="give --target, a folder or a GGUF file",
             )
-        model, source = serving.path("drafter.gguf"), Path(drafter.model)
-        files["drafter.gguf"] = partial(
-            _write_drafter, source, Path(serving.target), serving, is_head=is_head
-        )
+        files["drafter.gguf"] = partial(_write, model, serving, Path(serving.target))
+        model = serving.path("drafter.gguf")
     elif target is not None and os.path.isfile(target) and os.path.isfile(model):
         from specctl.engines.gguf_files import check_pair
 
@@ -186,26 +184,11 @@ def write(policy: Policy, serving: Serving) -> Export:
     )
 
 
-def _write_drafter(
-    source: Path, target: Path, serving: Serving, path: Path, *, is_head: bool
-) -> None:
-    from specctl.engines.gguf_files import write_eagle3, write_llama
+def _write(source: str, serving: Serving, target: Path | None, path: Path) -> None:
+    """Writes a model's GGUF file; `target` of a drafter."""
+    from specctl.engines.gguf_files import write_model
 
-    (write_eagle3 if is_head else write_llama)(source, path, serving.weights, target=target)
-
-
-def _write_target(source: Path, serving: Serving, path: Path) -> None:
-    from specctl.engines.gguf_files import write_llama
-
-    write_llama(source, path, serving.weights)
-
-
-def read(flags: Sequence[str], files: Mapping[str, str]) -> Policy:
-    """The policy of flags or of their file."""
-    del flags
-    if FILE not in files:
-        return Policy(shape=RootOnly())
-    return Policy(shape=read_file(files[FILE]).shape)
+    write_model(Path(source), path, serving.weights, target=target)
 
 
 def read_file(text: str) -> LlamaServer:
@@ -233,7 +216,7 @@ LLAMACPP = Engine(
     draws=lambda shape: "sampled drafts: replay and checks are of greedy ones",
     nearest=nearest,
     write=write,
-    read=read,
+    read=lambda files: Policy(shape=read_file(files[FILE]).shape),
     batching="llamacpp",
     has_synthetic=True,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -108,11 +108,8 @@ def write(policy: Policy, serving: Serving) -> Export:
     return Export(code=tuple(code), files=content, notes=tuple(notes))
 
 
-def read(flags: Sequence[str], files: Mapping[str, str]) -> Policy:
+def read(files: Mapping[str, str]) -> Policy:
     """The policy of an assistant's configuration."""
-    del flags
-    if FILE not in files:
-        return Policy(shape=RootOnly())
     config = parsed(AssistantConfig, files[FILE], f"transformers' {FILE}")
     window, threshold = config.num_assistant_tokens, config.assistant_confidence_threshold
     if not threshold:

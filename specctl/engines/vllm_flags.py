@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Annotated, Literal, Self
 
@@ -14,7 +14,6 @@ from specctl.engines.engine import (
     Method,
     Serving,
     as_json,
-    flag_value,
     made,
     parsed,
     refused,
@@ -163,7 +162,7 @@ def write(policy: Policy, serving: Serving) -> Export:
     return Export(tuple(flags), environment, files=files | {FILE_NAME: content}, notes=tuple(notes))
 
 
-def read(flags: Sequence[str], files: Mapping[str, str]) -> Policy:
+def read(files: Mapping[str, str]) -> Policy:
     """The policy; one in the plugin's file is loaded and put on a chain."""
     if FILE_NAME in files:
         settings = parsed(PluginSettings, files[FILE_NAME], FILE_NAME)
@@ -171,12 +170,9 @@ def read(flags: Sequence[str], files: Mapping[str, str]) -> Policy:
             from specctl.runtime.words import resolve_policy
 
             return as_chain(resolve_policy(settings.policy).policy)
-    text = files.get(CONFIG_FILE) or flag_value(flags, "--speculative-config")
-    if text is None:
-        if FILE_NAME in files:
-            raise refused(FILE_NAME, f"it logs rounds, but no {CONFIG_FILE} is beside it")
-        return Policy(shape=RootOnly())
-    config = parsed(VllmConfig, text, "vLLM's --speculative-config")
+    if CONFIG_FILE not in files:
+        raise refused(FILE_NAME, f"it logs rounds, but no {CONFIG_FILE} is beside it")
+    config = parsed(VllmConfig, files[CONFIG_FILE], "vLLM's --speculative-config")
     triples = config.num_speculative_tokens_per_batch_size
     shape: Shape = Chain(num_draft_tokens=config.num_speculative_tokens)
     if triples is not None:

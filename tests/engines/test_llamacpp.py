@@ -15,7 +15,7 @@ pytest.importorskip("gguf", reason="no gguf here; make engines has it")
 from specctl.collect.dense.collection import collect_dense
 from specctl.embedded import embedded_path
 from specctl.engines.engine import EngineDrafter, Serving
-from specctl.engines.gguf_files import check_pair, write_eagle3, write_llama
+from specctl.engines.gguf_files import check_pair, write_model
 from specctl.engines.llamacpp_flags import FILE, LLAMACPP, LlamaServer, read_file
 from specctl.engines.llamacpp_server import Answer, OwnServer
 from specctl.errors import EngineError, ModelConfigError, ModelError
@@ -85,9 +85,8 @@ class Ground:
 def ground(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ground:
     folder, name = tmp_path_factory.mktemp("llamacpp"), request.param
     target, drafter = folder / "target.gguf", folder / "drafter.gguf"
-    write_llama(embedded_path("target"), target, "float32")
-    write = write_eagle3 if name == "eagle3" else write_llama
-    write(embedded_path(name), drafter, "float32", target=target)
+    write_model(embedded_path("target"), target, "float32")
+    write_model(embedded_path(name), drafter, "float32", target=target)
     pair = load_pair("embedded", f"embedded:{name}", device="cpu", dtype="float32")
     shape = FullTree(depth=8, top_k=10, width=1, nested=False)
     settings, place = DecodeSettings(NEW_TOKENS), str(folder / "traces")
@@ -196,9 +195,10 @@ def test_synthetic_rates_are_followed(ground: Ground, prompts: list[list[int]]) 
 @pytest.mark.parametrize("weights", ["float16", "q8_0"])
 def test_smaller_weights_load(weights: str, ground: Ground, tmp_path: Path) -> None:
     """Texts may differ from float32's; drafts are accepted."""
-    write_llama(embedded_path("target"), tmp_path / "t.gguf", weights)
-    write = write_eagle3 if ground.method == "eagle3" else write_llama
-    write(embedded_path(ground.method), tmp_path / "d.gguf", weights, target=tmp_path / "t.gguf")
+    write_model(embedded_path("target"), tmp_path / "t.gguf", weights)
+    write_model(
+        embedded_path(ground.method), tmp_path / "d.gguf", weights, target=tmp_path / "t.gguf"
+    )
     small = replace(ground, target=tmp_path / "t.gguf", drafter=tmp_path / "d.gguf")
     [answer] = small.server(CHAINS[1]).complete_all(ids_of(packaged(1)), NEW_TOKENS)
     assert answer.timings.draft_n_accepted > 0
@@ -208,13 +208,13 @@ def test_files_of_another_pair_are_refused(ground: Ground, tmp_path: Path) -> No
     """By ours while they are written, or else by llama.cpp when it loads them."""
     cut, other, head = (tmp_path / f"{name}.gguf" for name in ("cut", "other", "head"))
     cut.write_bytes(ground.target.read_bytes()[:5000])
-    write_llama(embedded_path("small"), other, "q8_0", target=ground.target)
+    write_model(embedded_path("small"), other, "q8_0", target=ground.target)
     with pytest.raises(ModelError, match="no readable GGUF file"):
-        write_eagle3(embedded_path("eagle3"), head, "q8_0", target=cut)
+        write_model(embedded_path("eagle3"), head, "q8_0", target=cut)
     with pytest.raises(ModelConfigError, match="hidden_size 256"):
-        write_eagle3(embedded_path("eagle3"), head, "q8_0", target=other)
+        write_model(embedded_path("eagle3"), head, "q8_0", target=other)
     check_pair(ground.target, ground.drafter)
-    write_eagle3(embedded_path("eagle3"), head, "q8_0", target=ground.target)
+    write_model(embedded_path("eagle3"), head, "q8_0", target=ground.target)
     with pytest.raises(ModelConfigError, match=r"another pair.*width 256"):
         check_pair(other, head)
     with pytest.raises(EngineError, match="does not start"):

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("gguf", reason="no gguf here; make engines has it")
 
 from specctl.embedded import embedded_path
-from specctl.engines.gguf_files import write_llama
+from specctl.engines.gguf_files import write_model
 from specctl.engines.llamacpp_clock import Wave, fit
 from specctl.errors import EngineError
 from specctl.replay.cost.files import load_cost_model
@@ -33,8 +33,8 @@ RATES = {
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("clock")
     target, drafter = folder / "target.gguf", folder / "drafter.gguf"
-    write_llama(embedded_path("target"), target, "float32")
-    write_llama(embedded_path("small"), drafter, "float32", target=target)
+    write_model(embedded_path("target"), target, "float32")
+    write_model(embedded_path("small"), drafter, "float32", target=target)
     return target, drafter
 
 
