@@ -23,7 +23,6 @@ from torch import Tensor
 from specctl.artifacts.compatibility import Expectation
 from specctl.engines.chains import ChainDraft, ChainPolicy, DraftedLevel
 from specctl.engines.settings import PluginSettings
-from specctl.engines.steps import Drafted
 from specctl.engines.vllm_tracing import Tracer, end_of_text, pair_of
 from specctl.features import recent_tokens
 from specctl.policy import Chain, Policy, policy_digest
@@ -55,8 +54,6 @@ class Session:
         self._level_logits: list[Tensor] = []  # of each level, if a trace needs them
         self.follower: Follower | None = None  # of the policy's source; None for words
         self._draft: ChainDraft | None = None  # under rules, until it is verified
-        self._nothing = Drafted.nothing(*self._own)
-        self._drafted: list[Drafted] = []  # in the last step, for each tracer
         self._drafting: list[str] = []  # request ids
         self._unverified: list[int] = []  # rows of `_drafting` that a dense log records
         self._sampled = torch.empty(0)
@@ -72,7 +69,7 @@ class Session:
         trace = settings.trace
         for one in (trace, trace and trace.sample):
             if one is not None:
-                self.tracers.append(Tracer(one, runner, pair, domain, own, version))
+                self.tracers.append(Tracer(one, runner, pair, domain, self._own, version))
                 what = "every position, without verification" if one.dense else "rounds"
                 log.info("specctl: log of %s, into %s", what, one.out)
         atexit.register(self.close)
@@ -113,11 +110,11 @@ class Session:
             self._draft, self.wants_more = None, True
             self.kept.clear()
 
-    def _tracing(self, act: Callable[[int, Tracer], None]) -> None:
+    def _tracing(self, act: Callable[[Tracer], None]) -> None:
         """Calls each tracer; a failure ends its tracing and nothing else."""
-        for number, tracer in enumerate(self.tracers):
+        for tracer in self.tracers:
             try:
-                act(number, tracer)
+                act(tracer)
             except Exception as error:
                 tracer.recorder.end(f"{type(error).__name__}: {error}")
 
@@ -143,19 +140,14 @@ class Session:
 
     def before_verdict(self, logits: Tensor, metadata: Any) -> None:
         """Takes the target's logits, before vLLM changes them."""
-        drafted, self._drafted = self._drafted or [self._nothing] * len(self.tracers), []
         self._in_step = list(self._runner.input_batch.req_ids)
-
-        def see(number: int, tracer: Tracer) -> None:
-            tracer.before_verdict(logits, metadata, drafted[number], self._num_scheduled)
-
-        self._tracing(see)
+        self._tracing(lambda one: one.before_verdict(logits, metadata, self._num_scheduled))
 
     def after_verdict(self, sampled: Tensor, metadata: Any) -> None:
         """Takes the tokens of verification, `[B, S]`; rules learn from them."""
         self._verify_us = 1e6 * (time.perf_counter() - self._began)
         self._sampled = sampled
-        self._tracing(lambda _, tracer: tracer.after_verdict(sampled))
+        self._tracing(lambda one: one.after_verdict(sampled))
         draft, self._draft = self._draft, None
         if self.rules is None or not self.rules.learns or draft is None or metadata is None:
             return
@@ -197,7 +189,7 @@ class Session:
             "step_idx": self.num_steps,
             "step_levels": len(self.levels),
         }
-        self._tracing(lambda _, tracer: tracer.end_step(times, finished))
+        self._tracing(lambda one: one.end_step(times, finished))
 
     # ----------------------------------------------------------------- drafting
 
@@ -256,33 +248,11 @@ class Session:
                 self.kept.update(zip(self._drafting, counts.tolist(), strict=True))
                 decider, offered = (self.rules.policy, self.rules.digest), self._draft.offered
         self.kept.update((self._drafting[row], 0) for row in self._unverified)
-        self._drafted = [self._nothing] * len(self.tracers)
-
-        def hand_over(number: int, tracer: Tracer) -> None:
-            drafted = self._recorded(tracer, None if tracer.is_dense else offered, *decider)
-            self._drafted[number] = drafted
-            tracer.after_draft(drafted)
-
-        self._tracing(hand_over)
+        given = (self._drafting, self.levels, self._level_logits, offered, *decider)
+        self._tracing(lambda one: one.after_draft(*given))
         self._level_logits = []
         spent_us = 0.0 if self.rules is None else self.rules.spent_us
         self._draft_us = 1e6 * (time.perf_counter() - self._draft_began) - spent_us
-
-    def _recorded(
-        self, tracer: Tracer, offered: Tensor | None, policy: Policy, digest: str
-    ) -> Drafted:
-        """The drafts of recorded requests; without `offered`, all levels count."""
-        rows = tracer.recorded(self._drafting)
-        if not rows or not self.levels:
-            return Drafted.nothing(policy, digest)
-        token_ids, logits = torch.stack(self.levels, 1), self._level_logits
-        if offered is None:
-            offered = torch.full((len(token_ids),), len(logits), device=self._device)
-        if len(rows) < len(self._drafting):
-            at = torch.tensor(rows, device=self._device)
-            token_ids, offered, logits = token_ids[at], offered[at], [one[at] for one in logits]
-        names = [self._drafting[row] for row in rows]
-        return Drafted(names, token_ids.long(), logits, offered, policy, digest)
 
     def _ended_rows(self) -> list[int]:
         """Rows that get nothing of a shared budget: their texts end with this step's tokens, are

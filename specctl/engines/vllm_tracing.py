@@ -84,7 +84,7 @@ class Tracer:
     """Records requests of a model runner.
 
     Args:
-        own: the policy that the engine was set up with.
+        own: the policy that the engine was set up with, and its digest.
 
     Attributes:
         skipped: requests that are not recorded, by reason.
@@ -97,10 +97,10 @@ class Tracer:
         runner: Any,
         pair: PairFingerprint,
         domain: Domain,
-        own: Policy,
+        own: tuple[Policy, str],
         version: str,
     ) -> None:
-        self._settings, self._runner, self._own = settings, runner, own
+        self._settings, self._runner = settings, runner
         self._sampling = Sampling(settings.temperature, settings.top_k, settings.top_p)
         self._lane = lane_for(runner.device)
         self._run, self._num_requests = f"run-{secrets.token_hex(6)}", 0
@@ -108,11 +108,12 @@ class Tracer:
         self.skipped: Counter[str] = Counter()
         self._rows: list[int] = []
         self._step: Step | None = None
+        self._nothing = self._drafted = Drafted.nothing(*own)  # the latter in the last step
         self._chains: dict[str, list[list[int]]] = {}  # dense: drafts that the text still follows
         depth = runner.vllm_config.speculative_config.num_speculative_tokens
         read = partial(read_steps, sampling=self._sampling, lane=self._lane)
         source: DenseSteps | LiveSteps = LiveSteps(read, greedy=self._sampling.greedy)
-        policy = own
+        policy, _ = own
         if settings.dense:
             source = DenseSteps(read, depth)
             policy = source.policy
@@ -161,17 +162,16 @@ class Tracer:
         return [row for row, one in pairs if names.get(one) is not None and is_read[row]]
 
     def before_verdict(
-        self, logits: Tensor, metadata: Any, drafted: Drafted, num_scheduled: Mapping[str, int]
+        self, logits: Tensor, metadata: Any, num_scheduled: Mapping[str, int]
     ) -> None:
         """Takes the target's logits, before vLLM changes them.
 
         Args:
             logits: a row per verified token, request by request from the root.
             metadata: vLLM's, of the drafts among them; None for none.
-            drafted: drafts of the last step.
             num_scheduled: tokens of each request in this step.
         """
-        self._step = None
+        self._step, drafted, self._drafted = None, self._drafted, self._nothing
         if not self.recorder.is_on:
             return
         counts = [0] * self._runner.input_batch.num_reqs
@@ -201,15 +201,37 @@ class Tracer:
                 follow = [chain[1:] for chain in chains if chain[0] == token and len(chain) > 1]
                 self._chains[one.request_id] = follow
 
-    def after_draft(self, drafted: Drafted) -> None:
-        """Takes new drafts; a dense log compares each chain with the text to its end."""
-        if not (self._dense_depth and drafted.logits and self.recorder.is_on):
+    def after_draft(
+        self,
+        request_ids: list[str],
+        levels: list[Tensor],
+        logits: list[Tensor],
+        offered: Tensor | None,
+        policy: Policy,
+        digest: str,
+    ) -> None:
+        """Takes new drafts of B requests; a dense log compares each chain with the text to its end.
+
+        Args:
+            levels: `[B]` tokens each. logits: the drafter's, of each level.
+            offered: `[B]`, levels that count; None for all, as in a dense log.
+            policy, digest: of the rules that decided.
+        """
+        rows = self.recorded(request_ids)
+        self._drafted = Drafted.nothing(policy, digest)
+        if not rows or not levels:
             return
-        chains = drafted.token_ids.tolist()
-        for request_id, chain in zip(drafted.request_ids, chains, strict=True):
-            name = self._names.get(request_id)
-            if name is not None:
-                self._chains.setdefault(name, []).append(chain)
+        token_ids = torch.stack(levels, 1).long()
+        if offered is None or self.is_dense:
+            offered = torch.full((len(token_ids),), len(logits), device=token_ids.device)
+        if len(rows) < len(request_ids):
+            at = torch.tensor(rows, device=token_ids.device)
+            token_ids, offered, logits = token_ids[at], offered[at], [one[at] for one in logits]
+        names = [request_ids[row] for row in rows]
+        self._drafted = Drafted(names, token_ids, logits, offered, policy, digest)
+        if self.is_dense:
+            for request_id, chain in zip(names, token_ids.tolist(), strict=True):
+                self._chains.setdefault(str(self._names[request_id]), []).append(chain)
 
     def end_step(self, times: dict[str, Any], finished: set[str]) -> None:
         """Hands the complete step to the recorder.
@@ -223,8 +245,7 @@ class Tracer:
         for name in ended:
             self._chains.pop(name, None)
         if step is None and ended:
-            nothing = Drafted.nothing(self._own, "")
-            step = Step([], torch.empty(0, 1), nothing, None, self._lane.mark())
+            step = Step([], torch.empty(0, 1), self._nothing, None, self._lane.mark())
         if step is not None:
             step.columns |= times
             step.ended, step.mark = ended, self._lane.mark()

@@ -264,7 +264,7 @@ def test_a_policy_that_runs_out_of_memory_costs_a_drafting_its_rules(
     take_step(session, runner)
     assert to_verify(session, "a") == [[0] * K]
     assert session.faults.total == 1
-    assert session._drafted[0].token_ids.shape == (1, K)
+    assert session.tracers[0]._drafted.token_ids.shape == (1, K)
 
 
 @pytest.mark.policy_faults
@@ -284,4 +284,4 @@ def test_a_level_that_no_rule_could_read_is_recorded_in_its_place(
     monkeypatch.setattr(DraftedLevel, "of", of)
     take_step(session, runner)
     assert session.faults.total == 1
-    assert session._drafted[0].token_ids.shape == (1, K)
+    assert session.tracers[0]._drafted.token_ids.shape == (1, K)
