@@ -29,7 +29,7 @@ from specctl.errors import EngineError, UsageError
 from specctl.progress import advance, progress
 from specctl.records import canonical_json, json_digest
 from specctl.replay.config import ProfileGrid
-from specctl.replay.cost.engine import fit_rates
+from specctl.replay.cost.engine import fit_rates, rate_counts
 from specctl.replay.cost.rates import EngineCost
 from specctl.runtime.identity import processor_name
 from specctl.runtime.load import NO_DIGEST
@@ -198,18 +198,7 @@ def fit(waves: Sequence[Wave], build: int, target: Path, drafter: Path | None) -
     columns = {n: np.array([getattr(w, n) for w in waves]) * 1.0 for n in vars(waves[0])}
     is_held = np.arange(len(waves)) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
     used, held = ({n: of[rows] for n, of in columns.items()} for rows in (~is_held, is_held))
-    batch, prompt, levels = used["batch_size"], used["prompt_tokens"], used["levels"]
-    table = {
-        "verify_fixed_us": np.ones_like(batch),
-        "verify_request_us": batch,
-        "verify_token_us": used["verified"],
-        "verify_prompt_token_us": prompt,
-        "verify_cached_token_us": used["cached"],
-        "draft_fixed_us": (levels > 0) * 1.0,
-        "draft_prompt_token_us": used["drafts"] * prompt,
-        "level_us": levels,
-        "level_request_us": levels * batch,
-    }
+    counts = rate_counts(used, used["drafts"] > 0)
     facts = {
         "engine": "llama.cpp",
         "engine_version": f"build {build or 'unknown'}",
@@ -223,7 +212,7 @@ def fit(waves: Sequence[Wave], build: int, target: Path, drafter: Path | None) -
         "host_request_us": 0.0,
     }
     rounds = {name: of[held["prompt_tokens"] == 0] for name, of in held.items()}
-    return fit_rates({"total_us": table}, used, rounds, facts)
+    return fit_rates({"total_us": counts["verify_us"] | counts["draft_us"]}, used, rounds, facts)
 
 
 def fingerprint(target: Path, drafter: Path | None) -> PairFingerprint:

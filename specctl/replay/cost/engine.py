@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specctl.errors import TraceMismatchError, UsageError
 from specctl.formatting import Table
@@ -108,27 +109,34 @@ def fit_engine(traces: TraceSet) -> EngineCost:
             hint="log more requests, at every load that matters",
         )
     used, held = ({n: of[rows] for n, of in steps.items()} for rows in (~is_held, is_held))
-    batch, verified, prompt = used["batch_size"], used["verified"], used["prompt_tokens"]
-    levels = used["levels"]
-    one, drafts = np.ones_like(batch), (levels > 0).astype(np.float64)
-    by_part = {
+    facts |= {"pair": traces.fingerprint, "traces_digest": traces.digest}
+    return fit_rates(rate_counts(used, used["levels"] > 0), used, held, facts)
+
+
+def rate_counts(steps: Columns, reads_prompts: NDArray[np.bool_]) -> dict[str, Columns]:
+    """Of each part of a step's time, the counts of its rates.
+
+    Args:
+        reads_prompts: `[S]`, the drafter reads the step's prompt tokens.
+    """
+    batch, prompt, levels = steps["batch_size"], steps["prompt_tokens"], steps["levels"]
+    one = np.ones_like(batch)
+    return {
         "verify_us": {
             "verify_fixed_us": one,
             "verify_request_us": batch,
-            "verify_token_us": verified,
+            "verify_token_us": steps["verified"],
             "verify_prompt_token_us": prompt,
-            "verify_cached_token_us": used["cached"],
+            "verify_cached_token_us": steps["cached"],
         },
         "draft_us": {
-            "draft_fixed_us": drafts,
-            "draft_prompt_token_us": drafts * prompt,
+            "draft_fixed_us": (levels > 0).astype(np.float64),
+            "draft_prompt_token_us": reads_prompts * prompt,
             "level_us": levels,
             "level_request_us": levels * batch,
         },
         "host_us": {"host_us": one, "host_request_us": batch},
     }
-    facts |= {"pair": traces.fingerprint, "traces_digest": traces.digest}
-    return fit_rates(by_part, used, held, facts)
 
 
 def fit_rates(
