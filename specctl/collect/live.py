@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, Self
 from specctl.collect.config import FINISHED, WHOLE, Shard, TokenMode
 from specctl.collect.prompts import Prompt
 from specctl.collect.rounds import TraceRecorder
-from specctl.collect.trace_writer import TraceWriter, make_header, token_header
+from specctl.collect.trace_writer import TraceWriter, pair_header
 from specctl.formatting import count
 from specctl.logs.trace_files import Segment, TraceHeader
 from specctl.policy import Policy
@@ -157,27 +157,16 @@ def header_of(
     *,
     workload: str | None = None,
     tokens: TokenMode = "keep",
-    more: Mapping[str, Any] | None = None,
+    **more: Any,
 ) -> TraceHeader:
-    """The identity of traces: pair, policy, sampling and options that must be equal on resume.
-
-    Args:
-        more: further JSON values that shape the rows.
-    """
-    return make_header(
+    """The header of traces of a loaded pair, see `pair_header`."""
+    return pair_header(
         policy,
         settings.sampling,
-        target_digest=pair.target.digest,
-        drafter_digest=None if pair.drafter is None else pair.drafter_digest,
-        tokenizer_digest=pair.target.tokenizer_digest,
-        collect={
-            "max_new_tokens": settings.max_new_tokens,
-            "target": pair.target.name,
-            "drafter": pair.drafter_name,
-            "dtype": str(pair.target.model.dtype).removeprefix("torch."),
-            "draft_vocab_size": None if pair.drafter is None else pair.drafter.vocab_size,
-            "domain": pair_domain(pair, workload=workload).model_dump(mode="json"),
-            **token_header(tokens),
-            **(more or {}),
-        },
+        pair.fingerprint,
+        pair_domain(pair, workload=workload),
+        max_new_tokens=settings.max_new_tokens,
+        draft_vocab_size=None if pair.drafter is None else pair.drafter.vocab_size,
+        tokens=tokens,
+        **more,
     )

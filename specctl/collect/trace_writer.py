@@ -53,6 +53,8 @@ from specctl.trace import TABLES, TOKEN_COLUMNS, arrow_schema, schema_id, token_
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from specctl.artifacts.manifest import Domain, PairFingerprint
+
 FLUSH_S = 30.0
 """Seconds between segments while finished prompts wait: the most that a crash costs."""
 FLUSH_BYTES = 64 << 20
@@ -86,6 +88,42 @@ def make_header(
         "specctl_version": __version__,
     }
     return TraceHeader.model_validate(fields | digests)
+
+
+def pair_header(
+    policy: Policy,
+    sampling: object,
+    pair: PairFingerprint,
+    domain: Domain,
+    *,
+    max_new_tokens: int,
+    draft_vocab_size: int | None,
+    tokens: TokenMode = "keep",
+    **more: Any,
+) -> TraceHeader:
+    """The identity of traces: pair, policy, sampling and options that must be equal on resume.
+
+    Args:
+        draft_vocab_size: None without a drafter.
+        more: further JSON values of `collect` that shape the rows.
+    """
+    return make_header(
+        policy,
+        sampling,
+        target_digest=pair.target_digest,
+        drafter_digest=None if draft_vocab_size is None else pair.drafter_digest,
+        tokenizer_digest=pair.tokenizer_digest,
+        collect={
+            "max_new_tokens": max_new_tokens,
+            "target": pair.target,
+            "drafter": pair.drafter,
+            "dtype": domain.dtype,
+            "draft_vocab_size": draft_vocab_size,
+            "domain": domain.model_dump(mode="json"),
+            **token_header(tokens),
+            **more,
+        },
+    )
 
 
 def token_header(mode: TokenMode) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specctl.artifacts.manifest import Domain, PairFingerprint
-from specctl.collect.trace_writer import TraceWriter, make_header, token_header
+from specctl.collect.trace_writer import TraceWriter, pair_header
 from specctl.collect.transfer import lane_for
 from specctl.embedded import name_of
 from specctl.engines.recording import DenseSteps, LiveSteps, StepRecorder
@@ -123,25 +123,16 @@ class Tracer:
             vocab_size = runner.model_config.get_vocab_size()
             draft_config = runner.vllm_config.speculative_config.draft_model_config.hf_config
             dense = {"top_k": 1, "width": 1, "depth": depth, "nested": True}
-            header = make_header(
+            header = pair_header(
                 policy,
                 self._sampling,
-                target_digest=pair.target_digest,
-                drafter_digest=pair.drafter_digest,
-                tokenizer_digest=pair.tokenizer_digest,
-                collect={
-                    "max_new_tokens": runner.max_model_len,
-                    "target": pair.target,
-                    "drafter": pair.drafter,
-                    "dtype": domain.dtype,
-                    "draft_vocab_size": getattr(draft_config, "draft_vocab_size", vocab_size),
-                    "domain": domain.model_copy(update={"workload": settings.workload}).model_dump(
-                        mode="json"
-                    ),
-                    "engine": {"name": "vllm", "version": version},
-                    **token_header(settings.tokens),
-                    **({"dense": dense, "responses_digest": None} if settings.dense else {}),
-                },
+                pair,
+                domain.model_copy(update={"workload": settings.workload}),
+                max_new_tokens=runner.max_model_len,
+                draft_vocab_size=getattr(draft_config, "draft_vocab_size", vocab_size),
+                tokens=settings.tokens,
+                engine={"name": "vllm", "version": version},
+                **({"dense": dense, "responses_digest": None} if settings.dense else {}),
             )
             return TraceWriter.open(settings.out, header, resume=True, own_prompts=True)
 

@@ -105,7 +105,7 @@ def collect_dense(
         "responses_digest": None if responses is None else responses.digest,
     }
     policy = Policy(shape=shape)
-    header = header_of(pair, policy, settings, workload=workload, tokens=tokens, more=more)
+    header = header_of(pair, policy, settings, workload=workload, tokens=tokens, **more)
     joins = resume or shard.count > 1
     with TraceWriter.open(out, header, resume=joins, own_prompts=own_prompts) as writer:
         summary, left = DenseSummary.begin(writer, prompts, shard)
