@@ -37,7 +37,7 @@ from specctl.collect.rows import (
 )
 from specctl.collect.trace_writer import TraceWriter
 from specctl.engines.steps import Chains, Ranks, ReadStep, Step
-from specctl.errors import OutputError
+from specctl.errors import OutputError, SpecctlError
 from specctl.logs.parquet import Tables, join_tables
 from specctl.policy import FullTree, Policy, policy_digest
 from specctl.policy.growing import Growth
@@ -453,7 +453,7 @@ class StepRecorder(Recorder[Step | ReadStep]):
 
     def _failed(self, error: BaseException) -> None:
         self.end(
-            str(error) if isinstance(error, TracingEnded) else f"{type(error).__name__}: {error}"
+            str(error) if isinstance(error, SpecctlError) else f"{type(error).__name__}: {error}"
         )
 
     def _run(self) -> None:
@@ -465,8 +465,4 @@ class StepRecorder(Recorder[Step | ReadStep]):
     def _wait(self) -> None:
         super()._wait()
         if self._max_bytes is not None and self.num_bytes >= self._max_bytes:
-            raise TracingEnded(f"{self.num_bytes} bytes are written, of at most {self._max_bytes}")
-
-
-class TracingEnded(Exception):  # noqa: N818
-    """Ends the recording thread at `max_bytes`."""
+            raise OutputError(f"{self.num_bytes} bytes are written, of at most {self._max_bytes}")
