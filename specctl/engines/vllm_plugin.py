@@ -28,6 +28,14 @@ from specctl.errors import EngineError
 log = logging.getLogger("specctl.engines")
 CHECKED_VERSIONS = ("0.32.0",)
 """Versions of vLLM that `make engines` tests."""
+NEEDED: dict[str, tuple[Any, str]] = {
+    "parallel_drafting": (False, "has no levels"),
+    "draft_sample_method": ("greedy", "draws drafts"),
+    "use_local_argmax_reduction": (False, "hides the drafter's logits"),
+    "use_heterogeneous_vocab": (False, "gives the drafter another vocabulary"),
+    "disable_padded_drafter_batch": (False, "books new tokens before the drafts"),
+}
+"""Settings of drafts that the plugin needs, and what another value does."""
 _PLACE = "_specctl"
 """The attribute of a model runner and of its proposer that holds their `Session`."""
 
@@ -194,55 +202,26 @@ def check_engine(runner: Any) -> None:
     """
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer as Proposer
 
-    config, drafts = runner.vllm_config, runner.vllm_config.speculative_config
-    parallel = config.parallel_config
-    refusals = (
-        (
-            isinstance(getattr(runner, "drafter", None), Proposer)
-            and type(runner.drafter).propose is Proposer.propose,
-            f"the drafting method {drafts.method}",
+    drafts, parallel = runner.vllm_config.speculative_config, runner.vllm_config.parallel_config
+    is_known = isinstance(getattr(runner, "drafter", None), Proposer)
+    size = parallel.world_size * parallel.data_parallel_size
+    refusals = {
+        f"the drafting method {drafts.method}": (
+            not is_known or type(runner.drafter).propose is not Proposer.propose,
             "choose eagle, eagle3, mtp or draft_model",
         ),
-        (
-            not drafts.parallel_drafting,
-            "parallel drafting, which has no levels",
-            "set parallel_drafting to false",
-        ),
-        (
-            getattr(drafts, "draft_sample_method", "greedy") == "greedy",
-            "sampled drafts (draft_sample_method 'probabilistic')",
-            "set draft_sample_method to 'greedy'",
-        ),
-        (
-            not getattr(drafts, "use_local_argmax_reduction", False),
-            "use_local_argmax_reduction, which hides the drafter's logits",
-            "leave it out",
-        ),
-        (
-            not getattr(drafts, "use_heterogeneous_vocab", False),
-            "use_heterogeneous_vocab",
-            "choose a drafter of the target's vocabulary",
-        ),
-        (
-            not getattr(drafts, "disable_padded_drafter_batch", False),
-            "disable_padded_drafter_batch, which books new tokens before the drafts",
-            "leave it out",
-        ),
-        (
-            not runner.use_async_scheduling,
-            "asynchronous scheduling, in which drafts do not reach the scheduler",
+        "asynchronous scheduling, in which drafts do not reach the scheduler": (
+            runner.use_async_scheduling,
             "start vLLM with --no-async-scheduling",
         ),
-        (
-            parallel.world_size * parallel.data_parallel_size == 1,
-            f"several workers: {parallel.tensor_parallel_size} tensor, "
-            f"{parallel.pipeline_parallel_size} pipeline, {parallel.data_parallel_size} data "
-            "parallel",
-            "serve on one device",
-        ),
-    )
-    for holds, found, fix in refusals:
-        if not holds:
+        f"{size} workers": (size > 1, "serve on one device"),
+    }
+    for name, (only, reason) in NEEDED.items():
+        found = getattr(drafts, name, only)
+        fix = f"set {name} to {str(only).lower()}"
+        refusals[f"{name} {found}, which {reason}"] = found != only, fix
+    for found, (holds, fix) in refusals.items():
+        if holds:
             raise EngineError(f"specctl's plugin does not support {found}", hint=fix)
 
 
