@@ -12,7 +12,7 @@ that the engine would refuse, cap or ignore, before any file is written.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -97,12 +97,19 @@ class Serving:
         """The path of a file in flags."""
         return name if self.folder is None else str(self.folder / name)
 
-    def drafter_for(self, engine: str) -> EngineDrafter:
-        """The drafter; `UsageError` if it is not known."""
+    def drafter_for(self, engine: str, kinds: Collection[Method]) -> EngineDrafter:
+        """The drafter; `UsageError` if it is not known, `EngineError` for a kind that the engine
+        does not run."""
         if self.drafter is None:
             raise UsageError(
                 f"export to {engine} needs the drafter, and the policy names no pair",
                 hint="give --drafter, a folder or hub id, and --method if it is not a folder",
+            )
+        if self.drafter.method not in kinds:
+            raise EngineError(
+                f"the drafter {self.drafter.model} is of kind {self.drafter.method}, and {engine} "
+                f"drafts with {' and '.join(kinds)} here",
+                hint="export for another pair, or to another engine",
             )
         return self.drafter
 

@@ -16,6 +16,7 @@ from specctl.engines.engine import (
     Engine,
     Export,
     MeanRound,
+    Method,
     Serving,
     as_json,
     fixed_shape,
@@ -48,7 +49,7 @@ RENAMED = {
     "--draft-n-min": "--spec-draft-n-min",
 }
 """Flags that llama.cpp removed in April 2026 (#22397), and their names since."""
-TYPES = {"eagle3": "draft-eagle3", "draft_model": "draft-simple"}
+TYPES: dict[Method, str] = {"eagle3": "draft-eagle3", "draft_model": "draft-simple"}
 """`--spec-type` by the kind of the drafter; without `draft-` before May 2026 (#22964)."""
 
 
@@ -138,13 +139,7 @@ def write(policy: Policy, serving: Serving) -> Export:
     if isinstance(shape, Chain):
         shape = TopProbability(window=shape.num_draft_tokens)
     assert isinstance(shape, TopProbability), "another shape is lost"
-    drafter = serving.drafter_for("llama.cpp")
-    if drafter.method not in TYPES:
-        raise EngineError(
-            f"the drafter {drafter.model} is of kind {drafter.method}, and llama.cpp drafts with "
-            "EAGLE-3 heads and small models",
-            hint="export for such a pair, or to another engine",
-        )
+    drafter = serving.drafter_for("llama.cpp", TYPES)
     is_head, model, slots = drafter.method == "eagle3", drafter.model, serving.max_batch_size
     if not model.endswith(".gguf"):
         if serving.target is None:

@@ -59,7 +59,7 @@ def write(policy: Policy, serving: Serving) -> Export:
     shape = policy.shape
     if isinstance(shape, RootOnly):
         return Export(notes=("SGLang decodes plainly without --speculative-algorithm.",))
-    drafter, rule = serving.drafter_for("SGLang"), build_shape(shape)
+    drafter, rule = serving.drafter_for("SGLang", ALGORITHMS), build_shape(shape)
     flags = ["--speculative-algorithm", ALGORITHMS[drafter.method]]
     flags += ["--speculative-draft-model-path", drafter.model]
     flags += ["--speculative-num-steps", str(rule.max_depth)]

@@ -18,7 +18,6 @@ from specctl.engines.engine import (
     made,
     parsed,
 )
-from specctl.errors import EngineError
 from specctl.policy import (
     Chain,
     ChainSchedule,
@@ -79,12 +78,8 @@ def write(policy: Policy, serving: Serving) -> Export:
     if isinstance(shape, RootOnly):
         plainly = "transformers decodes plainly without an assistant_model."
         return Export(code=("target.generate(**inputs)",), notes=(plainly,))
-    if serving.drafter is not None and serving.drafter.method != "draft_model":
-        raise EngineError(
-            f"the drafter {serving.drafter.model} is of kind {serving.drafter.method}, but the "
-            "assistant_model of transformers must be a small language model",
-            hint="export for a pair with a small model, or to another engine",
-        )
+    if serving.drafter is not None:
+        serving.drafter_for("transformers", ["draft_model"])
     threshold = shape.threshold if isinstance(shape, SignalStop) else 0.0
     fields = {
         "num_assistant_tokens": build_shape(shape).max_depth,

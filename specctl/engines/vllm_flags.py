@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -97,7 +97,7 @@ def write(policy: Policy, serving: Serving) -> Export:
             f"--trace logs drafts of the likeliest tokens, and {policy.name} samples its drafts",
             hint="leave --trace out, or export the shape alone",
         )
-    drafter = serving.drafter_for("vLLM")
+    drafter = serving.drafter_for("vLLM", get_args(Method))
     own, most = build_shape(shape).max_depth, serving.max_draft_tokens or 0
     is_fixed = isinstance(as_chain(policy).shape, Chain | ChainSchedule)
     decides = not is_fixed or not isinstance(policy.budget, PerRequest)

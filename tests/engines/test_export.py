@@ -232,7 +232,7 @@ REFUSED = (
     (USAGE, "chain --to tgi", "none of vllm, sglang, transformers"),
     (USAGE, "chain --to vllm --drafter embedded --method eagle9", "none of eagle3, eagle,"),
     (USAGE, "chain --to transformers --max-batch-size 4", "at most 1 request"),
-    (ENGINE, "chain --to transformers --drafter embedded", "small language model"),
+    (ENGINE, "chain --to transformers --drafter embedded", "drafts with draft_model here"),
     (USAGE, "chain --to sglang --trace t", "in which specctl logs"),
     (USAGE, "chain --to vllm --dense", "--dense needs --trace"),
     (ENGINE, "ar --to vllm --trace t", "drafts"),
