@@ -94,17 +94,21 @@ class HeldRows:
 def join(parts: Sequence[RoundRows]) -> RoundRows:
     """All rows of one or more parts, second axes padded to the longest."""
 
-    def joined(name: str) -> Tensor:
-        tensors = [part.tensors[name] for part in parts]
-        if tensors[0].dim() > 1:
-            longest, fill = max(one.shape[1] for one in tensors), FILLS.get(name, 0)
-            tensors = [pad(one, (0, longest - one.shape[1]), value=fill) for one in tensors]
-        return torch.cat(tensors)
-
     return RoundRows(
         [heading for part in parts for heading in part.headings],
-        {name: joined(name) for name in parts[0].tensors},
+        {
+            name: stacked([part.tensors[name] for part in parts], FILLS.get(name, 0))
+            for name in parts[0].tensors
+        },
     )
+
+
+def stacked(tensors: Sequence[Tensor], fill: float) -> Tensor:
+    """The rows of all tensors, second axes padded to the longest."""
+    if tensors[0].dim() > 1:
+        longest = max(one.shape[1] for one in tensors)
+        tensors = [pad(one, (0, longest - one.shape[1]), value=fill) for one in tensors]
+    return torch.cat(list(tensors))
 
 
 def request_columns(request: Request, kind: str) -> Heading:

@@ -45,8 +45,8 @@ need the entropy of the top K, which is half the work of all."""
 TOPK_ENTROPY = frozenset({"parent_topk_entropy", "phi"})
 
 
-class DraftedLevel(NamedTuple):
-    """One drafted token of each of B requests, `[B]` each."""
+class DraftedTokens(NamedTuple):
+    """Drafted tokens of B requests: `[B]` of a level, `[B, L]` of chains."""
 
     token_ids: Tensor  # of the target's vocabulary
     logp: Tensor  # given the parent
@@ -54,7 +54,7 @@ class DraftedLevel(NamedTuple):
     topk_entropy: Tensor
 
     @classmethod
-    def of(cls, token_ids: Tensor, logits: Tensor, reads: Reads = "everything") -> DraftedLevel:
+    def of(cls, token_ids: Tensor, logits: Tensor, reads: Reads = "everything") -> DraftedTokens:
         """The level of the drafted (likeliest) tokens and the drafter's logits `[B, V]` over target
         ids; NaN in features that are not read."""
         unread = torch.full_like(token_ids, torch.nan, dtype=torch.float32)
@@ -164,7 +164,7 @@ class ChainPolicy:
         self._spend(began)
         return ChainDraft(request_ids, plan, growth, frontier)
 
-    def grow(self, draft: ChainDraft, level: DraftedLevel) -> None:
+    def grow(self, draft: ChainDraft, level: DraftedTokens) -> None:
         """Takes a drafted level, after which `draft.wants_more` decides on another."""
         began = time.perf_counter()
         draft.depth += 1

@@ -261,6 +261,6 @@ def made(kind: type[Parsed], fields: Mapping[str, Any], what: str) -> Parsed:
     return parsed(kind, json.dumps(fields), what)
 
 
-def as_json(record: Record) -> str:
+def as_json(record: Record, indent: int | None = None) -> str:
     """The fields of a record that are set, as JSON."""
-    return json.dumps(record.model_dump(mode="json", exclude_none=True))
+    return json.dumps(record.model_dump(mode="json", exclude_none=True), indent=indent)

@@ -78,19 +78,14 @@ NOTHING_FASTER = "Drafting does not pay here: `specctl tune` found nothing beyon
 
 @dataclass(frozen=True)
 class Source:
-    """A policy to export.
-
-    Attributes:
-        reference: the name by which the plugin loads it: words, the absolute place of an artifact,
-            or a registry's name; None if it is only a record.
-        mean: its mean round on the held-out prompts of its tuning, if it was tuned.
-        reason: the sentence of a tuning that chose plain decoding.
-    """
+    """A policy to export."""
 
     named: NamedPolicy
     reference: str | None
-    mean: MeanRound | None = None
-    reason: str | None = None
+    """The name by which the plugin loads it: words, the absolute place of an artifact, or a
+    registry's name; None if it is only a record."""
+    mean: MeanRound | None = None  # on the held-out prompts of its tuning
+    reason: str | None = None  # of a tuning that chose plain decoding
 
     @property
     def policy(self) -> Policy:

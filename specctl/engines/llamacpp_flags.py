@@ -173,10 +173,8 @@ def write(policy: Policy, serving: Serving) -> Export:
     if serving.synthetic_rates is not None:
         notes.append("Acceptances are made up: time them, and do not read the answers.")
     settings = made(LlamaServer, fields, "flags of llama-server")
-    content = json.dumps(json.loads(as_json(settings)), indent=2) + "\n"
-    return Export(
-        settings.flags, files={FILE: content}, notes=tuple(notes), made=files, target=target
-    )
+    content = {FILE: as_json(settings, indent=2) + "\n"}
+    return Export(settings.flags, files=content, notes=tuple(notes), made=files, target=target)
 
 
 def _write(source: str, serving: Serving, target: Path | None, path: Path) -> None:

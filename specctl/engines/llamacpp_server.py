@@ -7,16 +7,14 @@ import re
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from specctl.engines.llamacpp_flags import LlamaServer
 from specctl.errors import EngineError, one_line, reason_of
-from specctl.records import describe_violation
 
 TIMEOUT_S = 600.0
 """Longest wait for an answer."""
@@ -74,27 +72,13 @@ class Client:
         try:
             found = json.loads(text)
             return Answer(found["choices"][0]["text"], Timings.model_validate(found["timings"]))
-        except ValidationError as error:
-            problem = describe_violation(error)
-        except (KeyError, IndexError, TypeError, ValueError):
-            problem = one_line(text)[:200]
-        raise EngineError(f"llama.cpp answers without times: {problem}")
-
-    def complete_all(
-        self, prompts: Sequence[Sequence[int]], max_tokens: int, *, together: int = 1
-    ) -> list[Answer]:
-        """The completions of prompts, some of them at a time."""
-        with ThreadPoolExecutor(together) as pool:
-            return list(pool.map(lambda one: self.complete(one, max_tokens), prompts))
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            problem = f"llama.cpp answers without times: {one_line(text)[:200]}"
+            raise EngineError(problem) from error
 
     def metrics(self) -> str:
         """The page of counters."""
         return self._get("/metrics")
-
-    def counters(self) -> dict[str, float]:
-        """The counters by name, without the prefix."""
-        found = re.findall(r"^llamacpp:(\w+) ([-+.\deE]+)$", self.metrics(), re.M)
-        return {name: float(value) for name, value in found}
 
     def close(self) -> None:
         """Ends a server that this process started."""
@@ -109,10 +93,9 @@ class Client:
                 return str(answer.read().decode())
         except urllib.error.HTTPError as error:
             why = one_line(error.read(500).decode(errors="replace"))
-        except urllib.error.URLError as error:
-            why = reason_of(error.reason) if isinstance(error.reason, OSError) else str(error)
         except (OSError, ValueError) as error:
-            why = reason_of(error)
+            inner = getattr(error, "reason", error)  # of a URLError
+            why = reason_of(inner) if isinstance(inner, Exception) else str(inner)
         raise EngineError(
             f"{self._url}{path}: no answer of llama.cpp: {why}",
             hint="start llama-server with --metrics, and give its address",
@@ -185,9 +168,9 @@ def set_drafts(speculative: Any, settings: LlamaServer) -> None:
     speculative.types = [getattr(kinds, f"COMMON_SPECULATIVE_TYPE_{name}")]
     draft = speculative.draft
     draft.mparams.path = settings.spec_draft_model
-    draft.n_max, draft.n_min = settings.spec_draft_n_max, settings.spec_draft_n_min
-    draft.p_min = settings.spec_draft_p_min
-    if settings.spec_draft_backend_sampling is not None:
-        draft.backend_sampling = settings.spec_draft_backend_sampling
+    for name in ("n_max", "n_min", "p_min", "backend_sampling"):
+        value = getattr(settings, f"spec_draft_{name}")
+        if value is not None:
+            setattr(draft, name, value)
     if settings.spec_synth_rates is not None:
         speculative.synth_rates = list(settings.spec_synth_rates)

@@ -19,9 +19,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from specctl.collect.dense.labels import continuations, label_paths
@@ -34,9 +32,11 @@ from specctl.collect.rows import (
     dense_tables,
     join,
     round_tables,
+    stacked,
 )
 from specctl.collect.trace_writer import TraceWriter
-from specctl.engines.steps import Chains, Ranks, ReadStep, Step
+from specctl.engines.chains import DraftedTokens
+from specctl.engines.steps import Ranks, ReadStep, Step
 from specctl.errors import OutputError, SpecctlError
 from specctl.logs.parquet import Tables, join_tables
 from specctl.policy import FullTree, Policy, policy_digest
@@ -200,15 +200,14 @@ class LiveSteps(StepSource):
         table = torch.tensor(columns).T.contiguous()
         root_ids, round_idx, position, context, num_emitted, num_drafted, draft_row, first = table
         steps = [one.step for one in run]
-        all_chains = [step.chains for step in steps]
-        chains = Chains(*(_joined(column, 0) for column in zip(*all_chains, strict=True)))
-        offered = torch.from_numpy(np.concatenate([step.offered for step in steps]))
-        tokens = [step.tokens[row] for step, rows, _ in run for row in rows]
+        all_chains = zip(*(step.chains for step in steps), strict=True)
+        chains = DraftedTokens(*(stacked(column, 0) for column in all_chains))
+        offered = torch.cat([step.offered for step in steps])
 
         has_draft, at = draft_row >= 0, draft_row.clamp(min=0)
         offered = offered[at] * has_draft if len(offered) else 0 * at
         pool = chain_pool(root_ids, chains, at, offered)
-        sampled = torch.from_numpy(_joined([np.array([one]) for one in tokens], -1))
+        sampled = stacked([torch.tensor(step.tokens)[rows] for step, rows, _ in run], -1)
         depth = pool.depth
         num_admitted = (sampled >= 0).sum(1) - 1
         slots = torch.arange(max(sampled.shape[1], int(num_drafted.max()) + 1))
@@ -242,17 +241,7 @@ class LiveSteps(StepSource):
         return RoundRows(headings, tensors)
 
 
-def _joined(parts: Sequence[NDArray[Any]], fill: int) -> NDArray[Any]:
-    """`[R, W]`: the rows of all parts, padded to the widest."""
-    shape = sum(map(len, parts)), max(part.shape[1] for part in parts)
-    whole, end = np.full(shape, fill, parts[0].dtype), 0
-    for part in parts:
-        whole[end : end + len(part), : part.shape[1]] = part
-        end += len(part)
-    return whole
-
-
-def chain_pool(root_ids: Tensor, chains: Chains, rows: Tensor, offered: Tensor) -> DraftPool:
+def chain_pool(root_ids: Tensor, chains: DraftedTokens, rows: Tensor, offered: Tensor) -> DraftPool:
     """A pool of R chains.
 
     Args:
@@ -260,11 +249,10 @@ def chain_pool(root_ids: Tensor, chains: Chains, rows: Tensor, offered: Tensor) 
         rows: `[R]` int64, row of `chains`.
         offered: `[R]` int64, levels of each.
     """
-    columns = [torch.from_numpy(one) for one in chains]
-    levels = columns[0].shape[1]
+    levels = chains.token_ids.shape[1]
     growth = Growth(root_ids, 1 + levels)
     for depth in range(1, 1 + levels):
-        ids, logp, entropy, topk_entropy = (one[rows, depth - 1, None] for one in columns)
+        ids, logp, entropy, topk_entropy = (one[rows, depth - 1, None] for one in chains)
         parent = torch.full_like(rows, growth.level.start)[:, None]
         children = Children(ids[..., None], logp[..., None], entropy, topk_entropy)
         growth.append(Frontier(parent, (offered >= depth)[:, None]), children)
@@ -278,9 +266,7 @@ def _views(steps: Sequence[ReadStep], at: Tensor) -> dict[str, Tensor]:
         at: `[R, P]`, the row of logits of each node's parent.
     """
     ranks = [step.ranks for step in steps if step.ranks is not None]
-    logp, rank, top_two = (
-        torch.from_numpy(np.concatenate(parts)) for parts in list(zip(*ranks, strict=True))[:3]
-    )
+    logp, rank, top_two, _ = map(torch.cat, zip(*ranks, strict=True))
     columns, at = (logp[:, 0], rank[:, 0], *top_two.unbind(-1)), at.clamp(0, len(logp) - 1)
     return {name: one[at] for name, one in zip(LOGIT_TENSORS, columns, strict=True)}
 
@@ -294,7 +280,7 @@ class DenseText:
 
     prompt: tuple[int, ...]
     token_ids: list[int] = field(default_factory=list)  # emitted
-    drafts: dict[int, Chains] = field(default_factory=dict)  # by position, `[K]` columns
+    drafts: dict[int, DraftedTokens] = field(default_factory=dict)  # by position, `[K]`
     ranks: list[Ranks] = field(default_factory=list)  # of each emitted token
 
 
@@ -338,7 +324,7 @@ class DenseSteps(StepSource):
             if text is None:  # it began before tracing
                 continue
             if one.draft_row >= 0 and is_drafted:
-                text.drafts[one.position] = Chains(*(c[one.draft_row] for c in step.chains))
+                text.drafts[one.position] = DraftedTokens(*(c[one.draft_row] for c in step.chains))
             kept, is_end = one.end.kept(given)
             text.token_ids += kept
             if step.ranks is not None:
@@ -370,7 +356,8 @@ class DenseSteps(StepSource):
         size, prompt = len(text.token_ids), len(text.prompt)
         roots = range(prompt, prompt + size - 1)
         drafts = [text.drafts[position] for position in range(1, size)]
-        chains, rows = Chains(*map(np.stack, zip(*drafts, strict=True))), torch.arange(len(roots))
+        chains = DraftedTokens(*map(torch.stack, zip(*drafts, strict=True)))
+        rows = torch.arange(len(roots))
         always = torch.full_like(rows, self.shape.depth)
         pool = chain_pool(token_ids[roots.start : roots.stop], chains, rows, always)
         labels = label_paths(pool, continuations(token_ids, roots, self.shape.depth))
@@ -378,9 +365,7 @@ class DenseSteps(StepSource):
         labels = replace(labels, judged=labels.judged & (rows[:, None] + pool.depth < size))
         row, node = labels.judged.nonzero(as_tuple=True)
         above = pool.depth[row, node] - 1
-        logp, rank, top_two, entropy = (
-            torch.from_numpy(np.stack(one)) for one in zip(*text.ranks, strict=True)
-        )
+        logp, rank, top_two, entropy = map(torch.stack, zip(*text.ranks, strict=True))
         at = row + above + 1  # the emitted token at the node's place
         top1, top2 = top_two[at].unbind(1)
         columns = {

@@ -7,7 +7,6 @@ The variable may also hold the JSON itself. Without it the plugin is off.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -19,24 +18,13 @@ from specctl.records import PositiveInt, Record, canonical_json, describe_violat
 
 VARIABLE = "SPECCTL_VLLM"
 FILE_NAME = "specctl-vllm.json"
-MAX_BYTES = 1 << 20
 
 
 class TraceSettings(Record):
     """The log that the plugin writes.
 
-    Attributes:
-        out: the trace set, a folder or `s3://bucket/prefix`; started, or continued.
-        dense: in recorded requests, draft after every emitted token and verify nothing; False logs
-            the rounds that run.
-        every: record each n-th request.
-        dense_every: log each n-th request densely instead, into another set (`sample_place`),
-            while the policy serves the others.
-        max_bytes: size of the published segments at which tracing ends.
-        tokens: keep or drop token ids.
-        workload: the user's word for the requests; goes into artifacts.
-        temperature, top_k, top_p: sampling of the requests to record. A trace set has one sampling;
-            other requests are only counted.
+    `out`, a folder or `s3://bucket/prefix`, is started or continued. A set has one sampling: other
+    requests are only counted.
     """
 
     out: str = option(
@@ -115,18 +103,15 @@ def read_settings(text: str) -> PluginSettings:
     Raises:
         EngineError: a missing file, or other content.
     """
-    where, content = VARIABLE, text
+    is_json = text.lstrip().startswith("{")
     try:
-        if not text.lstrip().startswith("{"):
-            where = text
-            if os.path.getsize(text) > MAX_BYTES:
-                raise ValueError(f"more than {MAX_BYTES} bytes")
-            content = Path(text).read_text("utf-8")
+        content = text if is_json else Path(text).read_text("utf-8")
         return PluginSettings.model_validate_json(content)
     except ValidationError as error:
         problem = describe_violation(error)
     except (OSError, ValueError) as error:
         problem = reason_of(error)
+    where = VARIABLE if is_json else text
     raise EngineError(
         f"settings of the vLLM plugin, {where}, cannot be used: {problem}",
         hint="write them with `specctl export --to vllm`, or unset "

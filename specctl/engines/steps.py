@@ -10,12 +10,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from specctl.collect.transfer import Event, Lane
+from specctl.engines.chains import DraftedTokens
 from specctl.features import ENTROPY_TOP_K
 from specctl.kernels.node_features import node_features
 from specctl.kernels.token_ranks import token_ranks
@@ -71,30 +70,21 @@ class Answered(NamedTuple):
 
 @dataclass
 class Step:
-    """A step of the engine.
+    """A step of the engine."""
 
-    Attributes:
-        answered: the R requests of the step that are recorded.
-        sampled: `[R, S]`, their new tokens, -1 padded.
-        drafted: drafts of the previous step, which this one verified.
-        logits: `[T, V]`, the target's, a row per verified token, request by request from the root.
-            None if the step records only ends of requests.
-        awaited: `[T, K]` int64, -1 padded: the draft tokens to look up in each row. None in a live
-            log, which looks up the next draft token (K = 1); a dense log looks up the tokens of all
-            drafts that reach the position, by their depth.
-        mark: the device has made all of these.
-        columns: columns of the step that all its rows share.
-        ended: names of requests that have ended.
-    """
-
-    answered: list[Answered]
-    sampled: Tensor
-    drafted: Drafted
+    answered: list[Answered]  # its R recorded requests
+    sampled: Tensor  # `[R, S]`, their new tokens, -1 padded
+    drafted: Drafted  # in the previous step, which this one verified
     logits: Tensor | None
-    mark: Event
+    """`[T, V]`, the target's, a row per verified token, request by request from the root. None if
+    the step records only ends of requests."""
+    mark: Event  # the device has made all of these
     awaited: Tensor | None = None
-    columns: dict[str, Any] = field(default_factory=dict)
-    ended: list[str] = field(default_factory=list)
+    """`[T, K]` int64, -1 padded: the draft tokens to look up in each row. None in a live log, which
+    looks up the next draft token (K = 1); a dense log looks up the tokens of all drafts that reach
+    the position, by their depth."""
+    columns: dict[str, Any] = field(default_factory=dict)  # that all its rows share
+    ended: list[str] = field(default_factory=list)  # names of requests that have ended
 
     @property
     def size_bytes(self) -> int:
@@ -106,19 +96,10 @@ class Step:
 class Ranks(NamedTuple):
     """The target's view of K draft tokens in each of T rows of logits."""
 
-    logp: NDArray[np.float32]  # `[T, K]`, of the sampled distribution
-    rank: NDArray[np.int64]  # `[T, K]`, from 1, in the raw logits
-    top_two: NDArray[np.float32]  # `[T, 2]`, raw logits
-    entropy: NDArray[np.float32]  # `[T]`, nats, of the sampled distribution; NaN in live logs
-
-
-class Chains(NamedTuple):
-    """Columns of drafted tokens, `[B, L]` each, as in `DraftedLevel`."""
-
-    token_ids: NDArray[np.int64]
-    logp: NDArray[np.float32]
-    entropy: NDArray[np.float32]
-    topk_entropy: NDArray[np.float32]
+    logp: Tensor  # `[T, K]` float32, of the sampled distribution
+    rank: Tensor  # `[T, K]` int64, from 1, in the raw logits
+    top_two: Tensor  # `[T, 2]` float32, raw logits
+    entropy: Tensor  # `[T]` float32, nats, of the sampled distribution; NaN in live logs
 
 
 @dataclass
@@ -127,8 +108,8 @@ class ReadStep:
 
     answered: list[Answered]
     tokens: list[list[int]]  # R lists of new tokens, -1 padded
-    chains: Chains
-    offered: NDArray[np.int64]  # `[B]`
+    chains: DraftedTokens  # `[B, L]`
+    offered: Tensor  # `[B]` int64
     policy: Policy
     digest: str
     ranks: Ranks | None  # None if the step records only ends of requests
@@ -144,55 +125,55 @@ def read_steps(steps: Sequence[Step], sampling: Sampling, lane: Lane) -> list[Re
     """
     with lane.after([step.mark for step in steps]):
         drafts = [step.drafted for step in steps]
-        token_ids = [one.token_ids.cpu().numpy() for one in drafts]
-        offered = [one.offered.cpu().numpy() for one in drafts]
+        token_ids = [one.token_ids.cpu() for one in drafts]
+        offered = [one.offered.cpu() for one in drafts]
         tokens = [step.sampled.tolist() for step in steps]
         # Level by level, as the engine drafted them.
-        features: list[NDArray[np.float32]] = [np.zeros(0, np.float32)] * 3
+        features = [torch.zeros(0)] * 3
         if levels := [level for one in drafts for level in one.logits]:
             found = node_features(torch.cat(levels), 1, ENTROPY_TOP_K)
             kept = (found.top_logp[..., 0], found.entropy, found.topk_entropy)
-            features = [one.cpu().numpy() for one in kept]
+            features = [one.cpu() for one in kept]
         awaited = [
-            _next_drafts(*of_step) if of_step[0].awaited is None else of_step[0].awaited.numpy()
+            _next_drafts(*of_step) if of_step[0].awaited is None else of_step[0].awaited
             for of_step in zip(steps, token_ids, offered, strict=True)
             if of_step[0].logits is not None
         ]
-        ranks = None
+        ranks = [torch.zeros(0)] * 4
         if answers := [step.logits for step in steps if step.logits is not None]:
             is_dense = any(step.awaited is not None for step in steps)
-            asked = torch.from_numpy(np.concatenate(awaited))
-            ranks = _ranks(torch.cat(answers), asked, sampling, with_entropy=is_dense)
-    found_steps, first_draft, first_answer = [], 0, 0
-    for step, ids, own, given in zip(steps, token_ids, offered, tokens, strict=True):
-        end, (size, depth) = first_draft + ids.size, ids.shape
-        floats = [one[first_draft:end].reshape(depth, size).T for one in features]
-        first_draft, mine = end, None
-        if ranks is not None and step.logits is not None:
-            last = first_answer + len(step.logits)
-            columns: Any = (one[first_answer:last] for one in ranks)
-            mine = Ranks(*columns)
-            first_answer = last
+            ranks = _ranks(torch.cat(answers), torch.cat(awaited), sampling, with_entropy=is_dense)
+    num_drafted = [ids.numel() for ids in token_ids]
+    num_read = [0 if step.logits is None else len(step.logits) for step in steps]
+    of_drafts = zip(*(one.split(num_drafted) for one in features), strict=True)
+    of_target = zip(*(one.split(num_read) for one in ranks), strict=True)
+    found_steps = []
+    for step, ids, own, given, floats, views in zip(
+        steps, token_ids, offered, tokens, of_drafts, of_target, strict=True
+    ):
+        chains = DraftedTokens(ids, *(one.reshape(ids.T.shape).T for one in floats))
+        mine = None if step.logits is None else Ranks(*views)
         facts = (step.drafted.policy, step.drafted.digest, mine, step.columns, step.ended)
-        found_steps.append(ReadStep(step.answered, given, Chains(ids, *floats), own, *facts))
+        found_steps.append(ReadStep(step.answered, given, chains, own, *facts))
     return found_steps
 
 
-def _next_drafts(
-    step: Step, token_ids: NDArray[np.int64], offered: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def _next_drafts(step: Step, token_ids: Tensor, offered: Tensor) -> Tensor:
     """`[T, 1]`: the draft token offered after each verified token, -1 for none."""
     size, depth = token_ids.shape
     # One more row for no chain, and one more column after the last level.
-    table = np.full((size + 1, depth + 1), -1)
-    is_own = np.arange(depth) < offered[:, None]
-    table[:size, :depth][is_own] = token_ids[is_own]
-    return np.concatenate([table[one.draft_row, : one.num_drafted + 1] for one in step.answered])[
+    table = torch.full((size + 1, depth + 1), -1)
+    is_own = torch.arange(depth) < offered[:, None]
+    table[:size, :depth] = token_ids.masked_fill(~is_own, -1)
+    return torch.cat([table[one.draft_row, : one.num_drafted + 1] for one in step.answered])[
         :, None
     ]
 
 
-def _ranks(logits: Tensor, tokens: Tensor, sampling: Sampling, *, with_entropy: bool) -> Ranks:
+def _ranks(
+    logits: Tensor, tokens: Tensor, sampling: Sampling, *, with_entropy: bool
+) -> list[Tensor]:
+    """The columns of `Ranks`, on the host."""
     drawn, tokens = process_logits(logits, sampling), tokens.to(logits.device)
     raw = of_drawn = token_ranks(logits, tokens)
     if drawn is not logits:
@@ -201,5 +182,4 @@ def _ranks(logits: Tensor, tokens: Tensor, sampling: Sampling, *, with_entropy: 
     entropy = torch.full_like(raw.log_sum_exp, torch.nan)
     if with_entropy:
         entropy = torch.special.entr(drawn.float().softmax(-1)).sum(-1)
-    found = (logp, raw.num_larger + 1, raw.top_two, entropy)
-    return Ranks(*(one.cpu().numpy() for one in found))
+    return [one.cpu() for one in (logp, raw.num_larger + 1, raw.top_two, entropy)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -86,8 +85,8 @@ def write(policy: Policy, serving: Serving) -> Export:
         "assistant_confidence_threshold": threshold,
     }
     config = made(AssistantConfig, fields, "transformers' generation configuration")
-    values = json.loads(as_json(config))
-    code = [f"assistant.generation_config.{name} = {value!r}" for name, value in values.items()]
+    values = config.model_dump(exclude_none=True).items()
+    code = [f"assistant.generation_config.{name} = {value!r}" for name, value in values]
     samples = isinstance(policy.acceptance, Ratio)
     more = ", do_sample=True" if samples else ""
     code.append(f"target.generate(**inputs, assistant_model=assistant{more})")
@@ -99,7 +98,7 @@ def write(policy: Policy, serving: Serving) -> Export:
             "If scikit-learn is installed, transformers adapts the threshold to the acceptances "
             "that it sees: serve without it to keep the threshold."
         )
-    content = {FILE: json.dumps(values, indent=2) + "\n"}
+    content = {FILE: as_json(config, indent=2) + "\n"}
     return Export(code=tuple(code), files=content, notes=tuple(notes))
 
 

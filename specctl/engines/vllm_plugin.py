@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specctl.engines.settings import VARIABLE, PluginSettings, read_settings
+from specctl.engines.settings import VARIABLE, read_settings
 from specctl.engines.vllm_session import Session
 from specctl.errors import EngineError
 
@@ -47,7 +47,12 @@ class Enough(Exception):  # noqa: N818  ends a loop of vLLM's, and is no error
 def register() -> None:
     """Replaces vLLM's methods in this process; see `specctl.engines.register`."""
     log_beside_vllm()
-    check_version(read_settings(os.environ[VARIABLE]))
+    found, settings = vllm_version(), read_settings(os.environ[VARIABLE])
+    if found not in CHECKED_VERSIONS and not settings.allow_version:
+        raise EngineError(
+            f"the plugin is tested in vLLM {' and '.join(CHECKED_VERSIONS)}, and this is {found}",
+            hint='install a tested version, or set "allow_version": true in the settings to try',
+        )
     hook()
 
 
@@ -57,16 +62,6 @@ def log_beside_vllm() -> None:
     ours.handlers = theirs.handlers
     ours.setLevel(theirs.level)
     ours.propagate = theirs.propagate
-
-
-def check_version(settings: PluginSettings) -> None:
-    """Raises `EngineError` for an untested version of vLLM, unless the settings allow it."""
-    found = vllm_version()
-    if found not in CHECKED_VERSIONS and not settings.allow_version:
-        raise EngineError(
-            f"the plugin is tested in vLLM {' and '.join(CHECKED_VERSIONS)}, and this is {found}",
-            hint='install a tested version, or set "allow_version": true in the settings to try',
-        )
 
 
 def vllm_version() -> str:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from specctl.artifacts.compatibility import Expectation
-from specctl.engines.chains import ChainDraft, ChainPolicy, DraftedLevel
+from specctl.engines.chains import ChainDraft, ChainPolicy, DraftedTokens
 from specctl.engines.settings import PluginSettings
 from specctl.engines.vllm_tracing import Tracer, end_of_text, pair_of
 from specctl.features import recent_tokens
@@ -228,7 +228,7 @@ class Session:
         self.levels.append(token_ids)
         if self._draft is not None and self.rules is not None and self.wants_more:
             with self._failing_open():
-                level = DraftedLevel.of(token_ids, self._logits, self.rules.reads)
+                level = DraftedTokens.of(token_ids, self._logits, self.rules.reads)
                 self.rules.grow(self._draft, level)
                 self.wants_more = self._draft.wants_more
         if self.tracers:

@@ -16,7 +16,7 @@ from torch import Tensor
 from specctl.collect.dense import collect_dense
 from specctl.collect.prompts import load_prompts
 from specctl.collect.recorder import RecorderConfig
-from specctl.engines.chains import ChainPolicy, DraftedLevel
+from specctl.engines.chains import ChainPolicy, DraftedTokens
 from specctl.errors import EngineError, LossyPolicyError, UsageError
 from specctl.logs.logged_draft import recent_text
 from specctl.logs.trace_set import TraceSet
@@ -91,14 +91,14 @@ def as_an_engine(rules: ChainPolicy, chunk: LogChunk) -> tuple[Counter[int], Cou
     return calls, drafted
 
 
-def level_of(chunk: LogChunk, nodes: Tensor, rules: ChainPolicy) -> DraftedLevel:
+def level_of(chunk: LogChunk, nodes: Tensor, rules: ChainPolicy) -> DraftedTokens:
     """Without what the rules say that they do not read."""
     assert chunk.token_ids is not None
     ids = chunk.token_ids[nodes].long()
     columns = [one[nodes] for one in (chunk.draft_logp, chunk.entropy, chunk.topk_entropy)]
     num_read = {"nothing": 0, "probability and entropy": 2, "everything": 3}[rules.reads]
     columns[num_read:] = [torch.full_like(one, torch.nan) for one in columns[num_read:]]
-    return DraftedLevel(ids, *columns)
+    return DraftedTokens(ids, *columns)
 
 
 def rules_of(policy: Policy, **given: Any) -> ChainPolicy:
@@ -168,11 +168,11 @@ def test_a_batch_shares_a_budget(log: DenseLog) -> None:
 
 def test_a_schedule_follows_the_batch() -> None:
     rules = rules_of(resolve_policy("schedule:from_batch=1/3/5:num_draft_tokens=4/2/0").policy)
-    level = DraftedLevel(torch.zeros(8).long(), torch.zeros(8), torch.zeros(8), torch.zeros(8))
+    level = DraftedTokens(torch.zeros(8).long(), torch.zeros(8), torch.zeros(8), torch.zeros(8))
     for size, wanted in ((1, 4), (2, 4), (3, 2), (4, 2), (5, 0), (8, 0)):
         draft = rules.begin([str(i) for i in range(size)], torch.zeros(size).long())
         while draft.wants_more:
-            rules.grow(draft, DraftedLevel(*(one[:size] for one in level)))
+            rules.grow(draft, DraftedTokens(*(one[:size] for one in level)))
         assert draft.depth == wanted
         assert rules.kept(draft).tolist() == [wanted] * size
 
@@ -180,7 +180,7 @@ def test_a_schedule_follows_the_batch() -> None:
 def test_a_level_is_what_the_drafter_says() -> None:
     """The token that the engine took, also where another is as likely."""
     logits = torch.tensor([[0.0, 2.0, 2.0, -torch.inf], [1.0, 0.0, -1.0, 3.0]])
-    level = DraftedLevel.of(torch.tensor([2, 3]), logits)
+    level = DraftedTokens.of(torch.tensor([2, 3]), logits)
     logp = logits.log_softmax(-1)
     assert level.token_ids.tolist() == [2, 3]
     assert torch.allclose(level.logp, torch.stack([logp[0, 2], logp[1, 3]]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -103,8 +105,18 @@ def prompts() -> list[list[int]]:
 @pytest.fixture(scope="module")
 def plain(ground: Ground, prompts: list[list[int]]) -> list[str]:
     """The texts of plain decoding in llama.cpp."""
-    answers = ground.server(None).complete_all(prompts, NEW_TOKENS)
+    answers = complete_all(ground.server(None), prompts)
     return [answer.text for answer in answers]
+
+
+def complete_all(client: OwnServer, prompts: list[list[int]], together: int = 1) -> list[Answer]:
+    with ThreadPoolExecutor(together) as pool:
+        return list(pool.map(lambda one: client.complete(one, NEW_TOKENS), prompts))
+
+
+def counters(client: OwnServer) -> dict[str, float]:
+    found = re.findall(r"^llamacpp:(\w+) ([-+.\deE]+)$", client.metrics(), re.M)
+    return {name: float(value) for name, value in found}
 
 
 def counted(answers: list[Answer]) -> Counts:
@@ -125,12 +137,12 @@ def test_counts_are_as_predicted(
     client, rounds, answers, before = ground.server(words), [], [], 0.0
     for prompt in prompts:
         answers.append(client.complete(prompt, NEW_TOKENS))
-        passes = client.counters()["n_decode_total"]
+        passes = counters(client)["n_decode_total"]
         rounds.append(int(passes - before) - 1)  # less that of the prompt
         before = passes
     assert [answer.text for answer in answers] == plain
     assert {"rounds": rounds, **counted(answers)} == expected
-    drafts = client.counters()["spec_decode_num_drafts_total"]
+    drafts = counters(client)["spec_decode_num_drafts_total"]
     assert drafts == (run.outcomes.verified > 1).sum()
 
 
@@ -141,10 +153,10 @@ def test_four_slots_change_no_request(
     """Also the number of rounds that draft, over all."""
     run, expected = ground.replayed(words)
     client = ground.server(words, slots=4)
-    answers = client.complete_all(prompts, NEW_TOKENS, together=4)
+    answers = complete_all(client, prompts, together=4)
     assert [answer.text for answer in answers] == plain
     assert counted(answers) == {name: of for name, of in expected.items() if name != "rounds"}
-    drafts = client.counters()["spec_decode_num_drafts_total"]
+    drafts = counters(client)["spec_decode_num_drafts_total"]
     assert drafts == (run.outcomes.verified > 1).sum()
 
 
@@ -155,16 +167,16 @@ def test_it_counts_as_import_reads(
     words = STOPS[1]
     settings = ground.settings(words, 1)
     client = OwnServer(ground.target, settings, exact=True, num_threads=1, verbosity=4)
-    answers = client.complete_all(prompts[:12], NEW_TOKENS)
+    answers = complete_all(client, prompts[:12])
     page, log = client.metrics(), capfd.readouterr().err
-    counters, timings = client.counters(), [answer.timings for answer in answers]
+    counts, timings = counters(client), [answer.timings for answer in answers]
     lines = "\n".join(json.dumps({"timings": one.model_dump()}) for one in timings)
     found = [import_file(Source("llama.cpp", text.encode())) for text in (page, log, lines)]
     assert [one["format"] for one in found] == [f"llamacpp-{n}" for n in FORMATS]
     [of_page] = found[0]["models"].values()
     names = ("num_rounds", "num_draft_tokens", "num_accepted_tokens", "marginal_prob")
     assert {n: of_page[n] for n in names} == {n: found[1][n] for n in names}
-    assert of_page["num_rounds"] == counters["spec_decode_num_drafts_total"]
+    assert of_page["num_rounds"] == counts["spec_decode_num_drafts_total"]
     assert found[2]["num_draft_tokens"] == of_page["num_draft_tokens"]
 
 
@@ -200,7 +212,7 @@ def test_smaller_weights_load(weights: str, ground: Ground, tmp_path: Path) -> N
         embedded_path(ground.method), tmp_path / "d.gguf", weights, target=tmp_path / "t.gguf"
     )
     small = replace(ground, target=tmp_path / "t.gguf", drafter=tmp_path / "d.gguf")
-    [answer] = small.server(CHAINS[1]).complete_all(ids_of(packaged(1)), NEW_TOKENS)
+    [answer] = complete_all(small.server(CHAINS[1]), ids_of(packaged(1)))
     assert answer.timings.draft_n_accepted > 0
 
 

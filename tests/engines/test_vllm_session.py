@@ -13,7 +13,7 @@ import torch
 from specctl.artifacts.manifest import Domain, PairFingerprint
 from specctl.embedded import embedded_path
 from specctl.engines import vllm_plugin, vllm_session, vllm_tracing
-from specctl.engines.chains import ChainPolicy, DraftedLevel
+from specctl.engines.chains import ChainPolicy, DraftedTokens
 from specctl.engines.settings import PluginSettings, TraceSettings
 from specctl.engines.steps import Step
 from specctl.engines.vllm_session import Session
@@ -272,7 +272,7 @@ def test_a_level_that_no_rule_could_read_is_recorded_in_its_place(
     start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reading its logits failed; behind it nothing decides, and the log is read at the end."""
-    runner, read = Runner(a=request()), DraftedLevel.of
+    runner, read = Runner(a=request()), DraftedTokens.of
     session = start(runner, policy=f"confidence:window={K}:threshold=0", trace=TRACE)
     failures = iter([torch.OutOfMemoryError("CUDA out of memory")])
 
@@ -281,7 +281,7 @@ def test_a_level_that_no_rule_could_read_is_recorded_in_its_place(
             raise error
         return read(*given)
 
-    monkeypatch.setattr(DraftedLevel, "of", of)
+    monkeypatch.setattr(DraftedTokens, "of", of)
     take_step(session, runner)
     assert session.faults.total == 1
     assert session.tracers[0]._drafted.token_ids.shape == (1, K)
