@@ -165,8 +165,8 @@ def header_of(
         settings.sampling,
         pair.fingerprint,
         pair_domain(pair, workload=workload),
+        tokens,
         max_new_tokens=settings.max_new_tokens,
         draft_vocab_size=None if pair.drafter is None else pair.drafter.vocab_size,
-        tokens=tokens,
         **more,
     )

@@ -95,35 +95,21 @@ def pair_header(
     sampling: object,
     pair: PairFingerprint,
     domain: Domain,
-    *,
-    max_new_tokens: int,
-    draft_vocab_size: int | None,
     tokens: TokenMode = "keep",
-    **more: Any,
+    **collect: Any,
 ) -> TraceHeader:
-    """The identity of traces: pair, policy, sampling and options that must be equal on resume.
+    """The header of a collection with a pair.
 
     Args:
-        draft_vocab_size: None without a drafter.
-        more: further JSON values of `collect` that shape the rows.
+        collect: `max_new_tokens`, `draft_vocab_size` (None without a drafter), and further values,
+            see `make_header`.
     """
-    return make_header(
-        policy,
-        sampling,
-        target_digest=pair.target_digest,
-        drafter_digest=None if draft_vocab_size is None else pair.drafter_digest,
-        tokenizer_digest=pair.tokenizer_digest,
-        collect={
-            "max_new_tokens": max_new_tokens,
-            "target": pair.target,
-            "drafter": pair.drafter,
-            "dtype": domain.dtype,
-            "draft_vocab_size": draft_vocab_size,
-            "domain": domain.model_dump(mode="json"),
-            **token_header(tokens),
-            **more,
-        },
-    )
+    digests = pair.model_dump(include={"target_digest", "drafter_digest", "tokenizer_digest"})
+    if collect["draft_vocab_size"] is None:
+        digests["drafter_digest"] = None
+    collect |= {"target": pair.target, "drafter": pair.drafter, "dtype": domain.dtype}
+    collect |= {"domain": domain.model_dump(mode="json"), **token_header(tokens)}
+    return make_header(policy, sampling, collect=collect, **digests)
 
 
 def token_header(mode: TokenMode) -> dict[str, Any]:

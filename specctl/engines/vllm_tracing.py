@@ -128,9 +128,9 @@ class Tracer:
                 self._sampling,
                 pair,
                 domain.model_copy(update={"workload": settings.workload}),
+                settings.tokens,
                 max_new_tokens=runner.max_model_len,
                 draft_vocab_size=getattr(draft_config, "draft_vocab_size", vocab_size),
-                tokens=settings.tokens,
                 engine={"name": "vllm", "version": version},
                 **({"dense": dense, "responses_digest": None} if settings.dense else {}),
             )
