@@ -194,7 +194,7 @@ def drafter_of(
 
     config: Any = None
     if name.endswith(".gguf"):
-        from specctl.engines.gguf_files import read_fields
+        from specctl.runtime.gguf import read_fields
 
         is_head = read_fields(Path(name)).get("general.architecture") == "eagle3"
         method = "eagle3" if is_head else "draft_model"

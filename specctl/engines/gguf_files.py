@@ -18,20 +18,20 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from specctl.durable import beside, output_errors
 from specctl.engines.engine import GgufWeights
-from specctl.errors import EngineError, ModelConfigError, ModelError, reason_of
+from specctl.errors import EngineError, ModelConfigError, ModelError
 from specctl.runtime.eagle3 import load_eagle3, parameter_parts
+from specctl.runtime.gguf import DIGITS, Fields, package, read_fields
 from specctl.runtime.identity import load_tokenizer, quietly
 from specctl.runtime.load import is_eagle3
 
 BLOCK = 32
 """Weights of a row that share a scale in q8_0."""
-PRE_TOKENIZERS = {("Digits", "ByteLevel"): "smollm", ("ByteLevel",): "gpt-2"}
+PRE_TOKENIZERS = {("Digits", "ByteLevel"): DIGITS, ("ByteLevel",): "gpt-2"}
 """llama.cpp's name by the pre-tokenizers of `tokenizer.json`. Others hide regular expressions that
 differ in details: the tokenizer of their published GGUF files is copied."""
 OF_HEAD = {"fc": "fc", "model.layers.0.hidden_norm": "blk.0.attn_norm_2"}
 """Names of an EAGLE-3 head's own tensors; the package has the others."""
 CONVERT = "convert it with llama.cpp's convert_hf_to_gguf.py, and give the file"
-Fields = dict[str, Any]
 
 
 def write_model(
@@ -44,8 +44,8 @@ def write_model(
 
     Raises:
         ModelConfigError: another architecture, or the head of another target.
-        ModelError: an unreadable checkpoint.
-        EngineError: a tokenizer without a name in llama.cpp, or a missing package.
+        ModelError: an unreadable checkpoint, or a missing package.
+        EngineError: a tokenizer without a name in llama.cpp.
     """
     if target is not None and is_eagle3(folder):
         _write_eagle3(folder, path, weights, target)
@@ -199,25 +199,6 @@ def target_facts(target: Path) -> tuple[Any, Fields]:
 
 
 # --------------------------------------------------------------------------- files
-
-
-def package() -> Any:
-    """The `gguf` package; `EngineError` where it is missing."""
-    try:
-        import gguf
-    except ImportError as error:
-        hint = "pip install 'specctl[gguf]'"
-        raise EngineError("GGUF files need the package gguf", hint=hint) from error
-    return gguf
-
-
-def read_fields(path: Path) -> Fields:
-    """The metadata of a GGUF file; `ModelError` if it cannot be read."""
-    try:
-        reader = package().GGUFReader(path)
-        return {name: field.contents() for name, field in reader.fields.items()}
-    except (OSError, ValueError, IndexError, KeyError) as error:
-        raise ModelError(f"{path} is no readable GGUF file: {reason_of(error)}") from error
 
 
 def check_pair(target: Path, drafter: Path) -> None:

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specctl.artifacts.manifest import PairFingerprint
-from specctl.durable import file_sha256
-from specctl.engines.gguf_files import check_pair, package, read_fields
+from specctl.engines.gguf_files import check_pair
 from specctl.engines.llamacpp_flags import CHECKED_BUILD, LlamaServer
 from specctl.engines.llamacpp_server import Client, OwnServer
 from specctl.errors import EngineError, UsageError
@@ -31,7 +30,8 @@ from specctl.records import canonical_json, json_digest
 from specctl.replay.config import ProfileGrid
 from specctl.replay.cost.engine import fit_rates, rate_counts
 from specctl.replay.cost.rates import EngineCost
-from specctl.runtime.identity import processor_name
+from specctl.runtime.gguf import package, read_fields
+from specctl.runtime.identity import processor_name, weights_digest
 from specctl.runtime.load import NO_DIGEST
 
 logger = logging.getLogger(__name__)
@@ -219,8 +219,8 @@ def fingerprint(target: Path, drafter: Path | None) -> PairFingerprint:
     """The files of a pair."""
     names = [one for one in read_fields(target).items() if one[0].startswith("tokenizer.")]
     return PairFingerprint(
-        target_digest=f"sha256:{file_sha256(target)}",
-        drafter_digest=NO_DIGEST if drafter is None else f"sha256:{file_sha256(drafter)}",
+        target_digest=weights_digest(target),
+        drafter_digest=NO_DIGEST if drafter is None else weights_digest(drafter),
         tokenizer_digest=json_digest(canonical_json(dict(names))),
         target=target.name,
         drafter="none" if drafter is None else drafter.name,

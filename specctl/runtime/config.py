@@ -29,7 +29,9 @@ All decide alike; docs/artifact-format.md states how exactly.
 class ModelsConfig(Record):
     """A pair of models and its device."""
 
-    target: str = option("embedded", "Target: folder, hub id, or 'embedded'", group="common")
+    target: str = option(
+        "embedded", "Target: folder, GGUF file, hub id, or 'embedded'", group="common"
+    )
     drafter: str = option(
         "embedded",
         "Drafter: EAGLE-3 head or small model, 'embedded[:small]', or 'none'",

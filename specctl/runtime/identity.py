@@ -11,11 +11,15 @@ import os
 import platform
 import re
 from collections import Counter
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from specctl.embedded import embedded_path
 from specctl.errors import ModelError, UsageError, did_you_mean, reason_of
+from specctl.runtime.gguf import is_gguf, read_fields, tokenizer_of
 
 if TYPE_CHECKING:
     import torch
@@ -53,25 +57,27 @@ def check_dtype(word: str) -> None:
 
 
 def check_model(name: str) -> None:
-    """Rejects a name that is no part of the embedded pair (UsageError), or neither a folder nor a
+    """Rejects a name that is no part of the embedded pair (UsageError), or no folder, GGUF file or
     hub id (ModelError)."""
     kind, _, part = name.partition(":")
     if kind == "embedded":
         embedded_path(part or "target")
-    elif not Path(name).is_dir() and not _HUB_ID.fullmatch(name):
+    elif not (Path(name).is_dir() or is_gguf(Path(name)) or _HUB_ID.fullmatch(name)):
         raise ModelError(
             f"model {name!r} is {'a file' if Path(name).is_file() else 'no folder here'}, no "
-            "hub id (owner/name) and not embedded",
+            "GGUF file (NAME.gguf), no hub id (owner/name) and not embedded",
             hint="check the path",
         )
 
 
 def weights_digest(folder: Path) -> str:
-    """`sha256:<hex>` of a checkpoint: its config and its weight files.
+    """`sha256:<hex>` of a checkpoint: its config and its weight files, or the GGUF file.
 
     Files up to 256 MiB are read whole. Of larger ones the size and 256 evenly spread blocks of
     64 KiB are read, which takes seconds instead of minutes; retraining changes nearly every block.
     """
+    if is_gguf(folder):
+        return f"sha256:{_file_digest(folder).hex()}"
     config, files = folder / "config.json", weight_files(folder)
     if not config.is_file() or not files:
         raise ModelError(
@@ -80,7 +86,7 @@ def weights_digest(folder: Path) -> str:
             f"{', '.join(sorted(p.name for p in folder.iterdir())[:6]) or 'nothing'}",
             hint="save the model with save_pretrained",
         )
-    digest = hashlib.sha256(_canonical_config(config))
+    digest = hashlib.sha256(_canonical_config(folder))
     for path in files:
         digest.update(path.name.encode())
         digest.update(_file_digest(path))
@@ -88,18 +94,20 @@ def weights_digest(folder: Path) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The weight files of a checkpoint: safetensors, else torch's own format."""
+    """The weight files of a checkpoint: GGUF, safetensors, else torch's own format."""
+    if is_gguf(folder):
+        return [folder]
     return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
 
 
 def config_digest(folder: Path) -> str:
     """`sha256:<hex>` of a checkpoint's config alone, equal for retrained weights."""
-    return "sha256:" + hashlib.sha256(_canonical_config(folder / "config.json")).hexdigest()
+    return "sha256:" + hashlib.sha256(_canonical_config(folder)).hexdigest()
 
 
 def hub_revision(folder: Path) -> str | None:
     """The commit of a checkpoint in the hub's cache (`snapshots/<commit>`); None elsewhere."""
-    place = folder.absolute()
+    place = folder.absolute().parent if is_gguf(folder) else folder.absolute()
     is_snapshot = place.parent.name == "snapshots" and re.fullmatch(r"[0-9a-f]{40}", place.name)
     return place.name if is_snapshot else None
 
@@ -117,9 +125,14 @@ def tokenizer_digest(tokenizer: Any) -> str:
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
-def _canonical_config(path: Path) -> bytes:
-    """The config without the fields that loading rewrites."""
-    config = read_config(path)
+def _canonical_config(folder: Path) -> bytes:
+    """The config without the fields that loading rewrites; a GGUF file's without the tokenizer."""
+    if is_gguf(folder):
+        fields = read_fields(folder)
+        parts = ("general.architecture", "general.file_type", f"{fields['general.architecture']}.")
+        config = {name: of for name, of in fields.items() if name.startswith(parts)}
+    else:
+        config = read_config(folder / "config.json")
     kept = {k: v for k, v in config.items() if k not in ("_name_or_path", "transformers_version")}
     return json.dumps(kept, sort_keys=True).encode()
 
@@ -174,18 +187,23 @@ def processor_name() -> str:
 def load_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
-    return quietly(AutoTokenizer, folder)
+    return tokenizer_of(folder) if is_gguf(folder) else quietly(AutoTokenizer, folder)
 
 
 def quietly(factory: Any, folder: Path, **options: Any) -> Any:
-    """Loads a folder by a factory of transformers without its progress bars and reports."""
+    """Loads a folder or file by a factory of transformers without progress bars and reports."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # its loading report is many lines
     try:
-        return factory.from_pretrained(folder, local_files_only=True, **options)
+        if not is_gguf(folder):
+            return factory.from_pretrained(folder, local_files_only=True, **options)
+        # Files beside it would be preferred: the folder given is empty.
+        with TemporaryDirectory() as empty, redirect_stderr(StringIO()):
+            file = str(folder.absolute())
+            return factory.from_pretrained(empty, gguf_file=file, local_files_only=True, **options)
     except Exception as error:  # a checkpoint's code may raise anything
         why, fix = _why_unloadable(factory.__name__, folder, error)
         raise ModelError(f"model {folder} {why}", hint=fix) from error
@@ -200,7 +218,8 @@ def _why_unloadable(factory: str, folder: Path, error: Exception) -> tuple[str, 
     """The reason why transformers cannot load a folder, and the next step."""
     import transformers
 
-    names, config = sorted(os.listdir(folder)), folder / "config.json"
+    names = sorted(os.listdir(folder)) if folder.is_dir() else []
+    config = folder / "config.json"
     kind = read_config(config).get("model_type") if config.is_file() else None
     if factory == "AutoTokenizer" and not any(map(_TOKENIZER_FILE.fullmatch, names)):
         fault = f"has no tokenizer, such as tokenizer.json, among {', '.join(names[:6])}"

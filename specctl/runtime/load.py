@@ -31,6 +31,7 @@ from specctl.runtime.attention import ATTENTION
 from specctl.runtime.cached_model import CachedModel
 from specctl.runtime.drafter import Drafter, Eagle3Drafter, SmallModelDrafter
 from specctl.runtime.eagle3 import load_eagle3
+from specctl.runtime.gguf import check_loads, is_gguf, read_fields
 from specctl.runtime.identity import (
     check_device,
     check_dtype,
@@ -60,7 +61,7 @@ class Target:
     """The model whose text is emitted, its tokenizer and their identity."""
 
     name: str  # as the user gave it
-    folder: Path  # of the checkpoint
+    folder: Path  # of the checkpoint, or its GGUF file
     model: CachedModel
     tokenizer: Any
     eos_ids: tuple[int, ...]  # tokens that end a text
@@ -101,7 +102,7 @@ def load_pair(
     """Loads both models in one dtype, on one device or the target's layers spread over several.
 
     Args:
-        target: folder, hub id, or `embedded`.
+        target: folder, GGUF file, hub id, or `embedded`.
         drafter: folder or hub id of an EAGLE-3 head or of a small model with the target's
             tokenizer, `embedded` (the head), `embedded:small`, or None.
         device: `auto` (CUDA if present), `cpu`, `cuda`, `cuda:1`; or `cuda:0,cuda:1`, which spreads
@@ -124,6 +125,7 @@ def load_pair(
 def load_target(name: str, devices: Devices, dtype: torch.dtype) -> Target:
     """Loads a decoder-only checkpoint and its tokenizer."""
     folder = model_folder(name, embedded_default="target")
+    check_loadable(folder, devices)
     digest = weights_digest(folder)
     tokenizer = load_tokenizer(folder)
     tokenizer.model_max_length = sys.maxsize  # the loop checks lengths; its warning would be noise
@@ -131,6 +133,9 @@ def load_target(name: str, devices: Devices, dtype: torch.dtype) -> Target:
     eos = getattr(model.model.generation_config, "eos_token_id", None)
     eos = tokenizer.eos_token_id if eos is None else eos
     eos_ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
+    if is_gguf(folder):  # its further ends, of a turn or a message
+        ends = (f"tokenizer.ggml.{name}_token_id" for name in ("eot", "eom"))
+        eos_ids += tuple({read_fields(folder).get(name, eos) for name in ends} - {*eos_ids, None})
     return Target(name, folder, model, tokenizer, eos_ids, digest, tokenizer_digest(tokenizer))
 
 
@@ -143,6 +148,7 @@ def load_drafter(folder: Path, target: Target, device: torch.device, dtype: torc
             folder, target_embedding=embedding, target_config=config, device=device, dtype=dtype
         )
         return Eagle3Drafter(head, head.config.resolve_aux_layers(config.num_hidden_layers))
+    check_loadable(folder, (device,))
     model = CachedModel(_causal_lm(folder, (device,), dtype))
     check_vocabulary(folder, model, target)
     return SmallModelDrafter(model, min(model.vocab_size, target.model.vocab_size))
@@ -150,7 +156,7 @@ def load_drafter(folder: Path, target: Target, device: torch.device, dtype: torc
 
 def is_eagle3(folder: Path) -> bool:
     """Whether a checkpoint is an EAGLE-3 head, in the official layout or that of speculators."""
-    config = read_config(folder / "config.json")
+    config = _config(folder)
     words = [*config.get("architectures", []), config.get("speculators_model_type", "")]
     return any("eagle3" in word.lower() for word in words) or "draft_vocab_size" in config
 
@@ -159,11 +165,15 @@ def check_vocabulary(folder: Path, model: CachedModel, target: Target) -> None:
     """Rejects a drafter with another tokenizer than the target's.
 
     A drafter without a tokenizer passes if the vocabulary sizes agree. With equal tokenizers the
-    sizes may differ, as models of one family pad their vocabularies differently.
+    sizes may differ, as models of one family pad their vocabularies differently. Where one of the
+    two is a GGUF file, tokenizers are equal that give their tokens the same ids.
     """
-    ours = target.tokenizer_digest
-    has_tokenizer = (folder / "tokenizer_config.json").exists()
-    theirs = tokenizer_digest(load_tokenizer(folder)) if has_tokenizer else None
+    ours, theirs = target.tokenizer_digest, None
+    if is_gguf(folder) or (folder / "tokenizer_config.json").exists():
+        tokenizer = load_tokenizer(folder)
+        theirs = tokenizer_digest(tokenizer)
+        if is_gguf(folder) or is_gguf(target.folder):
+            theirs = ours if tokenizer.get_vocab() == target.tokenizer.get_vocab() else theirs
     same_size = model.vocab_size == target.model.vocab_size
     if (theirs or ours) != ours or (theirs is None and not same_size):
         raise VocabularyMismatchError(
@@ -176,7 +186,8 @@ def check_vocabulary(folder: Path, model: CachedModel, target: Target) -> None:
 def model_folder(
     name: str, *, embedded_default: str, revision: str | None = None, cache: str | None = None
 ) -> Path:
-    """Resolves `embedded`, `embedded:NAME`, a folder, or a hub id (downloaded or cached).
+    """Resolves `embedded`, `embedded:NAME`, a folder, a GGUF file, or a hub id (downloaded or
+    cached).
 
     Args:
         revision: of a hub id, by default the newest. cache: download folder, by default the hub's.
@@ -184,7 +195,7 @@ def model_folder(
     check_model(name)
     if name == "embedded" or name.startswith("embedded:"):
         return embedded_path(name.partition(":")[2] or embedded_default)
-    if Path(name).is_dir():
+    if Path(name).is_dir() or is_gguf(Path(name)):
         return Path(name)
     from huggingface_hub import snapshot_download
 
@@ -249,12 +260,14 @@ def parse_dtype(dtype: str, device: torch.device) -> torch.dtype:
 def check_loadable(folder: Path, devices: Devices) -> None:
     """Rejects, before reading weights, models that cannot be loaded on these devices."""
     names = ", ".join(map(str, devices))
+    if is_gguf(folder):
+        check_loads(folder)
     if len(devices) > 1 and find_spec("accelerate") is None:
         raise ModelConfigError(
             f"model {folder} on {names} needs the package accelerate, which spreads the layers",
             hint="pip install 'specctl[split]'",
         )
-    quantised = read_config(folder / "config.json").get("quantization_config")
+    quantised = _config(folder).get("quantization_config")
     if quantised is not None:
         method = str(quantised.get("quant_method", "unknown"))
         try:
@@ -281,9 +294,13 @@ def check_loadable(folder: Path, devices: Devices) -> None:
             )
 
 
+def _config(folder: Path) -> dict[str, Any]:
+    """A model's `config.json`; empty for a GGUF file, whose weights load dequantised."""
+    return {} if is_gguf(folder) else read_config(folder / "config.json")
+
+
 def _causal_lm(folder: Path, devices: Devices, dtype: torch.dtype) -> PreTrainedModel:
-    check_loadable(folder, devices)
-    config = read_config(folder / "config.json")
+    config = _config(folder)
     kinds = config.get("architectures") or []
     if kinds and not any(
         re.search("CausalLM|LMHead|ConditionalGeneration", kind) for kind in kinds
