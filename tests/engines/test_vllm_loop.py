@@ -120,7 +120,7 @@ def test_what_was_predicted_is_what_vllm_does(
 ) -> None:
     """On prompts that nothing was fitted or tuned on: calls and drafts exactly.
 
-    The choice is made on a stated clock: on the measured one of a busy machine drafting may not pay.
+    The choice is made on a stated clock: on a busy machine's own one drafting may not pay.
     """
     training, others = given()
     trace = TraceSettings(out=str(tmp_path / "log"), dense=True)
