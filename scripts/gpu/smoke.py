@@ -100,7 +100,7 @@ def text_checks(device: str, *, small: bool) -> Iterator[tuple[str, Check]]:
     from specctl.policy import Mars, Policy, SurvivalBudget
     from specctl.runtime.capture import GraphSettings
     from specctl.runtime.requests import Sampling
-    from tests.kernels.shapes import SHAPES
+    from tests.kernels.rounds import SHAPES
     from tests.runtime.test_cuda import POLICIES
 
     graphs = GraphSettings() if device == "cuda" else None

@@ -7,9 +7,8 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,6 +19,9 @@ from specctl.logs.trace_files import RECORD_KEY, Segment, SegmentRecord
 from specctl.logs.trace_set import TraceSet, read_listing
 from specctl.trace import TABLES, arrow_schema
 from tests.collect.rounds import frame_of, header, random_record
+
+if TYPE_CHECKING:
+    import polars as pl
 
 NUM_ROUNDS, NUM_NODES = 2, 2 * 22
 """Of each prompt of `tables_of`."""
@@ -130,6 +132,8 @@ def replaced(root: Path, table: str, change: Callable[[Path], None]) -> None:
 
 def rows(name: str | Path) -> dict[str, pl.DataFrame]:
     """Both tables as plain values, in the order of their keys."""
+    import polars as pl
+
     texts = pl.col(pl.Categorical).cast(pl.String)
     traces = TraceSet.open(name)
     return {

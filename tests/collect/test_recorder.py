@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from threading import Event as Flag
 from threading import Thread
 
-import polars as pl
 import pytest
 import torch
 from torch import Tensor
@@ -214,7 +213,9 @@ def decode(recorder: TraceRecorder, prompt_id: str, count: int) -> None:
 
 def round_keys(writer: TraceWriter) -> list[tuple[str, int]]:
     rounds = TraceSet.open(writer.place.name).scan("rounds").collect()
-    return sorted(rounds.select(pl.col("prompt_id").cast(pl.String), "round_idx").iter_rows())
+    return sorted(
+        zip(*(rounds[name].to_list() for name in ("prompt_id", "round_idx")), strict=True)
+    )
 
 
 def test_recorder_commits_finished_prompts_and_discards_the_others(writer: TraceWriter) -> None:

@@ -47,7 +47,7 @@ from tests.kernels.drawn import (
     phi_pool,
 )
 from tests.kernels.helpers import CPU, poisoned
-from tests.kernels.shapes import SHAPES
+from tests.kernels.rounds import SHAPES
 from tests.policy.scorers import SCORED, random_network
 
 

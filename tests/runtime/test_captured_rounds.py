@@ -45,7 +45,7 @@ from specctl.runtime.capture import GraphSettings, TierChoice
 from specctl.runtime.requests import Sampling
 from specctl.runtime.state import Rows
 from specctl.tree import DraftPool
-from tests.kernels.shapes import SHAPES
+from tests.kernels.rounds import SHAPES
 from tests.runtime.captured import (
     HostReadError,
     TapeCapture,

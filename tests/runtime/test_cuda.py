@@ -25,7 +25,7 @@ from specctl.runtime.load import Pair, load_pair
 from specctl.runtime.requests import Sampling
 from specctl.tree import DraftPool
 from tests.kernels.helpers import no_sync
-from tests.kernels.shapes import SHAPES
+from tests.kernels.rounds import SHAPES
 from tests.runtime.captured import (
     assert_same_rounds,
     decode,
